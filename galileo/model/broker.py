@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from string import Formatter
 from typing import Any, ClassVar, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
@@ -263,9 +264,12 @@ def _url(url: Any, schemes: Sequence[str]) -> SplitResult:
 
 def _topic(topic: Any, wanted: str, refused: str) -> None:
     try:
+        names = {name for _, name, *_ in Formatter().parse(topic) if name is not None}
         filled = topic.format(**dict.fromkeys(_TOPIC_FIELDS, "x"))
-    except (AttributeError, IndexError, KeyError, ValueError) as error:
-        raise _wrong(f"{wanted}, with {{channel}} and the like", topic, "topic") from error
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        names, filled = {"?"}, ""
+    if not names <= set(_TOPIC_FIELDS):
+        raise _wrong(f"{wanted}, with {{channel}} and the like", topic, "topic")
     if not 1 <= len(filled) <= 249 or set(filled) & set(refused + "\0"):
         raise _wrong(wanted, topic, "topic")
 

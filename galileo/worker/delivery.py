@@ -17,7 +17,7 @@ import contextlib
 import datetime as dt
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,12 @@ RETRY_MIN_S, RETRY_MAX_S = 0.5, 300.0
 REFUSED_MAX = 100
 """Notifications that an endpoint refuses one after the other before the broker is paused."""
 CLAIM_S = 1.0
+"""Seconds between two looks at whether a pair is free."""
+TAKE_OVER_S = 20.0
+"""How long a living worker has to give up a pair that is not its own any more.
+
+Its release may be lost, and it may not know yet. The compare-and-set stops it at its next one.
+"""
 RELEASE_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -99,7 +105,7 @@ class Delivery:
         *,
         worker: str,
         is_alive: Callable[[str], bool],
-        open_endpoint: Callable[[Sink], Any],
+        open_endpoint: Callable[[Sink], Awaitable[Endpoint]],
         metrics: WorkerMetrics,
         random_state: random.Random,
     ) -> None:
@@ -115,6 +121,7 @@ class Delivery:
         self._row: dict[str, Any] = {}
         self._token = ""
         self._refused = 0
+        self._holder = "", 0.0
 
     async def run(self) -> None:
         """Pushes until it is cancelled, or the broker is paused or its channel dropped."""
@@ -157,7 +164,10 @@ class Delivery:
         row = await read_row(self._client, self._positions, self._pair.broker.name)
         holder = row.get(WORKER) or ""
         if holder not in ("", self._worker) and self._is_alive(holder):
-            raise TakenError
+            if holder != self._holder[0]:
+                self._holder = holder, now()
+            if now() - self._holder[1] < TAKE_OVER_S:
+                raise TakenError
         self._row = row
         if holder != self._worker:
             await self._store(worker=self._worker)
@@ -168,8 +178,7 @@ class Delivery:
         attempt = 0
         while True:
             try:
-                endpoint: Endpoint = await self._open_endpoint(self._pair.sink)
-                return endpoint
+                return await self._open_endpoint(self._pair.sink)
             except DisabledError:
                 raise
             except DeliveryError as error:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import random
@@ -22,11 +21,11 @@ import socket
 from galileo.client.async_client import AsyncClient
 from galileo.errors import DatasetExists, GalileoError
 from galileo.hashing import text64
-from galileo.model.broker import WORKERS
+from galileo.model.broker import WORKERS, Sink
 from galileo.worker.addresses import AddressPolicy
 from galileo.worker.clock import now
 from galileo.worker.delivery import Delivery, Pair
-from galileo.worker.endpoints import open_endpoint
+from galileo.worker.endpoints import Endpoint, open_endpoint
 from galileo.worker.metrics import WorkerMetrics
 from galileo.worker.options import WorkerOptions
 
@@ -48,6 +47,7 @@ class Worker:
     Attributes:
         name: of the worker, of host and process.
         metrics: of the worker.
+        random_state: chooses how long to wait before another attempt.
         looked_at: when it last saw the cluster, on the clock of the event loop.
     """
 
@@ -55,6 +55,7 @@ class Worker:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics = WorkerMetrics()
         self.looked_at = -float("inf")
+        self.random_state = random.Random()
         self._client = client
         self._options = options
         self._policy = AddressPolicy(options.allow)
@@ -112,7 +113,7 @@ class Worker:
         self.looked_at = begun
         ended = [pair for pair, task in self._running.items() if task.done()]
         await self._stop([pair for pair in self._running if pair not in wanted] + ended)
-        for pair in wanted - self._running.keys():
+        for pair in sorted(wanted - self._running.keys(), key=lambda pair: pair.name):
             self._running[pair] = asyncio.create_task(self._delivery(pair).run())
 
     async def _note_beats(self) -> None:
@@ -138,15 +139,17 @@ class Worker:
             pair,
             worker=self.name,
             is_alive=self.is_alive,
-            open_endpoint=functools.partial(
-                open_endpoint, client=self._client, options=self._options, policy=self._policy
-            ),
+            open_endpoint=self.open_endpoint,
             metrics=self.metrics,
-            random_state=random.Random(),
+            random_state=self.random_state,
         )
 
+    async def open_endpoint(self, sink: Sink) -> Endpoint:
+        """The endpoint of a sink; errors as `galileo.worker.endpoints.open_endpoint`."""
+        return await open_endpoint(sink, self._client, self._options, self._policy)
+
     async def _stop(self, pairs: list[Pair]) -> None:
-        tasks = [self._running.pop(pair) for pair in set(pairs)]
+        tasks = [self._running.pop(pair) for pair in dict.fromkeys(pairs)]
         for task in tasks:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):

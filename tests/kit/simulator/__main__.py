@@ -10,6 +10,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from simulator import ALWAYS, FAULTS, VARIANTS, Outcome, run, shrunk
+from simulator.delivery_mutants import DELIVERY_MUTANTS
+from simulator.delivery_world import FAULTS as DELIVERY_FAULTS
+from simulator.delivery_world import run_deliveries
 from simulator.replica_cluster import Stalled
 from simulator.replica_faults import FAULTS as REPLICA_FAULTS
 from simulator.replica_mutants import REPLICA_MUTANTS
@@ -41,6 +44,7 @@ def _play_replicas(
 
 CCQ_FAULTS = (*FAULTS, *ALWAYS)
 WORLDS = {
+    "deliveries": _World(run_deliveries, ("production", *DELIVERY_MUTANTS), DELIVERY_FAULTS),
     "queries": _World(run, VARIANTS, CCQ_FAULTS),
     "replicas": _World(_play_replicas, ("production", *REPLICA_MUTANTS), REPLICA_FAULTS),
     "replicated-ccqs": _World(

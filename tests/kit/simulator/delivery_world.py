@@ -1,0 +1,592 @@
+"""Workers that push the notifications of channels to flaky endpoints, in virtual time.
+
+The workers, the client above its calls of nodes, and the tokens are those of production. What is
+faked: the calls of nodes (a cluster in memory, which is slow, fails, and loses answers), endpoints,
+and the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+
+import galileo
+import galileo.worker.worker
+from galileo.client import async_tables
+from galileo.client.async_brokers import AsyncBrokers
+from galileo.client.results import Notifications
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import BatchConflict, Unavailable
+from galileo.labels import from_ipc, to_ipc
+from galileo.model.broker import Broker, Into
+from galileo.model.channel import BROKER, MATCHES_SCHEMA, TOKEN, Channel, pairs_of, reader_of
+from galileo.model.schema import Schema, existing_dataset
+from galileo.model.table import DELETED, Table
+from galileo.wire import token as tokens
+from galileo.wire.codec import cursor_to_pb
+from galileo.wire.v1 import channels_pb2, storage_pb2
+from galileo.worker.clock import now
+from galileo.worker.delivery import Delivery
+from galileo.worker.endpoints import Chunk, DeliveryError, DisabledError, RefusedError
+from galileo.worker.options import WorkerOptions
+from galileo.worker.worker import Worker
+from simulator.delivery_mutants import DELIVERY_MUTANTS
+from simulator.loop import demand
+from simulator.virtual_loop import run_virtually
+
+FAULTS = ("crashes", "pauses", "cluster", "endpoints", "operator", "poison", "cleaning")
+FAULTS_UNTIL_S = 45.0
+DRAIN_MAX_S = 400.0
+PAIRS_MAX = 4
+"""Of a chunk, so that executions have several."""
+CLEANED_S = 300.0
+_DATASET = Schema("weather", [galileo.Feature("number", type="int")])
+
+
+@dataclass(slots=True, eq=False)
+class Execution:
+    """One execution in one partition: for each broker the observations and matches."""
+
+    number: int
+    shares: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
+
+
+class Journal:
+    """What the cluster in memory holds, and how it treats its callers.
+
+    Attributes:
+        due: of each channel and broker the notifications of each partition in order, as
+            (key, subscription, number of the observation).
+    """
+
+    def __init__(self, seed: int, without: Collection[str]) -> None:
+        self.random = Random(seed)
+        self.without = without
+        self.is_calm = False
+        self.down_until = 0.0
+        self.tables: dict[str, Table] = {}
+        self.rows: dict[str, dict[Any, dict[str, Any]]] = {}
+        self.batches: dict[tuple[str, str, int], tuple[list[dict[str, Any]], float]] = {}
+        self.channels: dict[str, Channel] = {}
+        self.executions: dict[str, dict[int, list[Execution]]] = {}
+        self.changed = asyncio.Event()
+        self.due: dict[tuple[str, str], dict[int, list[tuple[str, str, int]]]] = {}
+        self.violations: list[str] = []
+        self.on_token: Callable[[str, str, str, str], None] = lambda *_: None
+        self._numbers = 0
+
+    def note(self, holds: bool, otherwise: str) -> None:
+        """Notes a violation, which `DeliveryWorld` raises: workers go on after any error."""
+        if not holds:
+            self.violations.append(otherwise)
+
+    def allows(self, fault: str) -> bool:
+        return not self.is_calm and fault not in self.without
+
+    def add_channel(self, name: str, partitions: int) -> None:
+        channel = Channel(name, _DATASET.name, "number > :least", period="1s").bound(
+            _DATASET, [("least", "float")], start={}, partitions=partitions
+        )
+        self.channels[name] = channel
+        self.executions[name] = {partition: [] for partition in range(partitions)}
+        for table in channel.tables:
+            self.create(table)
+
+    def create(self, table: Table) -> None:
+        self.tables[table.name] = table.spread(4)
+        self.rows[table.name] = {}
+
+    def execute(self, channel: str, partition: int, brokers: Collection[str]) -> None:
+        """Adds an execution with made-up matches for some brokers."""
+        log = self.executions[channel][partition]
+        execution = Execution(len(log) + 1)
+        for broker in sorted(brokers):
+            count = self.random.randint(1, 3)
+            observations = self._observations(count)
+            matches = self._matches(count)
+            execution.shares[broker] = to_ipc(observations), to_ipc(matches)
+            key = f"{channel}/{broker}/{partition}/{execution.number}"
+            numbers = observations.column("number").to_pylist()
+            _, rows, ids = pairs_of(matches)
+            due = self.due.setdefault((channel, broker), defaultdict(list))[partition]
+            due += [
+                (f"{key}/{place}", subscription, numbers[row])
+                for place, (row, subscription) in enumerate(
+                    zip(rows.tolist(), ids.to_pylist(), strict=True)
+                )
+            ]
+        log.append(execution)
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def _observations(self, count: int) -> pa.Table:
+        numbers = list(range(self._numbers, self._numbers + count))
+        self._numbers += count
+        values = {"latitude": [0.0] * count, "longitude": [0.0] * count, "time": [0] * count}
+        arrays = {name: pa.array(column) for name, column in values.items()}
+        schema = _DATASET.observation_schema
+        arrays["number"] = pa.array(numbers)
+        return pa.table(
+            [arrays[name].cast(schema.field(name).type) for name in schema.names], schema
+        )
+
+    def _matches(self, count: int) -> pa.Table:
+        records = []
+        for _ in range(self.random.randint(1, 2)):
+            rows = sorted(self.random.sample(range(count), self.random.randint(1, count)))
+            ids = [f"s{self.random.randrange(100)}" for _ in range(self.random.randint(1, 4))]
+            if self.allows("poison") and self.random.random() < 0.04:
+                ids[0] = f"poison{self.random.randrange(100)}"
+            records.append({"rows": rows, "subscriptions": ids, "left": False})
+        return pa.Table.from_pylist(records, schema=MATCHES_SCHEMA)
+
+    def upsert(
+        self, table: Table, rows: list[dict[str, Any]], producer: str, batch: int, caller: str
+    ) -> int:
+        """Stores versions; how many rows were known. Raises BatchConflict."""
+        known = self.batches.get((table.name, producer, batch))
+        if known is not None and not (self.allows("cleaning") and now() - known[1] > CLEANED_S):
+            if known[0] != rows:
+                raise BatchConflict("another batch has this number")
+            return len(rows)
+        self.batches[table.name, producer, batch] = rows, now()
+        for row in rows:
+            key = tuple(row[name] for name in table.key_columns)
+            if row.pop(DELETED):
+                self.rows[table.name].pop(key, None)
+                continue
+            before = self.rows[table.name].get(key, {})
+            self.rows[table.name][key] = row
+            if TOKEN in row and row[TOKEN] != before.get(TOKEN):
+                self.on_token(caller, table.name.partition(".")[0], row[BROKER], row[TOKEN] or "")
+        return 0
+
+
+class MemoryClient(AsyncBrokers):
+    """A client whose calls of nodes reach a `Journal`.
+
+    Attributes:
+        name: of the worker, or "operator".
+        resumed: set while the process of the client is not paused.
+    """
+
+    def __init__(self, journal: Journal, name: str) -> None:
+        self.name = name
+        self.resumed = asyncio.Event()
+        self.resumed.set()
+        self.is_dead = False
+        self._journal = journal
+        self._tables: dict[str, Table] = {}
+        self._channels: dict[str, Channel] = {}
+        self._router: Any = SimpleNamespace(ingest=self._ingest)
+
+    async def _reach(self) -> None:
+        """Waits as long as a call takes.
+
+        Raises:
+            Unavailable: the cluster does not answer.
+        """
+        journal = self._journal
+        await asyncio.sleep(journal.random.expovariate(100.0))
+        await self.alive()
+        if journal.allows("cluster"):
+            if now() < journal.down_until:
+                await asyncio.sleep(journal.random.uniform(0.0, 4.0))
+                raise Unavailable("no node answers")
+            if journal.random.random() < 0.01:
+                raise Unavailable("the call is lost")
+
+    async def alive(self) -> None:
+        """Waits while the process is paused; for ever once it has crashed.
+
+        A process that is paused runs no timers: what is cancelled meanwhile ends when it goes on.
+        """
+        if self.is_dead:
+            await asyncio.sleep(1e9)
+        cancelled = None
+        while not self.resumed.is_set():
+            try:
+                await self.resumed.wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    def _lose(self) -> None:
+        journal = self._journal
+        if journal.allows("cluster") and journal.random.random() < 0.02:
+            raise Unavailable("the answer is lost")
+
+    async def _list(self) -> Any:
+        await self._reach()
+        return SimpleNamespace(
+            tables_json=[one.to_json() for one in self._journal.tables.values()],
+            channels_json=[one.to_json() for one in self._journal.channels.values()],
+        )
+
+    async def _create(self, schema: Any) -> None:
+        await self._reach()
+        if schema.name in self._journal.tables:
+            raise existing_dataset(self._journal.tables[schema.name], same=True)
+        self._journal.create(schema)
+
+    async def _ingest(
+        self, table: Table, rows: pa.Table, *, producer: str, batch: int
+    ) -> list[storage_pb2.IngestReply]:
+        """Stores rows; what is sent arrives, also if the caller does not wait for it."""
+        sent = self._store_rows(table, rows, producer=producer, batch=batch)
+        task = asyncio.create_task(sent)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(task)
+
+    async def _store_rows(
+        self, table: Table, rows: pa.Table, *, producer: str, batch: int
+    ) -> list[storage_pb2.IngestReply]:
+        await self._reach()
+        count = rows.num_rows
+        known = self._journal.upsert(table, rows.to_pylist(), producer, batch, self.name)
+        self._lose()
+        return [storage_pb2.IngestReply(rows=count, duplicate_rows=known)]
+
+    async def _read_versions(
+        self, table: Table, request: storage_pb2.ReadTableRequest, *, until: Cursor | None
+    ) -> Any:
+        await self._reach()
+        stored = self._journal.rows[table.name]
+        if request.keys:
+            keys = from_ipc(request.keys, table.key_schema).to_pylist()
+            wanted = [tuple(key[name] for name in table.key_columns) for key in keys]
+            chosen = [stored[key] | {DELETED: False} for key in wanted if key in stored]
+        else:
+            chosen = [row | {DELETED: False} for row in stored.values()]
+        rows = pa.Table.from_pylist(chosen, schema=table.observation_schema)
+        return galileo.client.TableRows(rows, EMPTY_CURSOR)
+
+    async def _follow(
+        self, channel: Channel, broker: str, after: Cursor, *, wait_s: float, bytes_max: int
+    ) -> list[channels_pb2.FollowPart]:
+        deadline = now() + wait_s
+        while True:
+            await self._reach()
+            changed = self._journal.changed
+            parts = list(self._parts(channel.name, broker, after))
+            if parts or now() >= deadline:
+                self._lose()
+                return parts
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
+
+    def _parts(self, channel: str, broker: str, after: Cursor) -> Any:
+        most = self._journal.random.randint(1, 6)
+        for partition, log in self._journal.executions[channel].items():
+            for execution in log[after[partition] : after[partition] + most]:
+                reached = cursor_to_pb(Cursor({partition: execution.number}))
+                share = execution.shares.get(broker)
+                if share is None:
+                    yield channels_pb2.FollowPart(partition=partition, reached=reached)
+                else:
+                    yield channels_pb2.FollowPart(
+                        partition=partition,
+                        execution=execution.number,
+                        observations=share[0],
+                        matches=share[1],
+                        reached=reached,
+                    )
+
+
+@dataclass(slots=True, eq=False)
+class Ledger:
+    """What the endpoint of a broker of a channel has accepted."""
+
+    accepted: list[tuple[str, str, int]] = field(default_factory=list)
+    payloads: dict[str, tuple[str, int]] = field(default_factory=dict)
+    down_until: float = 0.0
+    denied_until: float = 0.0
+
+    def take(self, chunk: Chunk, journal: Journal) -> None:
+        for number, (subscription, observation) in enumerate(_pairs(chunk.notifications)):
+            key = chunk.key_of(number)
+            payload = subscription, observation
+            known = self.payloads.setdefault(key, payload)
+            journal.note(known == payload, f"{key} had another payload before")
+            self.accepted.append((key, *payload))
+
+
+class FlakyEndpoint:
+    """An endpoint that is slow, away, refuses poison, or denies everything for a while."""
+
+    pairs_max = PAIRS_MAX
+
+    def __init__(self, client: MemoryClient, journal: Journal, ledgers: Ledgers) -> None:
+        self._client = client
+        self._journal = journal
+        self._ledgers = ledgers
+
+    async def deliver(self, chunk: Chunk) -> None:
+        journal, ledger = self._journal, self._ledgers[chunk.channel, chunk.broker]
+        await asyncio.sleep(journal.random.expovariate(20.0))
+        await self._client.alive()
+        if journal.allows("endpoints"):
+            if now() < ledger.denied_until:
+                raise DisabledError("401")
+            if now() < ledger.down_until or journal.random.random() < 0.05:
+                raise DeliveryError("503", journal.random.choice([0.0, 0.0, 3.0]))
+        if any(name.startswith("poison") for name, _ in _pairs(chunk.notifications)):
+            raise RefusedError("422")
+        ledger.take(chunk, journal)
+        if journal.allows("endpoints") and journal.random.random() < 0.05:
+            raise DeliveryError("the answer is lost")
+        await self._client.alive()
+
+    async def close(self) -> None:
+        pass
+
+
+Ledgers = dict[tuple[str, str], Ledger]
+
+
+def _pairs(notifications: Notifications) -> list[tuple[str, int]]:
+    rows = notifications.to_arrow()
+    names, numbers = (rows.column(name).to_pylist() for name in ("subscription", "number"))
+    return list(zip(names, numbers, strict=True))
+
+
+class DeliveryWorld:
+    """Two channels, three brokers, one to three workers at a time.
+
+    Args:
+        seed: of everything that is random.
+        without: kinds of faults that do not happen.
+    """
+
+    def __init__(self, seed: int, *, without: Collection[str] = ()) -> None:
+        self.journal = Journal(seed, without)
+        self.random = self.journal.random
+        self.counters = Counter[str]()
+        self._ledgers: Ledgers = defaultdict(Ledger)
+        self._workers: list[tuple[MemoryClient, asyncio.Task[None]]] = []
+        self._operator = MemoryClient(self.journal, "operator")
+        self._ends: dict[tuple[str, str], Cursor] = {}
+        self.journal.on_token = self._check_token
+
+    async def run(self) -> Counter[str]:
+        journal = self.journal
+        brokers = ["a", "b", "c"]
+        channels = ["one", "two"]
+        for channel in channels:
+            journal.add_channel(channel, self.random.randint(1, 3))
+        journal.is_calm = True
+        for broker in brokers:
+            chosen = [] if broker != "c" else ["one"]
+            await self._operator.create_broker(Broker(broker, Into("sunk"), channels=chosen))
+        journal.is_calm = False
+        for _ in range(self.random.randint(1, 3)):
+            self._start()
+        while now() < FAULTS_UNTIL_S:
+            await asyncio.sleep(self.random.expovariate(1.2))
+            channel = self.random.choice(channels)
+            some = [name for name in brokers[: 3 if channel == "one" else 2] if self._likely(0.6)]
+            partition = self.random.choice(list(journal.executions[channel]))
+            journal.execute(channel, partition, some)
+            await self._trouble()
+        await self._drain()
+        self._judge()
+        for _, task in self._workers:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in self._workers), return_exceptions=True)
+        return self.counters
+
+    def _likely(self, chance: float) -> bool:
+        return self.random.random() < chance
+
+    def _start(self) -> None:
+        client = MemoryClient(self.journal, "")
+        worker = Worker(client, WorkerOptions())  # type: ignore[arg-type]
+        # Names of production are of host, process and chance.
+        worker.name = client.name = f"w{self.counters['workers']}"
+        worker.random_state = Random(self.random.random())
+        self.counters["workers"] += 1
+
+        async def opened(sink: Any) -> FlakyEndpoint:
+            await client.alive()
+            return FlakyEndpoint(client, self.journal, self._ledgers)
+
+        worker.open_endpoint = opened  # type: ignore[method-assign]
+        self._workers.append((client, asyncio.create_task(worker.run())))
+
+    def _raise_violations(self) -> None:
+        demand(not self.journal.violations, "; ".join(self.journal.violations[:3]))
+
+    async def _trouble(self) -> None:
+        self._raise_violations()
+        journal, ledgers = self.journal, list(self._ledgers.values())
+        if journal.allows("crashes") and self._likely(0.08):
+            await self._crash()
+        if journal.allows("pauses") and self._likely(0.08) and self._workers:
+            client, _ = self.random.choice(self._workers)
+            client.resumed.clear()
+            length_s = self.random.choice([2.0, 15.0, 40.0])
+            asyncio.get_running_loop().call_later(length_s, client.resumed.set)
+            self.counters["pauses"] += 1
+        if journal.allows("cluster") and self._likely(0.03):
+            journal.down_until = now() + self.random.uniform(1.0, 12.0)
+            self.counters["outages"] += 1
+        if ledgers and journal.allows("endpoints"):
+            ledger = self.random.choice(ledgers)
+            if self._likely(0.1):
+                ledger.down_until = now() + self.random.uniform(1.0, 20.0)
+                self.counters["endpoints down"] += 1
+            if self._likely(0.03):
+                ledger.denied_until = now() + self.random.uniform(1.0, 20.0)
+                self.counters["denials"] += 1
+        if journal.allows("operator") and self._likely(0.08):
+            with contextlib.suppress(Unavailable):
+                await self._operate()
+
+    async def _crash(self) -> None:
+        if self._workers:
+            client, task = self._workers.pop(self.random.randrange(len(self._workers)))
+            client.is_dead = True  # What it does at its end reaches nobody.
+            client.resumed.set()
+            task.cancel()
+            self.counters["crashes"] += 1
+        if not self._workers or self._likely(0.7):
+            self._start()
+
+    async def _operate(self) -> None:
+        """Replays a broker, or resumes those that were paused."""
+        if self._likely(0.3):
+            channel, broker = self.random.choice([("one", "a"), ("one", "b"), ("two", "a")])
+            token = ""
+            if self._likely(0.5):
+                token = await self._operator.position(channel, broker)
+            await self._operator.acknowledge(channel, broker, token)
+            self.counters["replays"] += 1
+        else:
+            await self._resume()
+
+    async def _resume(self) -> None:
+        for broker in await self._operator.brokers():
+            if broker.paused:
+                await self._operator.resume_broker(broker.name)
+                self.counters["resumed"] += 1
+
+    async def _drain(self) -> None:
+        """No faults any more: everything has to be delivered within a bound."""
+        self.journal.is_calm = True
+        for client, _ in self._workers:
+            client.resumed.set()
+        deadline = now() + DRAIN_MAX_S
+        while not self._is_drained():
+            self._raise_violations()
+            demand(now() < deadline, f"not everything was delivered: {self._left()}")
+            await asyncio.sleep(5.0)
+            await self._resume()
+
+    def _settled(self, channel: str, broker: str) -> set[str]:
+        """The keys that were accepted, or are dead letters."""
+        letters = self.journal.rows[f"{channel}.dead-letters"].values()
+        keys = {row["id"] for row in letters if row[BROKER] == broker}
+        return keys | {key for key, *_ in self._ledgers[channel, broker].accepted}
+
+    def _left(self) -> dict[tuple[str, str], int]:
+        return {
+            pair: sum(len(due) for due in partitions.values()) - len(self._settled(*pair))
+            for pair, partitions in self.journal.due.items()
+        }
+
+    def _is_drained(self) -> bool:
+        return not any(self._left().values()) and all(
+            self._position(*pair).covers(self._end(pair[0])) for pair in self.journal.due
+        )
+
+    def _position(self, channel: str, broker: str) -> Cursor:
+        row = self.journal.rows[f"{channel}.positions"].get((broker,))
+        return self._cursor(channel, broker, (row or {}).get(TOKEN) or "")
+
+    def _cursor(self, channel: str, broker: str, token: str) -> Cursor:
+        reader = reader_of(self.journal.channels[channel], broker)
+        return tokens.decode(token, ccq_id=reader) if token else EMPTY_CURSOR
+
+    def _end(self, channel: str) -> Cursor:
+        """Past the last execution of each partition that has matches."""
+        ends = {
+            partition: max((one.number for one in log if one.shares), default=0)
+            for partition, log in self.journal.executions[channel].items()
+        }
+        return Cursor({partition: end for partition, end in ends.items() if end})
+
+    def _check_token(self, caller: str, channel: str, broker: str, token: str) -> None:
+        """A worker never stores a position past what is settled, nor an earlier one."""
+        cursor = self._cursor(channel, broker, token)
+        before = self._ends.get((channel, broker), EMPTY_CURSOR)
+        self._ends[channel, broker] = cursor
+        if caller == "operator":
+            return
+        note = self.journal.note
+        note(cursor.covers(before), f"{caller} has moved {channel}/{broker} back")
+        settled = self._settled(channel, broker)
+        for partition, due in self.journal.due.get((channel, broker), {}).items():
+            for key, *_ in due:
+                if int(key.split("/")[3]) <= cursor[partition]:
+                    note(key in settled, f"{caller} has stored a position past {key}")
+        self.counters["positions"] += 1
+
+    def _judge(self) -> None:
+        self._raise_violations()
+        for (channel, broker), partitions in self.journal.due.items():
+            ledger = self._ledgers[channel, broker]
+            known = {key: rest for due in partitions.values() for key, *rest in due}
+            for key, subscription, number in ledger.accepted:
+                demand(known.get(key) == [subscription, number], f"{key} is not of this broker")
+            firsts = list(dict.fromkeys(key for key, *_ in ledger.accepted))
+            for partition, due in partitions.items():
+                order = [key for key in firsts if int(key.split("/")[2]) == partition]
+                wanted = [key for key, *_ in due if key in ledger.payloads]
+                demand(order == wanted, f"{channel}/{broker}/{partition} is out of order")
+            letters = self.journal.rows[f"{channel}.dead-letters"].values()
+            for row in letters:
+                name = json.loads(row["notification"])["subscription"]
+                demand(name.startswith("poison"), f"{row['id']} is no poison")
+            self.counters["accepted"] += len(ledger.accepted)
+            self.counters["repeated"] += len(ledger.accepted) - len(ledger.payloads)
+            self.counters["dead letters"] += len(letters)
+
+
+async def _at_once(call: Callable[..., Any], *arguments: Any) -> Any:
+    """In place of a thread, which real time would pass in."""
+    return call(*arguments)
+
+
+def run_deliveries(
+    seed: int,
+    variant: str = "production",
+    *,
+    without: Collection[str] = (),
+    trace: Callable[[str], None] | None = None,
+) -> Counter[str]:
+    """Plays one world; raises Violation."""
+
+    async def play() -> Counter[str]:
+        return await DeliveryWorld(seed, without=without).run()
+
+    delivery = DELIVERY_MUTANTS.get(variant, Delivery)
+    with (
+        patch.object(async_tables, "in_thread", _at_once),
+        patch.object(galileo.worker.worker, "Delivery", delivery),
+    ):
+        counters = run_virtually(play())
+    if trace is not None:
+        trace(f"{seed}: {dict(counters)}")
+    return counters

@@ -1,0 +1,75 @@
+"""Seeded worlds of workers that push to flaky endpoints, and mutants of their deliveries."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from simulator.delivery_mutants import DELIVERY_MUTANTS
+from simulator.delivery_world import run_deliveries
+from simulator.loop import Violation
+
+SEEDS = 300
+SEEDS_QUICK = 6
+MUTANT_SEEDS = 3
+CONVICTED_FROM = {"fence-ignored": 36, "retries-end": 1, "lost-release": 7}
+"""The first seed to try with a mutant; 0 for the others."""
+SOMETIMES = (
+    "accepted",
+    "crashes",
+    "dead letters",
+    "denials",
+    "endpoints down",
+    "outages",
+    "pauses",
+    "positions",
+    "repeated",
+    "replays",
+    "resumed",
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def convicts(seed: int, mutant: str) -> bool:
+    try:
+        run_deliveries(seed, mutant)
+    except Violation:
+        return True
+    return False
+
+
+def play(seeds: range) -> Counter[str]:
+    return sum((run_deliveries(seed) for seed in seeds), Counter[str]())
+
+
+def test_everything_is_delivered_in_order_whatever_fails() -> None:
+    seen = play(range(SEEDS_QUICK))
+    assert seen["accepted"] > 1_000
+    assert seen["repeated"] < seen["accepted"] / 4
+
+
+@pytest.mark.slow
+def test_many_worlds_have_all_kinds_of_events() -> None:
+    seen = play(range(SEEDS))
+    assert not [event for event in SOMETIMES if not seen[event]]
+
+
+@pytest.mark.parametrize("mutant", DELIVERY_MUTANTS)
+def test_mutants_are_convicted(mutant: str) -> None:
+    first = CONVICTED_FROM.get(mutant, 0)
+    assert any(convicts(seed, mutant) for seed in range(first, first + MUTANT_SEEDS))
+
+
+def test_a_world_without_faults_repeats_nothing() -> None:
+    faults = ("crashes", "pauses", "cluster", "endpoints", "operator", "poison", "cleaning")
+    seen = run_deliveries(1, without=faults)
+    assert seen["accepted"] > 100
+    assert seen["repeated"] == 0
