@@ -50,7 +50,7 @@ class AsyncBrokers(AsyncChannels):
             stored = await self.table(BROKERS.name)
         except UnknownDataset:
             return []
-        found = [_broker(row) for row in stored.rows.to_pylist()]
+        found = [_broker(row) for row in stored.rows.to_pylist() if row["definition"]]
         return sorted(found, key=lambda broker: broker.name)
 
     async def drop_broker(self, name: str) -> None:
@@ -63,8 +63,7 @@ class AsyncBrokers(AsyncChannels):
             >>> await client.create_broker(galileo.Broker("old"))
             >>> await client.drop_broker("old")
         """
-        await self._broker(name)
-        await self.delete(BROKERS.name, [name])
+        await self._change_broker(name, definition="", paused="")
 
     async def pause_broker(self, name: str, reason: str = "paused by hand") -> None:
         """Stops pushing for a broker, until `resume_broker`; notifications are kept meanwhile.

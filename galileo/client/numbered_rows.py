@@ -3,7 +3,7 @@
 A row has a column `revision`, a number that each change increases by one. A change is batch
 `revision` of a producer that belongs to the row alone, and a partition takes each batch once. So of
 two changes that began with the same row, the first one counts, and the other one raises
-BatchConflict.
+BatchConflict. A row is never deleted, since a new one would begin with the same numbers.
 
 A partition forgets the numbers of batches that cleaning has dropped, at the earliest five minutes
 after they were replaced. So a program that has not read a row for that long reads it anew before it

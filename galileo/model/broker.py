@@ -25,7 +25,9 @@ BROKERS = Table(
     {"name": "text", "definition": "text", "paused": "text", "revision": "int"},
     key="name",
 )
-"""`definition`: `Broker.to_json`; `paused`: why nothing is delivered, "" if it is."""
+"""`definition`: JSON of `Broker.to_dict`, "" of one that was dropped; `paused`: why nothing is
+delivered, "" if it is.
+"""
 WORKERS = Table("galileo.workers", {"name": "text", "beat": "int"}, key="name")
 """`beat`: a number that grows while the worker runs."""
 

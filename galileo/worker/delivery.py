@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from galileo.client.async_client import AsyncClient
 from galileo.client.notification_json import features
-from galileo.client.numbered_rows import read_row, replace_row
+from galileo.client.numbered_rows import REVISION, read_row, replace_row
 from galileo.client.results import Notifications
 from galileo.errors import BatchConflict, GalileoError, UnknownDataset
 from galileo.model.broker import Broker, Sink
@@ -205,6 +205,8 @@ class Delivery:
                 if delivered and now() - moved_at > ACKNOWLEDGE_S:
                     await self._store(token=self._token, failure="")
                     moved_at, delivered = now(), False
+            if not any(map(len, batches)):
+                await self._check_position()
             idle_s = now() - moved_at
             if delivered or (idle_s > IDLE_ACKNOWLEDGE_S and self._token != self._row.get(TOKEN)):
                 await self._store(token=self._token, failure="")
@@ -292,6 +294,12 @@ class Delivery:
             BatchConflict: someone else has changed it.
         """
         self._row = await replace_row(self._client, self._positions, self._row, **changes)
+
+    async def _check_position(self) -> None:
+        """Raises BatchConflict if someone else has changed the row, say to deliver once more."""
+        row = await read_row(self._client, self._positions, self._pair.broker.name)
+        if row[REVISION] != self._row[REVISION]:
+            raise BatchConflict("the position was moved")
 
     async def _pause(self, reason: str) -> None:
         log.warning("broker %s is paused: %s", self._pair.broker.name, reason)

@@ -19,6 +19,10 @@ from galileo.worker.endpoints import Chunk, DeliveryError, DisabledError, Refuse
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 TIMEOUT_S = 30.0
+PACKET_BYTES_MAX = 268_435_460
+"""Of the protocol; a server may announce less."""
+HEAD_BYTES_MAX = 1_024
+"""Of a message besides topic, key and payload."""
 IN_FLIGHT_MAX = 256
 """Messages that wait for their acknowledgements."""
 KEEP_ALIVE_S = 30
@@ -37,6 +41,7 @@ class MqttEndpoint:
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._connected: asyncio.Future[ReasonCode] = self._loop.create_future()
+        self._packet_bytes_max = PACKET_BYTES_MAX
         self._waiting: dict[int, asyncio.Future[ReasonCode]] = {}
         client.on_connect = self._on_connect
         client.on_publish = self._on_publish
@@ -119,6 +124,9 @@ class MqttEndpoint:
         properties.ContentType = "application/geo+json"
         attributes = {**chunk.attributes, "id": chunk.key_of(number)}
         properties.UserProperty = list(attributes.items())
+        size = len(text.encode()) + len(topic.encode()) + len(chunk.key) + HEAD_BYTES_MAX
+        if size > self._packet_bytes_max:
+            raise RefusedError(f"the server takes messages up to {self._packet_bytes_max} bytes")
         answer: asyncio.Future[ReasonCode] = self._loop.create_future()
         try:
             sent = self._client.publish(topic, text, qos=1, properties=properties)
@@ -136,7 +144,10 @@ class MqttEndpoint:
         if code.is_failure:
             raise _error(code)
 
-    def _on_connect(self, client: Any, data: Any, flags: Any, code: ReasonCode, _: Any) -> None:
+    def _on_connect(
+        self, client: Any, data: Any, flags: Any, code: ReasonCode, properties: Any
+    ) -> None:
+        self._packet_bytes_max = getattr(properties, "MaximumPacketSize", self._packet_bytes_max)
         self._tell(self._connected, code)
 
     def _on_publish(self, client: Any, data: Any, mid: int, code: ReasonCode, _: Any) -> None:

@@ -12,6 +12,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import DefaultResolver
 from standardwebhooks import Webhook as Signer
+from standardwebhooks.webhooks import EmptyWebhookSecretError
 from yarl import URL
 
 from galileo.client.notification_json import document
@@ -108,7 +109,7 @@ class _CheckedResolver(AbstractResolver):
 def _signer(secret: str) -> Signer:
     try:
         return Signer(secret)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, EmptyWebhookSecretError) as error:
         raise ConfigError(
             f"expected a signing secret in base64, such as 'whsec_...': {error}", expected="secret"
         ) from None

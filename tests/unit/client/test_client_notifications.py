@@ -50,7 +50,7 @@ def test_a_document_has_observations_matches_and_further_members() -> None:
 
 
 def test_each_notification_is_a_feature() -> None:
-    found = [json.loads(text) for text in features(notifications([([1], ['an"na', "bert"])]))]
+    found = [json.loads(str(text)) for text in features(notifications([([1], ['an"na', "bert"])]))]
     assert [one["subscription"] for one in found] == ['an"na', "bert"]
     assert found[0]["geometry"] == {"type": "Point", "coordinates": [8, 48]}
     assert found[0]["properties"]["station"] == "S1"

@@ -1,0 +1,199 @@
+"""MQTT, with a real server (mosquitto)."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import paho.mqtt.client as mqtt
+import pytest
+import pytest_asyncio
+from made_up_notifications import chunk
+from paho.mqtt.enums import CallbackAPIVersion
+
+import galileo
+from galileo.worker.addresses import AddressPolicy
+from galileo.worker.endpoints import DeliveryError, DisabledError, RefusedError
+from galileo.worker.mqtt import MqttEndpoint
+
+MOSQUITTO = shutil.which("mosquitto") or "/usr/sbin/mosquitto"
+START_TIMEOUT_S = 30.0
+HERE = AddressPolicy(["127.0.0.1"])
+MANY = [(tuple(range(20)), tuple(f"s{number}" for number in range(50)))]
+pytestmark = pytest.mark.skipif(
+    not Path(MOSQUITTO).exists(), reason="mosquitto is not installed (Debian: mosquitto)"
+)
+
+
+class Server:
+    """A mosquitto process, which can be stopped and started again at its address."""
+
+    def __init__(self, directory: Path, port: int, *settings: str) -> None:
+        self.url = f"mqtt://127.0.0.1:{port}"
+        self.port = port
+        self._path = directory / "mosquitto.conf"
+        lines = [f"listener {port} 127.0.0.1", "max_queued_messages 0", *settings]
+        lines.append(f"user {getpass.getuser()}")
+        self._path.write_text("\n".join(lines))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [MOSQUITTO, "-c", str(self._path)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return
+            except OSError:
+                assert time.monotonic() < deadline, "mosquitto does not listen"
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.fixture
+def start(tmp_path: Path, unused_tcp_port: int) -> Iterator[Callable[..., Server]]:
+    """Starts a server with some settings."""
+    running: list[Server] = []
+
+    def started(*settings: str) -> Server:
+        running.append(Server(tmp_path, unused_tcp_port, *settings))
+        running[0].start()
+        return running[0]
+
+    yield started
+    for server in running:
+        server.stop()
+
+
+class Subscriber:
+    """A client that keeps all messages."""
+
+    def __init__(self, port: int) -> None:
+        self.got: list[mqtt.MQTTMessage] = []
+        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+        self._client.on_message = lambda client, data, message: self.got.append(message)
+        self._client.connect("127.0.0.1", port)
+        self._client.subscribe("smog/#", qos=1)
+        self._client.loop_start()
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+    def wait_for(self, count: int) -> list[mqtt.MQTTMessage]:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while len(self.got) < count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.got
+
+
+@pytest_asyncio.fixture
+async def open_endpoint() -> AsyncIterator[Callable[..., object]]:
+    opened: list[MqttEndpoint] = []
+
+    async def endpoint(
+        server: Server, secret: str = "", topic: str = "smog/{subscription}"
+    ) -> MqttEndpoint:
+        sink = galileo.Mqtt(server.url, topic=topic)
+        opened.append(await MqttEndpoint.connect(sink, secret, HERE))
+        return opened[-1]
+
+    yield endpoint
+    for one in opened:
+        await one.close()
+
+
+async def test_each_notification_is_a_message_in_order(start, open_endpoint) -> None:
+    server = start("allow_anonymous true")
+    subscriber = Subscriber(server.port)
+    endpoint = await open_endpoint(server)
+    sent = chunk(MANY)
+    await endpoint.deliver(sent)
+    got = subscriber.wait_for(1_000)
+    subscriber.close()
+    expected = sent.notifications.to_arrow()
+    assert [message.topic for message in got] == [
+        f"smog/{name}" for name in expected["subscription"].to_pylist()
+    ]
+    features = [json.loads(message.payload) for message in got]
+    assert [one["properties"]["pm10"] for one in features] == expected["pm10"].to_pylist()
+    assert all(message.qos == 1 for message in got)
+    properties = dict(got[3].properties.UserProperty)
+    assert properties["id"] == "smog/ops/2/7/3"
+    assert got[3].properties.ContentType == "application/geo+json"
+
+
+async def test_what_has_a_meaning_in_topics_is_encoded(start, open_endpoint) -> None:
+    server = start("allow_anonymous true")
+    subscriber = Subscriber(server.port)
+    endpoint = await open_endpoint(server)
+    await endpoint.deliver(chunk([((0,), ("a/b", "#", "ä%"))]))
+    got = subscriber.wait_for(3)
+    subscriber.close()
+    assert [message.topic for message in got] == ["smog/a%2Fb", "smog/%23", "smog/ä%25"]
+
+
+async def test_an_endpoint_goes_on_after_the_server_was_away(start, open_endpoint) -> None:
+    server = start("allow_anonymous true")
+    endpoint = await open_endpoint(server)
+    server.stop()
+    with pytest.raises(DeliveryError) as failed:
+        await endpoint.deliver(chunk(MANY))
+    assert type(failed.value) is DeliveryError
+    server.start()
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            await endpoint.deliver(chunk())
+            return
+        except DeliveryError:
+            assert time.monotonic() < deadline
+
+
+@pytest.fixture
+def passwords(tmp_path: Path) -> Path:
+    """A file of passwords with that of one user."""
+    path = tmp_path / "passwords"
+    command = ["mosquitto_passwd", "-c", "-b", str(path), "ops", "right"]
+    subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+async def test_a_wrong_password_disables_the_broker(start, open_endpoint, passwords: Path) -> None:
+    server = start("allow_anonymous false", f"password_file {passwords}")
+    with pytest.raises(DisabledError):
+        await open_endpoint(server, "ops:wrong")
+    await (await open_endpoint(server, "ops:right")).deliver(chunk())
+
+
+async def test_a_topic_without_permission_disables_the_broker(
+    start, open_endpoint, tmp_path: Path
+) -> None:
+    rules = tmp_path / "acl"
+    rules.write_text("topic readwrite smog/anna\n")
+    server = start("allow_anonymous true", f"acl_file {rules}")
+    endpoint = await open_endpoint(server)
+    await endpoint.deliver(chunk([((0,), ("anna",))]))
+    with pytest.raises(DisabledError):
+        await endpoint.deliver(chunk([((0,), ("bert",))]))
+
+
+async def test_messages_that_are_too_large_are_refused(start, open_endpoint) -> None:
+    server = start("allow_anonymous true", "max_packet_size 4000")
+    endpoint = await open_endpoint(server)
+    with pytest.raises(RefusedError):
+        await endpoint.deliver(chunk([((0,), ("s" * 3_000,))]))
