@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from galileo.model.broker import Mqtt as Mqtt
     from galileo.model.broker import Webhook as Webhook
     from galileo.model.channel import Channel as Channel
+    from galileo.model.enrichment import Lookup as Lookup
+    from galileo.model.enrichment import Near as Near
+    from galileo.model.enrichment import Nearest as Nearest
+    from galileo.model.enrichment import Within as Within
     from galileo.model.grouping import cell as cell
     from galileo.model.grouping import window as window
     from galileo.model.retention import Retention as Retention
@@ -79,6 +83,7 @@ _HOMES = {
     **dict.fromkeys(("GalileoError", "GalileoWarning"), "galileo.errors"),
     **dict.fromkeys(("Broker", "Into", "Kafka", "Mqtt", "Webhook"), "galileo.model.broker"),
     "Channel": "galileo.model.channel",
+    **dict.fromkeys(("Lookup", "Near", "Nearest", "Within"), "galileo.model.enrichment"),
     **dict.fromkeys(("cell", "window"), "galileo.model.grouping"),
     "Retention": "galileo.model.retention",
     "Feature": "galileo.model.schema",

@@ -14,10 +14,13 @@ side.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from galileo.errors import InputError
 from galileo.geo.geohash import Floats
 from galileo.geo.regions import Boxes, Extent, Mask
 
@@ -25,6 +28,8 @@ EARTH_RADIUS_M = 6_371_008.8
 HALFWAY_M = math.pi * EARTH_RADIUS_M
 """Distance of two antipodal points, the greatest possible."""
 
+_UNITS_M = {"m": 1.0, "km": 1000.0}
+_DISTANCE = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS_M)})\s*")
 _ROUNDING = 1e-12
 """Far above the rounding error of a half chord; 13 micrometres of distance."""
 _POLAR = 89.999
@@ -154,9 +159,7 @@ def in_circles(
         centre_longitude: of the circles, degrees in [-180, 180].
         radius_m: of the circles, metres.
     """
-    north = np.sin(np.radians(latitude - centre_latitude) / 2)
-    east = np.sin(np.radians(_apart(longitude, centre_longitude)) / 2)
-    chords = np.sqrt(north**2 + _cosine(latitude) * _cosine(centre_latitude) * east**2)
+    chords = _pair_chords(latitude, longitude, centre_latitude, centre_longitude)
     reach = np.where(radius_m >= HALFWAY_M, 2.0, np.sin(radius_m / (2 * EARTH_RADIUS_M)))
     mask: Mask = chords <= reach
     # Sines of arrays and of single numbers may differ in the last bit, which decides here.
@@ -183,10 +186,50 @@ def longitude_reach(latitude: Floats, radius_m: Floats) -> Floats:
     return reach
 
 
+def distance_m(distance: Any) -> int | float:
+    """A distance in metres, given as such or as a text with a unit. Raises InputError."""
+    written = _DISTANCE.fullmatch(distance) if isinstance(distance, str) else None
+    if written:
+        return float(written[1]) * _UNITS_M[written[2]]
+    plain: Any = distance.item() if isinstance(distance, np.generic) else distance
+    is_number = isinstance(plain, int | float) and not isinstance(plain, bool)
+    if not is_number or not math.isfinite(plain) or plain < 0:
+        raise InputError(
+            f"expected a distance in metres, or such as '50km', got {distance!r}",
+            expected="distance",
+        )
+    metres: int | float = plain
+    return metres
+
+
+def distances_m(
+    latitude: Floats, longitude: Floats, centre_latitude: Floats, centre_longitude: Floats
+) -> Floats:
+    """Distances of points, each from one centre, metres.
+
+    Args:
+        latitude: of the points, degrees.
+        longitude: of the points, degrees.
+        centre_latitude: degrees in [-90, 90].
+        centre_longitude: degrees in [-180, 180].
+    """
+    return metres(_pair_chords(latitude, longitude, centre_latitude, centre_longitude))
+
+
 def metres(half_chords: Floats) -> Floats:
     """Distances of half chords, metres."""
     distances_m: Floats = 2 * EARTH_RADIUS_M * np.arcsin(np.minimum(half_chords, 1.0))
     return distances_m
+
+
+def _pair_chords(
+    latitude: Floats, longitude: Floats, centre_latitude: Floats, centre_longitude: Floats
+) -> Floats:
+    """Half chords from each centre to its point."""
+    north = np.sin(np.radians(latitude - centre_latitude) / 2)
+    east = np.sin(np.radians(_apart(longitude, centre_longitude)) / 2)
+    chords: Floats = np.sqrt(north**2 + _cosine(latitude) * _cosine(centre_latitude) * east**2)
+    return chords
 
 
 def _apart(longitudes: Floats, centre: float | Floats) -> Floats:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol, TypeAlias, final
 
@@ -21,6 +20,7 @@ import shapely
 from shapely.geometry.base import BaseGeometry
 
 from galileo.errors import InputError
+from galileo.geo.circles import distance_m
 from galileo.model.times import Instant, iso, micros
 from galileo.query.cql_text import to_text
 from galileo.query.operands import DATETIME, GEOHASH, GEOMETRY
@@ -35,8 +35,6 @@ class HasGeoInterface(Protocol):
 
 Place: TypeAlias = BaseGeometry | HasGeoInterface | str | Sequence[float] | dict[str, Any]
 
-_UNITS_M = {"m": 1.0, "km": 1000.0}
-_DISTANCE = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS_M)})\s*")
 
 _NO_TRUTH = (
     "a condition is true or false of each observation, not by itself: join conditions by &, | "
@@ -324,7 +322,7 @@ def near(latitude: float, longitude: float, distance: float | str) -> Condition:
     """
     point = [_degrees("longitude", longitude, 360), _degrees("latitude", latitude, 90)]
     place = {"type": "Point", "coordinates": point}
-    args = [{"property": GEOMETRY}, place, metres(distance)]
+    args = [{"property": GEOMETRY}, place, distance_m(distance)]
     return Condition({"op": "dwithin", "args": args})
 
 
@@ -430,23 +428,6 @@ def _degrees(name: str, value: Any, bound: int) -> int | float:
             name=name,
         )
     return number
-
-
-def metres(distance: Any) -> int | float:
-    """A distance in metres. Raises InputError."""
-    written = _DISTANCE.fullmatch(distance) if isinstance(distance, str) else None
-    if written:
-        return float(written[1]) * _UNITS_M[written[2]]
-    try:
-        metres = _number(distance)
-    except InputError:
-        metres = -1
-    if metres < 0:
-        raise InputError(
-            f"expected a distance in metres, or such as '50km', got {distance!r}",
-            expected="distance",
-        )
-    return metres
 
 
 def geometry_json(region: Place) -> Any:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from galileo.errors import InputError, QuerySyntaxError
+from galileo.geo.circles import distance_m
 from galileo.query import cql_syntax
-from galileo.query.builder import Condition, Property, geometry_json, literal, metres
+from galileo.query.builder import Condition, Property, geometry_json, literal
 from galileo.query.time_predicates import OPEN_END
 
 _MARK = "\u2c60"
@@ -157,7 +158,7 @@ def _region(raw: Any, values: Mapping[str, Any]) -> Any:
 
 def _distance(raw: Any, values: Mapping[str, Any]) -> Any:
     name = parameter_of(raw)
-    return raw if name is None else metres(values[name])
+    return raw if name is None else distance_m(values[name])
 
 
 def _literal(name: str, value: Any) -> Any:
