@@ -18,7 +18,7 @@ from galileo.client import geo_files, notebook_repr, plots
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import InputError
 from galileo.labels import LabelSet
-from galileo.model.channel import LEFT, matches_between, pairs_of
+from galileo.model.channel import LEFT, SUBSCRIPTION, matches_between, pairs_of
 from galileo.model.windows import Window, WindowChange, instant
 from galileo.optional_imports import to_pandas
 from galileo.rdf import Cancellation, LabelGraph, SparqlResult
@@ -339,7 +339,7 @@ class Notifications:
             [{'subscription': 'anna', 'temperature': 291.0}]
         """
         match, numbers, ids = pairs_of(self.matches)
-        table = self.observations.take(pa.array(numbers)).add_column(0, "subscription", ids)
+        table = self.observations.take(pa.array(numbers)).add_column(0, SUBSCRIPTION, ids)
         if LEFT not in self.matches.column_names:
             return table
         return table.append_column(LEFT, self.matches.column(LEFT).take(pa.array(match)))

@@ -25,15 +25,27 @@ import pyarrow.compute as pc
 
 from galileo.arrays import one_array, within
 from galileo.errors import InputError, InvalidSchema, reason_of
+from galileo.model.enrichment import (
+    Step,
+    added_fields,
+    check_steps,
+    needed_columns,
+    step_from_dict,
+    step_to_dict,
+    steps_of,
+)
 from galileo.model.schema import Schema, StoredSchema, dataset_name, read_json
 from galileo.model.table import ColumnType, Table
 from galileo.model.times import MICROS, TIME_TYPE, Duration, latest_us, seconds
 
 SUBSCRIPTIONS, POSITIONS, DEAD_LETTERS = ".subscriptions", ".positions", ".dead-letters"
 """What the names of a channel's tables have behind the channel's name."""
+_OF_TABLES = (SUBSCRIPTIONS, POSITIONS, DEAD_LETTERS)
 NAME_MAX = 64 - len(SUBSCRIPTIONS)
 ID, BROKER = "id", "broker"
 """The columns of a subscription before its parameters."""
+SUBSCRIPTION = "subscription"
+"""The column of notifications with the id of the subscription."""
 LEFT = "left"
 """The column of matches that says that they match no longer."""
 TOKEN = "token"
@@ -72,6 +84,12 @@ _DEAD_LETTER_COLUMNS: dict[str, ColumnType] = {
     "at": "time",
     "notification": "text",
 }
+_REFERENCE_FIELDS = [
+    pa.field("references", pa.list_(pa.string())),
+    pa.field("reference_partitions", pa.list_(pa.int32())),
+    pa.field("reference_until", pa.list_(pa.int64())),
+]
+"""Of an execution that enriches: up to which commit of each partition it has read its tables."""
 _EXECUTED_AT_SCHEMA = pa.schema(
     [
         pa.field("at", TIME_TYPE, nullable=False),
@@ -107,6 +125,8 @@ class Channel(StoredSchema):
             execution: "observations", with any subscription; "both", of the subscription its row
             in the table; "either": subscriptions that are new or were changed also get the
             observations that are there, and of these each once while it matches.
+        enrich: steps that add rows of tables to the observations that are delivered, such as
+            `galileo.Lookup("ratings", on="country")`; each has another table.
         leave: with "either", whether a change of a subscription also delivers which of the
             observations that matched before match no longer.
 
@@ -114,6 +134,7 @@ class Channel(StoredSchema):
         period_us: microseconds.
         keep_us: microseconds.
         schema: of the dataset when the channel was created; the cluster sets it, and all below.
+        references: the tables of `enrich`, in its order.
         parameters: names and types of the template's parameters.
         start: the commits of the dataset before the first execution: partition and sequence.
         partitions: over how many partitions subscriptions are spread.
@@ -131,7 +152,9 @@ class Channel(StoredSchema):
     keep_us: int
     new: New
     leave: bool
+    enrich: tuple[Step, ...]
     schema: Schema | None
+    references: tuple[Table, ...]
     parameters: tuple[tuple[str, ColumnType], ...]
     start: tuple[tuple[int, int], ...]
     partitions: int
@@ -147,6 +170,7 @@ class Channel(StoredSchema):
         keep: Duration = "7d",
         new: New = "observations",
         leave: bool = False,
+        enrich: Sequence[Step] = (),
     ) -> None:
         object.__setattr__(self, "name", _channel_name(name))
         object.__setattr__(self, "generation", 0)
@@ -158,7 +182,9 @@ class Channel(StoredSchema):
         object.__setattr__(self, "keep_us", _keep_us(keep))
         object.__setattr__(self, "new", _new(new, leave=leave))
         object.__setattr__(self, "leave", leave)
+        object.__setattr__(self, "enrich", _steps(enrich))
         object.__setattr__(self, "schema", None)
+        object.__setattr__(self, "references", ())
         object.__setattr__(self, "parameters", ())
         object.__setattr__(self, "start", ())
         object.__setattr__(self, "partitions", 0)
@@ -170,6 +196,7 @@ class Channel(StoredSchema):
         *,
         start: Mapping[int, int],
         partitions: int,
+        references: Sequence[Table] = (),
     ) -> Channel:
         """The channel as a cluster creates it.
 
@@ -178,9 +205,10 @@ class Channel(StoredSchema):
             parameters: names and types.
             start: the commits of the dataset that are not matched.
             partitions: of the cluster.
+            references: the tables of `enrich`, in its order.
 
         Raises:
-            InputError: the dataset lacks one of the columns.
+            InputError: the dataset lacks one of the columns, or a step does not fit.
 
         Example:
             >>> weather = galileo.Schema("weather", [galileo.Feature("temperature")])
@@ -196,8 +224,11 @@ class Channel(StoredSchema):
                 f"{', '.join(unknown)}",
                 parameter="columns",
             )
+        tables = {table.name: table for table in references}
+        check_steps(self.enrich, schema.observation_schema, tables)
         return self._with(
             schema=schema,
+            references=tuple(references),
             parameters=tuple((name, kind) for name, kind in parameters),
             start=tuple(sorted(start.items())),
             partitions=partitions,
@@ -258,11 +289,22 @@ class Channel(StoredSchema):
         )
 
     @property
-    def delivered_schema(self) -> pa.Schema:
-        """The columns of the observations that are delivered."""
+    def observed_schema(self) -> pa.Schema:
+        """The columns of the observations that are delivered, without those of `enrich`."""
         assert self.schema is not None, "a channel of no cluster has no columns"
         whole = self.schema.observation_schema
         return pa.schema([whole.field(name) for name in self.columns]) if self.columns else whole
+
+    @property
+    def delivered_schema(self) -> pa.Schema:
+        """The columns that are delivered: those of the observations, and what `enrich` adds."""
+        tables = {table.name: table for table in self.references}
+        return pa.schema([*self.observed_schema, *added_fields(self.enrich, tables)])
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        """The columns of the observations that `enrich` reads."""
+        return needed_columns(self.enrich)
 
     @property
     def observation_schema(self) -> pa.Schema:
@@ -270,9 +312,12 @@ class Channel(StoredSchema):
 
         The first one has no broker, and the cut: of each partition of the dataset the commits
         (after, until], and the commit of the subscription table, as `subscriptions`. The others
-        have the observations and the matches of a broker as Arrow IPC streams.
+        have the observations and the matches of a broker as Arrow IPC streams. If it enriches, the
+        first row also has the commits of the tables that it has read, by name and partition.
         """
-        return _EXECUTION_SCHEMA
+        if not self.enrich:
+            return _EXECUTION_SCHEMA
+        return pa.schema([*_EXECUTION_SCHEMA, *_REFERENCE_FIELDS])
 
     @property
     def path_schema(self) -> pa.Schema:
@@ -304,7 +349,9 @@ class Channel(StoredSchema):
     @property
     def unbound(self) -> Channel:
         """The channel without what a cluster has set."""
-        return self._with(generation=0, schema=None, parameters=(), start=(), partitions=0)
+        return self._with(
+            generation=0, schema=None, references=(), parameters=(), start=(), partitions=0
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, which `from_dict` reads.
@@ -323,10 +370,14 @@ class Channel(StoredSchema):
             "new": self.new,
             "leave": self.leave,
         }
+        if self.enrich:
+            raw["enrich"] = [step_to_dict(step) for step in self.enrich]
         if self.generation:
             raw["generation"] = self.generation
         if self.schema is not None:
             raw["schema"] = self.schema.to_dict()
+            if self.references:
+                raw["references"] = [table.to_dict() for table in self.references]
             raw["parameters"] = [list(parameter) for parameter in self.parameters]
             raw["start"] = [list(position) for position in self.start]
             raw["partitions"] = self.partitions
@@ -351,6 +402,7 @@ class Channel(StoredSchema):
                 keep=int(raw["keep_us"]) / MICROS,
                 new=raw["new"],
                 leave=raw["leave"],
+                enrich=[step_from_dict(step) for step in raw.get("enrich", ())],
             )._with(generation=int(raw.get("generation", 0)))
             if "schema" not in raw:
                 return channel
@@ -359,6 +411,7 @@ class Channel(StoredSchema):
                 [(str(name), kind) for name, kind in raw["parameters"]],
                 start={int(partition): int(sequence) for partition, sequence in raw["start"]},
                 partitions=int(raw["partitions"]),
+                references=[Table.from_dict(table) for table in raw.get("references", ())],
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidSchema(
@@ -457,11 +510,10 @@ def reader_of(channel: Channel, broker: str) -> str:
 
 
 def _channel_name(name: str) -> str:
-    taken = (SUBSCRIPTIONS, POSITIONS, DEAD_LETTERS)
-    if len(dataset_name(name)) > NAME_MAX or name.endswith(taken):
+    if len(dataset_name(name)) > NAME_MAX or name.endswith(_OF_TABLES):
         raise InvalidSchema(
             f"expected a name of at most {NAME_MAX} characters that does not end with "
-            f"{', '.join(taken)}, which its tables add, got {name!r}",
+            f"{', '.join(_OF_TABLES)}, which its tables add, got {name!r}",
             expected="channel_name",
             bound=NAME_MAX,
         )
@@ -510,6 +562,19 @@ def _new(new: Any, *, leave: Any) -> Any:
             expected="leave",
         )
     return new
+
+
+def _steps(enrich: Any) -> tuple[Step, ...]:
+    steps = steps_of(enrich)
+    for step in steps:
+        of_channel = step.table.endswith(_OF_TABLES)
+        if of_channel or step.table in (SUBSCRIPTION, LEFT):
+            raise InvalidSchema(
+                f"expected enrich= with tables that are of no channel and not named "
+                f"{SUBSCRIPTION!r} or {LEFT!r}, which are columns of results, got {step.table!r}",
+                expected="table",
+            )
+    return steps
 
 
 def _names(columns: Any) -> tuple[str, ...]:

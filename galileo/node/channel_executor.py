@@ -10,8 +10,12 @@ replica, or the node itself, goes on. An execution
 2. selects the observations between the cut of the last execution and the frontier;
 3. reads the changes of the subscriptions. So an observation that is committed after `subscribe`
    returned meets the subscription;
-4. matches (`galileo.node.channel_matching`), and commits the matches together with the new cut, as
-   the next batch of one producer.
+4. matches (`galileo.node.channel_matching`);
+5. joins the observations that matched with the tables of the channel, if it enriches them, each
+   once for all partitions. The owners of the tables are asked now, so a row whose upsert returned
+   before an observation was ingested is joined with it (`galileo.node.reference_tables`);
+6. commits the matches together with the new cut, as the next batch of one producer. The cut says
+   up to which commits the tables were read, too.
 
 The log alone says what was executed. A node that begins to lead reads the last cut there. Of two
 commits with one number the first one counts, and the second is a conflict: its sender reads
@@ -31,11 +35,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -60,8 +65,10 @@ from galileo.node.channel_matching import Observed
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.cluster_view import ClusterView
 from galileo.node.peers import TableTask
+from galileo.node.reference_tables import ReferenceOptions, ReferenceTables
 from galileo.node.select import CursorRange, Selection
 from galileo.node.table_reader import TableReader
+from galileo.query import joins
 from galileo.query.subscriptions import ParameterQuery, SubscriptionIndex
 from galileo.storage.commits import Commit, Committed
 
@@ -73,6 +80,8 @@ CHUNKS_MAX = 256
 """Pieces of a history before they are joined."""
 HISTORY_AGE_S = 600.0
 """Seconds after which a history is read again, without what retention has dropped."""
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -86,11 +95,13 @@ class ExecutorOptions:
             sides have to be new.
         bytes_max: bytes of a result that is committed; likewise.
         history_rows_max: observations of a history.
+        references: of the tables that are joined.
     """
 
     rows_max: int = 131_072
     bytes_max: int = 64 << 20
     history_rows_max: int = 10_000_000
+    references: ReferenceOptions = field(default_factory=ReferenceOptions)
 
 
 @dataclass(slots=True)
@@ -131,14 +142,14 @@ class _Work:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are matched or delivered."""
+        """The columns that are matched, joined or delivered."""
         place = ("latitude", "longitude", "time")
         return tuple(dict.fromkeys([*place, *self.query.features, *self.delivered]))
 
     @property
     def delivered(self) -> Sequence[str]:
-        names: Sequence[str] = self.channel.delivered_schema.names
-        return names
+        names: Sequence[str] = self.channel.observed_schema.names
+        return (*names, *self.channel.needed_columns)
 
     @property
     def compares(self) -> bool:
@@ -179,6 +190,21 @@ class _History:
     read_at: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Joined:
+    """The results of executions with the same cut.
+
+    Attributes:
+        observations: with the columns that are delivered.
+        records: of each partition its matches, with the numbers of the observations.
+        references: up to which commits tables were read.
+    """
+
+    observations: pa.Table
+    records: dict[int, pa.Table]
+    references: dict[str, Cursor]
+
+
 class _TooLargeError(Exception):
     """The result of an execution is too large for a commit."""
 
@@ -209,6 +235,10 @@ class ChannelExecutor:
         self._executor = executor
         self._clock = clock
         self._options = options or ExecutorOptions()
+        self._references = ReferenceTables(
+            tables, executor=executor, clock=clock, options=self._options.references
+        )
+        self._joining = asyncio.Lock()  # Channels share tables, which one thread at a time joins.
         self.on_committed: Callable[[], None] = lambda: None
         self.durations = DurationHistogram(LAG_BOUNDS_S)
         self._progress: dict[str, dict[int, Progress]] = {}
@@ -231,10 +261,14 @@ class ChannelExecutor:
         return sum(heard[p] - progress.cut[p] for p in progress.cut.news(heard))
 
     def progress(self, channel: str) -> dict[int, Progress]:
-        """How far each partition is that this node has executed; by partition."""
-        own = self._catalog.channel_shard(channel).own
-        known = self._progress.get(channel, {})
-        return {partition: one for partition, one in sorted(known.items()) if partition in own}
+        """How far each partition is that this node has executed, or tried to; by partition."""
+        shard = self._catalog.channel_shard(channel)
+        own, known = shard.own, self._progress.get(channel, {})
+        return {
+            partition: one
+            for partition, one in sorted(known.items())
+            if partition in own or (one.failure and shard.owns(partition))
+        }
 
     def failures(self) -> list[str]:
         """The partitions that are not executed at present, each with the reason."""
@@ -257,6 +291,7 @@ class ChannelExecutor:
                     self._progress.pop(key, None)
                     self._queries.pop(key, None)
                     self._histories.pop(key, None)
+                self._references.forget_idle()
                 await asyncio.sleep(LOOK_S)
         finally:
             running = list(self._running.values())
@@ -398,17 +433,7 @@ class ChannelExecutor:
                 return False
         history = await self._history(work, after) if work.channel.new == "either" else None
         observed = Observed(fetched.observations, history, fetched.after, fetched.until)
-        prepared = await asyncio.gather(
-            *(self._prepare(work, partition, observed) for partition in partitions),
-            return_exceptions=True,
-        )
-        results: dict[int, BaseException | Committed] = {}
-        commits = dict[int, Commit]()
-        for partition, one in zip(partitions, prepared, strict=True):
-            if isinstance(one, Commit):
-                commits[partition] = one
-            else:
-                results[partition] = one
+        commits, results = await self._prepare(work, partitions, observed)
         if commits:
             committing = self._catalog.commit(work.channel.key, commits)
             committed = await asyncio.wrap_future(committing)
@@ -566,37 +591,90 @@ class ChannelExecutor:
             return False
         return not missing
 
-    async def _prepare(self, work: _Work, partition: int, observed: Observed) -> Commit:
-        """The commit of an execution.
+    async def _prepare(
+        self, work: _Work, partitions: Sequence[int], observed: Observed
+    ) -> tuple[dict[int, Commit], dict[int, BaseException | Committed]]:
+        """The commits of executions of partitions with the same cut, and why others have none."""
+        failed = dict[int, BaseException | Committed]()
+        records = await _outcomes({p: self._match(work, p, observed) for p in partitions}, failed)
+        try:
+            joined = await self._join(work, observed, records)
+        except Exception as error:
+            failed |= {p: error for p, some in records.items() if some.num_rows}
+            left = {p: some for p, some in records.items() if p not in failed}
+            joined = _Joined(observed.rows, left, {})
+        commits = {p: self._commit(work, p, observed, joined) for p in joined.records}
+        return await _outcomes(commits, failed), failed
+
+    async def _match(self, work: _Work, partition: int, observed: Observed) -> pa.Table:
+        """The matches of a partition.
 
         Raises:
-            _TooLargeError: its result is too large.
+            _TooLargeError: there are too many.
             GalileoError: its subscriptions cannot be read.
         """
-        progress, loop = self._of(work, partition), asyncio.get_running_loop()
         changes = await self._update_index(work, partition)
-        match = partial(
+        index = self._of(work, partition).index
+        match = partial(channel_matching.match, work.channel, index, observed, changes)
+        return await self._divisibly(work, observed, match)
+
+    async def _join(self, work: _Work, observed: Observed, records: dict[int, pa.Table]) -> _Joined:
+        """The observations as they are delivered.
+
+        Raises:
+            _TooLargeError: there are too many rows for them.
+            GalileoError: a table cannot be read.
+        """
+        channel, loop = work.channel, asyncio.get_running_loop()
+        matched = {p: some for p, some in records.items() if some.num_rows}
+        if not channel.enrich or not matched:
+            return _Joined(observed.rows, records, {})
+        select = partial(channel_matching.matched, observed, matched)
+        rows, renumbered = await loop.run_in_executor(self._executor, select)
+        read = await self._references.read(channel.enrich, channel.references, rows)
+        enrich = partial(joins.enrich, rows, channel.enrich, read.rows)
+        async with self._joining:
+            enriched = await self._divisibly(work, observed, enrich)
+        return _Joined(enriched, records | renumbered, read.cursors)
+
+    async def _commit(
+        self, work: _Work, partition: int, observed: Observed, joined: _Joined
+    ) -> Commit:
+        """The commit of an execution. Raises _TooLargeError if its result is too large."""
+        progress = self._of(work, partition)
+        encode = partial(
             channel_matching.execution,
             work.channel,
-            progress.index,
-            observed,
-            changes=changes,
+            joined.records[partition],
+            joined.observations,
+            observed=observed,
             number=progress.execution + 1,
             subscriptions=progress.indexed,
+            references=joined.references,
         )
+        rows = await self._divisibly(work, observed, encode)
         is_divisible = work.is_divisible(observed.after, observed.until)
-        try:
-            rows = await loop.run_in_executor(self._executor, match)
-        except MessageTooLarge:
-            if not is_divisible:
-                raise
-            raise _TooLargeError from None
         if rows.nbytes > self._options.bytes_max and is_divisible:
             raise _TooLargeError
         at = times_from_micros(np.array([round(self._clock.wall() * MICROS)]))
         position = pa.array([progress.indexed], pa.int64())
         paths = pa.RecordBatch.from_arrays([at, position], schema=work.channel.path_schema)
         return Commit(PRODUCER, progress.execution + 1, rows, paths)
+
+    async def _divisibly(
+        self, work: _Work, observed: Observed, make: Callable[[], pa.Table]
+    ) -> pa.Table:
+        """What a function makes in a thread.
+
+        Raises:
+            _TooLargeError: it is too large, and several executions can do the work.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, make)
+        except MessageTooLarge:
+            if not work.is_divisible(observed.after, observed.until):
+                raise
+            raise _TooLargeError from None
 
     async def _update_index(self, work: _Work, partition: int) -> pa.Table | None:
         """Brings the index of a partition up to date with the table of subscriptions.
@@ -667,6 +745,20 @@ class ChannelExecutor:
                 if part.rows.num_rows:
                     await take(part.rows)
         return reached
+
+
+async def _outcomes(
+    tasks: Mapping[int, Awaitable[T]], failed: dict[int, BaseException | Committed]
+) -> dict[int, T]:
+    """The results of tasks; the errors of others are added to those that failed."""
+    outcomes = await asyncio.gather(*tasks.values(), return_exceptions=True)
+    results = dict[int, T]()
+    for number, outcome in zip(tasks, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            failed[number] = outcome
+        else:
+            results[number] = outcome
+    return results
 
 
 def cut_of(rows: pa.Table) -> Cursor:

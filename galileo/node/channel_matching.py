@@ -13,7 +13,7 @@ S_k for the observations and subscriptions that execution k sees:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,17 +46,16 @@ class Observed:
     after: Cursor
     until: Cursor
 
+    @property
+    def rows(self) -> pa.Table:
+        """All of them, those of the history first; matches have their numbers."""
+        return self.new if self.history is None else pa.concat_tables([self.history, self.new])
 
-def execution(
-    channel: Channel,
-    index: SubscriptionIndex,
-    observed: Observed,
-    *,
-    changes: pa.Table | None,
-    number: int,
-    subscriptions: int,
+
+def match(
+    channel: Channel, index: SubscriptionIndex, observed: Observed, changes: pa.Table | None
 ) -> pa.Table:
-    """The rows of an execution, of `Channel.observation_schema`.
+    """The matches of an execution, records that `execution` takes.
 
     Args:
         channel: of it.
@@ -64,33 +63,7 @@ def execution(
             which are then applied.
         observed: the observations.
         changes: of the subscriptions; None if the index has them, and they do not count.
-        number: of the execution.
-        subscriptions: the commit of the subscriptions with the changes.
     """
-    records = _matches(channel, index, observed, changes)
-    rows = observed.new
-    if observed.history is not None:
-        rows = pa.concat_tables([observed.history, observed.new])
-    cut = {
-        "execution": number,
-        "broker": NO_BROKER,
-        "partitions": list(observed.until),
-        "after": [observed.after[partition] for partition in observed.until],
-        "until": list(observed.until.values()),
-        "subscriptions": subscriptions,
-    }
-    names = channel.delivered_schema.names
-    shares = [
-        {"execution": number, "broker": broker, "observations": some, "matches": matches}
-        for broker, some, matches in _shares(rows, records, names)
-    ]
-    return pa.Table.from_pylist([cut, *shares], schema=channel.observation_schema)
-
-
-def _matches(
-    channel: Channel, index: SubscriptionIndex, observed: Observed, changes: pa.Table | None
-) -> pa.Table:
-    """The matches as records of `_RECORD_SCHEMA`; rows of the history are counted first."""
     if changes is None:
         return _records(index.match(observed.new))
     if observed.history is None:
@@ -107,6 +80,67 @@ def _matches(
     if channel.leave:
         parts.append(_difference(before, after, left=True))
     return pa.concat_tables(parts)
+
+
+def matched(
+    observed: Observed, records: Mapping[int, pa.Table]
+) -> tuple[pa.Table, dict[int, pa.Table]]:
+    """The observations that matched, each once, and the records with their numbers.
+
+    Args:
+        observed: all observations.
+        records: of each partition, as of `match`.
+    """
+    numbers = {p: one_array(some.column("rows")) for p, some in records.items()}
+    flat = {p: rows.flatten().to_numpy() for p, rows in numbers.items()}
+    rows = np.unique(np.concatenate([*flat.values()]))
+    renumbered = dict[int, pa.Table]()
+    for partition, some in records.items():
+        places = pa.array(np.searchsorted(rows, flat[partition]).astype(np.int32))
+        lists = pa.ListArray.from_arrays(_offsets_of(numbers[partition]), places)
+        renumbered[partition] = some.set_column(1, _RECORD_SCHEMA.field("rows"), lists)
+    return observed.rows.take(pa.array(rows)), renumbered
+
+
+def execution(
+    channel: Channel,
+    records: pa.Table,
+    observations: pa.Table,
+    *,
+    observed: Observed,
+    number: int,
+    subscriptions: int,
+    references: Mapping[str, Cursor],
+) -> pa.Table:
+    """The rows of an execution, of `Channel.observation_schema`.
+
+    Args:
+        channel: of it.
+        records: the matches.
+        observations: those that the records number, with the columns that are delivered.
+        observed: with the cuts.
+        number: of the execution.
+        subscriptions: the commit of the subscriptions up to which they were matched.
+        references: up to which commits the tables were read that enrich the observations.
+    """
+    cut = {
+        "execution": number,
+        "broker": NO_BROKER,
+        "partitions": list(observed.until),
+        "after": [observed.after[partition] for partition in observed.until],
+        "until": list(observed.until.values()),
+        "subscriptions": subscriptions,
+    }
+    if channel.enrich:
+        positions = [(name, *place) for name, one in references.items() for place in one.items()]
+        cut["references"] = [name for name, _, _ in positions]
+        cut["reference_partitions"] = [partition for _, partition, _ in positions]
+        cut["reference_until"] = [until for _, _, until in positions]
+    shares = [
+        {"execution": number, "broker": broker, "observations": some, "matches": matches}
+        for broker, some, matches in _shares(observations, records, channel.delivered_schema.names)
+    ]
+    return pa.Table.from_pylist([cut, *shares], schema=channel.observation_schema)
 
 
 def _records(matches: pa.RecordBatch, *, shift: int = 0) -> pa.Table:

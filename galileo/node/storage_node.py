@@ -377,7 +377,8 @@ class StorageNode:
         """The channel with the schema of its dataset; creates its tables.
 
         Raises:
-            UnknownDataset, InputError: there is no such dataset, or the template is none of it.
+            UnknownDataset, InputError: there is no such dataset, or the template is none of it; or
+                one of the tables is missing, or a step does not fit it.
             DatasetExists: the channel exists, or one of its tables, with rows.
         """
         with contextlib.suppress(UnknownDataset):
@@ -390,6 +391,7 @@ class StorageNode:
             query.parameters,
             start=await self._frontier(schema),
             partitions=len(self.topology.partitions),
+            references=[await self._table(step.table) for step in channel.enrich],
         )
         for table in bound.tables:
             try:
@@ -398,6 +400,10 @@ class StorageNode:
                 if not error.details.get("same") or await self._has_rows(table.name):
                     raise
         return bound
+
+    async def _table(self, name: str) -> Table:
+        """The table of a name. Raises UnknownDataset or InputError if there is none."""
+        return self.catalog.table_shard((await self.stored_named(name)).key).schema
 
     async def subscription_check(self, table: StoredSchema) -> Callable[[pa.Table], None] | None:
         """What checks the rows of a channel's subscriptions; None for other tables.
@@ -528,7 +534,9 @@ class StorageNode:
         """Raises InputError if a channel needs what is to be dropped."""
         for channel in self.catalog.channels.values():
             is_dataset = channel.schema is not None and channel.schema.key == schema.key
-            if is_dataset or schema.name in (table.name for table in channel.tables):
+            is_reference = schema.key in (table.key for table in channel.references)
+            is_part = schema.name in (table.name for table in channel.tables)
+            if is_dataset or is_reference or is_part:
                 raise InputError(
                     f"expected a dataset or table without channels, got {schema.name!r}, which the "
                     f"channel {channel.name!r} reads; drop the channel first",

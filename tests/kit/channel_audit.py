@@ -7,6 +7,7 @@ retention drops it. It reads bytes by Arrow alone and compares with plain loops.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,10 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pytest
+import shapely
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import CorruptData, DataExpired
+from galileo.geo.circles import EARTH_RADIUS_M
 from galileo.model.channel import Channel
+from galileo.model.enrichment import Lookup, Nearest, Step
 from galileo.model.schema import Feature, Schema
 from galileo.model.table import Table
 from galileo.model.times import TIME_TYPE
@@ -36,6 +41,7 @@ TEMPLATES = ("temperature > :least", "temperature < 1000 AND temperature > :leas
 BROKERS = ("east", "north", "west")
 
 Positions = dict[int, int]
+Row = dict[str, Any]
 
 
 class Observation(NamedTuple):
@@ -85,6 +91,8 @@ class LoggedExecution:
 
     Attributes:
         seen: when some node was first seen to show it.
+        references: the commits up to which tables were read that enrich observations, by name.
+        delivered: the observations of all shares, with what enriches them.
     """
 
     number: int
@@ -93,6 +101,8 @@ class LoggedExecution:
     subscriptions: int
     shares: dict[str, list[Pair]]
     seen: int
+    references: dict[str, Positions]
+    delivered: list[Row]
 
 
 @dataclass(slots=True)
@@ -185,7 +195,11 @@ class ChannelAudit:
         self.commits: dict[int, dict[int, list[Observation]]] = defaultdict(dict)
         self.changes: dict[int, dict[int, list[Change]]] = defaultdict(dict)
         self.log: dict[int, dict[int, LoggedExecution]] = defaultdict(dict)
-        self.certain = 0
+        self.versions: dict[str, dict[int, dict[int, list[Row]]]] = {
+            table.name: defaultdict(dict) for table in channel.references
+        }
+        self.upserts: list[tuple[int, str, Cursor]] = []
+        self.certain = self.joined = 0
         self._ticks = itertools.count(1)
 
     # --- the ledger ----------------------------------------------------------------------------
@@ -224,15 +238,24 @@ class ChannelAudit:
         for version in versions:
             version.returned = now
 
+    def upserted(self, table: str, reached: Cursor) -> None:
+        """Notes that a call has returned that changed a table that enriches observations."""
+        self.upserts.append((self.now(), table, reached))
+
     # --- the logs ------------------------------------------------------------------------------
 
     def remember(self, catalog: Catalog) -> None:
-        """Copies what a node shows of the three logs."""
-        for key, log, decode in (
+        """Copies what a node shows of the logs."""
+        logs: list[tuple[str, dict[int, Any], Any]] = [
             (self.dataset, self.commits, self._observations),
             (self.table, self.changes, self._changes),
             (self.channel.key, self.log, self._execution),
-        ):
+        ]
+        logs += [
+            (table.key, self.versions[table.name], self._versions)
+            for table in self.channel.references
+        ]
+        for key, log, decode in logs:
             shard = catalog.shards.get(key)
             for partition in () if shard is None else tuple(shard.journals):
                 assert shard is not None
@@ -259,11 +282,19 @@ class ChannelAudit:
             for row in rows.to_pylist()
         ]
 
+    def _versions(self, header: Any, rows: pa.Table) -> list[Row]:
+        return [] if header.producer == CLEANER else rows.to_pylist()
+
     def _execution(self, header: Any, rows: pa.Table) -> LoggedExecution:
         cut, *shares = rows.to_pylist()
         assert {row["execution"] for row in shares} <= {cut["execution"]}
         assert len({row["broker"] for row in shares}) == len(shares), "a broker is there twice"
         assert (cut["broker"], cut["matches"]) == ("", None)
+        references: dict[str, Positions] = {table.name: {} for table in self.channel.references}
+        if references:
+            names = ("references", "reference_partitions", "reference_until")
+            for name, partition, until in zip(*(cut[name] for name in names), strict=True):
+                references[name][partition] = until
         return LoggedExecution(
             cut["execution"],
             dict(zip(cut["partitions"], cut["after"], strict=True)),
@@ -271,6 +302,8 @@ class ChannelAudit:
             cut["subscriptions"],
             {row["broker"]: pairs_of(row["observations"], row["matches"]) for row in shares},
             self.now(),
+            references,
+            [one for row in shares for one in read_rows(row["observations"])],
         )
 
     # --- the judgement -------------------------------------------------------------------------
@@ -283,6 +316,7 @@ class ChannelAudit:
         """
         self.check_numbers(may_skip=may_skip)
         self.check_content()
+        self.check_enrichment()
         self.check_promises()
 
     def check_numbers(self, *, may_skip: bool) -> None:
@@ -316,6 +350,39 @@ class ChannelAudit:
                             expected[broker][Pair(name, observation)] += 1
                 found = {broker: Counter(pairs) for broker, pairs in one.shares.items()}
                 assert found == expected, f"execution {one.number} of p{partition}"
+
+    def check_enrichment(self) -> None:
+        """Observations are joined with the rows of the commits that the execution names.
+
+        These are at least those of the calls that had returned when an observation was sent.
+        """
+        self.joined = 0
+        executions = [one for log in self.log.values() for one in log.values()]
+        for one, step in itertools.product(executions, self.channel.enrich):
+            positions = one.references[step.table]
+            there = self.rows(step.table, positions)
+            for row in one.delivered:
+                self.joined += joined_rows(row, step, there)
+            sent = [self.sent[row["number"]] for row in one.delivered]
+            for returned, table, reached in self.upserts:
+                if table == step.table and returned < max(sent, default=0):
+                    is_part = isinstance(step, Lookup)  # Of large tables, rows of some keys.
+                    asked = [p for p in reached if p in positions or not is_part]
+                    assert all(positions.get(p, 0) >= reached[p] for p in asked), "rows are missed"
+
+    def rows(self, table: str, until: Positions) -> list[Row]:
+        """Those of a table that are there after some commits."""
+        of_table = next(one for one in self.channel.references if one.name == table)
+        there: dict[Any, Row] = {}
+        for partition, last in until.items():
+            log = self.versions[table][partition]
+            for sequence in sorted(log):
+                for row in log[sequence] if sequence <= last else ():
+                    key = tuple(row[name] for name in of_table.key_columns)
+                    there.pop(key, None)
+                    if not row["deleted"]:
+                        there[key] = row
+        return [*there.values()]
 
     def subscriptions(self, partition: int, *, until: int) -> dict[str, Version]:
         """Those of a partition as they are after a commit of the table."""
@@ -402,9 +469,39 @@ class ChannelAudit:
             assert taken == expected, f"{reader.broker} of p{partition}"
 
 
+def read_rows(stream: bytes) -> list[Row]:
+    rows: list[Row] = pa.ipc.open_stream(stream).read_all().to_pylist()
+    return rows
+
+
+def joined_rows(row: Row, step: Step, there: list[Row]) -> int:
+    """How many rows of a table an observation is joined with; they have to be the right ones."""
+    if isinstance(step, Lookup):
+        assert isinstance(step.on, str)
+        [known] = [one for one in there if one["number"] == row[step.on]] or [None]
+        assert row[f"{step.table}.stars"] == (known and known["stars"])
+        return known is not None
+    assert isinstance(step, Nearest)
+    apart = {one["id"]: distance_m(row, shapely.from_wkb(one["place"])) for one in there}
+    nearest = sorted(metres for metres in apart.values() if metres <= step.within_m)[: step.count]
+    found = row[step.table]
+    assert [one["distance"] for one in found] == pytest.approx(nearest, abs=1.0)
+    for one in found:
+        assert one["distance"] == pytest.approx(apart[one["id"]], abs=1.0)
+    return len(found)
+
+
+def distance_m(row: Row, place: shapely.Point) -> float:
+    """By the law of cosines."""
+    y, x = math.radians(row["latitude"]), math.radians(row["longitude"] - place.x)
+    other = math.radians(place.y)
+    cosine = math.sin(y) * math.sin(other) + math.cos(y) * math.cos(other) * math.cos(x)
+    return EARTH_RADIUS_M * math.acos(max(-1.0, min(1.0, cosine)))
+
+
 def pairs_of(observations: bytes, matches: bytes) -> list[Pair]:
     """Subscriptions with their observations, of two Arrow streams."""
-    rows = pa.ipc.open_stream(observations).read_all().to_pylist()
+    rows = read_rows(observations)
     found = [Observation(row["number"], row["temperature"]) for row in rows]
     pairs, used = [], set[int]()
     for match in pa.ipc.open_stream(matches).read_all().to_pylist():

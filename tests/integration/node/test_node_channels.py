@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+import shapely
 from channel_audit import (
     BROKERS,
+    ROWS,
     TEMPLATES,
     Changes,
     ChannelAudit,
@@ -32,6 +35,8 @@ from partition_moves import take, tell_all
 from galileo.cursor import Cursor
 from galileo.errors import BatchConflict, CorruptData, PartitionReadOnly, Unavailable
 from galileo.model.channel import Channel
+from galileo.model.enrichment import Lookup, Nearest, Step
+from galileo.model.table import Table
 from galileo.node import channel_reader, table_reader
 from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions, SubscriptionIndex
 from galileo.node.channel_reader import LOOK_S
@@ -52,6 +57,10 @@ AHEAD_S = 1e7
 RETENTION = RetentionRunnerOptions(check_s=3600.0, min_age_s=0.0, table_age_s=0.0)
 CAUGHT_UP_MAX = 100
 KEPT_DAYS = 8
+REFERENCES = {
+    "ratings": Table("ratings", {"number": "int", "stars": "int"}, "number"),
+    "posts": Table("posts", {"id": "text", "place": "geometry"}, "id"),
+}
 Scenario: TypeAlias = "Callable[[Any], Awaitable[Hot]]"
 
 
@@ -68,13 +77,20 @@ class Hot:
         self.readers = [Reader(CHANNEL, broker) for broker in BROKERS]
 
     async def begin(
-        self, *, template: str = TEMPLATES[0], limits: ExecutorOptions, keep: str = "1s"
+        self,
+        *,
+        template: str = TEMPLATES[0],
+        limits: ExecutorOptions,
+        keep: str = "1s",
+        enrich: Sequence[Step] = (),
     ) -> None:
         self.cluster.journals = replace(self.cluster.journals, segment_bytes_max=8_000)
         await self.cluster.reconfigure(channels=limits)
         await self.cluster["a"].create_dataset(air(DATASET))
+        for step in enrich:
+            await self.cluster["a"].create_dataset(REFERENCES[step.table])
         created = await self.cluster["b"].create_dataset(
-            Channel(CHANNEL, DATASET, template, keep=keep)
+            Channel(CHANNEL, DATASET, template, keep=keep, enrich=enrich)
         )
         self.audit = ChannelAudit(created)
 
@@ -100,6 +116,25 @@ class Hot:
         ingest = self.any_node().ingest
         await ingest.ingest(self.audit.table, rows, producer="s", batch=batch)
         self.audit.settle(versions)
+
+    async def upsert(self, table: Table) -> None:
+        """Changes some rows of a table that enriches observations."""
+        chance, batch = self.random, next(self.changes)
+        if table.name == "ratings":
+            numbers = chance.sample(range(max(numbers_of(batch))), k=ROWS)
+            rows = [{"number": number, "stars": chance.randrange(9)} for number in numbers]
+        else:
+            places = [(chance.uniform(-170, 170), chance.uniform(-80, 80)) for _ in range(4)]
+            rows = [
+                {"id": f"p{chance.randrange(8)}", "place": shapely.to_wkb(shapely.Point(place))}
+                for place in places
+            ]
+        versions = pa.Table.from_pylist(
+            [row | {"deleted": chance.random() < 0.3} for row in rows],
+            schema=table.observation_schema,
+        )
+        answer = await self.any_node().ingest.ingest(table.key, versions, producer="r", batch=batch)
+        self.audit.upserted(table.name, answer.reached)
 
     def gossip(self) -> None:
         """Each node hears of what the others have published."""
@@ -136,7 +171,8 @@ class Hot:
         self.remember()
         runner = RetentionRunner(node.catalog, options, readers=lambda _: ())
         try:
-            await asyncio.to_thread(runner.clean, node.catalog.table_shard(self.audit.table))
+            for key in (self.audit.table, *(one.key for one in self.audit.channel.references)):
+                await asyncio.to_thread(runner.clean, node.catalog.table_shard(key))
             await asyncio.to_thread(runner.drop_executions, node.catalog.channel_shard(CHANNEL))
         finally:
             await asyncio.to_thread(runner.stop)
@@ -163,11 +199,12 @@ class Hot:
             self.audit.check_reader(reader)
 
 
-async def history(cluster: Any, seed: int, steps: int) -> Hot:
+async def history(cluster: Any, seed: int, steps: int, enrich: Sequence[Step] = ()) -> Hot:
     """Everything that users and nodes do, in any order, some of it at the same time."""
     hot = Hot(cluster, seed)
-    limits = (ExecutorOptions(), ExecutorOptions(rows_max=8), ExecutorOptions(bytes_max=3_000))
-    await hot.begin(template=TEMPLATES[seed % 2], limits=limits[seed % 3])
+    bytes_max = 9_000 if enrich else 3_000
+    limits = (ExecutorOptions(), ExecutorOptions(rows_max=8), ExecutorOptions(bytes_max=bytes_max))
+    await hot.begin(template=TEMPLATES[seed % 2], limits=limits[seed % 3], enrich=enrich)
     await hot.subscribe({name: (hot.random.choice(BROKERS), 5.0) for name in IDS})
     for step in range(steps):
         await hot.subscribe()
@@ -185,6 +222,8 @@ async def history(cluster: Any, seed: int, steps: int) -> Hot:
 async def users(hot: Hot) -> None:
     """What users do during an execution."""
     for _ in range(2):
+        for table in hot.audit.channel.references:
+            await hot.upsert(table)
         await hot.subscribe()
         await hot.observe()
         hot.gossip()
@@ -217,6 +256,21 @@ async def test_a_channel_is_executed_once_whatever_happens(
     cluster: Any, seed: int, steps: int
 ) -> None:
     hot = await history(cluster, seed, steps)
+    assert hot.audit.certain > 20
+
+
+ENRICH = [Lookup("ratings", on="number"), Nearest("posts", count=2, within="3000km")]
+
+
+@pytest.mark.parametrize(
+    ("seed", "steps"),
+    [(0, 8), (1, 8), *(pytest.param(seed, 16, marks=pytest.mark.slow) for seed in range(2, 6))],
+)
+async def test_an_execution_is_enriched_by_the_rows_of_its_cut_whatever_happens(
+    cluster: Any, seed: int, steps: int
+) -> None:
+    hot = await history(cluster, seed, steps, ENRICH)
+    assert hot.audit.joined > 20
     assert hot.audit.certain > 20
 
 

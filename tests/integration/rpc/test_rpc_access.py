@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from proving import Certified, Tokens, keys_in
 
 from galileo.errors import Forbidden
 from galileo.model.channel import Channel
+from galileo.model.enrichment import Step, Within
 from galileo.model.schema import Feature, Schema
 from galileo.rpc.access import (
     ANONYMOUS,
@@ -278,9 +279,9 @@ def test_check_request_to_create_a_dataset_needs_a_grant() -> None:
         check_request(GRANTED, creating("rain"))
 
 
-def test_check_request_to_create_a_channel_needs_grants_on_its_name_and_its_dataset() -> None:
-    def creating(name: str, dataset: str) -> Any:
-        text = Channel(name, dataset, "t > :least").to_json()
+def test_check_request_to_create_a_channel_needs_grants_on_all_that_it_names() -> None:
+    def creating(name: str, dataset: str, enrich: Sequence[Step] = ()) -> Any:
+        text = Channel(name, dataset, "t > :least", enrich=enrich).to_json()
         return cluster_pb2.CreateDatasetRequest(schema_json=text)
 
     check_request(GRANTED, creating("quakes-hot", "nam"))
@@ -288,6 +289,9 @@ def test_check_request_to_create_a_channel_needs_grants_on_its_name_and_its_data
         check_request(GRANTED, creating("quakes-hot", "rain"))
     with raises(Forbidden, dataset="hot"):
         check_request(GRANTED, creating("hot", "nam"))
+    check_request(GRANTED, creating("quakes-hot", "nam", enrich=[Within("quakes-zones")]))
+    with raises(Forbidden, dataset="zones"):
+        check_request(GRANTED, creating("quakes-hot", "nam", enrich=[Within("zones")]))
 
 
 def test_check_request_of_a_client_with_a_channel_of_a_node_is_forbidden() -> None:

@@ -22,6 +22,7 @@ from galileo.model.channel import (
     SUBSCRIPTIONS,
     Channel,
 )
+from galileo.model.enrichment import Lookup, Within
 from galileo.model.schema import Feature, Schema
 from galileo.model.stored_schema import stored_schema_from_json
 from galileo.model.table import Table
@@ -161,3 +162,52 @@ def test_executions_are_as_new_as_the_last_of_them() -> None:
     )
     assert HOT.newest_us(paths) == 9
     assert HOT.newest_us(paths.slice(0, 0)) == TIME_MIN_US
+
+
+RATINGS = Table("ratings", {"kind": "text", "stars": "int"}, "kind").spread(4)
+ZONES = Table("zones", {"id": "text", "area": "geometry"}, "id").spread(4)
+STEPS = (Lookup("ratings", "kind"), Within("zones"))
+
+
+def enriched(**given: Any) -> Channel:
+    channel = Channel("hot", "air", "temperature > :least", enrich=STEPS, **given)
+    return channel.bound(AIR, [], start={}, partitions=4, references=[RATINGS, ZONES])
+
+
+def test_enriched_channel_json_round_trip_is_equal() -> None:
+    bound = enriched()
+    assert Channel.from_json(bound.to_json()) == bound
+    assert Channel.from_json(bound.unbound.to_json()) == bound.unbound
+    assert bound.is_wanted(bound.unbound)
+    assert not bound.is_wanted(HOT)
+
+
+def test_enriched_channel_delivers_what_its_steps_add() -> None:
+    added = ["ratings.stars", "zones"]
+    whole = enriched()
+    assert whole.delivered_schema.names == [*AIR.observation_schema.names, *added]
+    few = enriched(columns=["time"])
+    assert few.delivered_schema.names == ["time", *added]
+    assert few.observed_schema.names == ["time"]
+    assert few.needed_columns == ("kind", "latitude", "longitude")
+
+
+def test_execution_of_an_enriched_channel_has_the_cut_of_its_tables() -> None:
+    added = set(enriched().observation_schema.names) - set(BOUND.observation_schema.names)
+    assert added == {"references", "reference_partitions", "reference_until"}
+
+
+@pytest.mark.parametrize(
+    "table", ["other.subscriptions", "other.positions", "left", "subscription"]
+)
+def test_enrichment_by_a_table_of_a_channel_or_with_the_name_of_a_column_is_refused(
+    table: str,
+) -> None:
+    with raises(InvalidSchema, expected="table"):
+        Channel("hot", "air", "temperature > :least", enrich=[Within(table)])
+
+
+def test_enrichment_that_does_not_fit_the_dataset_is_refused() -> None:
+    channel = Channel("hot", "air", "temperature > :least", enrich=[Lookup("ratings", "town")])
+    with raises(InputError, parameter="on"):
+        channel.bound(AIR, [], start={}, partitions=4, references=[RATINGS])

@@ -1,0 +1,196 @@
+"""Tables that channels join with observations, as this node reads them.
+
+Rows that are found by their key are read from the owners, by the keys at hand: a table of any size
+can be looked up.
+
+For other joins all rows are needed. A node keeps a *replica* of such a table: all rows at one
+cursor, in memory, for all channels. Before it is used it is brought up to date by the changes since
+its cursor, of which the owners are asked then.
+
+Either way a row whose upsert has returned before the call is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+
+import pyarrow as pa
+
+from galileo.clock import Clock
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import DataExpired, MessageTooLarge
+from galileo.model.enrichment import Lookup, Step
+from galileo.model.table import Table
+from galileo.node.peers import TableTask
+from galileo.node.table_reader import TableReader
+from galileo.query.joins import Reference, keys_of
+
+IDLE_S = 600.0
+"""Seconds after which a replica that is not used is freed, and a large table is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceOptions:
+    """Limits of the replicas of a node.
+
+    Attributes:
+        rows_max: of one table.
+        bytes_max: of all of them, without the shapes of their geometries.
+    """
+
+    rows_max: int = 2_000_000
+    bytes_max: int = 256 << 20
+
+
+@dataclass(slots=True, eq=False)
+class _Replica:
+    """The rows of a table.
+
+    Attributes:
+        reference: None: they are not read yet.
+        cursor: of the rows.
+        too_large: why there can be no replica; None if there can.
+        used_at: monotonic; of a table that is too large, when it was tried.
+    """
+
+    reference: Reference | None = None
+    cursor: Cursor = EMPTY_CURSOR
+    too_large: MessageTooLarge | None = None
+    used_at: float = 0.0
+    updating: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """Rows of the tables of some steps.
+
+    Attributes:
+        rows: by the names of the tables.
+        cursors: up to which commits they were read, likewise.
+    """
+
+    rows: dict[str, Reference]
+    cursors: dict[str, Cursor]
+
+
+class ReferenceTables:
+    """Reads the tables of steps; belongs to one event loop."""
+
+    def __init__(
+        self, tables: TableReader, *, executor: Executor, clock: Clock, options: ReferenceOptions
+    ) -> None:
+        self._tables = tables
+        self._executor = executor
+        self._clock = clock
+        self._options = options
+        self._replicas = defaultdict[str, _Replica](_Replica)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the replicas in memory, about."""
+        return sum(r.reference.nbytes for r in self._replicas.values() if r.reference is not None)
+
+    def forget_idle(self) -> None:
+        """Frees replicas that were not used for a while."""
+        oldest = self._clock.monotonic() - IDLE_S
+        for key, replica in list(self._replicas.items()):
+            if replica.used_at < oldest and not replica.updating.locked():
+                del self._replicas[key]
+
+    async def read(
+        self, steps: Sequence[Step], tables: Sequence[Table], observations: pa.Table
+    ) -> References:
+        """The rows that steps need, with all that was committed before the call.
+
+        Args:
+            steps: to be carried out.
+            tables: of each its table.
+            observations: that are to be joined.
+
+        Raises:
+            Unavailable: a node that has some of the rows cannot be reached.
+            MessageTooLarge: a step needs all rows of a table, and there are too many.
+            UnknownDataset: the table was dropped.
+        """
+        references = References({}, {})
+        for step, table in zip(steps, tables, strict=True):
+            if isinstance(step, Lookup) and not step.as_of:
+                rows, cursor = await self._read_keys(step, table, observations)
+            else:
+                rows, cursor = await self._read_replica(table)
+            references.rows[table.name] = rows
+            references.cursors[table.name] = cursor
+        return references
+
+    async def _read_replica(self, table: Table) -> tuple[Reference, Cursor]:
+        """All rows of a table."""
+        replica = self._replicas[table.key]
+        async with replica.updating:
+            if replica.too_large is not None:
+                raise replica.too_large
+            replica.used_at = self._clock.monotonic()
+            try:
+                if replica.reference is not None:
+                    try:
+                        return await self._update(table, replica)
+                    except DataExpired:  # Cleaned past what the replica has.
+                        replica.reference, replica.cursor = None, EMPTY_CURSOR
+                return await self._update(table, replica)
+            except MessageTooLarge as error:
+                replica.reference, replica.cursor, replica.too_large = None, EMPTY_CURSOR, error
+                raise
+
+    async def _update(self, table: Table, replica: _Replica) -> tuple[Reference, Cursor]:
+        """Brings a replica up to date; it stays as it is if that fails."""
+        known = replica.reference
+        before = self.nbytes
+        parts = [table.observation_schema.empty_table()]
+        rows = size = 0
+        cursor = replica.cursor
+        task = TableTask(table.key, after=None if known is None else cursor)
+        async with aclosing(self._tables.read(task)) as answer:
+            async for part in answer:
+                cursor = cursor.join(part.reached)
+                parts.append(part.rows)
+                rows, size = rows + part.rows.num_rows, size + part.rows.nbytes
+                self._check(table, rows=rows, size=before + size)
+        reference = Reference(table, table.arrow_schema.empty_table()) if known is None else known
+        if rows:
+            loop = asyncio.get_running_loop()
+            changes = pa.concat_tables(parts)
+            reference = await loop.run_in_executor(self._executor, reference.updated, changes)
+            self._check(table, rows=len(reference), size=before + reference.nbytes)
+        replica.reference, replica.cursor = reference, cursor
+        return reference, cursor
+
+    def _check(self, table: Table, *, rows: int, size: int) -> None:
+        options = self._options
+        if rows > options.rows_max or size > options.bytes_max:
+            raise MessageTooLarge(
+                f"table {table.name!r} is too large to be joined by places or times: expected at "
+                f"most {options.rows_max:,} rows, and {options.bytes_max:,} bytes in all such "
+                "tables of a node; galileo.Lookup without as_of takes larger ones",
+                bound=options.rows_max,
+            )
+
+    async def _read_keys(
+        self, step: Lookup, table: Table, observations: pa.Table
+    ) -> tuple[Reference, Cursor]:
+        """The rows of the keys that observations have."""
+        loop = asyncio.get_running_loop()
+        find = partial(keys_of, observations, step, table)
+        keys = await loop.run_in_executor(self._executor, find)
+        parts, cursor = [table.observation_schema.empty_table()], EMPTY_CURSOR
+        if keys.num_rows:
+            async with aclosing(self._tables.read(TableTask(table.key, keys=keys))) as answer:
+                async for part in answer:
+                    cursor = cursor.join(part.reached)
+                    parts.append(part.rows)
+        rows = pa.concat_tables(parts)
+        return await loop.run_in_executor(self._executor, Reference, table, rows), cursor

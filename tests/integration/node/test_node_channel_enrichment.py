@@ -1,0 +1,255 @@
+"""Channels of real nodes that join observations with tables: what is there when, and limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import shapely
+from channel_audit import START_US, air, read_rows
+from expected_errors import raises
+
+from galileo.cursor import EMPTY_CURSOR
+from galileo.errors import InputError, Unavailable, UnknownDataset
+from galileo.model.channel import Channel
+from galileo.model.enrichment import Lookup, Near, Step, Within
+from galileo.model.table import Table
+from galileo.model.times import TIME_TYPE
+from galileo.node import reference_tables
+from galileo.node.channel_executor import ExecutorOptions
+from galileo.node.peers import ExecutionsTask, TablePart, TableTask
+from galileo.node.reference_tables import ReferenceOptions
+from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
+
+CHANNEL, DATASET = "hot", "air"
+RATINGS = Table("ratings", {"number": "int", "stars": "int"}, "number")
+ZONES = Table("zones", {"name": "text", "area": "geometry"}, "name")
+POSTS = Table("posts", {"name": "text", "at": "geometry"}, "name")
+LOOKUP, WITHIN, NEAR = Lookup("ratings", "number"), Within("zones"), Near("posts", within="20km")
+Row = dict[str, Any]
+
+
+class World:
+    """A channel that everything matches, and what its broker gets."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster, self.batches, self.cursor = cluster, 0, EMPTY_CURSOR
+
+    async def begin(
+        self, *steps: Step, name: str = CHANNEL, columns: list[str] | None = None
+    ) -> None:
+        channel = Channel(
+            name, DATASET, "temperature >= :least", columns=columns or [], enrich=steps
+        )
+        await self.cluster["b"].create_dataset(channel)
+        await self.store(f"{name}.subscriptions", [{"id": "s", "broker": "me", "least": 0.0}])
+
+    async def store(self, table: str, rows: list[Row]) -> None:
+        self.batches += 1
+        node = self.cluster["c"]
+        schema = (await node.stored_named(table)).observation_schema
+        whole = pa.Table.from_pylist([{"deleted": False} | row for row in rows], schema=schema)
+        await node.ingest.ingest(table, whole, producer="p", batch=self.batches)
+
+    async def observe(self, *numbers: int, latitude: float = 10.0, longitude: float = 10.0) -> None:
+        self.batches += 1
+        columns = [
+            pa.array([latitude] * len(numbers)),
+            pa.array([longitude] * len(numbers)),
+            pa.array([START_US] * len(numbers), pa.int64()).cast(TIME_TYPE),
+            pa.array(numbers, pa.int64()),
+            pa.array([9.0] * len(numbers)),
+        ]
+        table = pa.table(columns, schema=air(DATASET).observation_schema)
+        await self.cluster["a"].ingest.ingest(DATASET, table, producer="o", batch=self.batches)
+
+    async def execute(self, channel: str = CHANNEL) -> set[str]:
+        """Executes until all is done; the failures."""
+        for node in self.cluster.nodes:
+            for other in self.cluster.nodes:
+                for key, shard in other.catalog.shards.items():
+                    node.view.update_sequences(key, shard.own_published().sequences)
+        for node in self.cluster.nodes:
+            while await node.channels.execute(channel):
+                pass
+        nodes = self.cluster.nodes
+        every = [one for node in nodes for one in node.channels.progress(channel).values()]
+        return {one.failure for one in every if one.failure}
+
+    async def delivered(self) -> list[Row]:
+        """What is new for the broker, by number."""
+        rows: list[Row] = []
+        task = ExecutionsTask(CHANNEL, "me", self.cursor)
+        async for part in self.cluster["a"].channel_reader.read(task):
+            self.cursor = self.cursor.join(part.reached)
+            if part.execution is not None:
+                rows += read_rows(part.execution.observations)
+        return sorted(rows, key=lambda row: int(row["number"]))
+
+    def replicas(self, table: Table) -> list[int]:
+        """The rows that nodes keep of a table."""
+        tables = [node.channels._references._replicas for node in self.cluster.nodes]
+        return [
+            len(replicas[table.key].reference)
+            for replicas in tables
+            if table.key in replicas and replicas[table.key].reference is not None
+        ]
+
+
+@pytest.fixture
+async def world(cluster: Any) -> World:
+    await cluster["a"].create_dataset(air(DATASET))
+    for table in (RATINGS, ZONES, POSTS):
+        await cluster["a"].create_dataset(table)
+    return World(cluster)
+
+
+def wkb(shape: shapely.Geometry) -> bytes:
+    return bytes(shapely.to_wkb(shape))
+
+
+async def test_columns_that_are_not_delivered_can_be_joined(world: World) -> None:
+    await world.begin(LOOKUP, WITHIN, NEAR, columns=["time"])
+    channel = await world.cluster["a"].stored_named(CHANNEL)
+    assert channel.delivered_schema.names == ["time", "ratings.stars", "zones", "posts"]
+    await world.store("ratings", [{"number": 1, "stars": 5}])
+    await world.store("zones", [{"name": "z", "area": wkb(shapely.box(9, 9, 11, 11))}])
+    await world.store("posts", [{"name": "p", "at": wkb(shapely.Point(10.1, 10.0))}])
+    await world.observe(1)
+    assert await world.execute() == set()
+    parts = world.cluster["a"].channel_reader.read(ExecutionsTask(CHANNEL, "me", EMPTY_CURSOR))
+    [execution] = [part.execution async for part in parts if part.execution is not None]
+    [row] = read_rows(execution.observations)
+    assert list(row) == channel.delivered_schema.names
+    assert (row["ratings.stars"], row["zones"]) == (5, [{"name": "z"}])
+    [post] = row["posts"]
+    assert (post["name"], round(post["distance"])) == ("p", 10951)
+
+
+async def test_a_channel_with_steps_that_do_not_fit_is_not_created(world: World) -> None:
+    wrong: list[tuple[Step, Any]] = [
+        (Lookup("stars", "number"), UnknownDataset),
+        (Lookup(DATASET, "number"), InputError),
+        (Lookup("ratings", "temperature"), InputError),
+        (Within("ratings"), InputError),
+    ]
+    for step, kind in wrong:
+        with pytest.raises(kind):
+            await world.begin(step)
+    assert world.cluster["a"].catalog.channels == {}
+
+
+async def test_a_table_that_a_channel_joins_cannot_be_dropped(world: World) -> None:
+    await world.begin(LOOKUP)
+    with raises(InputError, channel=CHANNEL):
+        await world.cluster["c"].drop_dataset(RATINGS.key)
+    await world.cluster["c"].drop_dataset(CHANNEL)
+    await world.cluster["c"].drop_dataset(RATINGS.key)
+
+
+async def test_an_execution_waits_for_the_owner_of_a_table(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.begin(LOOKUP)
+    await world.store("ratings", [{"number": number, "stars": number} for number in range(40)])
+    await world.observe(1)
+    await world.execute()
+    assert [row["ratings.stars"] for row in await world.delivered()] == [1]
+    await world.observe(2, 3)
+    network = world.cluster.network
+
+    async def fail(node: str, task: TableTask, table: Table) -> AsyncIterator[TablePart]:
+        raise Unavailable(f"node {node} is away")
+        yield
+
+    with monkeypatch.context() as patched:
+        patched.setattr(network, "read_table", fail)
+        [failure] = await world.execute()
+    assert "is away" in failure
+    assert await world.delivered() == []
+    await world.store("ratings", [{"number": 3, "stars": 9}])
+    assert await world.execute() == set()
+    assert [row["ratings.stars"] for row in await world.delivered()] == [2, 9]
+
+
+def posts(first: int, count: int, *, deleted: bool = False) -> list[Row]:
+    place = None if deleted else wkb(shapely.Point(10, 10))
+    names = range(first, first + count)
+    return [{"name": f"p{number}", "at": place, "deleted": deleted} for number in names]
+
+
+async def test_channels_share_a_replica_which_follows_changes_and_cleaning(world: World) -> None:
+    await world.begin(NEAR)
+    await world.begin(NEAR, name="warm")
+    for number in range(4):
+        await world.store("posts", posts(4 * number, 8))
+        await world.observe(number)
+        assert await world.execute() | await world.execute("warm") == set()
+    assert world.replicas(POSTS) == [20]
+    await world.store("posts", posts(0, 15, deleted=True))
+    cleaned = 0
+    for node in world.cluster.nodes:
+        options = RetentionRunnerOptions(check_s=3600.0, min_age_s=0.0, table_age_s=0.0)
+        runner = RetentionRunner(node.catalog, options, readers=lambda _: ())
+        shard = node.catalog.table_shard(POSTS.key)
+        for journal in shard.own.values():
+            journal.seal()
+        await asyncio.to_thread(runner.clean, shard)
+        await asyncio.to_thread(runner.stop)
+        cleaned += sum(journal.dropped for journal in shard.own.values())
+    assert cleaned, "the cursor of the replica is too old"
+    await world.observe(6, 7)
+    assert await world.execute() == set()
+    assert world.replicas(POSTS) == [5]
+    assert [len(row["posts"]) for row in await world.delivered()] == [8, 12, 16, 20, 5, 5]
+
+
+async def test_a_replica_that_is_not_used_is_freed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.begin(NEAR)
+    await world.observe(1)
+    await world.execute()
+    tables = [node.channels._references for node in world.cluster.nodes]
+    for one in tables:
+        one.forget_idle()
+    assert world.replicas(POSTS) == [0]
+    monkeypatch.setattr(reference_tables, "IDLE_S", -1.0)
+    for one in tables:
+        one.forget_idle()
+    assert world.replicas(POSTS) == []
+
+
+@pytest.mark.parametrize("limits", [ReferenceOptions(rows_max=3), ReferenceOptions(bytes_max=50)])
+async def test_large_tables_can_be_looked_up_but_not_joined_by_places(
+    world: World, limits: ReferenceOptions
+) -> None:
+    await world.cluster.reconfigure(channels=ExecutorOptions(references=limits))
+    await world.store("ratings", [{"number": n, "stars": n} for n in range(9)])
+    await world.store("posts", posts(0, 9))
+    await world.begin(LOOKUP)
+    await world.begin(NEAR, name="near")
+    await world.observe(5, 20)
+    assert await world.execute() == set()
+    assert [row["ratings.stars"] for row in await world.delivered()] == [5, None]
+    assert world.replicas(RATINGS) == []
+    [failure] = await world.execute("near")
+    assert "'posts' is too large to be joined by places" in failure
+
+
+async def test_rows_of_many_observations_are_joined_in_several_executions(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.begin(NEAR)
+    monkeypatch.setattr("galileo.query.joins.PAIRS_MAX", 20)
+    await world.store("posts", posts(0, 9))
+    for number in range(5):
+        await world.observe(number)
+    assert await world.execute() == set()
+    assert [len(row["posts"]) for row in await world.delivered()] == [9] * 5
+    await world.observe(5, 6, 7)  # One commit cannot be divided.
+    [failure] = await world.execute()
+    assert "expected at most 20 rows of table 'posts'" in failure
