@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -34,7 +35,9 @@ from galileo.formats import Source, open_source, suggest_schema
 from galileo.formats.mapping import Sentinels, Sources
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
+from galileo.model.enrichment import Step, check_steps, needed_columns, steps_of
 from galileo.model.rows import check_limit, row_options
+from galileo.model.table import Table
 from galileo.model.times import Duration
 from galileo.query.builder import QueryLike, query_text
 from galileo.samplers import SamplerSpec
@@ -45,6 +48,14 @@ class AsyncObservations(AsyncCcqs):
     """What is stored and asked once."""
 
     _router: Router
+
+    @abstractmethod
+    async def _table(self, name: str) -> Table: ...
+
+    @abstractmethod
+    async def _enrich(
+        self, observations: pa.Table, steps: Sequence[Step], tables: Mapping[str, Table]
+    ) -> pa.Table: ...
 
     async def ingest(
         self,
@@ -386,6 +397,7 @@ class AsyncObservations(AsyncCcqs):
         columns: Sequence[str] = (),
         limit: int | None = None,
         order_by: str = "",
+        enrich: Sequence[Step] = (),
         require_complete: bool = True,
         progress: Progress | None = None,
     ) -> pa.Table:
@@ -403,6 +415,10 @@ class AsyncObservations(AsyncCcqs):
             order_by: "time" (the earliest first) or "-time" (the latest first); empty: any order.
                 The order of observations of the same time is not defined. Up to a limit of
                 1,000,000, if there is one.
+            enrich: steps that add rows of tables, each of another table: `galileo.Lookup`,
+                `Within`, `Near` and `Nearest`. The client joins the rows that are in a table when
+                the observations have been read. It reads all rows of the table, but for a lookup
+                without `as_of` those of the keys.
             require_complete: whether a partial answer is an error, which it is unless False is
                 given. `galileo.missing` in the metadata of a partial table's schema is a JSON list
                 of the missing partitions.
@@ -410,18 +426,34 @@ class AsyncObservations(AsyncCcqs):
 
         Raises:
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
-            InputError: there is no such column or order.
+            InputError: there is no such column or order, or a step does not fit.
+            UnknownDataset: there is no such dataset or table.
             IncompleteAnswer: a node that may keep some of them cannot be reached.
+            Unavailable: a node that keeps rows of a table cannot be reached.
 
         Example:
             >>> table = await client.select("weather", "station = 'KDEN'", columns=["temperature"])
             >>> sorted(table["temperature"].to_pylist())
             [288.0, 291.0]
+            >>> towns = galileo.Table("towns", {"station": "text", "town": "text"}, "station")
+            >>> await client.create_table(towns)
+            >>> receipt = await client.upsert("towns", {"station": ["KDEN"], "town": ["Denver"]})
+            >>> lookup = galileo.Lookup("towns", on="station")
+            >>> table = await client.select("weather", "temperature > 290", enrich=[lookup])
+            >>> sorted(table["towns.town"].to_pylist(), key=str)
+            ['Denver', None]
+            >>> dropped = await client.drop_dataset("towns")
         """
         check_progress(progress)
-        options = row_options(columns, limit, order_by)
+        steps, options = steps_of(enrich), row_options(columns, limit, order_by)
         schema = await self._schema_with(dataset, options.columns)
-        return await queries.select(
+        tables = {step.table: await self._table(step.table) for step in steps}
+        check_steps(steps, schema.observation_schema, tables)
+        names = options.columns
+        if names:
+            read = tuple(dict.fromkeys([*names, *needed_columns(steps)]))
+            options = replace(options, columns=read)
+        observations = await queries.select(
             self._caller,
             schema,
             query_text(query),
@@ -429,6 +461,11 @@ class AsyncObservations(AsyncCcqs):
             require_complete=require_complete,
             progress=progress,
         )
+        if not steps:
+            return observations
+        enriched = await self._enrich(observations, steps, tables)
+        left_out = set(options.columns) - set(names)
+        return enriched.select([name for name in enriched.column_names if name not in left_out])
 
     async def select_batches(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,8 +22,10 @@ from galileo.formats.source import BATCH_ROWS, split_by_bytes
 from galileo.formats.table_files import open_rows
 from galileo.geo import geoarrow
 from galileo.labels import from_ipc, to_ipc
+from galileo.model.enrichment import Lookup, Step
 from galileo.model.schema import unknown_table
 from galileo.model.table import DELETED, Table, deletions_of, versions_of
+from galileo.query import joins
 from galileo.wire.caller import Connection
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
 from galileo.wire.v1 import storage_pb2
@@ -205,6 +207,22 @@ class AsyncTables(AsyncObservations):
             dataset=known.key, after=cursor_to_pb(_cursor(after, "after"))
         )
         return await self._read_versions(known, request, until=until)
+
+    async def _enrich(
+        self, observations: pa.Table, steps: Sequence[Step], tables: Mapping[str, Table]
+    ) -> pa.Table:
+        """Observations with what steps add."""
+        references = {}
+        for step in steps:
+            table, keys = tables[step.table], None
+            if isinstance(step, Lookup) and not step.as_of:
+                keys = await in_thread(joins.keys_of, observations, step, table)
+            if keys is not None and keys.num_rows == 0:
+                rows = table.arrow_schema.empty_table()
+            else:
+                rows = (await self.table(step.table, keys=keys)).rows
+            references[step.table] = joins.Reference(table, rows)
+        return await in_thread(joins.enrich, observations, steps, references)
 
     async def _read_versions(
         self, table: Table, request: storage_pb2.ReadTableRequest, *, until: Cursor | None

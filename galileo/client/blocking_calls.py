@@ -63,6 +63,7 @@ from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
 from galileo.model.broker import Broker
 from galileo.model.channel import Channel
+from galileo.model.enrichment import Step
 from galileo.model.grouping import Key
 from galileo.model.retention import Retention
 from galileo.model.schema import Feature, Schema
@@ -1086,6 +1087,7 @@ class BlockingCalls(BlockingBase):
         columns: Sequence[str] = (),
         limit: int | None = None,
         order_by: str = "",
+        enrich: Sequence[Step] = (),
         require_complete: bool = True,
         progress: Progress | None = None,
     ) -> pa.Table:
@@ -1103,6 +1105,10 @@ class BlockingCalls(BlockingBase):
             order_by: "time" (the earliest first) or "-time" (the latest first); empty: any order.
                 The order of observations of the same time is not defined. Up to a limit of
                 1,000,000, if there is one.
+            enrich: steps that add rows of tables, each of another table: `galileo.Lookup`,
+                `Within`, `Near` and `Nearest`. The client joins the rows that are in a table when
+                the observations have been read. It reads all rows of the table, but for a lookup
+                without `as_of` those of the keys.
             require_complete: whether a partial answer is an error, which it is unless False is
                 given. `galileo.missing` in the metadata of a partial table's schema is a JSON list
                 of the missing partitions.
@@ -1110,13 +1116,23 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
-            InputError: there is no such column or order.
+            InputError: there is no such column or order, or a step does not fit.
+            UnknownDataset: there is no such dataset or table.
             IncompleteAnswer: a node that may keep some of them cannot be reached.
+            Unavailable: a node that keeps rows of a table cannot be reached.
 
         Example:
             >>> table = client.select("weather", "station = 'KDEN'", columns=["temperature"])
             >>> sorted(table["temperature"].to_pylist())
             [288.0, 291.0]
+            >>> towns = galileo.Table("towns", {"station": "text", "town": "text"}, "station")
+            >>> client.create_table(towns)
+            >>> receipt = client.upsert("towns", {"station": ["KDEN"], "town": ["Denver"]})
+            >>> lookup = galileo.Lookup("towns", on="station")
+            >>> table = client.select("weather", "temperature > 290", enrich=[lookup])
+            >>> sorted(table["towns.town"].to_pylist(), key=str)
+            ['Denver', None]
+            >>> dropped = client.drop_dataset("towns")
         """
         return self._run(
             self._client.select(
@@ -1125,6 +1141,7 @@ class BlockingCalls(BlockingBase):
                 columns=columns,
                 limit=limit,
                 order_by=order_by,
+                enrich=enrich,
                 require_complete=require_complete,
                 progress=progress,
             )
