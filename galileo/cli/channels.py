@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from functools import partial
 from pathlib import Path
@@ -21,9 +22,10 @@ from galileo.cli.session import Session, json_option
 from galileo.cli.tables import report_receipt, store_files
 from galileo.cli.watch_display import stop_when_reader_ends
 from galileo.client import ChannelPartition, Client, Notifications
-from galileo.client.json_lines import json_lines, json_values
+from galileo.client.json_lines import json_columns, json_lines, json_values
 from galileo.errors import InputError, reason_of
 from galileo.model.channel import ID, LEFT, Channel, New, reader_of
+from galileo.model.enrichment import Step, step_from_dict, step_to_dict
 from galileo.model.schema import unknown_channel
 from galileo.model.times import MICROS
 
@@ -70,6 +72,12 @@ def channel() -> None:
 @click.option(
     "--leave", is_flag=True, help="With --new either: also deliver what does not match any more."
 )
+@click.option(
+    "--enrich",
+    multiple=True,
+    metavar="STEP",
+    help="Add rows of a table to the observations that are delivered: a step as JSON.",
+)
 @json_option
 @click.pass_obj
 @handle_errors
@@ -84,11 +92,13 @@ def create(
     keep: str,
     new: New,
     leave: bool,
+    enrich: tuple[str, ...],
 ) -> None:
     """Create the channel NAME on DATASET; in TEMPLATE, a CQL2 query, parameters are :NAMES.
 
     A channel never changes. Observations that were stored before are matched with --new either
-    alone.
+    alone. Steps of --enrich are lookup, within, near and nearest, with the arguments of
+    galileo.Lookup, Within, Near and Nearest.
 
     \b
     Example:
@@ -97,6 +107,8 @@ def create(
           --column ship --column time --keep 12h
       galileo channel create fences ships "S_INTERSECTS(geometry, :area)" \\
           --new either --leave
+      galileo channel create rated weather "temperature > :least" \\
+          --enrich '{"step": "lookup", "table": "ratings", "on": "station"}'
     """
     created = Channel(
         name,
@@ -107,6 +119,7 @@ def create(
         keep=keep,
         new=new,
         leave=leave,
+        enrich=[_step(text) for text in enrich],
     )
     with session.client() as client:
         client.create_channel(created)
@@ -351,6 +364,16 @@ def _known(client: Client, name: str) -> Channel:
     return channels[name]
 
 
+def _step(text: str) -> Step:
+    """A step of an enrichment. Raises InputError."""
+    try:
+        return step_from_dict(json.loads(text))
+    except ValueError as error:
+        raise InputError(
+            f"expected a step as JSON, got {text!r:.100}: {error}", parameter="enrich"
+        ) from error
+
+
 def _facts(known: Channel) -> dict[str, Any]:
     return {
         "name": known.name,
@@ -360,6 +383,7 @@ def _facts(known: Channel) -> dict[str, Any]:
         "columns": known.columns,
         "new": known.new,
         "leave": known.leave,
+        "enrich": [step_to_dict(step) for step in known.enrich],
         "period_s": known.period_s,
         "keep_s": known.keep_us / MICROS,
     }
@@ -379,6 +403,7 @@ def _totals(partitions: list[ChannelPartition]) -> dict[str, Any]:
 
 def _show(output: Output, known: Channel, partitions: list[ChannelPartition]) -> None:
     totals, failed = _totals(partitions), [one for one in partitions if one.failure]
+    steps = "".join(f"enriched by: {json.dumps(step_to_dict(step))}\n" for step in known.enrich)
     output.value(
         None,
         words=f"{known.name}: {known.template}\n"
@@ -386,7 +411,7 @@ def _show(output: Output, known: Channel, partitions: list[ChannelPartition]) ->
         f"{in_units(known.keep_us / MICROS)}\n"
         f"parameters: {_parameters(known)}\n"
         f"columns: {', '.join(known.columns) or 'all'}\n"
-        f"{counted(totals['subscriptions'], 'subscription')} in "
+        f"{steps}{counted(totals['subscriptions'], 'subscription')} in "
         f"{counted(known.partitions, 'partition')}; {counted(totals['behind'], 'commit')} behind; "
         f"{len(failed):,} failed",
     )
@@ -464,7 +489,7 @@ def print_batch(output: Output, batch: Notifications) -> None:
 def _words(ids: pa.ChunkedArray, observations: pa.Table) -> pa.Array:
     """Each notification as text: the subscription, then the columns of the observation."""
     parts = [ids.combine_chunks()]
-    for number, name in enumerate(observations.column_names):
-        values = pc.utf8_trim(json_values(observations.column(number)), '"')
-        parts += [f"{', ' if number else ': '}{name}=", values]
+    columns = zip(observations.column_names, json_columns(observations), strict=True)
+    for number, (name, values) in enumerate(columns):
+        parts += [f"{', ' if number else ': '}{name}=", pc.utf8_trim(values, '"')]
     return pc.binary_join_element_wise(*parts, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -25,15 +26,21 @@ def json_lines(table: pa.Table, constants: str = "") -> pa.StringArray:
 
     Geometries are GeoJSON.
     """
-    geometries = geoarrow.geometry_columns(table.schema)
     parts: list[pa.Array | str] = []
-    for number, name in enumerate(table.column_names):
+    for number, (name, texts) in enumerate(
+        zip(table.column_names, json_columns(table), strict=True)
+    ):
         begin = "," if number else f"{{{constants}," if constants else "{"
-        parts.append(f"{begin}{json.dumps(name, ensure_ascii=False)}:")
-        column = table.column(name).combine_chunks()
-        is_geometry = name in geometries
-        parts.append(_geojson(column) if is_geometry else json_values(column))
+        parts += [f"{begin}{json.dumps(name, ensure_ascii=False)}:", texts]
     return pc.binary_join_element_wise(*parts, "}", "")
+
+
+def json_columns(table: pa.Table) -> Iterator[pa.Array]:
+    """The values of each column as JSON; geometries are GeoJSON."""
+    geometries = geoarrow.geometry_columns(table.schema)
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        yield _geojson(column) if name in geometries else json_values(column)
 
 
 def _geojson(column: pa.Array) -> pa.Array:
@@ -53,13 +60,18 @@ def json_values(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if pa.types.is_string(column.type):
         texts = _quoted(column)
     elif pa.types.is_timestamp(column.type):
-        texts = pc.binary_join_element_wise('"', iso_column(column_micros(column)), '"', "")
+        there = column.fill_null(pa.scalar(0, column.type)) if column.null_count else column
+        texts = pc.binary_join_element_wise('"', iso_column(column_micros(there)), '"', "")
+        texts = pc.if_else(column.is_valid(), texts, None) if column.null_count else texts
     elif pa.types.is_floating(column.type):
         texts = column.cast(pa.string())
         if not np.isfinite(column.to_numpy(zero_copy_only=False)).all():
             texts = pc.if_else(pc.is_finite(column), texts, None)
     elif pa.types.is_list(column.type):
         texts = _lists(column)
+    elif pa.types.is_struct(column.type):
+        members = pa.Table.from_arrays(column.flatten(), schema=pa.schema(list(column.type)))
+        texts = pc.if_else(column.is_valid(), json_lines(members), None)
     else:
         texts = column.cast(pa.string())
     return texts.fill_null("null") if texts.null_count else texts

@@ -12,10 +12,11 @@ from galileo.client.results import ChannelPartition
 from galileo.errors import InputError
 from galileo.gateway import documents
 from galileo.model.channel import Channel
+from galileo.model.enrichment import step_from_dict, step_to_dict
 from galileo.model.schema import unknown_channel
 from galileo.model.times import MICROS, iso
 
-DEFINITION = ("dataset", "template", "period", "columns", "keep", "new", "leave")
+DEFINITION = ("dataset", "template", "period", "columns", "keep", "new", "leave", "enrich")
 """Members of the definition of a channel."""
 
 
@@ -49,6 +50,12 @@ def definition(name: str, given: Any) -> Channel:
             f"expected a list of columns, got {given['columns']!r:.100}", parameter="columns"
         )
     rest = {name: value for name, value in given.items() if name not in ("dataset", "template")}
+    if "enrich" in rest:
+        if not isinstance(rest["enrich"], list):
+            raise InputError(
+                f"expected a list of steps, got {rest['enrich']!r:.100}", parameter="enrich"
+            )
+        rest["enrich"] = [step_from_dict(step) for step in rest["enrich"]]
     return Channel(name, given["dataset"], given["template"], **rest)
 
 
@@ -76,6 +83,7 @@ def described(url: str, channel: Channel) -> dict[str, Any]:
         "keep": channel.keep_us / MICROS,
         "new": channel.new,
         "leave": channel.leave,
+        "enrich": [step_to_dict(step) for step in channel.enrich],
         "links": [
             documents.link("self", at, documents.JSON, "this channel"),
             documents.page_link(at),

@@ -114,6 +114,7 @@ def test_channel_is_created_listed_shown_and_dropped(
         "columns": ["time", "temperature"],
         "new": "observations",
         "leave": False,
+        "enrich": [],
         "period_s": 0.1,
         "keep_s": 43_200,
     }
@@ -334,3 +335,43 @@ def test_channel_commands_fit_80_columns(
     assert "1 subscription in " in shown
     assert "0 commits behind; 0 failed" in shown
     run("drop", name, "--yes")
+
+
+def test_create_with_enrich_prints_rows_of_tables(
+    run: Run, client: galileo.Client, air: str, fresh_name: Fresh
+) -> None:
+    stations, posts, hot = fresh_name("stations"), fresh_name("posts"), fresh_name("hot")
+    columns = {"id": "text", "town": "text", "at": "geometry"}
+    client.create_table(galileo.Table(stations, columns, "id"))
+    client.upsert(stations, {"id": ['K"EN'], "town": ["Denver"], "at": ["POINT (1 2)"]})
+    client.create_table(galileo.Table(posts, {"id": "text", "at": "geometry"}, "id"))
+    client.upsert(posts, {"id": ["p"], "at": ["POINT (-105 40)"]})
+    lookup = {"step": "lookup", "table": stations, "on": "station"}
+    near = {"step": "near", "table": posts, "within": "1km"}
+    steps = ["--enrich", json.dumps(lookup), "--enrich", json.dumps(near)]
+    words = ["--period", "100ms", "--column", "temperature", *steps]
+    run("create", hot, air, "temperature > :least", *words)
+    assert json.loads(run("show", hot, "--json").stdout)["enrich"] == [
+        lookup,
+        near | {"within": 1000.0},
+    ]
+    assert f'"table": "{stations}"' in run("show", hot).stdout
+    run("subscribe", hot, "--id", "anna", "--set", "least=5", "--broker", "me")
+    warm(client, air, hot, 9.0)
+    place = {"type": "Point", "coordinates": [1.0, 2.0]}
+    line = json.loads(
+        run("follow", hot, "me", "--wait", SETTLED_S, "--json").stdout.splitlines()[0]
+    )
+    assert line["observation"] == {
+        "temperature": 9.0,
+        f"{stations}.town": "Denver",
+        f"{stations}.at": place,
+        posts: [{"id": "p", "distance": 0.0}],
+    }
+    printed = run("follow", hot, "me", "--wait", SETTLED_S).stdout
+    assert f"{stations}.town=Denver" in printed
+    assert f'{posts}=[{{"id":"p","distance":0}}]' in printed
+    for wrong in ("near", "{}"):
+        done = run("create", f"{hot}2", air, "temperature > :t", "--enrich", wrong, fails=2)
+        assert "expected a step" in done.stderr
+    run("drop", hot, "--yes")

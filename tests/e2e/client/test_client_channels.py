@@ -407,3 +407,66 @@ def test_a_channel_of_a_name_that_was_dropped_is_another_one(
     client.drop_dataset(channel)
     client.create_channel(galileo.Channel(channel, air, "temperature < :most"))
     client.subscribe(channel, {"id": ["s"], "most": [0.0]}, broker="me")
+
+
+def test_notifications_and_answers_are_enriched_by_tables(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    """Rows that are stored before an observation are always there."""
+    kinds, valid, zones, posts = (fresh_name(name) for name in ("kinds", "valid", "zones", "posts"))
+    client.create_table(galileo.Table(kinds, {"kind": "text", "title": "text"}, "kind"))
+    columns = {"kind": "text", "since": "time", "offset": "float"}
+    client.create_table(galileo.Table(valid, columns, ["kind", "since"]))
+    client.create_table(galileo.Table(zones, {"id": "text", "area": "geometry"}, "id"))
+    client.create_table(galileo.Table(posts, {"id": "int", "at": "geometry"}, "id"))
+    since = [NOON - pd.Timedelta("2h"), NOON, NOON + pd.Timedelta("1h")]
+    client.upsert(valid, {"kind": ["a"] * 3, "since": since, "offset": [1.0, 2.0, 3.0]})
+    client.upsert(zones, {"id": ["west", "all"], "area": [[-9, 0, 1, 9], [-180, -90, 180, 90]]})
+    places = [f"POINT ({1 + number / 10} 1)" for number in range(5)]
+    client.upsert(posts, {"id": [*range(5)], "at": places})
+    steps = [
+        galileo.Lookup(kinds, on="kind"),
+        galileo.Lookup(valid, on="kind", as_of="since", columns=["offset"]),
+        galileo.Within(zones),
+        galileo.Nearest(posts, count=2, within="20km"),
+    ]
+    channel = fresh_name("hot")
+    client.create_channel(
+        galileo.Channel(channel, air, "temperature > :least", period="100ms", enrich=steps)
+    )
+    client.subscribe(channel, {"id": ["s"], "least": [0.0]}, broker="me")
+    token = ""
+    for number, title in enumerate(["first", "second", "third"]):
+        client.upsert(kinds, {"kind": ["a"], "title": [title]})
+        observe(client, air, channel, [{"number": number, "longitude": 1.01}])
+        [batch] = client.follow(channel, "me", token=token, wait=QUIET)
+        token = batch.token
+        [row] = batch.to_pandas().to_dict("records")
+        assert (row["number"], row[f"{kinds}.title"], row[f"{valid}.offset"]) == (
+            number,
+            title,
+            2.0,
+        )
+        assert [one["id"] for one in row[zones]] == ["all"]
+        assert [(one["id"], round(one["distance"])) for one in row[posts]] == [
+            (0, 1112),
+            (1, 10006),
+        ]
+    selected = client.select(
+        air, columns=["number"], order_by="time", limit=10, enrich=[*steps[:2], steps[3]]
+    )
+    assert selected.column_names == ["number", f"{kinds}.title", f"{valid}.offset", posts]
+    assert set(selected[f"{kinds}.title"].to_pylist()) == {"third"}
+    assert [len(one) for one in selected[posts].to_pylist()] == [2] * 3
+    whole = client.select(air, enrich=steps)
+    assert whole.select(["number", posts]).sort_by("number") == selected.select(
+        ["number", posts]
+    ).sort_by("number")
+    with raises(InputError, channel=channel):
+        client.drop_dataset(zones)
+    with raises(InputError, parameter="on"):
+        client.select(air, enrich=[galileo.Lookup(kinds, on="number")])
+    with raises(UnknownDataset, dataset="no-table"):
+        client.select(air, enrich=[galileo.Within("no-table")])
+    client.drop_dataset(channel)
+    client.drop_dataset(zones)

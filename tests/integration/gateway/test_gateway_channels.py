@@ -143,6 +143,38 @@ async def test_channels_are_created_once_described_and_dropped(
         assert await served.client.count("rain") == 1, "the dataset is there"
 
 
+async def test_notifications_have_what_enriches_observations(
+    tmp_path: Path, no_evaluator: dict[str, Any]
+) -> None:
+    async with serving(tmp_path, no_evaluator) as served:
+        columns = {"id": "text", "stars": "int", "at": "geometry"}
+        await served.client.create_table(galileo.Table("gauges", columns, "id"))
+        gauge = {"id": ["a"], "stars": [3], "at": ["POINT (8 40.01)"]}
+        await served.client.upsert("gauges", gauge)
+        zones = galileo.Table("zones", {"id": "text", "at": "geometry"}, "id")
+        await served.client.create_table(zones)
+        lookup = {"step": "lookup", "table": "gauges", "on": "station"}
+        near = {"step": "near", "table": "zones", "within": "5km"}
+        body = {**HOT, "enrich": [lookup, near]}
+        status, made = await served.ask("PUT", "/channels/rated", body)
+        assert status == 201, made
+        assert made["enrich"] == [lookup, near | {"within": 5000.0}]
+        assert made["columns"][-3:] == ["gauges.stars", "gauges.at", "zones"]
+        assert "gauges" in await asyncio.to_thread(http_page, served.url, "/channels/rated")
+        wrong = [{}, [{"step": "lookup"}], [lookup | {"on": "amount"}], [near | {"table": "gauge"}]]
+        for enrich in wrong:
+            status, problem = await served.ask("PUT", "/channels/more", {**HOT, "enrich": enrich})
+            assert status in (400, 404), problem
+        await served.ask("POST", "/channels/rated/subscriptions", row("s", 1.0))
+        await served.ingest(2.0)
+        path = "/channels/rated/brokers/me/notifications?wait=30"
+        status, page = await served.ask("GET", path)
+        [feature] = page["notifications"][0]["features"]
+        place = {"type": "Point", "coordinates": [8.0, 40.01]}
+        expected = {"gauges.stars": 3, "gauges.at": place, "zones": []}
+        assert {name: feature["properties"][name] for name in expected} == expected
+
+
 def http_page(url: str, path: str) -> str:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=TIMEOUT_S)
     with contextlib.closing(connection):
