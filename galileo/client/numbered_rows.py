@@ -58,7 +58,7 @@ async def replace_row(
 async def change_row(
     client: AsyncTables, table: Table, key: str, change: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Reads a row and stores what a function makes of it, until nobody was in between."""
+    """Reads a row and stores what a function makes of it, until no other change was in between."""
     for attempt in range(ATTEMPTS_MAX):
         row = await read_row(client, table, key)
         try:

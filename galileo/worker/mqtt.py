@@ -103,7 +103,7 @@ class MqttEndpoint:
         finally:
             for answer in answers:
                 if not answer.cancel() and not answer.cancelled():
-                    answer.exception()  # Has been told; else asyncio logs it.
+                    answer.exception()  # Another one is raised; asyncio would log this one.
 
     async def close(self) -> None:
         self._client.disconnect()

@@ -232,7 +232,7 @@ def test_the_commands_of_brokers(
         ["create", "a", "--into", "b", "--topic", "c"],
         ["create", "a", "--secret", "c"],
         ["create", "a", "--webhook", "nonsense"],
-        ["drop", "nobody"],
+        ["drop", "unknown"],
     ):
         assert "expected" in (said := run(*wrong, fails=2)) or "needs" in said or "exist" in said
     run("drop", "mail")

@@ -25,7 +25,7 @@ Answer = Callable[[aiohttp.web.Request], aiohttp.web.Response]
 
 
 class Receiver:
-    """An HTTP server that keeps what it gets, and answers as it is told."""
+    """An HTTP server that keeps what it gets, and gives the answers that a test has set."""
 
     def __init__(self) -> None:
         self.url = ""

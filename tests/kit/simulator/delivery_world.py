@@ -457,7 +457,7 @@ class DeliveryWorld:
     async def _crash(self) -> None:
         if self._workers:
             client, task = self._workers.pop(self.random.randrange(len(self._workers)))
-            client.is_dead = True  # What it does at its end reaches nobody.
+            client.is_dead = True  # Its last calls do not arrive.
             client.resumed.set()
             task.cancel()
             self.counters["crashes"] += 1
