@@ -72,6 +72,7 @@ def take_map(directory: Path) -> None:
                 ccq = begin_watch(client, hours)
                 take(*watch_states(client, hours))
                 take(State("cell", choose_cell), State("ask", ask), State("cluster", cluster_panel))
+                take(*channel_states(client, hours))
                 take(State("offline", lose_network))
                 kill_coordinator(client, cluster, ccq)
                 take(State("killed", killed_panel))
@@ -227,6 +228,50 @@ def watch_states(client: galileo.Client, hours: Iterator[Any]) -> Iterator[State
 
     yield State("", stay, "at=-97,38,4.7")
     yield State("watch", open_watches, sizes=(NARROW,))
+
+
+def channel_states(client: galileo.Client, hours: Iterator[Any]) -> Iterator[State]:
+    """A subscription of an area: its form, and its notifications as they come."""
+    template = "temperature > :least AND S_INTERSECTS(geometry, :area)"
+    columns = ["latitude", "longitude", "time", "temperature", "humidity"]
+    client.create_channel(galileo.Channel("warm", "nam", template, columns=columns, period="500ms"))
+    middle = "at=-97,36,5.4&panel=channels"
+
+    def fill_form(page: Page) -> None:
+        drawn(page)
+        if is_phone(page):
+            open_panel(page, "Channels")
+        page.get_by_role("button", name="Subscribe an area").click()
+        page.get_by_label("least").fill("288")
+        page.get_by_role("button", name="Polygon").last.click()
+        draw_polygon(page)
+        page.get_by_text("A polygon of").wait_for()
+
+    def follow(page: Page) -> None:
+        fill_form(page)
+        page.get_by_role("button", name="Subscribe", exact=True).click()
+        page.get_by_text("0 notifications").wait_for()
+        client.ingest("nam", next(hours))
+        page.locator(".watch").get_by_text(re.compile("^[0-9,]+ new$")).wait_for()
+
+    def follow_on_map(page: Page) -> None:
+        follow(page)
+        open_panel(page, "Map")
+
+    yield State("subscribe", fill_form, middle)
+    yield State("channels", follow, middle)
+    yield State("area", follow_on_map, middle, sizes=(NARROW,))
+
+
+def draw_polygon(page: Page) -> None:
+    """Draws a polygon of five corners; a second click on the last one ends it."""
+    box = page.locator(".map").bounding_box()
+    assert box is not None
+    corners = [(0.3, 0.35), (0.6, 0.28), (0.75, 0.45), (0.6, 0.68), (0.33, 0.62)]
+    for x, y in [*corners, corners[-1]]:
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        page.wait_for_timeout(400)
 
 
 def choose_cell(page: Page) -> None:

@@ -34,6 +34,19 @@ _IS_PAINTED = """(selector) => {
     const { data } = copy.getImageData(0, 0, width, height);
     return data.some((value, index) => index % 4 === 3 && value);
 }"""
+_IS_RINGED = """() => {
+    const canvas = document.querySelector(".ol-layer.above canvas"), size = 40;
+    if (!canvas) return false;
+    const ratio = canvas.width / canvas.clientWidth, half = size * ratio / 2;
+    const [left, top] = [canvas.width, canvas.height].map((length) => length / 2 - half);
+    const copy = new OffscreenCanvas(size, size).getContext("2d", { willReadFrequently: true });
+    copy.drawImage(canvas, left, top, size * ratio, size * ratio, 0, 0, size, size);
+    const { data } = copy.getImageData(0, 0, size, size);
+    const isRing = (red, green, blue, opacity) =>
+        red > 220 && green > 70 && green < 155 && blue < 80 && opacity > 200;
+    return Array.from({ length: size * size }, (_, at) => data.slice(4 * at, 4 * at + 4))
+        .some((pixel) => isRing(...pixel));
+}"""
 _FIT = """() => {
     const [card] = document.querySelectorAll(".card"), [pre] = card.querySelectorAll("pre");
     const { left, right } = card.getBoundingClientRect();
@@ -162,6 +175,14 @@ class MapPage:
     def await_pixel(self, x: float, y: float, is_expected: Callable[..., bool]) -> None:
         """Waits until `is_expected` holds of the values of a pixel; of `pixel`."""
         self._await(lambda: is_expected(*self.pixel(x, y)))
+
+    def is_ringed(self) -> bool:
+        """Whether a ring is around the middle of the map."""
+        return bool(self.page.evaluate(_IS_RINGED))
+
+    def await_ringed(self, is_expected: bool = True) -> None:
+        """Waits until a ring is around the middle of the map, or none."""
+        self._await(lambda: self.is_ringed() == is_expected)
 
     def _await(self, holds: Callable[[], bool]) -> None:
         end = time.monotonic() + TIMEOUT_MS / 1e3

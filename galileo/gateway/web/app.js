@@ -5,6 +5,7 @@ import { collection, datasetsOf, firstDataset, get } from "./api.js";
 import { AskPanel } from "./ask.js";
 import { COUNT, STATISTICS, TopBar } from "./bar.js";
 import { cellsRequest, isPatchy, numeric, readCells, useScale } from "./cells.js";
+import { ChannelsPanel, useSubscriptions } from "./channels.js";
 import { ClusterPanel, health } from "./cluster.js";
 import * as conditions from "./conditions.js";
 import { CellPanel } from "./detail.js";
@@ -21,8 +22,9 @@ import { WatchesPanel, useWatches } from "./watches.js";
 
 const MOVE_DELAY_MS = 120;
 const LOOK_EVERY_MS = 5_000;
+const NO_SUBSCRIPTIONS = [];
 const NEWS_MS = 1_500, ANNOUNCE_MS = 5_000;
-const PANELS = [["watches", "Watches"], ["cell", "Cell"], ["cells", "Cells"], ["cluster", "Cluster"]];
+const PANELS = [["watches", "Watches"], ["channels", "Channels"], ["cell", "Cell"], ["cells", "Cells"], ["cluster", "Cluster"]];
 
 /** The page, anew for each token, since another one may see other things. */
 function Root() {
@@ -42,7 +44,8 @@ function App({ openToken }) {
   const [sheet, setSheet] = useState("map");
   const [draft, setDraft] = useState(filter);
   const [view, setView] = useState(null);
-  const [drawing, setDrawing] = useState(null);
+  const [drawing, setDrawing] = useState(null);  // {kind, sheet}: for which part of the page
+  const [area, setArea] = useState(null);
   const [news, setNews] = useState(0);
   const [words, announce] = useAnnouncement();
   const map = useRef(null);
@@ -56,7 +59,6 @@ function App({ openToken }) {
   const scope = `${dataset} ${asked?.statistics ?? ""} ${filter}`;
   const [scale, refit] = useScale(onMap, { scope, isCount: !feature });
   const region = useMemo(() => conditions.parse(draft)?.find(conditions.isRegion) ?? null, [draft]);
-  useOnMap(map, { onMap, scale, cell, theme, region });
   useFirstDataset(dataset, collections.value);
 
   const open = (name) => { if (name !== "map" && name !== "ask") change({ panel: name }); setSheet(name); };
@@ -66,11 +68,15 @@ function App({ openToken }) {
     open("cell");
     if (isMoved) map.current.moveTo(centre(bounds(name)));
   }, []);
-  const draw = (kind) => { map.current.draw(kind); setDrawing(kind); if (kind) setSheet("map"); };
+  const drawFor = (sheet) => ({
+    drawing: drawing?.sheet === sheet ? drawing.kind : null,
+    draw(kind) { map.current.draw(kind); setDrawing(kind && { kind, sheet }); if (kind) setSheet("map"); },
+  });
   const drawn = (condition) => {
     setDrawing(null);
-    setSheet("ask");
-    setDraft((text) => withRegion(text, condition));
+    setSheet(drawing.sheet);
+    if (drawing.sheet === "ask") setDraft((text) => withRegion(text, condition));
+    else setArea(condition);
   };
   const show = (text, other = dataset) => {
     change({ dataset: other, filter: text.trim(), ...(other === dataset ? {} : { cell: "", time: "", at: "" }) });
@@ -84,20 +90,35 @@ function App({ openToken }) {
   };
 
   const timer = useRef(0);
+  const renewCells = () => { timer.current ||= setTimeout(() => { timer.current = 0; setNews((one) => one + 1); }, NEWS_MS); };
   const watches = useWatches((query, data) => {
     announce(`${formats.counted(data.count, "new label")} of the watch of ${query.dataset}.`);
     if (query.dataset !== fragment().dataset) return;
     map.current.ring(data.features.map(({ properties }) => properties.geohash));
-    timer.current ||= setTimeout(() => { timer.current = 0; setNews((one) => one + 1); }, NEWS_MS);
+    renewCells();
   });
-  const fresh = Object.values(watches.found).reduce((sum, one) => sum + one.fresh, 0);
-  const badge = (name) => name === "watches" && fresh > 0 && html` <span class="badge">${formats.count(fresh)}</span>`;
+  const subscriptions = useSubscriptions(shown.subscriptions, {
+    isShown: panel === "channels",
+    arrived({ key, id }, found, isOld) {
+      const places = found.filter(({ geometry, left }) => geometry && !left).map(({ geometry }) => geometry.coordinates);
+      map.current.addPoints(key, places, !isOld);
+      if (isOld) return;
+      announce(`${formats.counted(found.length, "new notification")} of the subscription ${id}.`);
+      renewCells();
+    },
+  });
+  useOnMap(map, { onMap, scale, cell, theme, regions: [region, area], subscriptions: subscriptions.list.value ?? NO_SUBSCRIPTIONS });
+  const badge = (name) => {
+    const fresh = Object.values({ watches, channels: subscriptions }[name]?.found ?? {}).reduce((sum, one) => sum + one.fresh, 0);
+    return fresh > 0 && html` <span class="badge">${formats.count(fresh)}</span>`;
+  };
   const locate = (other, label) => {
     if (other !== dataset) show("", other);
     map.current.fit(bounds(label.properties.geohash), { zoomMax: 7 });
     map.current.ring([label.properties.geohash]);
     setSheet("map");
   };
+  const locatePlace = ([longitude, latitude]) => { map.current.moveTo({ longitude, latitude }); setSheet("map"); };
 
   const missing = cells.value ? cells.value.missing : null;
   const pill = health({ status: cluster.value, missing, problem: cluster.problem ?? collections.problem });
@@ -108,6 +129,8 @@ function App({ openToken }) {
   const bodies = {
     watches: () => html`<${WatchesPanel} ...${{ watches, dataset, announce, locate }}
       show=${(other, text) => show(text, other)} />`,
+    channels: () => html`<${ChannelsPanel} ...${{ subscriptions, dataset, area, setArea, announce }} ...${drawFor("channels")}
+      seen=${(kind) => map.current.seen(kind)} locate=${locatePlace} />`,
     cell: () => html`<${CellPanel} ...${shared} ...${{ cell, bucketS, extent }}
       version=${summary.value?.observations} close=${() => change({ cell: "" })} />`,
     cells: () => html`<${CellTable} cells=${onMap} unit=${unit} words=${noun} selected=${cell}
@@ -118,7 +141,7 @@ function App({ openToken }) {
     <${TopBar} datasets=${(collections.value ?? []).map(({ id }) => id)} who=${answers.who.value?.name ?? ""}
       ...${{ dataset, features, feature, statistic, pill, theme, openToken }} openCluster=${() => open("cluster")} />
     <aside class="left panel" aria-label="Ask">
-      <${AskPanel} ...${shared} ...${{ draft, setDraft, show, draw, drawing }} problem=${cells.problem} watched=${begun} />
+      <${AskPanel} ...${shared} ...${{ draft, setDraft, show }} ...${drawFor("ask")} problem=${cells.problem} watched=${begun} />
     </aside>
     <main class="map-area">
       <${MapArea} ...${{ map, onMap, scale, refit, title, unit, feature, choose, drawn, moved }} />
@@ -190,11 +213,18 @@ function colourOf(features, chosen) {
 }
 
 /** Shows on the map what the page shows. */
-function useOnMap(map, { onMap, scale, cell, theme, region }) {
+function useOnMap(map, { onMap, scale, cell, theme, regions, subscriptions }) {
+  const keys = subscriptions.map(({ key }) => key), before = useRef([]);
+
   useEffect(() => map.current.setCells(onMap, scale), [onMap, scale]);
   useEffect(() => map.current.select(cell), [cell]);
   useEffect(() => map.current.restyle(), [theme]);
-  useEffect(() => map.current.showRegion(region), [region]);
+  useEffect(() => map.current.showRegions(regions.filter(Boolean).map(conditions.geometry)), regions);
+  useEffect(() => {
+    map.current.showAreas(subscriptions.flatMap(({ areas }) => areas));
+    for (const key of before.current.filter((one) => !keys.includes(one))) map.current.removePoints(key);
+    before.current = keys;
+  }, [subscriptions]);
 }
 
 /** Chooses the first dataset that holds observations, if the address names none. */

@@ -129,6 +129,14 @@ export function words(condition, unit = "") {
   }
 }
 
+/** The region of a condition, in GeoJSON. */
+export function geometry(condition) {
+  if (condition.kind === "point") return { type: "Point", coordinates: condition.at };
+  if (condition.kind === "polygon") return { type: "Polygon", coordinates: [condition.ring] };
+  const [west, south, east, north] = condition.bbox;
+  return { type: "Polygon", coordinates: [[[west, south], [east, south], [east, north], [west, north], [west, south]]] };
+}
+
 export function isRegion(condition) {
   return condition.kind === "box" || condition.kind === "polygon";
 }

@@ -1,6 +1,7 @@
-// Events of continuous queries: one stream for all that are followed, read by `fetch`.
+// Events of continuous queries and of brokers of channels, read by `fetch`: one stream for all queries
+// that are followed, and one for each broker.
 //
-// The page keeps the token of each query, so after a lost connection or a reload each event comes
+// The page keeps the token of each query and broker, so after a lost connection each event comes
 // exactly once: a token is changed together with what the event brought.
 
 import { Problem, address, get, send } from "./api.js";
@@ -8,6 +9,7 @@ import { attempt, pause } from "./hooks.js";
 
 const LINKED_LABELS_MAX = 5_000;
 const REOPEN_MS = 500;
+const PAGE = 1_000;
 
 /** Follows queries until it is stopped.
  *
@@ -74,7 +76,7 @@ export class Follower {
   }
 
   async _take({ name, data }) {
-    const id = data.ccq;
+    const id = data?.ccq;
     if (!(id in this._tokens)) return;
     if (name === "end") {
       delete this._tokens[id];
@@ -103,6 +105,65 @@ async function linked(data) {
   return features;
 }
 
+/** Follows a broker of a channel until it is stopped: first what is kept, then what comes.
+ *
+ * Args:
+ *   path: of the broker.
+ *   calls: `notified(items, isOld)` for items as the gateway has them, `ended(problem)`, and
+ *     `connected(isConnected)`.
+ */
+export class BrokerFollower {
+  constructor(path, calls) {
+    this._path = path;
+    this._calls = calls;
+    this._token = "";
+    this._aborting = new AbortController();
+    this._run(this._aborting.signal);
+  }
+
+  stop() {
+    this._aborting.abort();
+  }
+
+  async _run(signal) {
+    for (let isBehind = true, failures = 0; !signal.aborted;) {
+      let problem = null;
+      try {
+        while (isBehind) isBehind = await this._readPage(signal);
+        const headers = { Accept: "text/event-stream", "Last-Event-ID": this._token };
+        const answer = await send(address(`${this._path}/events`), { signal, headers });
+        this._calls.connected(true);
+        failures = 0;
+        for await (const { name, id, data } of frames(answer.body)) {
+          if (signal.aborted) return;
+          if (name === "end") throw Object.assign(new Problem(data.status, data), { isEnd: true });
+          if (data) this._calls.notified([data], false);
+          this._token = id;
+        }
+      } catch (error) {
+        failures += 1;
+        if (error instanceof Problem) problem = error;  // Otherwise the connection was lost.
+      }
+      if (signal.aborted || problem?.status === 401) return;
+      if (problem && (problem.isEnd || !problem.isTransient)) {
+        this._calls.ended(problem);
+        return;
+      }
+      this._calls.connected(false);
+      await (problem ? attempt(problem, failures, signal) : pause(REOPEN_MS, signal));
+    }
+  }
+
+  /** Reads a page of what is kept; whether there may be more. */
+  async _readPage(signal) {
+    const page = await get(`${this._path}/notifications`, { token: this._token, limit: PAGE }, { signal });
+    if (signal.aborted) return false;
+    this._calls.notified(page.notifications, true);
+    this._token = page.next;
+    return page.notifications.reduce((sum, { notifications }) => sum + notifications, 0) >= PAGE;
+  }
+}
+
 async function* frames(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
@@ -114,7 +175,8 @@ async function* frames(body) {
       text = whole.pop();
       for (const frame of whole) {
         const field = (name) => frame.match(new RegExp(`^${name}: (.*)$`, "m"))?.[1];
-        if (field("data")) yield { name: field("event"), data: JSON.parse(field("data")) };
+        const data = field("data") && JSON.parse(field("data"));
+        if (data || field("id")) yield { name: field("event"), id: field("id"), data };
       }
     }
   } finally {

@@ -9,6 +9,7 @@ const DEFAULTS = {
   time: "",         // "start/end"
   at: "",           // "longitude,latitude,zoom"
   cell: "",
+  subscriptions: "",  // "channel/id" of each one, by comma
   panel: "watches",
   theme: "",        // "light", "dark"; "" as the system has it
 };

@@ -9,6 +9,7 @@ export const REMOVE = drawn("M5 12h14");
 export const CLOSE = drawn("M6 6l12 12M18 6L6 18");
 export const BOX = drawn("M4 6h16v12H4z");
 export const POLYGON = drawn("M5 17L4 8l8-4 8 5-3 10z");
+export const POINT = drawn("M12 21c-4-5-6-8-6-11a6 6 0 0112 0c0 3-2 6-6 11zM12 12a2 2 0 100-4 2 2 0 000 4z");
 export const FIT = drawn("M4 9V4h5M20 9V4h-5M4 15v5h5M20 15v5h-5");
 export const BELL = drawn("M6 16V11a6 6 0 0112 0v5l1.5 2h-15zM10 20.5h4");
 export const SUN = drawn("M12 8a4 4 0 100 8 4 4 0 000-8zM12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.4 1.4M17.6 17.6L19 19M5 19l1.4-1.4M17.6 6.4L19 5");

@@ -11,6 +11,7 @@ const GAP_PX = 16, SPARSE = 2_500, SPARSE_PX = 5;
 const NEAR_PX = 5;
 const RING_MS = 5_000, RINGS_MAX = 500, PULSE_MS = 1_250;
 const BASE_AFTER_MS = 1_500;
+const POINTS_MAX = 500;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** Cells as arrays: their edges in map units, their values, and where each one is. */
@@ -181,11 +182,17 @@ export class MapView {
     });
     this._regions = new ol.source.Vector();
     this._regionLayer = new ol.layer.Vector({ source: this._regions, className: "ol-layer above" });
+    this._areas = new ol.source.Vector();
+    this._areaLayer = new ol.layer.Vector({ source: this._areas, className: "ol-layer above" });
+    this._points = new ol.source.Vector();
+    this._pointLayer = new ol.layer.Vector({
+      source: this._points, className: "ol-layer above", updateWhileAnimating: true, updateWhileInteracting: true,
+    });
     this.map = new ol.Map({
       target: element,
       controls: [new ol.control.ScaleLine({ minWidth: 72 })],
       interactions: ol.interaction.defaults.defaults({ altShiftDragRotate: false, pinchRotate: false }),
-      layers: [...base.layers.below, this._cellLayer, ...base.layers.above, this._regionLayer],
+      layers: [...base.layers.below, this._cellLayer, ...base.layers.above, this._areaLayer, this._regionLayer, this._pointLayer],
       view: new ol.View({ center: [0, 2_000_000], zoom: 2, minZoom: 1, maxZoom: 18, enableRotation: false }),
     });
     this.restyle();
@@ -212,6 +219,14 @@ export class MapView {
     const west = (extent[0] / WORLD) * 360, east = (extent[2] / WORLD) * 360;
     return { longitude, latitude, zoom: view.getZoom(), bbox: [west, south, east, north],
       pixelsPerDegree: WORLD / 360 / view.getResolution() };
+  }
+
+  /** What is seen, as a condition: its "box", or the "point" in the middle. */
+  seen(kind) {
+    const { longitude, latitude, bbox: [west, south, east, north] } = this.view();
+    if (kind === "point") return conditionOf(kind, new ol.geom.Point([longitude, latitude]));
+    const [from, to] = east - west < 360 ? [west, east] : [-180, 180];
+    return conditionOf(kind, ol.geom.Polygon.fromExtent([from, Math.max(south, -90), to, Math.min(north, 90)]));
   }
 
   moveTo({ longitude, latitude, zoom }) {
@@ -269,23 +284,54 @@ export class MapView {
     return this._painter.rings.size;
   }
 
-  /** Shows the region of a condition; none for null. */
-  showRegion(condition) {
-    this._regions.clear();
-    if (!condition) return;
-    const ring = condition.kind === "box" ? ringOf(condition.bbox) : condition.ring;
-    const geometry = new ol.geom.Polygon([ring]);
-    this._regions.addFeature(new ol.Feature(geometry.transform("EPSG:4326", "EPSG:3857")));
+  /** Shows regions that are drawn or asked, in GeoJSON. */
+  showRegions(geometries) {
+    replaceFeatures(this._regions, geometries);
   }
 
-  /** Lets the user draw a "box" or a "polygon"; a second call ends it. */
+  /** Shows the areas of subscriptions, in GeoJSON. */
+  showAreas(geometries) {
+    replaceFeatures(this._areas, geometries);
+  }
+
+  /** Shows points of what `key` names, in longitude and latitude; new ones in a ring for five seconds. */
+  addPoints(key, places, isNew) {
+    const now = performance.now(), isIdle = !this._hasNewPoints(now);
+    this._points.addFeatures(places.slice(-POINTS_MAX).map((at) => {
+      const feature = new ol.Feature(new ol.geom.Point(ol.proj.fromLonLat(at)));
+      feature.setProperties({ key, until: isNew ? now + RING_MS : 0 });
+      return feature;
+    }));
+    const all = this._points.getFeatures().sort((a, b) => a.ol_uid - b.ol_uid);
+    this._points.removeFeatures(all.slice(0, -POINTS_MAX));
+    if (isIdle && isNew) this._animatePoints();
+  }
+
+  /** Removes the points of what `key` names. */
+  removePoints(key) {
+    this._points.removeFeatures(this._points.getFeatures().filter((feature) => feature.get("key") === key));
+  }
+
+  _hasNewPoints(now) {
+    return this._points.getFeatures().some((feature) => feature.get("until") > now);
+  }
+
+  _animatePoints() {
+    this._pointLayer.changed();
+    if (!this._hasNewPoints(performance.now())) return;
+    if (still.matches) setTimeout(() => this._animatePoints(), 500);
+    else requestAnimationFrame(() => this._animatePoints());
+  }
+
+  /** Lets the user draw a "box", a "polygon" or a "point"; a second call ends it. */
   draw(kind) {
     if (this._drawing) this.map.removeInteraction(this._drawing);
     this._drawing = null;
     if (!kind) return;
-    this._drawing = new ol.interaction.Draw(kind === "box"
-      ? { type: "Circle", geometryFunction: ol.interaction.Draw.createBox(), style: this._regionStyle() }
-      : { type: "Polygon", style: this._regionStyle() });
+    this._drawing = new ol.interaction.Draw({
+      style: this._regionStyle(), type: { box: "Circle", polygon: "Polygon", point: "Point" }[kind],
+      ...(kind === "box" && { geometryFunction: ol.interaction.Draw.createBox() }),
+    });
     this._drawing.on("drawend", ({ feature }) => {
       const geometry = feature.getGeometry().clone().transform("EPSG:3857", "EPSG:4326");
       // The click that ends a drawing picks no cell.
@@ -303,10 +349,34 @@ export class MapView {
     });
   }
 
+  _areaStyle() {
+    const width = (colour, pixels) => new ol.style.Stroke({ color: this._colour(colour), width: pixels });
+    const circle = (stroke) => new ol.style.Circle({ radius: 7, stroke });
+    return [width("--selected-halo", 5), width("--ring", 2.5)].map((stroke) => new ol.style.Style({ stroke, image: circle(stroke) }));
+  }
+
+  /** A dot with a ring, which is larger and pulses around a point that is new. */
+  _pointStyle() {
+    const halo = this._colour("--selected-halo"), ring = this._colour("--ring"), dot = this._colour("--selected");
+    const circle = (radius, strokes) => strokes.map(([color, width]) => new ol.style.Style({
+      image: new ol.style.Circle({ radius, stroke: new ol.style.Stroke({ color, width }) }),
+    }));
+    const middle = new ol.style.Style({ image: new ol.style.Circle({ radius: 2.5, fill: new ol.style.Fill({ color: dot }) }) });
+    const old = [...circle(5, [[halo, 4.5], [ring, 2]]), middle];
+    return (feature) => {
+      const left = feature.get("until") - performance.now();
+      if (left <= 0) return old;
+      const pulse = still.matches ? 0 : Math.cos((left / PULSE_MS) * 2 * Math.PI);
+      return [...circle(10 + 2 * pulse, [[halo, 6.5], [ring, 3.5]]), middle];
+    };
+  }
+
   /** Takes the colours of the page anew. */
   restyle() {
     this._base.restyle();
     this._regionLayer.setStyle(this._regionStyle());
+    this._areaLayer.setStyle(this._areaStyle());
+    this._pointLayer.setStyle(this._pointStyle());
     this._painter.colours = {
       selected: this._colour("--selected"), halo: this._colour("--selected-halo"), ring: this._colour("--ring"),
     };
@@ -349,12 +419,18 @@ export class MapView {
   }
 }
 
-function ringOf([west, south, east, north]) {
-  return [[west, south], [east, south], [east, north], [west, north], [west, south]];
+function replaceFeatures(source, geometries) {
+  const format = new ol.format.GeoJSON({ featureProjection: "EPSG:3857" });
+  source.clear();
+  source.addFeatures(geometries.map((geometry) => format.readFeature({ type: "Feature", geometry, properties: null })));
 }
 
+/** What was drawn, as a condition, in the world around longitude 0. */
 function conditionOf(kind, geometry) {
+  const [west, , east] = geometry.getExtent();
+  geometry.translate(-360 * Math.round((west + east) / 720), 0);
   const rounded = (value) => Math.round(value * 1000) / 1000;
   if (kind === "box") return { kind, bbox: geometry.getExtent().map(rounded) };
+  if (kind === "point") return { kind, at: geometry.getCoordinates().map(rounded) };
   return { kind, ring: geometry.getCoordinates()[0].map((at) => at.map(rounded)) };
 }

@@ -5,7 +5,7 @@ import { get, remove } from "./api.js";
 import { Follower } from "./events.js";
 import * as formats from "./formats.js";
 import { useAnswer } from "./hooks.js";
-import * as icons from "./icons.js";
+import { Values } from "./values.js";
 
 const FOLLOWED_MAX = 64;
 const LATEST = 8;
@@ -121,7 +121,7 @@ function Watch({ query, found, show, locate, looked, cancel }) {
       ${found.latest.slice(0, found.fresh ? LATEST : 3).map((label) => html`<li key=${label.properties.label}>
         <button class="link mono" onClick=${() => locate(query.dataset, label)}>${label.properties.geohash}</button>
         <span class="muted">${formats.time(Date.parse(label.properties.time))}</span>
-        <span class="values-of">${valuesOf(label.properties)}</span></li>`)}
+        <${Values} properties=${label.properties} /></li>`)}
     </ul>`}
     <div class="row actions">
       ${typeof query.query === "string" || text ? html`<button onClick=${() => show(query.dataset, text)}>Show</button>` : null}
@@ -132,15 +132,6 @@ function Watch({ query, found, show, locate, looked, cancel }) {
     </div>
     ${problem && html`<p class="problem" role="alert">${problem.message}</p>`}
   </article>`;
-}
-
-const PLACE = ["geohash", "time", "block", "partition", "sequence", "label"];
-
-/** The values of a label, the first three. */
-function valuesOf(properties) {
-  const own = Object.entries(properties).filter(([name, value]) => !PLACE.includes(name) && value !== null);
-  return own.slice(0, 3).map(([name, value]) => html`<span class="value-of"><span class="muted">${formats.named(name)}</span>${" "}
-    ${typeof value === "number" ? formats.number(value, 0.1) : String(value)}</span>`);
 }
 
 function endOf(query, found) {

@@ -8,12 +8,13 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pandas as pd
 import pytest
-from map_pages import NARROW, WIDE, chromium, opened
+import shapely
+from map_pages import NARROW, WIDE, MapPage, chromium, opened
 from proving import Tokens, token_file
 
 import galileo
@@ -438,10 +439,183 @@ def test_the_page_is_accessible(
         page.get_by_role("button", name="Watch…").click()
         page.get_by_label("Copy as").select_option("GDAL")
         shown.check_accessible()
-        for panel in ("Cells", "Cluster"):
+        for panel in ("Channels", "Cells", "Cluster"):
             if size == NARROW:
                 page.get_by_role("button", name=panel, exact=True).click()
             else:
                 shown.tab(panel)
-            page.get_by_role("table" if panel == "Cells" else "heading").first.wait_for()
+            shown_first = {"Channels": "paragraph", "Cells": "table", "Cluster": "heading"}[panel]
+            page.get_by_role("tabpanel").get_by_role(shown_first).first.wait_for()
             shown.check_accessible()
+
+
+def news_of(client: galileo.Client, channel: str, broker: str) -> list[tuple[str, str]]:
+    """Subscription and station of each notification so far."""
+    rows = [
+        row
+        for batch in client.follow(channel, broker, wait="3s")
+        for row in batch.to_arrow().select(["subscription", "station"]).to_pylist()
+    ]
+    return [(row["subscription"], row["station"]) for row in rows]
+
+
+def draw_box(shown: MapPage, west: float, south: float, east: float, north: float) -> None:
+    """Clicks two corners, at shares of the map's size."""
+    box = shown.page.locator(".map").bounding_box()
+    for x, y in ((west, north), (east, south)):
+        shown.page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        shown.page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+
+
+@pytest.fixture
+def channel(dataset: tuple[galileo.Client, str]) -> str:
+    """A channel of the dataset, which takes an area and the least temperature."""
+    client, name = dataset
+    template = "temperature > :least AND S_INTERSECTS(geometry, :area)"
+    client.create_channel(galileo.Channel(f"{name}-in", name, template, period="200ms"))
+    return f"{name}-in"
+
+
+def test_an_area_is_subscribed_and_its_notifications_are_shown(
+    browser: Any, gateway: LocalGateway, dataset: tuple[galileo.Client, str], channel: str
+) -> None:
+    client, name = dataset
+    fragment = f"dataset={name}&panel=channels&at=-100,40,5"
+    with opened(browser, gateway.url, fragment=fragment) as shown:
+        page = shown.page
+        page.get_by_role("button", name="Subscribe an area").click()
+        form = page.get_by_role("form", name="Subscribe an area")
+        assert form.get_by_role("button", name="Subscribe", exact=True).is_disabled()
+        form.get_by_role("button", name="Box").click()
+        draw_box(shown, 0.4, 0.6, 0.6, 0.4)
+        form.get_by_text(re.compile("^From .* to ")).wait_for()
+        form.get_by_label("least").fill("280")
+        broker = form.get_by_label("Broker").input_value()
+        form.get_by_role("button", name="Subscribe", exact=True).click()
+        one = page.get_by_role("article", name=f"Subscription {broker}-1")
+        one.get_by_text("running").wait_for()
+        one.get_by_text("0 notifications").wait_for()
+        [stored] = client.table(f"{channel}.subscriptions").rows.to_pylist()
+        assert (stored["id"], stored["broker"], stored["least"]) == (f"{broker}-1", broker, 280.0)
+        area = shapely.from_wkb(stored["area"])
+        assert area.covers(shapely.Point(-100, 40))
+        assert not area.intersects(shapely.MultiPoint([(-105, 40), (-100, 45)]))
+
+        assert not shown.is_ringed()
+        there, away = (40.0, -100.0), (45.7, -103.4)
+        client.ingest(name, observations([there, there, away], [281.0, 279.0, 285.0]))
+        one.get_by_text("1 new", exact=True).wait_for()
+        one.get_by_text("1 notification", exact=True).wait_for()
+        latest = one.get_by_label("Latest notifications")
+        assert latest.get_by_role("button").all_inner_texts() == ["40.00° N, 100.00° W"]
+        assert "temperature 281" in latest.inner_text()
+        shown.await_ringed()
+        shown.check_accessible()
+
+        page.reload()
+        one.get_by_text("1 notification", exact=True).wait_for()
+        shown.await_ringed()
+        assert one.get_by_text("new").count() == 0, "it was there before the page"
+        client.ingest(name, observations([there], [282.0]))
+        one.get_by_text("2 notifications").wait_for()
+        one.get_by_text("1 new", exact=True).wait_for()
+
+        one.get_by_role("button", name="Unsubscribe").click()
+        one.wait_for(state="detached")
+        shown.await_ringed(False)
+        assert client.table(f"{channel}.subscriptions").rows.num_rows == 0
+        assert "subscriptions=" not in page.url
+
+
+@pytest.mark.slow
+def test_an_area_is_subscribed_without_a_mouse(
+    browser: Any, gateway: LocalGateway, dataset: tuple[galileo.Client, str]
+) -> None:
+    client, name = dataset
+    template = (
+        "S_DWITHIN(geometry, :place, :metres) AND station <> :other AND T_AFTER(time, :since)"
+    )
+    near = galileo.Channel(f"{name}-near", name, template, new="either", leave=True, period="200ms")
+    client.create_channel(near)
+    fragment = f"dataset={name}&panel=channels&at=-103.4,40.1,5"
+    with opened(browser, gateway.url, fragment=fragment, size=NARROW, refusals=(400, 404)) as shown:
+        page = shown.page
+        page.locator(".legend").wait_for()
+        page.get_by_role("button", name="Channels", exact=True).press("Enter")
+        page.get_by_role("button", name="Subscribe an area").press("Enter")
+        form = page.get_by_role("form", name="Subscribe an area")
+        form.get_by_label("Id").fill("ship")
+        form.get_by_label("Broker").fill("bridge")
+        form.get_by_label("metres").fill("-5")
+        form.get_by_label("other").fill("S9")
+        form.get_by_label("since").fill("2014-01-01T00:00:00")
+        form.get_by_role("button", name="Middle").press("Enter")
+        form.get_by_text("40.10° N, 103.40° W").wait_for()
+        form.get_by_label("Id").press("Enter")
+        form.get_by_role("alert").get_by_text(re.compile("distance|metres")).wait_for()
+        shown.check_accessible()
+        form.get_by_label("metres").fill("1000")
+        form.get_by_label("Id").press("Enter")
+        one = page.get_by_role("article", name="Subscription ship")
+        one.get_by_text("1 notification", exact=True).wait_for()  # It is there already.
+        assert news_of(client, near.name, "bridge") == [("ship", "S1")]
+
+        page.get_by_role("button", name="Subscribe an area").press("Enter")
+        page.evaluate("location.hash = location.hash.replace(/at=[^&]*/, 'at=-97.7,37.3,5')")
+        form.get_by_label("Id").fill("ship")
+        form.get_by_label("metres").fill("1000")
+        form.get_by_label("since").fill("2014-01-01T00:00:00")
+        form.get_by_role("button", name="Middle").press("Enter")
+        form.get_by_text("37.30° N, 97.70° W").wait_for()
+        form.get_by_label("Id").press("Enter")
+        form.get_by_text("A subscription ship of the broker bridge is there already.").wait_for()
+        assert client.table(f"{near.name}.subscriptions").rows["other"].to_pylist() == ["S9"]
+        form.get_by_role("button", name="Replace it").press("Enter")
+        one.get_by_text("3 notifications").wait_for()
+        one.get_by_text("left", exact=True).wait_for()
+        assert sorted(news_of(client, near.name, "bridge")) == [
+            *[("ship", "S1")] * 2,
+            ("ship", "S3"),
+        ]
+        shown.check_accessible()
+
+
+@pytest.mark.slow
+def test_notifications_come_exactly_once_though_the_gateway_is_killed(
+    browser: Any, cluster: galileo.LocalCluster, dataset: tuple[galileo.Client, str], channel: str
+) -> None:
+    client, name = dataset
+    area = shapely.box(-105, 36, -96, 50)
+    subscription = {"id": ["us, all/50%"], "least": [200.0], "area": [area]}
+    client.subscribe(channel, subscription, broker="desk")
+    client.ingest(name, observations(PLACES, TEMPERATURES))
+    with cluster.gateway() as first:
+        port = urlsplit(first.url).port
+        key = f"{channel}/us%2C%20all%2F50%25"
+        fragment = f"dataset={name}&panel=channels&subscriptions={quote(key)}"
+        with opened(browser, first.url, fragment=fragment) as shown:
+            shown.may_lose = True
+            page = shown.page
+            one = page.get_by_role("article", name="Subscription us, all/50%")
+            one.get_by_text("5 notifications").wait_for()
+            client.ingest(name, observations([(45.7, -103.4)], [281.0]))
+            one.get_by_text("1 new", exact=True).wait_for()
+
+            assert first.pid is not None
+            os.kill(first.pid, signal.SIGKILL)
+            one.get_by_text("The stream of notifications is interrupted").wait_for()
+            shown.check_accessible()
+            client.ingest(name, observations([(45.7, -97.7)], [282.0]))
+            first.stop()
+            with cluster.gateway(port=port or 0):
+                one.get_by_text("2 new", exact=True).wait_for()
+                client.ingest(name, observations([(48.5, -97.7)], [283.0]))
+                one.get_by_text("3 new", exact=True).wait_for()
+                assert one.get_by_text("8 notifications").count() == 1, "each once"
+                assert one.get_by_text("The stream of notifications").count() == 0
+                assert len(news_of(client, channel, "desk")) == 8
+                client.drop_dataset(channel)
+                one.get_by_role("alert").get_by_text(channel).wait_for()
+                page.get_by_text(f"No channel of {name} takes an area.").wait_for()
+                one.get_by_role("button", name="Hide").click()
+                one.wait_for(state="detached")
