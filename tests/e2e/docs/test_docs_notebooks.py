@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[3]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 NAMES = [path.stem for path in NOTEBOOKS]
 QUICK = "stations"
+CHANNELS = "shelters"
+"""The one about channels and tables."""
 DATASETS = {"nam", "quakes", "stations", "storms"}
 BYTES_MAX = 150_000
 """Of one notebook with all its pictures."""
@@ -39,7 +41,7 @@ def kinds(outputs: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def test_notebooks_are_the_listed_tutorials() -> None:
-    assert NAMES == ["nam_forecast", "quakes", "stations", "storms"]
+    assert NAMES == ["nam_forecast", "quakes", "shelters", "stations", "storms"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,8 @@ def test_notebook_is_stored_fully_run_and_small(path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
 def test_notebook_has_all_sections(path: Path) -> None:
     code = "\n".join("".join(cell["source"]) for cell in notebook_runner.Notebook.read(path).code)
-    for part in ("ingest(", "submit(", "cancel(", "plot", "to_geopandas(", "LocalCluster("):
+    standing = ("subscribe(", "follow(") if path.stem == CHANNELS else ("submit(", "cancel(")
+    for part in ("ingest(", *standing, "plot", "to_geopandas(", "LocalCluster("):
         assert part in code, part
 
 
