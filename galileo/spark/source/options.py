@@ -13,6 +13,7 @@ from galileo.spark.source.blocking_client import parse_addresses
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 OBSERVATIONS, LABELS = "observations", "labels"
+ROWS, CHANGES = "rows", "changes"
 FAIL, SKIP = "fail", "skip"
 EARLIEST, LATEST = "earliest", "latest"
 PUSH_QUERY, PUSH_ALL, PUSH_NONE = "query", "all", "none"
@@ -40,11 +41,11 @@ class SourceOptions:
 
     Attributes:
         addresses: "host:port" of nodes.
-        dataset: its name; "" if a table is read.
+        dataset: its name; "" if it is a table.
         table: its name; "" if it is a dataset.
         query: CQL2.
         columns: of the result; empty for all.
-        what: "observations" or "labels".
+        what: "observations" or "labels" of a dataset, "rows" or "changes" of a table.
         pushdown: Spark's filters that nodes evaluate: those that the "query" implies, "all" that
             nodes can evaluate, or "none".
         rows_per_task: approximate rows of a task of a batch read.
@@ -75,6 +76,11 @@ class SourceOptions:
     batch_rows: int = BATCH_ROWS
     keys: TlsFiles = NO_TLS_FILES
 
+    @property
+    def name(self) -> str:
+        """That of the dataset or table."""
+        return self.table or self.dataset
+
     @staticmethod
     def from_spark(raw: Mapping[str, str]) -> SourceOptions:
         """Parses the options of a read or write; names in any case.
@@ -93,7 +99,7 @@ class SourceOptions:
             columns=tuple(
                 filter(None, (part.strip() for part in options.get("columns", "").split(",")))
             ),
-            what=_one_of(options, "what", OBSERVATIONS, LABELS),
+            what=_one_of(options, "what", *((ROWS, CHANGES) if table else (OBSERVATIONS, LABELS))),
             pushdown=_one_of(options, "pushdown", PUSH_QUERY, PUSH_ALL, PUSH_NONE),
             rows_per_task=_count(options, "rows_per_task", ROWS_PER_TASK, least=1),
             starting=options.get("starting", EARLIEST),
@@ -156,9 +162,9 @@ def _check_names(options: Mapping[str, str]) -> None:
 
 
 def _table(options: Mapping[str, str]) -> str:
-    """The name of a table, whose read has no options of datasets."""
+    """The name of a table, with which options of datasets are refused."""
     table = options.get("table", "")
-    others = ("dataset", "query", "what", "pushdown", *_STREAM, *_WRITE)
+    others = ("dataset", "query", "pushdown", "commits_per_batch", "on_gap")
     wrong = next((name for name in others if table and options.get(name)), None)
     if wrong is not None:
         raise InputError(

@@ -155,14 +155,33 @@ def table_splits(
 
 
 def stream_tasks(
-    topology: Topology, *, after: Cursor, until: Cursor, commits_max: int
+    topology: Topology,
+    *,
+    after: Cursor,
+    until: Cursor,
+    commits_max: int,
+    cuts_partitions: bool = True,
 ) -> list[StreamTask]:
-    """The tasks of a stream: the commits of a task depend on the cursors only."""
+    """The tasks of a stream: the commits of a task depend on the cursors only.
+
+    Args:
+        topology: owners of partitions.
+        after: start, exclusive.
+        until: end, inclusive.
+        commits_max: of a task.
+        cuts_partitions: whether several tasks may have commits of one partition; if not, a task
+            with more than `commits_max` has one partition.
+    """
     owners = placement.owners(topology)
     pieces = [
         piece
         for partition in sorted(owners)
-        for piece in _pieces(partition, after[partition], until[partition], commits_max=commits_max)
+        for piece in _pieces(
+            partition,
+            after[partition],
+            until[partition],
+            commits_max=commits_max if cuts_partitions else max(1, until[partition]),
+        )
     ]
     tasks = []
     for group in _groups(pieces, {}, weight_max=commits_max):

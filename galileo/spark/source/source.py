@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,42 +19,29 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxFiles,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from galileo.cursor import Cursor
-from galileo.dht.topology import Topology
 from galileo.errors import InputError, InternalError
-from galileo.model.schema import Schema, dropped_dataset
+from galileo.model.schema import Schema
+from galileo.model.table import DELETED, Table
 from galileo.spark.source import columns, spark_to_cql, tables
 from galileo.spark.source.blocking_client import BlockingClient
+from galileo.spark.source.cursor_stream import CursorStream, SourceState
 from galileo.spark.source.options import (
-    EARLIEST,
+    CHANGES,
     FAIL,
-    LATEST,
     PUSH_ALL,
     PUSH_NONE,
     SKIP,
     SourceOptions,
-    cursor_of,
-    cursor_of_text,
-    generation_of,
-    offset_of,
 )
 from galileo.spark.source.plan import (
     Split,
     StoredCommits,
-    StreamTask,
     check_complete,
-    limit_commits,
     merge_status,
     splits,
-    stream_tasks,
 )
 from galileo.spark.source.reading import ReadSpec, batches
 from galileo.spark.source.writing import (
@@ -69,8 +54,6 @@ from galileo.spark.source.writing import (
 from galileo.wire.tls_credentials import TlsFiles
 
 NAME = "galileo"
-POLL_S = 0.1
-"""Minimum interval between two checks for new commits, each of which calls all nodes."""
 
 # Local properties of a streaming task.
 _QUERY_ID = "sql.streaming.queryId"
@@ -79,20 +62,7 @@ _BATCH_ID = "streaming.sql.batchId"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetState:
-    """The state of a dataset when a read or write was planned."""
-
-    schema: Schema
-    topology: Topology
-    stored: StoredCommits
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return tuple(node.address for node in self.topology.nodes)
-
-
-def discover(addresses: Sequence[str], dataset: str, *, keys: TlsFiles) -> DatasetState:
+def discover(addresses: Sequence[str], dataset: str, *, keys: TlsFiles) -> SourceState[Schema]:
     """Requests the state of a dataset from the cluster.
 
     Raises:
@@ -101,7 +71,7 @@ def discover(addresses: Sequence[str], dataset: str, *, keys: TlsFiles) -> Datas
     """
     with BlockingClient(addresses, keys=keys) as client:
         schema, topology = client.schema(dataset), client.topology()
-        return DatasetState(
+        return SourceState(
             schema, topology, merge_status(topology, client.status(), dataset=schema.key)
         )
 
@@ -109,8 +79,8 @@ def discover(addresses: Sequence[str], dataset: str, *, keys: TlsFiles) -> Datas
 class GalileoSource(DataSource):
     """`spark.read.format("galileo")`; docs/spark-data-source.md has the options."""
 
-    _state: DatasetState | None = None
-    _table_state: tables.TableState | None = None
+    _state: SourceState[Schema] | None = None
+    _table_state: SourceState[Table] | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -120,40 +90,42 @@ class GalileoSource(DataSource):
         """The columns. A batch read returns the commits that are stored at this call."""
         options = SourceOptions.from_spark(self.options)
         if options.table:
-            self._table_state = tables.discover(options)
-            return tables.spark_columns(self._table_state.table, options.columns)
+            state = self._table_state = _discover_table(options)
+            return tables.spark_columns(state.schema, options.what, options.columns)
         self._state = discover(options.addresses, options.dataset, keys=options.keys)
         return columns.spark_columns(self._state.schema, options.what, options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.from_spark(self.options)
         if options.table:
-            return self._table_reader(options, schema)
+            return tables.TableReader(options, self._state_of_table(options), schema)
         kind = BatchReader if options.pushdown == PUSH_NONE else PushdownReader
         return kind(options, self._dataset_state(options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        options = _options_of_dataset(self.options)
+        options = SourceOptions.from_spark(self.options)
+        if options.table:
+            return tables.ChangeReader(options, self._state_of_table(options), schema)
         return StreamReader(options, self._dataset_state(options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        options = _options_of_dataset(self.options)
+        options = SourceOptions.from_spark(self.options)
         return BatchWriter(options, _write_spec(options, schema, overwrite=overwrite))
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamArrowWriter:
-        options = _options_of_dataset(self.options)
+        options = SourceOptions.from_spark(self.options)
         # Spark sets `overwrite` for its output mode "complete", which writes all rows each time.
         return StreamWriter(_write_spec(options, schema, overwrite=overwrite))
 
-    def _table_reader(self, options: SourceOptions, schema: StructType) -> DataSourceReader:
-        state = self._table_state
-        if state is None or state.stored.missing:
-            state = self._table_state = tables.discover(options)
-        return tables.TableReader(options, state, schema)
+    def _state_of_table(self, options: SourceOptions) -> SourceState[Table]:
+        """As `_dataset_state`."""
+        if self._table_state is None or self._table_state.stored.missing:
+            self._table_state = _discover_table(options)
+        return self._table_state
 
-    def _dataset_state(self, options: SourceOptions) -> DatasetState:
+    def _dataset_state(self, options: SourceOptions) -> SourceState[Schema]:
         """The state that `schema` requested; a new one if a node did not answer."""
         if self._state is None or self._state.stored.missing:
             self._state = discover(options.addresses, options.dataset, keys=options.keys)
@@ -166,14 +138,16 @@ class NoPushdownSource(GalileoSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.from_spark(self.options)
         if options.table:
-            return self._table_reader(options, schema)
+            return tables.TableReader(options, self._state_of_table(options), schema)
         return BatchReader(options, self._dataset_state(options), schema)
 
 
 class BatchReader(DataSourceReader):
     """Reads the commits of one moment, in repeatable tasks."""
 
-    def __init__(self, options: SourceOptions, state: DatasetState, schema: StructType) -> None:
+    def __init__(
+        self, options: SourceOptions, state: SourceState[Schema], schema: StructType
+    ) -> None:
         self._options = options
         self._state = state
         self._arrow = columns.requested_columns(state.schema, options.what, schema)
@@ -191,7 +165,8 @@ class BatchReader(DataSourceReader):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(partition, self._read_spec())
+        if isinstance(partition, Split):  # Without any rows, Spark runs a task without one.
+            yield from batches(self._read_spec(), partition)
 
     def _read_spec(self) -> ReadSpec:
         # Never skip: commits that are dropped during a read would be missing in part.
@@ -213,85 +188,25 @@ class PushdownReader(BatchReader):
         return pushed.remaining
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream of new commits; its offsets are cursors.
+class StreamReader(CursorStream[Schema]):
+    """A stream of new commits."""
 
-    The commits between two cursors never change, so a repeated micro-batch has the same rows.
-    """
-
-    def __init__(self, options: SourceOptions, state: DatasetState, schema: StructType) -> None:
-        self._options = options
-        self._state = state
-        self._target: Cursor | None = None
-        self._refreshed_s = 0.0
+    def __init__(
+        self, options: SourceOptions, state: SourceState[Schema], schema: StructType
+    ) -> None:
+        super().__init__(options, state)
         arrow = columns.requested_columns(state.schema, options.what, schema)
         query_json = spark_to_cql.conjunction(options.query, (), state.schema)
         self._spec = _read_spec(options, state, query_json, arrow=arrow, on_gap=options.on_gap)
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        if self._options.starting not in (EARLIEST, LATEST):
-            return self._offset(cursor_of_text(self._options.starting))
-        stored = self._refresh()
-        check_complete(stored)
-        is_latest = self._options.starting == LATEST
-        return self._offset(stored.published if is_latest else stored.dropped)
+    def _discover(self, addresses: tuple[str, ...]) -> SourceState[Schema]:
+        return discover(addresses, self._options.dataset, keys=self._options.keys)
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        begin = self._cursor(start)
-        # The cursors of unreachable nodes do not change.
-        end = begin.join(self._refresh().published)
-        if self._target is not None:
-            end = begin.join(end.meet(self._target))
-        if isinstance(limit, ReadMaxFiles):
-            end = limit_commits(begin, end, commits_max=limit.max_files)
-        return self._offset(end)
+    def _earliest(self, stored: StoredCommits) -> Cursor:
+        return stored.dropped
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """In commits; Spark has no such limit, so the one on files is used."""
-        commits_max = self._options.commits_per_batch
-        return ReadMaxFiles(commits_max) if commits_max else ReadAllAvailable()
-
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
-        return self._offset(self._state.stored.published)
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        stored = self._refresh()
-        check_complete(stored)
-        self._target = stored.published
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return stream_tasks(
-            self._state.topology,
-            after=self._cursor(start),
-            until=self._cursor(end),
-            commits_max=self._options.commits_per_task,
-        )
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(partition, self._spec)
-
-    def _refresh(self) -> StoredCommits:
-        """The stored commits; waits if the last call was less than `POLL_S` ago."""
-        time.sleep(max(0.0, self._refreshed_s + POLL_S - time.monotonic()))
-        addresses = dict.fromkeys([*self._options.addresses, *self._state.addresses])
-        state = discover(tuple(addresses), self._options.dataset, keys=self._options.keys)
-        if state.schema.key != self._state.schema.key:
-            raise dropped_dataset(self._options.dataset, is_again=True)
-        self._state = state
-        self._refreshed_s = time.monotonic()
-        return self._state.stored
-
-    def _offset(self, cursor: Cursor) -> dict[str, int]:
-        return offset_of(cursor, generation=self._state.schema.generation)
-
-    def _cursor(self, offset: dict[str, int]) -> Cursor:
-        """The cursor of an offset. Refuses one from the checkpoint of a dropped dataset."""
-        if generation_of(offset) != self._state.schema.generation:
-            raise InputError(
-                f"the checkpoint is of a dropped dataset with the name {self._options.dataset!r}; "
-                "start with a new checkpoint"
-            )
-        return cursor_of(offset)
+    def _rows(self, split: Split) -> Iterator[pa.RecordBatch]:
+        return batches(self._spec, split)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -343,52 +258,45 @@ class StreamWriter(DataSourceStreamArrowWriter):
         )
 
 
-def _options_of_dataset(raw: Mapping[str, str]) -> SourceOptions:
-    """The options of a write or a stream.
-
-    Raises:
-        InputError: they name a table.
-    """
-    options = SourceOptions.from_spark(raw)
-    if options.table:
-        raise InputError(
-            "expected a dataset: tables can be read as a whole, and neither written nor followed; "
-            "client.upsert and client.changes do that",
-            option="table",
-        )
-    return options
+def _discover_table(options: SourceOptions) -> SourceState[Table]:
+    return tables.discover(options.addresses, options.table, keys=options.keys)
 
 
 def _write_spec(options: SourceOptions, schema: StructType, *, overwrite: bool) -> WriteSpec:
     if overwrite:
         raise InputError(
-            "expected mode 'append': observations are never overwritten; let retention drop them"
+            "expected mode 'append': observations are never overwritten, and the rows of a table "
+            "are replaced by their keys; let retention drop observations, and delete rows by the "
+            f"column {DELETED!r}"
         )
-    if options.on_gap == SKIP or options.columns or options.query:
-        raise InputError("expected no option of reads when writing (query, columns, on_gap)")
-    state = discover(options.addresses, options.dataset, keys=options.keys)
-    columns.check_writable(state.schema, schema)
+    if options.on_gap == SKIP or options.columns or options.query or options.what == CHANGES:
+        raise InputError("expected no option of reads when writing (query, columns, what, on_gap)")
+    state: SourceState[Schema] | SourceState[Table]
+    if options.table:
+        state = _discover_table(options)
+        tables.check_writable(state.schema, schema)
+    else:
+        state = discover(options.addresses, options.dataset, keys=options.keys)
+        columns.check_writable(state.schema, schema)
     return WriteSpec(
         state.addresses,
         state.schema.to_json(),
         options.order,
         batch_rows=options.batch_rows,
         keys=options.keys,
+        is_table=bool(options.table),
     )
 
 
 def _read_spec(
-    options: SourceOptions, state: DatasetState, query_json: str, *, arrow: pa.Schema, on_gap: str
+    options: SourceOptions,
+    state: SourceState[Schema],
+    query_json: str,
+    *,
+    arrow: pa.Schema,
+    on_gap: str,
 ) -> ReadSpec:
     return ReadSpec(state.schema.to_json(), options.what, query_json, arrow, on_gap, options.keys)
-
-
-def _read(partition: Any, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-    """The rows of a task; without any rows to read, Spark runs a task without a split."""
-    task_splits = partition.splits if isinstance(partition, StreamTask) else (partition,)
-    for split in task_splits:
-        if isinstance(split, Split):
-            yield from batches(spec, split)
 
 
 def _task() -> Any:

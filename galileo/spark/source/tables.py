@@ -1,19 +1,20 @@
-"""Reads a table into a DataFrame: its rows at the cursor of the moment when it was loaded."""
+"""Reads a table into a DataFrame: its rows when it was loaded, or its changes as a stream."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from galileo.dht.topology import Topology
-from galileo.model.table import Table
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import DataExpired, InputError, InvalidObservations
+from galileo.model.table import DELETED, Table
 from galileo.spark.source import columns
 from galileo.spark.source.blocking_client import BlockingClient
-from galileo.spark.source.options import SourceOptions
+from galileo.spark.source.cursor_stream import CursorStream, SourceState
+from galileo.spark.source.options import CHANGES, SourceOptions
 from galileo.spark.source.plan import (
     Split,
     StoredCommits,
@@ -26,31 +27,37 @@ from galileo.wire.tls_credentials import TlsFiles
 from galileo.wire.v1 import storage_pb2
 
 
-@dataclass(frozen=True, slots=True)
-class TableState:
-    """The state of a table when a read was planned."""
-
-    table: Table
-    topology: Topology
-    stored: StoredCommits
-
-
-def discover(options: SourceOptions) -> TableState:
+def discover(addresses: Sequence[str], name: str, *, keys: TlsFiles) -> SourceState[Table]:
     """Requests the state of a table from the cluster.
 
     Raises:
         UnknownDataset: it does not exist.
         TransientError: no node could be reached.
     """
-    with BlockingClient(options.addresses, keys=options.keys) as client:
-        table, topology = client.table(options.table), client.topology()
+    with BlockingClient(addresses, keys=keys) as client:
+        table, topology = client.table(name), client.topology()
         stored = merge_status(topology, client.status(), dataset=table.key)
-    return TableState(table, topology, stored)
+    return SourceState(table, topology, stored)
 
 
-def spark_columns(table: Table, names: Sequence[str]) -> StructType:
-    """The columns of a read as a schema of Spark; errors as `columns.selected_columns`."""
-    return columns.selected_columns(table.arrow_schema, names, of=_named(table))
+def spark_columns(table: Table, what: str, names: Sequence[str]) -> StructType:
+    """The columns of rows or changes as a schema of Spark; errors as `columns.selected_columns`."""
+    available = table.observation_schema if what == CHANGES else table.arrow_schema
+    return columns.selected_columns(available, names, of=_named(table))
+
+
+def check_writable(table: Table, schema: StructType) -> None:
+    """Raises InvalidObservations if a DataFrame lacks the key, or has other columns."""
+    known = table.observation_schema.names
+    unknown = [name for name in schema.fieldNames() if name not in known]
+    missing = [name for name in table.key_columns if name not in schema.fieldNames()]
+    if unknown or missing:
+        parts = [f"missing: {', '.join(missing)}"] * bool(missing)
+        parts += [f"unknown: {', '.join(unknown)}"] * bool(unknown)
+        raise InvalidObservations(
+            f"expected columns of {', '.join(known)} for {_named(table)}, with the key "
+            f"{', '.join(table.key_columns)}; {'; '.join(parts)}"
+        )
 
 
 def _named(table: Table) -> str:
@@ -60,9 +67,14 @@ def _named(table: Table) -> str:
 class TableReader(DataSourceReader):
     """Reads the rows at one cursor, in repeatable tasks."""
 
-    def __init__(self, options: SourceOptions, state: TableState, schema: StructType) -> None:
-        stored = spark_columns(state.table, schema.fieldNames())
-        self._arrow = columns.checked_columns(stored, schema, of=_named(state.table))
+    def __init__(
+        self, options: SourceOptions, state: SourceState[Table], schema: StructType
+    ) -> None:
+        if options.what == CHANGES:
+            raise InputError(
+                "expected rows: the changes of a table are a stream; use readStream", option="what"
+            )
+        self._arrow = _arrow_columns(options, state.schema, schema)
         self._state = state
         self._rows_per_task = options.rows_per_task
         self._keys: TlsFiles = options.keys
@@ -78,16 +90,77 @@ class TableReader(DataSourceReader):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Split):  # Without any rows, Spark runs a task without one.
-            return
-        request = storage_pb2.ReadTableRequest(
-            dataset=self._state.table.key,
-            partitions=partition.partitions,
-            until=cursor_to_pb(partition.until),
+        if isinstance(partition, Split):  # Without any rows, Spark runs a task without one.
+            yield from _batches(self._state.schema, partition, self._arrow, keys=self._keys)
+
+
+class ChangeReader(CursorStream[Table]):
+    """A stream of the keys that changed: in a micro-batch each once, with its last row.
+
+    A partition is read by one task, since two of them could both have a row of one key.
+    """
+
+    _cuts_partitions = False
+
+    def __init__(
+        self, options: SourceOptions, state: SourceState[Table], schema: StructType
+    ) -> None:
+        super().__init__(options, state)
+        if options.what != CHANGES:
+            raise InputError(
+                "expected the option what=changes: a stream of a table has its changes, with the "
+                f"column {DELETED!r}",
+                option="what",
+            )
+        self._arrow = _arrow_columns(options, state.schema, schema)
+
+    def _discover(self, addresses: tuple[str, ...]) -> SourceState[Table]:
+        return discover(addresses, self._options.table, keys=self._options.keys)
+
+    def _earliest(self, stored: StoredCommits) -> Cursor:
+        return EMPTY_CURSOR
+
+    def _rows(self, split: Split) -> Iterator[pa.RecordBatch]:
+        # Without commits before it, a change is a row: what was deleted, nobody has.
+        whole, later = (
+            tuple(p for p in split.partitions if bool(split.after[p]) == is_later)
+            for is_later in (False, True)
         )
-        with BlockingClient(partition.addresses, keys=self._keys) as client:
-            for part in client.read_table(request):
-                if part.rows:
-                    for batch in pa.ipc.open_stream(part.rows):
-                        selected = batch.select(self._arrow.names)
-                        yield pa.RecordBatch.from_arrays(selected.columns, schema=self._arrow)
+        table, keys = self._state.schema, self._options.keys
+        try:
+            if whole:
+                part = Split(split.addresses, whole, EMPTY_CURSOR, split.until)
+                yield from _batches(table, part, self._arrow, keys=keys)
+            if later:
+                part = Split(split.addresses, later, split.after, split.until)
+                yield from _batches(table, part, self._arrow, keys=keys, is_changes=True)
+        except DataExpired as error:
+            raise DataExpired(
+                f"{error.message}. A stream that was away for so long begins anew with a new "
+                "checkpoint",
+                **error.details,
+            ) from error
+
+
+def _arrow_columns(options: SourceOptions, table: Table, schema: StructType) -> pa.Schema:
+    """The Arrow schema of the batches that Spark expects."""
+    stored = spark_columns(table, options.what, schema.fieldNames())
+    return columns.checked_columns(stored, schema, of=_named(table))
+
+
+def _batches(
+    table: Table, split: Split, arrow: pa.Schema, *, keys: TlsFiles, is_changes: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a task at the end of its split, or those that changed in it."""
+    request = storage_pb2.ReadTableRequest(
+        dataset=table.key,
+        partitions=split.partitions,
+        after=cursor_to_pb(split.after) if is_changes else None,
+        until=cursor_to_pb(split.until),
+    )
+    with BlockingClient(split.addresses, keys=keys) as client:
+        for part in client.read_table(request):
+            if part.rows:
+                for batch in pa.ipc.open_stream(part.rows):
+                    selected = batch.select(arrow.names)
+                    yield pa.RecordBatch.from_arrays(selected.columns, schema=arrow)

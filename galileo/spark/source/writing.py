@@ -4,6 +4,9 @@ A task that Spark repeats sends the same batches with the same numbers, which no
 requires the same rows in the same batches, but after a shuffle Spark guarantees no order of rows.
 So rows are sorted first, unless the option `order` is `as_given`.
 
+Rows of a table are sorted by their keys, each of which a task may have once then; in the order in
+which they are given, the last row of a key counts.
+
 A task reads the topology once and sends each owner its rows. A node forwards rows of others, so a
 partition that moves meanwhile costs time alone. Where the ranges are cut anew, the task sends the
 whole batch again.
@@ -12,17 +15,19 @@ whole batch again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
 from galileo.dht import placement
 from galileo.errors import InputError, RangesChanged
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
+from galileo.model.table import DELETED, Table, versions_of
 from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.options import SORTED
 from galileo.wire.caller import CallOptions
@@ -58,10 +63,11 @@ class WriteSpec:
 
     Attributes:
         addresses: of the nodes.
-        schema_json: of the dataset.
+        schema_json: of the dataset or table.
         order: "sorted" or "as_given".
         batch_rows: rows of a batch.
         keys: credentials for the nodes.
+        is_table: whether it is a table.
     """
 
     addresses: tuple[str, ...]
@@ -69,6 +75,15 @@ class WriteSpec:
     order: str
     batch_rows: int
     keys: TlsFiles = NO_TLS_FILES
+    is_table: bool = False
+
+    def schema(self) -> Schema | Table:
+        return (Table if self.is_table else Schema).from_json(self.schema_json)
+
+    @property
+    def batches_in_flight_max(self) -> int:
+        """One, where of two batches with a key the later one counts."""
+        return 1 if self.is_table and self.order != SORTED else BATCHES_IN_FLIGHT_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +103,9 @@ def send(rows: Iterable[pa.RecordBatch], spec: WriteSpec, numbers: BatchNumbers)
         BatchConflict: an earlier attempt sent other rows with these numbers.
         TransientError: a node could not be reached.
     """
-    schema = Schema.from_json(spec.schema_json)
-    tables = _tables(rows, spec, columns=schema.observation_schema.names)
+    schema = spec.schema()
+    key = schema.key_columns if isinstance(schema, Table) else ()
+    tables = _tables(rows, spec, columns=schema.observation_schema.names, key=key)
     first = numbers.task % len(spec.addresses)
     addresses = [*spec.addresses[first:], *spec.addresses[:first]]
     replies: list[storage_pb2.IngestReply] = []
@@ -104,9 +120,9 @@ def send(rows: Iterable[pa.RecordBatch], spec: WriteSpec, numbers: BatchNumbers)
                     f"expected at most {BATCHES_PER_EPOCH_MAX:,} batches from one task; "
                     "repartition, or raise the option batch_rows"
                 )
-            if len(running) == BATCHES_IN_FLIGHT_MAX:
+            if len(running) == spec.batches_in_flight_max:
                 replies += running.popleft().results()
-            sent = _SentBatch(client, pool, schema, normalise(schema, table))
+            sent = _SentBatch(client, pool, schema, _stored_rows(schema, table))
             sent.send(numbers.producer, number)
             running.append(sent)
         for sent in running:
@@ -120,7 +136,7 @@ class _SentBatch:
     """A batch under way to the owners of its rows."""
 
     def __init__(
-        self, client: BlockingClient, pool: Executor, schema: Schema, table: pa.Table
+        self, client: BlockingClient, pool: Executor, schema: Schema | Table, table: pa.Table
     ) -> None:
         self._client = client
         self._pool = pool
@@ -164,16 +180,32 @@ class _SentBatch:
                 self.send(self._head.producer, self._head.batch)
 
 
+def _stored_rows(schema: Schema | Table, rows: pa.Table) -> pa.Table:
+    """Rows of a DataFrame as they are stored; of deleted ones the key alone."""
+    if not isinstance(schema, Table):
+        return normalise(schema, rows)
+    if DELETED in rows.column_names:
+        deleted = pc.fill_null(rows.column(DELETED), False)
+        rows = rows.set_column(rows.column_names.index(DELETED), DELETED, deleted)
+        for name in {*rows.column_names} - {*schema.key_columns, DELETED}:
+            column = rows.column(name)
+            kept = pc.if_else(deleted, pa.scalar(None, column.type), column)
+            rows = rows.set_column(rows.column_names.index(name), name, kept)
+    return versions_of(schema, rows)
+
+
 def _tables(
     rows: Iterable[pa.RecordBatch],
     spec: WriteSpec,
     *,
     columns: list[str],
+    key: Sequence[str] = (),
     rows_sorted_max: int = ROWS_SORTED_MAX,
 ) -> Iterator[pa.Table]:
     """The rows in tables of `batch_rows`; only the last has fewer.
 
-    Columns of features that were added to the dataset may be missing.
+    Columns of features that were added to the dataset may be missing, and those of a table beside
+    its `key`.
     """
     buffer: list[pa.RecordBatch] = []
     count = 0
@@ -196,9 +228,20 @@ def _tables(
     if count:
         whole = pa.Table.from_batches(buffer)
         if spec.order == SORTED:
-            others = [name for name in whole.column_names if name != "time"]
-            whole = whole.sort_by([(name, "ascending") for name in ("time", *others)])
+            _check_unique(whole, key)
+            first = key or ("time",)
+            others = [name for name in whole.column_names if name not in first]
+            whole = whole.sort_by([(name, "ascending") for name in (*first, *others)])
         yield from _cut(whole, spec.batch_rows)
+
+
+def _check_unique(rows: pa.Table, key: Sequence[str]) -> None:
+    if key and rows.group_by(list(key)).aggregate([]).num_rows < rows.num_rows:
+        raise InputError(
+            f"expected each key ({', '.join(key)}) in one row of a write, got one in several; keep "
+            "the row that counts, or, where a task has rows in the order of changes, set the "
+            "option order=as_given"
+        )
 
 
 def _cut(table: pa.Table, rows: int) -> Iterator[pa.Table]:

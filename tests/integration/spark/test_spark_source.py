@@ -357,8 +357,143 @@ def test_a_table_without_rows_has_columns_and_wrong_options_are_refused(
         with pytest.raises(PySparkException, match=words):
             fresh.load().count()
     stream = spark.readStream.format("galileo").options(address=cluster.addresses[0], table=name)
-    with pytest.raises(PySparkException, match="tables can be read as a whole"):
+    with pytest.raises(PySparkException, match="expected the option what=changes"):
         stream.load().writeStream.format("memory").queryName("t").start().processAllAvailable()
+    with pytest.raises(PySparkException, match="a stream; use readStream"):
+        reader.options(what="changes").load().count()
+
+
+def upsert(frame: DataFrame, cluster: galileo.LocalCluster, table: str, **options: Any) -> None:
+    writer = frame.write.format("galileo").mode("append").options(**options)
+    writer.options(address=cluster.addresses[0], table=table).save()
+
+
+@pytest.fixture
+def fleet(client: galileo.Client, fresh_name: Make) -> str:
+    """A table of three rows."""
+    name = fresh_name("fleet")
+    columns = {"number": "int", "name": "text", "draught": "float", "place": "geometry"}
+    client.create_table(galileo.Table(name, columns, key="number"))
+    client.upsert(name, {"number": [1, 2, 3], "name": ["a", "b", "c"], "draught": [1.0, 2.0, 3.0]})
+    return name
+
+
+def fleet_rows(client: galileo.Client, fleet: str) -> dict[int, tuple[Any, ...]]:
+    rows = client.table(fleet).rows.select(["number", "name", "draught"]).to_pylist()
+    return {row["number"]: (row["name"], row["draught"]) for row in rows}
+
+
+def test_write_of_a_table_replaces_and_deletes_rows(
+    spark: SparkSession, cluster: galileo.LocalCluster, client: galileo.Client, fleet: str
+) -> None:
+    schema = "number long, name string, draught double, deleted boolean"
+    rows = [(2, "B", 5.0, False), (3, "c", 3.0, True), (4, "d", None, None)]
+    frame = spark.createDataFrame(rows, schema).coalesce(1)
+    upsert(frame, cluster, fleet, job="first", batch_rows=2)
+    expected = {1: ("a", 1.0), 2: ("B", 5.0), 4: ("d", None)}
+    assert fleet_rows(client, fleet) == expected
+    client.upsert(fleet, {"number": [4], "name": ["later"]})
+    upsert(frame, cluster, fleet, job="first", batch_rows=2)
+    expected[4] = ("later", None)
+    assert fleet_rows(client, fleet) == expected, "the same job stores nothing twice"
+
+    for changed, words in (
+        (frame.withColumnRenamed("name", "nmae"), "unknown: nmae"),
+        (frame.drop("number"), "missing: number"),
+        (frame.union(frame).coalesce(1), r"each key \(number\) in one row"),
+    ):
+        with pytest.raises(PySparkException, match=words):
+            upsert(changed, cluster, fleet)
+    options = {"address": cluster.addresses[0], "table": fleet}
+    with pytest.raises(PySparkException, match="expected mode 'append'"):
+        frame.write.format("galileo").mode("overwrite").options(**options).save()
+    assert fleet_rows(client, fleet) == expected
+
+
+def follow_table(
+    spark: SparkSession, address: str, source: str, target: str, **options: Any
+) -> list[int]:
+    """Applies by a stream what has changed in a table to another; rows of each micro-batch."""
+    given = {"address": address, "table": source, "what": "changes"}
+    checkpoint = str(options.pop("checkpoint"))
+    query = (
+        spark.readStream.format("galileo")
+        .options(**given | options)
+        .load()
+        .writeStream.format("galileo")
+        .options(address=address, table=target, checkpointLocation=checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return [one.numInputRows for one in query.recentProgress if one.numInputRows]
+
+
+@pytest.mark.slow
+def test_stream_of_changes_keeps_a_copy_of_a_table(
+    spark: SparkSession,
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    fleet: str,
+    fresh_name: Make,
+    tmp_path: Path,
+) -> None:
+    copy, address = fresh_name("copy"), cluster.addresses[0]
+    table = next(one for one in client.tables() if one.name == fleet)
+    client.create_table(galileo.Table(copy, dict(table.columns), key="number"))
+    frame = spark.readStream.format("galileo").options(address=address, table=fleet)
+    fields = {field.name: field for field in frame.option("what", "changes").load().schema}
+    assert fields["deleted"].dataType.simpleString() == "boolean"
+
+    client.delete(fleet, [3])
+    client.upsert(fleet, {"number": [2], "name": ["B"]})
+    place = tmp_path / "checkpoint"
+    assert follow_table(spark, address, fleet, copy, checkpoint=place) == [2]
+    assert same(client.table(copy).rows, client.table(fleet).rows)
+
+    before = client.table(copy).cursor
+    client.upsert(fleet, {"number": [4], "name": ["d"], "place": ["POINT (1 2)"]})
+    client.upsert(fleet, {"number": [4], "name": ["D"], "place": ["POINT (3 4)"]})
+    client.delete(fleet, [1])
+    assert follow_table(spark, address, fleet, copy, checkpoint=place) == [2], "each key once"
+    assert same(client.table(copy).rows, client.table(fleet).rows)
+    changed = client.changes(copy, before).rows.select(["number", "deleted"]).to_pylist()
+    assert {row["number"]: row["deleted"] for row in changed} == {1: True, 4: False}
+
+    # A crash between the sink and the log of what it has: the last micro-batch comes again.
+    after = client.table(copy).cursor
+    last = max((place / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    client.upsert(fleet, {"number": [6], "name": ["f"]})
+    assert follow_table(spark, address, fleet, copy, checkpoint=place)[0] == 2
+    changed = client.changes(copy, after).rows["number"].to_pylist()
+    assert changed == [6], "the micro-batch that came again changed nothing"
+
+
+@pytest.mark.slow
+def test_stream_of_changes_starts_at_option_starting(
+    spark: SparkSession,
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    ships: str,
+    fresh_name: Make,
+    tmp_path: Path,
+) -> None:
+    name, address = fresh_name("names"), cluster.addresses[0]
+    client.create_table(galileo.Table(name, {"number": "int", "name": "text"}, key="number"))
+    columns, cursor = "number,name,deleted", client.table(ships).cursor
+    client.upsert(ships, {"number": [3, 4], "name": ["x", "y"]})
+    client.delete(ships, [5])
+    for place, starting, rows in (
+        ("latest", "latest", []),
+        ("cursor", json.dumps({str(p): s for p, s in cursor.items()}), [3]),
+        ("earliest", "earliest", [client.table(ships).rows.num_rows]),
+    ):
+        options = {"checkpoint": tmp_path / place, "starting": starting, "columns": columns}
+        found = follow_table(spark, address, ships, name, commits_per_task=1, **options)
+        assert (starting, found) == (starting, rows)
+    assert same(client.table(name).rows, client.table(ships).rows.select(["number", "name"]))
 
 
 # --- bytes ---------------------------------------------------------------------------------------

@@ -92,6 +92,26 @@ def test_stream_tasks_do_not_depend_on_owners(
 
 
 @given(cursors, cursors, st.integers(1, 60))
+def test_stream_tasks_of_tables_have_each_partition_once(
+    start: Cursor, more: Cursor, commits_max: int
+) -> None:
+    end = Cursor({p: start[p] + more[p] for p in PARTITIONS})
+    tasks = stream_tasks(
+        TOPOLOGY, after=start, until=end, commits_max=commits_max, cuts_partitions=False
+    )
+    spans = [
+        (partition, split.after[partition], split.until[partition])
+        for task in tasks
+        for split in task.splits
+        for partition in split.partitions
+    ]
+    assert sorted(spans) == [(p, start[p], end[p]) for p in PARTITIONS if more[p]]
+    for task in tasks:
+        sizes = [len(commits(split)) for split in task.splits]
+        assert sum(sizes) <= commits_max or sum(len(s.partitions) for s in task.splits) == 1
+
+
+@given(cursors, cursors, st.integers(1, 60))
 def test_limit_commits_is_fair(start: Cursor, more: Cursor, commits_max: int) -> None:
     end = Cursor({p: start[p] + more[p] for p in PARTITIONS})
     reached = limit_commits(start, end, commits_max=commits_max)

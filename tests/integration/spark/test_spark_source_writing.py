@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import galileo
 from galileo.errors import BatchConflict, InputError
+from galileo.model.table import DELETED
 from galileo.model.times import times_from_micros
 from galileo.spark.source import writing
 from galileo.spark.source.writing import BatchNumbers, WriteSpec, Written, send
@@ -86,3 +87,32 @@ def test_send_repeated_task_stores_rows_once(
     with pytest.raises(BatchConflict):
         send(made().slice(1).to_batches(), sending, BatchNumbers("job-1", 1, 5))
     assert send([], sending, BatchNumbers("job-2", 2, 0)) == Written(0, 0)
+
+
+def test_send_stores_the_rows_of_a_table_and_deletes_others(
+    cluster: galileo.LocalCluster, client: galileo.Client, fresh_name: Callable[[str], str]
+) -> None:
+    name = fresh_name("kept")
+    columns = {"id": "text", "day": "time", "number": "int"}
+    client.create_table(galileo.Table(name, columns, key=["id", "day"]))
+    [table] = [one for one in client.tables() if one.name == name]
+    sending = WriteSpec(tuple(cluster.addresses), table.to_json(), "sorted", 70, is_table=True)
+    ids, days = pa.array([f"s{n % 7}" for n in range(ROWS)]), times_from_micros(np.arange(ROWS))
+    rows = pa.table({"id": ids, "day": days, "number": np.arange(ROWS)})
+    for turn, duplicates in enumerate((0, ROWS)):
+        given_rows = shuffled(rows, turn).to_batches(300)
+        assert send(given_rows, sending, BatchNumbers("job-1", 1, 5)) == Written(ROWS, duplicates)
+    found = client.table(name).rows.sort_by("number").select(["id", "number"])
+    assert found.to_pydict() == rows.select(["id", "number"]).to_pydict()
+    with pytest.raises(InputError, match=r"each key \(id, day\) in one row of a write"):
+        send([*rows.to_batches(), *rows.slice(3, 1).to_batches()], sending, BatchNumbers("x", 0, 0))
+
+    # As given: the last row of a key counts, also over batches that follow each other closely.
+    versions = pa.concat_tables([rows.slice(0, 10)] * 200)
+    versions = versions.set_column(2, "number", pa.array(np.arange(2_000)))
+    versions = versions.append_column(DELETED, pa.array(np.arange(2_000) % 10 == 9))
+    sending = dataclasses.replace(sending, order="as_given", batch_rows=15)
+    assert send(versions.to_batches(64), sending, BatchNumbers("job-2", 0, 0)).rows == 2_000
+    found = client.table(name).rows
+    assert found.num_rows == ROWS - 1
+    assert sorted(found["number"].to_pylist()) == [*range(10, ROWS), *range(1_990, 1_999)]
