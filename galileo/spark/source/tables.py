@@ -121,7 +121,7 @@ class ChangeReader(CursorStream[Table]):
         return EMPTY_CURSOR
 
     def _rows(self, split: Split) -> Iterator[pa.RecordBatch]:
-        # Without commits before it, a change is a row: what was deleted, nobody has.
+        # A partition without commits before the split has no deletions that a reader has to apply.
         whole, later = (
             tuple(p for p in split.partitions if bool(split.after[p]) == is_later)
             for is_later in (False, True)
