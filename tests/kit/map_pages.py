@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import time
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
+from PIL import Image
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 TIMEOUT_MS = 300_000
@@ -33,19 +36,6 @@ _IS_PAINTED = """(selector) => {
     copy.drawImage(canvas, 0, 0);
     const { data } = copy.getImageData(0, 0, width, height);
     return data.some((value, index) => index % 4 === 3 && value);
-}"""
-_IS_RINGED = """() => {
-    const canvas = document.querySelector(".ol-layer.above canvas"), size = 40;
-    if (!canvas) return false;
-    const ratio = canvas.width / canvas.clientWidth, half = size * ratio / 2;
-    const [left, top] = [canvas.width, canvas.height].map((length) => length / 2 - half);
-    const copy = new OffscreenCanvas(size, size).getContext("2d", { willReadFrequently: true });
-    copy.drawImage(canvas, left, top, size * ratio, size * ratio, 0, 0, size, size);
-    const { data } = copy.getImageData(0, 0, size, size);
-    const isRing = (red, green, blue, opacity) =>
-        red > 220 && green > 70 && green < 155 && blue < 80 && opacity > 200;
-    return Array.from({ length: size * size }, (_, at) => data.slice(4 * at, 4 * at + 4))
-        .some((pixel) => isRing(...pixel));
 }"""
 _FIT = """() => {
     const [card] = document.querySelectorAll(".card"), [pre] = card.querySelectorAll("pre");
@@ -178,7 +168,12 @@ class MapPage:
 
     def is_ringed(self) -> bool:
         """Whether a ring is around the middle of the map."""
-        return bool(self.page.evaluate(_IS_RINGED))
+        box, size = self.page.locator(".map").bounding_box(), 40
+        left, top = box["x"] + (box["width"] - size) / 2, box["y"] + (box["height"] - size) / 2
+        middle = self.page.screenshot(clip={"x": left, "y": top, "width": size, "height": size})
+        with Image.open(io.BytesIO(middle)) as image:
+            red, green, blue = np.moveaxis(np.asarray(image.convert("RGB")), 2, 0)
+        return bool(((red > 220) & (green > 70) & (green < 155) & (blue < 90)).any())
 
     def await_ringed(self, is_expected: bool = True) -> None:
         """Waits until a ring is around the middle of the map, or none."""
