@@ -42,6 +42,8 @@ _PLAIN = re.compile(r"[-+.0-9a-z]+")
 """Python would also read numbers with spaces, underscores and the digits of other scripts."""
 _INT_END = 2**63
 MISSING_KEY = "galileo.missing"
+THREADS_FROM_BYTES = 1 << 20
+"""Columns of smaller tables are not compressed in threads, which cost more to begin."""
 """In the metadata of an Arrow or Parquet schema: the partitions that a partial answer lacks, as a
 JSON list. An answer without it is complete."""
 
@@ -306,7 +308,8 @@ def missing_of(table: pa.Table) -> tuple[int, ...]:
 def to_ipc(table: pa.Table, *, compression: str | None = None) -> bytes:
     """A table as one Arrow IPC stream, schema included."""
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression)
+    uses_threads = table.nbytes > THREADS_FROM_BYTES
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=uses_threads)
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     data: bytes = sink.getvalue().to_pybytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -393,7 +392,7 @@ class RetryWhileMoving:
         Raises:
             PartitionMoved: the error, `timeout_s` after the first one.
         """
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         if self._deadline is None:
             self._deadline = now + self._timeout_s
         if now > self._deadline:

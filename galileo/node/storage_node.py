@@ -8,7 +8,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -154,9 +154,11 @@ class StorageNode:
         peers: Peers,
         options: NodeOptions,
         clock: Clock | None = None,
+        make_executor: Callable[..., Executor] = ThreadPoolExecutor,
     ) -> None:
         self.name = name
         self.options = options
+        clock = clock or SystemClock()
         self.is_home = True
         self.agreed: AgreedDefinitions | None = None
         self.live = topology = TopologyState.of(topology)
@@ -165,11 +167,17 @@ class StorageNode:
             topology.restore(stored_moves(store))
         self.store = store
         self._peers = peers
-        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
-        self._syncing = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="sync")
+        self._executor = make_executor(THREADS, thread_name_prefix="storage")
+        self._syncing = make_executor(SYNC_THREADS, thread_name_prefix="sync")
         self.view = ClusterView()
         self.replicas = (
-            Replicas(name, topology, store=store, options=options.replication)
+            Replicas(
+                name,
+                topology,
+                store=store,
+                options=options.replication,
+                monotonic=clock.monotonic,
+            )
             if is_replicated
             else None
         )
@@ -183,7 +191,12 @@ class StorageNode:
             machines=self.replicas,
         )
         self.moves = Moves(
-            name, topology, store=store, catalog=self.catalog, options=options.migration
+            name,
+            topology,
+            store=store,
+            catalog=self.catalog,
+            options=options.migration,
+            monotonic=clock.monotonic,
         )
         self.giving = PartitionSource(
             name,
@@ -196,7 +209,7 @@ class StorageNode:
         self.ingest = Ingest(
             name, topology, catalog=self.catalog, peers=peers, rows_max=options.batch_rows_max
         )
-        self._scanning = ThreadPoolExecutor(SCAN_THREADS, thread_name_prefix="scan")
+        self._scanning = make_executor(SCAN_THREADS, thread_name_prefix="scan")
         self.samplers = SamplerStore(
             name, topology, store=store, peers=peers, options=options.sending
         )
@@ -247,7 +260,7 @@ class StorageNode:
             selection=self.selection,
             view=self.view,
             executor=self._scanning,
-            clock=clock or SystemClock(),
+            clock=clock,
             options=options.channels,
         )
         self.channel_reader = ChannelReader(

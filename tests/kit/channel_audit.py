@@ -50,8 +50,11 @@ class Observation(NamedTuple):
 
 
 class Pair(NamedTuple):
+    """`left`: the observation matches the subscription no longer."""
+
     subscription: str
     observation: Observation
+    left: bool = False
 
 
 @dataclass(slots=True)
@@ -70,8 +73,10 @@ class Version:
 
     def broker_of(self, observation: Observation) -> str | None:
         """Who gets an observation."""
-        is_match = self.least is not None and observation.temperature > self.least
-        return self.broker if is_match else None
+        return self.broker if self.matches(observation) else None
+
+    def matches(self, observation: Observation) -> bool:
+        return self.least is not None and observation.temperature > self.least
 
 
 NEVER = Version("", None)
@@ -244,18 +249,18 @@ class ChannelAudit:
 
     # --- the logs ------------------------------------------------------------------------------
 
-    def remember(self, catalog: Catalog) -> None:
-        """Copies what a node shows of the logs."""
+    def remember(self, catalog: Catalog, *, executions_only: bool = False) -> None:
+        """Copies what a node shows of the logs, or of that of executions."""
         logs: list[tuple[str, dict[int, Any], Any]] = [
+            (self.channel.key, self.log, self._execution),
             (self.dataset, self.commits, self._observations),
             (self.table, self.changes, self._changes),
-            (self.channel.key, self.log, self._execution),
         ]
         logs += [
             (table.key, self.versions[table.name], self._versions)
             for table in self.channel.references
         ]
-        for key, log, decode in logs:
+        for key, log, decode in logs[:1] if executions_only else logs:
             shard = catalog.shards.get(key)
             for partition in () if shard is None else tuple(shard.journals):
                 assert shard is not None
@@ -324,6 +329,7 @@ class ChannelAudit:
         for partition, log in self.log.items():
             assert sorted(log) == [*range(1, len(log) + 1)], f"p{partition} has gaps"
             cut, subscriptions = dict(self.channel.start), 0
+            compares = self.channel.new != "observations"
             for sequence in sorted(log):
                 one = log[sequence]
                 place = f"execution {one.number} of p{partition}"
@@ -333,23 +339,45 @@ class ChannelAudit:
                     begin = cut.get(of, 0)
                     assert one.after[of] == begin or (may_skip and one.after[of] > begin), place
                     assert last >= one.after[of], place
-                assert one.until != cut, f"{place} has no commits"
+                is_changed = compares and one.subscriptions > subscriptions
+                assert one.until != cut or is_changed, f"{place} has nothing new"
                 assert one.subscriptions >= subscriptions, f"{place} has older subscriptions"
                 cut, subscriptions = one.until, one.subscriptions
 
     def check_content(self) -> None:
-        """An execution has each observation of its cut with each subscription that it matches."""
+        """An execution has the pairs that loops over the logs find between its cuts."""
         for partition, log in self.log.items():
-            for one in log.values():
-                expected: dict[str, Counter[Pair]] = defaultdict(Counter)
-                there = self.subscriptions(partition, until=one.subscriptions)
-                for observation in self.observations(one):
-                    for name, version in there.items():
-                        broker = version.broker_of(observation)
-                        if broker is not None:
-                            expected[broker][Pair(name, observation)] += 1
+            subscriptions = 0
+            for sequence in sorted(log):
+                one = log[sequence]
+                expected = self._due(partition, one, after=subscriptions)
                 found = {broker: Counter(pairs) for broker, pairs in one.shares.items()}
                 assert found == expected, f"execution {one.number} of p{partition}"
+                subscriptions = one.subscriptions
+
+    def _due(self, partition: int, one: LoggedExecution, *, after: int) -> dict[str, Counter[Pair]]:
+        """What an execution delivers, of which the last one had seen subscriptions so far."""
+        due = defaultdict[str, Counter[Pair]](Counter)
+        there = self.subscriptions(partition, until=one.subscriptions)
+        before = self.subscriptions(partition, until=after)
+        changed = {
+            change.id
+            for sequence in range(after + 1, one.subscriptions + 1)
+            for change in self.changes[partition].get(sequence, ())
+        }
+        is_new = {name for name in there if self.channel.new != "both" or name in changed}
+        for observation, name in itertools.product(self.observations(one), sorted(is_new)):
+            if there[name].matches(observation):
+                due[there[name].broker][Pair(name, observation)] += 1
+        if self.channel.new == "either":
+            for observation, name in itertools.product(self.history(one), sorted(changed)):
+                held = before.get(name, NEVER).matches(observation)
+                holds = there.get(name, NEVER).matches(observation)
+                if holds and not held:
+                    due[there[name].broker][Pair(name, observation)] += 1
+                if held and not holds and self.channel.leave:
+                    due[before[name].broker][Pair(name, observation, left=True)] += 1
+        return due
 
     def check_enrichment(self) -> None:
         """Observations are joined with the rows of the commits that the execution names.
@@ -401,6 +429,12 @@ class ChannelAudit:
             for sequence in range(one.after[of] + 1, last + 1):
                 yield from self.commits[of][sequence]
 
+    def history(self, one: LoggedExecution) -> Iterator[Observation]:
+        """Those of the commits before an execution."""
+        for of, last in one.after.items():
+            for sequence in range(1, last + 1):
+                yield from self.commits[of][sequence]
+
     def check_promises(self) -> None:
         """Each subscription gets what the calls that had returned before demand, and gets it once.
 
@@ -411,6 +445,43 @@ class ChannelAudit:
         known = {p: self.names(p) for p in range(self.channel.partitions)}
         acknowledged = {name for name, of_name in self.ledger.items() if of_name[1].returned}
         assert acknowledged <= set().union(*known.values()), "an acknowledged change is lost"
+        if self.channel.new == "either":
+            self._check_fences()
+        elif self.channel.new == "observations":
+            self._check_observations(known)
+        else:
+            self._check_both()
+
+    def _check_both(self) -> None:
+        """Nobody gets an observation twice, and only what some version of it matches."""
+        delivered = Counter(
+            pair for log in self.log.values() for one in log.values() for pair in all_pairs(one)
+        )
+        for pair, count in delivered.items():
+            assert count == 1, f"{pair} is delivered {count} times"
+            assert any(one.matches(pair.observation) for one in self.ledger[pair.subscription])
+        self.certain = len(delivered)
+
+    def _check_fences(self) -> None:
+        """Each subscription has entered, and with `leave` is in, what its last version matches.
+
+        When everything is executed, and all calls have returned.
+        """
+        inside = Counter[tuple[str, int]]()
+        for log in self.log.values():
+            for sequence in sorted(log):
+                for pair in all_pairs(log[sequence]):
+                    inside[pair.subscription, pair.observation.number] += -1 if pair.left else 1
+        there = [one for log in self.commits.values() for commit in log.values() for one in commit]
+        for (name, versions), observation in itertools.product(self.ledger.items(), there):
+            count, holds = inside[name, observation.number], versions[-1].matches(observation)
+            if self.channel.leave:
+                assert count == holds, f"{name} is in {observation} {count} times"
+            else:
+                assert count or not holds, f"{name} has not entered {observation}"
+            self.certain += holds
+
+    def _check_observations(self, known: Mapping[int, set[str]]) -> None:
         for partition, log in self.log.items():
             names, delivered = known[partition], Counter[tuple[str, int]]()
             for one in log.values():
@@ -456,6 +527,9 @@ class ChannelAudit:
             assert len(log) == published[self.channel.key].get(partition, 0)
             last = log[max(log)].until if log else dict(self.channel.start)
             assert last == dataset, f"p{partition} has not matched everything"
+            changes = [sequence for sequence, of in self.changes[partition].items() if of]
+            if self.channel.new != "observations" and changes:
+                assert log[max(log)].subscriptions >= max(changes), f"p{partition} lacks changes"
 
     def check_reader(self, reader: Reader) -> None:
         """A reader has the executions of its broker in their order, except those that were gone."""
@@ -470,7 +544,8 @@ class ChannelAudit:
 
 
 def read_rows(stream: bytes) -> list[Row]:
-    rows: list[Row] = pa.ipc.open_stream(stream).read_all().to_pylist()
+    options = pa.ipc.IpcReadOptions(use_threads=False)
+    rows: list[Row] = pa.ipc.open_stream(stream, options=options).read_all().to_pylist()
     return rows
 
 
@@ -499,15 +574,21 @@ def distance_m(row: Row, place: shapely.Point) -> float:
     return EARTH_RADIUS_M * math.acos(max(-1.0, min(1.0, cosine)))
 
 
+def all_pairs(one: LoggedExecution) -> Iterator[Pair]:
+    return itertools.chain.from_iterable(one.shares.values())
+
+
 def pairs_of(observations: bytes, matches: bytes) -> list[Pair]:
     """Subscriptions with their observations, of two Arrow streams."""
     rows = read_rows(observations)
     found = [Observation(row["number"], row["temperature"]) for row in rows]
     pairs, used = [], set[int]()
-    for match in pa.ipc.open_stream(matches).read_all().to_pylist():
+    for match in read_rows(matches):
         used |= set(match["rows"])
         pairs += [
-            Pair(name, found[row]) for name in match["subscriptions"] for row in match["rows"]
+            Pair(name, found[row], match["left"])
+            for name in match["subscriptions"]
+            for row in match["rows"]
         ]
     assert used == {*range(len(found))}, "observations without a match"
     return pairs

@@ -13,6 +13,7 @@ import random
 import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pytest
 from fault_injection.damage import flip
 
+from galileo.clock import Clock, SystemClock
 from galileo.cursor import Cursor
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import BOUNDED, Group, NodeInfo, Topology, even_ranges
@@ -194,7 +196,7 @@ class Network:
         self.nodes: dict[str, StorageNode] = {}
 
     def _reach(self, node: str) -> StorageNode:
-        if node not in self.nodes:
+        if node not in self.nodes or node in self.away:
             raise Unavailable(f"node {node} is away", node=node)
         return self.nodes[node]
 
@@ -241,7 +243,11 @@ class Host:
         self.directory = directory
         self.disk = Disk()
         journals = JournalOptions(
-            durability="none", disk=self.disk, retry_after_s=0.1, segment_bytes_max=20_000
+            durability="none",
+            disk=self.disk,
+            retry_after_s=0.1,
+            segment_bytes_max=world.segment_bytes_max,
+            monotonic=world.clock.monotonic,
         )
         self.store = Store.open(directory, journals, wall=lambda: START_US / 1e6)
         self.live = TopologyState(world.known.get(name, world.topology))
@@ -251,18 +257,25 @@ class Host:
             store=self.store,
             peers=world.network,
             options=replace(world.node_options, replication=world.options),
+            clock=world.clock,
+            make_executor=world.make_executor,
         )
         self.node.moves.on_moved = world.spread_leaders
         replicas = self.node.connect_replicas(
             Line(world), identity_of=world.identity_of, is_alive=lambda other: other in world.hosts
         )
-        assert replicas is not None
-        self.replicas: Replicas = replicas
-        self.running = asyncio.create_task(replicas.run())
+        self._replicas = replicas
+        self.running = None if replicas is None else asyncio.create_task(replicas.run())
+
+    @property
+    def replicas(self) -> Replicas:
+        assert self._replicas is not None, "there is one copy"
+        return self._replicas
 
     async def stop(self) -> None:
-        self.running.cancel()
-        await asyncio.gather(self.running, return_exceptions=True)
+        if self.running is not None:
+            self.running.cancel()
+            await asyncio.gather(self.running, return_exceptions=True)
         await self.node.close()
 
 
@@ -309,7 +322,12 @@ class World:
         known: the topology that each node has stored, without the leaders.
         cut: nodes whose replicas neither send nor get messages.
         muted: nodes whose replicas send none.
+        clock, make_executor, segment_bytes_max: of each node.
     """
+
+    clock: Clock = SystemClock()
+    make_executor: Callable[..., Executor] = ThreadPoolExecutor
+    segment_bytes_max = 20_000
 
     def __init__(
         self,
@@ -423,7 +441,7 @@ class World:
                 except (GalileoError, TimeoutError):
                     pass
                 except RuntimeError as error:
-                    _expect_crash(error)
+                    expect_crash(error)
             await asyncio.sleep(0.02)
 
     async def read(self) -> None:
@@ -445,7 +463,7 @@ class World:
         except GalileoError:
             return
         except RuntimeError as error:
-            _expect_crash(error)
+            expect_crash(error)
             return
         self.complete += 1
         assert rows >= due, f"{way.__name__} has {rows} rows, {due} were acknowledged"
@@ -467,7 +485,7 @@ class World:
         try:
             answers = [answer async for answer in host.node.local_scans.scan([task])]
         except RuntimeError as error:
-            _expect_crash(error)
+            expect_crash(error)
             return
         if isinstance(end := answers.pop(), ScanDone):
             assert end == ScanDone(0, Cursor(task.until))
@@ -623,7 +641,7 @@ async def select(node: StorageNode) -> int:
     return sum([table.num_rows async for table in node.selection.select(query)])
 
 
-def _expect_crash(error: RuntimeError) -> None:
+def expect_crash(error: RuntimeError) -> None:
     """Raises an error that is not that of a node whose threads have ended."""
     if "shutdown" not in str(error):
         raise error
@@ -643,10 +661,17 @@ def batch(number: int) -> pa.Table:
     )
 
 
-async def hurt(world: World) -> None:
-    """One fault, for some time; a directory is lost only while the other nodes have everything."""
+FAULTS = ("crash", "crash", "disk", "rot", "cut", "full", "all")
+
+
+async def hurt(world: World, kinds: Sequence[str] = FAULTS) -> str:
+    """One fault, for some time; a directory is lost only while the other nodes have everything.
+
+    Returns:
+        Its kind.
+    """
     name = world.random.choice(world.names)
-    fault = world.random.choice(("crash", "crash", "disk", "rot", "cut", "full", "all"))
+    fault = world.random.choice(kinds)
     pause_s = world.random.uniform(0.1, 1.2)
     if fault in ("disk", "rot"):
         world.is_calm = True
@@ -673,6 +698,7 @@ async def hurt(world: World) -> None:
         world.hosts[name].disk.is_full = True
         await asyncio.sleep(pause_s)
         world.hosts[name].disk.is_full = False
+    return fault
 
 
 async def scrub(world: World, name: str) -> None:

@@ -205,12 +205,13 @@ class _Scan:
         self._points, self._comparisons, self._tests = points, comparisons, spatial_tests
         names = {(part.name, part.folded) for part, _ in comparisons}
         self._orders = {key: row_order(points, key[0], folded=key[1]) for key in names}
-        self._grid = PointGrid(points.latitude, points.longitude)
+        self._grid = PointGrid(points.latitude, points.longitude) if spatial_tests else None
 
     def match(self, groups: Numbers) -> Iterator[CandidatePairs]:
         """The pairs of these groups, `GROUPS_AT_ONCE` numbers or fewer, and rows that match."""
         near: list[tuple[GroupBoxes, Places]] = []
         for test in self._tests:
+            assert self._grid is not None, "spatial tests have a grid"
             near.append(self._grid.near(test.boxes(groups)))
             boxes = near[-1][0]
             groups = boxes.groups[differs(boxes.groups)]
@@ -263,6 +264,7 @@ class _Scan:
             ways.append((int(counts[is_left].sum()), there.where(is_left)))
         _, way = min(ways, key=itemgetter(0))
         if isinstance(way, GroupBoxes):
+            assert self._grid is not None, "boxes come of spatial tests"
             for ranges in self._grid.ranges(way):
                 yield from pairs_from_ranges(ranges, self._grid.rows)
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from replica_nodes import PARTITIONS, Host, World, _expect_crash, hurt
+from replica_nodes import PARTITIONS, Host, World, expect_crash, hurt
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError
@@ -95,7 +95,7 @@ class TableWorld(World):
         except GalileoError:
             return
         except RuntimeError as error:
-            _expect_crash(error)
+            expect_crash(error)
             return
         found = {row["id"]: row["value"] for row in rows}
         assert len(found) == len(rows), "a key is there twice"
@@ -148,7 +148,7 @@ class TableWorld(World):
         except GalileoError:
             pass
         except RuntimeError as error:
-            _expect_crash(error)
+            expect_crash(error)
 
     def is_gone(self, host: Host) -> bool:
         return self.is_over or self.hosts.get(host.name) is not host

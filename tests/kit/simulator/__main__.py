@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from simulator import ALWAYS, FAULTS, VARIANTS, Outcome, run, shrunk
+from simulator.channel_mutants import CHANNEL_MUTANTS, run_channel_variant
+from simulator.channel_world import CHANNEL_FAULTS
 from simulator.delivery_mutants import DELIVERY_MUTANTS
 from simulator.delivery_world import FAULTS as DELIVERY_FAULTS
 from simulator.delivery_world import run_deliveries
@@ -42,6 +44,7 @@ def _play_replicas(
     return run_replicas(seed, *mistakes, without=without, trace=trace)
 
 
+PROGRESS_SEEDS = 500
 CCQ_FAULTS = (*FAULTS, *ALWAYS)
 WORLDS = {
     "deliveries": _World(run_deliveries, ("production", *DELIVERY_MUTANTS), DELIVERY_FAULTS),
@@ -50,6 +53,7 @@ WORLDS = {
     "replicated-ccqs": _World(
         run_replicated, REPLICATED_VARIANTS, (*CCQ_FAULTS, *REPLICA_FAULTS, *BOTH_FAULTS)
     ),
+    "channels": _World(run_channel_variant, ("production", *CHANNEL_MUTANTS), CHANNEL_FAULTS),
 }
 
 
@@ -68,6 +72,8 @@ def main() -> int:
         return _kill(world, wrong, first, last)
     started, counters, delivered = time.process_time(), Counter[str](), 0
     for seed in range(first, last):
+        if seed > first and (seed - first) % PROGRESS_SEEDS == 0:
+            print(f"{seed - first} seeds, {time.process_time() - started:.0f} s", file=sys.stderr)
         try:
             trace = print if options.trace else None
             outcome = world.play(seed, options.variant, without=options.without, trace=trace)

@@ -1,0 +1,299 @@
+"""Known-wrong variants of channels, which the judge has to convict.
+
+Each names what it changes in the production code, by dotted names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from channel_audit import ROWS, Reader
+
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import BatchConflict, DataExpired
+from galileo.node import channel_reader, table_cleaner
+from galileo.node.channel_executor import ChannelExecutor, SubscriptionIndex
+from galileo.node.peers import ExecutionsTask
+from galileo.node.retention_plan import ReaderProgress
+from galileo.node.select import CursorRange
+from galileo.node.storage_node import StorageNode
+from simulator.channel_world import SimulatedWorld, run_channels
+
+_execute = ChannelExecutor.execute
+_read_progress = ChannelExecutor._read_progress
+_read_changes = ChannelExecutor._read_changes
+_update_index = ChannelExecutor._update_index
+_note = ChannelExecutor._note
+_fetch = ChannelExecutor._fetch
+_apply = SubscriptionIndex.apply
+_pieces = channel_reader._pieces
+_paths = table_cleaner._paths
+
+Patches = dict[str, Any]
+"""Replacements by dotted name."""
+
+
+# --- when subscriptions are read -----------------------------------------------------------------
+
+
+async def _subscriptions_first(self: Any, channel: str) -> bool:
+    """Who subscribes while an execution runs gets what comes afterwards."""
+    work = self._work(channel)
+    if work is None or work.compares:
+        return await _execute(self, channel)
+    for partition in work.shard.surely_own(range(work.channel.partitions)):
+        await _read_progress(self, work, partition)
+        await _update_index(self, work, partition)
+    await asyncio.sleep(0.4)
+    return await _execute(self, channel)
+
+
+async def _unless_read(self: Any, work: Any, partition: int) -> Any:
+    """The second part of `_subscriptions_first`."""
+    return await _update_index(self, work, partition) if work.compares else None
+
+
+async def _read_heard(
+    self: Any, work: Any, partition: int, *, after: int, take: Any, until: int | None = None
+) -> int:
+    """Subscriptions are read as far as gossip has named them, as observations are."""
+    if until is None:
+        until = self._view.sequences(work.table)[partition]
+        if until <= max(after, 0):
+            return max(after, 0)
+    return await _read_changes(self, work, partition, after=after, take=take, until=until)
+
+
+def _without_deletions(self: Any, changes: Any) -> None:
+    """After `unsubscribe` nothing more is delivered."""
+    _apply(self, changes.filter(pc.invert(changes.column("deleted"))))
+
+
+async def _update_on_top(self: Any, work: Any, partition: int) -> Any:
+    """An index whose table was cleaned past it is read again, without being emptied first."""
+    progress = self._of(work, partition)
+    if work.compares or progress.indexed < 0:
+        return await _update_index(self, work, partition)
+
+    async def apply(rows: pa.Table) -> None:
+        progress.index.apply(rows)
+
+    for after in (progress.indexed, -1):
+        try:
+            progress.indexed = await self._read_changes(work, partition, after=after, take=apply)
+        except DataExpired:
+            continue
+        break
+    return None
+
+
+# --- what is new ---------------------------------------------------------------------------------
+
+
+def by_clock(world: SimulatedWorld) -> Patches:
+    """New is what was stamped between the last execution and this one, by wall clocks.
+
+    Each node stamps what it receives, in milliseconds. The time of the last execution is handed
+    over to whoever executes next, without loss. (Wang, Carey and Tsotras, section 5.2: `prev < t
+    AND t < current`.)
+    """
+    times: dict[Cursor, float] = {}
+
+    async def fetch(
+        self: Any, work: Any, *, after: Cursor, until: Cursor, rows_max: int = 0
+    ) -> Any:
+        current = round(self._clock.wall(), 3)
+        fetched = await _fetch(
+            self, work, after=EMPTY_CURSOR, until=until, rows_max=rows_max or 1_000_000
+        )
+        if not after:  # A history.
+            return fetched
+        numbers = fetched.observations.column("number").to_numpy()
+        stamps = np.array([world.stamps[number // ROWS] for number in numbers.tolist()])
+        is_new = (times.get(after, 0.0) < stamps) & (stamps < current)
+        times[fetched.until] = current
+        return replace(fetched, observations=fetched.observations.filter(is_new), after=after)
+
+    return {f"{EXECUTOR}._fetch": fetch}
+
+
+def _without_last(partitions: frozenset[int], after: Cursor, until: Cursor) -> CursorRange:
+    """Intervals are closed at their ends: the last commit belongs to the execution."""
+    shorter = {p: max(after[p], s - 1) for p, s in until.items()}
+    return CursorRange(partitions, after, Cursor(shorter))
+
+
+def _with_last_once_more(partitions: frozenset[int], after: Cursor, until: Cursor) -> CursorRange:
+    """Intervals are open at their beginnings: the last commit belongs to one execution alone."""
+    longer = {p: max(0, s - 1) for p, s in after.items()}
+    return CursorRange(partitions, Cursor(longer), until)
+
+
+async def _part_as_whole(self: Any, work: Any, *, after: Cursor, until: Cursor, **rest: Any) -> Any:
+    """An execution that took a part, or lacks a partition that is away, says so in its cut."""
+    fetched = await _fetch(self, work, after=after, until=until, **rest)
+    return replace(fetched, until=until)
+
+
+async def _absent_as_matched(
+    self: Any, work: Any, *, after: Cursor, until: Cursor, **rest: Any
+) -> Any:
+    """A partition of the dataset that is away is matched later."""
+    fetched = await _fetch(self, work, after=after, until=until, **rest)
+    return fetched if fetched.is_part else replace(fetched, until=until)
+
+
+async def _from_frontier(self: Any, work: Any, partition: int) -> Any:
+    """The subscriptions of a node that was away get what came meanwhile."""
+    is_begun = partition in self._progress.get(work.channel.key, {})
+    progress = await _read_progress(self, work, partition)
+    if not is_begun:
+        progress.cut = progress.cut.join(self._view.sequences(work.channel.schema.key))
+    return progress
+
+
+def _copies_as_new(shard: Any, versions: Any) -> Any:
+    """A version that cleaning copies counts since its first commit."""
+    copied = _paths(shard, versions)
+    columns = copied.to_pydict() | {"since": [0] * copied.num_rows}
+    return pa.RecordBatch.from_pydict(columns, schema=copied.schema)
+
+
+def _all_published(self: Any, shard: Any) -> Cursor:
+    """A table is not cleaned past what a channel compares with."""
+    published: Cursor = shard.published()
+    return published
+
+
+def _as_it_was(self: Any, work: Any, observed: Any) -> None:
+    """A history gets the observations of each execution."""
+    histories = self._histories.get(work.channel.key, {})
+    if observed.history is not None and observed.after in histories:
+        histories[observed.until] = histories[observed.after]
+
+
+async def _keep_index(self: Any, work: Any, partition: int) -> Any:
+    """An index has no changes that no execution has compared."""
+    known = self._progress.get(work.channel.key, {}).get(partition)
+    kept = None if known is None or known.indexed < 0 else (known.index, known.indexed)
+    progress = await _read_progress(self, work, partition)
+    if kept is not None:
+        progress.index, progress.indexed = kept
+    return progress
+
+
+# --- the log -------------------------------------------------------------------------------------
+
+
+async def _own_cut(self: Any, work: Any, partition: int) -> Any:
+    """The log alone says what was executed; who leads again reads it again."""
+    known = self._progress.get(work.channel.key, {}).get(partition)
+    if known is not None and known.sequence >= 0:
+        return known
+    return await _read_progress(self, work, partition)
+
+
+def _without_conflicts(self: Any, work: Any, partition: int, result: Any, **options: Any) -> None:
+    """The second part of `_own_cut`: a conflict says that another node has executed."""
+    _note(self, work, partition, result, **options)
+    if isinstance(result, BatchConflict):
+        self._of(work, partition).sequence = 0
+
+
+def _forget_nothing(self: Any, work: Any) -> None:
+    """The third part of `_own_cut`."""
+    self._progress.setdefault(work.channel.key, {})
+
+
+def _last_as_well(name: str, cuts: Cursor) -> ReaderProgress:
+    """The last execution stays, since it has the cut."""
+    return ReaderProgress(name, Cursor({p: s + 1 for p, s in cuts.items()}))
+
+
+# --- readers -------------------------------------------------------------------------------------
+
+
+def _token_of_next(shard: Any, task: Any) -> Any:
+    """A token says what was delivered with it, not what will be."""
+    parts = list(_pieces(shard, task))
+    for part, following in itertools.pairwise([*parts, *parts[-1:]]):
+        yield replace(part, reached=part.reached.join(following.reached))
+
+
+class _HastyReader(Reader):
+    """Stores the cursor before what came with it."""
+
+    async def read(self, node: StorageNode, *, parts_max: int | None = None) -> None:
+        await super().read(node, parts_max=parts_max)
+        if parts_max is not None:  # It crashes.
+            task = ExecutionsTask(self.channel, self.broker, self.cursor)
+            async for part in node.channel_reader.read(task):
+                self.cursor = self.cursor.join(part.reached)
+                return
+
+
+class _HastyWorld(SimulatedWorld):
+    reader_type = _HastyReader
+
+
+EXECUTOR = "galileo.node.channel_executor.ChannelExecutor"
+RANGE = "galileo.node.channel_executor.CursorRange"
+INDEX_APPLY = "galileo.node.channel_executor.SubscriptionIndex.apply"
+RETENTION = "galileo.node.retention_runner"
+
+CHANNEL_MUTANTS: dict[str, Any] = {
+    "subscriptions_before_frontier": {
+        f"{EXECUTOR}.execute": _subscriptions_first,
+        f"{EXECUTOR}._update_index": _unless_read,
+    },
+    "subscriptions_as_heard": {f"{EXECUTOR}._read_changes": _read_heard},
+    "deletions_ignored": {INDEX_APPLY: _without_deletions},
+    "unsubscribe_lost_in_take_over": {
+        f"{EXECUTOR}._update_index": _update_on_top,
+        f"{EXECUTOR}._forget_others": _forget_nothing,
+    },
+    "new_by_clock": by_clock,
+    "open_at_the_end": {RANGE: _without_last},
+    "closed_at_the_beginning": {RANGE: _with_last_once_more},
+    "part_as_whole": {f"{EXECUTOR}._fetch": _part_as_whole},
+    "absent_as_matched": {f"{EXECUTOR}._fetch": _absent_as_matched},
+    "absent_subscriptions_skipped": {f"{EXECUTOR}._read_progress": _from_frontier},
+    "copies_as_new": {"galileo.node.table_cleaner._paths": _copies_as_new},
+    "cleaned_past_compared": {f"{RETENTION}.RetentionRunner._compared": _all_published},
+    "history_not_extended": {f"{EXECUTOR}._extend_history": _as_it_was},
+    "index_ahead_of_log": {f"{EXECUTOR}._read_progress": _keep_index},
+    "own_cut": {
+        f"{EXECUTOR}._read_progress": _own_cut,
+        f"{EXECUTOR}._note": _without_conflicts,
+        f"{EXECUTOR}._forget_others": _forget_nothing,
+    },
+    "last_execution_dropped": {f"{RETENTION}.ReaderProgress": _last_as_well},
+    "token_of_next": {"galileo.node.channel_reader._pieces": _token_of_next},
+    "position_before_acceptance": {},
+}
+"""Replacements, or a function of the world that returns some."""
+
+
+def run_channel_variant(
+    seed: int,
+    variant: str = "production",
+    *,
+    without: Collection[str] = (),
+    trace: Callable[[str], None] | None = None,
+) -> Any:
+    """Plays the world of a seed with a mistake, or with none; see `run_channels`."""
+    is_hasty = variant == "position_before_acceptance"
+    return run_channels(
+        seed,
+        without=without,
+        trace=trace,
+        world_type=_HastyWorld if is_hasty else SimulatedWorld,
+        mutate=CHANNEL_MUTANTS.get(variant, {}),
+    )

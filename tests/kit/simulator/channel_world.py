@@ -1,0 +1,779 @@
+"""A channel on real nodes, disks and messages in this process, judged from outside.
+
+Producers, subscribers and followers work all the time, each node executes the channel and cleans
+the table of its subscriptions, and nodes fail. In the end `ChannelAudit` judges all logs.
+`run_channels(seed)` plays a world in simulated time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shutil
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from concurrent.futures import Executor, Future
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+from channel_audit import (
+    BROKERS,
+    TEMPLATES,
+    Changes,
+    ChannelAudit,
+    Reader,
+    air,
+    batch_of,
+    numbers_of,
+    rows_of,
+)
+from partition_moves import Line as MoveLine
+from partition_moves import take
+from replica_nodes import (
+    OPTIONS,
+    PARTITIONS,
+    SETTLED_S,
+    TOPOLOGY,
+    Host,
+    World,
+    expect_crash,
+    hurt,
+)
+
+from galileo.cursor import Cursor
+from galileo.dht import placement
+from galileo.dht.topology import Topology
+from galileo.errors import GalileoError
+from galileo.model import paths
+from galileo.model.channel import Channel, New
+from galileo.model.observations import normalise
+from galileo.model.table import index_versions
+from galileo.node.catalog import Catalog
+from galileo.node.channel_executor import ExecutorOptions
+from galileo.node.query_options import QueryOptions
+from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
+from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.query.subscriptions import ParameterQuery
+from galileo.storage.commits import Commit, Committed
+from simulator.virtual_time import (
+    BlockingThread,
+    ImmediateThreads,
+    SimulatedClock,
+    SimulatedLoop,
+    SimulatedThreads,
+    run_simulated,
+)
+
+AIR = air("nam")
+CHANNEL = "hot"
+LIMITS = (ExecutorOptions(), ExecutorOptions(rows_max=12), ExecutorOptions(bytes_max=8_000))
+MODES: tuple[tuple[New, bool], ...] = (
+    ("observations", False),
+    ("either", True),
+    ("observations", False),
+    ("both", False),
+    ("observations", False),
+    ("either", False),
+)
+IDS = 6
+"""Of each subscriber, so that the versions of a subscription have one order."""
+AHEAD_S = 1e7
+"""All executions are old for retention."""
+PRODUCERS = SUBSCRIBERS = 2
+FOR_GOOD = 1 << 30
+"""Calls of a user who ends with the faults."""
+REPLICATED_EVERY = 10
+"""One world in so many has copies."""
+SINGLE_FAULTS = ("crash", "all", "away", "move", "cut move", "full")
+REPLICA_FAULTS = ("crash", "disk", "rot", "all", "cut", "full")
+CHANNEL_FAULTS = tuple(dict.fromkeys([*SINGLE_FAULTS, *REPLICA_FAULTS, "clean", "retention"]))
+Parts = Mapping[int, tuple[pa.Table, pa.RecordBatch]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a world has.
+
+    Attributes:
+        new, leave, template: of the channel.
+        limits: of executions.
+        is_kept: whether neither tables are cleaned nor executions dropped.
+        drops_observations: whether retention drops observations, perhaps before they are matched.
+        replicas: of each partition.
+        sending_s, subscribing_s, executing_s: the longest pauses between two calls of a user, and
+            between two executions of a node.
+        settled_s: the age of commits that may be cleaned.
+        batches, changes: calls of each producer and of each subscriber.
+        faults: of nodes, one after the other.
+    """
+
+    new: New = "observations"
+    leave: bool = False
+    template: str = TEMPLATES[0]
+    limits: ExecutorOptions = LIMITS[0]
+    is_kept: bool = False
+    drops_observations: bool = False
+    replicas: int = 3
+    sending_s: float = 0.15
+    subscribing_s: float = 0.4
+    executing_s: float = 0.1
+    settled_s: float = 0.2
+    batches: int = FOR_GOOD
+    changes: int = FOR_GOOD
+    faults: int = 2
+
+    @property
+    def topology(self) -> Topology:
+        return replace(TOPOLOGY, replicas=self.replicas)
+
+    @property
+    def channel(self) -> Channel:
+        query = ParameterQuery(self.template, AIR)
+        made = Channel(CHANNEL, "nam", self.template, keep="1s", new=self.new, leave=self.leave)
+        return made.bound(AIR, query.parameters, start={}, partitions=PARTITIONS)
+
+
+class ChannelWorld(World):
+    """Producers, subscribers, readers, and nodes that execute the channel all the time.
+
+    Attributes:
+        failures: the last error of an execution at each node.
+        counters: of what happened.
+    """
+
+    reader_type = Reader
+
+    def __init__(self, directory: Path, seed: int, plan: Plan, *, options: Any = OPTIONS) -> None:
+        channel = plan.channel
+        queries = QueryOptions(
+            step_s=60.0, inline_s=60.0, moved_retry_timeout_s=0.5, failover_timeout_s=2.0
+        )
+        super().__init__(
+            directory,
+            seed,
+            topology=plan.topology,
+            schema=AIR,
+            further=(channel, channel.subscriptions),
+            options=options,
+            node_options=NodeOptions(channels=plan.limits, queries=queries),
+        )
+        self.plan, self.counters = plan, Counter[str]()
+        self.audit = ChannelAudit(channel)
+        self.readers = [self.reader_type(CHANNEL, broker) for broker in BROKERS]
+        self.runners: dict[str, RetentionRunner] = {}
+        self.executing: dict[str, asyncio.Task[None]] = {}
+        self.failures: dict[str, str] = {}
+
+    # --- nodes -------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> StorageNode:
+        """As what moves partitions expects it."""
+        return self.hosts[name].node
+
+    def start(self, name: str) -> None:
+        super().start(name)
+        host = self.hosts[name]
+        options = RetentionRunnerOptions(
+            check_s=3600.0,
+            min_age_s=self.plan.settled_s,
+            table_age_s=self.plan.settled_s,
+            wall=lambda: self.clock.wall() + AHEAD_S,
+            monotonic=self.clock.monotonic,
+        )
+        self.runners[name] = RetentionRunner(self.catalog_of(host), options, readers=lambda _: ())
+        self.executing[name] = asyncio.create_task(self.execute(host))
+
+    def catalog_of(self, host: Host) -> Catalog:
+        """As it is maintained."""
+        return host.node.catalog
+
+    async def crash(self, name: str, *, is_lost: bool) -> None:
+        self.runners.pop(name).stop()
+        await super().crash(name, is_lost=is_lost)
+        await self.end(name)
+
+    async def end(self, name: str) -> None:
+        executing = self.executing.pop(name)
+        executing.cancel()
+        [outcome] = await asyncio.gather(executing, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            raise outcome
+
+    async def close(self) -> None:
+        for name in list(self.executing):
+            await self.end(name)
+        for runner in self.runners.values():
+            runner.stop()
+        await super().close()
+
+    def is_gone(self, host: Host) -> bool:
+        return self.hosts.get(host.name) is not host
+
+    async def execute(self, host: Host) -> None:
+        while not self.is_gone(host):
+            try:
+                await host.node.channels.execute(CHANNEL)
+                if not self.is_gone(host):
+                    self.audit.remember(host.node.catalog, executions_only=True)
+            except GalileoError as error:
+                self.failures[host.name] = repr(error)
+            except RuntimeError as error:
+                expect_crash(error)
+            await asyncio.sleep(self.random.uniform(0.3, 1.0) * self.plan.executing_s)
+
+    async def gossip(self) -> None:
+        """Sends to nodes what others have published, sometimes late, until it is cancelled."""
+        while True:
+            for host in list(self.hosts.values()):
+                for key, shard in host.node.catalog.shards.items():
+                    self.tell(host.name, key, shard.own_published().sequences)
+            await asyncio.sleep(0.4 * self.plan.executing_s)
+
+    def tell(self, teller: str, key: str, sequences: Cursor) -> None:
+        for name in self.hosts:
+            is_late = name != teller and not self.is_calm and self.random.random() < 0.2
+            if name == teller or not {name, teller} & (self.cut | self.network.away):
+                late_s = self.random.uniform(0.0, 0.6) if is_late else 0.0
+                if late_s:
+                    self.later(self.hear(name, key, sequences, late_s))
+                else:
+                    self.hosts[name].node.view.update_sequences(key, sequences)
+
+    async def hear(self, name: str, key: str, sequences: Cursor, late_s: float) -> None:
+        await asyncio.sleep(late_s)
+        if name in self.hosts:
+            self.hosts[name].node.view.update_sequences(key, sequences)
+
+    def spread_leaders(self) -> None:
+        if self.topology.is_replicated:
+            super().spread_leaders()
+            return
+        for sender, host in itertools.permutations(self.hosts.values(), 2):
+            host.node.moves.receive(sender.name, sender.node.moves.known)
+
+    async def maintain(self) -> None:
+        """Cleans the table and drops executions where they are old."""
+        for host in [] if self.plan.is_kept else list(self.hosts.values()):
+            await self.maintain_host(host)
+
+    async def maintain_host(self, host: Host) -> None:
+        runner, catalog = self.runners[host.name], host.node.catalog
+
+        def work() -> None:
+            self.audit.remember(catalog)
+            runner.clean(catalog.table_shard(self.audit.table))
+            runner.drop_executions(catalog.channel_shard(CHANNEL))
+            if self.plan.drops_observations:
+                self.drop_observations(catalog)
+
+        try:
+            await self.in_thread(host, work)
+        except (GalileoError, OSError):
+            pass
+        except RuntimeError as error:
+            expect_crash(error)
+
+    async def in_thread(self, host: Host, work: Callable[[], None]) -> None:
+        await asyncio.to_thread(work)
+
+    def drop_observations(self, catalog: Catalog) -> None:
+        """Drops the oldest file of each own partition of the dataset."""
+        shard = catalog.shard("nam")
+        for partition, journal in shard.own.items():
+            files = journal.log_files()
+            if len(files) > 1:
+                dropped = shard.drop(partition, files[0].last).commits
+                self.counters["observations dropped"] += dropped
+
+    # --- who works ---------------------------------------------------------------------------
+
+    def table_of(self, number: int, node: StorageNode) -> pa.Table:
+        self.audit.observe(numbers_of(number))
+        return batch_of(number)
+
+    async def send(self, number: int) -> None:
+        await super().send(number)
+        await asyncio.sleep(self.random.uniform(0.0, self.plan.sending_s))
+
+    async def subscribe(self, subscriber: int) -> None:
+        ids = [f"{subscriber}-{number}" for number in range(IDS)]
+        for batch in range(self.plan.changes):
+            if self.is_over and self.plan.changes == FOR_GOOD:
+                return
+            names = self.random.sample(ids, k=2)
+            changes = {name: self.audit.random_change(name, self.random) for name in names}
+            versions = self.audit.change(changes)
+            await self.store(changes, producer=f"s{subscriber}", batch=batch)
+            self.audit.settle(versions)
+            if self.random.random() < 0.1:  # The answer was lost.
+                self.counters["calls repeated"] += 1
+                await self.store(changes, producer=f"s{subscriber}", batch=batch)
+            await asyncio.sleep(self.random.uniform(0.0, self.plan.subscribing_s))
+
+    async def store(self, changes: Changes, *, producer: str, batch: int) -> None:
+        table = rows_of(self.audit.channel.subscriptions, changes)
+        while True:
+            hosts = list(self.hosts.values())
+            if hosts:
+                ingest = self.random.choice(hosts).node.ingest
+                try:
+                    async with asyncio.timeout(5.0):
+                        await ingest.ingest(self.audit.table, table, producer=producer, batch=batch)
+                    return
+                except (GalileoError, TimeoutError):
+                    pass
+                except RuntimeError as error:
+                    expect_crash(error)
+            await asyncio.sleep(0.02)
+
+    async def follow(self, reader: Reader) -> None:
+        while not self.is_over:
+            await self.read_once(reader, parts_max=self.random.choice((None, 1, 2, 3)))
+            await asyncio.sleep(self.random.uniform(0.3, 2.0) * self.plan.executing_s)
+
+    async def read_once(self, reader: Reader, *, parts_max: int | None = None) -> None:
+        hosts = list(self.hosts.values())
+        if not hosts:
+            return
+        try:
+            async with asyncio.timeout(5.0):
+                await reader.read(self.random.choice(hosts).node, parts_max=parts_max)
+        except (GalileoError, TimeoutError):
+            pass
+        except RuntimeError as error:
+            expect_crash(error)
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def is_settled(self) -> bool:
+        if self.topology.is_replicated:
+            return super().is_settled()
+        owned = [p for host in self.hosts.values() for p in host.node.partitions]
+        return sorted(owned) == [*self.topology.partitions]
+
+    def published(self, key: str) -> Cursor:
+        """The last commits that some node shows."""
+        shards = [host.node.catalog.shards[key] for host in self.hosts.values()]
+        return Cursor.joined(shard.own_published().sequences for shard in shards)
+
+    def is_caught_up(self) -> bool:
+        for host in self.hosts.values():
+            self.audit.remember(host.node.catalog)
+        air, log = self.published("nam"), self.published(CHANNEL)
+        table, compares = self.published(self.audit.table), self.plan.new != "observations"
+        for partition in range(PARTITIONS):
+            if not log[partition]:
+                return False
+            last = self.audit.log[partition][log[partition]]
+            if Cursor(last.until) != air:
+                return False
+            if compares and last.subscriptions < table[partition]:
+                return False
+        return True
+
+    async def catch_up(self) -> None:
+        """Returns when everything is executed, all replicas are equal and readers at the end."""
+        try:
+            async with asyncio.timeout(SETTLED_S):
+                while not self.is_caught_up() or not self.is_settled():
+                    self.spread_leaders()
+                    await asyncio.sleep(0.05)
+                self.readers += [self.reader_type(CHANNEL, broker) for broker in BROKERS]
+                for reader in self.readers:
+                    while not reader.cursor.covers(self.published(CHANNEL)):
+                        await self.read_once(reader)
+        except TimeoutError:
+            progress = {n: host.node.channels.progress(CHANNEL) for n, host in self.hosts.items()}
+            state = self.describe() if self.topology.is_replicated else ""
+            raise AssertionError(
+                f"not caught up with {self.published('nam')}: {progress}, {self.failures}\n{state}"
+            ) from None
+
+    def judge(self) -> None:
+        keys = [schema.key for schema in self.schemas]
+        self.audit.check_complete({key: self.published(key) for key in keys})
+        self.audit.judge(may_skip=self.plan.drops_observations)
+        for reader in self.readers:
+            self.audit.check_reader(reader)
+        if self.topology.is_replicated:
+            self.check_replicas(keys)
+
+    def check_replicas(self, keys: Collection[str]) -> None:
+        for key, partition in itertools.product(keys, range(PARTITIONS)):
+            journals = [
+                host.node.catalog.shards[key].journals[partition] for host in self.hosts.values()
+            ]
+            first = 1 + max(journal.dropped for journal in journals)
+            logs = [
+                [journal.read(n) for n in range(first, journal.last_sequence + 1)]
+                for journal in journals
+            ]
+            assert all(log == logs[0] for log in logs), "replicas differ"
+
+    def works(self) -> list[Coroutine[Any, Any, None]]:
+        """Of all users."""
+        return [
+            *map(self.produce, range(PRODUCERS)),
+            *map(self.subscribe, range(SUBSCRIBERS)),
+            *map(self.follow, self.readers),
+        ]
+
+    async def hurt(self) -> None:
+        await hurt(self)
+
+    async def play(self) -> None:
+        """All faults, then everything works again, and is judged."""
+        await self.begin()
+        works = [asyncio.create_task(work) for work in self.works()]
+        gossip = asyncio.create_task(self.gossip())
+        try:
+            for _ in range(self.plan.faults):
+                await asyncio.sleep(self.random.uniform(1.0, 4.0) * self.plan.executing_s)
+                await self.maintain()
+                await self.hurt()
+                await self.maintain()
+            await self.settle()
+            await asyncio.gather(*works)
+            await self.catch_up()
+            self.judge()
+        finally:
+            ended = [work for work in (*works, gossip) if work.done()]
+            for work in (*works, gossip):
+                work.cancel()
+            await asyncio.gather(*works, gossip, return_exceptions=True)
+            await self.close()
+            await asyncio.gather(*ended)  # Raises their error in place of what comes of it.
+
+
+# --- simulated time ------------------------------------------------------------------------------
+
+
+class _WaitingCatalog:
+    """A catalog whose commits the cleaner waits for without stopping the simulated clock."""
+
+    def __init__(self, catalog: Catalog, wait: Callable[[Future[Any]], Future[Any]]) -> None:
+        self._catalog, self._wait = catalog, wait
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+    def commit(self, *args: Any, **options: Any) -> Future[Any]:
+        return self._wait(self._catalog.commit(*args, **options))
+
+
+class SimulatedWorld(ChannelWorld):
+    """Runs in simulated time; users commit at the owners what they have computed once.
+
+    Args:
+        without: kinds of faults that do not happen.
+        trace: called with each event as a line.
+
+    Attributes:
+        stamps: when each batch was received, in seconds by the wall clock.
+    """
+
+    segment_bytes_max = 3_000
+
+    def __init__(
+        self,
+        directory: Path,
+        seed: int,
+        plan: Plan,
+        *,
+        loop: SimulatedLoop,
+        without: Collection[str] = (),
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        self.loop, self.clock = loop, SimulatedClock(loop)
+        super().__init__(directory, seed, plan, options=SLOW)
+        kinds = REPLICA_FAULTS if self.topology.is_replicated else SINGLE_FAULTS
+        self.kinds = [kind for kind in kinds if kind not in without]
+        self.is_cleaned = "clean" not in without and not plan.is_kept
+        self.threads: dict[str, BlockingThread] = {}
+        self.stamps: dict[int, float] = {}
+        self.trace_hash = 0
+        self._trace = trace
+
+    def make_executor(self, _: int, thread_name_prefix: str) -> Executor:  # type: ignore[override]
+        is_waited_for = thread_name_prefix == "sync"
+        return ImmediateThreads() if is_waited_for else SimulatedThreads(self.loop)
+
+    def note(self, text: str) -> None:
+        line = f"{self.loop.time():.6f} {text}"
+        self.trace_hash = zlib.crc32(line.encode(), self.trace_hash)
+        if self._trace is not None:
+            self._trace(line)
+
+    # --- nodes -------------------------------------------------------------------------------
+
+    def catalog_of(self, host: Host) -> Any:
+        def wait(future: Future[Any]) -> Future[Any]:
+            return self.threads[host.name].wait(future)
+
+        return _WaitingCatalog(host.node.catalog, wait)
+
+    async def maintain(self) -> None:
+        """`keep_maintaining` does it."""
+
+    async def keep_maintaining(self) -> None:
+        while not self.is_over and self.is_cleaned:
+            hosts = [host for host in self.hosts.values() if host.name not in self.threads]
+            if hosts:
+                await self.maintain_host(self.random.choice(hosts))
+            await asyncio.sleep(self.random.uniform(0.05, 0.5))
+
+    def works(self) -> list[Coroutine[Any, Any, None]]:
+        return [*super().works(), self.keep_maintaining()]
+
+    async def in_thread(self, host: Host, work: Callable[[], None]) -> None:
+        if self.is_gone(host) or host.name in self.threads:
+            return
+        before = self.changes_dropped(host)
+        thread = self.threads[host.name] = BlockingThread(self.loop, work)
+        try:
+            await thread.done
+        finally:
+            del self.threads[host.name]
+        self.counters["tables cleaned"] += self.changes_dropped(host) > before
+
+    def changes_dropped(self, host: Host) -> int:
+        return sum(host.node.catalog.table_shard(self.audit.table).dropped().values())
+
+    async def crash(self, name: str, *, is_lost: bool) -> None:
+        self.note(f"{name} crashes{' and loses its disk' if is_lost else ''}")
+        if name in self.threads:
+            self.threads[name].stop()
+        await super().crash(name, is_lost=is_lost)
+
+    def start(self, name: str) -> None:
+        self.note(f"{name} starts")
+        super().start(name)
+
+    # --- who works ---------------------------------------------------------------------------
+
+    async def produce(self, producer: int) -> None:
+        for batch in range(self.plan.batches):
+            await self.send(producer + PRODUCERS * batch)
+
+    async def send(self, number: int) -> None:
+        self.audit.observe(numbers_of(number))
+        self.stamps[number] = round(self.clock.wall(), 3)
+        parts = _observation_parts(number, self.plan.replicas)
+        await self.commit("nam", parts, producer="p", batch=number)
+        self.acknowledged.add(number)
+        self.note(f"batch {number} is stored")
+        await asyncio.sleep(self.random.uniform(0.0, self.plan.sending_s))
+
+    async def store(self, changes: Changes, *, producer: str, batch: int) -> None:
+        parts = dict[int, tuple[pa.Table, pa.RecordBatch]]()
+        for name, (broker, least) in changes.items():
+            for partition, (rows, keys) in _version_parts(name, broker, least).items():
+                if partition in parts:
+                    more, others = parts[partition]
+                    rows = pa.concat_tables([more, rows])
+                    keys = pa.concat_batches([others, keys])
+                parts[partition] = rows, keys
+        await self.commit(self.audit.table, parts, producer=producer, batch=batch)
+        self.note(f"{producer} stores {changes}")
+
+    async def commit(self, key: str, parts: Parts, *, producer: str, batch: int) -> None:
+        """Sends each part to the owner of its partition until it is acknowledged."""
+        left = dict(parts)
+        while True:
+            for partition in list(left):
+                commit = Commit(producer, batch, *left[partition])
+                if await self.try_commit(key, partition, commit):
+                    del left[partition]
+            if not left:
+                return
+            await asyncio.sleep(self.random.uniform(0.02, 0.2))
+
+    async def try_commit(self, key: str, partition: int, commit: Commit) -> bool:
+        for name, host in list(self.hosts.items()):
+            if partition in host.node.partitions and name not in self.network.away:
+                try:
+                    async with asyncio.timeout(5.0):
+                        committing = host.node.catalog.commit(key, {partition: commit})
+                        results = await asyncio.wrap_future(committing)
+                except (GalileoError, TimeoutError):
+                    return False
+                except RuntimeError as error:
+                    expect_crash(error)
+                    return False
+                result = results[partition]
+                if isinstance(result, Committed) and result.duplicate:
+                    self.counters["commits repeated"] += 1
+                return isinstance(result, Committed)
+        return False
+
+    # --- faults ------------------------------------------------------------------------------
+
+    async def hurt(self) -> None:
+        if not self.kinds:
+            return
+        if self.topology.is_replicated:
+            kind = await hurt(self, kinds=self.kinds)
+        else:
+            kind = self.random.choice(self.kinds)
+            self.note(f"fault: {kind}")
+            await self.hurt_single(kind, self.random.choice(self.names))
+        self.counters[f"fault {kind}"] += 1
+
+    async def hurt_single(self, kind: str, name: str) -> None:
+        """One fault of a cluster with one copy, for some time."""
+        pause_s = self.random.uniform(0.05, 1.0)
+        if kind == "crash":
+            await self.crash(name, is_lost=False)
+            await asyncio.sleep(pause_s)
+            self.start(name)
+        elif kind == "all":
+            for each in self.names:
+                await self.crash(each, is_lost=False)
+            for each in self.names:
+                self.start(each)
+        elif kind == "away":
+            self.network.away.add(name)
+            await asyncio.sleep(pause_s)
+            self.network.away.clear()
+        elif kind == "full":
+            self.hosts[name].disk.is_full = True
+            await asyncio.sleep(pause_s)
+            self.hosts[name].disk.is_full = False
+        else:
+            await self.move(name, is_cut=kind == "cut move")
+
+    async def move(self, name: str, *, is_cut: bool) -> None:
+        """A node takes a partition, perhaps until its connection breaks, and gives it back."""
+        line, partition = MoveLine(self), self.random.randrange(PARTITIONS)
+        if is_cut:
+            line.cut_at = self.random.randrange(12), self.random.random() < 0.5
+        [owner] = [n for n, host in self.hosts.items() if partition in host.node.partitions] or [
+            name
+        ]
+        for to in (name, owner) if owner != name else ():
+            with suppress(GalileoError):
+                await take(self, partition, line, to=to)
+                self.counters["partitions moved"] += 1
+            self.spread_leaders()
+            await asyncio.sleep(self.random.uniform(0.0, 2.0) * self.plan.executing_s)
+            if self.random.random() < 0.3:
+                return
+
+    async def settle(self) -> None:
+        self.note("everything works again")
+        self.network.away.clear()
+        await super().settle()
+
+    def describe(self) -> str:
+        if self.topology.is_replicated:
+            return super().describe()
+        return str({name: sorted(host.node.partitions) for name, host in self.hosts.items()})
+
+
+SLOW = replace(OPTIONS, tick_s=0.05, restart_s=0.2)
+"""Ticks that are rare enough for thousands of worlds."""
+
+
+@lru_cache(maxsize=4096)
+def _observation_parts(number: int, replicas: int) -> Parts:
+    """A batch as it is stored."""
+    topology = Plan(replicas=replicas).topology
+    place = partial(placement.partitions_from_cells, topology, AIR)
+    return paths.index_parts(AIR, normalise(AIR, batch_of(number)), place=place)
+
+
+_TABLE = Plan().channel.subscriptions
+
+
+@lru_cache(maxsize=4096)
+def _version_parts(name: str, broker: str, least: float | None) -> Parts:
+    """A version of a subscription as it is stored."""
+    return index_versions(_TABLE, rows_of(_TABLE, {name: (broker, least)}))
+
+
+def plan_of(seed: int) -> Plan:
+    """What a seed has; each kind of channel comes often."""
+    new, leave = MODES[seed % len(MODES)]
+    chance = Random(seed)
+    size = 1 + (seed // len(MODES)) % 2
+    return Plan(
+        new=new,
+        leave=leave,
+        template=chance.choice(TEMPLATES),
+        limits=chance.choice(LIMITS),
+        is_kept=chance.random() < 0.2,
+        drops_observations=new == "observations" and chance.random() < 0.3,
+        replicas=3 if seed % REPLICATED_EVERY == REPLICATED_EVERY - 1 else 1,
+        sending_s=0.6,
+        subscribing_s=0.8,
+        executing_s=0.5,
+        settled_s=0.05,
+        batches=4 * size,
+        changes=7 * size,
+        faults=2 * size,
+    )
+
+
+def run_channels(
+    seed: int,
+    *,
+    without: Collection[str] = (),
+    trace: Callable[[str], None] | None = None,
+    world_type: type[SimulatedWorld] = SimulatedWorld,
+    mutate: Callable[[SimulatedWorld], dict[str, Any]] | dict[str, Any] | None = None,
+) -> Counter[str]:
+    """Plays the world of this seed.
+
+    Args:
+        seed: of the random generators.
+        without: faults that do not happen.
+        trace: called with each event as a line.
+        world_type: with or without mistakes of users.
+        mutate: mistakes of nodes: what replaces parts of the production code, by dotted name.
+
+    Returns:
+        How often what happened.
+
+    Raises:
+        AssertionError: the judge finds the logs wrong, or nothing goes on.
+    """
+    plan = plan_of(seed)
+    if "retention" in without:
+        plan = replace(plan, drops_observations=False)
+    memory = Path("/dev/shm")
+    directory = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
+
+    async def play(loop: SimulatedLoop) -> SimulatedWorld:
+        world = world_type(directory, seed, plan, loop=loop, without=without, trace=trace)
+        patches = mutate(world) if callable(mutate) else mutate or {}
+        with ExitStack() as stack:
+            for target, mistake in patches.items():
+                stack.enter_context(mock.patch(target, mistake))
+            await world.play()
+        return world
+
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # Worlds fail by the thousand, as they should.
+    try:
+        world = run_simulated(seed, play)
+    finally:
+        logging.disable(disabled)
+        shutil.rmtree(directory, ignore_errors=True)
+    if trace is not None:
+        trace(f"hash {world.trace_hash}")
+    counters = world.counters
+    counters["executions"] += sum(map(len, world.audit.log.values()))
+    commits = [one for log in world.audit.commits.values() for one in log.values()]
+    counters["observations"] += sum(map(len, commits))
+    counters["notifications due for certain"] += world.audit.certain
+    counters["gone for readers"] += sum(len(reader.gone) for reader in world.readers)
+    return counters
