@@ -12,7 +12,8 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -276,11 +277,39 @@ class ChannelAudit:
             except (DataExpired, CorruptData):  # Copied by who drops it, or when it is mended.
                 continue
 
+    def remember_commits(
+        self, commits: Mapping[tuple[str, int, int], tuple[pa.Table, pa.RecordBatch]]
+    ) -> int:
+        """Copies what a node has on its disk: rows and paths by dataset, partition and sequence.
+
+        Returns:
+            How many commits are others than those that are known of another node.
+        """
+        differences = 0
+        for (key, partition, sequence), (rows, keys) in sorted(commits.items(), key=itemgetter(0)):
+            of_key: dict[str, tuple[dict[int, dict[int, Any]], Any]] = {
+                self.dataset: (self.commits, self._observations),
+                self.table: (self.changes, self._changes),
+                self.channel.key: (self.log, self._execution),
+            }
+            if key not in of_key or not rows.num_rows:
+                continue
+            log, decode = of_key[key]
+            is_copy = key == self.table and any(keys.column("since").to_pylist())
+            one = [] if is_copy else decode(None, rows)
+            known = log[partition].setdefault(sequence, one)
+            if isinstance(one, LoggedExecution):
+                one = replace(one, seen=known.seen)
+            differences += known != one
+        return differences
+
     def _observations(self, header: Any, rows: pa.Table) -> list[Observation]:
         return [Observation(row["number"], row["temperature"]) for row in rows.to_pylist()]
 
     def _changes(self, header: Any, rows: pa.Table) -> list[Change]:
-        if header.producer == CLEANER:  # Copies of what counts since earlier commits.
+        if (
+            header is not None and header.producer == CLEANER
+        ):  # Copies of what counts since earlier commits.
             return []
         return [
             Change(row["id"], row["broker"], None if row["deleted"] else row["least"])
@@ -354,6 +383,25 @@ class ChannelAudit:
                 found = {broker: Counter(pairs) for broker, pairs in one.shares.items()}
                 assert found == expected, f"execution {one.number} of p{partition}"
                 subscriptions = one.subscriptions
+
+    def count(self) -> Counter[str]:
+        """As `check_content`: how many notifications there are, and how many are wrong."""
+        counts = Counter[str](missed=0, repeated=0, foreign=0)
+        for partition, log in self.log.items():
+            subscriptions, delivered = 0, Counter[Pair]()
+            for sequence in sorted(log):
+                one = log[sequence]
+                due = of_brokers(self._due(partition, one, after=subscriptions))
+                found = of_brokers(one.shares)
+                counts["missed"] += (due - found).total()
+                counts["foreign"] += (found - due).total()
+                counts["notifications"] += found.total()
+                delivered.update(all_pairs(one))
+                subscriptions = one.subscriptions
+            if self.channel.new != "either":
+                counts["repeated"] += delivered.total() - len(delivered)
+            counts["executions"] += len(log)
+        return counts
 
     def _due(self, partition: int, one: LoggedExecution, *, after: int) -> dict[str, Counter[Pair]]:
         """What an execution delivers, of which the last one had seen subscriptions so far."""
@@ -572,6 +620,13 @@ def distance_m(row: Row, place: shapely.Point) -> float:
     other = math.radians(place.y)
     cosine = math.sin(y) * math.sin(other) + math.cos(y) * math.cos(other) * math.cos(x)
     return EARTH_RADIUS_M * math.acos(max(-1.0, min(1.0, cosine)))
+
+
+def of_brokers(shares: Mapping[str, Iterable[Pair]]) -> Counter[tuple[str, Pair]]:
+    """Each pair with its broker, as often as it is there."""
+    return Counter(
+        (broker, pair) for broker, pairs in shares.items() for pair in Counter(pairs).elements()
+    )
 
 
 def all_pairs(one: LoggedExecution) -> Iterator[Pair]:
