@@ -501,7 +501,7 @@ class ChannelAudit:
             self._check_both()
 
     def _check_both(self) -> None:
-        """Nobody gets an observation twice, and only what some version of it matches."""
+        """Each observation is delivered once, and some version of the subscription matches it."""
         delivered = Counter(
             pair for log in self.log.values() for one in log.values() for pair in all_pairs(one)
         )

@@ -101,7 +101,7 @@ def by_clock(world: SimulatedWorld) -> Patches:
     """New is what was stamped between the last execution and this one, by wall clocks.
 
     Each node stamps what it receives, in milliseconds. The time of the last execution is handed
-    over to whoever executes next, without loss. (Wang, Carey and Tsotras, section 5.2: `prev < t
+    over to the node that executes next, without loss. (Wang, Carey and Tsotras, section 5.2: `prev < t
     AND t < current`.)
     """
     times: dict[Cursor, float] = {}
