@@ -10,8 +10,9 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -88,6 +89,8 @@ SYNC_THREADS = 8
 SCAN_THREADS = 4
 """Scans have threads of their own, so that no query waits behind the disk."""
 
+EXECUTION_TIMEOUT_S = 1.0
+"""For so long an execution of a channel looks for the owner of a partition of the dataset."""
 TOPOLOGY_PAUSE_S, TOPOLOGY_LOOKS_MAX = 0.05, 100
 """A node that does not know the topology of the cluster yet looks so often for it."""
 
@@ -257,7 +260,7 @@ class StorageNode:
         self.channels = ChannelExecutor(
             self.catalog,
             tables=self.tables,
-            selection=self.selection,
+            selection=self._selection_of_executions(),
             view=self.view,
             executor=self._scanning,
             clock=clock,
@@ -279,6 +282,38 @@ class StorageNode:
         self._retaining: RetentionRunner | None = None
         self._adding_features = asyncio.Lock()
         self.scrub: ScrubRunner | None = None
+
+    def _selection_of_executions(self) -> Selection:
+        """As `selection`, but it does not wait long for partitions that have no owner now.
+
+        Executions match the commits of these later.
+        """
+        options = replace(
+            self.options.queries,
+            moved_retry_timeout_s=EXECUTION_TIMEOUT_S,
+            failover_timeout_s=EXECUTION_TIMEOUT_S,
+        )
+        parts: dict[str, Any] = {"peers": self._peers, "options": options}
+        scans = ClusterScans(
+            self.name,
+            self.live,
+            local=self.local_scans,
+            view=self.view,
+            samplers=self.samplers,
+            **parts,
+        )
+        reading = RowReader(
+            self.name, self.live, catalog=self.catalog, executor=self._executor, **parts
+        )
+        return Selection(
+            self.name,
+            self.live,
+            catalog=self.catalog,
+            scans=scans,
+            reading=reading,
+            executor=self._scanning,
+            options=options,
+        )
 
     @property
     def topology(self) -> Topology:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from replica_nodes import topology_of, until
 from simulator.channel_mutants import CHANNEL_MUTANTS, run_channel_variant
-from simulator.channel_world import MODES, REPLICATED_EVERY, run_channels
+from simulator.channel_world import (
+    MODES,
+    REPLICATED_EVERY,
+    Plan,
+    SimulatedWorld,
+    run_channels,
+)
+from simulator.virtual_time import SimulatedLoop, run_simulated
+
+from galileo.cursor import Cursor
+from galileo.dht.topology import Topology
 
 SEEDS = range(600)
 SEEDS_QUICK = range(REPLICATED_EVERY - len(MODES), REPLICATED_EVERY)
@@ -62,3 +76,59 @@ def test_channels_mutant_is_convicted(mutant: str) -> None:
         except AssertionError:
             return
     pytest.fail(f"{mutant} survived {MUTANT_SEEDS} worlds")
+
+
+# --- a part of the dataset that has no leader ----------------------------------------------------
+
+
+class _TwoGroups(Plan):
+    """Each group has half of the partitions, with three copies."""
+
+    @property
+    def topology(self) -> Topology:
+        return topology_of(["abc", "def"])
+
+
+class _PatientWorld(SimulatedWorld):
+    """Queries wait for leaders as long as by default."""
+
+    queries = replace(SimulatedWorld.queries, failover_timeout_s=30.0)
+
+
+def test_channels_do_not_wait_for_partitions_without_a_leader(tmp_path: Path) -> None:
+    """They are left out after a second, and matched when there is one again."""
+
+    async def play(loop: SimulatedLoop) -> float:
+        world = _PatientWorld(tmp_path, 0, _TwoGroups(is_kept=True), loop=loop)
+        await world.begin()
+        try:
+            await until(world, world.is_settled)
+            versions = world.audit.change({f"s{n}": ("east", -1.0) for n in range(12)})
+            await world.store({f"s{n}": ("east", -1.0) for n in range(12)}, producer="s", batch=0)
+            world.audit.settle(versions)
+            await world.send(0)
+            reached = world.published("nam")
+            for name in "def":
+                await world.crash(name, is_lost=False)
+            begun = loop.time()
+            for host in world.hosts.values():
+                host.node.view.update_sequences("nam", reached)
+            here = Cursor({p: s for p, s in reached.items() if p < 2})
+            assert 0 < len(here) < len(reached)
+
+            def are_matched() -> bool:
+                logs = [world.audit.log[p] for p in range(2)]
+                return all(log and Cursor(log[max(log)].until).covers(here) for log in logs)
+
+            await until(world, are_matched)
+            took_s = loop.time() - begun
+            gossip = asyncio.create_task(world.gossip())
+            await world.settle()
+            await world.catch_up()
+            world.judge()
+            gossip.cancel()
+        finally:
+            await world.close()
+        return took_s
+
+    assert run_simulated(0, play) < 5.0

@@ -101,8 +101,8 @@ def by_clock(world: SimulatedWorld) -> Patches:
     """New is what was stamped between the last execution and this one, by wall clocks.
 
     Each node stamps what it receives, in milliseconds. The time of the last execution is handed
-    over to the node that executes next, without loss. (Wang, Carey and Tsotras, section 5.2: `prev < t
-    AND t < current`.)
+    over to the node that executes next, without loss. (Wang, Carey and Tsotras, section 5.2:
+    `prev < t AND t < current`.)
     """
     times: dict[Cursor, float] = {}
 

@@ -40,7 +40,6 @@ from partition_moves import Line as MoveLine
 from partition_moves import take
 from replica_nodes import (
     OPTIONS,
-    PARTITIONS,
     SETTLED_S,
     TOPOLOGY,
     Host,
@@ -56,7 +55,7 @@ from galileo.errors import GalileoError
 from galileo.model import paths
 from galileo.model.channel import Channel, New
 from galileo.model.observations import normalise
-from galileo.model.table import index_versions
+from galileo.model.table import Table, index_versions
 from galileo.node.catalog import Catalog
 from galileo.node.channel_executor import ExecutorOptions
 from galileo.node.query_options import QueryOptions
@@ -139,7 +138,8 @@ class Plan:
     def channel(self) -> Channel:
         query = ParameterQuery(self.template, AIR)
         made = Channel(CHANNEL, "nam", self.template, keep="1s", new=self.new, leave=self.leave)
-        return made.bound(AIR, query.parameters, start={}, partitions=PARTITIONS)
+        partitions = len(self.topology.partitions)
+        return made.bound(AIR, query.parameters, start={}, partitions=partitions)
 
 
 class ChannelWorld(World):
@@ -151,12 +151,12 @@ class ChannelWorld(World):
     """
 
     reader_type = Reader
+    queries = QueryOptions(
+        step_s=60.0, inline_s=60.0, moved_retry_timeout_s=0.5, failover_timeout_s=2.0
+    )
 
     def __init__(self, directory: Path, seed: int, plan: Plan, *, options: Any = OPTIONS) -> None:
         channel = plan.channel
-        queries = QueryOptions(
-            step_s=60.0, inline_s=60.0, moved_retry_timeout_s=0.5, failover_timeout_s=2.0
-        )
         super().__init__(
             directory,
             seed,
@@ -164,7 +164,7 @@ class ChannelWorld(World):
             schema=AIR,
             further=(channel, channel.subscriptions),
             options=options,
-            node_options=NodeOptions(channels=plan.limits, queries=queries),
+            node_options=NodeOptions(channels=plan.limits, queries=self.queries),
         )
         self.plan, self.counters = plan, Counter[str]()
         self.audit = ChannelAudit(channel)
@@ -370,7 +370,7 @@ class ChannelWorld(World):
             self.audit.remember(host.node.catalog)
         air, log = self.published("nam"), self.published(CHANNEL)
         table, compares = self.published(self.audit.table), self.plan.new != "observations"
-        for partition in range(PARTITIONS):
+        for partition in self.topology.partitions:
             if not log[partition]:
                 return False
             last = self.audit.log[partition][log[partition]]
@@ -408,9 +408,10 @@ class ChannelWorld(World):
             self.check_replicas(keys)
 
     def check_replicas(self, keys: Collection[str]) -> None:
-        for key, partition in itertools.product(keys, range(PARTITIONS)):
+        for key, partition in itertools.product(keys, self.topology.partitions):
             journals = [
-                host.node.catalog.shards[key].journals[partition] for host in self.hosts.values()
+                host.node.catalog.shards[key].journals[partition]
+                for host in self.group_of(partition)
             ]
             first = 1 + max(journal.dropped for journal in journals)
             logs = [
@@ -567,7 +568,7 @@ class SimulatedWorld(ChannelWorld):
     async def send(self, number: int) -> None:
         self.audit.observe(numbers_of(number))
         self.stamps[number] = round(self.clock.wall(), 3)
-        parts = _observation_parts(number, self.plan.replicas)
+        parts = _observation_parts(number, self.plan.topology)
         await self.commit("nam", parts, producer="p", batch=number)
         self.acknowledged.add(number)
         self.note(f"batch {number} is stored")
@@ -575,8 +576,9 @@ class SimulatedWorld(ChannelWorld):
 
     async def store(self, changes: Changes, *, producer: str, batch: int) -> None:
         parts = dict[int, tuple[pa.Table, pa.RecordBatch]]()
+        table = self.audit.channel.subscriptions
         for name, (broker, least) in changes.items():
-            for partition, (rows, keys) in _version_parts(name, broker, least).items():
+            for partition, (rows, keys) in _version_parts(table, name, broker, least).items():
                 if partition in parts:
                     more, others = parts[partition]
                     rows = pa.concat_tables([more, rows])
@@ -653,7 +655,7 @@ class SimulatedWorld(ChannelWorld):
 
     async def move(self, name: str, *, is_cut: bool) -> None:
         """A node takes a partition, perhaps until its connection breaks, and gives it back."""
-        line, partition = MoveLine(self), self.random.randrange(PARTITIONS)
+        line, partition = MoveLine(self), self.random.randself.topology.partitions
         if is_cut:
             line.cut_at = self.random.randrange(12), self.random.random() < 0.5
         [owner] = [n for n, host in self.hosts.items() if partition in host.node.partitions] or [
@@ -684,20 +686,16 @@ SLOW = replace(OPTIONS, tick_s=0.05, restart_s=0.2)
 
 
 @lru_cache(maxsize=4096)
-def _observation_parts(number: int, replicas: int) -> Parts:
+def _observation_parts(number: int, topology: Topology) -> Parts:
     """A batch as it is stored."""
-    topology = Plan(replicas=replicas).topology
     place = partial(placement.partitions_from_cells, topology, AIR)
     return paths.index_parts(AIR, normalise(AIR, batch_of(number)), place=place)
 
 
-_TABLE = Plan().channel.subscriptions
-
-
 @lru_cache(maxsize=4096)
-def _version_parts(name: str, broker: str, least: float | None) -> Parts:
+def _version_parts(table: Table, name: str, broker: str, least: float | None) -> Parts:
     """A version of a subscription as it is stored."""
-    return index_versions(_TABLE, rows_of(_TABLE, {name: (broker, least)}))
+    return index_versions(table, rows_of(table, {name: (broker, least)}))
 
 
 def plan_of(seed: int) -> Plan:
