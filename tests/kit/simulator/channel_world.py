@@ -655,7 +655,7 @@ class SimulatedWorld(ChannelWorld):
 
     async def move(self, name: str, *, is_cut: bool) -> None:
         """A node takes a partition, perhaps until its connection breaks, and gives it back."""
-        line, partition = MoveLine(self), self.random.randself.topology.partitions
+        line, partition = MoveLine(self), self.random.choice(self.topology.partitions)
         if is_cut:
             line.cut_at = self.random.randrange(12), self.random.random() < 0.5
         [owner] = [n for n, host in self.hosts.items() if partition in host.node.partitions] or [
