@@ -19,11 +19,12 @@ from channel_audit import ROWS, Reader
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import BatchConflict, DataExpired
 from galileo.node import channel_reader, table_cleaner
-from galileo.node.channel_executor import ChannelExecutor, SubscriptionIndex
+from galileo.node.channel_executor import ChannelExecutor
 from galileo.node.peers import ExecutionsTask
 from galileo.node.retention_plan import ReaderProgress
 from galileo.node.select import CursorRange
 from galileo.node.storage_node import StorageNode
+from galileo.query.subscriptions import SubscriptionIndex
 from simulator.channel_world import SimulatedWorld, run_channels
 
 _execute = ChannelExecutor.execute

@@ -392,7 +392,9 @@ class ChannelWorld(World):
                     while not reader.cursor.covers(self.published(CHANNEL)):
                         await self.read_once(reader)
         except TimeoutError:
-            progress = {n: host.node.channels.progress(CHANNEL) for n, host in self.hosts.items()}
+            progress = {
+                name: host.node.channels.progress(CHANNEL) for name, host in self.hosts.items()
+            }
             state = self.describe() if self.topology.is_replicated else ""
             raise AssertionError(
                 f"not caught up with {self.published('nam')}: {progress}, {self.failures}\n{state}"
@@ -504,7 +506,7 @@ class SimulatedWorld(ChannelWorld):
         self.trace_hash = 0
         self._trace = trace
 
-    def make_executor(self, _: int, thread_name_prefix: str) -> Executor:  # type: ignore[override]
+    def make_executor(self, _: int, thread_name_prefix: str) -> Executor:
         is_waited_for = thread_name_prefix == "sync"
         return ImmediateThreads() if is_waited_for else SimulatedThreads(self.loop)
 

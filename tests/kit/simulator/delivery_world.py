@@ -42,7 +42,7 @@ from galileo.worker.options import WorkerOptions
 from galileo.worker.worker import Worker
 from simulator.delivery_mutants import DELIVERY_MUTANTS
 from simulator.loop import demand
-from simulator.virtual_loop import run_virtually
+from simulator.virtual_time import run_simulated
 
 FAULTS = ("crashes", "pauses", "cluster", "endpoints", "operator", "poison", "cleaning")
 FAULTS_UNTIL_S = 45.0
@@ -227,18 +227,19 @@ class MemoryClient(AsyncBrokers):
         if journal.allows("cluster") and journal.random.random() < 0.02:
             raise Unavailable("the answer is lost")
 
-    async def _list(self) -> Any:
+    async def _list(self, name: str = "") -> Any:
         await self._reach()
         return SimpleNamespace(
             tables_json=[one.to_json() for one in self._journal.tables.values()],
             channels_json=[one.to_json() for one in self._journal.channels.values()],
         )
 
-    async def _create(self, schema: Any) -> None:
+    async def _create(self, schema: Any) -> str:
         await self._reach()
         if schema.name in self._journal.tables:
             raise existing_dataset(self._journal.tables[schema.name], same=True)
         self._journal.create(schema)
+        return str(schema.to_json())
 
     async def _ingest(
         self, table: Table, rows: pa.Table, *, producer: str, batch: int
@@ -586,7 +587,7 @@ def run_deliveries(
         patch.object(async_tables, "in_thread", _at_once),
         patch.object(galileo.worker.worker, "Delivery", delivery),
     ):
-        counters = run_virtually(play())
+        counters = run_simulated(seed, lambda _: play())
     if trace is not None:
         trace(f"{seed}: {dict(counters)}")
     return counters

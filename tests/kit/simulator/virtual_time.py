@@ -104,9 +104,7 @@ class SimulatedThreads(Executor):
         self._waiting: dict[Future[Any], Callable[[], Any]] = {}
         self._is_shut = False
 
-    def submit(  # type: ignore[override]
-        self, call: Callable[..., T], /, *args: Any, **options: Any
-    ) -> Future[T]:
+    def submit(self, call: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
         if self._is_shut:
             raise RuntimeError("cannot schedule new futures after shutdown")
         future = Future[T]()
@@ -134,9 +132,7 @@ class SimulatedThreads(Executor):
 class ImmediateThreads(Executor):
     """Threads for which the caller waits."""
 
-    def submit(  # type: ignore[override]
-        self, call: Callable[..., T], /, *args: Any, **options: Any
-    ) -> Future[T]:
+    def submit(self, call: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
         future = Future[T]()
         try:
             future.set_result(call(*args, **options))
