@@ -392,7 +392,7 @@ class ChannelWorld(World):
                     while not reader.cursor.covers(self.published(CHANNEL)):
                         await self.read_once(reader)
         except TimeoutError:
-            progress = {
+            progress: dict[str, object] = {
                 name: host.node.channels.progress(CHANNEL) for name, host in self.hosts.items()
             }
             state = self.describe() if self.topology.is_replicated else ""
