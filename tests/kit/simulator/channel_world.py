@@ -392,12 +392,12 @@ class ChannelWorld(World):
                     while not reader.cursor.covers(self.published(CHANNEL)):
                         await self.read_once(reader)
         except TimeoutError:
-            progress: dict[str, object] = {
-                name: host.node.channels.progress(CHANNEL) for name, host in self.hosts.items()
-            }
+            reached = [
+                (name, host.node.channels.progress(CHANNEL)) for name, host in self.hosts.items()
+            ]
             state = self.describe() if self.topology.is_replicated else ""
             raise AssertionError(
-                f"not caught up with {self.published('nam')}: {progress}, {self.failures}\n{state}"
+                f"not caught up with {self.published('nam')}: {reached}, {self.failures}\n{state}"
             ) from None
 
     def judge(self) -> None:
