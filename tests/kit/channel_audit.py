@@ -563,7 +563,7 @@ class ChannelAudit:
         possible = [versions[first], *(v for v in versions[first + 1 :] if v.begun < until)]
         return {version.broker_of(observation) for version in possible}
 
-    def check_complete(self, published: Mapping[int, Mapping[int, int]]) -> None:
+    def check_complete(self, published: Mapping[str, Mapping[int, int]]) -> None:
         """Every partition has matched everything.
 
         Args:
