@@ -34,6 +34,13 @@ def broker() -> None:
     help="Of --mqtt and --kafka; {channel}, {broker} and with --mqtt {subscription} stand for "
     "these.",
 )
+@click.option(
+    "--wis2",
+    default="",
+    metavar="URL",
+    help="With --mqtt: WIS2 messages, which link to this gateway.",
+,
+)
 @click.option("--secret", default="", metavar="NAME", help="A file in the secrets of the workers.")
 @click.option("--channel", "channels", multiple=True, help="Push for this channel.  [default: all]")
 @json_option
@@ -48,6 +55,7 @@ def create(
     kafka: str | None,
     into: str | None,
     topic: str | None,
+    wis2: str,
     secret: str,
     channels: tuple[str, ...],
 ) -> None:
@@ -67,7 +75,7 @@ def create(
     if webhook is not None:
         given.append(Webhook(webhook, secret=secret))
     if mqtt is not None:
-        given.append(Mqtt(mqtt, secret=secret, **topics))
+        given.append(Mqtt(mqtt, secret=secret, wis2=wis2, **topics))
     if kafka is not None:
         given.append(Kafka(kafka, secret=secret, **topics))
     if into is not None:
@@ -78,6 +86,8 @@ def create(
         )
     if topic is not None and mqtt is None and kafka is None:
         raise InputError("--topic needs --mqtt or --kafka; add one", parameter="topic")
+    if wis2 and mqtt is None:
+        raise InputError("--wis2 needs --mqtt; add it", parameter="wis2")
     if secret and webhook is None and mqtt is None and kafka is None:
         raise InputError("--secret needs --webhook, --mqtt or --kafka; add one", parameter="secret")
     created = Broker(name, given[0] if given else None, channels=channels)

@@ -70,6 +70,8 @@ class Mqtt:
         url: "mqtts://host:port" or "mqtt://host:port"; the ports are 8883 and 1883 if absent.
         topic: of a message; {channel}, {broker} and {subscription} stand for these.
         secret: the name of the file with "user:password"; "" without.
+        wis2: URL of an HTTP gateway of the cluster, to which messages then link: they are WIS2
+            notification messages. "": they are GeoJSON features.
 
     Example:
         >>> galileo.Mqtt("mqtts://broker.example.org", topic="smog/{subscription}").topic
@@ -80,6 +82,7 @@ class Mqtt:
     url: str
     topic: str = "galileo/{channel}/{subscription}"
     secret: str = ""
+    wis2: str = ""
 
     def __post_init__(self) -> None:
         parts = _url(self.url, ("mqtts", "mqtt"))
@@ -87,6 +90,8 @@ class Mqtt:
             raise _wrong("a URL such as 'mqtts://broker.example.org:8883'", self.url, "url")
         _topic(self.topic, "a topic without '+' and '#', such as 'galileo/{channel}'", "+#")
         _secret(self.secret)
+        if self.wis2:
+            _url(self.wis2, ("https", "http"))
 
 
 @dataclass(frozen=True, slots=True)

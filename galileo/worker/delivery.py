@@ -228,6 +228,7 @@ class Delivery:
         is_whole = start == 0 and stop == len(batch)
         chunk = Chunk(
             channel=pair.channel.name,
+            dataset=pair.channel.dataset,
             broker=pair.broker.name,
             stream=f"{pair.channel.key}/{pair.broker.name}/{batch.partition}",
             offset=start,

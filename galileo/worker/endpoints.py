@@ -43,6 +43,7 @@ class Chunk:
 
     Attributes:
         channel: its name.
+        dataset: of the observations.
         broker: likewise.
         stream: names channel, generation, broker and partition.
         offset: the number of the first notification in its execution.
@@ -50,6 +51,7 @@ class Chunk:
     """
 
     channel: str
+    dataset: str
     broker: str
     stream: str
     offset: int

@@ -16,6 +16,7 @@ from galileo.client.notification_json import features
 from galileo.model.broker import Mqtt
 from galileo.worker.addresses import AddressPolicy
 from galileo.worker.endpoints import Chunk, DeliveryError, DisabledError, RefusedError
+from galileo.worker.wis2 import message
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 TIMEOUT_S = 30.0
@@ -124,6 +125,14 @@ class MqttEndpoint:
         properties.ContentType = "application/geo+json"
         attributes = {**chunk.attributes, "id": chunk.key_of(number)}
         properties.UserProperty = list(attributes.items())
+        if self._sink.wis2:
+            text = message(
+                text,
+                gateway=self._sink.wis2,
+                dataset=chunk.dataset,
+                topic=topic,
+                key=chunk.key_of(number),
+            )
         size = len(text.encode()) + len(topic.encode()) + len(chunk.key) + HEAD_BYTES_MAX
         if size > self._packet_bytes_max:
             raise RefusedError(f"the server takes messages up to {self._packet_bytes_max} bytes")

@@ -49,6 +49,7 @@ def chunk(
 ) -> Chunk:
     return Chunk(
         channel="smog",
+        dataset="air",
         broker=broker,
         stream=f"smog/{broker}/2",
         offset=offset,

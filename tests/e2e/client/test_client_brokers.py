@@ -231,6 +231,7 @@ def test_the_commands_of_brokers(
         ["create", "a", "--webhook", "https://a.org", "--into", "b"],
         ["create", "a", "--into", "b", "--topic", "c"],
         ["create", "a", "--secret", "c"],
+        ["create", "a", "--kafka", "a:9092", "--wis2", "https://a.org"],
         ["create", "a", "--webhook", "nonsense"],
         ["drop", "unknown"],
     ):

@@ -8,10 +8,12 @@ import shutil
 import socket
 import subprocess
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import paho.mqtt.client as mqtt
+import pandas as pd
 import pytest
 import pytest_asyncio
 from made_up_notifications import chunk
@@ -105,10 +107,8 @@ class Subscriber:
 async def open_endpoint() -> AsyncIterator[Callable[..., object]]:
     opened: list[MqttEndpoint] = []
 
-    async def endpoint(
-        server: Server, secret: str = "", topic: str = "smog/{subscription}"
-    ) -> MqttEndpoint:
-        sink = galileo.Mqtt(server.url, topic=topic)
+    async def endpoint(server: Server, secret: str = "", wis2: str = "") -> MqttEndpoint:
+        sink = galileo.Mqtt(server.url, topic="smog/{subscription}", wis2=wis2)
         opened.append(await MqttEndpoint.connect(sink, secret, HERE))
         return opened[-1]
 
@@ -135,6 +135,35 @@ async def test_each_notification_is_a_message_in_order(start, open_endpoint) -> 
     properties = dict(got[3].properties.UserProperty)
     assert properties["id"] == "smog/ops/2/7/3"
     assert got[3].properties.ContentType == "application/geo+json"
+
+
+async def test_messages_of_wis2_link_to_a_gateway(start, open_endpoint) -> None:
+    server = start("allow_anonymous true")
+    subscriber = Subscriber(server.port)
+    endpoint = await open_endpoint(server, wis2="https://gateway.example.org/")
+    sent = chunk([((0,), ("anna", "bert"))])
+    await endpoint.deliver(sent)
+    await endpoint.deliver(sent)
+    got = [json.loads(message.payload) for message in subscriber.wait_for(4)]
+    subscriber.close()
+    assert [one["id"] for one in got[:2]] == [one["id"] for one in got[2:]]
+    assert str(uuid.UUID(got[0]["id"])) != got[1]["id"]
+    first = got[0]
+    assert first["type"] == "Feature"
+    assert first["conformsTo"] == ["http://wis.wmo.int/spec/wnm/1/conf/core"]
+    assert first["geometry"] == {"type": "Point", "coordinates": [8, 47]}
+    assert first["properties"]["data_id"] == "smog/anna/smog/ops/2/7/0"
+    assert first["properties"]["datetime"] == "2024-06-01T12:00:00Z"
+    assert pd.Timestamp(first["properties"]["pubtime"]).tz is not None
+    content = first["properties"]["content"]
+    assert content["size"] == len(content["value"].encode())
+    assert json.loads(content["value"])["subscription"] == "anna"
+    [link] = first["links"]
+    assert link["rel"] == "canonical"
+    assert link["href"] == (
+        "https://gateway.example.org/collections/air/items?"
+        "bbox=8,47,8,47&datetime=2024-06-01T12:00:00Z"
+    )
 
 
 async def test_what_has_a_meaning_in_topics_is_encoded(start, open_endpoint) -> None:

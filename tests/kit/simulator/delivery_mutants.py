@@ -83,6 +83,7 @@ class BuriesWholeChunks(Delivery):
             return
         chunk = Chunk(
             channel=self._pair.channel.name,
+            dataset=self._pair.channel.dataset,
             broker=self._pair.broker.name,
             stream=f"{self._pair.channel.key}/{self._pair.broker.name}/{batch.partition}",
             offset=start,
@@ -112,6 +113,7 @@ class GivesUp(Delivery):
         except RefusedError as error:
             chunk = Chunk(
                 channel=self._pair.channel.name,
+                dataset=self._pair.channel.dataset,
                 broker=self._pair.broker.name,
                 stream=f"{self._pair.channel.key}/{self._pair.broker.name}/{batch.partition}",
                 offset=start,
