@@ -39,7 +39,6 @@ def broker() -> None:
     default="",
     metavar="URL",
     help="With --mqtt: WIS2 messages, which link to this gateway.",
-,
 )
 @click.option("--secret", default="", metavar="NAME", help="A file in the secrets of the workers.")
 @click.option("--channel", "channels", multiple=True, help="Push for this channel.  [default: all]")

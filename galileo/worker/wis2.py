@@ -30,11 +30,10 @@ def message(feature: str, *, gateway: str, dataset: str, topic: str, key: str) -
     """
     parsed: dict[str, Any] = json.loads(feature)
     at = parsed["properties"].get("time")
+    now = dt.datetime.now(dt.UTC).replace(tzinfo=None)
     properties: dict[str, Any] = {
         "data_id": f"{_without_version(topic)}/{key}",
-        "pubtime": dt.datetime.now(dt.UTC)
-        .isoformat(timespec="milliseconds")
-        .replace("+00:00", "Z"),
+        "pubtime": f"{now.isoformat(timespec='milliseconds')}Z",
         "datetime": at,
     }
     size = len(feature.encode())
