@@ -30,8 +30,8 @@ class AsyncBrokers(AsyncChannels):
 
         Example:
             >>> await client.create_broker(galileo.Broker("ops", galileo.Into("alerts")))
-            >>> [broker.name for broker in await client.brokers()]
-            ['ops']
+            >>> "ops" in [broker.name for broker in await client.brokers()]
+            True
         """
         instance_of(Broker, broker, "a broker, such as galileo.Broker('mail')")
         with suppress(DatasetExists):  # Of another definition, the upsert refuses the columns.
@@ -43,8 +43,9 @@ class AsyncBrokers(AsyncChannels):
         """All brokers that were created, by name.
 
         Example:
-            >>> [broker.name for broker in await client.brokers()]
-            ['ops']
+            >>> await client.create_broker(galileo.Broker("mail"))
+            >>> "mail" in [broker.name for broker in await client.brokers()]
+            True
         """
         try:
             stored = await self.table(BROKERS.name)
@@ -76,9 +77,10 @@ class AsyncBrokers(AsyncChannels):
             UnknownBroker: there is none.
 
         Example:
+            >>> await client.create_broker(galileo.Broker("ops", galileo.Into("alerts")))
             >>> await client.pause_broker("ops", "the endpoint is moved")
-            >>> [broker.paused for broker in await client.brokers()]
-            ['the endpoint is moved']
+            >>> {broker.name: broker.paused for broker in await client.brokers()}["ops"]
+            'the endpoint is moved'
         """
         await self._change_broker(name, paused=reason or "paused by hand")
 
@@ -86,6 +88,7 @@ class AsyncBrokers(AsyncChannels):
         """Goes on with pushing for a broker. Errors as `pause_broker`.
 
         Example:
+            >>> await client.create_broker(galileo.Broker("ops", galileo.Into("alerts")))
             >>> await client.resume_broker("ops")
         """
         await self._change_broker(name, paused="")
@@ -97,6 +100,7 @@ class AsyncBrokers(AsyncChannels):
             channel: its name.
 
         Example:
+            >>> await client.acknowledge("hot", "me", "")
             >>> [(one.broker, one.failure) for one in await client.deliveries("hot")]
             [('me', '')]
         """

@@ -332,8 +332,8 @@ class BlockingCalls(BlockingBase):
 
         Example:
             >>> client.create_broker(galileo.Broker("ops", galileo.Into("alerts")))
-            >>> [broker.name for broker in client.brokers()]
-            ['ops']
+            >>> "ops" in [broker.name for broker in client.brokers()]
+            True
         """
         self._run(self._client.create_broker(broker))
 
@@ -341,8 +341,9 @@ class BlockingCalls(BlockingBase):
         """All brokers that were created, by name.
 
         Example:
-            >>> [broker.name for broker in client.brokers()]
-            ['ops']
+            >>> client.create_broker(galileo.Broker("mail"))
+            >>> "mail" in [broker.name for broker in client.brokers()]
+            True
         """
         return self._run(self._client.brokers())
 
@@ -369,9 +370,10 @@ class BlockingCalls(BlockingBase):
             UnknownBroker: there is none.
 
         Example:
+            >>> client.create_broker(galileo.Broker("ops", galileo.Into("alerts")))
             >>> client.pause_broker("ops", "the endpoint is moved")
-            >>> [broker.paused for broker in client.brokers()]
-            ['the endpoint is moved']
+            >>> {broker.name: broker.paused for broker in client.brokers()}["ops"]
+            'the endpoint is moved'
         """
         self._run(self._client.pause_broker(name, reason))
 
@@ -379,6 +381,7 @@ class BlockingCalls(BlockingBase):
         """Goes on with pushing for a broker. Errors as `pause_broker`.
 
         Example:
+            >>> client.create_broker(galileo.Broker("ops", galileo.Into("alerts")))
             >>> client.resume_broker("ops")
         """
         self._run(self._client.resume_broker(name))
@@ -390,6 +393,7 @@ class BlockingCalls(BlockingBase):
             channel: its name.
 
         Example:
+            >>> client.acknowledge("hot", "me", "")
             >>> [(one.broker, one.failure) for one in client.deliveries("hot")]
             [('me', '')]
         """
