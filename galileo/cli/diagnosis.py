@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from galileo.client.node_diagnostics import CcqProblem, NodeReport
-from galileo.client.results import NodeStatus
+from galileo.client.results import Delivery, NodeStatus
 from galileo.dht.rack_spread import RackSpread
+from galileo.model.broker import Broker
 from galileo.server.host_checks import HostCondition
 
 Severity: TypeAlias = Literal["problem", "warning"]
@@ -64,6 +65,54 @@ def of_cluster(reports: Sequence[NodeReport]) -> list[Finding]:
     ]
     findings.sort(key=lambda finding: finding.severity != "problem")
     return [*map(_silence, silent), *findings]
+
+
+def of_brokers(brokers: Sequence[Broker], deliveries: Sequence[Delivery]) -> list[Finding]:
+    """Findings about brokers that are pushed to, problems first.
+
+    Args:
+        brokers: of the cluster.
+        deliveries: of all channels whose notifications are pushed.
+    """
+    sinks = {broker.name: broker for broker in brokers if broker.sink is not None}
+    pushed = [one for one in deliveries if one.broker in sinks]
+    findings = [
+        Finding(
+            "problem",
+            "",
+            f"broker {one.broker!r} of channel {one.channel!r} gets nothing: {one.failure}",
+            "its notifications are kept as long as the channel keeps results, and pushed later",
+            "mend the endpoint; workers try again all the time (docs/channels.md)",
+        )
+        for one in pushed
+        if one.failure and not sinks[one.broker].paused
+    ]
+    findings += [
+        Finding(
+            "warning",
+            "",
+            f"broker {broker.name!r} is paused: {broker.paused}",
+            "its notifications are kept as long as channels keep results, and not pushed",
+            f"do what the reason says, then `galileo broker resume {broker.name}`",
+        )
+        for broker in sinks.values()
+        if broker.paused
+    ]
+    if (
+        sinks
+        and not any(one.worker for one in pushed)
+        and not all(b.paused for b in sinks.values())
+    ):
+        findings.append(
+            Finding(
+                "warning",
+                "",
+                "no worker pushes to the sinks of brokers",
+                "their notifications are kept as long as channels keep results, and not pushed",
+                "run `galileo worker` on some host (docs/channels.md)",
+            )
+        )
+    return findings
 
 
 def _is_silent(report: NodeReport) -> bool:

@@ -14,6 +14,7 @@ from galileo.cli.diagnosis import Finding
 from galileo.cli.output import handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.client.node_diagnostics import NodeReport, conditions
+from galileo.errors import GalileoError
 from galileo.model.times import seconds
 from galileo.server.host_checks import HostCondition, host_condition
 
@@ -41,7 +42,7 @@ def doctor(session: Session, *, path: Path | None, directory: Path | None) -> No
 
     Checks every node: whether it answers and is ready, its version, clock, free disk, disk speed,
     open files, Java, sampler sandbox, limits that are nearly reached, and continuous queries that
-    fail or are overloaded. Warns if one node stores much more than the others, or if the racks do
+    fail or are overloaded. Names brokers whose sinks get nothing. Warns if one node stores much more than the others, or if the racks do
     not suit the copies. The exit status is 1 if there is a problem, else 0. With access control it
     needs the token of an admin.
 
@@ -58,11 +59,27 @@ def doctor(session: Session, *, path: Path | None, directory: Path | None) -> No
     else:
         timeout_s, keys = seconds(session.timeout), session.proof.keys()
         reports = asyncio.run(conditions(session.addresses, patience_s=timeout_s, keys=keys))
-        findings, report = diagnosis.of_cluster(reports), reports
+        findings, report = diagnosis.of_cluster(reports) + _of_brokers(session), reports
         words = _nodes(reports)
     _report(session, findings, examined=report, words=words)
     if any(finding.severity == "problem" for finding in findings):
         click.get_current_context().exit(EXIT_PROBLEMS)
+
+
+def _of_brokers(session: Session) -> list[Finding]:
+    """Findings about brokers; none where the cluster does not say, which is a finding of its own."""
+    try:
+        with session.client() as client:
+            brokers = client.brokers()
+            pushed = [
+                channel.name
+                for channel in client.channels()
+                if any(broker.takes(channel.name) for broker in brokers)
+            ]
+            deliveries = [one for channel in pushed for one in client.deliveries(channel)]
+    except GalileoError:
+        return []
+    return diagnosis.of_brokers(brokers if pushed else [], deliveries)
 
 
 def _of_host(path: Path | None, directory: Path | None) -> tuple[list[Finding], HostCondition]:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from galileo.cli.cluster import answered_only, remarks
-from galileo.cli.diagnosis import of_cluster, of_host
+from galileo.cli.diagnosis import of_brokers, of_cluster, of_host
 from galileo.client.node_diagnostics import CcqProblem, NodeReport
-from galileo.client.results import ClusterStatus, NodeStatus
+from galileo.client.results import ClusterStatus, Delivery, NodeStatus
 from galileo.dht.rack_spread import RackSpread
+from galileo.model.broker import Broker, Into
 from galileo.server.host_checks import REFUSED_S, HostCondition
 
 STATUS = NodeStatus("a", "g", "10.0.0.1:7701", "up")
@@ -146,6 +147,27 @@ def test_diagnosis_of_racks_is_one_finding_for_all_nodes(spread: RackSpread, sai
     [finding] = found(replace(WELL, rack_spread=spread), replace(WELL, rack_spread=spread))
     assert finding == ("warning", "", said)
     assert found(replace(WELL, rack_spread=replace(UNEVEN_RACKS, relative_copies=1.2))) == []
+
+
+PUSHED = Broker("ops", Into("alerts"))
+WORKS = Delivery("smog", "ops", token="", worker="w", failure="")
+
+
+@pytest.mark.parametrize(
+    ("broker", "delivery", "said"),
+    [
+        (PUSHED, WORKS, []),
+        (Broker("ops"), replace(WORKS, worker="", failure="503"), []),
+        (PUSHED, replace(WORKS, failure="503"), ["'ops' of channel 'smog' gets nothing: 503"]),
+        (PUSHED, replace(WORKS, worker=""), ["no worker pushes"]),
+        (PUSHED, None, ["no worker pushes"]),
+        (Broker("ops", Into("a"), paused="401"), replace(WORKS, worker=""), ["is paused: 401"]),
+    ],
+)
+def test_diagnosis_of_brokers(broker: Broker, delivery: Delivery | None, said: list[str]) -> None:
+    found = of_brokers([broker], [] if delivery is None else [delivery])
+    assert len(found) == len(said)
+    assert all(words in finding.what for words, finding in zip(said, found, strict=True))
 
 
 def test_diagnosis_ignores_an_uncertain_clock() -> None:
