@@ -98,11 +98,8 @@ def of_brokers(brokers: Sequence[Broker], deliveries: Sequence[Delivery]) -> lis
         for broker in sinks.values()
         if broker.paused
     ]
-    if (
-        sinks
-        and not any(one.worker for one in pushed)
-        and not all(b.paused for b in sinks.values())
-    ):
+    is_wanted = any(not broker.paused for broker in sinks.values())
+    if is_wanted and not any(one.worker for one in pushed):
         findings.append(
             Finding(
                 "warning",

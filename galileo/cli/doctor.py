@@ -42,9 +42,9 @@ def doctor(session: Session, *, path: Path | None, directory: Path | None) -> No
 
     Checks every node: whether it answers and is ready, its version, clock, free disk, disk speed,
     open files, Java, sampler sandbox, limits that are nearly reached, and continuous queries that
-    fail or are overloaded. Names brokers whose sinks get nothing. Warns if one node stores much more than the others, or if the racks do
-    not suit the copies. The exit status is 1 if there is a problem, else 0. With access control it
-    needs the token of an admin.
+    fail or are overloaded. Names brokers whose sinks get nothing. Warns if one node stores much
+    more than the others, or if the racks do not suit the copies. The exit status is 1 if there is a
+    problem, else 0. With access control it needs the token of an admin.
 
     \b
     Example:
@@ -67,7 +67,7 @@ def doctor(session: Session, *, path: Path | None, directory: Path | None) -> No
 
 
 def _of_brokers(session: Session) -> list[Finding]:
-    """Findings about brokers; none where the cluster does not say, which is a finding of its own."""
+    """Findings about brokers; none if the cluster does not answer, which is a finding anyway."""
     try:
         with session.client() as client:
             brokers = client.brokers()
