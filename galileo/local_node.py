@@ -21,6 +21,7 @@ from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles, without_token
 START_TIMEOUT_S = 300.0
 """For a node with much data, or on a busy machine; one that ends is noticed at once."""
 STOP_TIMEOUT_S = 15.0
+LOOK_S = 0.1
 LOG_TAIL_BYTES = 2_000
 
 
@@ -104,7 +105,7 @@ class LocalNode:
                     f"node {self.name} {what}; the end of its log {self.log}:\n{self._log_tail()}",
                     node=self.name,
                 )
-            time.sleep(0.05)
+            time.sleep(LOOK_S)
 
     def kill(self) -> None:
         """Kills the process by SIGKILL."""

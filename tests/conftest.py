@@ -65,8 +65,12 @@ def group_of(nodeid: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Generates more examples where the slow tests run too (`scripts/test --all`)."""
+    """Generates more examples where the slow tests run too (`scripts/test --all`).
+
+    Nothing is garbage until all tests are collected; to look for some takes a tenth of that time.
+    """
     settings.load_profile("all" if config.option.markexpr == "" else "quick")
+    gc.disable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -106,6 +110,7 @@ def pytest_collection_finish() -> None:
     """Has collections of garbage pass over all that was imported and collected until here."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -12,6 +12,8 @@ SEEDS_QUICK = 30
 MUTANT_SEEDS_MAX = 400
 SURVIVING_LONG = ("creates_again", "sets_again", "accepted_not_saved")
 """Mutants that the first worlds do not convict."""
+CONVICTED_FROM = {"counts_any_directory": 73}
+"""The first seed to try with some mutants."""
 
 
 def play(seed: int) -> Counter[str]:
@@ -41,7 +43,7 @@ def test_definitions_random_histories_are_those_of_one_node(seeds: int) -> None:
     ],
 )
 def test_definitions_mutant_is_convicted(mutant: str) -> None:
-    for seed in range(MUTANT_SEEDS_MAX):
+    for seed in range(CONVICTED_FROM.get(mutant, 0), MUTANT_SEEDS_MAX):
         try:
             run_definitions(seed, mutant)
         except AssertionError:

@@ -10,7 +10,20 @@ from simulator.gossip_world import GOSSIP_MUTANTS, measure_gossip, run_gossip
 SEEDS = 2_000
 SEEDS_QUICK = 20
 MUTANT_SEEDS_MAX = 200
-CONVICTED_FROM = {"ignores_gaps": 6, "never_dead": 7, "short_timeout": 6, "takes_older_runs": 9}
+CONVICTED_FROM = {
+    "answers_without_deltas": 1,
+    "drops_entries": 1,
+    "ignores_gaps": 25,
+    "ignores_own_lag": 3,
+    "ignores_runs": 2,
+    "never_dead": 7,
+    "never_outruns": 18,
+    "no_relay": 14,
+    "repeats_revive": 3,
+    "short_timeout": 10,
+    "takes_older_runs": 9,
+    "takes_versions_of_digests": 1,
+}
 """The first seed to try with a mutant, where that is not the first of all."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 import pytest
@@ -16,20 +17,20 @@ SEEDS_QUICK = 4
 MUTANT_SEEDS = 10
 CONVICTED_FROM = {
     "scans_uncommitted": 2,
-    "advances_to_end_of_log": 1,
+    "advances_to_end_of_log": 2,
     "scans_without_lease": 0,
-    "completes_stale_answers": 0,
-    "scans_other_epochs": 5,
-    "follows_uncommitted": 0,
-    "completes_ranges": 0,
-    "leads_before_it_is_open": 5,
-    "forgets_batches": 0,
-    "stores_batches_again": 0,
-    "publishes_appended": 1,
+    "completes_stale_answers": 8,
+    "scans_other_epochs": 6,
+    "follows_uncommitted": 1,
+    "completes_ranges": 10,
+    "leads_before_it_is_open": 16,
+    "forgets_batches": 1,
+    "stores_batches_again": 1,
+    "publishes_appended": 3,
     "takes_own_log": 0,
-    "counts_one_less": 1,
+    "counts_one_less": 2,
 }
-"""The first seed to try with each mutant."""
+"""The first seed to try with each mutant, of a short world that convicts it."""
 SOMETIMES = (
     "answers served again",
     "backfills",
@@ -77,6 +78,7 @@ SOMETIMES = (
 )
 
 
+@functools.cache  # A test below says that a seed gives the same run every time.
 def play(seed: int) -> Outcome:
     try:
         return run_replicated(seed)
@@ -104,7 +106,7 @@ def test_replicated_ccqs_all_worlds_keep_all_promises() -> None:
 
 def test_replicated_ccqs_same_seed_gives_the_same_run() -> None:
     first = play(0)
-    assert first == play(0)
+    assert first == run_replicated(0)
     assert first.trace_hash != play(1).trace_hash
 
 

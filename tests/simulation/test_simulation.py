@@ -18,6 +18,14 @@ SURVIVING_LONG = (
     *("forget_held", "hold_halfway", "ignore_ends", "lazy_fsync", "lose_spills", "take_dropped"),
 )
 """Mutants that the first worlds do not kill."""
+CONVICTED_FROM = {
+    "advance_on_failure": 6,
+    "paper": 5,
+    "resume_from_evaluated": 6,
+    "skip_when_late": 15,
+    "token_unchecked": 9,
+}
+"""The first seed to try with some mutants, of a short world that convicts it."""
 
 SOMETIMES = (
     "answers cut",
@@ -65,6 +73,7 @@ SOMETIMES = (
 )
 
 
+@functools.cache  # A test below says that a seed gives the same run every time.
 def play(seed: int, variant: str = "production") -> Outcome:
     try:
         return run(seed, variant)
@@ -95,8 +104,8 @@ def test_simulator_all_worlds_keep_all_promises(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("seed", [3, pytest.param(11, marks=pytest.mark.slow)])
 def test_simulator_same_seed_gives_the_same_run(seed: int) -> None:
-    first, second = play(seed), play(seed)
-    assert first == second
+    first = play(seed)
+    assert first == run(seed, "production")
     assert first.trace_hash != play(seed + 1).trace_hash
 
 
@@ -109,7 +118,8 @@ def test_simulator_same_seed_gives_the_same_run(seed: int) -> None:
     ],
 )
 def test_simulator_mutant_is_convicted(variant: str) -> None:
-    if not any(_fails(seed, variant) for seed in range(MUTANT_SEEDS_MAX)):
+    first = CONVICTED_FROM.get(variant, 0)
+    if not any(_fails(seed, variant) for seed in range(first, MUTANT_SEEDS_MAX)):
         pytest.fail(f"{variant} survived {MUTANT_SEEDS_MAX} worlds")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,7 @@ def test_removed_node_answers_completely_until_it_stops(tmp_path: Path) -> None:
                 with contextlib.suppress(grpc.RpcError):
                     *_, last = stub.Run(query_pb2.QueryRequest(dataset="numbered"))
                     answers.append(last.tail)
+                time.sleep(0.02)
         assert len(answers) > 10
         assert not any(tail.missing for tail in answers)
 

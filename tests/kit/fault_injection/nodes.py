@@ -24,6 +24,7 @@ PATIENCE = "120s"
 PARTITIONS = 2
 PRODUCERS = 2
 WHOLE_S = 120.0
+PAUSE_MAX_S = 0.25
 
 
 @contextlib.contextmanager
@@ -58,16 +59,17 @@ def send(ledger: Ledger, client: Client, *, batches: int) -> None:
 
 
 def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 60.0) -> None:
-    """Looks until it is so.
+    """Looks until it is so, ever less often: looks ask nodes, which are busy with what is awaited.
 
     Raises:
         TimeoutError: it never was; says `what`.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline, pause_s = time.monotonic() + timeout_s, 0.01
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s:.0f} s in vain for {what}")
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
 
 def is_whole(client: Client) -> bool:
