@@ -19,6 +19,7 @@ from expected_errors import raises
 import galileo
 from galileo.cli.main import main
 from galileo.cluster import stop_evaluator
+from galileo.config import load
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import ConfigError, InputError, Unavailable
@@ -118,8 +119,11 @@ def test_local_cluster_of_an_earlier_version_keeps_its_placement(tmp_path: Path)
 
 
 def test_local_cluster_new_places_partitions_evenly(tmp_path: Path) -> None:
-    with galileo.LocalCluster(4, 2, tmp_path, settings=IMPATIENT) as cluster:
-        topology = Topology.from_json(cluster.client().topology_json())
+    cluster = galileo.LocalCluster(4, 2, tmp_path)
+    for node in cluster.nodes:
+        node._write_config()
+        (tmp_path / node.name).mkdir()
+    topology = load(tmp_path / "node-1.toml", environment={}).topology
     assert set(placement.relative_loads(topology).values()) == {1.0}
     again = galileo.LocalCluster(4, directory=tmp_path)
     assert again._topology["placement"] == "bounded"
