@@ -234,6 +234,12 @@ async def run(directory: Path, seed: int, steps: int) -> TableWorld:
     return world
 
 
+async def run_several(directory: Path) -> None:
+    """On a busy machine, one history may not meet a mistake."""
+    for seed in range(5):
+        await run(directory / str(seed), seed, 1)
+
+
 @pytest.mark.parametrize(
     ("seed", "steps"),
     [(0, 3), *(pytest.param(seed, STEPS, marks=pytest.mark.slow) for seed in range(1, 20))],
@@ -275,4 +281,4 @@ async def test_a_history_convicts_a_mutant(
 ) -> None:
     monkeypatch.setattr(place, mutant)
     with pytest.raises(AssertionError):
-        await run(tmp_path, 0, 1)
+        await run_several(tmp_path)
