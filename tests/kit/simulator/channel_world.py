@@ -380,16 +380,24 @@ class ChannelWorld(World):
                 return False
         return True
 
+    def is_at_rest(self) -> bool:
+        return self.is_caught_up() and self.is_settled()
+
+    def is_read(self) -> bool:
+        """Whether nothing is left to do; leaders that return to their nodes show nothing."""
+        end = self.published(CHANNEL)
+        return self.is_at_rest() and all(reader.cursor.covers(end) for reader in self.readers)
+
     async def catch_up(self) -> None:
         """Returns when everything is executed, all replicas are equal and readers at the end."""
         try:
             async with asyncio.timeout(SETTLED_S):
-                while not self.is_caught_up() or not self.is_settled():
-                    self.spread_leaders()
-                    await asyncio.sleep(0.05)
                 self.readers += [self.reader_type(CHANNEL, broker) for broker in BROKERS]
-                for reader in self.readers:
-                    while not reader.cursor.covers(self.published(CHANNEL)):
+                while not self.is_read():
+                    while not self.is_at_rest():
+                        self.spread_leaders()
+                        await asyncio.sleep(0.05)
+                    for reader in self.readers:
                         await self.read_once(reader)
         except TimeoutError:
             reached = [
@@ -756,6 +764,9 @@ def run_channels(
         world = world_type(directory, seed, plan, loop=loop, without=without, trace=trace)
         patches = mutate(world) if callable(mutate) else mutate or {}
         with ExitStack() as stack:
+            identities = Random(seed)  # Sets of disks have an order by them.
+            token_hex = mock.patch("secrets.token_hex", lambda n: identities.randbytes(n).hex())
+            stack.enter_context(token_hex)
             for target, mistake in patches.items():
                 stack.enter_context(mock.patch(target, mistake))
             await world.play()
