@@ -3,8 +3,9 @@
 `python -m channel_soak --minutes 10 --seed 1` repeats one as far as the operating system does.
 
 A cluster with copies has observers, a subscriber and followers, while its nodes are killed at
-random and one loses its disk. In the end what followers got is compared with what calls promised,
-and each execution with what loops find on the disks.
+random and one loses its disk. One broker has a webhook, to which two workers push that are killed,
+too. In the end what followers got is compared with what calls promised, each execution with what
+loops find on the disks, and what was pushed with these executions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from channel_users import SETTINGS, Users, describe, judge_disks, storm
+from channel_users import (
+    SETTINGS,
+    Follower,
+    PushedFollower,
+    Users,
+    describe,
+    judge_disks,
+    storm,
+)
+from sink_outage import GROWTH_MIB_MAX, Outage
 
 from galileo.cluster import LocalCluster
 
@@ -28,35 +38,62 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1000)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--replicas", type=int, default=3, choices=(1, 3))
+    parser.add_argument(
+        "--sink-outage",
+        type=float,
+        metavar="MINUTES",
+        help="no kills: a webhook is away for so long, and then slow",
+    )
     options = parser.parse_args()
     again = f"scripts/soak --minutes {options.minutes:g} --seed {options.seed}"
     print(f"{again} --nodes {options.nodes} --replicas {options.replicas}", flush=True)
     with tempfile.TemporaryDirectory(prefix="galileo-soak-") as name:
         place = Path(name)
+        if options.sink_outage:
+            return outage(place, options)
         with LocalCluster(
             options.nodes, 1, place, replicas=options.replicas, settings=SETTINGS
         ) as cluster:
-            users = Users(cluster, pause_s=0.3)
-            users.go_on(3)
-            seconds = 60.0 * options.minutes
-            done = storm(
-                cluster,
-                users,
-                seconds=seconds,
-                seed=options.seed,
-                has_copies=options.replicas > 1,
-                report=report,
-            )
-            report("judging what followers got")
-            done["notifications due for certain"] = users.judge()
-            users.await_executed()
+            types = (Follower, Follower, PushedFollower)
+            users = Users(cluster, follower_types=types, pause_s=0.3)
+            pushed = users.followers[-1]
+            assert isinstance(pushed, PushedFollower)
+            with cluster.worker() as one, cluster.worker() as other:
+                users.go_on(3)
+                done = storm(
+                    cluster,
+                    users,
+                    seconds=60.0 * options.minutes,
+                    seed=options.seed,
+                    has_copies=options.replicas > 1,
+                    workers=(one, other),
+                    report=report,
+                )
+                report("judging what followers got")
+                done["notifications due for certain"] = users.judge()
+                users.await_executed()
+                pushed.await_all()
         report("judging the disks")
         counts = judge_disks(users.audit, cluster)
+        users.audit.check_reader(pushed.reader)
+    done["notifications pushed"] = len(pushed.got)
+    done["requests to the webhook"] = pushed.receiver.attempts
+    done["requests repeated after acceptance"] = pushed.receiver.repeated
     print(describe(done))
     print(describe(counts))
     wrong = sum(counts[name] for name in WRONG)
     print("broken" if wrong else "held")
     return 1 if wrong else 0
+
+
+def outage(place: Path, options: argparse.Namespace) -> int:
+    """The scenario of `sink_outage`."""
+    with LocalCluster(options.nodes, 1, place, replicas=options.replicas) as cluster:
+        growth_mib = Outage(cluster, report).play(60.0 * options.sink_outage)
+    is_flat = growth_mib < GROWTH_MIB_MAX
+    print(f"all delivered in order; the worker has grown by {growth_mib:.0f} MiB at most")
+    print("held" if is_flat else "broken")
+    return 0 if is_flat else 1
 
 
 def report(line: str) -> None:

@@ -13,16 +13,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-from channel_audit import BROKERS, Changes, ChannelAudit, Observation, air, batch_of, numbers_of
+from channel_audit import (
+    BROKERS,
+    Changes,
+    ChannelAudit,
+    Observation,
+    Pair,
+    Reader,
+    air,
+    batch_of,
+    numbers_of,
+)
 from fault_injection.damage import read_all
 from fault_injection.nodes import wait_until
+from webhook_receiver import StrictReceiver, pairs_of
 
 import galileo
 from galileo.client import Client
 from galileo.cluster import LocalCluster
 from galileo.local_node import LocalNode
+from galileo.local_services import LocalWorker
 
 SETTINGS = {"membership": {"heartbeat_interval_s": 0.1, "failure_timeout_s": 3.0}}
 TIMEOUT_S = 120.0
@@ -120,6 +133,49 @@ class Follower(Worker):
                 observation = Observation(row["number"], row["temperature"])
                 self.got.append((now, row["subscription"], observation))
             self.token = batch.token
+
+
+class PushedFollower(Follower):
+    """Gets what workers push to a webhook that now and then is away or loses its answers.
+
+    Attributes:
+        reader: has what came, each execution once.
+    """
+
+    def __init__(self, cluster: LocalCluster, audit: ChannelAudit, broker: str) -> None:
+        super().__init__(cluster, audit, broker)
+        self.reader = Reader("hot", broker)
+        self.receiver = StrictReceiver()
+        self.receiver.on_new = self._take
+        self.receiver.__enter__()
+        sink = galileo.Webhook(self.receiver.url)
+        self.client.create_broker(galileo.Broker(broker, sink, channels=["hot"]))
+
+    def step(self) -> None:
+        self.receiver.status = self.chance.choice((204, 204, 204, 503))
+        self.receiver.is_mute = self.chance.random() < 0.2
+        self.is_over.wait(self.chance.uniform(0.0, 1.0))
+
+    def end(self) -> None:
+        super().end()
+        self.receiver.status, self.receiver.is_mute = 204, False
+
+    def await_all(self) -> None:
+        """Returns when all that is stored was pushed; after `end`."""
+        count = sum(map(len, self.client.follow("hot", self.broker, wait="3s")))
+        wait_until(lambda: len(self.got) >= count, what="all pushes", timeout_s=TIMEOUT_S)
+        assert len(self.got) == count
+        assert not self.receiver.errors, self.receiver.errors[:3]
+
+    def _take(self, document: dict[str, Any]) -> None:
+        now = self.audit.now()
+        found = [Pair(name, Observation(*rest)) for name, *rest in pairs_of(document, *COLUMNS)]
+        self.got += [(now, pair.subscription, pair.observation) for pair in found]
+        executions = self.reader.taken[document["partition"]]
+        if document["offset"]:
+            executions[-1][1].extend(found)
+        else:
+            executions.append((document["execution"], found))
 
 
 class Users:
@@ -263,11 +319,12 @@ def storm(
     seconds: float,
     seed: int,
     has_copies: bool,
+    workers: Sequence[LocalWorker],
     report: Report,
 ) -> Counter[str]:
     """Kills nodes at random moments, starts them again, and once deletes the directory of one.
 
-    A directory is deleted only while there are copies of all that it has.
+    A directory is deleted only while there are copies of all that it has. Workers are killed, too.
 
     Returns:
         How often what was done.
@@ -276,6 +333,11 @@ def storm(
     begun = time.monotonic()
     while (passed := time.monotonic() - begun) < seconds:
         is_last_half = passed > seconds / 2
+        assert all(worker.running for worker in workers)
+        killed_workers = [worker for worker in workers if chance.random() < 0.3]
+        for worker in killed_workers:
+            worker.kill()
+            done["kills of workers"] += 1
         if has_copies and is_last_half and not done["disks lost"]:
             await_whole(users.client)
             lose_disk(chance.choice(cluster.nodes), cluster.directory)
@@ -292,6 +354,8 @@ def storm(
                 node.start()
             for node in killed:
                 node.wait()
+        for worker in killed_workers:
+            worker.start()
         time.sleep(chance.uniform(0.0, 4.0))
         users.go_on(chance.choice((0, 1, 3)))
         report(f"{passed:5.0f} s: {describe(done)}, {describe(users.counts())}")
