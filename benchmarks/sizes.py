@@ -22,6 +22,12 @@ class Sizes:
         keyed: rows of a table.
         local, nearby, unseen: subscriptions with shared parameters, each with its own place, and
             such that also learn of twice as many old observations.
+        watching, watched, singles: subscriptions of a channel, observations that are ingested
+            under it in one run, and subscriptions that are stored one by one.
+        pushed, push_commits: subscriptions of a broker with a sink, and commits whose
+            notifications are timed.
+        schools, school_areas, school_subscriptions, near_schools: rows that enrich tweets by area,
+            areas, subscriptions to these, and rows that enrich tweets by place.
         labels: results of which the size is taken.
         preload_rows: observations stored before cycles are timed.
         job_labels: found by one job of one query.
@@ -69,6 +75,15 @@ class Sizes:
     local: int = 4_000_000
     nearby: int = 1_000_000
     unseen: int = 500_000
+    watching: int = 100_000
+    watched: int = 262_144
+    singles: int = 100
+    pushed: int = 1_000
+    push_commits: int = 60
+    schools: int = 10_000_000
+    school_areas: int = 40_000
+    school_subscriptions: int = 2_000_000
+    near_schools: int = 1_000_000
     labels: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
     preload_rows: int = 200_000
     job_labels: tuple[int, ...] = (0, 1_000, 100_000)
@@ -130,6 +145,15 @@ QUICK = Sizes(
     local=20_000,
     nearby=5_000,
     unseen=3_000,
+    watching=1_000,
+    watched=4_096,
+    singles=10,
+    pushed=20,
+    push_commits=5,
+    schools=20_000,
+    school_areas=400,
+    school_subscriptions=4_000,
+    near_schools=5_000,
     labels=(1_000, 4_000),
     preload_rows=10_000,
     job_labels=(0, 1_000),

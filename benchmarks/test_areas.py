@@ -9,8 +9,11 @@ import pytest
 
 from benchmarks import (
     ccq_memory,
+    channel_costs,
+    channel_pushes,
     channels,
     channels_postgis,
+    channels_schools,
     clients,
     cluster_queries,
     contained,
@@ -93,6 +96,9 @@ COMPARISONS = (
     Area("copy", "Ingesting compared with PostGIS COPY", ingest_postgis.measure),
     Area("tables", "Tables compared with PostgreSQL", tables.measure),
     Area("channels", "Channels compared with PostgreSQL", channels.measure),
+    Area("channel-costs", "Ingesting and subscribing under a channel", channel_costs.measure),
+    Area("pushing", "Pushing notifications", channel_pushes.measure),
+    Area("schools", "Channels enriched with ten million rows", channels_schools.measure),
     Area("polygons", "Channels: polygons compared with PostGIS", channels_postgis.measure),
     Area("replicated", "Ingesting with three copies", replicas.measure_ingest),
     Area("leaders", "When the leader of a partition is killed", replicas.measure_leader),

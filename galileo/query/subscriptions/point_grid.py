@@ -97,11 +97,14 @@ class PointGrid:
         size = int(np.clip(COLUMNS_PER_ROOT * np.sqrt(len(latitude)), 1, COLUMNS_MAX))
         self._x, self._y, self._size = _Axis(longitude, size), _Axis(latitude, size), size
         cells = self._y.columns(latitude) * size + self._x.columns(longitude)
-        self.rows: Places = np.argsort(cells, kind="stable")
+        self.rows: Places = np.argsort(cells)
         counts = np.bincount(cells, minlength=size * size)
-        self._first = np.append(0, np.cumsum(counts))
+        self._first = np.zeros(size * size + 1, dtype=np.intp)
+        np.cumsum(counts, out=self._first[1:])
         sums = np.zeros((size + 1, size + 1), dtype=np.int32)
-        sums[1:, 1:] = counts.reshape(size, size).cumsum(axis=0).cumsum(axis=1)
+        inner = sums[1:, 1:]
+        counts.reshape(size, size).cumsum(axis=1, dtype=np.int32, out=inner)
+        inner.cumsum(axis=0, out=inner)
         self._sums = sums.ravel()
 
     def near(self, boxes: GroupBoxes) -> tuple[GroupBoxes, Places]:
