@@ -33,7 +33,7 @@ PAGES = {
         "Commands for queries",
         "query read page count aggregate latest nearest stats graph estimate explain sparql",
     ),
-    "continuous": ("Commands for continuous queries", "ccq channel"),
+    "continuous": ("Commands for continuous queries", "ccq channel broker"),
     "samplers": ("Commands for samplers", "sampler"),
     "cluster": (
         "Commands for clusters",
@@ -42,7 +42,7 @@ PAGES = {
     ),
     "nodes": (
         "Commands for the setup of nodes",
-        "serve evaluator gateway config ca cert token completion",
+        "serve evaluator gateway worker config ca cert token completion",
     ),
 }
 """A title and commands, by page. Commands of none are on the page "other"."""

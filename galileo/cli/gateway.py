@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -14,13 +12,12 @@ import click
 from galileo.cli.options import EXISTING_FILE
 from galileo.cli.output import Output, handle_errors
 from galileo.cli.session import Session, json_option
+from galileo.cli.stopping import await_stop
 from galileo.gateway.options import CONNECTIONS_MAX, PORT, GatewayOptions
 from galileo.gateway.serving import GatewayServer
 from galileo.model.times import seconds
 from galileo.server.malloc_tuning import configure_malloc
 from galileo.wire.tls_credentials import TlsFiles
-
-PARENT_POLL_S = 0.5
 
 
 @click.command()
@@ -128,15 +125,3 @@ async def _serve(options: GatewayOptions, output: Output, *, parent: int) -> Non
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await serving
-
-
-async def await_stop(parent: int) -> None:
-    """Waits for SIGINT or SIGTERM, or for the end of the parent process; 0: only for a signal."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    while not parent or os.getppid() == parent:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PARENT_POLL_S if parent else None):
-                await stop.wait()
-                return

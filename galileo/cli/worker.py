@@ -9,11 +9,10 @@ from pathlib import Path
 
 import click
 
-from galileo.cli.gateway import await_stop
 from galileo.cli.output import Output, handle_errors
 from galileo.cli.session import Session, json_option
+from galileo.cli.stopping import await_stop
 from galileo.client import AsyncClient
-from galileo.http_serving.monitoring import MonitoringServer
 from galileo.logging_setup import start_logging
 from galileo.optional_imports import require
 from galileo.worker.clock import now
@@ -77,6 +76,8 @@ async def _run(session: Session, options: WorkerOptions, *, metrics: str, parent
         await asyncio.sleep(0)  # Signals count from here on.
         tasks.append(asyncio.create_task(running.run()))
         if metrics:
+            from galileo.http_serving.monitoring import MonitoringServer
+
             server = MonitoringServer(metrics, exposed=running.metrics.exposed, is_ready=is_ready)
             tasks.append(asyncio.create_task(server.serve()))
         _announce(session.output, running)

@@ -138,7 +138,7 @@ class BrokerReader:
         before, after = self._token, batch.token
         if is_empty(batch):
             return Event(before, after, f"id: {after}\n\n".encode())
-        data = await self._encoders.run(functools.partial(_document, batch, after=before))
+        data = await self._encoders.run(functools.partial(item_document, batch, after=before))
         return Event(before, after, frame_of(EVENT, data, token=after))
 
 
@@ -162,12 +162,12 @@ def _array(batches: Sequence[Notifications], token: str) -> bytes:
     """
     befores = [token, *(batch.token for batch in batches)]
     return b"[%s]" % b",\n".join(
-        _document(batch, after=before)
+        item_document(batch, after=before)
         for batch, before in zip(batches, befores, strict=False)
         if not is_empty(batch)
     )
 
 
-def _document(batch: Notifications, *, after: str) -> bytes:
+def item_document(batch: Notifications, *, after: str) -> bytes:
     """An item as JSON, with the tokens before and after it."""
     return document(batch, after=after, token=batch.token)

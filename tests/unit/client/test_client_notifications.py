@@ -22,7 +22,7 @@ def made_up(state: random.Random) -> list[tuple[list[int], list[str]]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_slice_has_the_notifications_of_a_range(seed: int) -> None:
+def test_slice_has_notifications_of_a_range(seed: int) -> None:
     state = random.Random(seed)
     whole = notifications(made_up(state))
     expected = whole.to_arrow()
@@ -35,21 +35,21 @@ def test_a_slice_has_the_notifications_of_a_range(seed: int) -> None:
         assert part.token == whole.token
 
 
-def test_a_slice_has_the_observations_that_it_needs_alone() -> None:
+def test_slice_has_needed_observations_alone() -> None:
     whole = notifications([([0, 1, 2], ["anna", "bert"])])
     part = whole.slice(3, 4)
     assert part.observations["station"].to_pylist() == ["S1"]
     assert part.groups().to_pylist() == [{"rows": [0], "subscriptions": ["bert"]}]
 
 
-def test_a_document_has_observations_matches_and_further_members() -> None:
+def test_document_has_observations_matches_and_further_members() -> None:
     whole = json.loads(document(notifications([([0, 1], ["anna"])]), channel="ß"))
     assert [one["properties"]["station"] for one in whole["features"]] == ["S0", "S1"]
     assert whole["matches"] == [{"rows": [0, 1], "subscriptions": ["anna"]}]
     assert (whole["notifications"], whole["execution"], whole["channel"]) == (2, 7, "ß")
 
 
-def test_each_notification_is_a_feature() -> None:
+def test_features_are_one_for_each_notification() -> None:
     found = [json.loads(str(text)) for text in features(notifications([([1], ['an"na', "bert"])]))]
     assert [one["subscription"] for one in found] == ['an"na', "bert"]
     assert found[0]["geometry"] == {"type": "Point", "coordinates": [8, 48]}

@@ -16,7 +16,7 @@ from galileo.cursor import CommitRange, Cursor
 from galileo.errors import CcqExpired
 from galileo.gateway import updates
 from galileo.gateway.asyncapi import asyncapi
-from galileo.gateway.notifications import encoded
+from galileo.gateway.notifications import item_document
 from galileo.gateway.problems import problem_document
 from galileo.gateway.routes import ROUTES
 from galileo.gateway.updates import end_frame, event_of, frame_of, merged_frame
@@ -137,7 +137,7 @@ def test_events_are_as_the_document_says(monkeypatch: pytest.MonkeyPatch, is_lin
         token=token,
         gone=(CommitRange(0, 1, 2),),
     )
-    data = encoded(batch, after="")
+    data = item_document(batch, after="")
     frames["broker"] = [frame_of("notifications", data, token=token), end_frame(expired)]
     for name, of_channel in frames.items():
         messages = DOCUMENT["channels"][name]["messages"]

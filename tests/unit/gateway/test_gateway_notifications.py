@@ -19,7 +19,7 @@ from galileo.client.results import Notifications
 from galileo.cursor import CommitRange, Cursor
 from galileo.errors import Unavailable
 from galileo.gateway.formats import Encoders
-from galileo.gateway.notifications import BrokerReader, Waits, encoded, within_limit
+from galileo.gateway.notifications import BrokerReader, Waits, item_document, within_limit
 from galileo.gateway.updates import Event
 from galileo.model.channel import LEFT, MATCHES_SCHEMA
 from galileo.model.times import TIME_TYPE
@@ -83,7 +83,7 @@ def test_document_of_a_batch_has_each_of_its_pairs(
     seed: int, leave: bool, columns: tuple[str, ...]
 ) -> None:
     one = batch(random.Random(seed), seed, columns=columns, leave=leave)
-    text = encoded(one, after=token(0))
+    text = item_document(one, after=token(0))
     assert b"\n" not in text, "a line ends an event"
     document = json.loads(text)
     names = [name for name in ("amount", "note") if name in one.observations.column_names]

@@ -23,7 +23,7 @@ from galileo.model.broker import Broker
         galileo.Into("alerts"),
     ],
 )
-def test_a_broker_is_the_same_after_json(sink: Any) -> None:
+def test_broker_is_the_same_after_json(sink: Any) -> None:
     broker = Broker("ops of the north", sink, channels=["smog"])
     assert Broker.from_json(json.dumps(broker.to_dict())) == broker
 
@@ -60,7 +60,7 @@ def test_wrong_values_are_refused_with_what_is_expected(make: Any, expected: str
     assert refused.value.details["expected"] == expected
 
 
-def test_a_broker_pushes_for_all_channels_or_for_those_it_names() -> None:
+def test_broker_takes_all_channels_or_those_it_names() -> None:
     sink = galileo.Into("alerts")
     assert Broker("ops", sink).takes("smog")
     assert Broker("ops", sink, channels=["smog"]).takes("smog")
