@@ -43,6 +43,7 @@ from galileo.node.channel_reader import LOOK_S
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.peers import ExecutionsTask
 from galileo.node.query_options import QueryOptions
+from galileo.node.reference_tables import References, ReferenceTables
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.node.storage_node import StorageNode
 from galileo.storage.commits import Commit
@@ -631,6 +632,19 @@ async def dropped(cluster: Any) -> Hot:
     return hot
 
 
+async def enriched(cluster: Any) -> Hot:
+    """Tables change while executions join them."""
+    hot = Hot(cluster)
+    await hot.begin(limits=ExecutorOptions(), enrich=ENRICH)
+    await hot.subscribe(dict.fromkeys(IDS, ("east", -1.0)))
+    for _ in range(6):
+        await hot.observe()
+        hot.gossip()
+        await asyncio.gather(hot.execute(), users(hot))
+    await hot.judge()
+    return hot
+
+
 async def made(cluster: Any) -> Hot:
     hot = Hot(cluster)
     await hot.begin(limits=ExecutorOptions())
@@ -644,7 +658,7 @@ async def step(hot: Hot, *names: str) -> None:
     await hot.execute(*names)
 
 
-@pytest.mark.parametrize("scenario", [there_and_back, regained, dropped])
+@pytest.mark.parametrize("scenario", [there_and_back, regained, dropped, enriched])
 async def test_a_channel_goes_on_where_its_log_ends(cluster: Any, scenario: Scenario) -> None:
     await scenario(cluster)
 
@@ -661,6 +675,20 @@ async def cleaned_past(cluster: Any) -> Hot:
     await step(hot)
     await hot.judge()
     return hot
+
+
+_read_references = ReferenceTables.read
+
+
+async def _newer_rows(self: ReferenceTables, *needs: Any) -> References:
+    """Observations are joined with newer rows than the execution names, if there are any soon."""
+    named = rows = await _read_references(self, *needs)
+    for _ in range(20):
+        if rows.cursors != named.cursors:
+            break
+        await asyncio.sleep(0.01)
+        rows = await _read_references(self, *needs)
+    return replace(rows, cursors=named.cursors)
 
 
 _attempts = itertools.count()
@@ -680,12 +708,13 @@ class _AnyNumber(Commit):
         (cleaned_past, CHANNEL_MUTANTS["unsubscribe_lost_in_take_over"]),
         (dropped, CHANNEL_MUTANTS["last_execution_dropped"]),
         (regained, {"galileo.node.channel_executor.Commit": _AnyNumber}),
+        (enriched, {"galileo.node.reference_tables.ReferenceTables.read": _newer_rows}),
     ],
 )
 async def test_a_judge_convicts_a_mutant(
     cluster: Any, scenario: Scenario, mutants: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of `simulator.channel_mutants` that need a certain order of events, and one more."""
+    """Those of `simulator.channel_mutants` that need a certain order of events, and two more."""
     for place, mutant in mutants.items():
         monkeypatch.setattr(place, mutant)
     with pytest.raises(AssertionError):
