@@ -69,17 +69,16 @@ def main() -> int:
                     workers=(one, other),
                     report=report,
                 )
-                report("judging what followers got")
+                pushed.end()
+                report(f"judging what followers got; {pushed.describe()}")
                 done["notifications due for certain"] = users.judge()
                 users.await_executed()
                 pushed.await_all()
         report("judging the disks")
         counts = judge_disks(users.audit, cluster)
         users.audit.check_reader(pushed.reader)
-    done["notifications pushed"] = len(pushed.got)
-    done["requests to the webhook"] = pushed.receiver.attempts
-    done["requests repeated after acceptance"] = pushed.receiver.repeated
     print(describe(done))
+    print(pushed.describe())
     print(describe(counts))
     wrong = sum(counts[name] for name in WRONG)
     print("broken" if wrong else "held")

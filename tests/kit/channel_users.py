@@ -160,6 +160,13 @@ class PushedFollower(Follower):
         super().end()
         self.receiver.status, self.receiver.is_mute = 204, False
 
+    def describe(self) -> str:
+        receiver = self.receiver
+        return (
+            f"{len(self.got)} notifications pushed by {receiver.attempts} requests, "
+            f"{receiver.repeated} of them repeated after they had been accepted"
+        )
+
     def await_all(self) -> None:
         """Returns when all that is stored was pushed; after `end`."""
         count = sum(map(len, self.client.follow("hot", self.broker, wait="3s")))
