@@ -268,9 +268,8 @@ class AsyncTables(AsyncObservations):
         sender = producer or f"client-{uuid.uuid4().hex}"
         number = stored = duplicates = 0
         reached = EMPTY_CURSOR
-        pieces = _pieces(table, rows)
-        while (piece := await in_thread(next, pieces, None)) is not None:
-            whole = await in_thread(versions, table, piece)
+        pieces = (versions(table, piece) for piece in _pieces(table, rows))
+        while (whole := await in_thread(next, pieces, None)) is not None:
             for start in range(0, whole.num_rows, batch_rows):
                 for batch in split_by_bytes(whole.slice(start, batch_rows)):
                     try:
