@@ -39,7 +39,7 @@ NODES = 3
 PERIOD_S = 0.25
 TIMEOUT_S = 60.0
 LOOK_S = 0.02
-ROWS = {"webhook": 200, "mqtt": 20, "kafka": 100}
+ROWS = {"webhook": 200, "mqtt": 5, "kafka": 100}
 """Observations that are ingested at once, for each sink."""
 MOSQUITTO = shutil.which("mosquitto") or "/usr/sbin/mosquitto"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
@@ -31,41 +32,43 @@ SQUARE_KM = 13_300_000
 
 def measure(bench: Bench) -> Iterator[Figure]:
     """Seconds of executions."""
-    sizes = bench.sizes
-    step = galileo.Lookup("schools", on="area")
-    with (
-        clusters.cluster(bench.directory, nodes=channels.NODES, groups=1) as running,
-        running.client(timeout=clusters.PATIENCE) as client,
-    ):
-        client.create_dataset(galileo.Schema("tweets", channels.FEATURES, geohash_precision=4))
-        client.create_table(
-            galileo.Table("schools", {"area": "int", "schools": "text"}, key="area")
-        )
-        for rows in _areas(sizes.schools, sizes.school_areas):
+    yield _by_area(bench)
+    yield _by_place(bench)
+
+
+def _by_area(bench: Bench) -> Figure:
+    schools, areas = bench.sizes.schools, bench.sizes.school_areas
+    with _tweeted(bench) as client:
+        columns = {"area": "int", "schools": "text"}
+        client.create_table(galileo.Table("schools", columns, key="area"))  # type: ignore[arg-type]
+        for rows in _areas(schools, areas):
             client.upsert("schools", rows)
-        bench.say(f"{sizes.schools:,} schools stored")
-        yield _execution(
-            bench,
-            client,
-            step,
-            f"the schools of their areas, of {sizes.schools:,} in {sizes.school_areas:,} rows",
-        )
-    with (
-        clusters.cluster(bench.directory, nodes=channels.NODES, groups=1) as running,
-        running.client(timeout=clusters.PATIENCE) as client,
-    ):
-        client.create_dataset(galileo.Schema("tweets", channels.FEATURES, geohash_precision=4))
+        bench.say(f"{schools:,} schools stored")
+        what = f"the schools of their areas, of {schools:,} in {areas:,} rows"
+        return _execution(bench, client, galileo.Lookup("schools", on="area"), what)
+
+
+def _by_place(bench: Bench) -> Figure:
+    schools = bench.sizes.near_schools
+    with _tweeted(bench) as client:
         columns = {"id": "int", "place": "geometry", "name": "text", "pupils": "int"}
         client.create_table(galileo.Table("schools", columns, key="id"))  # type: ignore[arg-type]
-        client.upsert("schools", _schools(sizes.near_schools))
-        within_km = (SQUARE_KM / sizes.school_areas / np.pi) ** 0.5
+        client.upsert("schools", _schools(schools))
+        within_km = (SQUARE_KM / bench.sizes.school_areas / np.pi) ** 0.5
         near = galileo.Near("schools", within=f"{within_km:.1f}km")
-        yield _execution(
-            bench,
-            client,
-            near,
-            f"the schools within {within_km:.1f} km, of {sizes.near_schools:,} rows",
-        )
+        what = f"the schools within {within_km:.1f} km, of {schools:,} rows"
+        return _execution(bench, client, near, what)
+
+
+@contextmanager
+def _tweeted(bench: Bench) -> Iterator[Client]:
+    """A client of a cluster with the dataset of tweets."""
+    with (
+        clusters.cluster(bench.directory, nodes=channels.NODES, groups=1) as running,
+        running.client(timeout=clusters.PATIENCE) as client,
+    ):
+        client.create_dataset(galileo.Schema("tweets", channels.FEATURES, geohash_precision=4))
+        yield client
 
 
 def _execution(bench: Bench, client: Client, step: galileo.Step, what: str) -> Figure:
