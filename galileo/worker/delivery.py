@@ -307,12 +307,12 @@ class Delivery:
         await self._client.pause_broker(self._pair.broker.name, reason)
 
     async def _release(self) -> None:
-        """Lets another worker take the pair over at once."""
+        """Lets another worker take the pair over at once, behind what is delivered."""
         if self._row.get(WORKER) != self._worker:
             return
         with contextlib.suppress(GalileoError, TimeoutError):
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
-                await self._store(worker="")
+                await self._store(token=self._token, worker="")
 
     @property
     def _name(self) -> str:
