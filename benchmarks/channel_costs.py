@@ -12,7 +12,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -88,7 +88,7 @@ def _executed(client: Client, reached: Cursor) -> None:
         time.sleep(channels.LOOK_S)
 
 
-def _subscribe(bench: Bench, client: Client, addresses: tuple[str, ...]) -> Iterator[Figure]:
+def _subscribe(bench: Bench, client: Client, addresses: Sequence[str]) -> Iterator[Figure]:
     """Subscriptions a second while tweets come and executions run, which must not be late."""
     runs, singles = bench.sizes.runs, bench.sizes.singles
     rows = channels.subscriptions_of(channels.NEARBY, MANY_ROWS)
@@ -132,7 +132,7 @@ def _subscribe(bench: Bench, client: Client, addresses: tuple[str, ...]) -> Iter
     bench.say(f"load {os.getloadavg()[0]:.1f}")
 
 
-async def _together(addresses: tuple[str, ...], *, runs: int, count: int) -> Spread:
+async def _together(addresses: Sequence[str], *, runs: int, count: int) -> Spread:
     """Seconds of so many calls, of which some are under way at the same time."""
     numbers, took = iter(range(runs * count + count)), list[float]()
     async with AsyncClient(*addresses, timeout=clusters.PATIENCE) as client:
