@@ -1,4 +1,4 @@
-"""Histograms of durations, as Prometheus defines them.
+"""Histograms of durations, as Prometheus defines and reads them.
 
 An observation costs a binary search of a dozen bounds; only the counts need memory.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterator
 from itertools import accumulate
 
 LAG_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -47,3 +48,20 @@ class DurationHistogram:
         """Cumulative counts by upper bound, the last one for "+Inf"."""
         names = [*map(str, self.bounds), "+Inf"]
         return list(zip(names, map(float, accumulate(self._counts)), strict=True))
+
+    def lines(self, name: str, labels: str) -> Iterator[str]:
+        """The lines of a metric with its values, in the text format of Prometheus.
+
+        Args:
+            name: of the metric.
+            labels: such as `route="items"`.
+        """
+        for bound, value in self.cumulative():
+            yield f'{name}_bucket{{{labels},le="{bound}"}} {value:g}'
+        yield f"{name}_sum{{{labels}}} {self.sum_s}"
+        yield f"{name}_count{{{labels}}} {self.count}"
+
+
+def metric_head(name: str, text: str, kind: str) -> tuple[str, str]:
+    """The lines before those of a metric, in the text format of Prometheus."""
+    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"

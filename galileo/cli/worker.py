@@ -15,7 +15,6 @@ from galileo.cli.stopping import await_stop
 from galileo.client import AsyncClient
 from galileo.logging_setup import start_logging
 from galileo.optional_imports import require
-from galileo.worker.clock import now
 from galileo.worker.options import WorkerOptions
 from galileo.worker.worker import Worker
 
@@ -70,7 +69,7 @@ async def _run(session: Session, options: WorkerOptions, *, metrics: str, parent
         running = Worker(client, options)
 
         async def is_ready() -> bool:
-            return now() - running.looked_at < options.lease_s
+            return running.is_connected
 
         tasks = [asyncio.create_task(await_stop(parent))]
         await asyncio.sleep(0)  # Signals count from here on.

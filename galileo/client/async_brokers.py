@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from galileo.client.arguments import instance_of
@@ -36,8 +37,8 @@ class AsyncBrokers(AsyncChannels):
         instance_of(Broker, broker, "a broker, such as galileo.Broker('mail')")
         with suppress(DatasetExists):  # Of another definition, the upsert refuses the columns.
             await self.create_table(BROKERS)
-        changed = {"definition": json.dumps(broker.to_dict()), "paused": ""}
-        await change_row(self, BROKERS, broker.name, lambda row: changed)
+        definition = json.dumps(broker.to_dict())
+        await change_row(self, BROKERS, broker.name, definition=definition, paused="")
 
     async def brokers(self) -> list[Broker]:
         """All brokers that were created, by name.
@@ -118,17 +119,12 @@ class AsyncBrokers(AsyncChannels):
         ]
         return sorted(found, key=lambda one: one.broker)
 
-    async def _broker(self, name: str) -> Broker:
-        known = {broker.name: broker for broker in await self.brokers()}
-        if name not in known:
-            raise unknown_broker(name, sorted(known))
-        return known[name]
-
     async def _change_broker(self, name: str, **changes: Any) -> None:
-        await self._broker(name)
-        await change_row(self, BROKERS, name, lambda row: changes)
+        names = [broker.name for broker in await self.brokers()]
+        if name not in names:
+            raise unknown_broker(name, names)
+        await change_row(self, BROKERS, name, **changes)
 
 
 def _broker(row: dict[str, Any]) -> Broker:
-    broker = Broker.from_json(row["definition"])
-    return Broker(broker.name, broker.sink, channels=broker.channels, paused=row["paused"] or "")
+    return replace(Broker.from_json(row["definition"]), paused=row["paused"] or "")

@@ -178,8 +178,7 @@ class AsyncChannels(AsyncTables):
         reader = _reader(known, broker)
         if token:
             tokens.decode(token, ccq_id=reader)
-        table = await self._table(known.position_table)
-        await change_row(self, table, broker, lambda row: {TOKEN: token})
+        await change_row(self, known.positions, broker, **{TOKEN: token})
 
     async def follow(
         self, channel: str, broker: str, *, token: str = "", wait: Duration | None = None

@@ -14,6 +14,8 @@ from galileo.client.json_lines import joined_texts, json_lines, json_values
 from galileo.client.results import Notifications
 from galileo.model.channel import LEFT, pairs_of
 
+MEDIA_TYPE = "application/geo+json"
+
 
 def document(batch: Notifications, **members: Any) -> bytes:
     """Notifications as JSON on one line: a FeatureCollection of observations, and the matches.

@@ -12,7 +12,7 @@ changes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -45,25 +45,23 @@ async def replace_row(
     """
     changed = row | changes | {REVISION: row[REVISION] + 1}
     key = row[table.key_columns[0]]
-    known = await client._table(table.name)
     await client.upsert(
         table.name,
-        pa.Table.from_pylist([changed], schema=known.arrow_schema),
+        pa.Table.from_pylist([changed], schema=table.arrow_schema),
         producer=f"row-{digest(str(key)).hex()}",
         first_batch=changed[REVISION],
     )
     return changed
 
 
-async def change_row(
-    client: AsyncTables, table: Table, key: str, change: Callable[[dict[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
-    """Reads a row and stores what a function makes of it, until no other change was in between."""
-    for attempt in range(ATTEMPTS_MAX):
-        row = await read_row(client, table, key)
-        try:
-            return await replace_row(client, table, row, **change(row))
-        except BatchConflict:
-            if attempt == ATTEMPTS_MAX - 1:
-                raise
-    raise AssertionError("the loop ends by a return or an error")
+async def change_row(client: AsyncTables, table: Table, key: str, **changes: Any) -> None:
+    """Changes some values of a row, whatever the others are by then.
+
+    Raises:
+        BatchConflict: others change the row all the time.
+    """
+    for _ in range(ATTEMPTS_MAX - 1):
+        with suppress(BatchConflict):
+            await replace_row(client, table, await read_row(client, table, key), **changes)
+            return
+    await replace_row(client, table, await read_row(client, table, key), **changes)

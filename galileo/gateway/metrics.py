@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
-from galileo.histogram import DurationHistogram
+from galileo.histogram import DurationHistogram, metric_head
 
 REQUEST_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
@@ -37,23 +37,16 @@ class GatewayMetrics:
 
     def _lines(self) -> Iterator[str]:
         name = "galileo_gateway_connections"
-        yield from _head(name, "Open connections", "gauge")
+        yield from metric_head(name, "Open connections", "gauge")
         yield f"{name} {self.connections()}"
         name = "galileo_gateway_readers"
-        yield from _head(name, "Readers of events of continuous queries", "gauge")
+        yield from metric_head(name, "Readers of events of continuous queries", "gauge")
         yield f"{name} {self.readers()}"
         name = "galileo_gateway_requests_total"
-        yield from _head(name, "Requests, by route and status; 0: the client left", "counter")
+        yield from metric_head(name, "Requests, by route and status; 0: the client left", "counter")
         for (route, status), count in sorted(self._requests.items()):
             yield f'{name}{{route="{route}",status="{status}"}} {count}'
         name = "galileo_gateway_request_seconds"
-        yield from _head(name, "Time from a whole request to its whole answer", "histogram")
+        yield from metric_head(name, "Time from a whole request to its whole answer", "histogram")
         for route, histogram in sorted(self._durations.items()):
-            for bound, value in histogram.cumulative():
-                yield f'{name}_bucket{{route="{route}",le="{bound}"}} {value:g}'
-            yield f'{name}_sum{{route="{route}"}} {histogram.sum_s}'
-            yield f'{name}_count{{route="{route}"}} {histogram.count}'
-
-
-def _head(name: str, text: str, kind: str) -> tuple[str, str]:
-    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
+            yield from histogram.lines(name, f'route="{route}"')

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from galileo.errors import InvalidSchema, UnknownBroker, reason_of
-from galileo.model.schema import dataset_name, nearest_name, read_json
+from galileo.model.schema import absence, dataset_name, read_json
 from galileo.model.table import Table
 
 BROKERS = Table(
@@ -30,9 +30,6 @@ delivered, "" if it is.
 """
 WORKERS = Table("galileo.workers", {"name": "text", "beat": "int"}, key="name")
 """`beat`: a number that grows while the worker runs."""
-
-NAMED_MAX = 20
-"""Names that an error lists."""
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f/]{1,200}")
 _SECRET = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
@@ -249,12 +246,8 @@ class Broker:
 
 def unknown_broker(name: str, names: Sequence[str]) -> UnknownBroker:
     """The error about an unknown broker; it suggests the nearest of `names`."""
-    close = nearest_name(name, names)
-    hint = f"; did you mean {close!r}?" if close else "."
-    known = ", ".join(names[:NAMED_MAX]) or "none yet"
-    return UnknownBroker(
-        f"broker {name!r} does not exist{hint} Brokers: {known}", broker=name, nearest=close
-    )
+    words, close = absence("broker", name, names)
+    return UnknownBroker(words, broker=name, nearest=close)
 
 
 def _url(url: Any, schemes: Sequence[str]) -> SplitResult:

@@ -266,27 +266,25 @@ class Channel(StoredSchema):
         return self.name + POSITIONS
 
     @property
-    def dead_letter_table(self) -> str:
-        """The name of the table of notifications that an endpoint has refused.
+    def positions(self) -> Table:
+        """The table of the brokers' positions, as it is created."""
+        return Table(self.position_table, _POSITION_COLUMNS, key=BROKER).spread(self.partitions)
+
+    @property
+    def dead_letters(self) -> Table:
+        """The table of notifications that an endpoint has refused, as it is created.
 
         Example:
-            >>> galileo.Channel("hot", "weather", "temperature > :t").dead_letter_table
+            >>> galileo.Channel("hot", "weather", "temperature > :t").dead_letters.name
             'hot.dead-letters'
         """
-        return self.name + DEAD_LETTERS
+        name = self.name + DEAD_LETTERS
+        return Table(name, _DEAD_LETTER_COLUMNS, key=ID).spread(self.partitions)
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables of its subscriptions, of the brokers' positions and of dead letters, as they
-        are created.
-        """
-        positions = Table(self.position_table, _POSITION_COLUMNS, key=BROKER)
-        dead_letters = Table(self.dead_letter_table, _DEAD_LETTER_COLUMNS, key=ID)
-        return (
-            self.subscriptions,
-            positions.spread(self.partitions),
-            dead_letters.spread(self.partitions),
-        )
+        """All of its tables."""
+        return self.subscriptions, self.positions, self.dead_letters
 
     @property
     def observed_schema(self) -> pa.Schema:

@@ -32,7 +32,7 @@ RESERVED = frozenset(
 FEATURES_MAX = 256
 ARROW_SCHEMAS_KEPT = 256
 """Cached Arrow schemas; building one dominates the cost of a small answer."""
-DATASETS_NAMED_MAX = 20
+NAMED_MAX = 20
 FEATURES_NAMED_MAX = 8
 """Features of a dataset that an error lists."""
 NEARNESS_MIN = 0.66
@@ -606,35 +606,34 @@ def nearest_name(name: str, names: Sequence[str]) -> str | None:
 
 def unknown_dataset(name: str, names: Sequence[str]) -> UnknownDataset:
     """The error about an unknown dataset; it suggests the nearest of `names`."""
-    close = nearest_name(name, names)
-    hint = f"; did you mean {close!r}?" if close else "."
-    known = ", ".join(names[:DATASETS_NAMED_MAX]) or "none yet"
-    return UnknownDataset(
-        f"dataset {name!r} does not exist{hint} Datasets: {known}",
-        dataset=name,
-        nearest=close,
-        remedy="create_dataset",
-    )
+    words, close = absence("dataset", name, names)
+    return UnknownDataset(words, dataset=name, nearest=close, remedy="create_dataset")
 
 
 def unknown_table(name: str, names: Sequence[str]) -> UnknownDataset:
     """The error about an unknown table; it suggests the nearest of `names`."""
-    close = nearest_name(name, names)
-    hint = f"; did you mean {close!r}?" if close else "."
-    known = ", ".join(names[:DATASETS_NAMED_MAX]) or "none yet"
-    return UnknownDataset(
-        f"table {name!r} does not exist{hint} Tables: {known}", dataset=name, nearest=close
-    )
+    words, close = absence("table", name, names)
+    return UnknownDataset(words, dataset=name, nearest=close)
 
 
 def unknown_channel(name: str, names: Sequence[str]) -> UnknownDataset:
     """The error about an unknown channel; it suggests the nearest of `names`."""
+    words, close = absence("channel", name, names)
+    return UnknownDataset(words, dataset=name, nearest=close)
+
+
+def absence(kind: str, name: str, names: Sequence[str]) -> tuple[str, str | None]:
+    """The message that there is no such thing, and the nearest of `names`.
+
+    Args:
+        kind: of the thing, such as "dataset".
+        name: that it does not have.
+        names: of those that there are, of which the message lists some.
+    """
     close = nearest_name(name, names)
     hint = f"; did you mean {close!r}?" if close else "."
-    known = ", ".join(names[:DATASETS_NAMED_MAX]) or "none yet"
-    return UnknownDataset(
-        f"channel {name!r} does not exist{hint} Channels: {known}", dataset=name, nearest=close
-    )
+    known = ", ".join(names[:NAMED_MAX]) or "none yet"
+    return f"{kind} {name!r} does not exist{hint} {kind.title()}s: {known}", close
 
 
 _READ_BY = {

@@ -256,7 +256,7 @@ def versions_of(table: Table, rows: pa.Table, *, is_sent: bool = False) -> pa.Ta
         InvalidObservations: a column is unknown or of a wrong type, a key is missing, null or too
             long, or a geometry is none that queries accept.
     """
-    _check_names(table, rows.column_names)
+    check_names(table, rows.column_names)
     columns = [
         _column(rows, name, kind, table, is_sent=is_sent)
         if name in rows.column_names
@@ -310,7 +310,8 @@ def index_versions(table: Table, versions: pa.Table) -> dict[int, Versions]:
     return parts
 
 
-def _check_names(table: Table, names: Sequence[str]) -> None:
+def check_names(table: Table, names: Sequence[str]) -> None:
+    """Raises InvalidObservations if rows with columns of these names are not those of a table."""
     known = [name for name, _ in table.columns]
     unknown = [name for name in names if name not in known and name != DELETED]
     missing = [name for name in table.key_columns if name not in names]

@@ -12,7 +12,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 
@@ -223,23 +222,7 @@ class StorageNode:
         self.matching = Matching(self.catalog, executor=self._scanning)
         self.on_dropped: OnDropped = self.catalog.on_dropped
         self.catalog.on_dropped = self._forget
-        self.scans = ClusterScans(
-            name,
-            topology,
-            local=self.local_scans,
-            peers=peers,
-            view=self.view,
-            samplers=self.samplers,
-            options=queries,
-        )
-        self.reading = RowReader(
-            name,
-            topology,
-            catalog=self.catalog,
-            peers=peers,
-            executor=self._executor,
-            options=queries,
-        )
+        self.scans, self.reading, self.selection = self._make_readers(queries)
         self.tables = TableReader(
             name,
             topology,
@@ -248,19 +231,18 @@ class StorageNode:
             executor=self._executor,
             options=queries,
         )
-        self.selection = Selection(
-            name,
-            topology,
-            catalog=self.catalog,
-            scans=self.scans,
-            reading=self.reading,
-            executor=self._scanning,
-            options=queries,
+        # Executions match later what is in partitions that have no owner now.
+        *_, of_executions = self._make_readers(
+            replace(
+                queries,
+                moved_retry_timeout_s=EXECUTION_TIMEOUT_S,
+                failover_timeout_s=EXECUTION_TIMEOUT_S,
+            )
         )
         self.channels = ChannelExecutor(
             self.catalog,
             tables=self.tables,
-            selection=self._selection_of_executions(),
+            selection=of_executions,
             view=self.view,
             executor=self._scanning,
             clock=clock,
@@ -283,29 +265,26 @@ class StorageNode:
         self._adding_features = asyncio.Lock()
         self.scrub: ScrubRunner | None = None
 
-    def _selection_of_executions(self) -> Selection:
-        """As `selection`, but it does not wait long for partitions that have no owner now.
-
-        Executions match the commits of these later.
-        """
-        options = replace(
-            self.options.queries,
-            moved_retry_timeout_s=EXECUTION_TIMEOUT_S,
-            failover_timeout_s=EXECUTION_TIMEOUT_S,
-        )
-        parts: dict[str, Any] = {"peers": self._peers, "options": options}
+    def _make_readers(self, options: QueryOptions) -> tuple[ClusterScans, RowReader, Selection]:
+        """What scans the cluster, reads rows, and does both."""
         scans = ClusterScans(
             self.name,
             self.live,
             local=self.local_scans,
+            peers=self._peers,
             view=self.view,
             samplers=self.samplers,
-            **parts,
+            options=options,
         )
         reading = RowReader(
-            self.name, self.live, catalog=self.catalog, executor=self._executor, **parts
+            self.name,
+            self.live,
+            catalog=self.catalog,
+            peers=self._peers,
+            executor=self._executor,
+            options=options,
         )
-        return Selection(
+        selection = Selection(
             self.name,
             self.live,
             catalog=self.catalog,
@@ -314,6 +293,7 @@ class StorageNode:
             executor=self._scanning,
             options=options,
         )
+        return scans, reading, selection
 
     @property
     def topology(self) -> Topology:

@@ -10,9 +10,11 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from galileo.errors import ConfigError
-from galileo.worker.options import Network
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class AddressPolicy:

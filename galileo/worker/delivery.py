@@ -27,10 +27,10 @@ from galileo.client.async_client import AsyncClient
 from galileo.client.notification_json import features
 from galileo.client.numbered_rows import REVISION, read_row, replace_row
 from galileo.client.results import Notifications
+from galileo.clock import Clock
 from galileo.errors import BatchConflict, GalileoError, UnknownDataset
 from galileo.model.broker import Broker, Sink
 from galileo.model.channel import BROKER, FAILURE, TOKEN, WORKER, Channel
-from galileo.worker.clock import now
 from galileo.worker.endpoints import (
     Chunk,
     DeliveryError,
@@ -95,6 +95,7 @@ class Delivery:
         is_alive: whether a worker with a name gives signs of life.
         open_endpoint: opens the endpoint.
         metrics: of the worker.
+        clock: of the worker.
         random_state: chooses how long to wait before the next attempt.
     """
 
@@ -107,6 +108,7 @@ class Delivery:
         is_alive: Callable[[str], bool],
         open_endpoint: Callable[[Sink], Awaitable[Endpoint]],
         metrics: WorkerMetrics,
+        clock: Clock,
         random_state: random.Random,
     ) -> None:
         self._client = client
@@ -115,11 +117,13 @@ class Delivery:
         self._is_alive = is_alive
         self._open_endpoint = open_endpoint
         self._metrics = metrics
+        self._clock = clock
         self._random = random_state
-        positions, self._dead_letters = pair.channel.tables[1:]
-        self._positions = positions
+        self._positions = pair.channel.positions
+        self._dead_letters = pair.channel.dead_letters
         self._row: dict[str, Any] = {}
         self._token = ""
+        self._name = pair.name
         self._refused = 0
         self._holder = "", 0.0
 
@@ -132,14 +136,14 @@ class Delivery:
                 except TakenError:
                     await asyncio.sleep(CLAIM_S)
                 except BatchConflict:
-                    log.info("%s: the position was moved", self._pair.name)
+                    log.info("%s: the position was moved", self._name)
                 except DisabledError as error:
                     await self._pause(error.reason)
                     return
                 except UnknownDataset:
                     return
                 except GalileoError as error:
-                    log.warning("%s: %s", self._pair.name, error)
+                    log.warning("%s: %s", self._name, error)
                     await asyncio.sleep(CLAIM_S)
         finally:
             self._metrics.end(self._pair.channel.name, self._pair.broker.name)
@@ -165,13 +169,13 @@ class Delivery:
         holder = row.get(WORKER) or ""
         if holder not in ("", self._worker) and self._is_alive(holder):
             if holder != self._holder[0]:
-                self._holder = holder, now()
-            if now() - self._holder[1] < TAKE_OVER_S:
+                self._holder = holder, self._now()
+            if self._now() - self._holder[1] < TAKE_OVER_S:
                 raise TakenError
         self._row = row
         if holder != self._worker:
             await self._store(worker=self._worker)
-            log.info("%s: pushing", self._pair.name)
+            log.info("%s: pushing", self._name)
         self._token = row.get(TOKEN) or ""
 
     async def _opened(self) -> Endpoint:
@@ -189,7 +193,7 @@ class Delivery:
 
     async def _follow(self, endpoint: Endpoint) -> None:
         channel, broker = self._pair.channel.name, self._pair.broker.name
-        moved_at = now()
+        moved_at = self._now()
         while True:
             batches = await self._client.fetch_notifications(
                 channel, broker, token=self._token, wait=WAIT_S, bytes_max=ANSWER_BYTES
@@ -202,15 +206,15 @@ class Delivery:
                     await self._deliver_execution(endpoint, batch)
                     delivered = True
                 self._token = batch.token
-                if delivered and now() - moved_at > ACKNOWLEDGE_S:
+                if delivered and self._now() - moved_at > ACKNOWLEDGE_S:
                     await self._store(token=self._token, failure="")
-                    moved_at, delivered = now(), False
+                    moved_at, delivered = self._now(), False
             if not any(map(len, batches)):
                 await self._check_position()
-            idle_s = now() - moved_at
+            idle_s = self._now() - moved_at
             if delivered or (idle_s > IDLE_ACKNOWLEDGE_S and self._token != self._row.get(TOKEN)):
                 await self._store(token=self._token, failure="")
-                moved_at = now()
+                moved_at = self._now()
 
     async def _deliver_execution(self, endpoint: Endpoint, batch: Notifications) -> None:
         size = endpoint.pairs_max or len(batch)
@@ -224,19 +228,10 @@ class Delivery:
 
         What is refused is halved until one notification is left, which becomes a dead letter.
         """
-        pair = self._pair
-        is_whole = start == 0 and stop == len(batch)
-        chunk = Chunk(
-            channel=pair.channel.name,
-            dataset=pair.channel.dataset,
-            broker=pair.broker.name,
-            stream=f"{pair.channel.key}/{pair.broker.name}/{batch.partition}",
-            offset=start,
-            notifications=batch if is_whole else batch.slice(start, stop),
-        )
+        chunk = self._chunk(batch, start, stop)
         attempt = 0
         while True:
-            begun = now()
+            begun = self._now()
             try:
                 await endpoint.deliver(chunk)
             except DisabledError:
@@ -254,11 +249,24 @@ class Delivery:
                 attempt += 1
             else:
                 self._refused = 0
-                self._count(ACCEPTED, stop - start, took_s=now() - begun)
+                self._count(ACCEPTED, stop - start, took_s=self._now() - begun)
                 return
 
+    def _chunk(self, batch: Notifications, start: int, stop: int) -> Chunk:
+        """The notifications from `start` to `stop` of an execution."""
+        channel, broker = self._pair.channel, self._pair.broker.name
+        is_whole = start == 0 and stop == len(batch)
+        return Chunk(
+            channel=channel.name,
+            dataset=channel.dataset,
+            broker=broker,
+            stream=f"{channel.key}/{broker}/{batch.partition}",
+            offset=start,
+            notifications=batch if is_whole else batch.slice(start, stop),
+        )
+
     async def _wait_after(self, error: DeliveryError, attempt: int) -> None:
-        """Waits before the next attempt, and tells the first failure to who lists deliveries."""
+        """Waits before the next attempt, and stores the first failure, which `deliveries` shows."""
         self._count(FAILED, 0)
         if not self._row.get(FAILURE):
             log.warning("%s: %s", self._name, error.reason)
@@ -280,7 +288,7 @@ class Delivery:
             BROKER: chunk.broker,
             "subscription": chunk.notifications.subscriptions()[0].as_py(),
             "reason": reason,
-            "at": dt.datetime.now(dt.UTC),
+            "at": dt.datetime.fromtimestamp(self._clock.wall(), dt.UTC),
             "notification": features(chunk.notifications)[0].as_py(),
         }
         rows = pa.Table.from_pylist([letter], schema=self._dead_letters.arrow_schema)
@@ -314,9 +322,8 @@ class Delivery:
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
                 await self._store(token=self._token, worker="")
 
-    @property
-    def _name(self) -> str:
-        return self._pair.name
+    def _now(self) -> float:
+        return self._clock.monotonic()
 
     def _count(self, outcome: str, notifications: int, *, took_s: float | None = None) -> None:
         self._metrics.count(

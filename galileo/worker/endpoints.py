@@ -97,6 +97,19 @@ class Endpoint(Protocol):
         """Closes connections."""
 
 
+async def check_host(policy: AddressPolicy, host: str, port: int) -> None:
+    """Checks the addresses of a host.
+
+    Raises:
+        ConfigError: one may not be reached.
+        DeliveryError: the name has no address.
+    """
+    try:
+        await policy.resolve(host, port)
+    except OSError as error:
+        raise DeliveryError(f"{host}: {error}") from error
+
+
 async def open_endpoint(
     sink: Sink, client: AsyncClient, options: WorkerOptions, policy: AddressPolicy
 ) -> Endpoint:

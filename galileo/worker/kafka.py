@@ -7,11 +7,17 @@ from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from galileo.client.notification_json import features
+from galileo.client.notification_json import MEDIA_TYPE, features
 from galileo.errors import ConfigError
 from galileo.model.broker import Kafka
 from galileo.worker.addresses import AddressPolicy
-from galileo.worker.endpoints import Chunk, DeliveryError, DisabledError, RefusedError
+from galileo.worker.endpoints import (
+    Chunk,
+    DeliveryError,
+    DisabledError,
+    RefusedError,
+    check_host,
+)
 
 TIMEOUT_S = 30.0
 Headers: TypeAlias = list[tuple[str, str | bytes | None]]
@@ -53,10 +59,7 @@ class KafkaEndpoint:
         """
         for server in sink.servers.split(","):
             host, _, port = server.rpartition(":")
-            try:
-                await policy.resolve(host, int(port))
-            except OSError as error:
-                raise DeliveryError(f"{host}: {error}") from error
+            await check_host(policy, host, int(port))
         settings: dict[str, Any] = _settings(secret) | {
             "bootstrap.servers": sink.servers,
             "enable.idempotence": True,
@@ -117,7 +120,7 @@ class KafkaEndpoint:
 
 def _headers(chunk: Chunk) -> Headers:
     events: Headers = [(f"ce_{name}", value.encode()) for name, value in chunk.attributes.items()]
-    return [*events, ("content-type", b"application/geo+json")]
+    return [*events, ("content-type", MEDIA_TYPE.encode())]
 
 
 def _settings(secret: str) -> dict[str, str]:
@@ -129,7 +132,7 @@ def _settings(secret: str) -> dict[str, str]:
 
 
 def _error(error: KafkaError) -> DeliveryError:
-    reason = str(error.str())
+    reason = error.str()
     if error.code() in _REFUSED:
         return RefusedError(reason)
     if error.code() in _DISABLED:

@@ -6,7 +6,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from galileo.histogram import DurationHistogram
+from galileo.histogram import DurationHistogram, metric_head
 
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 ACCEPTED, FAILED, DEAD = "accepted", "failed", "dead"
@@ -52,29 +52,28 @@ class WorkerMetrics:
 
     def _lines(self) -> Iterator[str]:
         name = "galileo_worker_attempts_total"
-        yield from _head(name, "Requests to endpoints and dead letters, by outcome", "counter")
+        yield from metric_head(
+            name, "Requests to endpoints and dead letters, by outcome", "counter"
+        )
         yield from _counts(name, self._attempts)
         name = "galileo_worker_notifications_total"
-        yield from _head(name, "Notifications that are accepted, or dead letters", "counter")
+        yield from metric_head(name, "Notifications that are accepted, or dead letters", "counter")
         yield from _counts(name, self._notifications)
         name = "galileo_worker_failing"
-        yield from _head(name, "Brokers of channels whose endpoint takes nothing now", "gauge")
+        yield from metric_head(
+            name, "Brokers of channels whose endpoint takes nothing now", "gauge"
+        )
         yield f"{name} {len(self._failing)}"
         name = "galileo_worker_delivery_seconds"
-        yield from _head(name, "Duration of accepted requests to endpoints", "histogram")
+        yield from metric_head(name, "Duration of accepted requests to endpoints", "histogram")
         for (channel, broker), histogram in sorted(self._durations.items()):
-            labels = f"channel={json.dumps(channel)},broker={json.dumps(broker)}"
-            for bound, value in histogram.cumulative():
-                yield f'{name}_bucket{{{labels},le="{bound}"}} {value:g}'
-            yield f"{name}_sum{{{labels}}} {histogram.sum_s}"
-            yield f"{name}_count{{{labels}}} {histogram.count}"
+            yield from histogram.lines(name, _labels(channel, broker))
 
 
 def _counts(name: str, counts: Counter[tuple[str, str, str]]) -> Iterator[str]:
     for (channel, broker, outcome), count in sorted(counts.items()):
-        labels = f"channel={json.dumps(channel)},broker={json.dumps(broker)}"
-        yield f'{name}{{{labels},outcome="{outcome}"}} {count}'
+        yield f'{name}{{{_labels(channel, broker)},outcome="{outcome}"}} {count}'
 
 
-def _head(name: str, text: str, kind: str) -> tuple[str, str]:
-    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
+def _labels(channel: str, broker: str) -> str:
+    return f"channel={json.dumps(channel)},broker={json.dumps(broker)}"

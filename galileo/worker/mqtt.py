@@ -12,10 +12,16 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from galileo.client.notification_json import features
+from galileo.client.notification_json import MEDIA_TYPE, features
 from galileo.model.broker import Mqtt
 from galileo.worker.addresses import AddressPolicy
-from galileo.worker.endpoints import Chunk, DeliveryError, DisabledError, RefusedError
+from galileo.worker.endpoints import (
+    Chunk,
+    DeliveryError,
+    DisabledError,
+    RefusedError,
+    check_host,
+)
 from galileo.worker.wis2 import message
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
@@ -59,10 +65,7 @@ class MqttEndpoint:
         """
         parts = urlsplit(sink.url)
         host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
-        try:
-            await policy.resolve(host, port)
-        except OSError as error:
-            raise DeliveryError(f"{host}: {error}") from error
+        await check_host(policy, host, port)
         client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
         client.max_inflight_messages_set(IN_FLIGHT_MAX)
         if secret:
@@ -122,7 +125,7 @@ class MqttEndpoint:
             **{name: _topic_level(value) for name, value in names.items()}
         )
         properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        properties.ContentType = "application/geo+json"
+        properties.ContentType = MEDIA_TYPE
         attributes = {**chunk.attributes, "id": chunk.key_of(number)}
         properties.UserProperty = list(attributes.items())
         if self._sink.wis2:
@@ -157,7 +160,7 @@ class MqttEndpoint:
         self, client: Any, data: Any, flags: Any, code: ReasonCode, properties: Any
     ) -> None:
         self._packet_bytes_max = getattr(properties, "MaximumPacketSize", self._packet_bytes_max)
-        self._tell(self._connected, code)
+        self._loop.call_soon_threadsafe(_settle, self._connected, code)
 
     def _on_publish(self, client: Any, data: Any, mid: int, code: ReasonCode, _: Any) -> None:
         self._loop.call_soon_threadsafe(self._acknowledge, mid, code)
@@ -166,21 +169,18 @@ class MqttEndpoint:
         self._loop.call_soon_threadsafe(self._disconnect, code)
 
     def _acknowledge(self, mid: int, code: ReasonCode) -> None:
-        answer = self._waiting.get(mid)
-        if answer is not None and not answer.done():
-            answer.set_result(code)
+        if mid in self._waiting:
+            _settle(self._waiting[mid], code)
 
     def _disconnect(self, code: ReasonCode) -> None:
         for answer in list(self._waiting.values()):
             if not answer.done():
                 answer.set_exception(DeliveryError(f"disconnected: {code}"))
 
-    def _tell(self, future: asyncio.Future[ReasonCode], code: ReasonCode) -> None:
-        def set_result() -> None:
-            if not future.done():
-                future.set_result(code)
 
-        self._loop.call_soon_threadsafe(set_result)
+def _settle(answer: asyncio.Future[ReasonCode], code: ReasonCode) -> None:
+    if not answer.done():
+        answer.set_result(code)
 
 
 def _topic_level(value: str) -> str:

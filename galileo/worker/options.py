@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from galileo.errors import ConfigError
 
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 SECRET_BYTES_MAX = 64 << 10
 
 
@@ -21,12 +18,10 @@ class WorkerOptions:
         secrets: directory of the files that sinks name as their secrets; None for none.
         allow: hosts, and networks such as "10.0.0.0/8", that sinks may reach although their
             addresses are not public.
-        lease_s: a worker that has given no sign of life for so long counts as dead.
     """
 
     secrets: Path | None = None
     allow: tuple[str, ...] = ()
-    lease_s: float = 10.0
 
     def secret(self, name: str) -> str:
         """The text of a secret's file, without space around it.

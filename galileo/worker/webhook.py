@@ -15,7 +15,7 @@ from standardwebhooks import Webhook as Signer
 from standardwebhooks.webhooks import EmptyWebhookSecretError
 from yarl import URL
 
-from galileo.client.notification_json import document
+from galileo.client.notification_json import MEDIA_TYPE, document
 from galileo.errors import ConfigError
 from galileo.model.broker import Webhook
 from galileo.version import VERSION
@@ -83,7 +83,7 @@ class WebhookEndpoint:
         now = dt.datetime.now(dt.UTC)
         headers = {f"ce-{name}": _ascii(value) for name, value in chunk.attributes.items()}
         headers["ce-id"] = headers["webhook-id"] = key = _ascii(chunk.key)
-        headers["Content-Type"] = "application/geo+json"
+        headers["Content-Type"] = MEDIA_TYPE
         headers["webhook-timestamp"] = str(int(now.timestamp()))
         if self._signer is not None:
             headers["webhook-signature"] = self._signer.sign(key, now, body.decode())
@@ -150,4 +150,4 @@ def _after_s(value: str) -> float:
         at = email.utils.parsedate_to_datetime(value)
     except ValueError:
         return 0.0
-    return max(0.0, (at - dt.datetime.now(at.tzinfo or None)).total_seconds())
+    return max(0.0, (at - dt.datetime.now(at.tzinfo)).total_seconds())

@@ -12,6 +12,8 @@ import uuid
 from typing import Any
 from urllib.parse import quote
 
+from galileo.client.notification_json import MEDIA_TYPE
+
 CONFORMS_TO = "http://wis.wmo.int/spec/wnm/1/conf/core"
 CONTENT_BYTES_MAX = 4_096
 """Of inline content, as the standard has it."""
@@ -41,7 +43,7 @@ def message(feature: str, *, gateway: str, dataset: str, topic: str, key: str) -
         properties["content"] = {"encoding": "utf-8", "size": size, "value": feature}
     link = {
         "rel": "canonical",
-        "type": "application/geo+json",
+        "type": MEDIA_TYPE,
         "href": _href(gateway, dataset, parsed["geometry"], at),
     }
     return json.dumps(

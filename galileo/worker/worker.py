@@ -19,16 +19,18 @@ import secrets
 import socket
 
 from galileo.client.async_client import AsyncClient
+from galileo.clock import Clock, SystemClock
 from galileo.errors import DatasetExists, GalileoError
 from galileo.hashing import text64
 from galileo.model.broker import WORKERS, Sink
 from galileo.worker.addresses import AddressPolicy
-from galileo.worker.clock import now
 from galileo.worker.delivery import Delivery, Pair
 from galileo.worker.endpoints import Endpoint, open_endpoint
 from galileo.worker.metrics import WorkerMetrics
 from galileo.worker.options import WorkerOptions
 
+LEASE_S = 10.0
+"""A worker that has given no sign of life for so long counts as dead."""
 LOOK_S = 1.0
 """Seconds between two looks at which brokers, channels and workers there are."""
 FORGET_S = 60.0
@@ -43,20 +45,23 @@ class Worker:
     Args:
         client: of the cluster.
         options: of the worker.
+        clock: the time since signs of life.
 
     Attributes:
         name: of the worker, of host and process.
         metrics: of the worker.
         random_state: chooses how long to wait before another attempt.
-        looked_at: when it last saw the cluster, on the clock of the event loop.
     """
 
-    def __init__(self, client: AsyncClient, options: WorkerOptions) -> None:
+    def __init__(
+        self, client: AsyncClient, options: WorkerOptions, *, clock: Clock | None = None
+    ) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics = WorkerMetrics()
-        self.looked_at = -float("inf")
+        self._looked_at = -float("inf")
         self.random_state = random.Random()
         self._client = client
+        self._clock = clock or SystemClock()
         self._options = options
         self._policy = AddressPolicy(options.allow)
         self._beat = 0
@@ -64,40 +69,40 @@ class Worker:
         self._running: dict[Pair, asyncio.Task[None]] = {}
 
     @property
-    def pairs(self) -> list[str]:
-        """The names of the pairs that it pushes for, or waits for."""
-        return sorted(pair.name for pair in self._running)
+    def is_connected(self) -> bool:
+        """Whether it has seen the cluster within the time of a lease."""
+        return self._now() - self._looked_at < LEASE_S
 
     async def run(self) -> None:
         """Pushes until it is cancelled; then other workers take over at once."""
         try:
             while True:
-                begun = now()
+                begun = self._now()
                 try:
-                    async with asyncio.timeout(self._options.lease_s / 2):
+                    async with asyncio.timeout(LEASE_S / 2):
                         await self._look()
                 except (GalileoError, TimeoutError) as error:
                     log.warning("the cluster does not answer: %s", error or "no answer in time")
-                    if now() - self.looked_at > self._options.lease_s / 2:
+                    if self._now() - self._looked_at > LEASE_S / 2:
                         await self._stop(list(self._running))
-                await asyncio.sleep(max(0.0, begun + LOOK_S - now()))
+                await asyncio.sleep(max(0.0, begun + LOOK_S - self._now()))
         finally:
             await self._stop(list(self._running))
             with contextlib.suppress(GalileoError, TimeoutError):
-                async with asyncio.timeout(self._options.lease_s / 2):
+                async with asyncio.timeout(LEASE_S / 2):
                     await self._client.delete(WORKERS.name, [self.name])
 
     def is_alive(self, worker: str) -> bool:
         """Whether a worker has given a sign of life within the time of a lease."""
         _, at = self._beats.get(worker, (0, -float("inf")))
-        return now() - at < self._options.lease_s
+        return self._now() - at < LEASE_S
 
     async def _look(self) -> None:
         """Gives a sign of life, reads who lives and what there is to do, and starts or ends it."""
         if self._beat == 0:
             with contextlib.suppress(DatasetExists):
                 await self._client.create_table(WORKERS)
-        begun = now()
+        begun = self._now()
         self._beat += 1
         await self._client.upsert(WORKERS.name, {"name": [self.name], "beat": [self._beat]})
         await self._note_beats()
@@ -110,14 +115,14 @@ class Worker:
             if not broker.paused and broker.takes(channel.name)
             if self._owner(pair := Pair(channel, broker)) == self.name
         }
-        self.looked_at = begun
+        self._looked_at = begun
         ended = [pair for pair, task in self._running.items() if task.done()]
         await self._stop([pair for pair in self._running if pair not in wanted] + ended)
         for pair in sorted(wanted - self._running.keys(), key=lambda pair: pair.name):
             self._running[pair] = asyncio.create_task(self._delivery(pair).run())
 
     async def _note_beats(self) -> None:
-        seen_at = now()
+        seen_at = self._now()
         stored = await self._client.table(WORKERS.name)
         rows = zip(stored.rows["name"].to_pylist(), stored.rows["beat"].to_pylist(), strict=True)
         beats = dict(rows)
@@ -141,6 +146,7 @@ class Worker:
             is_alive=self.is_alive,
             open_endpoint=self.open_endpoint,
             metrics=self.metrics,
+            clock=self._clock,
             random_state=self.random_state,
         )
 
@@ -155,3 +161,6 @@ class Worker:
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Exception):
                 log.error("a delivery has ended by an error", exc_info=outcome)
+
+    def _now(self) -> float:
+        return self._clock.monotonic()

@@ -15,6 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -428,15 +429,28 @@ class World:
         return batch(number)
 
     async def send(self, number: int) -> None:
+        await self.send_until_stored(
+            "nam", partial(self.table_of, number), producer="p", batch=number
+        )
+        self.acknowledged.add(number)
+
+    async def send_until_stored(
+        self,
+        key: str,
+        rows_of: Callable[[StorageNode], pa.Table],
+        *,
+        producer: str,
+        batch: int,
+    ) -> None:
+        """Sends a batch to one node after the other until one has stored it."""
         while True:
             hosts = list(self.hosts.values())
             if hosts:
                 node = self.random.choice(hosts).node
-                table = self.table_of(number, node)
+                table = rows_of(node)
                 try:
                     async with asyncio.timeout(5.0):
-                        await node.ingest.ingest("nam", table, producer="p", batch=number)
-                    self.acknowledged.add(number)
+                        await node.ingest.ingest(key, table, producer=producer, batch=batch)
                     return
                 except (GalileoError, TimeoutError):
                     pass

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from simulator.delivery_mutants import DELIVERY_MUTANTS
-from simulator.delivery_world import run_deliveries
+from simulator.delivery_world import FAULTS, run_deliveries
 from simulator.loop import Violation
 
 SEEDS = 300
@@ -69,7 +69,6 @@ def test_mutants_are_convicted(mutant: str) -> None:
 
 
 def test_a_world_without_faults_repeats_nothing() -> None:
-    faults = ("crashes", "pauses", "cluster", "endpoints", "operator", "poison", "cleaning")
-    seen = run_deliveries(1, without=faults)
+    seen = run_deliveries(1, without=FAULTS)
     assert seen["accepted"] > 100
     assert seen["repeated"] == 0

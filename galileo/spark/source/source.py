@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from galileo.cursor import Cursor
 from galileo.errors import InputError, InternalError
 from galileo.model.schema import Schema
-from galileo.model.table import DELETED, Table
+from galileo.model.table import DELETED, Table, check_names
 from galileo.spark.source import columns, spark_to_cql, tables
 from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.cursor_stream import CursorStream, SourceState
@@ -274,7 +274,7 @@ def _write_spec(options: SourceOptions, schema: StructType, *, overwrite: bool) 
     state: SourceState[Schema] | SourceState[Table]
     if options.table:
         state = _discover_table(options)
-        tables.check_writable(state.schema, schema)
+        check_names(state.schema, schema.fieldNames())
     else:
         state = discover(options.addresses, options.dataset, keys=options.keys)
         columns.check_writable(state.schema, schema)

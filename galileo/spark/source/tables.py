@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import DataExpired, InputError, InvalidObservations
+from galileo.errors import DataExpired, InputError
 from galileo.model.table import DELETED, Table
 from galileo.spark.source import columns
 from galileo.spark.source.blocking_client import BlockingClient
@@ -44,20 +44,6 @@ def spark_columns(table: Table, what: str, names: Sequence[str]) -> StructType:
     """The columns of rows or changes as a schema of Spark; errors as `columns.selected_columns`."""
     available = table.observation_schema if what == CHANGES else table.arrow_schema
     return columns.selected_columns(available, names, of=_named(table))
-
-
-def check_writable(table: Table, schema: StructType) -> None:
-    """Raises InvalidObservations if a DataFrame lacks the key, or has other columns."""
-    known = table.observation_schema.names
-    unknown = [name for name in schema.fieldNames() if name not in known]
-    missing = [name for name in table.key_columns if name not in schema.fieldNames()]
-    if unknown or missing:
-        parts = [f"missing: {', '.join(missing)}"] * bool(missing)
-        parts += [f"unknown: {', '.join(unknown)}"] * bool(unknown)
-        raise InvalidObservations(
-            f"expected columns of {', '.join(known)} for {_named(table)}, with the key "
-            f"{', '.join(table.key_columns)}; {'; '.join(parts)}"
-        )
 
 
 def _named(table: Table) -> str:

@@ -204,8 +204,8 @@ def _tables(
 ) -> Iterator[pa.Table]:
     """The rows in tables of `batch_rows`; only the last has fewer.
 
-    Columns of features that were added to the dataset may be missing, and those of a table beside
-    its `key`.
+    Columns of features that were added to the dataset may be missing. Of a table, all columns but
+    those of its `key` may be missing.
     """
     buffer: list[pa.RecordBatch] = []
     count = 0

@@ -222,9 +222,11 @@ class Circles(Rounds):
         return due
 
 
-def distance(latitude: float, longitude: float, other: float, beside: float) -> float:
+def distance(
+    latitude: float, longitude: float, other_latitude: float, other_longitude: float
+) -> float:
     """Metres between two places."""
-    first, second, width = np.radians([latitude, other, beside - longitude])
+    first, second, width = np.radians([latitude, other_latitude, other_longitude - longitude])
     half = np.sin((second - first) / 2) ** 2
     half += np.cos(first) * np.cos(second) * np.sin(width / 2) ** 2
     return float(2 * EARTH_RADIUS_M * np.arcsin(np.sqrt(half)))

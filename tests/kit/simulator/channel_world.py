@@ -321,19 +321,9 @@ class ChannelWorld(World):
 
     async def store(self, changes: Changes, *, producer: str, batch: int) -> None:
         table = rows_of(self.audit.channel.subscriptions, changes)
-        while True:
-            hosts = list(self.hosts.values())
-            if hosts:
-                ingest = self.random.choice(hosts).node.ingest
-                try:
-                    async with asyncio.timeout(5.0):
-                        await ingest.ingest(self.audit.table, table, producer=producer, batch=batch)
-                    return
-                except (GalileoError, TimeoutError):
-                    pass
-                except RuntimeError as error:
-                    expect_crash(error)
-            await asyncio.sleep(0.02)
+        await self.send_until_stored(
+            self.audit.table, lambda _: table, producer=producer, batch=batch
+        )
 
     async def follow(self, reader: Reader) -> None:
         while not self.is_over:

@@ -81,14 +81,7 @@ class BuriesWholeChunks(Delivery):
         if stop - start == 1:
             await super()._deliver(endpoint, batch, start, stop)
             return
-        chunk = Chunk(
-            channel=self._pair.channel.name,
-            dataset=self._pair.channel.dataset,
-            broker=self._pair.broker.name,
-            stream=f"{self._pair.channel.key}/{self._pair.broker.name}/{batch.partition}",
-            offset=start,
-            notifications=batch.slice(start, stop),
-        )
+        chunk = self._chunk(batch, start, stop)
         try:
             await endpoint.deliver(chunk)
         except RefusedError as error:
@@ -111,14 +104,7 @@ class GivesUp(Delivery):
         try:
             await super()._deliver(endpoint, batch, start, stop)
         except RefusedError as error:
-            chunk = Chunk(
-                channel=self._pair.channel.name,
-                dataset=self._pair.channel.dataset,
-                broker=self._pair.broker.name,
-                stream=f"{self._pair.channel.key}/{self._pair.broker.name}/{batch.partition}",
-                offset=start,
-                notifications=batch.slice(start, stop),
-            )
+            chunk = self._chunk(batch, start, stop)
             await self._bury(chunk, error.reason)
 
 

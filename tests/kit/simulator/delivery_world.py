@@ -35,14 +35,13 @@ from galileo.model.table import DELETED, Table
 from galileo.wire import token as tokens
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.v1 import channels_pb2, storage_pb2
-from galileo.worker.clock import now
 from galileo.worker.delivery import Delivery
 from galileo.worker.endpoints import Chunk, DeliveryError, DisabledError, RefusedError
 from galileo.worker.options import WorkerOptions
 from galileo.worker.worker import Worker
 from simulator.delivery_mutants import DELIVERY_MUTANTS
 from simulator.loop import demand
-from simulator.virtual_time import run_simulated
+from simulator.virtual_time import SimulatedClock, SimulatedLoop, run_simulated
 
 FAULTS = ("crashes", "pauses", "cluster", "endpoints", "operator", "poison", "cleaning")
 FAULTS_UNTIL_S = 45.0
@@ -357,6 +356,11 @@ class FlakyEndpoint:
 Ledgers = dict[tuple[str, str], Ledger]
 
 
+def now() -> float:
+    """Simulated seconds."""
+    return asyncio.get_running_loop().time()
+
+
 def _pairs(notifications: Notifications) -> list[tuple[str, int]]:
     rows = notifications.to_arrow()
     names, numbers = (rows.column(name).to_pylist() for name in ("subscription", "number"))
@@ -368,15 +372,17 @@ class DeliveryWorld:
 
     Args:
         seed: of everything that is random.
+        loop: in which it runs.
         without: kinds of faults that do not happen.
     """
 
-    def __init__(self, seed: int, *, without: Collection[str] = ()) -> None:
+    def __init__(self, seed: int, *, loop: SimulatedLoop, without: Collection[str] = ()) -> None:
         self.journal = Journal(seed, without)
         self.random = self.journal.random
         self.counters = Counter[str]()
         self._ledgers: Ledgers = defaultdict(Ledger)
         self._workers: list[tuple[MemoryClient, asyncio.Task[None]]] = []
+        self._loop = loop
         self._operator = MemoryClient(self.journal, "operator")
         self._ends: dict[tuple[str, str], Cursor] = {}
         self.journal.on_token = self._check_token
@@ -413,7 +419,8 @@ class DeliveryWorld:
 
     def _start(self) -> None:
         client = MemoryClient(self.journal, "")
-        worker = Worker(client, WorkerOptions())  # type: ignore[arg-type]
+        clock = SimulatedClock(self._loop)
+        worker = Worker(client, WorkerOptions(), clock=clock)  # type: ignore[arg-type]
         # Names of production are of host, process and chance.
         worker.name = client.name = f"w{self.counters['workers']}"
         worker.random_state = Random(self.random.random())
@@ -438,7 +445,7 @@ class DeliveryWorld:
             client, _ = self.random.choice(self._workers)
             client.resumed.clear()
             length_s = self.random.choice([2.0, 15.0, 40.0])
-            asyncio.get_running_loop().call_later(length_s, client.resumed.set)
+            self._loop.call_later(length_s, client.resumed.set)
             self.counters["pauses"] += 1
         if journal.allows("cluster") and self._likely(0.03):
             journal.down_until = now() + self.random.uniform(1.0, 12.0)
@@ -579,15 +586,14 @@ def run_deliveries(
 ) -> Counter[str]:
     """Plays one world; raises Violation."""
 
-    async def play() -> Counter[str]:
-        return await DeliveryWorld(seed, without=without).run()
-
     delivery = DELIVERY_MUTANTS.get(variant, Delivery)
     with (
         patch.object(async_tables, "in_thread", _at_once),
         patch.object(galileo.worker.worker, "Delivery", delivery),
     ):
-        counters = run_simulated(seed, lambda _: play())
+        counters = run_simulated(
+            seed, lambda loop: DeliveryWorld(seed, loop=loop, without=without).run()
+        )
     if trace is not None:
         trace(f"{seed}: {dict(counters)}")
     return counters
