@@ -45,7 +45,13 @@ class AddressPolicy:
         if host.lower() in self._names:
             return
         for text in addresses:
-            address = ipaddress.ip_address(text.partition("%")[0])
+            try:
+                address = ipaddress.ip_address(text.partition("%")[0])
+            except ValueError as error:
+                raise ConfigError(
+                    f"expected a name, or an address such as 192.0.2.7, got {host!r}: {error}",
+                    expected="address",
+                ) from error
             if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
                 address = address.ipv4_mapped
             if address.is_global and not address.is_multicast:

@@ -76,4 +76,7 @@ def _counts(name: str, counts: Counter[tuple[str, str, str]]) -> Iterator[str]:
 
 
 def _labels(channel: str, broker: str) -> str:
-    return f"channel={json.dumps(channel)},broker={json.dumps(broker)}"
+    values = {"channel": channel, "broker": broker}
+    return ",".join(
+        f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items()
+    )

@@ -152,6 +152,13 @@ async def test_addresses_that_are_not_public_need_permission(receiver: Receiver,
     assert not receiver.got
 
 
+@pytest.mark.parametrize("host", ["127.1", "2130706433", "1.2.3.4.5"])
+async def test_addresses_in_other_forms_are_refused(receiver: Receiver, host: str) -> None:
+    with pytest.raises(ConfigError):
+        await deliver(receiver.url.replace("127.0.0.1", host))
+    assert not receiver.got
+
+
 async def test_a_secret_has_to_be_base64() -> None:
     with pytest.raises(ConfigError):
         WebhookEndpoint(galileo.Webhook("https://example.org"), "whsec_$", HERE)
