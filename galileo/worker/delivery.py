@@ -320,7 +320,12 @@ class Delivery:
             return
         with contextlib.suppress(GalileoError, TimeoutError):
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
-                await self._store(token=self._token, worker="")
+                try:
+                    await self._store(token=self._token, worker="")
+                except BatchConflict:  # Perhaps with the change that the end has interrupted.
+                    self._row = await read_row(self._client, self._positions, self._row[BROKER])
+                    if self._row[WORKER] == self._worker:
+                        await self._store(worker="")
 
     def _now(self) -> float:
         return self._clock.monotonic()

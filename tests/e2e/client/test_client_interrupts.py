@@ -40,7 +40,8 @@ OWN = ("Query/", "Storage/", "Continuous/Fetch", "Continuous/Watch")
 
 CALLS = {
     "query": "client.query(name, progress=linger)",
-    "query_batches": "for batch in client.query_batches(name): linger(60)",
+    # With a limit all labels come through one node, which keeps what its connection cannot take.
+    "query_batches": "for batch in client.query_batches(name, limit=1 << 30): linger(60)",
     "read": "client.read(some, progress=linger)",
     "read_batches": "for table in client.read_batches(some): linger(60)",
     "select": "while True: client.select(name)",
@@ -295,7 +296,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 CANCELLED: dict[str, Callable[[galileo.AsyncClient, str, galileo.Ccq], Any]] = {
-    "query_batches": lambda client, name, ccq: lingering(client.query_batches(name)),
+    "query_batches": lambda client, name, ccq: lingering(client.query_batches(name, limit=1 << 30)),
     "fetch": lambda client, name, ccq: client.fetch(ccq.id, token=ccq.token, wait=FETCH_WAIT_S),
     "watch": lambda client, name, ccq: lingering(client.watch(ccq.id, token=ccq.token)),
     "ingest": lambda client, name, ccq: forever(client, f"{name}-in"),

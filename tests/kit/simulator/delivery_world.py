@@ -29,7 +29,7 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import BatchConflict, Unavailable
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.broker import Broker, Into
-from galileo.model.channel import BROKER, MATCHES_SCHEMA, TOKEN, Channel, pairs_of, reader_of
+from galileo.model.channel import BROKER, MATCHES_SCHEMA, TOKEN, WORKER, Channel, pairs_of, reader_of
 from galileo.model.schema import Schema, existing_dataset
 from galileo.model.table import DELETED, Table
 from galileo.wire import token as tokens
@@ -409,9 +409,7 @@ class DeliveryWorld:
             await self._trouble()
         await self._drain()
         self._judge()
-        for _, task in self._workers:
-            task.cancel()
-        await asyncio.gather(*(task for _, task in self._workers), return_exceptions=True)
+        await self._stop()
         return self.counters
 
     def _likely(self, chance: float) -> bool:
@@ -501,6 +499,19 @@ class DeliveryWorld:
             demand(now() < deadline, f"not everything was delivered: {self._left()}")
             await asyncio.sleep(5.0)
             await self._resume()
+
+    async def _stop(self) -> None:
+        """Stops the workers while they push: they hold nothing any more."""
+        for channel in self.journal.channels:
+            self.journal.execute(channel, 0, ["a", "b"])
+        await asyncio.sleep(self.random.uniform(0.0, 0.2))
+        for _, task in self._workers:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in self._workers), return_exceptions=True)
+        stopped = {client.name for client, _ in self._workers}
+        for channel in self.journal.channels.values():
+            for row in self.journal.rows[channel.positions.name].values():
+                demand(row[WORKER] not in stopped, f"a worker that has stopped holds {row}")
 
     def _settled(self, channel: str, broker: str) -> set[str]:
         """The keys that were accepted, or are dead letters."""
