@@ -19,7 +19,7 @@ import shapely
 from benchmarks.figures import Figure, Goal, Spread, in_turn, seconds
 from benchmarks.query_world import World, schema
 from benchmarks.sizes import Bench
-from galileo.query.subscriptions import ParameterQuery, SubscriptionIndex
+from galileo.query.subscriptions import ParameterQuery, RowIndex, SubscriptionIndex
 
 DATASET = "air"
 AREAS = 400
@@ -83,12 +83,12 @@ def _of(bench: Bench, case: _Case) -> Iterator[Figure]:
     [changing] = in_turn(lambda: index.apply(small), runs=bench.sizes.runs)
     yield Figure(f"{case.name}: {small.num_rows:,} of them replaced", "s", changing)
     rows = world.observations(case.rows)
-    batch = index.match(rows)
+    batch = index.match(RowIndex(index.query, rows))
     matches = sum(
         len(record["rows"]) * len(record["subscriptions"])
         for record in batch.select(["rows", "subscriptions"]).to_pylist()
     )
-    [matching] = in_turn(lambda: index.match(rows), runs=bench.sizes.runs)
+    [matching] = in_turn(lambda: index.match(RowIndex(index.query, rows)), runs=bench.sizes.runs)
     yield Figure(f"{case.name}: {case.rows:,} rows with {matches:,} matches", "s", matching)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,24 +31,31 @@ settings.load_profile("quick")
 
 _NUMBERS = itertools.count(1)
 
+EVALUATOR = pytest.StashKey[str]()
+"""Directory of the evaluator that tests share."""
+
 JAVA_OPTIONS = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
 TOGETHER = {
     "tests/integration/spark": ("tests/integration/spark",),
-    "the cluster": (
+    "clients": (
         "tests/e2e/client",
-        "tests/e2e/cli",
         "tests/e2e/docs",
-        "tests/e2e/gateway",
-        "tests/e2e/cluster",
-        "tests/e2e/test_cluster",
-        "tests/integration/server/test_server_metrics_truth",
-        "tests/integration/server/test_server_monitoring",
-        "tests/integration/server/test_server_process",
+        "tests/e2e/cluster/test_cluster_moves",
+        "tests/e2e/cluster/test_cluster_sent_samplers",
     ),
+    "commands": ("tests/e2e/cli", "tests/e2e/gateway", "tests/e2e/test_cluster"),
 }
-"""Directories and files whose tests share a session of Spark, or `cluster` and its evaluator."""
-LONG = ("the cluster", "tests/integration/spark", "tests/simulation", "tests/integration/server")
+"""Directories and files whose tests share a session of Spark, or `cluster`."""
+LONG = (
+    "clients",
+    "commands",
+    "tests/integration/spark",
+    "tests/e2e/cluster",
+    "tests/integration/server",
+    "tests/simulation",
+    "tests/integration/node",
+)
 """What takes longest, longest first."""
 
 
@@ -71,6 +79,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     settings.load_profile("all" if config.option.markexpr == "" else "quick")
     gc.disable()
+    inherited = getattr(config, "workerinput", {}).get("evaluator")
+    config.stash[EVALUATOR] = inherited or tempfile.mkdtemp(prefix="galileo-test-evaluator-")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Gives processes that share the tests the evaluator of the process that shares them out."""
+    node.workerinput["evaluator"] = node.config.stash[EVALUATOR]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -84,7 +100,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Shares the groups between processes (`--numprocesses=3`, as `scripts/test` has it)."""
+    """Shares the groups between processes (`--numprocesses=4`, as `scripts/test` has it)."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Groups(LoadScopeScheduling):  # type: ignore[misc]
@@ -113,19 +129,22 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    """Lets libraries that report leaks at exit find what `gc.freeze` has hidden."""
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stops the evaluator; lets libraries that report leaks at exit find what is frozen."""
     gc.unfreeze()
+    if not hasattr(config, "workerinput"):
+        stop_evaluator(Path(config.stash[EVALUATOR]))
+        shutil.rmtree(config.stash[EVALUATOR], ignore_errors=True)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Ends the shared cluster and its evaluator with the group of tests that share it.
+    """Ends the shared cluster with the group of tests that share it.
 
     Processes that are idle take a tenth of a processor, which other groups of tests need.
     """
     if nextitem is not None and group_of(item.nodeid) != group_of(nextitem.nodeid):
-        for name in ("client", "cluster", "evaluator"):
+        for name in ("client", "cluster"):
             for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():
                 fixture.finish(item._request)  # type: ignore[attr-defined]
 
@@ -160,15 +179,13 @@ def sample_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def evaluator() -> Iterator[dict[str, Any]]:
-    """The section `evaluator` of clusters that share one evaluator process.
+def evaluator(pytestconfig: pytest.Config) -> dict[str, Any]:
+    """The section `evaluator` of clusters that share one evaluator process, of all tests.
 
     The start of one takes some ten seconds of processor time, so a test has one of its own only
     if it stops it, counts its jobs or protects it with tokens.
     """
-    with tempfile.TemporaryDirectory(prefix="galileo-test-evaluator-") as directory:
-        yield {"directory": directory, "idle_timeout_s": 900.0}
-        stop_evaluator(Path(directory))
+    return {"directory": pytestconfig.stash[EVALUATOR], "idle_timeout_s": 900.0}
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from galileo.client.async_brokers import AsyncBrokers
 from galileo.client.async_datasets import CachedSchema
 from galileo.client.cluster_caller import cluster_caller
 from galileo.client.fetching import Fetcher
+from galileo.client.group_commit import GroupCommit
 from galileo.client.node_removal import RemovalProgress
 from galileo.client.profiles import Credentials
 from galileo.client.range_changes import RangesProgress
@@ -69,6 +70,7 @@ class AsyncClient(AsyncBrokers):
         self._router = Router(caller)
         self._fetcher = Fetcher(caller)
         self._schemas: dict[str, CachedSchema] = {}
+        self._group_commit = GroupCommit(self._send_rows)
         self._tables: dict[str, Table] = {}
         self._channels: dict[str, Channel] = {}
         self._sent_digests: set[str] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import pyarrow as pa
 from galileo.client.arguments import check_progress, dataset_name, instance_of, shown
 from galileo.client.async_observations import AsyncObservations
 from galileo.client.geometry_objects import with_wkb
+from galileo.client.group_commit import CALL_ROWS_MAX, GroupCommit
 from galileo.client.ingestion import Progress, in_thread
 from galileo.client.results import Receipt, TableRows
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -37,6 +39,8 @@ Keys: TypeAlias = Any
 
 class AsyncTables(AsyncObservations):
     """Keyed rows that are replaced and deleted."""
+
+    _group_commit: GroupCommit
 
     async def create_table(self, table: Table) -> None:
         """Creates a table; it never changes, and `drop_dataset` drops it.
@@ -262,13 +266,45 @@ class AsyncTables(AsyncObservations):
         batch_rows: int,
         progress: Progress | None,
     ) -> Receipt:
-        """Sends versions, a batch after the other, since of one key the last one counts."""
+        """Stores versions of rows; those of a short call perhaps with those of others."""
         check_progress(progress)
         table = await self._table(name)
+        pieces: Iterator[pa.Table] = (versions(table, some) for some in _pieces(table, rows))
+        if producer is None:
+            begun = await in_thread(lambda: list(itertools.islice(pieces, 2)))
+            if len(begun) == 1 and begun[0].num_rows <= min(batch_rows, CALL_ROWS_MAX):
+                receipt = await self._group_commit.store(table, begun[0])
+                if progress is not None:
+                    progress(receipt.rows)
+                return receipt
+            pieces = itertools.chain(begun, pieces)
+        return await self._send(
+            table,
+            pieces,
+            producer=producer,
+            first_batch=first_batch,
+            batch_rows=batch_rows,
+            progress=progress,
+        )
+
+    async def _send_rows(self, table: Table, rows: pa.Table) -> Receipt:
+        """Sends versions that calls of `_store` have made."""
+        return await self._send(table, iter((rows,)))
+
+    async def _send(
+        self,
+        table: Table,
+        pieces: Iterator[pa.Table],
+        *,
+        producer: str | None = None,
+        first_batch: int = 0,
+        batch_rows: int = BATCH_ROWS,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        """Sends versions, a batch after the other, since of one key the last one counts."""
         sender = producer or f"client-{uuid.uuid4().hex}"
         number = stored = duplicates = 0
         reached = EMPTY_CURSOR
-        pieces = (versions(table, piece) for piece in _pieces(table, rows))
         while (whole := await in_thread(next, pieces, None)) is not None:
             for start in range(0, whole.num_rows, batch_rows):
                 for batch in split_by_bytes(whole.slice(start, batch_rows)):

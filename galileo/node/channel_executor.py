@@ -69,7 +69,7 @@ from galileo.node.reference_tables import ReferenceOptions, ReferenceTables
 from galileo.node.select import CursorRange, Selection
 from galileo.node.table_reader import TableReader
 from galileo.query import joins
-from galileo.query.subscriptions import ParameterQuery, SubscriptionIndex
+from galileo.query.subscriptions import ParameterQuery, RowIndex, SubscriptionIndex
 from galileo.storage.commits import Commit, Committed
 
 PRODUCER = "~execute"
@@ -186,7 +186,7 @@ class _History:
         read_at: when they were read, monotonic.
     """
 
-    observations: pa.Table
+    rows: RowIndex
     read_at: float
 
 
@@ -432,7 +432,8 @@ class ChannelExecutor:
             if not partitions:
                 return False
         history = await self._history(work, after) if work.channel.new == "either" else None
-        observed = Observed(fetched.observations, history, fetched.after, fetched.until)
+        new = RowIndex(work.query, fetched.observations)
+        observed = Observed(new, history, fetched.after, fetched.until)
         commits, results = await self._prepare(work, partitions, observed)
         if commits:
             committing = self._catalog.commit(work.channel.key, commits)
@@ -486,7 +487,7 @@ class ChannelExecutor:
     def _of(self, work: _Work, partition: int) -> Progress:
         return self._progress[work.channel.key][partition]
 
-    async def _history(self, work: _Work, until: Cursor) -> pa.Table:
+    async def _history(self, work: _Work, until: Cursor) -> RowIndex:
         """The observations up to a cut that may match.
 
         Raises:
@@ -511,18 +512,23 @@ class ChannelExecutor:
                     "all be read; try again",
                     after_s=1.0,
                 )
-            known = histories[until] = _History(fetched.observations, self._clock.monotonic())
-        return known.observations
+            rows = RowIndex(work.query, fetched.observations)
+            known = histories[until] = _History(rows, self._clock.monotonic())
+        return known.rows
 
     def _extend_history(self, work: _Work, observed: Observed) -> None:
         """Keeps the history up to the next cut."""
         histories = self._histories.get(work.channel.key, {})
         known = histories.get(observed.after)
-        if known is not None and observed.history is not None:
-            whole = pa.concat_tables([known.observations, observed.new])
+        if known is None or observed.history is None:
+            return
+        rows = known.rows
+        if observed.new.observations.num_rows:
+            whole = observed.rows
             if whole.column(0).num_chunks > CHUNKS_MAX:
                 whole = whole.combine_chunks()
-            histories[observed.until] = _History(whole, known.read_at)
+            rows = RowIndex(work.query, whole)
+        histories[observed.until] = _History(rows, known.read_at)
 
     async def _fetch(
         self, work: _Work, *, after: Cursor, until: Cursor, rows_max: int = 0

@@ -25,7 +25,7 @@ from galileo.cursor import Cursor
 from galileo.labels import to_ipc
 from galileo.model.channel import BROKER, ID, MATCHES_SCHEMA, NO_BROKER, Channel, pairs_of
 from galileo.model.sort_keys import differs
-from galileo.query.subscriptions import SubscriptionIndex
+from galileo.query.subscriptions import RowIndex, SubscriptionIndex
 
 COMPRESSION = "lz4"
 _RECORD_SCHEMA = MATCHES_SCHEMA.insert(0, pa.field(BROKER, pa.string(), nullable=False))
@@ -41,15 +41,16 @@ class Observed:
         after, until: the two cuts.
     """
 
-    new: pa.Table
-    history: pa.Table | None
+    new: RowIndex
+    history: RowIndex | None
     after: Cursor
     until: Cursor
 
     @property
     def rows(self) -> pa.Table:
         """All of them, those of the history first; matches have their numbers."""
-        return self.new if self.history is None else pa.concat_tables([self.history, self.new])
+        new = self.new.observations
+        return new if self.history is None else pa.concat_tables([self.history.observations, new])
 
 
 def match(
@@ -74,7 +75,7 @@ def match(
     index.apply(changes)
     after = index.selected(ids).match(history)
     parts = [
-        _records(index.match(observed.new), shift=history.num_rows),
+        _records(index.match(observed.new), shift=history.observations.num_rows),
         _difference(after, before, left=False),
     ]
     if channel.leave:

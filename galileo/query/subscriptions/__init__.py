@@ -5,6 +5,7 @@ Wang, Carey and Tsotras, "Subscribing to Big Data at Scale", 2020).
 """
 
 from galileo.query.subscriptions.parameter_query import ParameterQuery
+from galileo.query.subscriptions.row_index import RowIndex
 from galileo.query.subscriptions.subscription_index import MATCH_SCHEMA, SubscriptionIndex
 
-__all__ = ["MATCH_SCHEMA", "ParameterQuery", "SubscriptionIndex"]
+__all__ = ["MATCH_SCHEMA", "ParameterQuery", "RowIndex", "SubscriptionIndex"]

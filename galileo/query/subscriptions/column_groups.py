@@ -22,13 +22,13 @@ from galileo.hashing import hash128
 from galileo.model.sort_keys import differs
 from galileo.query.index.candidates import CandidatePairs, pairs_from_ranges
 from galileo.query.index.prefixes import CandidateRanges, Places
-from galileo.query.predicates import ObservationColumns
 from galileo.query.subscriptions.blocks import Numbers
 from galileo.query.subscriptions.conjuncts import Comparison, InArea, InCircle
 from galileo.query.subscriptions.hash_index import HashIndex
 from galileo.query.subscriptions.parameter_query import ParameterQuery
-from galileo.query.subscriptions.point_grid import GroupBoxes, PointGrid
-from galileo.query.subscriptions.row_orders import RowOrder, row_order
+from galileo.query.subscriptions.point_grid import GroupBoxes
+from galileo.query.subscriptions.row_index import RowIndex
+from galileo.query.subscriptions.row_orders import RowOrder
 from galileo.query.subscriptions.spatial_tests import (
     AreaTest,
     CircleTest,
@@ -96,8 +96,8 @@ class ColumnGroups:
             reach.keep(kept)
         self._runs = [HashIndex(hashes[kept])]
 
-    def match(self, points: ObservationColumns, alive: Mask) -> Iterator[CandidatePairs]:
-        scan = _Scan(points, self._comparisons(), self._spatial_tests())
+    def match(self, rows: RowIndex, alive: Mask) -> Iterator[CandidatePairs]:
+        scan = _Scan(rows, self._comparisons(), self._spatial_tests())
         for start in range(0, len(alive), GROUPS_AT_ONCE):
             groups = np.flatnonzero(alive[start : start + GROUPS_AT_ONCE]) + start
             yield from scan.match(groups.astype(np.int32))
@@ -194,25 +194,21 @@ class _Spans:
 
 
 class _Scan:
-    """New rows, indexed, with which groups are matched."""
+    """Matches groups with new rows."""
 
     def __init__(
         self,
-        points: ObservationColumns,
+        rows: RowIndex,
         comparisons: Sequence[tuple[Comparison, FieldColumn]],
         spatial_tests: Sequence[SpatialTest],
     ) -> None:
-        self._points, self._comparisons, self._tests = points, comparisons, spatial_tests
-        names = {(part.name, part.folded) for part, _ in comparisons}
-        self._orders = {key: row_order(points, key[0], folded=key[1]) for key in names}
-        self._grid = PointGrid(points.latitude, points.longitude) if spatial_tests else None
+        self._rows, self._comparisons, self._tests = rows, comparisons, spatial_tests
 
     def match(self, groups: Numbers) -> Iterator[CandidatePairs]:
         """The pairs of these groups, `GROUPS_AT_ONCE` numbers or fewer, and rows that match."""
         near: list[tuple[GroupBoxes, Places]] = []
         for test in self._tests:
-            assert self._grid is not None, "spatial tests have a grid"
-            near.append(self._grid.near(test.boxes(groups)))
+            near.append(self._rows.grid.near(test.boxes(groups)))
             boxes = near[-1][0]
             groups = boxes.groups[differs(boxes.groups)]
         spans = self._spans(groups)
@@ -226,7 +222,7 @@ class _Scan:
                 pairs = pairs.where(one.accepts(pairs))
             matches = CandidatePairs(groups[pairs.slots], pairs.rows)
             for test in self._tests:
-                matches = matches.where(test.accepts(matches, self._points))
+                matches = matches.where(test.accepts(matches, self._rows.points))
             yield matches
 
     def _spans(self, groups: Numbers) -> list[_Spans]:
@@ -234,7 +230,7 @@ class _Scan:
         common: dict[int, _Spans] = {}
         excluded = []
         for part, column in self._comparisons:
-            order = self._orders[part.name, part.folded]
+            order = self._rows.order(part.name, folded=part.folded)
             start, stop = order.spans(part.operator, column.take(groups))
             if part.operator == "<>":
                 excluded.append(_Spans(order, start, stop, excluded=True))
@@ -264,9 +260,9 @@ class _Scan:
             ways.append((int(counts[is_left].sum()), there.where(is_left)))
         _, way = min(ways, key=itemgetter(0))
         if isinstance(way, GroupBoxes):
-            assert self._grid is not None, "boxes come of spatial tests"
-            for ranges in self._grid.ranges(way):
-                yield from pairs_from_ranges(ranges, self._grid.rows)
+            grid = self._rows.grid
+            for ranges in grid.ranges(way):
+                yield from pairs_from_ranges(ranges, grid.rows)
         else:
             everyone = np.arange(len(groups), dtype=np.int32)
             ranges = CandidateRanges(everyone, way.start, way.stop)

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from galileo.geo.regions import Mask
 from galileo.query.index.candidates import CandidatePairs
-from galileo.query.predicates import ObservationColumns
 from galileo.query.subscriptions.blocks import Numbers
+from galileo.query.subscriptions.row_index import RowIndex
 
 
 class Groups(Protocol):
@@ -35,11 +35,11 @@ class Groups(Protocol):
         """Remove the other groups; the kept ones are numbered anew, in their order."""
         ...
 
-    def match(self, points: ObservationColumns, alive: Mask) -> Iterator[CandidatePairs]:
+    def match(self, rows: RowIndex, alive: Mask) -> Iterator[CandidatePairs]:
         """The pairs of a group and a row that match exactly; a pair may come more than once.
 
         Args:
-            points: at least one row.
+            rows: at least one; pairs have the numbers of their points.
             alive: mask of the groups that are asked for.
         """
         ...

@@ -23,6 +23,7 @@ from galileo.query.query import Query
 from galileo.query.spatial_predicates import SpatialLeaf
 from galileo.query.subscriptions.blocks import Numbers
 from galileo.query.subscriptions.parameter_query import ParameterQuery
+from galileo.query.subscriptions.row_index import RowIndex
 from galileo.query.time_predicates import During
 
 QUERY_BYTES = 2_000
@@ -69,8 +70,8 @@ class QueryGroups:
         self._numbers = {key: number for number, key in enumerate(keys)}
         self._of_slot[self._standing.slots(keys)] = np.arange(len(keys), dtype=np.int32)
 
-    def match(self, points: ObservationColumns, alive: Mask) -> Iterator[CandidatePairs]:
-        schema = self._query.schema
+    def match(self, rows: RowIndex, alive: Mask) -> Iterator[CandidatePairs]:
+        schema, points = self._query.schema, rows.points
         cells = geohash.encode(points.latitude, points.longitude, schema.geohash_precision)
         buckets = points.time - points.time % schema.time_bucket_us
         for pairs in self._standing.match(Columns(cells, buckets, points.features)):

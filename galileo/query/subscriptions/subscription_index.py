@@ -24,14 +24,13 @@ from galileo.model.sort_keys import differs
 from galileo.model.table import DELETED
 from galileo.query.index.bound_columns import grow
 from galileo.query.index.candidates import CandidatePairs
-from galileo.query.predicates import ObservationColumns
-from galileo.query.query import observation_columns
 from galileo.query.subscriptions.blocks import Numbers, Runs, SubscriptionBlocks, Subscriptions
 from galileo.query.subscriptions.column_groups import ColumnGroups
 from galileo.query.subscriptions.distinct import distinct_rows
 from galileo.query.subscriptions.groups import Groups
 from galileo.query.subscriptions.parameter_query import ParameterQuery
 from galileo.query.subscriptions.query_groups import QueryGroups
+from galileo.query.subscriptions.row_index import RowIndex
 
 MATCHES_MAX = 1 << 27
 """Pairs of a group and a row of one call."""
@@ -107,7 +106,7 @@ class SubscriptionIndex:
         some._counts = np.bincount(found.groups, minlength=len(self._groups)).astype(np.int32)
         return some
 
-    def match(self, observations: pa.Table) -> pa.RecordBatch:
+    def match(self, rows: RowIndex) -> pa.RecordBatch:
         """All pairs of a row and a subscription that it matches.
 
         A record stands for each of its rows with each of its subscriptions, which belong to one
@@ -115,8 +114,7 @@ class SubscriptionIndex:
         in the order in which they were new, and brokers likewise.
 
         Args:
-            observations: of `Schema.observation_schema`; of the features at least those that the
-                query reads.
+            rows: the observations.
 
         Returns:
             Records of `MATCH_SCHEMA`: `rows` are numbers of rows, ascending.
@@ -124,32 +122,30 @@ class SubscriptionIndex:
         Raises:
             MessageTooLarge: there are more pairs of a group and a row than `MATCHES_MAX`.
         """
-        rows = np.flatnonzero(self.query.constant.match_observations(observations))
-        if len(rows) == 0 or len(self) == 0:
+        if len(self) == 0 or len(rows.rows) == 0:
             return pa.RecordBatch.from_pylist([], schema=MATCH_SCHEMA)
-        points = observation_columns(observations, self.query.features).take(rows)
-        matches = self._matches(points)
+        matches = self._matches(rows)
         starts = np.flatnonzero(differs(matches.slots))
         counts = np.diff(np.append(starts, len(matches)))
         runs = self._blocks.runs_of(matches.slots[starts])
-        return self._records(runs, rows[matches.rows].astype(np.int32), starts, counts)
+        return self._records(runs, rows.rows[matches.rows].astype(np.int32), starts, counts)
 
-    def _matches(self, points: ObservationColumns) -> CandidatePairs:
+    def _matches(self, rows: RowIndex) -> CandidatePairs:
         """The pairs of a group and a row that match, sorted and each once."""
-        keys, total = [np.empty(0, dtype=np.int64)], 0
-        for pairs in self._groups.match(points, self._counts[: len(self._groups)] > 0):
-            keys.append(pairs.slots.astype(np.int64) * len(points) + pairs.rows)
+        keys, total, count = [np.empty(0, dtype=np.int64)], 0, len(rows.rows)
+        for pairs in self._groups.match(rows, self._counts[: len(self._groups)] > 0):
+            keys.append(pairs.slots.astype(np.int64) * count + pairs.rows)
             total += len(pairs)
             if total > MATCHES_MAX:
                 raise MessageTooLarge(
-                    f"expected at most {MATCHES_MAX:,} matches of {len(points):,} observations at "
+                    f"expected at most {MATCHES_MAX:,} matches of {count:,} observations at "
                     "once; match fewer observations in one call",
                     expected="fewer_matches",
                     bound=MATCHES_MAX,
                 )
         key = np.sort(np.concatenate(keys))
-        groups, rows = np.divmod(key[differs(key)], len(points))
-        return CandidatePairs(groups.astype(np.int32), rows)
+        groups, numbers = np.divmod(key[differs(key)], count)
+        return CandidatePairs(groups.astype(np.int32), numbers)
 
     def _records(
         self,

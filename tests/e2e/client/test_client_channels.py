@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -178,6 +179,35 @@ def test_areas_and_circles_of_subscriptions(
     assert sorted(followed(client, near, "me")[0]) == [("c", 0), ("c", 3)]
     batch = next(client.follow(channel, "me"))
     assert batch.to_arrow().column_names == ["subscription", "number", "time"]
+
+
+async def test_calls_with_one_subscription_each_fail_alone(
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    air: str,
+    fresh_name: Callable[[str], str],
+) -> None:
+    channel = fresh_name("single")
+    client.create_channel(galileo.Channel(channel, air, ":query", period="1h"))
+    texts = {f"s{n}": "temprature > 30" if n % 10 == 9 else f"number = {n}" for n in range(60)}
+    async with galileo.AsyncClient(*cluster.addresses) as users:
+        outcomes = await asyncio.gather(
+            *(
+                users.subscribe(channel, {"id": [one], "query": [text]}, broker="me")
+                for one, text in texts.items()
+            ),
+            return_exceptions=True,
+        )
+    refused = {one for one, text in texts.items() if "temprature" in text}
+    for one, outcome in zip(texts, outcomes, strict=True):
+        if one in refused:
+            assert isinstance(outcome, InvalidObservations)
+            assert (outcome.details["subscription"], outcome.details["row"]) == (one, 0)
+        else:
+            assert isinstance(outcome, galileo.Receipt)
+            assert outcome.rows == 1
+    stored = client.table(f"{channel}.subscriptions").rows
+    assert {*stored["id"].to_pylist()} == texts.keys() - refused
 
 
 def test_subscriptions_have_questions_of_their_own(

@@ -12,8 +12,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import psutil
@@ -71,9 +69,10 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(evaluator: dict[str, Any]) -> Iterator[Node]:
+def node() -> Iterator[Node]:
+    """A node with an evaluator of its own, which a test stops."""
     [port] = free_ports(1)
-    settings = {"metrics": {"address": f"127.0.0.1:{port}"}, "evaluator": evaluator}
+    settings = {"metrics": {"address": f"127.0.0.1:{port}"}}
     with galileo.LocalCluster(nodes=1, groups=1, settings=settings) as running:
         yield Node(running, port)
 
@@ -110,9 +109,7 @@ def schema(name: str) -> galileo.Schema:
 
 
 @pytest.mark.slow
-def test_frontier_age_grows_while_the_evaluator_is_stopped(
-    node: Node, evaluator: dict[str, Any]
-) -> None:
+def test_frontier_age_grows_while_the_evaluator_is_stopped(node: Node) -> None:
     node.client.create_dataset(schema("aging"))
     made = node.client.submit("aging", "rain > 0", interval="100ms", expiration="1h")
 
@@ -127,7 +124,7 @@ def test_frontier_age_grows_while_the_evaluator_is_stopped(
     assert some > 0
     await_that(lambda: matched() == some, "the evaluator is warm")
     await_that(lambda: age_in(node.scrape()) == 0, "nothing lies beyond the cache")
-    process = RuntimeDir(Path(evaluator["directory"])).holder()
+    process = RuntimeDir(node.cluster.evaluator_directory).holder()
     assert process is not None
     lag_before = node.scrape().value("galileo_ccq_lag_seconds_sum", ccq=made.id)
     with stopped(process):

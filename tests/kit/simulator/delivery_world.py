@@ -24,12 +24,21 @@ import galileo
 import galileo.worker.worker
 from galileo.client import async_tables
 from galileo.client.async_brokers import AsyncBrokers
+from galileo.client.group_commit import GroupCommit
 from galileo.client.results import Notifications
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import BatchConflict, Unavailable
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.broker import Broker, Into
-from galileo.model.channel import BROKER, MATCHES_SCHEMA, TOKEN, WORKER, Channel, pairs_of, reader_of
+from galileo.model.channel import (
+    BROKER,
+    MATCHES_SCHEMA,
+    TOKEN,
+    WORKER,
+    Channel,
+    pairs_of,
+    reader_of,
+)
 from galileo.model.schema import Schema, existing_dataset
 from galileo.model.table import DELETED, Table
 from galileo.wire import token as tokens
@@ -187,6 +196,7 @@ class MemoryClient(AsyncBrokers):
         self._journal = journal
         self._tables: dict[str, Table] = {}
         self._channels: dict[str, Channel] = {}
+        self._group_commit = GroupCommit(self._send_rows)
         self._router: Any = SimpleNamespace(ingest=self._ingest)
 
     async def _reach(self) -> None:

@@ -26,6 +26,7 @@ from galileo.query.index import candidates
 from galileo.query.subscriptions import (
     MATCH_SCHEMA,
     ParameterQuery,
+    RowIndex,
     SubscriptionIndex,
     blocks,
     column_groups,
@@ -238,7 +239,7 @@ class History:
 
     def check(self, observations: pa.Table) -> int:
         """Compare the matches; returns how many there are."""
-        batch = self.index.match(observations)
+        batch = self.index.match(RowIndex(self.index.query, observations))
         batch.validate(full=True)
         assert batch.schema == MATCH_SCHEMA
         records = batch.to_pylist()
@@ -339,7 +340,9 @@ def test_thousands_of_boxes_find_their_points(together: bool) -> None:
 
     inside = (west[:, None] <= x) & (x <= east[:, None])
     inside &= (south[:, None] <= y) & (y <= north[:, None])
-    assert pairs_of(index.match(rows_of(x, y))) == set(map(tuple, np.argwhere(inside).tolist()))
+    assert pairs_of(index.match(RowIndex(index.query, rows_of(x, y)))) == set(
+        map(tuple, np.argwhere(inside).tolist())
+    )
     assert index.nbytes <= count * (120 + 8)
 
 
@@ -361,7 +364,7 @@ def test_thousands_of_circles_find_their_points() -> None:
             Circle(latitude, longitude, radii_m[number]).intersects_points(y, x)
         ).tolist()
     }
-    assert pairs_of(index.match(rows_of(x, y))) == expected
+    assert pairs_of(index.match(RowIndex(index.query, rows_of(x, y)))) == expected
     assert index.nbytes <= count * (120 + 8)
 
 
@@ -374,7 +377,7 @@ def test_subscriptions_with_equal_values_share_memory_and_records() -> None:
     for part in range(0, count, 10_000):
         index.apply(changes_of(count, x=thresholds.astype(float)).slice(part, 10_000))
 
-    batch = index.match(rows)
+    batch = index.match(RowIndex(index.query, rows))
     assert len(index) == count
     assert index.nbytes <= count * (28 + 8)
     assert batch.num_rows == 7
@@ -386,11 +389,13 @@ def test_match_of_an_empty_index_or_of_no_rows_is_empty() -> None:
     index = SubscriptionIndex(ParameterQuery("t > :x AND b", SCHEMA))
     rows = rows_of(np.zeros(2), np.zeros(2))
 
-    assert index.match(rows).num_rows == 0
+    assert index.match(RowIndex(index.query, rows)).num_rows == 0
     index.apply(changes_of(0, x=pa.array([], pa.float64())))
     index.apply(changes_of(2, x=[0.0, 1.0]))
-    assert index.match(rows.slice(0, 0)).num_rows == 0
-    assert index.match(rows) == pa.RecordBatch.from_pylist([], schema=MATCH_SCHEMA)
+    assert index.match(RowIndex(index.query, rows.slice(0, 0))).num_rows == 0
+    assert index.match(RowIndex(index.query, rows)) == pa.RecordBatch.from_pylist(
+        [], schema=MATCH_SCHEMA
+    )
 
 
 @pytest.mark.parametrize("text", ["b = :b", "NOT (b = :b)"])
@@ -402,9 +407,9 @@ def test_more_matches_than_the_bound_are_refused(
     index.apply(changes_of(2, b=[True, False]))
     rows = rows_of(np.zeros(4), np.zeros(4)).set_column(6, "b", pa.array([True] * 4))
 
-    assert index.match(rows.slice(0, 3)).num_rows == 1
+    assert index.match(RowIndex(index.query, rows.slice(0, 3))).num_rows == 1
     with raises(MessageTooLarge, bound=3):
-        index.match(rows)
+        index.match(RowIndex(index.query, rows))
 
 
 def colliding_texts() -> tuple[str, str]:
@@ -442,7 +447,7 @@ def test_ids_and_values_of_one_hash_are_told_apart() -> None:
         index.apply(pa.Table.from_pylist([row]))
 
     def found() -> dict[str, list[int]]:
-        records = index.match(rows).to_pylist()
+        records = index.match(RowIndex(index.query, rows)).to_pylist()
         return {id_: record["rows"] for record in records for id_ in record["subscriptions"]}
 
     change(one, other)

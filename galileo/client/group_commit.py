@@ -1,0 +1,83 @@
+"""Calls that store a few rows of the same table at the same time are sent together.
+
+While one batch is under way, the rows of further calls wait, and are the next batch. So a program
+that stores rows one by one, many calls at a time, is not bound by the time of each call. A call
+that finds none under way is sent at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+
+import pyarrow as pa
+
+from galileo.client.results import Receipt
+from galileo.errors import GalileoError
+from galileo.model.table import Table
+
+CALL_ROWS_MAX = 1_000
+"""Calls with more rows are sent alone."""
+GROUP_ROWS_MAX = 16_384
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Call:
+    rows: pa.Table
+    receipt: Receipt | None = None
+    is_alone: bool = False
+
+
+class GroupCommit:
+    """Groups calls of one client.
+
+    Args:
+        send: stores rows of a table under a producer of their own.
+    """
+
+    def __init__(self, send: Callable[[Table, pa.Table], Awaitable[Receipt]]) -> None:
+        self._send = send
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._waiting: defaultdict[str, dict[int, _Call]] = defaultdict(dict)
+
+    async def store(self, table: Table, rows: pa.Table) -> Receipt:
+        """Stores versions of rows, in the order of the calls; durable when it returns.
+
+        If a group is refused, or not all of it may be stored, each of its calls is sent once more,
+        alone, and raises what is wrong with its own rows. That stores the same rows again, which
+        changes nothing.
+
+        Raises:
+            GalileoError: as `send`.
+        """
+        call, waiting = _Call(rows), self._waiting[table.key]
+        waiting[id(call)] = call
+        try:
+            async with self._locks[table.key]:
+                if call.receipt is None and not call.is_alone:
+                    await self._store_group(table, waiting)
+        finally:
+            waiting.pop(id(call), None)
+        return call.receipt or await self._send(table, rows)
+
+    async def _store_group(self, table: Table, waiting: dict[int, _Call]) -> None:
+        """Stores what waits; the first call of it is that of the caller."""
+        group, count = list[_Call](), 0
+        for call in waiting.values():
+            count += call.rows.num_rows
+            if group and count > GROUP_ROWS_MAX:
+                break
+            group.append(call)
+        try:
+            receipt = await self._send(table, pa.concat_tables([call.rows for call in group]))
+        except GalileoError:
+            if len(group) == 1:
+                raise
+            receipt = None
+        for call in group:
+            waiting.pop(id(call), None)
+            call.is_alone = receipt is None
+            if receipt is not None:
+                call.receipt = dataclasses.replace(receipt, rows=call.rows.num_rows)
