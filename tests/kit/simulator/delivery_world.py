@@ -512,8 +512,8 @@ class DeliveryWorld:
 
     async def _stop(self) -> None:
         """Stops the workers while they push: they hold nothing any more."""
-        for channel in self.journal.channels:
-            self.journal.execute(channel, 0, ["a", "b"])
+        for name in self.journal.channels:
+            self.journal.execute(name, 0, ["a", "b"])
         await asyncio.sleep(self.random.uniform(0.0, 0.2))
         for _, task in self._workers:
             task.cancel()
