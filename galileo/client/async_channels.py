@@ -20,7 +20,7 @@ from galileo.formats.source import BATCH_ROWS
 from galileo.labels import from_ipc
 from galileo.model.channel import BROKER, LEFT, MATCHES_SCHEMA, TOKEN, Channel, reader_of
 from galileo.model.schema import unknown_channel
-from galileo.model.table import Table, versions_of
+from galileo.model.table import Table
 from galileo.model.times import Duration, seconds
 from galileo.wire import token as tokens
 from galileo.wire.caller import Connection
@@ -113,13 +113,13 @@ class AsyncChannels(AsyncTables):
         """
         known = await self._channel(channel)
 
-        def versions(table: Table, rows: pa.Table) -> pa.Table:
-            return versions_of(table, _with_broker(rows, broker))
+        def prepare(_: Table, rows: pa.Table) -> pa.Table:
+            return _with_broker(rows, broker)
 
         return await self._store(
             known.subscription_table,
             subscriptions,
-            versions,
+            prepare,
             producer=producer,
             first_batch=first_batch,
             batch_rows=batch_rows,

@@ -70,7 +70,7 @@ class AsyncClient(AsyncBrokers):
         self._router = Router(caller)
         self._fetcher = Fetcher(caller)
         self._schemas: dict[str, CachedSchema] = {}
-        self._group_commit = GroupCommit(self._send_rows)
+        self._group_commit = GroupCommit(self._send_group)
         self._tables: dict[str, Table] = {}
         self._channels: dict[str, Channel] = {}
         self._sent_digests: set[str] = set()

@@ -26,7 +26,7 @@ from galileo.geo import geoarrow
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.enrichment import Lookup, Step
 from galileo.model.schema import unknown_table
-from galileo.model.table import DELETED, Table, deletions_of, versions_of
+from galileo.model.table import DELETED, Table, deleted_rows, versions_of
 from galileo.query import joins
 from galileo.wire.caller import Connection
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
@@ -112,7 +112,7 @@ class AsyncTables(AsyncObservations):
         return await self._store(
             table,
             rows,
-            versions_of,
+            lambda _, rows: rows,
             producer=producer,
             first_batch=first_batch,
             batch_rows=batch_rows,
@@ -148,7 +148,7 @@ class AsyncTables(AsyncObservations):
         return await self._store(
             table,
             _keyed(await self._table(table), keys),
-            deletions_of,
+            deleted_rows,
             producer=producer,
             first_batch=first_batch,
             batch_rows=batch_rows,
@@ -183,7 +183,8 @@ class AsyncTables(AsyncObservations):
         known = await self._table(table)
         request = storage_pb2.ReadTableRequest(dataset=known.key)
         if keys is not None:
-            named = deletions_of(known, await in_thread(_read_keys, known, keys))
+            read = await in_thread(_read_keys, known, keys)
+            named = versions_of(known, deleted_rows(known, read))
             request.keys = to_ipc(named.select(list(known.key_columns)).combine_chunks())
         answer = await self._read_versions(known, request, until=at)
         return TableRows(answer.rows.drop_columns([DELETED]), answer.cursor)
@@ -259,17 +260,20 @@ class AsyncTables(AsyncObservations):
         self,
         name: str,
         rows: Any,
-        versions: Callable[[Table, pa.Table], pa.Table],
+        prepare: Callable[[Table, pa.Table], pa.Table],
         *,
         producer: str | None,
         first_batch: int,
         batch_rows: int,
         progress: Progress | None,
     ) -> Receipt:
-        """Stores versions of rows; those of a short call perhaps with those of others."""
+        """Stores rows, which `prepare` makes those that `versions_of` takes.
+
+        The rows of a short call are perhaps sent with those of others.
+        """
         check_progress(progress)
         table = await self._table(name)
-        pieces: Iterator[pa.Table] = (versions(table, some) for some in _pieces(table, rows))
+        pieces: Iterator[pa.Table] = (prepare(table, some) for some in _pieces(table, rows))
         if producer is None:
             begun = await in_thread(lambda: list(itertools.islice(pieces, 2)))
             if len(begun) == 1 and begun[0].num_rows <= min(batch_rows, CALL_ROWS_MAX):
@@ -287,9 +291,9 @@ class AsyncTables(AsyncObservations):
             progress=progress,
         )
 
-    async def _send_rows(self, table: Table, rows: pa.Table) -> Receipt:
-        """Sends versions that calls of `_store` have made."""
-        return await self._send(table, iter((rows,)))
+    async def _send_group(self, table: Table, pieces: Sequence[pa.Table]) -> Receipt:
+        """Stores the rows of several short calls."""
+        return await self._send(table, iter(pieces))
 
     async def _send(
         self,
@@ -302,10 +306,11 @@ class AsyncTables(AsyncObservations):
         progress: Progress | None = None,
     ) -> Receipt:
         """Sends versions, a batch after the other, since of one key the last one counts."""
+        versions = (versions_of(table, piece) for piece in pieces)
         sender = producer or f"client-{uuid.uuid4().hex}"
         number = stored = duplicates = 0
         reached = EMPTY_CURSOR
-        while (whole := await in_thread(next, pieces, None)) is not None:
+        while (whole := await in_thread(next, versions, None)) is not None:
             for start in range(0, whole.num_rows, batch_rows):
                 for batch in split_by_bytes(whole.slice(start, batch_rows)):
                     try:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pyarrow as pa
 
@@ -34,16 +35,17 @@ class GroupCommit:
     """Groups calls of one client.
 
     Args:
-        send: stores rows of a table under a producer of their own.
+        send: checks rows of a table, and stores them under a producer of their own. Rows of one
+            piece have the same columns.
     """
 
-    def __init__(self, send: Callable[[Table, pa.Table], Awaitable[Receipt]]) -> None:
+    def __init__(self, send: Callable[[Table, Sequence[pa.Table]], Awaitable[Receipt]]) -> None:
         self._send = send
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waiting: defaultdict[str, dict[int, _Call]] = defaultdict(dict)
 
     async def store(self, table: Table, rows: pa.Table) -> Receipt:
-        """Stores versions of rows, in the order of the calls; durable when it returns.
+        """Stores rows, in the order of the calls; durable when it returns.
 
         If a group is refused, or not all of it may be stored, each of its calls is sent once more,
         alone, and raises what is wrong with its own rows. That stores the same rows again, which
@@ -60,7 +62,7 @@ class GroupCommit:
                     await self._store_group(table, waiting)
         finally:
             waiting.pop(id(call), None)
-        return call.receipt or await self._send(table, rows)
+        return call.receipt or await self._send(table, [rows])
 
     async def _store_group(self, table: Table, waiting: dict[int, _Call]) -> None:
         """Stores what waits; the first call of it is that of the caller."""
@@ -71,7 +73,7 @@ class GroupCommit:
                 break
             group.append(call)
         try:
-            receipt = await self._send(table, pa.concat_tables([call.rows for call in group]))
+            receipt = await self._send(table, _pieces([call.rows for call in group]))
         except GalileoError:
             if len(group) == 1:
                 raise
@@ -81,3 +83,9 @@ class GroupCommit:
             call.is_alone = receipt is None
             if receipt is not None:
                 call.receipt = dataclasses.replace(receipt, rows=call.rows.num_rows)
+
+
+def _pieces(tables: Sequence[pa.Table]) -> list[pa.Table]:
+    """The rows of the tables in their order; those with the same columns are one piece."""
+    same = itertools.groupby(tables, key=lambda table: table.schema)
+    return [pa.concat_tables(list(some)) for _, some in same]

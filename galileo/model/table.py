@@ -270,8 +270,8 @@ def versions_of(table: Table, rows: pa.Table, *, is_sent: bool = False) -> pa.Ta
     return pa.table(columns, schema=table.observation_schema)
 
 
-def deletions_of(table: Table, keys: pa.Table) -> pa.Table:
-    """Versions that delete keys; errors as `versions_of`.
+def deleted_rows(table: Table, keys: pa.Table) -> pa.Table:
+    """Rows that `versions_of` takes, which delete keys.
 
     Args:
         table: with the keys.
@@ -279,7 +279,7 @@ def deletions_of(table: Table, keys: pa.Table) -> pa.Table:
     """
     named = keys.select([name for name in table.key_columns if name in keys.column_names])
     deleted = pa.array(np.ones(keys.num_rows, dtype=np.bool_))
-    return versions_of(table, named.append_column(DELETED, deleted))
+    return named.append_column(DELETED, deleted)
 
 
 def hashes_of(table: Table, rows: pa.Table) -> npt.NDArray[np.uint64]:

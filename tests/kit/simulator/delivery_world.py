@@ -196,7 +196,7 @@ class MemoryClient(AsyncBrokers):
         self._journal = journal
         self._tables: dict[str, Table] = {}
         self._channels: dict[str, Channel] = {}
-        self._group_commit = GroupCommit(self._send_rows)
+        self._group_commit = GroupCommit(self._send_group)
         self._router: Any = SimpleNamespace(ingest=self._ingest)
 
     async def _reach(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -28,11 +29,12 @@ class Store:
     """
 
     def __init__(self) -> None:
-        self.rows: dict[str, int] = {}
+        self.rows: dict[str, int | None] = {}
         self.batches: list[int] = []
 
-    async def send(self, table: Table, rows: pa.Table) -> Receipt:
+    async def send(self, table: Table, pieces: Sequence[pa.Table]) -> Receipt:
         assert table is TABLE
+        rows = pa.concat_tables(pieces, promote_options="permissive")
         self.batches.append(rows.num_rows)
         await asyncio.sleep(0.001)
         for row in rows.to_pylist():
@@ -118,6 +120,19 @@ async def test_calls_that_are_cancelled_leave_the_others(store: Store, calls: Gr
     assert cancelled == [0, 5, 7]
     assert store.rows == {f"k{n}": n for n in range(20) if n not in cancelled}
     assert store.batches == [1, 17]
+
+
+async def test_rows_of_other_columns_are_pieces_of_their_own(
+    store: Store, calls: GroupCommit
+) -> None:
+    await asyncio.gather(
+        *(
+            calls.store(TABLE, rows((f"k{number}", number)).select(names))
+            for number, names in enumerate([["id", "beds"]] * 3 + [["id"]] * 2 + [["beds", "id"]])
+        )
+    )
+    assert store.rows == {"k0": 0, "k1": 1, "k2": 2, "k3": None, "k4": None, "k5": 5}
+    assert store.batches == [1, 5]
 
 
 async def test_group_rows_are_bounded(store: Store, calls: GroupCommit) -> None:

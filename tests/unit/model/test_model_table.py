@@ -16,7 +16,7 @@ from galileo.model.stored_schema import stored_schema_from_json
 from galileo.model.table import (
     KEY_BYTES_MAX,
     Table,
-    deletions_of,
+    deleted_rows,
     hashes_of,
     index_versions,
     partitions_of,
@@ -93,7 +93,7 @@ def test_geometries_are_stored_as_wkb_in_any_form_they_come() -> None:
     assert versions.column("place").to_pylist() == [PLACE, None, PLACE]
     assert versions.column("area").null_count == 3
     assert versions_of(SITES, versions, is_sent=True).equals(versions)
-    [deleted] = deletions_of(SITES, rows.slice(0, 1)).to_pylist()
+    [deleted] = versions_of(SITES, deleted_rows(SITES, rows.slice(0, 1))).to_pylist()
     assert deleted == {"id": "a", "place": None, "area": None, "deleted": True}
 
 
@@ -142,7 +142,8 @@ def test_texts_of_any_layout_are_texts() -> None:
 
 
 def test_deletions_of_rows_name_the_key_alone() -> None:
-    [deleted] = deletions_of(SHELTERS, pa.table({"id": ["a"], "note": ["ignored"]})).to_pylist()
+    keys = pa.table({"id": ["a"], "note": ["ignored"]})
+    [deleted] = versions_of(SHELTERS, deleted_rows(SHELTERS, keys)).to_pylist()
     assert deleted == dict.fromkeys(COLUMNS) | {"id": "a", "deleted": True}
 
 
