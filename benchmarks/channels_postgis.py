@@ -4,7 +4,7 @@ Every polygon is a subscription of one channel, on a cluster of one node; a brok
 ingests observations and ends when the broker has every notification as Arrow rows. All of them are
 compared with what a tree of the polygons finds, and their number with PostGIS's. PostGIS has the
 polygons in a table with an index, and a trigger that notifies of every polygon that a new point
-lies in; the points come by COPY, and a session listens.
+lies in; the points come by COPY, and a session listens. It gets a tenth of them, as it is slower.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ DATASET, CHANNEL, BROKER = "points", "polygons", "reader"
 PERIOD_S = 0.5
 WAIT_MAX = "15m"
 """For the next notifications of a run."""
-ROWS_PER_S = 75_000
+ROWS_PER_S = 300_000
+PEER_SHARE = 10
 SUBSCRIBED_PER_S = 20_000
 
 
@@ -45,7 +46,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
     Raises:
         postgis.NoServer: PostGIS is not installed.
     """
-    world, rows = World(2), bench.sizes.many_rows
+    world, rows = World(2), bench.sizes.many_rows * PEER_SHARE
     polygons = world.polygons(bench.sizes.many_polygons)
     tables = [numbered(world.observations(rows)) for _ in range(bench.sizes.runs + 1)]
     with (
@@ -71,7 +72,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         (
             Peer(
                 "PostGIS: COPY, trigger, NOTIFY",
-                Spread.of([theirs for _, theirs in runs[1:]]).per_second(rows),
+                Spread.of([theirs for _, theirs in runs[1:]]).per_second(rows // PEER_SHARE),
             ),
         ),
         (Goal("at least", ROWS_PER_S),),
@@ -128,11 +129,10 @@ def _runs(
         expected = pairs_of(tree, table)
         took_s, notifications = _run(client, batches, table, expected=len(expected))
         check(notifications, expected)
-        copied_s, met = trigger.copy(table)
-        if met != len(expected):
-            raise AssertionError(
-                f"expected {met:,} notifications, as PostGIS, got {len(expected):,}"
-            )
+        share = table.slice(0, table.num_rows // PEER_SHARE)
+        copied_s, met = trigger.copy(share)
+        if met != np.count_nonzero(expected[:, 1] < share.num_rows):
+            raise AssertionError(f"PostGIS has {met:,} notifications, which are not those of ours")
         bench.say(f"run {number} of {len(tables) - 1}: {took_s:.2f} s, PostGIS {copied_s:.2f} s")
         yield took_s, copied_s
 
