@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,35 +66,22 @@ def _sequences(node: NodeStatus) -> dict[int, int]:
 
 
 @pytest.mark.timeout(600)
+def test_cluster_with_replicas_loses_nothing_with_a_disk(
+    tmp_path: Path, evaluator: dict[str, Any]
+) -> None:
+    with _replicated(tmp_path, evaluator) as (cluster, stream, reader):
+        _lose_disk(cluster, tmp_path)
+        _check(cluster, stream, reader)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_cluster_with_replicas_loses_nothing_with_a_disk_and_spreads_over_new_nodes(
     tmp_path: Path, evaluator: dict[str, Any]
 ) -> None:
-    settings = {"evaluator": evaluator}
-    with LocalCluster(
-        3, 1, tmp_path, settings=settings, partitions_per_group=4, replicas=3
-    ) as cluster:
+    with _replicated(tmp_path, evaluator) as (cluster, stream, reader):
+        _lose_disk(cluster, tmp_path)
         client = cluster.client(timeout="60s")
-        client.create_dataset(numbered_schema("numbered"))
-        assert is_whole(client, 3)
-        ccq = client.submit("numbered", QUERY, interval="250ms", expiration="1h")
-        reader = WatchReader(cluster.client(timeout="60s"), ccq)
-        stream = Stream(cluster.client(timeout="500ms"), "numbered")
-        reader.start()
-        stream.start()
-        wait_until(lambda: reader.count() > 0, what="an update", timeout_s=TIMEOUT_S)
-
-        wait_until(
-            lambda: len(known_digests(cluster, client)) == 1, what="a digest", timeout_s=TIMEOUT_S
-        )
-
-        lost = cluster.nodes[1]
-        lost.kill()
-        shutil.rmtree(tmp_path / lost.name)
-        assert client.query("numbered", EVERYTHING).complete
-        lost.start()
-        lost.wait()
-        wait_until(lambda: is_whole(client, 3), what="all copies again", timeout_s=TIMEOUT_S)
-
         new = cluster.join("group-1")
         new.start()
         new.wait()
@@ -104,16 +93,56 @@ def test_cluster_with_replicas_loses_nothing_with_a_disk_and_spreads_over_new_no
         client = cluster.client(timeout="60s")
         wait_until(lambda: is_whole(client, 3), what="copies elsewhere", timeout_s=TIMEOUT_S)
         cluster.remove("node-2")
+        _check(cluster, stream, reader)
+
+
+@contextmanager
+def _replicated(
+    directory: Path, evaluator: dict[str, Any]
+) -> Iterator[tuple[LocalCluster, Stream, WatchReader]]:
+    """Three nodes with three copies, which take observations and answer a continuous query."""
+    settings = {"evaluator": evaluator}
+    with LocalCluster(
+        3, 1, directory, settings=settings, partitions_per_group=4, replicas=3
+    ) as cluster:
         client = cluster.client(timeout="60s")
-        stream.finish()
-        found = client.query("numbered", EVERYTHING)
-        assert found.complete
-        assert rows(found) == stream.sent
-        wanted = client.query("numbered", QUERY)
-        wait_until(lambda: reader.count() >= len(wanted), what="labels", timeout_s=TIMEOUT_S)
-        reader.close()
-        audit = reader.deliveries.audit(wanted)
-        assert not audit.wrong, audit
+        client.create_dataset(numbered_schema("numbered"))
+        assert is_whole(client, 3)
+        ccq = client.submit("numbered", QUERY, interval="250ms", expiration="1h")
+        reader = WatchReader(cluster.client(timeout="60s"), ccq)
+        stream = Stream(cluster.client(timeout="500ms"), "numbered")
+        reader.start()
+        stream.start()
+        wait_until(lambda: reader.count() > 0, what="an update", timeout_s=TIMEOUT_S)
+        yield cluster, stream, reader
+
+
+def _lose_disk(cluster: LocalCluster, directory: Path) -> None:
+    client = cluster.client(timeout="60s")
+    wait_until(
+        lambda: len(known_digests(cluster, client)) == 1, what="a digest", timeout_s=TIMEOUT_S
+    )
+    lost = cluster.nodes[1]
+    lost.kill()
+    shutil.rmtree(directory / lost.name)
+    assert client.query("numbered", EVERYTHING).complete
+    lost.start()
+    lost.wait()
+    wait_until(lambda: is_whole(client, 3), what="all copies again", timeout_s=TIMEOUT_S)
+
+
+def _check(cluster: LocalCluster, stream: Stream, reader: WatchReader) -> None:
+    """Everything that was acknowledged is there, and the reader has had all of it once."""
+    client = cluster.client(timeout="60s")
+    stream.finish()
+    found = client.query("numbered", EVERYTHING)
+    assert found.complete
+    assert rows(found) == stream.sent
+    wanted = client.query("numbered", QUERY)
+    wait_until(lambda: reader.count() >= len(wanted), what="labels", timeout_s=TIMEOUT_S)
+    reader.close()
+    audit = reader.deliveries.audit(wanted)
+    assert not audit.wrong, audit
 
 
 @pytest.mark.slow
