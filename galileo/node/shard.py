@@ -318,8 +318,10 @@ class Shard:
         journals, known = self.journals, commits.keys() & self.journals.keys()
         with ExitStack() as stack:
             appendings = {
-                partition: stack.enter_context(journals[partition].appending(commits[partition]))
-                for partition in commits
+                partition: stack.enter_context(
+                    journals[partition].appending(self.refuse_stale(partition, of_partition))
+                )
+                for partition, of_partition in commits.items()
                 if partition in known
             }
             begun = time.monotonic()
@@ -338,6 +340,13 @@ class Shard:
             error = self._not_here(partition)
             results[partition] = [error for _ in commits[partition]]
         return results
+
+    def refuse_stale(self, partition: int, commits: Sequence[Commit]) -> Sequence[Commit]:
+        """The commits, of which those have a refusal that depend on what has changed since.
+
+        Called by the thread that writes the partition, so nothing is stored in between.
+        """
+        return commits
 
     # --- replicated partitions ---------------------------------------------------------------
 
@@ -367,7 +376,9 @@ class Shard:
             appendings = {
                 partition: stack.enter_context(
                     self.journals[partition].appending(
-                        of_partition, epoch=terms[partition], is_replicated=True
+                        self.refuse_stale(partition, of_partition),
+                        epoch=terms[partition],
+                        is_replicated=True,
                     )
                 )
                 for partition, of_partition in commits.items()
