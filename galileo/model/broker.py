@@ -39,7 +39,6 @@ PATTERN = re.compile(r"[^\x00-\x1f\x7f/\ud800-\udfff]{1,200}")
 PATTERNS_MAX = 50
 """Patterns of one principal, which go with each part of a batch from node to node."""
 
-_LIKE = str.maketrans({"\\": r"\\", "%": r"\%", "_": r"\_", "*": "%", "?": "_"})
 _NAME = re.compile(r"[^\x00-\x1f\x7f/]{1,200}")
 _SECRET = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 _TOPIC_FIELDS = ("channel", "broker", "subscription")
@@ -255,11 +254,10 @@ class Broker:
 
 def match_brokers(patterns: Sequence[str], names: pa.Array | pa.ChunkedArray) -> Any:
     """Mask of the names that match one of the patterns, of the same kind; null does not."""
-    mask = pc.and_(pc.is_valid(names), False)
-    for pattern in patterns:
-        is_match = pc.match_like(names, pattern.translate(_LIKE))
-        mask = pc.or_(mask, pc.fill_null(is_match, False))
-    return mask
+    literal = map(re.escape, patterns)
+    parts = [text.replace(r"\*", ".*").replace(r"\?", ".") for text in literal]
+    is_match = pc.match_substring_regex(names, rf"\A(?s:{'|'.join(parts)})\z")
+    return pc.fill_null(is_match, False)
 
 
 def check_brokers(patterns: Sequence[str], names: pa.Array | pa.ChunkedArray) -> None:

@@ -316,13 +316,11 @@ class Shard:
             here are errors.
         """
         journals, known = self.journals, commits.keys() & self.journals.keys()
+        accepted = self.refuse_stale({p: commits[p] for p in commits if p in known})
         with ExitStack() as stack:
             appendings = {
-                partition: stack.enter_context(
-                    journals[partition].appending(self.refuse_stale(partition, of_partition))
-                )
-                for partition, of_partition in commits.items()
-                if partition in known
+                partition: stack.enter_context(journals[partition].appending(of_partition))
+                for partition, of_partition in accepted.items()
             }
             begun = time.monotonic()
             self._write_durably([a for a in appendings.values() if a.group.headers], executor)
@@ -341,10 +339,12 @@ class Shard:
             results[partition] = [error for _ in commits[partition]]
         return results
 
-    def refuse_stale(self, partition: int, commits: Sequence[Commit]) -> Sequence[Commit]:
+    def refuse_stale(
+        self, commits: Mapping[int, Sequence[Commit]]
+    ) -> Mapping[int, Sequence[Commit]]:
         """The commits, of which those have a refusal that depend on what has changed since.
 
-        Called by the thread that writes the partition, so nothing is stored in between.
+        Called by the thread that writes the partitions, so nothing is stored in between.
         """
         return commits
 
@@ -376,12 +376,10 @@ class Shard:
             appendings = {
                 partition: stack.enter_context(
                     self.journals[partition].appending(
-                        self.refuse_stale(partition, of_partition),
-                        epoch=terms[partition],
-                        is_replicated=True,
+                        of_partition, epoch=terms[partition], is_replicated=True
                     )
                 )
-                for partition, of_partition in commits.items()
+                for partition, of_partition in self.refuse_stale(commits).items()
             }
             groups = {p: one.group for p, one in appendings.items() if one.group.headers}
             refused = begin(groups) if groups else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,14 +35,38 @@ class TableShard(Shard):
     def __init__(self, table: Table, **options: Any) -> None:
         super().__init__(table, TableIndex(), **options)
 
-    def refuse_stale(self, partition: int, commits: Sequence[Commit]) -> Sequence[Commit]:
-        """Refuses commits of keys that have a version past `Commit.unchanged_since`.
+    def refuse_stale(
+        self, commits: Mapping[int, Sequence[Commit]]
+    ) -> Mapping[int, Sequence[Commit]]:
+        """Refuses batches with keys that have a version past `Commit.unchanged_since`."""
+        stale = {
+            (commit.producer, commit.batch)
+            for partition, of_partition in commits.items()
+            for commit in self._stale(partition, of_partition)
+        }
+        if not stale:
+            return commits
+        refusal = Unavailable(
+            f"another call has just changed a row of table {self.schema.name!r} that this one "
+            "replaces; try again",
+            after_s=STALE_AFTER_S,
+        )
+        return {
+            partition: [
+                replace(one, refusal=refusal) if (one.producer, one.batch) in stale else one
+                for one in of_partition
+            ]
+            for partition, of_partition in commits.items()
+        }
+
+    def _stale(self, partition: int, commits: Sequence[Commit]) -> list[Commit]:
+        """The commits of keys that have a version past `Commit.unchanged_since`.
 
         That version may be published, pending, or of an earlier one of `commits`.
         """
         bounds = [_bound(commit) for commit in commits]
         if min(bounds, default=UNCHECKED) == UNCHECKED:
-            return commits
+            return []
         last, pending = self.published_sequence(partition), self.journals[partition].pending_paths
         batches = [*pending, *(commit.paths for commit in commits)]
         counts = [batch.num_rows for batch in batches]
@@ -53,17 +77,14 @@ class TableShard(Shard):
         bound = np.repeat([*[UNCHECKED] * len(pending), *bounds], counts)
         keys = np.column_stack([high, low])[bound < UNCHECKED]
         newer = self.index.find(partition, keys, after=min(bounds), until=last)
-        stale = _stale(
+        late = _late(
             np.concatenate([newer.high, high]),
             np.concatenate([newer.low, low]),
             since=np.concatenate([newer.since, np.where(since, since, sequence)]),
             bound=np.concatenate([np.full(len(newer), UNCHECKED), bound]),
         )
-        refused = set((stale - (last + 1 + len(pending))).tolist())
-        return [
-            replace(commit, refusal=_refusal(self.schema)) if number in refused else commit
-            for number, commit in enumerate(commits)
-        ]
+        numbers = np.unique(late) - (last + 1 + len(pending))
+        return [commits[number] for number in numbers.tolist()]
 
     def split_by_bytes(self, partition: int, versions: Versions) -> list[Versions]:
         """As many versions together as have about `PIECE_BYTES`; in a thread.
@@ -86,7 +107,7 @@ def _bound(commit: Commit) -> int:
     return UNCHECKED if commit.unchanged_since is None else commit.unchanged_since
 
 
-def _stale(
+def _late(
     high: npt.NDArray[np.uint64],
     low: npt.NDArray[np.uint64],
     *,
@@ -106,11 +127,3 @@ def _stale(
     is_first = differs(high) | differs(low)
     before = np.where(is_first, 0, np.roll(since, 1))
     return since[(before > bound) & (before < since)]
-
-
-def _refusal(table: Table) -> Unavailable:
-    return Unavailable(
-        f"another call has just changed a row of table {table.name!r} that this one replaces; try "
-        "again",
-        after_s=STALE_AFTER_S,
-    )

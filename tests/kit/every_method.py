@@ -39,8 +39,8 @@ SUBSCRIBED = {
     "Storage/Ingest": storage_pb2.IngestRequest(dataset="smog.subscriptions"),
     "Storage/ReadTable": storage_pb2.ReadTableRequest(dataset="smog.positions"),
 }
-"""Requests about the broker "subscriber", or the caller, by the methods that subscribers may call for
-these alone.
+"""What subscribers may ask by methods that they may not call for anything else: here one with the
+broker "subscriber".
 """
 
 
@@ -73,11 +73,8 @@ def expected(method: str, letter: str) -> bool:
 async def outcome(channel: grpc.aio.Channel, path: str, request: Any = None) -> grpc.StatusCode:
     """What becomes of one call, of `SUBSCRIBED` or with an empty request."""
     method = METHODS[path]
-    sent = (
-        request
-        or SUBSCRIBED.get(short(path))
-        or message_factory.GetMessageClass(method.input_type)()
-    )
+    empty = message_factory.GetMessageClass(method.input_type)()
+    sent = request or SUBSCRIBED.get(short(path), empty)
     kinds = ("unary", "stream")
     kind = f"{kinds[method.client_streaming]}_{kinds[method.server_streaming]}"
     call = getattr(channel, kind)(
