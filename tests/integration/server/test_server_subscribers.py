@@ -244,8 +244,8 @@ async def test_patterns_of_brokers_bound_subscribers_and_readers(site: Site) -> 
 
 async def test_errors_name_no_datasets_to_a_subscriber_of_all_channels(site: Site) -> None:
     async with open_channel(site.address, TlsFiles(token=site.tokens.tokens["sms"])) as channel:
+        request = channels_pb2.DescribeChannelRequest(dataset="airs")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            request = channels_pb2.DescribeChannelRequest(dataset="airs")
             await channels_pb2_grpc.ChannelsStub(channel).DescribeChannel(request)
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     assert "air" not in (refused.value.details() or "")
