@@ -105,7 +105,7 @@ async def test_subscriber_uses_own_broker_of_granted_channels(site: Site) -> Non
     assert (await mail.whoami()).brokers == ("mail",)
     assert (await mail.subscribe("smog", some("anna", "bert"), broker="mail")).rows == 2
     await mail.subscribe("smog", some("bert", least=5.0, broker="mail"))
-    await mail.unsubscribe("smog", ["bert", "nobody"])
+    await mail.unsubscribe("smog", ["bert", "none"])
     assert await site.owners() == {"anna": "mail"}
     await site.ingest(3.0)
     batch = await anext(mail.follow("smog", "mail", wait="30s"))
@@ -136,7 +136,7 @@ async def test_subscriber_neither_replaces_nor_removes_subscriptions_of_others(s
         )
     # One node stores all parts of a batch or none.
     assert await site.owners() == {"anna": "mail", "bert": "mail"}
-    await fax.unsubscribe("smog", ["nobody"])
+    await fax.unsubscribe("smog", ["none"])
     await mail.unsubscribe("smog", ["anna"])
     await fax.subscribe("smog", some("anna"), broker="fax")
     await site["root"].subscribe("smog", some("bert"), broker="fax")
