@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,13 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from replica_nodes import PARTITIONS, World, expect_crash, hurt
 
 from galileo.dht import placement
 from galileo.errors import Forbidden, GalileoError, Unavailable
 from galileo.model.broker import PATTERN, check_brokers, match_brokers
 from galileo.model.channel import Channel
 from galileo.model.schema import Feature, Schema
-from galileo.model.table import Table, deletions_of, hashes_of, partitions_of, versions_of
+from galileo.model.table import Table, deleted_rows, hashes_of, partitions_of, versions_of
 from galileo.node.peers import TablePart, TableTask
 from galileo.node.storage_node import StorageNode
 from galileo.node.table_cleaner import CLEANER
@@ -227,7 +229,11 @@ class Smog:
         caller = self.chance.choice(list(CALLERS))
         ids = self.chance.choices(ids, k=self.chance.randint(1, 4))
         if self.chance.random() < 0.3:
-            return caller, deletions_of(self.table, pa.table({"id": ids})), [(i, None) for i in ids]
+            return (
+                caller,
+                versions_of(self.table, deleted_rows(self.table, pa.table({"id": ids}))),
+                [(i, None) for i in ids],
+            )
         own = [b for b in BROKERS if is_of(b, CALLERS[caller])]
         named = [self.chance.choice(own) for _ in ids]
         rows = pa.table({"id": ids, "broker": named, "least": [1.0] * len(ids)})
@@ -297,3 +303,85 @@ async def test_subscriptions_of_other_brokers_are_neither_replaced_nor_removed(
         await smog.step()
     assert smog.refusals > 10
     assert smog.retries > 1
+
+
+# --- copies ------------------------------------------------------------------------------------
+
+OWNED = Table("nam", {"id": "text", "broker": "text"}, key="id").spread(PARTITIONS)
+RIVALS = ("mail", "fax", "sms")
+
+
+class BrokerWorld(World):
+    """Brokers that subscribe and remove the same ids at all nodes.
+
+    Attributes:
+        refused: batches that were refused.
+    """
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        super().__init__(directory, seed, schema=OWNED)
+        self.refused = 0
+
+    async def send(self, number: int) -> None:
+        chance, broker = random.Random(number), RIVALS[number % 10]
+        rows = pa.table({"id": chance.choices(IDS, k=chance.randint(1, 2))})
+        if chance.random() < 0.5:
+            versions = versions_of(OWNED, deleted_rows(OWNED, rows))
+        else:
+            versions = versions_of(OWNED, rows.append_column("broker", [[broker] * len(rows)]))
+        named = {"producer": "p", "batch": number, "principal": broker, "brokers": (broker,)}
+        while not self.is_over:
+            hosts = list(self.hosts.values())
+            try:
+                async with asyncio.timeout(5.0):
+                    node = self.random.choice(hosts).node
+                    await node.ingest.ingest("nam", versions, **named)
+                self.acknowledged.add(number)
+                return
+            except Forbidden:
+                self.refused += 1
+                return
+            except (GalileoError, TimeoutError, IndexError):
+                await asyncio.sleep(0.01)
+            except RuntimeError as error:
+                expect_crash(error)
+
+    def judge(self) -> None:
+        """As the log has it, each row that a broker replaces is its own."""
+        super().judge()
+        for partition in self.topology.partitions:
+            [host, *_] = self.group_of(partition)
+            journal, owners = host.node.catalog.table_shard("nam").journals[partition], {}
+            for sequence in range(1, journal.last_sequence + 1):
+                broker = journal.header(sequence).producer.partition("/")[0]
+                for row in journal.read(sequence).to_pylist():
+                    assert owners.get(row["id"], broker) == broker, (partition, sequence, row)
+                    owners.pop(row["id"], None)
+                    if not row["deleted"]:
+                        owners[row["id"]] = row["broker"]
+
+
+@pytest.mark.parametrize(
+    ("seed", "faults"), [(0, 2), *(pytest.param(n, 8, marks=pytest.mark.slow) for n in range(1, 8))]
+)
+async def test_copies_of_subscriptions_replace_none_of_other_brokers(
+    tmp_path: Path, seed: int, faults: int
+) -> None:
+    world = BrokerWorld(tmp_path, seed)
+    await world.begin()
+    works = [asyncio.create_task(world.produce(n)) for n in range(len(RIVALS))]
+    try:
+        for _ in range(faults):
+            await asyncio.sleep(world.random.uniform(0.1, 0.6))
+            await hurt(world, ["crash", "cut"])
+        await world.settle()
+        await asyncio.gather(*works)
+        await world.settle()  # The last batches may have come since.
+        world.judge()
+        assert len(world.acknowledged) > 10
+        assert world.refused > 10
+    finally:
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+        await world.close()
