@@ -239,10 +239,10 @@ def _check_subscriber(principal: Principal, method: str, message: Message) -> No
         for dataset in datasets_of(message):
             principal.check_use(dataset)
     if not is_permitted:
-        raise not_of_subscribers(principal, method)
+        raise _not_of_subscribers(principal, method)
 
 
-def not_of_subscribers(principal: Principal, method: str) -> Forbidden:
+def _not_of_subscribers(principal: Principal, method: str) -> Forbidden:
     """The error for a call that is not about the caller's own brokers."""
     return Forbidden(
         f"{principal.name!r} may subscribe, unsubscribe, follow and acknowledge for its own "
