@@ -319,6 +319,7 @@ def whoami(session: Session) -> None:
         f"user: {identity.name or 'anonymous (the cluster has no access control)'}",
         *([f"roles: {', '.join(identity.roles)}"] if identity.roles else []),
         f"datasets: {', '.join(identity.datasets) or 'none'}",
+        *([f"brokers: {', '.join(identity.brokers)}"] if identity.brokers else []),
     ]
     session.output.value(None, words="\n".join(words))
     rows = [

@@ -60,6 +60,13 @@ def token() -> None:
     help="Dataset, or pattern of datasets, it may use; repeat it for others.  [default: *]",
 )
 @click.option(
+    "--broker",
+    "brokers",
+    multiple=True,
+    help="Broker of channels, or pattern of brokers, it may use and no others; repeat it for "
+    "others. A subscriber has the broker of its own name without it.",
+)
+@click.option(
     "--quota",
     "quotas",
     multiple=True,
@@ -83,6 +90,7 @@ def create(
     name: str,
     roles: tuple[str, ...],
     datasets: tuple[str, ...],
+    brokers: tuple[str, ...],
     quotas: tuple[str, ...],
     days: float | None,
     path: Path,
@@ -95,6 +103,8 @@ def create(
       galileo token create ann --role reader --principals principals.toml
       galileo token create bob --role reader --quota ccqs_max=10 --days 30 \\
           --principals principals.toml
+      galileo token create mail --role subscriber --dataset smog \\
+          --principals principals.toml
       galileo token create nodes --role node --output node.token \\
           --principals principals.toml
     """
@@ -104,6 +114,7 @@ def create(
         datasets or EVERY_DATASET,
         tuple(sorted(_bounds(quotas).items())),
         inf if days is None else round(time.time() + days * DAY_S),
+        brokers,
     )
     secret = token_store.add(path, principal)
     if output is not None:
@@ -167,7 +178,7 @@ def revoke(session: Session, *, name: str, path: Path) -> None:
 @click.pass_obj
 @handle_errors
 def list_(session: Session, *, path: Path) -> None:
-    """List the names that have a token, with roles, datasets and quotas.
+    """List the names that have a token, with roles, datasets, brokers and quotas.
 
     \b
     Example:
@@ -179,6 +190,7 @@ def list_(session: Session, *, path: Path) -> None:
             "name": principal.name,
             "roles": sorted(principal.roles),
             "datasets": list(principal.datasets),
+            "brokers": list(principal.brokers),
             "quotas": dict(principal.quotas),
             "expires": _shown(principal.expires_at),
         }

@@ -103,6 +103,8 @@ class AsyncChannels(AsyncTables):
             UnknownDataset: there is no such channel.
             InvalidObservations: a column is missing or of a wrong type, or a value is none of its
                 parameter.
+            Forbidden: the caller may not subscribe for a broker, or an id is that of a subscription
+                of a broker that it may not use: `details["subscription"]`.
             TransientError: as of `upsert`.
 
         Example:
@@ -134,6 +136,9 @@ class AsyncChannels(AsyncTables):
         Args:
             channel: its name.
             ids: a list, or rows with a column `id`.
+
+        Raises:
+            Forbidden: as of `subscribe`.
 
         Example:
             >>> receipt = await client.unsubscribe("hot", ["bert"])

@@ -456,6 +456,8 @@ class BlockingCalls(BlockingBase):
             UnknownDataset: there is no such channel.
             InvalidObservations: a column is missing or of a wrong type, or a value is none of its
                 parameter.
+            Forbidden: the caller may not subscribe for a broker, or an id is that of a subscription
+                of a broker that it may not use: `details["subscription"]`.
             TransientError: as of `upsert`.
 
         Example:
@@ -484,6 +486,9 @@ class BlockingCalls(BlockingBase):
         Args:
             channel: its name.
             ids: a list, or rows with a column `id`.
+
+        Raises:
+            Forbidden: as of `subscribe`.
 
         Example:
             >>> receipt = client.unsubscribe("hot", ["bert"])

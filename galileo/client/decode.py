@@ -201,8 +201,14 @@ def caller_identity(value: cluster_pb2.Caller) -> CallerIdentity:
         quota.name: QuotaUse(quota.bound, quota.used if quota.used >= 0 else None, quota.counted)
         for quota in value.quotas
     }
-    expires_at = value.expires_at or None
-    return CallerIdentity(value.name, tuple(value.roles), tuple(value.datasets), expires_at, quotas)
+    return CallerIdentity(
+        value.name,
+        tuple(value.roles),
+        tuple(value.datasets),
+        value.expires_at or None,
+        quotas,
+        tuple(value.brokers),
+    )
 
 
 def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:

@@ -699,6 +699,7 @@ class CallerIdentity:
         datasets: patterns of those that it may use.
         expires_at: when its token does, in seconds since 1970; None: never.
         quotas: by name.
+        brokers: patterns of those that it may use; none: all.
     """
 
     name: str
@@ -706,6 +707,7 @@ class CallerIdentity:
     datasets: tuple[str, ...]
     expires_at: float | None
     quotas: dict[str, QuotaUse]
+    brokers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

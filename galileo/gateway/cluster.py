@@ -135,6 +135,7 @@ def identity_document(identity: CallerIdentity) -> dict[str, Any]:
         "name": identity.name,
         "roles": list(identity.roles),
         "datasets": list(identity.datasets),
+        "brokers": list(identity.brokers),
         "expires": _time(identity.expires_at),
         "quotas": {name: dataclasses.asdict(use) for name, use in identity.quotas.items()},
     }

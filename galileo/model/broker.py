@@ -16,7 +16,10 @@ from string import Formatter
 from typing import Any, ClassVar, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
-from galileo.errors import InvalidSchema, UnknownBroker, reason_of
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.errors import Forbidden, InvalidSchema, UnknownBroker, reason_of
 from galileo.model.schema import absence, dataset_name, read_json
 from galileo.model.table import Table
 
@@ -30,6 +33,11 @@ delivered, "" if it is.
 """
 WORKERS = Table("galileo.workers", {"name": "text", "beat": "int"}, key="name")
 """`beat`: a number that grows while the worker runs."""
+
+PATTERN = re.compile(r"[^\x00-\x1f\x7f/\ud800-\udfff]{1,200}")
+"""A pattern of names of brokers, in which `*` stands for any text, and `?` for any character."""
+PATTERNS_MAX = 50
+"""Patterns of one principal, which go with each part of a batch from node to node."""
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f/]{1,200}")
 _SECRET = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
@@ -242,6 +250,25 @@ class Broker:
             True
         """
         return Broker.from_dict(read_json(text, "broker"))
+
+
+def match_brokers(patterns: Sequence[str], names: pa.Array | pa.ChunkedArray) -> Any:
+    """Mask of the names that match one of the patterns, of the same kind; null does not."""
+    literal = map(re.escape, patterns)
+    parts = [text.replace(r"\*", ".*").replace(r"\?", ".") for text in literal]
+    is_match = pc.match_substring_regex(names, rf"\A(?s:{'|'.join(parts)})\z")
+    return pc.fill_null(is_match, False)
+
+
+def check_brokers(patterns: Sequence[str], names: pa.Array | pa.ChunkedArray) -> None:
+    """Raises Forbidden if one of some brokers matches none of the patterns of a caller."""
+    others = names.filter(pc.invert(match_brokers(patterns, names)))
+    if len(others):
+        raise Forbidden(
+            f"expected a broker that you may use ({', '.join(patterns)}), got "
+            f"{others[0].as_py()!r:.200}; ask an administrator of the cluster for others",
+            broker=others[0].as_py(),
+        )
 
 
 def unknown_broker(name: str, names: Sequence[str]) -> UnknownBroker:

@@ -507,6 +507,12 @@ def reader_of(channel: Channel, broker: str) -> str:
     return f"{channel.key}/{broker}"
 
 
+def channel_of(table: str) -> str:
+    """The channel to which a table of this name would belong; "" if no channel has such a table."""
+    suffix = next((suffix for suffix in _OF_TABLES if table.endswith(suffix)), table)
+    return table.removesuffix(suffix)
+
+
 def _channel_name(name: str) -> str:
     if len(dataset_name(name)) > NAME_MAX or name.endswith(_OF_TABLES):
         raise InvalidSchema(

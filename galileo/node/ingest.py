@@ -19,20 +19,31 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import GalileoError, InputError, InvalidObservations, RangesChanged, Unavailable
+from galileo.errors import (
+    Forbidden,
+    GalileoError,
+    InputError,
+    InvalidObservations,
+    RangesChanged,
+    Unavailable,
+)
 from galileo.model import paths
+from galileo.model.broker import check_brokers, match_brokers
+from galileo.model.channel import BROKER
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema, StoredSchema, other_kind
-from galileo.model.table import Table, index_versions, versions_of
+from galileo.model.table import DELETED, Table, index_versions, versions_of
 from galileo.node.catalog import Catalog
 from galileo.node.earlier_batches import (
     NOTHING_STORED,
@@ -41,7 +52,8 @@ from galileo.node.earlier_batches import (
     Parts,
 )
 from galileo.node.group_commit import Results
-from galileo.node.peers import CommitAnswer, CommitTask, Peers
+from galileo.node.peers import CommitAnswer, CommitTask, Peers, TableTask
+from galileo.node.table_reader import TableReader
 from galileo.storage.commits import Commit, Committed, ranges_changed
 
 _PRODUCER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -59,12 +71,20 @@ class Ingest:
     """
 
     def __init__(
-        self, name: str, topology: TopologyState, *, catalog: Catalog, peers: Peers, rows_max: int
+        self,
+        name: str,
+        topology: TopologyState,
+        *,
+        catalog: Catalog,
+        peers: Peers,
+        tables: TableReader,
+        rows_max: int,
     ) -> None:
         self._name = name
         self._topology = topology
         self._catalog = catalog
         self._peers = peers
+        self._tables = tables
         self.earlier = EarlierBatches(name, catalog=catalog, peers=peers)
         self._rows_max = rows_max
         self.on_committed: Callable[[], None] = lambda: None
@@ -80,6 +100,7 @@ class Ingest:
         range_epoch: int = 0,
         first_epoch: int = 1,
         check: Callable[[pa.Table], None] | None = None,
+        brokers: tuple[str, ...] = (),
     ) -> CommitAnswer:
         """Stores one batch, or the parts of some partitions; durable when it returns.
 
@@ -92,9 +113,12 @@ class Ingest:
             range_epoch: of the ranges by which the caller split the batch; 0 if this is all of it.
             first_epoch: the earliest one in which the batch may have been sent.
             check: of the rows of a table, whatever a client has checked of them; raises an error.
+            brokers: patterns of those that the caller may use; the table is one of a channel's.
+                None: all.
 
         Raises:
             InvalidObservations, UnknownDataset, BatchConflict: the input is wrong.
+            Forbidden: a row is of another broker, or would replace or delete one that is.
             RangesChanged: the ranges were cut anew; split the batch again.
             Unavailable, PartitionReadOnly, Overloaded: repeat the same batch later; what an
                 owner has already committed is not stored again.
@@ -113,13 +137,13 @@ class Ingest:
             )
         name = f"{principal}/{producer}" if principal else producer
         if isinstance(schema, Table):
-            table = await asyncio.to_thread(_versions, schema, table, check)
+            table = await asyncio.to_thread(_versions, schema, table, check, brokers)
         deadline = time.monotonic() + RANGES_TIMEOUT_S
         while True:
             topology = self._topology_of(range_epoch)
             identity = _identity(schema, name, batch, topology.range_epoch, max(first_epoch, 1))
             try:
-                return await self._ingest(schema, table, identity, topology)
+                return await self._ingest(schema, table, identity, topology, brokers=brokers)
             except RangesChanged:
                 if range_epoch or time.monotonic() > deadline:
                     raise
@@ -132,12 +156,19 @@ class Ingest:
             PartitionMoved: another node has one of the partitions, or is about to.
             RangesChanged: the batch was split by earlier ranges.
             Unavailable: it was split by ranges that this node does not know yet.
+            Forbidden: it would replace or delete rows of other brokers.
         """
         schema = self._catalog.stored_schema(task.dataset).narrowed(task.added)
         topology = self._topology_of(task.range_epoch)
         identity = _identity(schema, task.producer, task.batch, task.range_epoch, task.first_epoch)
         begun = await asyncio.to_thread(
-            self._begin, schema, task.observations, identity, topology, is_own=True
+            self._begin,
+            schema,
+            task.observations,
+            identity,
+            topology,
+            is_own=True,
+            brokers=task.brokers,
         )
         return await self._commit(schema, begun, identity, topology)
 
@@ -151,9 +182,17 @@ class Ingest:
         return topology
 
     async def _ingest(
-        self, schema: StoredSchema, table: pa.Table, identity: BatchIdentity, topology: Topology
+        self,
+        schema: StoredSchema,
+        table: pa.Table,
+        identity: BatchIdentity,
+        topology: Topology,
+        *,
+        brokers: tuple[str, ...],
     ) -> CommitAnswer:
-        begun = await asyncio.to_thread(self._begin, schema, table, identity, topology)
+        begun = await asyncio.to_thread(
+            self._begin, schema, table, identity, topology, brokers=brokers
+        )
         calls = [
             self._peers.commit(
                 owner,
@@ -165,6 +204,7 @@ class Ingest:
                     identity.range_epoch,
                     identity.first_epoch,
                     schema.added,
+                    brokers,
                 ),
             )
             for owner, rows in begun.others.items()
@@ -180,8 +220,13 @@ class Ingest:
     ) -> CommitAnswer:
         """Commits this node's own parts of a batch, if that has not begun yet."""
         stored, results = NOTHING_STORED, begun.results
-        if results is None:
-            assert isinstance(schema, Schema), "versions of a table have one place for good"
+        if results is None and isinstance(schema, Table):
+            checked = await self._check_replaced(schema, begun)
+            results = await asyncio.to_thread(
+                self._submit, schema, begun.parts, identity, unchanged_since=checked
+            )
+        elif results is None:
+            assert isinstance(schema, Schema), "neither a dataset nor a table"
             new = await self.earlier.drop_stored(schema, begun.parts, identity, topology)
             stored = new.stored
             results = await asyncio.to_thread(
@@ -192,6 +237,24 @@ class Ingest:
             self.on_committed()
         return _join([stored, *(_answer(p, result) for p, result in by_partition.items())])
 
+    async def _check_replaced(self, table: Table, begun: _Begun) -> Cursor:
+        """The commits up to which the keys of a batch have no rows of other brokers, here.
+
+        Raises:
+            Forbidden: they have.
+        """
+        if not begun.parts:
+            return EMPTY_CURSOR
+        rows = pa.concat_tables(rows for rows, _ in begun.parts.values())
+        keys = rows.select(table.key_columns)
+        task = TableTask(table.key, keys=keys, partitions=frozenset(begun.parts))
+        reached = EMPTY_CURSOR
+        async with aclosing(self._tables.read_local(task)) as parts:
+            async for part in parts:
+                reached = reached.join(part.reached)
+                await asyncio.to_thread(_check_owned, table, part.rows, begun.brokers)
+        return reached
+
     def _begin(
         self,
         schema: StoredSchema,
@@ -200,8 +263,11 @@ class Ingest:
         topology: Topology,
         *,
         is_own: bool = False,
+        brokers: tuple[str, ...] = (),
     ) -> _Begun:
-        """Splits a batch, and submits this node's own parts unless they may be stored already."""
+        """Splits a batch, and submits this node's own parts unless they may be stored already, or
+        have to be checked.
+        """
         parts = _split(schema, table, topology, is_normalised=is_own)
         others = defaultdict[str, list[pa.Table]](list)
         if is_own:
@@ -211,9 +277,9 @@ class Ingest:
                 owner = placement.owner(self._topology.current, partition)
                 if owner != self._name:
                     others[owner].append(parts.pop(partition)[0])
-        is_new = not identity.is_repeatable
-        results = self._submit(schema, parts, identity) if is_new else None
-        return _Begun(parts, results, others)
+        is_next = not identity.is_repeatable and not brokers
+        results = self._submit(schema, parts, identity) if is_next else None
+        return _Begun(parts, results, others, brokers)
 
     def _submit(
         self,
@@ -222,11 +288,19 @@ class Ingest:
         identity: BatchIdentity,
         *,
         known: Results | None = None,
+        unchanged_since: Cursor | None = None,
     ) -> Future[Results]:
         """The results by partition, when the parts are durable."""
         producer = identity.stored_producer
         commits = {
-            p: Commit(producer, identity.number, rows, derived, identity.range_epoch)
+            p: Commit(
+                producer,
+                identity.number,
+                rows,
+                derived,
+                identity.range_epoch,
+                None if unchanged_since is None else unchanged_since[p],
+            )
             for p, (rows, derived) in parts.items()
         }
         return self._catalog.commit(schema.key, commits, known=known)
@@ -240,11 +314,13 @@ class _Begun:
         parts: of this node's partitions.
         results: of these parts, when they are durable; None if they were not submitted yet.
         others: the rows of each other node.
+        brokers: patterns; rows of other brokers may not be replaced. None: all may.
     """
 
     parts: Parts
     results: Future[Results] | None
     others: Mapping[str, Sequence[pa.Table]]
+    brokers: tuple[str, ...]
 
 
 def _identity(
@@ -256,12 +332,34 @@ def _identity(
     return BatchIdentity(producer, batch, range_epoch, first_epoch)
 
 
-def _versions(table: Table, rows: pa.Table, check: Callable[[pa.Table], None] | None) -> pa.Table:
-    """The versions of a table, which pass the check."""
+def _versions(
+    table: Table,
+    rows: pa.Table,
+    check: Callable[[pa.Table], None] | None,
+    brokers: tuple[str, ...],
+) -> pa.Table:
+    """The versions of a table, which pass the checks."""
     versions = versions_of(table, rows, is_sent=check is None)
     if check is not None:
         check(versions)
+    if brokers:
+        names = versions.column(BROKER)
+        is_removal = pc.and_(versions.column(DELETED), pc.is_null(names))
+        check_brokers(brokers, names.filter(pc.invert(is_removal)))
     return versions
+
+
+def _check_owned(table: Table, rows: pa.Table, brokers: tuple[str, ...]) -> None:
+    """Raises Forbidden if a stored row is of another broker."""
+    others = rows.filter(pc.invert(match_brokers(brokers, rows.column(BROKER))))
+    if others.num_rows:
+        [key] = table.key_columns
+        taken = others.column(key)[0].as_py()
+        raise Forbidden(
+            f"expected ids that are free or of your brokers ({', '.join(brokers)}), got {taken!r} "
+            f"of another broker in {table.name!r}; use another id",
+            subscription=taken,
+        )
 
 
 def _split(

@@ -40,6 +40,7 @@ class CommitTask:
         range_epoch: of the ranges by which the batch was split.
         first_epoch: the earliest one in which it may have been sent.
         added: how many of the features added to the dataset the rows have.
+        brokers: patterns; rows of other brokers may not be replaced. None: all may.
     """
 
     dataset: str
@@ -49,6 +50,7 @@ class CommitTask:
     range_epoch: int = 1
     first_epoch: int = 1
     added: int = 0
+    brokers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

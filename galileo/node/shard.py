@@ -316,11 +316,11 @@ class Shard:
             here are errors.
         """
         journals, known = self.journals, commits.keys() & self.journals.keys()
+        accepted = self.refuse_stale({p: commits[p] for p in commits if p in known})
         with ExitStack() as stack:
             appendings = {
-                partition: stack.enter_context(journals[partition].appending(commits[partition]))
-                for partition in commits
-                if partition in known
+                partition: stack.enter_context(journals[partition].appending(of_partition))
+                for partition, of_partition in accepted.items()
             }
             begun = time.monotonic()
             self._write_durably([a for a in appendings.values() if a.group.headers], executor)
@@ -338,6 +338,15 @@ class Shard:
             error = self._not_here(partition)
             results[partition] = [error for _ in commits[partition]]
         return results
+
+    def refuse_stale(
+        self, commits: Mapping[int, Sequence[Commit]]
+    ) -> Mapping[int, Sequence[Commit]]:
+        """The commits, of which those have a refusal that depend on what has changed since.
+
+        Called by the thread that writes the partitions, so nothing is stored in between.
+        """
+        return commits
 
     # --- replicated partitions ---------------------------------------------------------------
 
@@ -370,7 +379,7 @@ class Shard:
                         of_partition, epoch=terms[partition], is_replicated=True
                     )
                 )
-                for partition, of_partition in commits.items()
+                for partition, of_partition in self.refuse_stale(commits).items()
             }
             groups = {p: one.group for p, one in appendings.items() if one.group.headers}
             refused = begin(groups) if groups else ()

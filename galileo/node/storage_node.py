@@ -35,7 +35,7 @@ from galileo.errors import (
     UnknownDataset,
     UnknownProperty,
 )
-from galileo.model.channel import SUBSCRIPTIONS, Channel
+from galileo.model.channel import SUBSCRIPTIONS, Channel, channel_of
 from galileo.model.retention import (
     HeldBack,
     Removed,
@@ -208,9 +208,6 @@ class StorageNode:
             store=store,
             options=options.migration,
         )
-        self.ingest = Ingest(
-            name, topology, catalog=self.catalog, peers=peers, rows_max=options.batch_rows_max
-        )
         self._scanning = make_executor(SCAN_THREADS, thread_name_prefix="scan")
         self.samplers = SamplerStore(
             name, topology, store=store, peers=peers, options=options.sending
@@ -230,6 +227,14 @@ class StorageNode:
             peers=peers,
             executor=self._executor,
             options=queries,
+        )
+        self.ingest = Ingest(
+            name,
+            topology,
+            catalog=self.catalog,
+            peers=peers,
+            tables=self.tables,
+            rows_max=options.batch_rows_max,
         )
         # Executions match later what is in partitions that have no owner now.
         *_, of_executions = self._make_readers(
@@ -438,12 +443,16 @@ class StorageNode:
 
         It raises InvalidObservations if a subscription lacks a parameter, or has none that fits.
         """
-        name = table.name.removesuffix(SUBSCRIPTIONS)
-        if isinstance(table, Table) and name != table.name:
+        channel = await self.channel_of(table) if table.name.endswith(SUBSCRIPTIONS) else None
+        return None if channel is None else self.channels.query(channel).check
+
+    async def channel_of(self, table: StoredSchema) -> Channel | None:
+        """The channel that a table belongs to; None if it belongs to none."""
+        name = channel_of(table.name)
+        if isinstance(table, Table) and name:
             with contextlib.suppress(UnknownDataset):
                 channel = await self.stored_named(name)
-                if isinstance(channel, Channel):
-                    return self.channels.query(channel).check
+                return channel if isinstance(channel, Channel) else None
         return None
 
     async def _frontier(self, schema: Schema) -> Cursor:

@@ -3,6 +3,10 @@
 Roles permit methods and grants permit datasets; a continuous query belongs to its submitter. The
 role `node` permits the calls between nodes, also for callers whose rights another node has checked,
 and no call that only clients make.
+
+The role `subscriber` permits what is about the caller's own brokers, for channels with a grant.
+Requests that name a broker are checked here. Of a channel's tables the handlers check rows and keys
+(`galileo.rpc.storage`), and owners of partitions which rows are replaced (`galileo.node.ingest`).
 """
 
 from __future__ import annotations
@@ -15,15 +19,18 @@ from math import inf
 from types import MappingProxyType
 from typing import Any
 
+import pyarrow as pa
 from google.protobuf.message import Message
 
 from galileo.errors import Forbidden, InvalidSchema
-from galileo.model.channel import Channel
-from galileo.model.schema import name_of_key
+from galileo.model.broker import check_brokers
+from galileo.model.channel import DEAD_LETTERS, Channel, channel_of
+from galileo.model.schema import StoredSchema, name_of_key
 from galileo.model.stored_schema import stored_schema_from_json
+from galileo.model.table import Table
 from galileo.rpc.policy import INTERNAL, POLICIES, used_nodes_only_fields
 from galileo.wire.channel import short_name
-from galileo.wire.v1 import policy_pb2
+from galileo.wire.v1 import channels_pb2, cluster_pb2, policy_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
 
 EVERY_DATASET = ("*",)
@@ -33,6 +40,7 @@ _DATASET = "dataset"
 class Role(StrEnum):
     """A role of a principal in the cluster."""
 
+    SUBSCRIBER = "subscriber"
     READER = "reader"
     WRITER = "writer"
     SAMPLER_AUTHOR = "sampler-author"
@@ -42,7 +50,7 @@ class Role(StrEnum):
 
 _CLIENTS: Mapping[Any, frozenset[Role]] = MappingProxyType(
     {
-        policy_pb2.READERS: frozenset(Role) - {Role.NODE},
+        policy_pb2.READERS: frozenset(Role) - {Role.SUBSCRIBER, Role.NODE},
         policy_pb2.WRITERS: frozenset({Role.WRITER, Role.ADMIN}),
         policy_pb2.SAMPLER_AUTHORS: frozenset({Role.SAMPLER_AUTHOR, Role.ADMIN}),
         policy_pb2.ADMINS: frozenset({Role.ADMIN}),
@@ -53,7 +61,9 @@ PUBLIC = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watc
 """Methods that need no token: they report only whether the node serves."""
 RULES: Mapping[str, frozenset[Role]] = MappingProxyType(
     {
-        method: _CLIENTS[policy.clients] | ({Role.NODE} if policy.nodes else set())
+        method: _CLIENTS[policy.clients]
+        | ({Role.SUBSCRIBER} if policy.subscribers else set())
+        | ({Role.NODE} if policy.nodes else set())
         for method, policy in POLICIES.items()
     }
     | {
@@ -77,6 +87,8 @@ class Principal:
         datasets: patterns of the names of datasets that it may use, with `*` and `?`.
         quotas: its own or its roles', by name; for others those of the cluster apply.
         expires_at: when its token expires, in seconds since 1970.
+        brokers: patterns of the names of brokers that it may use; none: of its roles `subscriber`
+            permits the broker of the principal's name, and all others every broker.
     """
 
     name: str
@@ -84,6 +96,7 @@ class Principal:
     datasets: tuple[str, ...] = ()
     quotas: tuple[tuple[str, float], ...] = ()
     expires_at: float = inf
+    brokers: tuple[str, ...] = ()
 
     @property
     def is_node(self) -> bool:
@@ -98,12 +111,43 @@ class Principal:
     def may_use_all(self) -> bool:
         return self.is_node or "*" in self.datasets
 
+    @property
+    def may_see_all(self) -> bool:
+        """Whether lists and errors may name every dataset."""
+        return self.may_use_all and self.roles != {Role.SUBSCRIBER}
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it may use some brokers only."""
+        return bool(self.brokers) or self.roles == {Role.SUBSCRIBER}
+
+    @property
+    def own_brokers(self) -> tuple[str, ...]:
+        """Patterns of the brokers that it may use where it may not use all."""
+        return self.brokers or (self.name,)
+
     def may_use(self, dataset: str) -> bool:
         """Whether a grant matches the dataset, given by name or key."""
         if self.may_use_all:
             return True
         name = name_of_key(dataset)
         return any(fnmatchcase(name, pattern) for pattern in self.datasets)
+
+    def may_list(self, stored: StoredSchema) -> bool:
+        """Whether lists name a dataset, table or channel to it.
+
+        A client of a subscriber needs the definitions of the tables that it stores rows in.
+        """
+        if self.roles != {Role.SUBSCRIBER} and self.may_use(stored.name):
+            return True
+        channel = stored.name if isinstance(stored, Channel) else ""
+        if isinstance(stored, Table):
+            channel = _subscribers_channel(stored.name)
+        return Role.SUBSCRIBER in self.roles and channel != "" and self.may_use(channel)
+
+    def has_other_role(self, method: str) -> bool:
+        """Whether a role other than `subscriber` permits a method."""
+        return bool((self.roles - {Role.SUBSCRIBER}) & RULES.get(method, frozenset()))
 
     def owns(self, owner: str) -> bool:
         """Whether it may use the objects of `owner`."""
@@ -138,6 +182,7 @@ def check_method(principal: Principal, method: str) -> None:
     """Raises Forbidden unless a rule allows a method, "/package.Service/Method"."""
     allowed = RULES.get(method, frozenset())
     if not principal.roles & allowed:
+        allowed -= {Role.SUBSCRIBER}  # It permits a few requests, perhaps not this one.
         roles = ", ".join(sorted(principal.roles)) or "none"
         needed = f"one of the roles {', '.join(sorted(allowed))}" if allowed else "a rule for it"
         raise Forbidden(
@@ -148,8 +193,10 @@ def check_method(principal: Principal, method: str) -> None:
         )
 
 
-def check_request(principal: Principal, request: Any) -> None:
-    """Raises Forbidden where a request names a dataset or speaks as a node without the right to."""
+def check_request(principal: Principal, method: str, request: Any) -> None:
+    """Raises Forbidden where a request names a dataset or broker, or speaks as a node, without the
+    right to.
+    """
     message = request.head if isinstance(request, Bulk) else request
     if principal.is_node or not isinstance(message, Message):
         return
@@ -159,10 +206,62 @@ def check_request(principal: Principal, request: Any) -> None:
             "between nodes",
             parameter=name,
         )
+    if Role.SUBSCRIBER in principal.roles & RULES.get(method, frozenset()):
+        try:
+            _check_subscriber(principal, method, message)
+        except Forbidden:
+            if not principal.has_other_role(method):
+                raise
+        else:
+            return
     _check_created(principal, message)
     if not principal.may_use_all:
         for dataset in datasets_of(message):
             principal.check_use(dataset)
+    if principal.brokers and isinstance(message, channels_pb2.FollowRequest):
+        check_brokers(principal.brokers, pa.array([message.broker]))
+
+
+def _check_subscriber(principal: Principal, method: str, message: Message) -> None:
+    """Raises Forbidden if the role `subscriber` does not permit a request."""
+    is_permitted = POLICIES[method].subscribers == policy_pb2.EVERY
+    if isinstance(message, storage_pb2.IngestRequest | storage_pb2.ReadTableRequest):
+        channel = _subscribers_channel(name_of_key(message.dataset))
+        if is_permitted := channel != "":
+            principal.check_use(channel)
+    elif isinstance(message, channels_pb2.FollowRequest):
+        principal.check_use(message.dataset)
+        check_brokers(principal.own_brokers, pa.array([message.broker]))
+        is_permitted = True
+    elif isinstance(message, cluster_pb2.StatusRequest):
+        is_permitted = message.caller
+    else:
+        for dataset in datasets_of(message):
+            principal.check_use(dataset)
+    if not is_permitted:
+        raise _not_of_subscribers(principal, method)
+
+
+def _not_of_subscribers(principal: Principal, method: str) -> Forbidden:
+    """The error for a call that is not about the caller's own brokers."""
+    return Forbidden(
+        f"{principal.name!r} may subscribe, unsubscribe, follow and acknowledge for its own "
+        f"brokers ({', '.join(principal.own_brokers)}), and nothing else; ask an administrator of "
+        "the cluster for another token",
+        method=short_name(method),
+        roles=sorted(RULES[method] - {Role.SUBSCRIBER}),
+    )
+
+
+def has_all_rows(principal: Principal, method: str, table: str) -> bool:
+    """Whether a caller may use all rows of a table by a method, if it is one of a channel's."""
+    may_use = principal.has_other_role(method) and principal.may_use(table)
+    return principal.is_node or (may_use and not principal.brokers)
+
+
+def _subscribers_channel(table: str) -> str:
+    """The channel of whose subscriptions or positions a table of this name would be, or ""."""
+    return "" if table.endswith(DEAD_LETTERS) else channel_of(table)
 
 
 def _check_created(principal: Principal, message: Message) -> None:

@@ -127,7 +127,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         schemas = [
             one.schema
             for _, one in shards
-            if request.name in ("", one.schema.name) and caller.may_use(one.schema.name)
+            if request.name in ("", one.schema.name) and caller.may_list(one.schema)
         ]
         return cluster_pb2.ListDatasetsReply(
             schemas_json=[one.to_json() for one in schemas if isinstance(one, Schema)],

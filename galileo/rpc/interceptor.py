@@ -141,11 +141,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         principal = self._identify(context)
         CALLER.set(principal)
         check_method(principal, method)
-        shown = context if principal.may_use_all else RedactingContext(context)
+        shown = context if principal.may_see_all else RedactingContext(context)
         usage = metering.meter(principal) if metering and not principal.is_node else None
         if many:
             return self._each(request, context, method), shown, usage
-        check_request(principal, request)
+        check_request(principal, method, request)
         return request, shown, usage
 
     async def _each(

@@ -156,6 +156,7 @@ class GrpcPeers:
             range_epoch=task.range_epoch,
             first_epoch=task.first_epoch,
             added=task.added,
+            brokers=task.brokers,
         )
         request = Bulk(head, stream_of(task.observations))
         reply = await self._call(node, BulkStub, "Commit", request, self.options.commit_s)

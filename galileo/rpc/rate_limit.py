@@ -308,6 +308,7 @@ class Callers:
             roles=sorted(principal.roles) if is_named else (),
             datasets=principal.datasets,
             expires_at=principal.expires_at if principal.expires_at < inf else 0.0,
+            brokers=principal.own_brokers if principal.is_bounded else (),
         )
         if not (is_named and Role.NODE in principal.roles):
             owned = await self._owned_by(principal.name)

@@ -10,11 +10,14 @@ import grpc.aio
 import numpy as np
 import pyarrow as pa
 
-from galileo.errors import GalileoError, InputError, InvalidObservations
+from galileo.errors import Forbidden, GalileoError, InputError, InvalidObservations
 from galileo.hashing import DIGEST_BYTES
 from galileo.labels import from_ipc, to_ipc
+from galileo.model.broker import check_brokers
+from galileo.model.channel import BROKER
 from galileo.model.rows import RowOptions
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, StoredSchema, unknown_table
+from galileo.model.table import Table
 from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
     PARTS_SCHEMA,
@@ -30,6 +33,7 @@ from galileo.node.standing_queries import MatchTask
 from galileo.node.storage_node import StorageNode
 from galileo.packing.arrow_streams import read_stream
 from galileo.query import parse_async
+from galileo.rpc.access import has_all_rows
 from galileo.rpc.error_mapping import Context, redact_for, streaming, unary
 from galileo.rpc.identity import CALLER
 from galileo.rpc.peers import scan_task_from_pb, table_task_from_pb
@@ -48,7 +52,7 @@ from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
 from galileo.wire.match_codec import cursors_from_bytes, replies_of, sequences_from_bytes
 from galileo.wire.status import error_to_pb
 from galileo.wire.v1 import storage_pb2, storage_pb2_grpc
-from galileo.wire.zero_copy import Bulk, add_bulk_handlers
+from galileo.wire.zero_copy import STORAGE, Bulk, add_bulk_handlers
 
 _NOTHING = pa.py_buffer(b"")
 SCAN_ITEMS_MAX = 100_000
@@ -79,7 +83,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         table = _observations(request.observations)
         if isinstance(schema, Schema):
             await self._node.schema_with(schema, table.column_names)
-        caller = CALLER.get()
+        caller, brokers = CALLER.get(), await self._brokers("Ingest", schema)
         answer = await self._node.ingest.ingest(
             head.dataset,
             table,
@@ -89,6 +93,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             range_epoch=head.range_epoch,
             first_epoch=head.first_epoch,
             check=await self._node.subscription_check(schema),
+            brokers=brokers,
         )
         return storage_pb2.IngestReply(
             rows=answer.rows,
@@ -113,6 +118,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             range_epoch=head.range_epoch,
             first_epoch=head.first_epoch,
             added=head.added,
+            brokers=tuple(head.brokers),
         )
         answer = await self._node.ingest.commit(task)
         return peers_pb2.CommitReply(
@@ -162,9 +168,11 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     async def ReadTable(  # noqa: N802
         self, request: storage_pb2.ReadTableRequest, context: Context
     ) -> AsyncIterator[storage_pb2.ReadTablePart]:
-        await self._node.stored_schema(request.dataset)
+        brokers = await self._brokers("ReadTable", await self._node.stored_schema(request.dataset))
         tables, shard = self._node.tables, self._node.catalog.table_shard(request.dataset)
         task = table_task_from_pb(request, shard.schema)
+        if brokers:
+            _check_keys(shard.schema, task.keys, brokers)
         read = tables.read_local if request.local else tables.read
         async with aclosing(read(task)) as parts:
             async for part in parts:
@@ -286,6 +294,21 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         for dataset, added in {(item.dataset, item.added) for item in items if item.added}:
             await self._node.schema(dataset, added=added)
 
+    async def _brokers(self, method: str, table: StoredSchema) -> tuple[str, ...]:
+        """Patterns of the brokers whose rows of a table the caller may use; none: all rows.
+
+        Raises:
+            UnknownDataset: the caller may use tables of channels alone, and it is none.
+        """
+        caller, name = CALLER.get(), f"/{STORAGE}/{method}"
+        if caller is None or has_all_rows(caller, name, table.name):
+            return ()
+        if await self._node.channel_of(table) is not None:
+            return caller.own_brokers
+        if caller.has_other_role(name) and caller.may_use(table.name):
+            return ()
+        raise unknown_table(table.name, [])
+
     async def _check_vertices(self, queries: Iterable[tuple[str, str]], context: Context) -> None:
         """Checks quotas of queries in methods that nodes call, too."""
         quotas = self._allowances.bounds(context)
@@ -314,6 +337,18 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         answer = await self._node.matching.match(match_task_from_pb(request))
         for reply in replies_of(answer):
             yield reply
+
+
+def _check_keys(table: Table, keys: pa.Table | None, brokers: Sequence[str]) -> None:
+    """Raises Forbidden unless the keys are of a table of positions, and of some brokers."""
+    if keys is None or table.key_columns != (BROKER,):
+        raise Forbidden(
+            f"expected a request for the positions of your brokers ({', '.join(brokers)}), got one "
+            f"for other rows of {table.name!r}; ask an administrator of the cluster for a token "
+            "without brokers",
+            dataset=table.name,
+        )
+    check_brokers(brokers, keys.column(BROKER))
 
 
 def _row_options(

@@ -17,7 +17,7 @@ import secrets
 import stat
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from galileo.errors import ConfigError, InputError, Unauthenticated
+from galileo.model.broker import PATTERN, PATTERNS_MAX
 from galileo.model.quotas import parse_quotas
 from galileo.rpc.access import EVERY_DATASET, Principal, Role
 
@@ -37,7 +38,9 @@ SMALLER_IS_MORE = frozenset({"interval_min_s"})
 """Quotas that are minimums, not maximums."""
 FILE_BYTES_MAX = 16 << 20
 
-_KEYS = ("name", "roles", "datasets", "token_sha256", "expires", "quotas")
+_KEYS = ("name", "roles", "datasets", "brokers", "token_sha256", "expires", "quotas")
+UNBOUNDED_ROLES = frozenset({Role.WRITER, Role.ADMIN, Role.NODE})
+"""Roles that are not bounded to some brokers: they create and drop channels as a whole."""
 _NAME = re.compile(r"[a-z0-9_.-]{1,64}")
 _PATTERN = re.compile(r"[a-z0-9_.*?-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -180,6 +183,9 @@ def add(path: Path, principal: Principal) -> str:
         raise InputError(
             f"expected a name of a-z, 0-9, '_', '.', '-', got {principal.name!r}", parameter="name"
         )
+    fault = brokers_fault(principal.brokers, principal.roles)
+    if fault:
+        raise InputError(fault, parameter="brokers")
     for pattern in principal.datasets:
         if not _PATTERN.fullmatch(pattern):
             raise InputError(
@@ -196,6 +202,22 @@ def add(path: Path, principal: Principal) -> str:
         added = {**known.principals, digest_of(token): principal}
         _write(path, replace(known, principals=added))
     return token
+
+
+def brokers_fault(brokers: Sequence[str], roles: Collection[str]) -> str:
+    """What is wrong with the brokers of a principal; "" if nothing is."""
+    unbounded = sorted(UNBOUNDED_ROLES & set(roles))
+    if brokers and unbounded:
+        return (
+            f"expected no brokers with the role {unbounded[0]}, which is not bounded to some; use "
+            "subscriber, perhaps with reader"
+        )
+    if len(brokers) > PATTERNS_MAX or not all(map(PATTERN.fullmatch, brokers)):
+        return (
+            f"expected at most {PATTERNS_MAX} names of brokers, perhaps with '*' and '?', of at "
+            "most 200 characters without '/' and control characters"
+        )
+    return ""
 
 
 def remove(path: Path, name: str) -> None:
@@ -241,8 +263,8 @@ def _write(path: Path, known: Known) -> None:
     roles = [f"[role.{role}]\n{_assigned(bounds)}" for role, bounds in known.role_quotas.items()]
     tables = [_table(digest, principal) for digest, principal in known.principals.items()]
     text = "\n".join([*roles, *tables])
-    with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
     written.replace(path)
@@ -259,9 +281,15 @@ def _table(digest: str, principal: Principal) -> str:
         f"name = {json.dumps(principal.name)}\n"
         f"roles = {json.dumps(sorted(principal.roles))}\n"
         f"datasets = {json.dumps(list(principal.datasets))}\n"
+        f"{_assigned_brokers(principal.brokers)}"
         f"token_sha256 = {json.dumps(digest)}\n"
         f"{expires}" + (f"quotas = {{{bounds}}}\n" if bounds else "")
     )
+
+
+def _assigned_brokers(brokers: Sequence[str]) -> str:
+    # Beyond ASCII as it is: TOML has no pairs of surrogates.
+    return f"brokers = {json.dumps(list(brokers), ensure_ascii=False)}\n" if brokers else ""
 
 
 def _assigned(bounds: Mapping[str, float]) -> str:
@@ -321,6 +349,9 @@ def _principal(table: Any, number: int) -> tuple[str, Principal]:
     datasets = _texts(table.get("datasets", list(EVERY_DATASET)), f"datasets of {number}")
     if not all(_PATTERN.fullmatch(pattern) for pattern in datasets):
         raise ConfigError(f"expected names or patterns of datasets of principal {number}")
+    brokers = _texts(table.get("brokers", []), f"brokers of principal {number}")
+    if fault := brokers_fault(brokers, roles):
+        raise ConfigError(f"wrong brokers of principal {number}: {fault}")
     quotas = parse_quotas(table.get("quotas", {}), f"quotas of principal {number}")
     return digest, Principal(
         name,
@@ -328,6 +359,7 @@ def _principal(table: Any, number: int) -> tuple[str, Principal]:
         tuple(datasets),
         tuple(sorted(quotas.items())),
         _expiry(table, number),
+        tuple(brokers),
     )
 
 

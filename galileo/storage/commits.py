@@ -40,6 +40,9 @@ class Commit:
 
     Attributes:
         range_epoch: of the ranges by which it was split; a log with a later seal refuses it.
+        unchanged_since: up to which commit the earlier versions of its keys in a table were
+            checked; a later version of one of them refuses it. None: nothing was checked.
+        refusal: why it may not be stored, unless it is already.
     """
 
     producer: str
@@ -47,6 +50,8 @@ class Commit:
     observations: pa.Table | pa.RecordBatch
     paths: pa.RecordBatch
     range_epoch: int = 1
+    unchanged_since: int | None = None
+    refusal: GalileoError | None = None
 
     @property
     def is_seal(self) -> bool:

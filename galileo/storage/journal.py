@@ -301,6 +301,11 @@ class PartitionJournal:
         return pending[-1].header.sequence if pending else self.last_sequence
 
     @property
+    def pending_paths(self) -> list[pa.RecordBatch]:
+        """The paths of pending frames; for the thread that appends and publishes."""
+        return [frame.paths for frame in self._pending]
+
+    @property
     def epochs(self) -> tuple[tuple[int, int], ...]:
         """Runs of frames of one epoch, pending ones included: (first sequence, epoch)."""
         return tuple(self._epochs)
@@ -818,7 +823,7 @@ class PartitionJournal:
             sealed = max(self._last_seal, group.sealed)
             if commit.range_epoch < sealed:
                 return ranges_changed(sealed)
-            refusal = self._writer.refusal()
+            refusal = commit.refusal or self._writer.refusal()
             if refusal is not None:
                 return refusal
             header = self._encode(commit, group, epoch, committed)

@@ -16,12 +16,14 @@ from galileo.rpc import policy
 from galileo.rpc.access import Role
 from galileo.wire.internal.v1 import evaluator_pb2
 from galileo.wire.status import SENDING_FAILED
+from galileo.wire.v1 import channels_pb2, cluster_pb2, storage_pb2
 
 FILES = (*policy.FILES, evaluator_pb2, health_pb2, reflection_pb2)
 SERVICES = [one for file in FILES for one in file.DESCRIPTOR.services_by_name.values()]
 METHODS = {f"/{s.full_name}/{m.name}": m for s in SERVICES for m in s.methods}
 
 LETTERS = {
+    Role.SUBSCRIBER: "u",
     Role.READER: "r",
     Role.WRITER: "w",
     Role.SAMPLER_AUTHOR: "s",
@@ -29,6 +31,17 @@ LETTERS = {
     Role.NODE: "n",
 }
 ROW = re.compile(r"^\| `(\w+/\w+)` \|(.*)\|$", re.MULTILINE)
+
+
+SUBSCRIBED = {
+    "Channels/Follow": channels_pb2.FollowRequest(dataset="smog", broker="subscriber"),
+    "Cluster/Status": cluster_pb2.StatusRequest(caller=True),
+    "Storage/Ingest": storage_pb2.IngestRequest(dataset="smog.subscriptions"),
+    "Storage/ReadTable": storage_pb2.ReadTableRequest(dataset="smog.positions"),
+}
+"""What subscribers may ask by methods that they may not call for anything else: here one with the
+broker "subscriber".
+"""
 
 
 def _table() -> dict[str, set[str]]:
@@ -58,9 +71,10 @@ def expected(method: str, letter: str) -> bool:
 
 
 async def outcome(channel: grpc.aio.Channel, path: str, request: Any = None) -> grpc.StatusCode:
-    """What becomes of one call."""
+    """What becomes of one call, of `SUBSCRIBED` or with an empty request."""
     method = METHODS[path]
-    sent = request or message_factory.GetMessageClass(method.input_type)()
+    empty = message_factory.GetMessageClass(method.input_type)()
+    sent = request or SUBSCRIBED.get(short(path), empty)
     kinds = ("unary", "stream")
     kind = f"{kinds[method.client_streaming]}_{kinds[method.server_streaming]}"
     call = getattr(channel, kind)(

@@ -603,6 +603,7 @@ class Caller(_message.Message):
     DATASETS_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     QUOTAS_FIELD_NUMBER: _builtins.int
+    BROKERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """empty: the cluster does not ask for it"""
     expires_at: _builtins.float
@@ -613,6 +614,10 @@ class Caller(_message.Message):
     def datasets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def quotas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Quota]: ...
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """patterns of the brokers that it may use; none: all"""
+
     def __init__(
         self,
         *,
@@ -621,10 +626,11 @@ class Caller(_message.Message):
         datasets: _abc.Iterable[_builtins.str] | None = ...,
         expires_at: _builtins.float = ...,
         quotas: _abc.Iterable[Global___Quota] | None = ...,
+        brokers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "expires_at", b"expires_at", "name", b"name", "quotas", b"quotas", "roles", b"roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "datasets", b"datasets", "expires_at", b"expires_at", "name", b"name", "quotas", b"quotas", "roles", b"roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,19 +25,21 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgalileo/wire/v1/policy.proto\x12\ngalileo.v1\x1a google/protobuf/descriptor.proto\"\xad\x01\n\x06Policy\x12$\n\x07\x63lients\x18\x01 \x01(\x0e\x32\x13.galileo.v1.Clients\x12\r\n\x05nodes\x18\x02 \x01(\x08\x12%\n\x04size\x18\x03 \x01(\x0e\x32\x17.galileo.v1.RequestSize\x12\x14\n\x0csingle_field\x18\x04 \x01(\x08\x12\x1e\n\x04slot\x18\x05 \x01(\x0e\x32\x10.galileo.v1.Slot\x12\x11\n\theartbeat\x18\x06 \x01(\x08*S\n\x07\x43lients\x12\r\n\tNO_CLIENT\x10\x00\x12\x0b\n\x07READERS\x10\x01\x12\x0b\n\x07WRITERS\x10\x02\x12\x13\n\x0fSAMPLER_AUTHORS\x10\x03\x12\n\n\x06\x41\x44MINS\x10\x04*-\n\x0bRequestSize\x12\t\n\x05SMALL\x10\x00\x12\t\n\x05QUERY\x10\x01\x12\x08\n\x04\x42ULK\x10\x02*2\n\x04Slot\x12\x0b\n\x07NO_SLOT\x10\x00\x12\x0e\n\nQUERY_SLOT\x10\x01\x12\r\n\tREAD_SLOT\x10\x02:D\n\x06policy\x12\x1e.google.protobuf.MethodOptions\x18\xd1\x86\x03 \x01(\x0b\x32\x12.galileo.v1.Policy:3\n\nnodes_only\x12\x1d.google.protobuf.FieldOptions\x18\xd2\x86\x03 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgalileo/wire/v1/policy.proto\x12\ngalileo.v1\x1a google/protobuf/descriptor.proto\"\xdb\x01\n\x06Policy\x12$\n\x07\x63lients\x18\x01 \x01(\x0e\x32\x13.galileo.v1.Clients\x12\r\n\x05nodes\x18\x02 \x01(\x08\x12%\n\x04size\x18\x03 \x01(\x0e\x32\x17.galileo.v1.RequestSize\x12\x14\n\x0csingle_field\x18\x04 \x01(\x08\x12\x1e\n\x04slot\x18\x05 \x01(\x0e\x32\x10.galileo.v1.Slot\x12\x11\n\theartbeat\x18\x06 \x01(\x08\x12,\n\x0bsubscribers\x18\x07 \x01(\x0e\x32\x17.galileo.v1.Subscribers*S\n\x07\x43lients\x12\r\n\tNO_CLIENT\x10\x00\x12\x0b\n\x07READERS\x10\x01\x12\x0b\n\x07WRITERS\x10\x02\x12\x13\n\x0fSAMPLER_AUTHORS\x10\x03\x12\n\n\x06\x41\x44MINS\x10\x04*4\n\x0bSubscribers\x12\x11\n\rNO_SUBSCRIBER\x10\x00\x12\x07\n\x03OWN\x10\x01\x12\t\n\x05\x45VERY\x10\x02*-\n\x0bRequestSize\x12\t\n\x05SMALL\x10\x00\x12\t\n\x05QUERY\x10\x01\x12\x08\n\x04\x42ULK\x10\x02*2\n\x04Slot\x12\x0b\n\x07NO_SLOT\x10\x00\x12\x0e\n\nQUERY_SLOT\x10\x01\x12\r\n\tREAD_SLOT\x10\x02:D\n\x06policy\x12\x1e.google.protobuf.MethodOptions\x18\xd1\x86\x03 \x01(\x0b\x32\x12.galileo.v1.Policy:3\n\nnodes_only\x12\x1d.google.protobuf.FieldOptions\x18\xd2\x86\x03 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'galileo.wire.v1.policy_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CLIENTS']._serialized_start=254
-  _globals['_CLIENTS']._serialized_end=337
-  _globals['_REQUESTSIZE']._serialized_start=339
-  _globals['_REQUESTSIZE']._serialized_end=384
-  _globals['_SLOT']._serialized_start=386
-  _globals['_SLOT']._serialized_end=436
+  _globals['_CLIENTS']._serialized_start=300
+  _globals['_CLIENTS']._serialized_end=383
+  _globals['_SUBSCRIBERS']._serialized_start=385
+  _globals['_SUBSCRIBERS']._serialized_end=437
+  _globals['_REQUESTSIZE']._serialized_start=439
+  _globals['_REQUESTSIZE']._serialized_end=484
+  _globals['_SLOT']._serialized_start=486
+  _globals['_SLOT']._serialized_end=536
   _globals['_POLICY']._serialized_start=79
-  _globals['_POLICY']._serialized_end=252
+  _globals['_POLICY']._serialized_end=298
 # @@protoc_insertion_point(module_scope)

@@ -29,7 +29,7 @@ class _ClientsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Clients.Value
     DESCRIPTOR: _descriptor.EnumDescriptor
     NO_CLIENT: _Clients.ValueType  # 0
     READERS: _Clients.ValueType  # 1
-    """every role of a client"""
+    """every role of a client but subscriber"""
     WRITERS: _Clients.ValueType  # 2
     """writer, admin"""
     SAMPLER_AUTHORS: _Clients.ValueType  # 3
@@ -41,13 +41,33 @@ class Clients(_Clients, metaclass=_ClientsEnumTypeWrapper):
 
 NO_CLIENT: Clients.ValueType  # 0
 READERS: Clients.ValueType  # 1
-"""every role of a client"""
+"""every role of a client but subscriber"""
 WRITERS: Clients.ValueType  # 2
 """writer, admin"""
 SAMPLER_AUTHORS: Clients.ValueType  # 3
 """sampler-author, admin"""
 ADMINS: Clients.ValueType  # 4
 Global___Clients: _TypeAlias = Clients  # noqa: Y015
+
+class _Subscribers:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SubscribersEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Subscribers.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NO_SUBSCRIBER: _Subscribers.ValueType  # 0
+    OWN: _Subscribers.ValueType  # 1
+    """as far as a request is about their own brokers, or about themselves"""
+    EVERY: _Subscribers.ValueType  # 2
+
+class Subscribers(_Subscribers, metaclass=_SubscribersEnumTypeWrapper):
+    """What subscribers may call, besides."""
+
+NO_SUBSCRIBER: Subscribers.ValueType  # 0
+OWN: Subscribers.ValueType  # 1
+"""as far as a request is about their own brokers, or about themselves"""
+EVERY: Subscribers.ValueType  # 2
+Global___Subscribers: _TypeAlias = Subscribers  # noqa: Y015
 
 class _RequestSize:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -102,6 +122,7 @@ class Policy(_message.Message):
     SINGLE_FIELD_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    SUBSCRIBERS_FIELD_NUMBER: _builtins.int
     clients: Global___Clients.ValueType
     nodes: _builtins.bool
     """nodes may call it"""
@@ -111,6 +132,7 @@ class Policy(_message.Message):
     slot: Global___Slot.ValueType
     heartbeat: _builtins.bool
     """never refused for lack of room, not logged"""
+    subscribers: Global___Subscribers.ValueType
     def __init__(
         self,
         *,
@@ -120,10 +142,11 @@ class Policy(_message.Message):
         single_field: _builtins.bool = ...,
         slot: Global___Slot.ValueType = ...,
         heartbeat: _builtins.bool = ...,
+        subscribers: Global___Subscribers.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "heartbeat", b"heartbeat", "nodes", b"nodes", "single_field", b"single_field", "size", b"size", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "heartbeat", b"heartbeat", "nodes", b"nodes", "single_field", b"single_field", "size", b"size", "slot", b"slot", "subscribers", b"subscribers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,6 +40,7 @@ def test_token_commands_create_list_and_revoke(tmp_path: Path) -> None:
             "name": "ann",
             "roles": ["reader", "sampler-author"],
             "datasets": ["nam*"],
+            "brokers": [],
             "quotas": {},
             "expires": None,
         }
@@ -73,6 +74,25 @@ def test_token_create_with_quotas_and_expiration(tmp_path: Path) -> None:
         assert "--quota" in refused.stderr
     misspelt = run(*words, "bob", "--quota", "ccqs_mx=5")
     assert "unknown name in --quota: 'ccqs_mx'; did you mean 'ccqs_max'?" in misspelt.stderr
+
+
+def test_token_create_with_brokers(tmp_path: Path) -> None:
+    path = tmp_path / "principals.toml"
+    words = ("token", "create", "--principals", path, "--role")
+    subscriber = (*words, "subscriber", "--dataset", "smog")
+    done = run(*subscriber, "mail", "--broker", "mail-*", "--broker", "Zürich \U0001f4e0")
+    assert done.exit_code == 0, done.output
+    assert run(*subscriber, "fax").exit_code == 0
+    fax, mail = json.loads(run("token", "list", "--principals", path, "--json").stdout)
+    assert (fax["brokers"], mail["brokers"]) == ([], ["mail-*", "Zürich \U0001f4e0"])
+    for role in ("writer", "admin", "node"):
+        refused = run(*words, role, "--role", "subscriber", "sms", "--broker", "sms")
+        assert refused.exit_code == 2
+        assert role in refused.stderr
+    for broker in ("", "a/b", "a\n", "x" * 201):
+        assert run(*subscriber, "sms", "--broker", broker).exit_code == 2, broker
+    many = [word for number in range(51) for word in ("--broker", f"b{number}")]
+    assert run(*subscriber, "sms", *many).exit_code == 2
 
 
 def test_token_create_with_a_failed_output_adds_no_principal(tmp_path: Path) -> None:

@@ -248,19 +248,37 @@ async def events(url: str, authorization: str) -> asyncio.StreamWriter:
 
 # --- every path, method and caller -----------------------------------------------------------
 
-CALLERS = ("", "wrong", "revoked", "expired", "ann", "reader", "writer", "admin")
+CALLERS = (
+    *("", "wrong", "revoked", "expired"),
+    *("ann", "reader", "writer", "admin"),
+    *("me", "fax"),
+)
 """Callers of each request: without a token, with three that do not hold, and principals. "ann" is
-an administrator whose grants name the dataset "rain" only; the requests are about "wind"."""
+an administrator whose grants name the dataset "rain" only; the requests are about "wind", and about
+the broker "me" of its channel "hot". "me" and "fax" are subscribers to this channel."""
 _REFUSED = dict.fromkeys(CALLERS[:4], 401)
+
+
+def _access(*statuses: int) -> dict[str, int]:
+    """Statuses by caller: of the principals, in their order."""
+    return {**_REFUSED, **dict(zip(CALLERS[4:], statuses, strict=True))}
+
+
 ACCESS: dict[str, dict[str, int]] = {
     "open": dict.fromkeys(CALLERS, 200),
-    "principal": {**_REFUSED, "ann": 200, "reader": 200, "writer": 200, "admin": 200},
-    "reader": {**_REFUSED, "ann": 404, "reader": 200, "writer": 200, "admin": 200},
-    "asker": {**_REFUSED, "ann": 403, "reader": 200, "writer": 200, "admin": 200},
-    "writer": {**_REFUSED, "ann": 404, "reader": 403, "writer": 200, "admin": 200},
-    "creator": {**_REFUSED, "ann": 403, "reader": 403, "writer": 200, "admin": 200},
-    "owner": {**_REFUSED, "ann": 404, "reader": 200, "writer": 404, "admin": 200},
-    "fetch": {**_REFUSED, "ann": 403, "reader": 200, "writer": 403, "admin": 200},
+    "every principal": _access(200, 200, 200, 200, 200, 200),
+    "principal": _access(200, 200, 200, 200, 403, 403),
+    "reader": _access(404, 200, 200, 200, 404, 404),
+    "reader of the channel": _access(404, 200, 200, 200, 200, 200),
+    "reader of the broker": _access(404, 200, 200, 200, 200, 403),
+    "reader of the table": _access(404, 200, 200, 200, 403, 403),
+    "asker": _access(403, 200, 200, 200, 403, 403),
+    "writer": _access(404, 403, 200, 200, 404, 404),
+    "writer to the broker": _access(404, 403, 200, 200, 200, 403),
+    "writer to any broker": _access(404, 403, 200, 200, 200, 200),
+    "creator": _access(403, 403, 200, 200, 403, 403),
+    "owner": _access(404, 200, 404, 200, 404, 404),
+    "fetch": _access(403, 200, 403, 200, 403, 403),
 }
 """Status of each caller by who may do it; 200 stands for any success."""
 
@@ -278,6 +296,7 @@ class Row:
 
 CHANNEL = {"dataset": "wind", "template": "amount > :least"}
 _CHANNEL = (("channelId", "cold"),)
+_SUBSCRIPTION = b'{"id": "s", "broker": "me", "least": 1}'
 _CSV = b"latitude,longitude,time,amount\n40,8,2014-03-01T06:00Z,1\n"
 _TILESET = (("tileMatrixSetId", "WebMercatorQuad"),)
 _TILE = (*_TILESET, ("tileMatrix", "0"), ("tileRow", "0"), ("tileCol", "0"))
@@ -286,7 +305,7 @@ REQUESTS: dict[tuple[str, str], Row] = {
     ("conformance", "GET"): Row("open"),
     ("api", "GET"): Row("open"),
     ("asyncapi", "GET"): Row("open"),
-    ("collections", "GET"): Row("principal"),
+    ("collections", "GET"): Row("every principal"),
     ("collection", "GET"): Row("reader"),
     ("queryables", "GET"): Row("reader"),
     ("schema", "GET"): Row("reader"),
@@ -316,26 +335,26 @@ REQUESTS: dict[tuple[str, str], Row] = {
     ),
     ("locations", "GET"): Row("reader"),
     ("location", "GET"): Row("reader", names=(("locationId", "s"),)),
-    ("ccqs", "GET"): Row("principal"),
+    ("ccqs", "GET"): Row("every principal"),
     ("ccqs", "POST"): Row("asker", body=b'{"dataset": "wind"}'),
     ("ccq", "GET"): Row("owner"),
     ("ccq", "DELETE"): Row("fetch"),
     ("ccq_labels", "GET"): Row("fetch"),
     ("ccq_events", "GET"): Row("fetch"),
-    ("events", "POST"): Row("principal", body=b'{"ccqs": {"ccq-1": ""}}'),
-    ("channels", "GET"): Row("principal"),
-    ("channel", "GET"): Row("reader"),
+    ("events", "POST"): Row("every principal", body=b'{"ccqs": {"ccq-1": ""}}'),
+    ("channels", "GET"): Row("every principal"),
+    ("channel", "GET"): Row("reader of the channel"),
     ("channel", "PUT"): Row("creator", body=json.dumps(CHANNEL).encode(), names=_CHANNEL),
     ("channel", "DELETE"): Row("writer", names=_CHANNEL),
-    ("subscriptions", "POST"): Row("writer", body=b'{"id": "s", "broker": "me", "least": 1}'),
-    ("subscription", "GET"): Row("reader"),
-    ("subscription", "DELETE"): Row("writer", names=(("subscriptionId", "none"),)),
-    ("notifications", "GET"): Row("reader"),
-    ("notification_events", "GET"): Row("reader"),
-    ("broker_position", "GET"): Row("reader"),
-    ("broker_position", "PUT"): Row("writer", body=b'{"token": "TOKEN"}'),
+    ("subscriptions", "POST"): Row("writer to the broker", body=_SUBSCRIPTION),
+    ("subscription", "GET"): Row("reader of the table"),
+    ("subscription", "DELETE"): Row("writer to any broker", names=(("subscriptionId", "none"),)),
+    ("notifications", "GET"): Row("reader of the broker"),
+    ("notification_events", "GET"): Row("reader of the broker"),
+    ("broker_position", "GET"): Row("reader of the broker"),
+    ("broker_position", "PUT"): Row("writer to the broker", body=b'{"token": "TOKEN"}'),
     ("cluster", "GET"): Row("principal"),
-    ("whoami", "GET"): Row("principal"),
+    ("whoami", "GET"): Row("every principal"),
     ("samplers", "GET"): Row("principal"),
 }
 """One row for each method of each route."""
@@ -350,6 +369,8 @@ async def test_every_request_of_every_caller_has_the_rights_of_its_token(
 ) -> None:
     tokens = Tokens.of_all_roles(tmp_path / "principals.toml")
     tokens.add("ann", Role.ADMIN, datasets=("rain",))
+    for subscriber in ("me", "fax"):
+        tokens.add(subscriber, Role.SUBSCRIBER, datasets=("hot",))
     tokens.add("expired", Role.ADMIN, expires_at=1_400_000_000.0)
     tokens.add("revoked", Role.ADMIN)
     token_store.remove(tokens.path, "revoked")

@@ -39,6 +39,13 @@ from galileo.wire.tls_credentials import TlsFiles, server_credentials
 from galileo.wire.v1 import cluster_pb2, storage_pb2
 
 
+def check(principal: Principal, request: Any) -> None:
+    """Checks a request as one of the first method that takes it."""
+    kind = request.DESCRIPTOR.full_name
+    path = next(path for path, method in METHODS.items() if method.input_type.full_name == kind)
+    check_request(principal, path, request)
+
+
 def test_every_method_has_a_rule_and_a_row() -> None:
     ours = {m for m in METHODS if m.startswith("/galileo.")}
     assert ours | PUBLIC <= set(METHODS)
@@ -219,7 +226,7 @@ def test_nodes_only_fields_of_all_requests_are_the_expected_ones() -> None:
 def test_check_request_with_a_nodes_only_field_is_forbidden(message: str, field: str) -> None:
     [method] = [m for m in METHODS.values() if m.input_type.name == message][:1]
     request = message_factory.GetMessageClass(method.input_type)()
-    check_request(ANY_CLIENT, request)
+    check(ANY_CLIENT, request)
     described = method.input_type.fields_by_name[field]
     if described.message_type is not None:
         getattr(request, field).SetInParent()
@@ -227,8 +234,8 @@ def test_check_request_with_a_nodes_only_field_is_forbidden(message: str, field:
         value = {bool: True, str: "x", bytes: b"x", int: 1}[type(getattr(request, field))]
         setattr(request, field, value)
     with raises(Forbidden, parameter=field):
-        check_request(ANY_CLIENT, request)
-    check_request(ANONYMOUS, request)
+        check(ANY_CLIENT, request)
+    check(ANONYMOUS, request)
 
 
 GRANTED = Principal("ann", frozenset({Role.ADMIN}), ("nam", "quakes-*"))
@@ -255,17 +262,17 @@ def _filled(descriptor: Any, dataset: str) -> Any:
 )
 def test_check_request_without_a_grant_is_forbidden(path: str) -> None:
     for dataset in ("nam", "quakes-2014"):
-        check_request(GRANTED, _filled(METHODS[path].input_type, dataset))
+        check(GRANTED, _filled(METHODS[path].input_type, dataset))
     for dataset in ("namibia", "quakes", "*", ""):
         with raises(Forbidden, dataset=dataset):
-            check_request(GRANTED, _filled(METHODS[path].input_type, dataset))
+            check(GRANTED, _filled(METHODS[path].input_type, dataset))
 
 
 def test_check_request_of_several_datasets_needs_every_grant() -> None:
     scan = storage_pb2.ScanRequest(items=[{"dataset": "nam"}, {"dataset": "secret"}])
     with raises(Forbidden, dataset="secret"):
-        check_request(GRANTED, scan)
-    check_request(GRANTED, storage_pb2.ScanRequest(items=[{"dataset": "nam"}]))
+        check(GRANTED, scan)
+    check(GRANTED, storage_pb2.ScanRequest(items=[{"dataset": "nam"}]))
     assert list(datasets_of(scan)) == ["nam", "secret"]
 
 
@@ -274,9 +281,9 @@ def test_check_request_to_create_a_dataset_needs_a_grant() -> None:
         text = Schema(name, [Feature("t", "K")]).to_json()
         return cluster_pb2.CreateDatasetRequest(schema_json=text)
 
-    check_request(GRANTED, creating("quakes-2015"))
+    check(GRANTED, creating("quakes-2015"))
     with raises(Forbidden, dataset="rain"):
-        check_request(GRANTED, creating("rain"))
+        check(GRANTED, creating("rain"))
 
 
 def test_check_request_to_create_a_channel_needs_grants_on_all_that_it_names() -> None:
@@ -284,14 +291,14 @@ def test_check_request_to_create_a_channel_needs_grants_on_all_that_it_names() -
         text = Channel(name, dataset, "t > :least", enrich=enrich).to_json()
         return cluster_pb2.CreateDatasetRequest(schema_json=text)
 
-    check_request(GRANTED, creating("quakes-hot", "nam"))
+    check(GRANTED, creating("quakes-hot", "nam"))
     with raises(Forbidden, dataset="rain"):
-        check_request(GRANTED, creating("quakes-hot", "rain"))
+        check(GRANTED, creating("quakes-hot", "rain"))
     with raises(Forbidden, dataset="hot"):
-        check_request(GRANTED, creating("hot", "nam"))
-    check_request(GRANTED, creating("quakes-hot", "nam", enrich=[Within("quakes-zones")]))
+        check(GRANTED, creating("hot", "nam"))
+    check(GRANTED, creating("quakes-hot", "nam", enrich=[Within("quakes-zones")]))
     with raises(Forbidden, dataset="zones"):
-        check_request(GRANTED, creating("quakes-hot", "nam", enrich=[Within("zones")]))
+        check(GRANTED, creating("quakes-hot", "nam", enrich=[Within("zones")]))
 
 
 def test_check_request_of_a_client_with_a_channel_of_a_node_is_forbidden() -> None:
@@ -303,8 +310,8 @@ def test_check_request_of_a_client_with_a_channel_of_a_node_is_forbidden() -> No
     request = cluster_pb2.CreateDatasetRequest(schema_json=bound.to_json())
     for principal in (GRANTED, ANY_CLIENT):
         with raises(Forbidden, parameter="schema_json"):
-            check_request(principal, request)
-    check_request(ANONYMOUS, request)
+            check(principal, request)
+    check(ANONYMOUS, request)
 
 
 def test_principal_owns_own_ccqs_and_an_admin_all() -> None:
@@ -313,3 +320,116 @@ def test_principal_owns_own_ccqs_and_an_admin_all() -> None:
     unnamed = Principal("", frozenset({Role.READER}), ("*",))
     for caller, owner in itertools.product((ann, bob, admin, unnamed), ("ann", "bob", "")):
         assert caller.owns(owner) == (caller is admin or caller.name == owner != "")
+
+
+MAIL = Principal("mail", frozenset({Role.SUBSCRIBER}), ("smog", "quakes-*"))
+BOUNDED = Principal("ann", frozenset({Role.READER}), ("smog*",), brokers=("mail", "sms-?"))
+
+
+def _request(path: str, **fields: Any) -> Any:
+    kind = next(method for known, method in METHODS.items() if short(known) == path)
+    return message_factory.GetMessageClass(kind.input_type)(**fields)
+
+
+@pytest.mark.parametrize(
+    "path", [p for p, m in METHODS.items() if "dataset" in m.input_type.fields_by_name]
+)
+@pytest.mark.parametrize("name", ["smog", "smog.subscriptions", "smog.positions", "air"])
+def test_check_request_of_a_subscriber_permits_nothing_but_what_is_listed(
+    path: str, name: str
+) -> None:
+    """Every method with a dataset, for a channel, its tables and a dataset."""
+    permitted = {
+        "Channels/DescribeChannel": {"smog"},
+        "Storage/Ingest": {"smog.subscriptions", "smog.positions"},
+        "Storage/ReadTable": {"smog.subscriptions", "smog.positions"},  # The keys: see the handler.
+    }
+    request = _filled(METHODS[path].input_type, name)
+    if name in permitted.get(short(path), ()):
+        check_method(MAIL, path)
+        check_request(MAIL, path, request)
+    else:
+        with raises(Forbidden):
+            check_method(MAIL, path)
+            check_request(MAIL, path, request)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "is_permitted"),
+    [
+        ("Channels/Follow", {"dataset": "smog", "broker": "mail"}, True),
+        ("Channels/Follow", {"dataset": "quakes-hot", "broker": "mail"}, True),
+        ("Channels/Follow", {"dataset": "smog", "broker": "fax"}, False),
+        ("Channels/Follow", {"dataset": "smog", "broker": ""}, False),
+        ("Channels/Follow", {"dataset": "near", "broker": "mail"}, False),
+        ("Channels/DescribeChannel", {"dataset": "near"}, False),
+        ("Storage/Ingest", {"dataset": "quakes-hot.positions"}, True),
+        ("Storage/Ingest", {"dataset": "near.subscriptions"}, False),
+        ("Storage/Ingest", {"dataset": "smog.dead-letters"}, False),
+        ("Storage/Ingest", {"dataset": ".subscriptions"}, False),
+        ("Storage/Ingest", {"dataset": "galileo.brokers"}, False),
+        ("Storage/ReadTable", {"dataset": "smog.dead-letters"}, False),
+        ("Cluster/Status", {"caller": True}, True),
+        ("Cluster/Status", {}, False),
+        ("Cluster/ListDatasets", {}, True),
+        ("Cluster/Topology", {}, True),
+    ],
+)
+def test_check_request_of_a_subscriber(
+    path: str, fields: dict[str, Any], is_permitted: bool
+) -> None:
+    request = _request(path, **fields)
+    others = Principal("mail", MAIL.roles | {Role.READER}, ("air",))
+    if is_permitted:
+        check(MAIL, request)
+        check(Principal("mail", others.roles, MAIL.datasets), request)
+    else:
+        with raises(Forbidden):
+            check(MAIL, request)
+        if "dataset" in fields:
+            with raises(Forbidden):  # A grant on something else adds nothing.
+                check(others, request)
+
+
+def test_check_request_to_follow_is_bounded_by_brokers() -> None:
+    def follow(broker: str) -> Any:
+        return _request("Channels/Follow", dataset="smog", broker=broker)
+
+    for broker in ("mail", "sms-1"):
+        check(BOUNDED, follow(broker))
+    for broker in ("sms", "sms-12", "fax", "ann", ""):
+        with raises(Forbidden, broker=broker):
+            check(BOUNDED, follow(broker))
+    named = Principal("ann", frozenset({Role.SUBSCRIBER}), ("smog",), brokers=("mail",))
+    check(named, follow("mail"))
+    with raises(Forbidden, broker="ann"):
+        check(named, follow("ann"))
+    both = Principal("ann", frozenset({Role.SUBSCRIBER, Role.READER}), ("smog",))
+    check(both, follow("fax"))  # A reader without brokers.
+
+
+@pytest.mark.parametrize(
+    ("principal", "listed"),
+    [
+        (MAIL, {"smog", "smog.subscriptions", "smog.positions"}),
+        (Principal("mail", MAIL.roles), set()),
+        (
+            Principal("mail", MAIL.roles, ("*",)),
+            {"smog", "smog.subscriptions", "smog.positions", "near"},
+        ),
+        (Principal("mail", frozenset({Role.READER}), ("smog",)), {"smog"}),
+        (
+            Principal("mail", MAIL.roles | {Role.READER}, ("air", "smog")),
+            {"air", "smog", "smog.subscriptions", "smog.positions"},
+        ),
+    ],
+)
+def test_principal_may_list_channels_without_their_datasets(
+    principal: Principal, listed: set[str]
+) -> None:
+    air = Schema("air", [Feature("t", "K")])
+    smog, near = (Channel(name, "air", "t > :least") for name in ("smog", "near"))
+    bound = smog.bound(air, [("least", "float")], start={}, partitions=1)
+    positions = Schema("near.positions", [Feature("t", "K")])
+    stored = [air, smog, near, positions, *bound.tables]
+    assert {one.name for one in stored if principal.may_list(one)} == listed

@@ -17,6 +17,9 @@ from galileo.rpc.token_store import LOOK_S, TokenStore, add, digest_of, read, re
 
 ANN = Principal("ann", frozenset({Role.READER, Role.WRITER}), ("nam", "quakes-*"))
 BOB = Principal("bob", frozenset({Role.NODE}), ("*",))
+EVE = Principal(
+    "eve", frozenset({Role.SUBSCRIBER}), ("smog",), brokers=('m"l\\', "é-*", "\U0001f4e0")
+)
 
 
 @pytest.fixture
@@ -32,8 +35,9 @@ def test_token_store_file_contains_digests_only(path: Path) -> None:
     assert other not in text
     assert hashlib.sha256(token.encode()).hexdigest() in text
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    third = add(path, EVE)
     found = TokenStore(path)
-    assert (found.of_token(token), found.of_token(other)) == (ANN, BOB)
+    assert [found.of_token(one) for one in (token, other, third)] == [ANN, BOB, EVE]
     assert found.of_token("") is found.of_token(token[:-1]) is found.of_token(token + "x") is None
     digest = hashlib.sha256(token.encode()).hexdigest()
     assert found.of_token(digest) is None, "who reads the file gets in with nothing of it"
@@ -103,6 +107,11 @@ SECRET = "glt_planted"
         f'quotas = {{ccqs_max = "{SECRET}"}}',
         f'[[principal]]\nname = "a"\nroles = ["reader"]\ntoken_sha256 = "{DIGEST}"\n'
         f"quotas = {{{SECRET} = 1}}",
+        f'[[principal]]\nname = "a"\nroles = ["subscriber"]\ntoken_sha256 = "{DIGEST}"\n'
+        f'brokers = ["{SECRET}/"]',
+        f'[[principal]]\nname = "a"\nroles = ["writer"]\ntoken_sha256 = "{DIGEST}"\n'
+        f'brokers = ["{SECRET}"]',
+        f'[[principal]]\nname = "a"\nroles = ["reader"]\ntoken_sha256 = "{DIGEST}"\nbrokers = 3',
         f"[role.{SECRET}]\nccqs_max = 1",
         "[role.reader]\nccqs_max = 1.5",
         "[role.reader]\nccqs_max = true",

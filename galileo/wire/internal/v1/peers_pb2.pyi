@@ -749,6 +749,7 @@ class CommitRequest(_message.Message):
     RANGE_EPOCH_FIELD_NUMBER: _builtins.int
     FIRST_EPOCH_FIELD_NUMBER: _builtins.int
     ADDED_FIELD_NUMBER: _builtins.int
+    BROKERS_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     producer: _builtins.str
     batch: _builtins.int
@@ -759,6 +760,10 @@ class CommitRequest(_message.Message):
     """the earliest one in which it may have been sent"""
     added: _builtins.int
     """added features that the observations have"""
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """patterns; rows of other brokers stay as they are. None: all may change"""
+
     def __init__(
         self,
         *,
@@ -769,10 +774,11 @@ class CommitRequest(_message.Message):
         range_epoch: _builtins.int = ...,
         first_epoch: _builtins.int = ...,
         added: _builtins.int = ...,
+        brokers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "batch", b"batch", "dataset", b"dataset", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "batch", b"batch", "brokers", b"brokers", "dataset", b"dataset", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
