@@ -1,7 +1,8 @@
 """Rows of a table that several programs change, each change by compare-and-set.
 
 A row has a column `revision`, a number that each change increases by one. A change is batch
-`revision` of a producer that belongs to the row alone, and a partition takes each batch once. So of
+`revision` of a producer that belongs to the row alone, for all principals, and a partition takes
+each batch once. So of
 two changes that began with the same row, the first one counts, and the other one raises
 BatchConflict. A row is never deleted, since a new one would begin with the same numbers.
 
@@ -18,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from galileo.errors import BatchConflict
-from galileo.hashing import digest
-from galileo.model.table import Table
+from galileo.model.table import Table, row_producer
 
 if TYPE_CHECKING:
     from galileo.client.async_tables import AsyncTables
@@ -44,12 +44,9 @@ async def replace_row(
         BatchConflict: the row was changed since.
     """
     changed = row | changes | {REVISION: row[REVISION] + 1}
-    key = row[table.key_columns[0]]
+    rows = pa.Table.from_pylist([changed], schema=table.arrow_schema)
     await client.upsert(
-        table.name,
-        pa.Table.from_pylist([changed], schema=table.arrow_schema),
-        producer=f"row-{digest(str(key)).hex()}",
-        first_batch=changed[REVISION],
+        table.name, rows, producer=row_producer(table, rows), first_batch=changed[REVISION]
     )
     return changed
 

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from galileo.arrays import one_array
 from galileo.errors import InputError, InvalidObservations, InvalidSchema, reason_of
 from galileo.geo import geoarrow, geometry_columns
-from galileo.hashing import hash128
+from galileo.hashing import digest, hash128
 from galileo.model.observations import refuse_long
 from galileo.model.schema import (
     ARROW_TYPES,
@@ -280,6 +280,15 @@ def deleted_rows(table: Table, keys: pa.Table) -> pa.Table:
     named = keys.select([name for name in table.key_columns if name in keys.column_names])
     deleted = pa.array(np.ones(keys.num_rows, dtype=np.bool_))
     return named.append_column(DELETED, deleted)
+
+
+def row_producer(table: Table, rows: pa.Table) -> str:
+    """The producer of the changes of one row, which all principals share.
+
+    Of two changes with one number the first one counts, whoever has made it.
+    """
+    key = [rows.column(name)[0].as_py() for name in table.key_columns]
+    return f"row-{digest(str(key)).hex()}"
 
 
 def hashes_of(table: Table, rows: pa.Table) -> npt.NDArray[np.uint64]:

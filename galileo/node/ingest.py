@@ -43,7 +43,7 @@ from galileo.model.broker import check_brokers, match_brokers
 from galileo.model.channel import BROKER
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema, StoredSchema, other_kind
-from galileo.model.table import DELETED, Table, index_versions, versions_of
+from galileo.model.table import DELETED, Table, index_versions, row_producer, versions_of
 from galileo.node.catalog import Catalog
 from galileo.node.earlier_batches import (
     NOTHING_STORED,
@@ -107,7 +107,7 @@ class Ingest:
         Args:
             dataset: its name.
             table: the rows.
-            producer: of the batch; different principals never share one.
+            producer: of the batch; different principals share those of rows alone (`row_producer`).
             batch: its number.
             principal: of the caller; "" without authentication.
             range_epoch: of the ranges by which the caller split the batch; 0 if this is all of it.
@@ -138,6 +138,8 @@ class Ingest:
         name = f"{principal}/{producer}" if principal else producer
         if isinstance(schema, Table):
             table = await asyncio.to_thread(_versions, schema, table, check, brokers)
+            if table.num_rows == 1 and producer == row_producer(schema, table):
+                name = producer
         deadline = time.monotonic() + RANGES_TIMEOUT_S
         while True:
             topology = self._topology_of(range_epoch)

@@ -21,8 +21,9 @@ from proving import Tokens, token_file
 
 import galileo
 from galileo.cli.main import main
+from galileo.client.numbered_rows import read_row, replace_row
 from galileo.cursor import Cursor
-from galileo.errors import Forbidden, GalileoError, InputError, UnknownDataset
+from galileo.errors import BatchConflict, Forbidden, GalileoError, InputError, UnknownDataset
 from galileo.gateway.options import GatewayOptions
 from galileo.rpc.access import Role
 from galileo.wire.channel import open_channel
@@ -145,6 +146,16 @@ async def test_subscriber_neither_replaces_nor_removes_subscriptions_of_others(s
     assert {(line["principal"], line["action"]) for line in refusals} == {("fax", "Storage/Ingest")}
     assert refusals[0]["object"].startswith("smog.subscriptions")
     assert refusals[0]["roles"] == ["subscriber"]
+
+
+async def test_changes_of_a_position_by_two_principals_are_one_sequence(site: Site) -> None:
+    mail, root = site["mail"], site["root"]
+    [channel] = [one for one in await root.channels() if one.name == "smog"]
+    before = await read_row(root, channel.positions, "mail")
+    await replace_row(mail, channel.positions, before, token="first", worker="", failure="")
+    with raises(BatchConflict):
+        await replace_row(root, channel.positions, before, token="second", worker="", failure="")
+    assert await mail.position("smog", "mail") == "first"
 
 
 async def test_of_two_brokers_that_subscribe_one_id_at_once_one_gets_it(site: Site) -> None:
