@@ -137,7 +137,9 @@ def test_submit_list_fetch_and_cancel(
     assert update["features"][0]["geometry"]["type"] == "Polygon"
     assert update["windows"]
 
-    everything = drained(client, submitted["id"])
+    wanted = Counter(identities_of(client.query(name, "temperature > 280")))
+    while (everything := drained(client, submitted["id"])) != wanted:
+        time.sleep(0.05)
     whole = json.loads(ask(f"{url}/labels?f=json")[2])
     assert Counter(identities(whole["labels"])) == everything
     _, headers, data = ask(f"{url}/labels?f=arrow")
