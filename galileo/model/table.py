@@ -285,7 +285,7 @@ def deleted_rows(table: Table, keys: pa.Table) -> pa.Table:
 def row_producer(table: Table, rows: pa.Table) -> str:
     """The producer of the changes of one row, which all principals share.
 
-    Of two changes with one number the first one counts, whoever has made it.
+    Of two changes with one number the first one counts, from any of them.
     """
     key = [rows.column(name)[0].as_py() for name in table.key_columns]
     return f"row-{digest(str(key)).hex()}"
