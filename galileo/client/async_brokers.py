@@ -26,12 +26,17 @@ class AsyncBrokers(AsyncChannels):
         with `follow`, or pushed once it has a sink. A running worker adopts a change within
         seconds. What `pause_broker` has stopped goes on.
 
+        Results that it holds (`hold`) are kept as soon as this call returns; what was deleted
+        before is not there any more.
+
         Args:
             broker: with a sink, if workers shall push.
 
         Example:
             >>> await client.create_broker(galileo.Broker("ops", galileo.Into("alerts")))
-            >>> "ops" in [broker.name for broker in await client.brokers()]
+            >>> mail = galileo.Broker("mail", channels=["hot"], hold="30d")
+            >>> await client.create_broker(mail)
+            >>> {"mail", "ops"} <= {broker.name for broker in await client.brokers()}
             True
         """
         instance_of(Broker, broker, "a broker, such as galileo.Broker('mail')")
@@ -57,6 +62,8 @@ class AsyncBrokers(AsyncChannels):
 
     async def drop_broker(self, name: str) -> None:
         """Removes a broker; its subscriptions, notifications and positions stay.
+
+        Results are not held for it any more.
 
         Raises:
             UnknownBroker: there is none.

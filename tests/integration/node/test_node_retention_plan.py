@@ -58,10 +58,13 @@ def test_retention_plan_spares_readers_unless_past_readers() -> None:
     settled = Cursor({1: 6, 2: 2})
     found = plan(pieces, AGE, bounds=Bounds(settled, readers), now_us=60 * MICROS)
     assert found.drop == Cursor({1: 2, 2: 1})
-    assert found.held == (HeldBack(1, 60, ("a", "b")),)
+    assert found.held == (HeldBack(1, 60, ("a", "b"), 1 * MICROS),)
     assert found.seal == frozenset()
     found = plan(pieces, AGE, bounds=Bounds(settled, None), now_us=60 * MICROS)
-    assert (found.drop, found.held) == (EMPTY_CURSOR, (HeldBack(1, 70, ()), HeldBack(2, 5, ())))
+    assert (found.drop, found.held) == (
+        EMPTY_CURSOR,
+        (HeldBack(1, 70, (), 1 * MICROS), HeldBack(2, 5, (), 1 * MICROS)),
+    )
     found = plan(pieces, AGE, bounds=Bounds(Cursor({1: 4}), ()), now_us=60 * MICROS)
     assert (found.drop, found.held) == (Cursor({1: 4}), ()), "young commits name no reader"
     free = Retention("10s", past_readers=True)
