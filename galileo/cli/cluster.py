@@ -293,9 +293,8 @@ def _held_back(node: NodeStatus) -> str:
         size = sum(held["bytes"] for held in dataset["held_back"])
         by = sorted({name for held in dataset["held_back"] for name in held["readers"]})
         if size:
-            facts.append(
-                f"{dataset['dataset']}: {size / 1e6:,.1f} MB by {', '.join(by) or 'unknown readers'}"
-            )
+            names = ", ".join(by) or "unknown readers"
+            facts.append(f"{dataset['dataset']}: {size / 1e6:,.1f} MB by {names}")
     return "; ".join(facts)
 
 

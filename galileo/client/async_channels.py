@@ -35,7 +35,7 @@ ANSWER_BYTES = 16 << 20
 WAIT_S = 5.0
 """Seconds that a node waits for something new before it answers that there is nothing."""
 IDLE_ADVANCE_S = 60.0
-"""Seconds between two attempts to move a position past executions that have nothing for a broker."""
+"""`follow` moves a position past executions that have nothing for its broker so often."""
 
 
 class AsyncChannels(AsyncTables):

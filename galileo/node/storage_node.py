@@ -882,7 +882,7 @@ class StorageNode:
         ]
 
     def held(self, dataset: str) -> tuple[HeldBack, ...]:
-        """What retention would have dropped of a dataset or channel, did not readers hold it back."""
+        """What retention would drop of a dataset or channel, did not readers hold it back."""
         return () if self._retaining is None else self._retaining.held(dataset)
 
     def stopped(self) -> list[str]:
