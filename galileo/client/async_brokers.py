@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from galileo.client.arguments import instance_of
@@ -134,4 +133,5 @@ class AsyncBrokers(AsyncChannels):
 
 
 def _broker(row: dict[str, Any]) -> Broker:
-    return replace(Broker.from_json(row["definition"]), paused=row["paused"] or "")
+    stored = Broker.from_json(row["definition"])
+    return Broker.from_dict(stored.to_dict() | {"paused": row["paused"] or ""})

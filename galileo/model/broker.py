@@ -246,7 +246,7 @@ class Broker:
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> Broker:
-        """The inverse of `to_dict`.
+        """The inverse of `to_dict`; the values may have `paused`, too.
 
         Raises:
             InvalidSchema: it is no broker.
@@ -263,7 +263,13 @@ class Broker:
                 fields = dict(given)
                 sink = SINKS[fields.pop("kind")](**fields)
             hold = int(raw.get("hold_us", 0)) / MICROS
-            return Broker(raw["name"], sink, channels=raw.get("channels", ()), hold=hold or None)
+            return Broker(
+                raw["name"],
+                sink,
+                channels=raw.get("channels", ()),
+                hold=hold or None,
+                paused=raw.get("paused", ""),
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidSchema(
                 "expected a broker as `Broker.to_dict` gives it, with a sink of the kind "
