@@ -128,7 +128,7 @@ def _of_broker_behind(held: HeldResults) -> Finding:
         f"{held.since:%Y-%m-%d %H:%M:%SZ}",
         "they stay on the disks until the broker acknowledges them or its hold is over; then they "
         "are deleted, and it gets `gone`",
-        "run what follows the channel for this broker; if nobody does any more, "
+        "run what follows the channel for this broker; if it is not needed any more, "
         f"`galileo broker drop {held.broker}` (docs/channels.md)",
     )
 

@@ -94,7 +94,7 @@ def test_a_broker_that_is_away_for_longer_than_keep_misses_nothing(
         observe(client, [0])
         return follow(client, "mail") == ([], False) and dropped(client) > after
 
-    # A broker without a hold loses what is older than `keep`, once nobody holds it.
+    # A broker without a hold loses what is older than `keep`, once no broker holds it.
     wait_until(lambda: is_dropped(0) and not held(client))
     numbers, is_gone = follow(client, "ops")
     assert is_gone

@@ -288,7 +288,7 @@ def _anywhere(self: Broker, channel: str, *, has_position: bool) -> bool:
     return self.hold_us > 0
 
 
-def _of_nobody(channel: Channel, broker: Broker, token: str) -> Hold:
+def _without_position(channel: Channel, broker: Broker, token: str) -> Hold:
     """A broker without a position, or whose position is not known, holds nothing."""
     return Hold(broker.name, _cursor(channel, broker, token), broker.hold_us / MICROS * bool(token))
 
@@ -297,7 +297,7 @@ MUTANTS: dict[str, tuple[Any, str, Any, int]] = {
     "held by the newest position": (retention_runner, "held_until", _newest, 5),
     "held without a bound": (retention_runner, "held_until", _without_bound, 3),
     "held in other channels": (Broker, "holds", _anywhere, 0),
-    "nothing held without a position": (broker_positions, "_hold", _of_nobody, 3),
+    "nothing held without a position": (broker_positions, "_hold", _without_position, 3),
     "nothing held without brokers": (broker_positions, "UNKNOWN", Hold("", EMPTY_CURSOR, 0.0), 3),
 }
 """What is replaced, and the seed of a history that shows it early."""
