@@ -327,8 +327,7 @@ class BlockingCalls(BlockingBase):
         with `follow`, or pushed once it has a sink. A running worker adopts a change within
         seconds. What `pause_broker` has stopped goes on.
 
-        Results that it holds (`hold`) are kept as soon as this call returns; what was deleted
-        before is not there any more.
+        A hold begins within seconds; results that were deleted before are not there any more.
 
         Args:
             broker: with a sink, if workers shall push.

@@ -309,3 +309,23 @@ async def test_the_rule_convicts(cluster: Any, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(*mutant)
     with pytest.raises(AssertionError, match="is dropped to"):
         await history(cluster, seed)
+
+
+async def test_a_node_that_is_away_may_have_a_broker_that_holds_all(cluster: Any) -> None:
+    world = World(cluster, 0)
+    await world.begin()
+    for name in NAMES:
+        await world.change_broker(name, None)
+    await world.change_broker("mail", Broker("mail", channels=[CHANNEL], hold="5d"))
+    cursor = Cursor({0: 3, 5: 7})
+    await world.acknowledge("mail", cursor)
+    loop = asyncio.get_running_loop()
+    of_b = BrokerPositions(cluster["b"].catalog, cluster["b"].tables, loop=loop)
+    expected = [Hold("mail", cursor, 5 * DAY_S)]
+    assert await of_b.read(world.channel) == expected
+    assert await asyncio.to_thread(of_b.read_from_thread, world.channel) == expected
+    cluster.network.away.add("a")
+    assert await of_b.read(world.channel) == [Hold("", EMPTY_CURSOR, HOLD_MAX_S)]
+    cluster.network.away.clear()
+    await world.upsert(world.channel.positions, broker="mail", token="nonsense")
+    assert await of_b.read(world.channel) == [Hold("mail", EMPTY_CURSOR, 5 * DAY_S)]
