@@ -261,7 +261,7 @@ async def history(cluster: Any, seed: int, steps: int = 16) -> World:
 
 @pytest.mark.parametrize(
     ("seed", "steps"),
-    [(0, 16), *(pytest.param(seed, 40, marks=pytest.mark.slow) for seed in range(1, 30))],
+    [(0, 16), *(pytest.param(seed, 40, marks=pytest.mark.slow) for seed in range(1, 12))],
 )
 async def test_results_are_deleted_when_no_broker_holds_them(
     cluster: Any, seed: int, steps: int
