@@ -44,9 +44,9 @@ def doctor(session: Session, *, path: Path | None, directory: Path | None) -> No
     Checks every node: whether it answers and is ready, its version, clock, free disk, disk speed,
     open files, Java, sampler sandbox, limits that are nearly reached, and continuous queries that
     fail or are overloaded. Names brokers whose sinks get nothing, or for which results are kept
-    beyond their time. Warns if one node stores much
-    more than the others, or if the racks do not suit the copies. The exit status is 1 if there is a
-    problem, else 0. With access control it needs the token of an admin.
+    beyond their time. Warns if one node stores much more than the others, or if the racks do not
+    suit the copies. The exit status is 1 if there is a problem, else 0. With access control it
+    needs the token of an admin.
 
     \b
     Example:
@@ -69,17 +69,19 @@ def doctor(session: Session, *, path: Path | None, directory: Path | None) -> No
 
 
 def _of_brokers(session: Session, reports: Sequence[NodeReport]) -> list[Finding]:
-    """Findings about brokers; none if the cluster does not answer, which is a finding anyway."""
+    """Findings about brokers; few if the cluster does not answer, which is a finding anyway."""
+    findings = list[Finding]()
     try:
         with session.client() as client:
-            brokers = client.brokers()
             channels = [channel.name for channel in client.channels()]
+            status = [report.status for report in reports if report.status is not None]
+            findings = diagnosis.of_held(held_results(status, channels))
+            brokers = client.brokers()
             pushed = [name for name in channels if any(broker.takes(name) for broker in brokers)]
             deliveries = [one for channel in pushed for one in client.deliveries(channel)]
     except GalileoError:
-        return []
-    held = held_results([one.status for one in reports if one.status is not None], channels)
-    return [*diagnosis.of_brokers(brokers if pushed else [], deliveries), *diagnosis.of_held(held)]
+        return findings
+    return [*diagnosis.of_brokers(brokers if pushed else [], deliveries), *findings]
 
 
 def _of_host(path: Path | None, directory: Path | None) -> tuple[list[Finding], HostCondition]:

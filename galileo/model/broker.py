@@ -221,9 +221,8 @@ class Broker:
         Example:
             >>> galileo.Broker("mail", hold="30d").holds("smog", has_position=False)
             False
-            >>> galileo.Broker("mail", hold="30d", channels=["smog"]).holds(
-            ...     "smog", has_position=False
-            ... )
+            >>> mail = galileo.Broker("mail", channels=["smog"], hold="30d")
+            >>> mail.holds("smog", has_position=False)
             True
         """
         is_meant = channel in self.channels if self.channels else has_position

@@ -117,8 +117,10 @@ def _hold(channel: Channel, broker: Broker, token: str) -> Hold:
 
 def _cursor(channel: Channel, broker: Broker, token: str) -> Cursor:
     """The executions that are acknowledged; none by a token that another program has damaged."""
+    if not token:
+        return EMPTY_CURSOR
     try:
-        return tokens.decode(token, ccq_id=reader_of(channel, broker.name)) if token else Cursor()
+        return tokens.decode(token, ccq_id=reader_of(channel, broker.name))
     except InvalidToken as error:
         log.warning("the position of %s in %s: %s", broker.name, channel.name, error)
         return EMPTY_CURSOR
