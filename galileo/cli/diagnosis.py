@@ -140,7 +140,7 @@ def _of_unknown_brokers(held: HeldResults) -> Finding:
         f"results of channel {held.channel!r} are not deleted: {size_of_bytes(held.bytes)}, since "
         "nodes cannot read which brokers hold them",
         "they stay on the disks until that is known, at most 90 days beyond the channel's keep",
-        "start the nodes that are away; their logs say why the brokers cannot be read",
+        "start the nodes that are away; the logs of the others say why the brokers cannot be read",
     )
 
 
