@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+
 import click
 
 from galileo.cli.lazy import Group
-from galileo.cli.output import counted, handle_errors
+from galileo.cli.output import counted, handle_errors, size_of_bytes
+from galileo.cli.retention import HeldResults, held_results, in_units
 from galileo.cli.session import Session, json_option
+from galileo.client import Client
 from galileo.errors import InputError
 from galileo.model.broker import Broker, Into, Kafka, Mqtt, Sink, Webhook
+from galileo.model.times import MICROS
 
 
 @click.group(cls=Group)
@@ -42,6 +48,11 @@ def broker() -> None:
 )
 @click.option("--secret", default="", metavar="NAME", help="A file in the secrets of the workers.")
 @click.option("--channel", "channels", multiple=True, help="Push for this channel.  [default: all]")
+@click.option(
+    "--hold",
+    help="Keep results of channels for so long beyond their keep until they are acknowledged, such "
+    "as 30d.",
+)
 @json_option
 @click.pass_obj
 @handle_errors
@@ -57,10 +68,13 @@ def create(
     wis2: str,
     secret: str,
     channels: tuple[str, ...],
+    hold: str | None,
 ) -> None:
     """Create the broker NAME, or replace it; running workers adopt it within seconds.
 
-    Without a sink, it is a name for programs that follow channels.
+    Without a sink, it is a name for programs that follow channels. With --hold, results of the
+    channels that --channel names, or without these of those in which it has a position, wait for
+    it.
 
     \b
     Example:
@@ -68,6 +82,7 @@ def create(
       galileo broker create live --mqtt mqtts://mqtt.example.org \\
           --topic "smog/{subscription}" --channel smog
       galileo broker create history --into alerts
+      galileo broker create mail --channel smog --hold 30d
     """
     topics = {} if topic is None else {"topic": topic}
     given: list[Sink] = []
@@ -89,7 +104,7 @@ def create(
         raise InputError("--wis2 needs --mqtt; add it", parameter="wis2")
     if secret and webhook is None and mqtt is None and kafka is None:
         raise InputError("--secret needs --webhook, --mqtt or --kafka; add one", parameter="secret")
-    created = Broker(name, given[0] if given else None, channels=channels)
+    created = Broker(name, given[0] if given else None, channels=channels, hold=hold)
     with session.client() as client:
         client.create_broker(created)
     session.output.value(created.to_dict(), words=f"created broker {name}")
@@ -100,7 +115,7 @@ def create(
 @click.pass_obj
 @handle_errors
 def list_brokers(session: Session) -> None:
-    """List the brokers that were created.
+    """List the brokers that were created, and what channels keep for them beyond their keep.
 
     \b
     Example:
@@ -108,14 +123,22 @@ def list_brokers(session: Session) -> None:
     """
     with session.client() as client:
         brokers = client.brokers()
+        held = _held(client, brokers)
     if session.output.as_json:
-        session.output.value([one.to_dict() | {"paused": one.paused} for one in brokers])
+        session.output.value(
+            [
+                one.to_dict() | {"paused": one.paused, "held": held.get(one.name, [])}
+                for one in brokers
+            ]
+        )
         return
     rows = [
         {
             "broker": one.name,
             "sink": _words(one.sink),
             "channels": ", ".join(one.channels) or "all",
+            "hold": in_units(one.hold_us / MICROS) if one.hold_us else "",
+            "held": ", ".join(map(_size, held.get(one.name, []))),
             "paused": one.paused,
         }
         for one in brokers
@@ -220,6 +243,21 @@ def drop(session: Session, *, name: str) -> None:
     with session.client() as client:
         client.drop_broker(name)
     session.output.value({"dropped": name}, words=f"dropped broker {name}")
+
+
+def _held(client: Client, brokers: Sequence[Broker]) -> dict[str, list[HeldResults]]:
+    """The results that wait for brokers, by their names."""
+    if not any(one.hold_us for one in brokers):
+        return {}
+    channels = [channel.name for channel in client.channels()]
+    held = defaultdict[str, list[HeldResults]](list)
+    for one in held_results(client.status().nodes, channels):
+        held[one.broker].append(one)
+    return held
+
+
+def _size(held: HeldResults) -> str:
+    return f"{held.channel}: {size_of_bytes(held.bytes)} since {held.since:%Y-%m-%d %H:%M:%SZ}"
 
 
 def _words(sink: Sink | None) -> str:

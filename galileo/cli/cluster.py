@@ -291,11 +291,10 @@ def _held_back(node: NodeStatus) -> str:
     facts = []
     for dataset in node.datasets:
         size = sum(held["bytes"] for held in dataset["held_back"])
-        by = sorted({ccq for held in dataset["held_back"] for ccq in held["ccqs"]})
+        by = sorted({name for held in dataset["held_back"] for name in held["readers"]})
         if size:
-            facts.append(
-                f"{dataset['dataset']}: {size / 1e6:,.1f} MB by {', '.join(by) or 'a restart'}"
-            )
+            names = ", ".join(by) or "unknown readers"
+            facts.append(f"{dataset['dataset']}: {size / 1e6:,.1f} MB by {names}")
     return "; ".join(facts)
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from galileo.cli.output import size_of_bytes
+from galileo.cli.retention import HeldResults
 from galileo.client.node_diagnostics import CcqProblem, NodeReport
 from galileo.client.results import Delivery, NodeStatus
 from galileo.dht.rack_spread import RackSpread
@@ -110,6 +112,36 @@ def of_brokers(brokers: Sequence[Broker], deliveries: Sequence[Delivery]) -> lis
             )
         )
     return findings
+
+
+def of_held(held: Sequence[HeldResults]) -> list[Finding]:
+    """Findings about results that are kept beyond the `keep` of their channels."""
+    return [_of_broker_behind(one) if one.broker else _of_unknown_brokers(one) for one in held]
+
+
+def _of_broker_behind(held: HeldResults) -> Finding:
+    return Finding(
+        "warning",
+        "",
+        f"broker {held.broker!r} of channel {held.channel!r} is behind: "
+        f"{size_of_bytes(held.bytes)} of results wait for it, the oldest since "
+        f"{held.since:%Y-%m-%d %H:%M:%SZ}",
+        "they stay on the disks until the broker acknowledges them or its hold is over; then they "
+        "are deleted, and it gets `gone`",
+        "run what follows the channel for this broker; if it is not needed any more, "
+        f"`galileo broker drop {held.broker}` (docs/channels.md)",
+    )
+
+
+def _of_unknown_brokers(held: HeldResults) -> Finding:
+    return Finding(
+        "warning",
+        "",
+        f"results of channel {held.channel!r} are not deleted: {size_of_bytes(held.bytes)}, since "
+        "nodes cannot read which brokers hold them",
+        "they stay on the disks until that is known, at most 90 days beyond the channel's keep",
+        "start the nodes that are away; the logs of the others say why the brokers cannot be read",
+    )
 
 
 def _is_silent(report: NodeReport) -> bool:

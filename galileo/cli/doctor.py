@@ -12,6 +12,7 @@ from galileo import config as configuration
 from galileo.cli import diagnosis
 from galileo.cli.diagnosis import Finding
 from galileo.cli.output import handle_errors
+from galileo.cli.retention import held_results
 from galileo.cli.session import Session, json_option
 from galileo.client.node_diagnostics import NodeReport, conditions
 from galileo.errors import GalileoError
@@ -42,9 +43,10 @@ def doctor(session: Session, *, path: Path | None, directory: Path | None) -> No
 
     Checks every node: whether it answers and is ready, its version, clock, free disk, disk speed,
     open files, Java, sampler sandbox, limits that are nearly reached, and continuous queries that
-    fail or are overloaded. Names brokers whose sinks get nothing. Warns if one node stores much
-    more than the others, or if the racks do not suit the copies. The exit status is 1 if there is a
-    problem, else 0. With access control it needs the token of an admin.
+    fail or are overloaded. Names brokers whose sinks get nothing, or for which results are kept
+    beyond their time. Warns if one node stores much more than the others, or if the racks do not
+    suit the copies. The exit status is 1 if there is a problem, else 0. With access control it
+    needs the token of an admin.
 
     \b
     Example:
@@ -59,27 +61,27 @@ def doctor(session: Session, *, path: Path | None, directory: Path | None) -> No
     else:
         timeout_s, keys = seconds(session.timeout), session.proof.keys()
         reports = asyncio.run(conditions(session.addresses, patience_s=timeout_s, keys=keys))
-        findings, report = diagnosis.of_cluster(reports) + _of_brokers(session), reports
+        findings, report = diagnosis.of_cluster(reports) + _of_brokers(session, reports), reports
         words = _nodes(reports)
     _report(session, findings, examined=report, words=words)
     if any(finding.severity == "problem" for finding in findings):
         click.get_current_context().exit(EXIT_PROBLEMS)
 
 
-def _of_brokers(session: Session) -> list[Finding]:
-    """Findings about brokers; none if the cluster does not answer, which is a finding anyway."""
+def _of_brokers(session: Session, reports: Sequence[NodeReport]) -> list[Finding]:
+    """Findings about brokers; few if the cluster does not answer, which is a finding anyway."""
+    findings = list[Finding]()
     try:
         with session.client() as client:
+            channels = [channel.name for channel in client.channels()]
+            status = [report.status for report in reports if report.status is not None]
+            findings = diagnosis.of_held(held_results(status, channels))
             brokers = client.brokers()
-            pushed = [
-                channel.name
-                for channel in client.channels()
-                if any(broker.takes(channel.name) for broker in brokers)
-            ]
+            pushed = [name for name in channels if any(broker.takes(name) for broker in brokers)]
             deliveries = [one for channel in pushed for one in client.deliveries(channel)]
     except GalileoError:
-        return []
-    return diagnosis.of_brokers(brokers if pushed else [], deliveries)
+        return findings
+    return [*diagnosis.of_brokers(brokers if pushed else [], deliveries), *findings]
 
 
 def _of_host(path: Path | None, directory: Path | None) -> tuple[list[Finding], HostCondition]:

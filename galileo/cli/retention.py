@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -10,13 +14,30 @@ import click
 from galileo.cli.lazy import Group
 from galileo.cli.output import handle_errors
 from galileo.cli.session import Session, json_option
-from galileo.client import RetentionReport
+from galileo.client import NodeStatus, RetentionReport
 from galileo.errors import InputError
 from galileo.model.retention import Retention
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldResults:
+    """Results of a channel that are older than its `keep` and wait for a broker.
+
+    Attributes:
+        channel: its name.
+        broker: likewise; "" where nodes cannot read which brokers hold results.
+        bytes: of the files, at all nodes.
+        since: when the oldest of them were made, about.
+    """
+
+    channel: str
+    broker: str
+    bytes: int
+    since: dt.datetime
 
 
 @click.group(cls=Group)
@@ -157,17 +178,36 @@ def in_units(age_s: float) -> str:
     return f"{age_s / width:g}{name}"
 
 
+def held_results(nodes: Iterable[NodeStatus], channels: Collection[str]) -> list[HeldResults]:
+    """What nodes keep for the brokers of channels, by channel and broker."""
+    parts = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
+    for node in nodes:
+        for stored in node.datasets:
+            for held in stored["held_back"] if stored["dataset"] in channels else ():
+                for broker in held["readers"] or [""]:
+                    parts[stored["dataset"], broker].append(held)
+    return [
+        HeldResults(
+            channel,
+            broker,
+            bytes=sum(held["bytes"] for held in of_both),
+            since=dt.datetime.fromtimestamp(min(held["since"] for held in of_both), dt.UTC),
+        )
+        for (channel, broker), of_both in sorted(parts.items())
+    ]
+
+
 def _format_policy(policy: Retention | None) -> dict[str, Any] | None:
     return None if policy is None else policy.to_dict()
 
 
 def _held(held: dict[str, Any]) -> dict[str, Any]:
-    by = ", ".join(held["ccqs"]) or "unknown until the continuous queries are loaded"
+    by = ", ".join(held["readers"]) or "unknown until the continuous queries are loaded"
     return {"partition": held["partition"], "bytes": held["bytes"], "held back by": by}
 
 
 def _row(report: RetentionReport) -> dict[str, Any]:
-    ccqs = sorted({ccq for held in report.held_back for ccq in held["ccqs"]})
+    ccqs = sorted({ccq for held in report.held_back for ccq in held["readers"]})
     return {
         "node": report.node,
         "files": report.files,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from galileo.client.arguments import instance_of
@@ -26,12 +25,16 @@ class AsyncBrokers(AsyncChannels):
         with `follow`, or pushed once it has a sink. A running worker adopts a change within
         seconds. What `pause_broker` has stopped goes on.
 
+        A hold begins within seconds; results that were deleted before are not there any more.
+
         Args:
             broker: with a sink, if workers shall push.
 
         Example:
             >>> await client.create_broker(galileo.Broker("ops", galileo.Into("alerts")))
-            >>> "ops" in [broker.name for broker in await client.brokers()]
+            >>> mail = galileo.Broker("mail", channels=["hot"], hold="30d")
+            >>> await client.create_broker(mail)
+            >>> {"mail", "ops"} <= {broker.name for broker in await client.brokers()}
             True
         """
         instance_of(Broker, broker, "a broker, such as galileo.Broker('mail')")
@@ -57,6 +60,8 @@ class AsyncBrokers(AsyncChannels):
 
     async def drop_broker(self, name: str) -> None:
         """Removes a broker; its subscriptions, notifications and positions stay.
+
+        Results are not held for it any more.
 
         Raises:
             UnknownBroker: there is none.
@@ -127,4 +132,5 @@ class AsyncBrokers(AsyncChannels):
 
 
 def _broker(row: dict[str, Any]) -> Broker:
-    return replace(Broker.from_json(row["definition"]), paused=row["paused"] or "")
+    stored = Broker.from_json(row["definition"])
+    return Broker.from_dict(stored.to_dict() | {"paused": row["paused"] or ""})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -12,13 +13,13 @@ import pyarrow as pa
 from galileo.client.arguments import dataset_name, instance_of
 from galileo.client.async_tables import AsyncTables, Keys
 from galileo.client.ingestion import Progress
-from galileo.client.numbered_rows import change_row
+from galileo.client.numbered_rows import REVISION, change_row, read_row, replace_row
 from galileo.client.results import ChannelPartition, Notifications, Receipt
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
-from galileo.errors import InputError
+from galileo.errors import GalileoError, InputError
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import from_ipc
-from galileo.model.channel import BROKER, LEFT, MATCHES_SCHEMA, TOKEN, Channel, reader_of
+from galileo.model.channel import BROKER, LEFT, MATCHES_SCHEMA, TOKEN, WORKER, Channel, reader_of
 from galileo.model.schema import unknown_channel
 from galileo.model.table import Table
 from galileo.model.times import Duration, seconds
@@ -33,6 +34,8 @@ ANSWER_BYTES = 16 << 20
 """A call for notifications ends after so many bytes; the next one goes on there."""
 WAIT_S = 5.0
 """Seconds that a node waits for something new before it answers that there is nothing."""
+IDLE_ADVANCE_S = 60.0
+"""`follow` moves a position past executions that have nothing for its broker so often."""
 
 
 class AsyncChannels(AsyncTables):
@@ -195,6 +198,9 @@ class AsyncChannels(AsyncTables):
         does with them can stop at any time and continue with the token: nothing is missed, and
         nothing comes twice. Resumes at another node after a failure.
 
+        Where the last notifications are acknowledged in the cluster, this call moves that position
+        past executions that have nothing for the broker: each minute, and when it ends by `wait`.
+
         Args:
             channel: its name.
             broker: whose subscriptions.
@@ -214,13 +220,20 @@ class AsyncChannels(AsyncTables):
             ['anna']
         """
         limit_s, news_at = math.inf if wait is None else seconds(wait), time.monotonic()
+        given, given_at = token, news_at
         while (left_s := news_at + limit_s - time.monotonic()) > 0:
             wait_s = min(WAIT_S, left_s)
             for batch in await self.fetch_notifications(channel, broker, token=token, wait=wait_s):
                 token = batch.token
                 if batch.execution or batch.gone:
                     yield batch
-                    news_at = time.monotonic()
+                    news_at = given_at = time.monotonic()
+                    given = token
+            is_over = news_at + limit_s <= time.monotonic()
+            if token != given and (is_over or time.monotonic() - given_at > IDLE_ADVANCE_S):
+                given_at = time.monotonic()
+                if await self._advance(channel, broker, given, token):
+                    given = token
 
     async def fetch_notifications(
         self,
@@ -321,6 +334,27 @@ class AsyncChannels(AsyncTables):
             return whole
 
         return await self._caller.call(attempt)
+
+    async def _advance(self, channel: str, broker: str, given: str, token: str) -> bool:
+        """Moves the position of a broker past executions that have nothing for it.
+
+        Args:
+            channel: its name.
+            broker: whose position.
+            given: the token of the last notifications; nothing is moved if they are not
+                acknowledged, or a worker pushes for the broker.
+            token: behind the executions.
+
+        Returns:
+            Whether the position was moved.
+        """
+        with suppress(GalileoError):  # The caller may have no right to, and need not.
+            table = (await self._channel(channel)).positions
+            row = await read_row(self, table, broker)
+            if row[REVISION] and (row[TOKEN] or "") == given and not row.get(WORKER):
+                await replace_row(self, table, row, **{TOKEN: token})
+                return True
+        return False
 
     async def _channel(self, name: str) -> Channel:
         known = self._channels.get(dataset_name(name))

@@ -327,12 +327,16 @@ class BlockingCalls(BlockingBase):
         with `follow`, or pushed once it has a sink. A running worker adopts a change within
         seconds. What `pause_broker` has stopped goes on.
 
+        A hold begins within seconds; results that were deleted before are not there any more.
+
         Args:
             broker: with a sink, if workers shall push.
 
         Example:
             >>> client.create_broker(galileo.Broker("ops", galileo.Into("alerts")))
-            >>> "ops" in [broker.name for broker in client.brokers()]
+            >>> mail = galileo.Broker("mail", channels=["hot"], hold="30d")
+            >>> client.create_broker(mail)
+            >>> {"mail", "ops"} <= {broker.name for broker in client.brokers()}
             True
         """
         self._run(self._client.create_broker(broker))
@@ -349,6 +353,8 @@ class BlockingCalls(BlockingBase):
 
     def drop_broker(self, name: str) -> None:
         """Removes a broker; its subscriptions, notifications and positions stay.
+
+        Results are not held for it any more.
 
         Raises:
             UnknownBroker: there is none.
@@ -537,6 +543,9 @@ class BlockingCalls(BlockingBase):
         partition they come in order. A broker that stores the token of each together with what it
         does with them can stop at any time and continue with the token: nothing is missed, and
         nothing comes twice. Resumes at another node after a failure.
+
+        Where the last notifications are acknowledged in the cluster, this call moves that position
+        past executions that have nothing for the broker: each minute, and when it ends by `wait`.
 
         Args:
             channel: its name.

@@ -25,6 +25,7 @@ from galileo.client.results import (
 from galileo.errors import DeadlineExceeded
 from galileo.labels import from_ipc
 from galileo.model.schema import Schema, name_of_key
+from galileo.model.times import MICROS
 from galileo.model.windows import Window, WindowChange
 from galileo.packing import unpack
 from galileo.samplers import SamplerSpec
@@ -151,7 +152,8 @@ def held_back(value: cluster_pb2.RetentionHold) -> dict[str, Any]:
     return {
         "partition": value.partition,
         "bytes": value.bytes,
-        "ccqs": list(value.ccq_ids),
+        "readers": list(value.readers),
+        "since": value.since_us / MICROS,
     }
 
 

@@ -615,8 +615,9 @@ class RetentionReport:
     Attributes:
         files, commits, bytes: that it dropped.
         held_back: for each partition that holds more than the policy wants since readers have
-            not fetched it: "partition", "bytes" and "ccqs"; none of these where the node is not
-            certain yet which continuous queries there are.
+            not fetched it: "partition", "bytes", "readers", the ids of continuous queries, none
+            where the node is not certain yet which ones there are, and "since", the time of the
+            newest observation in the oldest file, seconds since 1970.
         failures: what went wrong, partition by partition, or that the node could not be reached.
     """
 
@@ -643,6 +644,8 @@ class NodeStatus:
     `damaged` are files that fail their checksums and that no other copy has replaced.
     `diverged` are copies whose commits differ from those of this node, which leads their partition.
     `channels_failing` are its partitions of channels that are not executed at present, and why.
+    `datasets` are datasets, tables and channels; `held_back` of a channel, as of `RetentionReport`,
+    names the brokers for which results older than `keep` are kept.
     `evaluator_problem` is why the queries that it coordinates are not evaluated at present; empty
     if they are.
     """

@@ -22,7 +22,10 @@ import pyarrow.compute as pc
 from galileo.errors import Forbidden, InvalidSchema, UnknownBroker, reason_of
 from galileo.model.schema import absence, dataset_name, read_json
 from galileo.model.table import Table
+from galileo.model.times import MICROS, Duration, seconds
 
+HOLD_MAX_S = 90 * 86_400.0
+"""The longest hold, which is assumed while a node cannot read which brokers there are."""
 BROKERS = Table(
     "galileo.brokers",
     {"name": "text", "definition": "text", "paused": "text", "revision": "int"},
@@ -162,9 +165,13 @@ class Broker:
     Args:
         name: as subscriptions have it.
         sink: where workers push notifications to; None: the broker pulls them.
-        channels: whose notifications are pushed; none: those of all channels.
+        channels: whose notifications are pushed, and whose results are held; none: those of all
+            channels, and those in which it has a position.
+        hold: for how long results of a channel that it has not acknowledged are kept beyond the
+            channel's `keep`, such as "30d"; at most 90 days. None: not at all.
 
     Attributes:
+        hold_us: microseconds; 0: results are not held.
         paused: why nothing is pushed at present; "" if it is. The cluster sets it.
 
     Example:
@@ -175,6 +182,7 @@ class Broker:
     name: str
     sink: Sink | None
     channels: tuple[str, ...]
+    hold_us: int
     paused: str
 
     def __init__(
@@ -183,6 +191,7 @@ class Broker:
         sink: Sink | None = None,
         *,
         channels: Sequence[str] = (),
+        hold: Duration | None = None,
         paused: str = "",
     ) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -194,6 +203,7 @@ class Broker:
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "sink", sink)
         object.__setattr__(self, "channels", tuple(map(dataset_name, channels)))
+        object.__setattr__(self, "hold_us", 0 if hold is None else _hold_us(hold))
         object.__setattr__(self, "paused", paused)
 
     def takes(self, channel: str) -> bool:
@@ -205,6 +215,19 @@ class Broker:
         """
         return self.sink is not None and (not self.channels or channel in self.channels)
 
+    def holds(self, channel: str, *, has_position: bool) -> bool:
+        """Whether results of a channel wait for this broker.
+
+        Example:
+            >>> galileo.Broker("mail", hold="30d").holds("smog", has_position=False)
+            False
+            >>> mail = galileo.Broker("mail", channels=["smog"], hold="30d")
+            >>> mail.holds("smog", has_position=False)
+            True
+        """
+        is_meant = channel in self.channels if self.channels else has_position
+        return self.hold_us > 0 and is_meant
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, which `from_dict` reads.
 
@@ -213,11 +236,16 @@ class Broker:
             {'kind': 'into', 'target': 'alerts'}
         """
         sink = None if self.sink is None else {"kind": self.sink.kind, **asdict(self.sink)}
-        return {"name": self.name, "sink": sink, "channels": list(self.channels)}
+        return {
+            "name": self.name,
+            "sink": sink,
+            "channels": list(self.channels),
+            "hold_us": self.hold_us,
+        }
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> Broker:
-        """The inverse of `to_dict`.
+        """The inverse of `to_dict`; the values may have `paused`, too.
 
         Raises:
             InvalidSchema: it is no broker.
@@ -233,7 +261,14 @@ class Broker:
             if given is not None:
                 fields = dict(given)
                 sink = SINKS[fields.pop("kind")](**fields)
-            return Broker(raw["name"], sink, channels=raw.get("channels", ()))
+            hold = int(raw.get("hold_us", 0)) / MICROS
+            return Broker(
+                raw["name"],
+                sink,
+                channels=raw.get("channels", ()),
+                hold=hold or None,
+                paused=raw.get("paused", ""),
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidSchema(
                 "expected a broker as `Broker.to_dict` gives it, with a sink of the kind "
@@ -299,6 +334,13 @@ def _topic(topic: Any, wanted: str, refused: str) -> None:
         raise _wrong(f"{wanted}, with {{channel}} and the like", topic, "topic")
     if not 1 <= len(filled) <= 249 or set(filled) & set(refused + "\0"):
         raise _wrong(wanted, topic, "topic")
+
+
+def _hold_us(hold: Duration) -> int:
+    hold_s = seconds(hold)
+    if not 1 / MICROS <= hold_s <= HOLD_MAX_S:
+        raise _wrong("results to be held for at most 90 days", hold, "hold")
+    return round(hold_s * MICROS)
 
 
 def _secret(name: Any) -> None:

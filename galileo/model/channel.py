@@ -120,7 +120,8 @@ class Channel(StoredSchema):
         template: CQL2 text with parameters, such as `temperature > :threshold`; see `Template`.
         period: time between two executions, which begin at its multiples.
         columns: of the observations that are delivered; none: all.
-        keep: for how long the results of an execution are kept; at least a second.
+        keep: for how long the results of an execution are kept, unless a broker holds them for
+            longer; at least a second.
         new: what has to be new in a pair of an observation and a subscription since the last
             execution: "observations", with any subscription; "both", of the subscription its row
             in the table; "either": subscriptions that are new or were changed also get the

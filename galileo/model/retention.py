@@ -172,13 +172,16 @@ class HeldBack:
 
     Attributes:
         bytes: of the files.
-        ccq_ids: of the continuous queries that have not been fetched so far; none where it is
-            not certain yet which ones there are.
+        readers: the continuous queries that have not been fetched so far, or the brokers of a
+            channel that have not acknowledged so far; none where these are not known for certain.
+        since_us: the time of the newest observation or execution in the oldest file, microseconds
+            since 1970.
     """
 
     partition: int
     bytes: int
-    ccq_ids: tuple[str, ...]
+    readers: tuple[str, ...]
+    since_us: int
 
 
 @dataclass(frozen=True, slots=True)

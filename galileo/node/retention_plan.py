@@ -10,6 +10,9 @@ files, the oldest ones of each partition; an open file is sealed first.
 A policy that may not pass readers keeps three kinds of commits: those that a reader of a live
 continuous query has not fetched; all, while the continuous queries are not known for certain; and
 recent ones, since a continuous query that is being submitted may need them.
+
+The results of a channel have an age. Brokers that hold them are readers, each up to an age of its
+own: it also lets go of what is older than the policy and its hold together.
 """
 
 from __future__ import annotations
@@ -33,10 +36,30 @@ Pieces: TypeAlias = Mapping[int, Sequence[LogFile]]
 
 @dataclass(frozen=True, slots=True)
 class ReaderProgress:
-    """A live continuous query, and the cursor up to which its clients have fetched."""
+    """A live continuous query or a broker, and the cursor up to which it does not need commits.
 
-    ccq_id: str
+    Attributes:
+        name: "" for readers that are not known.
+        retrieved: what the clients of the query have fetched.
+    """
+
+    name: str
     retrieved: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A broker for which executions of a channel are kept beyond the policy.
+
+    Attributes:
+        broker: its name; "" for brokers that are not known.
+        position: the executions that it has acknowledged.
+        hold_s: for how long the others are kept beyond the age of the policy.
+    """
+
+    broker: str
+    position: Cursor
+    hold_s: float
 
 
 Readers: TypeAlias = Callable[[str], Sequence[ReaderProgress] | None]
@@ -102,6 +125,29 @@ def plan(pieces: Pieces, policy: Retention, *, bounds: Bounds, now_us: int) -> P
     return Plan(frozenset(seal), Cursor(drop), tuple(held))
 
 
+def held_until(
+    pieces: Pieces, policy: Retention, holds: Sequence[Hold], *, now_us: int
+) -> list[ReaderProgress]:
+    """The executions that each broker does not need: acknowledged, or older than its hold.
+
+    Args:
+        pieces: of all partitions of a channel on this node.
+        policy: of the channel, an age.
+        holds: of its brokers.
+        now_us: the current time, microseconds since 1970.
+    """
+    assert policy.age_s is not None, "results of channels have an age"
+    return [
+        ReaderProgress(
+            hold.broker,
+            hold.position.join(
+                demanded(pieces, Retention(policy.age_s + hold.hold_s), now_us=now_us)
+            ),
+        )
+        for hold in holds
+    ]
+
+
 def demanded(pieces: Pieces, policy: Retention, *, now_us: int) -> dict[int, int]:
     """The commit up to which the policy drops each partition, without regard to readers."""
     until: dict[int, int] = {}
@@ -147,10 +193,13 @@ def _is_large(files: Sequence[LogFile], pieces: Pieces, policy: Retention) -> bo
 def _held(
     partition: int, files: Sequence[LogFile], *, reached: int, until: int, bounds: Bounds
 ) -> HeldBack | None:
-    size = sum(piece.bytes for piece in files if reached < piece.last <= until)
+    held = [piece for piece in files if reached < piece.last <= until]
+    size = sum(piece.bytes for piece in held)
     if not size:
         return None
+    since_us = held[0].newest_us
     if bounds.readers is None:
-        return HeldBack(partition, size, ())
-    behind = [r.ccq_id for r in bounds.readers if r.retrieved[partition] < until]
-    return HeldBack(partition, size, tuple(sorted(behind))) if behind else None
+        return HeldBack(partition, size, (), since_us)
+    behind = [r.name for r in bounds.readers if r.retrieved[partition] < until]
+    names = tuple(sorted(filter(None, behind)))
+    return HeldBack(partition, size, names, since_us) if behind else None

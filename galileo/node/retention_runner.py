@@ -8,16 +8,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError
+from galileo.model.channel import Channel
 from galileo.model.retention import HeldBack, Retention, RetentionReport
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
 from galileo.node.channel_shard import ChannelShard
-from galileo.node.retention_plan import PIECES, Bounds, Plan, ReaderProgress, Readers, plan
+from galileo.node.retention_plan import (
+    PIECES,
+    Bounds,
+    Hold,
+    Pieces,
+    Plan,
+    Readers,
+    held_until,
+    plan,
+)
 from galileo.node.shard import Shard
 from galileo.node.table_cleaner import TableCleaner
 from galileo.node.table_shard import TableShard
@@ -27,6 +38,9 @@ MIN_AGE_S = 60.0
 TABLE_AGE_S = 300.0
 
 log = logging.getLogger(__name__)
+
+Holds: TypeAlias = Callable[[Channel], Sequence[Hold]]
+"""The brokers that hold the results of a channel now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +79,16 @@ class RetentionRunner:
         catalog: of the node.
         options: when.
         readers: called in this thread.
+        holds: likewise, before executions are dropped.
     """
 
     def __init__(
-        self, catalog: Catalog, options: RetentionRunnerOptions, *, readers: Readers
+        self, catalog: Catalog, options: RetentionRunnerOptions, *, readers: Readers, holds: Holds
     ) -> None:
         self._catalog = catalog
         self._options = options
         self._readers = readers
+        self._holds = holds
         self._started = options.monotonic()
         self._started_wall = options.wall()
         self._settling: dict[str, _Settling] = {}
@@ -91,7 +107,7 @@ class RetentionRunner:
         self._thread.join()
 
     def held(self, dataset: str) -> tuple[HeldBack, ...]:
-        """The data that readers held back at the last check of the dataset."""
+        """The data that readers held back at the last check of a dataset or channel."""
         return self._held.get(dataset, ())
 
     def apply(self, dataset: str) -> RetentionReport:
@@ -106,7 +122,7 @@ class RetentionRunner:
             if policy is None:
                 self._held.pop(dataset, None)
                 return RetentionReport()
-            report = self._carry_out(shard, self._plan(shard, policy, self._readers))
+            report = self._carry_out(shard, self._plan_rows(shard, policy))
             self._held[dataset] = report.held
             return report
 
@@ -145,22 +161,43 @@ class RetentionRunner:
         return published
 
     def drop_executions(self, shard: ChannelShard) -> RetentionReport:
-        """Drops old executions of a channel; the last one of a partition stays, for its cut."""
-        channel = shard.schema
+        """Drops old executions of a channel that no broker holds; blocks.
+
+        The last one of a partition stays, for its cut. Positions of brokers are read only if there
+        is something to drop, since other nodes have them.
+        """
         with self._working:
             self._observe()
-            last = Cursor({partition: shard.index.last(partition) for partition in shard.own})
-            cuts = Cursor({partition: max(0, sequence - 1) for partition, sequence in last.items()})
-            reader = ReaderProgress(channel.name, cuts)
-            policy = Retention(channel.keep_us / MICROS)
-            return self._carry_out(shard, self._plan(shard, policy, lambda _: [reader]))
+            planned = self._plan_executions(shard, ())
+        if planned.drop:
+            planned = self._plan_executions(shard, self._holds(shard.schema))
+        with self._working:
+            report = self._carry_out(shard, planned)
+            self._held[shard.schema.key] = report.held
+            return report
 
-    def _plan(self, shard: Shard, policy: Retention, readers: Readers) -> Plan:
-        dataset = shard.schema.key
-        pieces = {p: journal.log_files() for p, journal in shard.own.items()}
-        settled = self._settling[dataset].settled if dataset in self._settling else EMPTY_CURSOR
+    def _plan_rows(self, shard: Shard, policy: Retention) -> Plan:
+        dataset, pieces = shard.schema.key, _pieces(shard)
         # Readers are listed after the files were listed, so that none of these is newer.
-        bounds = Bounds(settled, readers(dataset))
+        bounds = Bounds(self._settled(shard), self._readers(dataset))
+        return self._plan(shard, policy, pieces, bounds)
+
+    def _plan_executions(self, shard: ChannelShard, holds: Sequence[Hold]) -> Plan:
+        policy, pieces = Retention(shard.schema.keep_us / MICROS), _pieces(shard)
+        readers = held_until(pieces, policy, holds, now_us=self._now_us())
+        droppable = self._settled(shard).meet(self._before_last(shard))
+        return self._plan(shard, policy, pieces, Bounds(droppable, readers))
+
+    def _before_last(self, shard: ChannelShard) -> Cursor:
+        """The executions before the last one of each partition."""
+        last = {partition: shard.index.last(partition) for partition in shard.own}
+        return Cursor({partition: max(0, sequence - 1) for partition, sequence in last.items()})
+
+    def _settled(self, shard: Shard) -> Cursor:
+        settling = self._settling.get(shard.schema.key)
+        return EMPTY_CURSOR if settling is None else settling.settled
+
+    def _plan(self, shard: Shard, policy: Retention, pieces: Pieces, bounds: Bounds) -> Plan:
         planned = plan(pieces, policy, bounds=bounds, now_us=self._now_us())
         seal = planned.seal | self._long_written(shard, policy)
         return Plan(seal, planned.drop, planned.held)
@@ -228,3 +265,7 @@ class RetentionRunner:
                     *(done.files, place, done.bytes, done.until),
                 )
         return RetentionReport(files, commits, size, planned.held, tuple(failures))
+
+
+def _pieces(shard: Shard) -> Pieces:
+    return {partition: journal.log_files() for partition, journal in shard.own.items()}

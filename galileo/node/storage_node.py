@@ -53,6 +53,7 @@ from galileo.model.schema import (
 )
 from galileo.model.table import Table
 from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
+from galileo.node.broker_positions import BrokerPositions
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
 from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
 from galileo.node.channel_reader import ChannelReader
@@ -354,12 +355,18 @@ class StorageNode:
     def retain(self, readers: Readers, options: RetentionRunnerOptions | None = None) -> None:
         """Begins to apply the retention policies of the datasets; nothing is dropped before.
 
+        Called in the event loop.
+
         Args:
             readers: lists the readers that a policy may not pass; called in a thread.
             options: when.
         """
+        positions = BrokerPositions(self.catalog, self.tables, loop=asyncio.get_running_loop())
         self._retaining = RetentionRunner(
-            self.catalog, options or RetentionRunnerOptions(), readers=readers
+            self.catalog,
+            options or RetentionRunnerOptions(),
+            readers=readers,
+            holds=positions.read_from_thread,
         )
 
     def begin_scrub(self, options: ScrubOptions) -> None:
@@ -869,10 +876,14 @@ class StorageNode:
                 sequences=shard.own_published().sequences,
                 retention=self.catalog.retention(dataset).retention,
                 dropped=shard.dropped(),
-                held=() if self._retaining is None else self._retaining.held(dataset),
+                held=self.held(dataset),
             )
             for dataset, shard in sorted(self.catalog.shards.items())
         ]
+
+    def held(self, dataset: str) -> tuple[HeldBack, ...]:
+        """What retention would drop of a dataset or channel, did not readers hold it back."""
+        return () if self._retaining is None else self._retaining.held(dataset)
 
     def stopped(self) -> list[str]:
         """The partitions that refuse writes, each with its reason."""

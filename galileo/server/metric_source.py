@@ -209,6 +209,7 @@ def _channels(node: StorageNode) -> Iterator[Measured]:
         yield "galileo_channel_behind_commits", labels, behind
         failing = sum(bool(one.failure) for one in progress)
         yield "galileo_channel_failing", labels, failing
+        yield "galileo_channel_held_bytes", labels, sum(one.bytes for one in node.held(key))
 
 
 # --- stored data -----------------------------------------------------------------------------

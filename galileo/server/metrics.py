@@ -216,6 +216,12 @@ DEFINITIONS = (
     Definition(
         "galileo_channel_failing", "gauge", "Partitions that are not executed now", _CHANNEL
     ),
+    Definition(
+        "galileo_channel_held_bytes",
+        "gauge",
+        "Results older than `keep` that brokers hold, at the last check",
+        _CHANNEL,
+    ),
     # --- of stored data
     Definition("galileo_dataset_rows", "gauge", "Observations that this node stores", _DATASET),
     Definition("galileo_dataset_paths", "gauge", "Paths in them", _DATASET),

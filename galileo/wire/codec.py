@@ -299,9 +299,9 @@ async def _messages(table: pa.Table, rows_max: int) -> list[bytes]:
 def held_to_pb(held: Sequence[HeldBack]) -> list[cluster_pb2.RetentionHold]:
     return [
         cluster_pb2.RetentionHold(
-            partition=partition.partition, bytes=partition.bytes, ccq_ids=partition.ccq_ids
+            partition=one.partition, bytes=one.bytes, readers=one.readers, since_us=one.since_us
         )
-        for partition in held
+        for one in held
     ]
 
 
@@ -318,8 +318,7 @@ def report_to_pb(node: str, report: RetentionReport) -> cluster_pb2.RetentionRep
 
 def report_from_pb(value: cluster_pb2.RetentionReport) -> RetentionReport:
     held = (
-        HeldBack(partition.partition, partition.bytes, tuple(partition.ccq_ids))
-        for partition in value.held
+        HeldBack(one.partition, one.bytes, tuple(one.readers), one.since_us) for one in value.held
     )
     return RetentionReport(
         value.files, value.commits, value.bytes, tuple(held), tuple(value.failures)

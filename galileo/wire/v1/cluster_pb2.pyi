@@ -818,29 +818,33 @@ Global___DatasetStatus: _TypeAlias = DatasetStatus  # noqa: Y015
 
 @_typing.final
 class RetentionHold(_message.Message):
-    """What retention would drop, did not the readers of continuous queries hold it back."""
+    """What retention would drop, did not the readers of continuous queries hold it back, or brokers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITION_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
-    CCQ_IDS_FIELD_NUMBER: _builtins.int
+    READERS_FIELD_NUMBER: _builtins.int
+    SINCE_US_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     bytes: _builtins.int
+    since_us: _builtins.int
+    """the time of the newest observation or execution in the oldest file"""
     @_builtins.property
-    def ccq_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """none: it is not certain yet which ones there are"""
+    def readers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """continuous queries, or brokers of a channel; none: these are not known for certain"""
 
     def __init__(
         self,
         *,
         partition: _builtins.int = ...,
         bytes: _builtins.int = ...,
-        ccq_ids: _abc.Iterable[_builtins.str] | None = ...,
+        readers: _abc.Iterable[_builtins.str] | None = ...,
+        since_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "ccq_ids", b"ccq_ids", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "partition", b"partition", "readers", b"readers", "since_us", b"since_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

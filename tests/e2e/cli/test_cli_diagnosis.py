@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from galileo.cli.cluster import answered_only, remarks
-from galileo.cli.diagnosis import of_brokers, of_cluster, of_host
+from galileo.cli.diagnosis import of_brokers, of_cluster, of_held, of_host
+from galileo.cli.retention import held_results
 from galileo.client.node_diagnostics import CcqProblem, NodeReport
 from galileo.client.results import ClusterStatus, Delivery, NodeStatus
 from galileo.dht.rack_spread import RackSpread
@@ -168,6 +169,29 @@ def test_diagnosis_of_brokers(broker: Broker, delivery: Delivery | None, said: l
     found = of_brokers([broker], [] if delivery is None else [delivery])
     assert len(found) == len(said)
     assert all(words in finding.what for words, finding in zip(said, found, strict=True))
+
+
+def test_diagnosis_of_results_that_brokers_hold_is_one_finding_for_all_nodes() -> None:
+    def node(*held: tuple[int, list[str], float], stored: str = "smog") -> NodeStatus:
+        parts = [
+            {"partition": 3, "bytes": size, "readers": readers, "since": since}
+            for size, readers, since in held
+        ]
+        return replace(STATUS, datasets=({"dataset": stored, "held_back": parts},))
+
+    nodes = [
+        node((2_000, ["mail"], 86_400.0), (500, ["mail", "ops"], 172_800.0)),
+        node((1_000, ["mail"], 259_200.0)),
+        node((9_000, ["query"], 0.0), stored="air"),
+    ]
+    held = held_results(nodes, ["smog"])
+    assert [(one.broker, one.bytes) for one in held] == [("mail", 3_500), ("ops", 500)]
+    mail, ops = of_held(held)
+    assert "'mail' of channel 'smog' is behind: 3.5 kB" in mail.what
+    assert "the oldest since 1970-01-02 00:00:00Z" in mail.what
+    assert "galileo broker drop ops" in ops.advice
+    [unknown] = of_held(held_results([node((700, [], 0.0))], ["smog"]))
+    assert "are not deleted: 700 B" in unknown.what
 
 
 def test_diagnosis_ignores_an_uncertain_clock() -> None:

@@ -500,3 +500,26 @@ def test_notifications_and_answers_are_enriched_by_tables(
         client.select(air, enrich=[galileo.Within("no-table")])
     client.drop_dataset(channel)
     client.drop_dataset(zones)
+
+
+def test_follow_moves_an_acknowledged_position_past_what_is_not_for_its_broker(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    channel = fresh_name("advancing")
+    client.create_channel(galileo.Channel(channel, air, "temperature > :least", period="100ms"))
+    client.subscribe(channel, {"id": ["s"], "least": [5.0]}, broker="me")
+    observe(client, air, channel, [{"number": 1}])
+    _, token = followed(client, channel, "me")
+    observe(client, air, channel, [{"number": 2, "temperature": 0.0}])
+    assert followed(client, channel, "me", token)[0] == []
+    assert client.position(channel, "me") == "", "nothing is acknowledged"
+    client.acknowledge(channel, "me", "")
+    assert followed(client, channel, "me", token)[0] == []
+    assert client.position(channel, "me") == "", "the notification is not acknowledged"
+    client.acknowledge(channel, "me", token)
+    assert followed(client, channel, "me", token)[0] == []
+    position = client.position(channel, "me")
+    assert position != token
+    observe(client, air, channel, [{"number": 3}])
+    assert followed(client, channel, "me", position)[0] == [("s", 3)]
+    assert client.position(channel, "me") == position

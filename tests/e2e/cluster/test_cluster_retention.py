@@ -82,7 +82,7 @@ def policies(client: Client, dataset: str) -> list[object]:
 def held_by(client: Client, dataset: str) -> set[str]:
     found = [one for node in client.status().nodes for one in node.datasets]
     held = [h for one in found if one["dataset"] == dataset for h in one["held_back"]]
-    return {ccq for one in held for ccq in one["ccqs"]}
+    return {ccq for one in held for ccq in one["readers"]}
 
 
 def covers(until: Mapping[int, int], reached: Mapping[int, int]) -> bool:

@@ -193,7 +193,7 @@ async def test_channels_share_a_replica_which_follows_changes_and_cleaning(world
     cleaned = 0
     for node in world.cluster.nodes:
         options = RetentionRunnerOptions(check_s=3600.0, min_age_s=0.0, table_age_s=0.0)
-        runner = RetentionRunner(node.catalog, options, readers=lambda _: ())
+        runner = RetentionRunner(node.catalog, options, readers=lambda _: (), holds=lambda _: ())
         shard = node.catalog.table_shard(POSTS.key)
         for journal in shard.own.values():
             journal.seal()

@@ -168,7 +168,7 @@ class Hot:
         clock = node.channels._clock
         options = replace(RETENTION, wall=lambda: clock.wall() + ahead_s)
         self.remember()
-        runner = RetentionRunner(node.catalog, options, readers=lambda _: ())
+        runner = RetentionRunner(node.catalog, options, readers=lambda _: (), holds=lambda _: ())
         try:
             for key in (self.audit.table, *(one.key for one in self.audit.channel.references)):
                 await asyncio.to_thread(runner.clean, node.catalog.table_shard(key))

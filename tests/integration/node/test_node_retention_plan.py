@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.model.retention import BYTES_MIN, HeldBack, Retention
 from galileo.model.times import MICROS
-from galileo.node.retention_plan import Bounds, ReaderProgress, demanded, plan
+from galileo.node.retention_plan import Bounds, Hold, ReaderProgress, demanded, held_until, plan
 from galileo.storage.retention import LogFile
 
 AGE = Retention("10s")
@@ -58,10 +60,13 @@ def test_retention_plan_spares_readers_unless_past_readers() -> None:
     settled = Cursor({1: 6, 2: 2})
     found = plan(pieces, AGE, bounds=Bounds(settled, readers), now_us=60 * MICROS)
     assert found.drop == Cursor({1: 2, 2: 1})
-    assert found.held == (HeldBack(1, 60, ("a", "b")),)
+    assert found.held == (HeldBack(1, 60, ("a", "b"), 1 * MICROS),)
     assert found.seal == frozenset()
     found = plan(pieces, AGE, bounds=Bounds(settled, None), now_us=60 * MICROS)
-    assert (found.drop, found.held) == (EMPTY_CURSOR, (HeldBack(1, 70, ()), HeldBack(2, 5, ())))
+    assert (found.drop, found.held) == (
+        EMPTY_CURSOR,
+        (HeldBack(1, 70, (), 1 * MICROS), HeldBack(2, 5, (), 1 * MICROS)),
+    )
     found = plan(pieces, AGE, bounds=Bounds(Cursor({1: 4}), ()), now_us=60 * MICROS)
     assert (found.drop, found.held) == (Cursor({1: 4}), ()), "young commits name no reader"
     free = Retention("10s", past_readers=True)
@@ -121,3 +126,51 @@ def test_retention_plan_equals_a_simple_model(
             0,
             sum(one.bytes for one in ones[: wanted[p]] if one.last > kept),
         )
+
+
+def test_retention_plan_names_the_brokers_that_hold_executions() -> None:
+    pieces = {1: log((2, 10, 1), (2, 20, 30), (2, 40, 45), (1, 9, 99))}
+    ended = Hold("ended", EMPTY_CURSOR, 5.0)
+    late = Hold("late", Cursor({1: 3}), 15.0)
+    quick = Hold("quick", Cursor({1: 6}), 80.0)
+
+    def planned(*holds: Hold) -> tuple[int, tuple[HeldBack, ...]]:
+        readers = held_until(pieces, AGE, holds, now_us=60 * MICROS)
+        found = plan(pieces, AGE, bounds=Bounds(Cursor({1: 7}), readers), now_us=60 * MICROS)
+        return found.drop[1], found.held
+
+    assert planned() == planned(quick) == (6, ())
+    since_us = 45 * MICROS
+    assert planned(ended, late, quick) == (4, (HeldBack(1, 40, ("late",), since_us),))
+    since_us = 1 * MICROS
+    unknown = Hold("", EMPTY_CURSOR, 80.0)
+    assert planned(unknown, quick) == (0, (HeldBack(1, 70, (), since_us),))
+
+
+@given(
+    st.dictionaries(st.integers(0, 3), files, max_size=3),
+    st.integers(0, 12),
+    st.lists(
+        st.tuples(st.dictionaries(st.integers(0, 3), st.integers(0, 12)), st.integers(1, 5)),
+        max_size=3,
+    ),
+)
+def test_executions_stay_while_one_broker_holds_them(
+    partitions: dict[int, list[tuple[int, int, int]]],
+    now_s: int,
+    brokers: list[tuple[dict[int, int], int]],
+) -> None:
+    pieces = {p: log(*found) for p, found in partitions.items()}
+    policy, now_us = Retention(3.0), now_s * MICROS
+    holds = [Hold("", Cursor(position), float(hold_s)) for position, hold_s in brokers]
+    readers = held_until(pieces, policy, holds, now_us=now_us)
+    settled = Cursor(dict.fromkeys(pieces, 99))
+    found = plan(pieces, policy, bounds=Bounds(settled, readers), now_us=now_us)
+    for p, ones in pieces.items():
+        kept, ages = 0, itertools.accumulate((one.newest_us for one in ones), max)
+        for one, newest_us in zip(ones, ages, strict=True):
+            held_s = [hold_s for position, hold_s in brokers if position.get(p, 0) < one.last]
+            if newest_us > now_us - (3 + max(held_s, default=0)) * MICROS:
+                break
+            kept = one.last
+        assert found.drop[p] == kept

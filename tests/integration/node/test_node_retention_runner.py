@@ -231,7 +231,7 @@ async def test_apply_retention_spares_and_names_slow_readers(kept: Any, clocks: 
     reports = await retain(kept, Retention("10d"))
     assert asked
     held = [one for report in reports.values() for one in report.held]
-    assert {one.ccq_ids for one in held} == {("slow",)}
+    assert {one.readers for one in held} == {("slow",)}
     for node in kept.nodes:
         for journal in node.catalog.shard("nam").journals.values():
             assert journal.dropped <= 1
@@ -316,7 +316,7 @@ async def test_retention_runner_applies_policies_and_survives_errors(
     node.catalog.set_retention("nam", Retention("10d"))
     options = dataclasses.replace(clocks.options, check_s=0.01, min_age_s=1e-6)
     clocks.pass_(20 * 86400)
-    retaining = RetentionRunner(node.catalog, options, readers=readers)
+    retaining = RetentionRunner(node.catalog, options, readers=readers, holds=lambda _: ())
     journals = node.catalog.shard("nam").journals.values()
     try:
         async with asyncio.timeout(60):

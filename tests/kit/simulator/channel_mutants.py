@@ -21,7 +21,6 @@ from galileo.errors import BatchConflict, DataExpired
 from galileo.node import channel_reader, table_cleaner
 from galileo.node.channel_executor import ChannelExecutor
 from galileo.node.peers import ExecutionsTask
-from galileo.node.retention_plan import ReaderProgress
 from galileo.node.select import CursorRange
 from galileo.node.storage_node import StorageNode
 from galileo.query.subscriptions import SubscriptionIndex
@@ -213,9 +212,9 @@ def _forget_nothing(self: Any, work: Any) -> None:
     self._progress.setdefault(work.channel.key, {})
 
 
-def _last_as_well(name: str, cuts: Cursor) -> ReaderProgress:
+def _last_as_well(self: Any, shard: Any) -> Cursor:
     """The last execution stays, since it has the cut."""
-    return ReaderProgress(name, Cursor({p: s + 1 for p, s in cuts.items()}))
+    return Cursor({partition: shard.index.last(partition) for partition in shard.own})
 
 
 # --- readers -------------------------------------------------------------------------------------
@@ -275,7 +274,7 @@ CHANNEL_MUTANTS: dict[str, Any] = {
         f"{EXECUTOR}._note": _without_conflicts,
         f"{EXECUTOR}._forget_others": _forget_nothing,
     },
-    "last_execution_dropped": {f"{RETENTION}.ReaderProgress": _last_as_well},
+    "last_execution_dropped": {f"{RETENTION}.RetentionRunner._before_last": _last_as_well},
     "token_of_next": {"galileo.node.channel_reader._pieces": _token_of_next},
     "position_before_acceptance": {},
 }

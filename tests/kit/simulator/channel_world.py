@@ -189,7 +189,9 @@ class ChannelWorld(World):
             wall=lambda: self.clock.wall() + AHEAD_S,
             monotonic=self.clock.monotonic,
         )
-        self.runners[name] = RetentionRunner(self.catalog_of(host), options, readers=lambda _: ())
+        self.runners[name] = RetentionRunner(
+            self.catalog_of(host), options, readers=lambda _: (), holds=lambda _: ()
+        )
         self.executing[name] = asyncio.create_task(self.execute(host))
 
     def catalog_of(self, host: Host) -> Catalog:

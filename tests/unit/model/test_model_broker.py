@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import galileo
-from galileo.errors import InvalidSchema
+from galileo.errors import InputError, InvalidSchema
 from galileo.model.broker import Broker
 
 
@@ -24,7 +24,7 @@ from galileo.model.broker import Broker
     ],
 )
 def test_broker_is_the_same_after_json(sink: Any) -> None:
-    broker = Broker("ops of the north", sink, channels=["smog"])
+    broker = Broker("ops of the north", sink, channels=["smog"], hold="36h")
     assert Broker.from_json(json.dumps(broker.to_dict())) == broker
 
 
@@ -35,6 +35,7 @@ def test_broker_is_the_same_after_json(sink: Any) -> None:
         (lambda: galileo.Broker("a/b"), "broker_name"),
         (lambda: galileo.Broker("a", "https://example.org"), "sink"),
         (lambda: galileo.Broker("a", channels="smog"), "channels"),
+        (lambda: galileo.Broker("a", hold="91d"), "hold"),
         (lambda: galileo.Webhook("ftp://example.org"), "url"),
         (lambda: galileo.Webhook("https://"), "url"),
         (lambda: galileo.Webhook("https://user:password@example.org"), "url"),
@@ -66,3 +67,20 @@ def test_broker_takes_all_channels_or_those_it_names() -> None:
     assert Broker("ops", sink, channels=["smog"]).takes("smog")
     assert not Broker("ops", sink, channels=["near"]).takes("smog")
     assert not Broker("ops").takes("smog")
+
+
+def test_hold_is_a_duration() -> None:
+    assert Broker("mail", hold="90d").hold_us == 90 * 86_400 * 10**6
+    assert Broker("mail").hold_us == 0
+    for wrong in ("soon", 0, "-1d"):
+        with pytest.raises(InputError):
+            Broker("mail", hold=wrong)
+
+
+@pytest.mark.parametrize("has_position", [True, False])
+def test_broker_holds_the_channels_it_names_or_those_with_a_position(has_position: bool) -> None:
+    named = Broker("mail", channels=["smog"], hold="1d")
+    assert named.holds("smog", has_position=has_position)
+    assert not named.holds("near", has_position=has_position)
+    assert Broker("mail", hold="1d").holds("smog", has_position=has_position) == has_position
+    assert not Broker("mail", channels=["smog"]).holds("smog", has_position=has_position)

@@ -1,0 +1,126 @@
+"""Which brokers hold the results of a channel, and up to where they have acknowledged them.
+
+Brokers are rows of one table, and their positions rows of a table of each channel, so other nodes
+have most of them. The owners are asked before results are dropped, not earlier: what a call of
+`create_broker` or `acknowledge` has stored before counts.
+
+What cannot be read is taken for what holds most. Without a position, a broker holds everything up
+to its bound. Without the list of brokers, there may be one that holds as long as brokers can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import aclosing
+
+import pyarrow as pa
+
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import GalileoError, InvalidToken
+from galileo.model.broker import BROKERS, HOLD_MAX_S, Broker
+from galileo.model.channel import BROKER, TOKEN, Channel, reader_of
+from galileo.model.times import MICROS
+from galileo.node.catalog import Catalog
+from galileo.node.peers import TableTask
+from galileo.node.retention_plan import Hold
+from galileo.node.table_reader import TableReader
+from galileo.wire import token as tokens
+
+READ_TIMEOUT_S = 10.0
+"""Of both tables; what is not read by then is unknown."""
+UNKNOWN = Hold("", EMPTY_CURSOR, HOLD_MAX_S)
+"""In place of brokers that cannot be read."""
+
+log = logging.getLogger(__name__)
+
+
+class BrokerPositions:
+    """Reads brokers and their positions from the nodes that have them.
+
+    Args:
+        catalog: of the node.
+        tables: of the node.
+        loop: in which `read` runs.
+    """
+
+    def __init__(
+        self, catalog: Catalog, tables: TableReader, *, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._catalog = catalog
+        self._tables = tables
+        self._loop = loop
+
+    def read_from_thread(self, channel: Channel) -> Sequence[Hold]:
+        """`read`, called from another thread than that of the event loop."""
+        if self._loop.is_closed():
+            return [UNKNOWN]
+        future = asyncio.run_coroutine_threadsafe(self.read(channel), self._loop)
+        try:
+            return future.result(2 * READ_TIMEOUT_S)
+        except (CancelledError, FutureTimeout):
+            future.cancel()
+            return [UNKNOWN]
+
+    async def read(self, channel: Channel) -> Sequence[Hold]:
+        """The brokers that hold the results of a channel, with what they have acknowledged."""
+        brokers = None
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                brokers = await self._brokers(channel)
+                return await self._holds(channel, brokers) if brokers else []
+        except (GalileoError, TimeoutError) as error:
+            log.info("the brokers of channel %s cannot be read: %s", channel.name, error)
+        if brokers is None:
+            return [UNKNOWN]
+        return [_hold(channel, broker, "") for broker in brokers]
+
+    async def _brokers(self, channel: Channel) -> list[Broker]:
+        """Those that may hold results of a channel."""
+        key = self._catalog.key_of(BROKERS.name)
+        if key is None:
+            return []
+        rows = await self._rows(TableTask(key))
+        texts = rows.column("definition").to_pylist()
+        brokers = [Broker.from_json(text) for text in texts if text]
+        return [broker for broker in brokers if broker.holds(channel.name, has_position=True)]
+
+    async def _holds(self, channel: Channel, brokers: Sequence[Broker]) -> list[Hold]:
+        key = self._catalog.key_of(channel.position_table)
+        positions = dict[str, str]()
+        if key is not None:
+            names = pa.table(
+                {BROKER: [broker.name for broker in brokers]}, schema=channel.positions.key_schema
+            )
+            rows = await self._rows(TableTask(key, keys=names))
+            columns = (rows.column(name).to_pylist() for name in (BROKER, TOKEN))
+            positions = {name: token or "" for name, token in zip(*columns, strict=True)}
+        return [
+            _hold(channel, broker, positions.get(broker.name, ""))
+            for broker in brokers
+            if broker.holds(channel.name, has_position=broker.name in positions)
+        ]
+
+    async def _rows(self, task: TableTask) -> pa.Table:
+        parts = [self._catalog.table_shard(task.table).schema.observation_schema.empty_table()]
+        async with aclosing(self._tables.read(task)) as answer:
+            parts += [part.rows async for part in answer]
+        return pa.concat_tables(parts)
+
+
+def _hold(channel: Channel, broker: Broker, token: str) -> Hold:
+    return Hold(broker.name, _cursor(channel, broker, token), broker.hold_us / MICROS)
+
+
+def _cursor(channel: Channel, broker: Broker, token: str) -> Cursor:
+    """The executions that are acknowledged; none by a token that another program has damaged."""
+    if not token:
+        return EMPTY_CURSOR
+    try:
+        return tokens.decode(token, ccq_id=reader_of(channel, broker.name))
+    except InvalidToken as error:
+        log.warning("the position of %s in %s: %s", broker.name, channel.name, error)
+        return EMPTY_CURSOR

@@ -1,0 +1,331 @@
+"""Results of a channel that brokers hold beyond `keep`, at real nodes, against a dumb rule."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from channel_audit import Reader, air, batch_of, rows_of
+
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import Unavailable
+from galileo.model.broker import BROKERS, HOLD_MAX_S, Broker
+from galileo.model.channel import Channel, reader_of
+from galileo.model.table import DELETED, Table
+from galileo.model.times import MICROS
+from galileo.node import broker_positions, retention_runner
+from galileo.node.broker_positions import BrokerPositions, _cursor
+from galileo.node.peers import TablePart, TableTask
+from galileo.node.retention_plan import Hold, ReaderProgress, held_until
+from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
+from galileo.node.storage_node import StorageNode
+from galileo.node.table_reader import TableReader
+from galileo.storage.retention import LogFile
+from galileo.wire import token as tokens
+
+CHANNEL, DATASET = "hot", "air"
+DAY_S = 86_400.0
+KEEP = "4d"
+NAMES = ("east", "north", "west")
+HOLDS = (None, "5d", "20d", "40d")
+KINDS = ("read", "read", "read", "read", "define", "replay", "drop")
+
+
+class Days:
+    """A wall clock that is moved by days; the other one runs."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_400_000_000.0
+
+    def wall(self) -> float:
+        return self.now_s
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A partition before and after its executions were dropped."""
+
+    partition: int
+    files: list[LogFile]
+    before: int
+    after: int
+
+
+class _Tables(TableReader):
+    """The tables of a node, of which some cannot be read."""
+
+    def __init__(self, reader: TableReader, unreadable: set[str]) -> None:
+        self._reader, self._unreadable = reader, unreadable
+
+    async def read(self, task: TableTask) -> AsyncGenerator[TablePart, None]:
+        if task.table in self._unreadable:
+            raise Unavailable("the node that has some rows is away")
+        async with aclosing(self._reader.read(task)) as parts:
+            async for part in parts:
+                yield part
+
+
+class World:
+    """A channel, its brokers, and what the nodes may delete by what was promised.
+
+    Attributes:
+        made_at: when each execution was made, by partition and commit.
+        brokers: that there are, by name.
+        acknowledged: by broker; absent without a position.
+        unreadable: keys of tables.
+        counts: what happened.
+    """
+
+    def __init__(self, cluster: Any, seed: int) -> None:
+        self.cluster, self.random, self.clock = cluster, random.Random(seed), Days()
+        self.numbers = itertools.count()
+        self.made_at: dict[tuple[int, int], float] = {}
+        self.brokers: dict[str, Broker] = {}
+        self.acknowledged: dict[str, Cursor] = {}
+        self.unreadable = set[str]()
+        self.counts = Counter[str]()
+        self.readers = {name: Reader(CHANNEL, name) for name in NAMES}
+
+    async def begin(self) -> None:
+        self.cluster.journals = dataclasses.replace(self.cluster.journals, segment_bytes_max=4_000)
+        for name in "abc":
+            await self.cluster.restart(name)
+        node = self.cluster["a"]
+        await node.create_dataset(air(DATASET))
+        created = await node.create_dataset(
+            Channel(CHANNEL, DATASET, "temperature > :least", keep=KEEP)
+        )
+        assert isinstance(created, Channel)
+        self.channel = created
+        await node.create_dataset(BROKERS)
+        changes = {f"s{number}": (NAMES[number % 3], -1.0) for number in range(6)}
+        await self.store(self.channel.subscriptions, rows_of(self.channel.subscriptions, changes))
+        for name in NAMES:
+            await self.change_broker(name, self.random_broker(name))
+
+    async def store(self, table: Table, rows: pa.Table) -> None:
+        number = next(self.numbers)
+        await self.cluster["a"].ingest.ingest(table.name, rows, producer="w", batch=number)
+
+    async def upsert(self, table: Table, **values: Any) -> None:
+        row = values | {DELETED: False}
+        await self.store(table, pa.Table.from_pylist([row], schema=table.observation_schema))
+
+    # --- what happens --------------------------------------------------------------------------
+
+    async def execute(self) -> None:
+        """New observations, which match all subscriptions."""
+        number = next(self.numbers)
+        rows = batch_of(number)
+        await self.cluster["b"].ingest.ingest(DATASET, rows, producer="p", batch=number)
+        for teller, node in itertools.product(self.cluster.nodes, self.cluster.nodes):
+            for key in (DATASET, self.channel.subscriptions.key):
+                sequences = teller.catalog.shards[key].own_published().sequences
+                node.view.update_sequences(key, sequences)
+        for node in self.cluster.nodes:
+            node.channels._clock = self.clock
+        await asyncio.gather(*(node.channels.execute(CHANNEL) for node in self.cluster.nodes))
+        for node in self.cluster.nodes:
+            shard = node.catalog.channel_shard(CHANNEL)
+            for partition, last in shard.own_published().sequences.items():
+                for sequence in range(1, last + 1):
+                    self.made_at.setdefault((partition, sequence), self.clock.now_s)
+
+    async def change_broker(self, name: str, broker: Broker | None) -> None:
+        """Creates, replaces or drops one."""
+        definition = "" if broker is None else json.dumps(broker.to_dict())
+        await self.upsert(BROKERS, name=name, definition=definition)
+        self.brokers.pop(name, None)
+        if broker is not None:
+            self.brokers[name] = broker
+
+    def random_broker(self, name: str) -> Broker:
+        channels = self.random.choice(([], [CHANNEL], [CHANNEL], ["other"]))
+        return Broker(name, channels=channels, hold=self.random.choice(HOLDS))
+
+    async def acknowledge(self, name: str, cursor: Cursor) -> None:
+        token = tokens.encode(reader_of(self.channel, name), cursor) if cursor else ""
+        await self.upsert(self.channel.positions, broker=name, token=token)
+        self.acknowledged[name] = cursor
+
+    async def read(self, name: str) -> None:
+        """A broker takes some of what is new, and acknowledges it."""
+        reader = self.readers[name]
+        await reader.read(self.cluster["c"], parts_max=self.random.choice((1, 9, 30)))
+        await self.acknowledge(name, reader.cursor)
+
+    async def happen(self) -> None:
+        kind, name = self.random.choice(KINDS), self.random.choice(NAMES)
+        if kind == "read":
+            await self.read(name)
+        elif kind == "define":
+            await self.change_broker(name, self.random_broker(name))
+        elif kind == "replay":
+            await self.acknowledge(name, EMPTY_CURSOR)
+        elif self.random.random() < 0.3:
+            await self.change_broker(name, None)
+
+    # --- what nodes delete ---------------------------------------------------------------------
+
+    async def retain(self, name: str) -> list[_Checked]:
+        """Drops executions at a node."""
+        node: StorageNode = self.cluster[name]
+        shard = node.catalog.channel_shard(CHANNEL)
+        files = {p: journal.log_files() for p, journal in shard.own.items()}
+        before = shard.dropped()
+        options = RetentionRunnerOptions(
+            check_s=3600.0, min_age_s=0.0, wall=self.clock.wall, monotonic=self.clock.monotonic
+        )
+        tables = _Tables(node.tables, self.unreadable)
+        positions = BrokerPositions(node.catalog, tables, loop=asyncio.get_running_loop())
+        runner = RetentionRunner(
+            node.catalog, options, readers=lambda _: (), holds=positions.read_from_thread
+        )
+        try:
+            await asyncio.to_thread(runner.drop_executions, shard)
+            self.held = runner.held(CHANNEL)
+        finally:
+            await asyncio.to_thread(runner.stop)
+        after = shard.dropped()
+        return [_Checked(p, of_p, before[p], after[p]) for p, of_p in files.items()]
+
+    def is_wanted(self, partition: int, sequence: int) -> bool:
+        """Whether an execution has to be kept."""
+        age_s = self.clock.now_s - self.made_at[partition, sequence]
+        keep_s = self.channel.keep_us / 1e6
+        if age_s < keep_s:
+            return True
+        if BROKERS.key in self.unreadable:
+            self.counts["unknown"] += 1
+            return age_s < keep_s + HOLD_MAX_S
+        for name, broker in self.brokers.items():
+            is_known = self.channel.positions.key not in self.unreadable
+            if broker.channels:
+                is_meant = CHANNEL in broker.channels
+            else:
+                is_meant = name in self.acknowledged or not is_known
+            position = self.acknowledged.get(name, EMPTY_CURSOR) if is_known else EMPTY_CURSOR
+            is_behind = position[partition] < sequence
+            if is_meant and is_behind and age_s < keep_s + broker.hold_us / 1e6:
+                self.counts["held"] += 1
+                return True
+        return False
+
+    def judge(self, checked: _Checked) -> None:
+        """All files are gone of which no execution is wanted, behind which there are others."""
+        expected = checked.before
+        for file in checked.files:
+            sequences = range(file.first, file.last + 1)
+            is_last = file.last == checked.files[-1].last
+            if is_last or any(self.is_wanted(checked.partition, n) for n in sequences):
+                break
+            expected = file.last
+        self.counts["dropped"] += checked.after - checked.before
+        assert checked.after == expected, f"p{checked.partition} is dropped to {checked.after}"
+
+
+async def history(cluster: Any, seed: int, steps: int = 16) -> World:
+    """Everything that users and nodes do, in any order; each deletion is judged."""
+    world = World(cluster, seed)
+    await world.begin()
+    for step in range(steps):
+        await world.execute()
+        world.clock.now_s += world.random.uniform(0.5, 4.0) * DAY_S
+        await world.happen()
+        if step % 8 in (3, 7):
+            table = BROKERS if step % 8 == 3 else world.channel.positions
+            world.unreadable = {table.key}
+            world.clock.now_s += world.random.choice((1.0, 30.0)) * DAY_S
+        for checked in await world.retain(world.random.choice("abc")):
+            world.judge(checked)
+        world.unreadable.clear()
+    world.clock.now_s += 2 * HOLD_MAX_S
+    for name in "abc":
+        for checked in await world.retain(name):
+            world.judge(checked)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("seed", "steps"),
+    [(0, 16), *(pytest.param(seed, 40, marks=pytest.mark.slow) for seed in range(1, 12))],
+)
+async def test_results_are_deleted_when_no_broker_holds_them(
+    cluster: Any, seed: int, steps: int
+) -> None:
+    world = await history(cluster, seed, steps)
+    assert world.counts["held"]
+    assert world.counts["unknown"]
+    assert world.counts["dropped"] > 50
+
+
+def _newest(pieces: Any, policy: Any, holds: Any, *, now_us: int) -> list[ReaderProgress]:
+    """Executions go when one of the brokers has acknowledged them."""
+    readers = held_until(pieces, policy, holds, now_us=now_us)
+    return [ReaderProgress("", Cursor.joined(one.retrieved for one in readers))] if readers else []
+
+
+def _without_bound(pieces: Any, policy: Any, holds: Any, *, now_us: int) -> list[ReaderProgress]:
+    """A forgotten broker holds executions for ever."""
+    return [ReaderProgress(hold.broker, hold.position) for hold in holds]
+
+
+def _anywhere(self: Broker, channel: str, *, has_position: bool) -> bool:
+    """A broker holds the channels that it does not name."""
+    return self.hold_us > 0
+
+
+def _without_position(channel: Channel, broker: Broker, token: str) -> Hold:
+    """A broker without a position, or whose position is not known, holds nothing."""
+    return Hold(broker.name, _cursor(channel, broker, token), broker.hold_us / MICROS * bool(token))
+
+
+MUTANTS: dict[str, tuple[Any, str, Any, int]] = {
+    "held by the newest position": (retention_runner, "held_until", _newest, 5),
+    "held without a bound": (retention_runner, "held_until", _without_bound, 3),
+    "held in other channels": (Broker, "holds", _anywhere, 0),
+    "nothing held without a position": (broker_positions, "_hold", _without_position, 3),
+    "nothing held without brokers": (broker_positions, "UNKNOWN", Hold("", EMPTY_CURSOR, 0.0), 3),
+}
+"""What is replaced, and the seed of a history that shows it early."""
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+async def test_the_rule_convicts(cluster: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    *mutant, seed = MUTANTS[name]
+    monkeypatch.setattr(*mutant)
+    with pytest.raises(AssertionError, match="is dropped to"):
+        await history(cluster, seed)
+
+
+async def test_a_node_that_is_away_may_have_a_broker_that_holds_all(cluster: Any) -> None:
+    world = World(cluster, 0)
+    await world.begin()
+    for name in NAMES:
+        await world.change_broker(name, None)
+    await world.change_broker("mail", Broker("mail", channels=[CHANNEL], hold="5d"))
+    cursor = Cursor({0: 3, 5: 7})
+    await world.acknowledge("mail", cursor)
+    loop = asyncio.get_running_loop()
+    of_b = BrokerPositions(cluster["b"].catalog, cluster["b"].tables, loop=loop)
+    expected = [Hold("mail", cursor, 5 * DAY_S)]
+    assert await of_b.read(world.channel) == expected
+    assert await asyncio.to_thread(of_b.read_from_thread, world.channel) == expected
+    cluster.network.away.add("a")
+    assert await of_b.read(world.channel) == [Hold("", EMPTY_CURSOR, HOLD_MAX_S)]
+    cluster.network.away.clear()
+    await world.upsert(world.channel.positions, broker="mail", token="nonsense")
+    assert await of_b.read(world.channel) == [Hold("mail", EMPTY_CURSOR, 5 * DAY_S)]
