@@ -25,11 +25,11 @@ from galileo.client import ChannelPartition, Client, Notifications
 from galileo.client.json_lines import json_columns, json_lines, json_values
 from galileo.errors import InputError, reason_of
 from galileo.model.channel import ID, LEFT, Channel, New, reader_of
-from galileo.model.enrichment import Step, step_from_dict, step_to_dict
+from galileo.model.enrichment import Step, lookups_to_dict, step_from_dict, step_to_dict
 from galileo.model.schema import unknown_channel
 from galileo.model.times import MICROS
 
-_READ_AS = {"float": pa.float64(), "bool": pa.bool_()}
+_READ_AS = {"float": pa.float64(), "int": pa.int64(), "bool": pa.bool_()}
 """The Arrow types of the parameters whose values are read before they are sent."""
 
 
@@ -78,6 +78,13 @@ def channel() -> None:
     metavar="STEP",
     help="Add rows of a table to the observations that are delivered: a step as JSON.",
 )
+@click.option(
+    "--lookup",
+    "lookups",
+    multiple=True,
+    metavar="TABLE=:NAME",
+    help="A table whose columns TEMPLATE has, as TABLE.COLUMN, and the parameter with its key.",
+)
 @json_option
 @click.pass_obj
 @handle_errors
@@ -93,12 +100,14 @@ def create(
     new: New,
     leave: bool,
     enrich: tuple[str, ...],
+    lookups: tuple[str, ...],
 ) -> None:
     """Create the channel NAME on DATASET; in TEMPLATE, a CQL2 query, parameters are :NAMES.
 
     A channel never changes. Observations that were stored before are matched with --new either
     alone. Steps of --enrich are lookup, within, near and nearest, with the arguments of
-    galileo.Lookup, Within, Near and Nearest.
+    galileo.Lookup, Within, Near and Nearest. In --lookup, a key of several columns is JSON, such as
+    'limits={":station": "station", ":kind": "kind"}'.
 
     \b
     Example:
@@ -109,6 +118,8 @@ def create(
           --new either --leave
       galileo channel create rated weather "temperature > :least" \\
           --enrich '{"step": "lookup", "table": "ratings", "on": "station"}'
+      galileo channel create officers tweets "S_DWITHIN(geometry, officers.place, 500)" \\
+          --lookup officers=:officer
     """
     created = Channel(
         name,
@@ -120,6 +131,7 @@ def create(
         new=new,
         leave=leave,
         enrich=[_step(text) for text in enrich],
+        lookup=dict(map(_lookup, lookups)),
     )
     with session.client() as client:
         client.create_channel(created)
@@ -374,6 +386,19 @@ def _step(text: str) -> Step:
         ) from error
 
 
+def _lookup(text: str) -> tuple[str, Any]:
+    """A table and the parameters that are its key. Raises InputError."""
+    table, equals, on = text.partition("=")
+    if not equals:
+        raise InputError(f"expected TABLE=:NAME, got {text!r}", parameter="lookup")
+    try:
+        return table, json.loads(on) if on.startswith("{") else on
+    except ValueError as error:
+        raise InputError(
+            f"expected the key of {table!r} as JSON, got {on!r:.100}: {error}", parameter="lookup"
+        ) from error
+
+
 def _facts(known: Channel) -> dict[str, Any]:
     return {
         "name": known.name,
@@ -384,6 +409,7 @@ def _facts(known: Channel) -> dict[str, Any]:
         "new": known.new,
         "leave": known.leave,
         "enrich": [step_to_dict(step) for step in known.enrich],
+        "lookup": lookups_to_dict(known.lookup),
         "period_s": known.period_s,
         "keep_s": known.keep_us / MICROS,
     }
@@ -404,6 +430,8 @@ def _totals(partitions: list[ChannelPartition]) -> dict[str, Any]:
 def _show(output: Output, known: Channel, partitions: list[ChannelPartition]) -> None:
     totals, failed = _totals(partitions), [one for one in partitions if one.failure]
     steps = "".join(f"enriched by: {json.dumps(step_to_dict(step))}\n" for step in known.enrich)
+    if known.lookup:
+        steps = f"looks up: {json.dumps(lookups_to_dict(known.lookup))}\n{steps}"
     output.value(
         None,
         words=f"{known.name}: {known.template}\n"

@@ -12,11 +12,21 @@ from galileo.client.results import ChannelPartition
 from galileo.errors import InputError
 from galileo.gateway import documents
 from galileo.model.channel import Channel
-from galileo.model.enrichment import step_from_dict, step_to_dict
+from galileo.model.enrichment import lookups_to_dict, step_from_dict, step_to_dict
 from galileo.model.schema import unknown_channel
 from galileo.model.times import MICROS, iso
 
-DEFINITION = ("dataset", "template", "period", "columns", "keep", "new", "leave", "enrich")
+DEFINITION = (
+    "dataset",
+    "template",
+    "period",
+    "columns",
+    "keep",
+    "new",
+    "leave",
+    "enrich",
+    "lookup",
+)
 """Members of the definition of a channel."""
 
 
@@ -84,6 +94,7 @@ def described(url: str, channel: Channel) -> dict[str, Any]:
         "new": channel.new,
         "leave": channel.leave,
         "enrich": [step_to_dict(step) for step in channel.enrich],
+        "lookup": lookups_to_dict(channel.lookup),
         "links": [
             documents.link("self", at, documents.JSON, "this channel"),
             documents.page_link(at),

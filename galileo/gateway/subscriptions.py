@@ -125,7 +125,7 @@ class SubscriptionRoutes:
 def _check(channel: Channel, rows: pa.Table) -> None:
     """Checks all subscriptions of a request before the first one is stored."""
     assert channel.schema is not None, "a channel of a cluster has a dataset"
-    ParameterQuery(channel.template, channel.schema).check(versions_of(channel.subscriptions, rows))
+    ParameterQuery.of(channel).check(versions_of(channel.subscriptions, rows))
 
 
 def _check_size(rows: int, size: int) -> None:

@@ -26,9 +26,12 @@ import pyarrow.compute as pc
 from galileo.arrays import one_array, within
 from galileo.errors import InputError, InvalidSchema, reason_of
 from galileo.model.enrichment import (
+    Lookup,
     Step,
     added_fields,
     check_steps,
+    lookups_of,
+    lookups_to_dict,
     needed_columns,
     step_from_dict,
     step_to_dict,
@@ -89,7 +92,7 @@ _REFERENCE_FIELDS = [
     pa.field("reference_partitions", pa.list_(pa.int32())),
     pa.field("reference_until", pa.list_(pa.int64())),
 ]
-"""Of an execution that enriches: up to which commit of each partition it has read its tables."""
+"""Of an execution that reads tables: up to which commit of each partition."""
 _EXECUTED_AT_SCHEMA = pa.schema(
     [
         pa.field("at", TIME_TYPE, nullable=False),
@@ -130,13 +133,16 @@ class Channel(StoredSchema):
             `galileo.Lookup("ratings", on="country")`; each has another table.
         leave: with "either", whether a change of a subscription also delivers which of the
             observations that matched before match no longer.
+        lookup: tables whose columns the template names, such as `officers.place`, and for each the
+            parameter with the key of a subscription's row: `{"officers": ":officer"}`. If the key
+            has several columns, a dict of parameters and columns.
 
     Attributes:
         period_us: microseconds.
         keep_us: microseconds.
         schema: of the dataset when the channel was created; the cluster sets it, and all below.
-        references: the tables of `enrich`, in its order.
-        parameters: names and types of the template's parameters.
+        references: the tables of `lookup` and `enrich`, in their order.
+        parameters: names and types of the parameters of a subscription.
         start: the commits of the dataset before the first execution: partition and sequence.
         partitions: over how many partitions subscriptions are spread.
 
@@ -154,6 +160,7 @@ class Channel(StoredSchema):
     new: New
     leave: bool
     enrich: tuple[Step, ...]
+    lookup: tuple[Lookup, ...]
     schema: Schema | None
     references: tuple[Table, ...]
     parameters: tuple[tuple[str, ColumnType], ...]
@@ -172,6 +179,7 @@ class Channel(StoredSchema):
         new: New = "observations",
         leave: bool = False,
         enrich: Sequence[Step] = (),
+        lookup: Mapping[str, str | Mapping[str, str]] | None = None,
     ) -> None:
         object.__setattr__(self, "name", _channel_name(name))
         object.__setattr__(self, "generation", 0)
@@ -184,6 +192,7 @@ class Channel(StoredSchema):
         object.__setattr__(self, "new", _new(new, leave=leave))
         object.__setattr__(self, "leave", leave)
         object.__setattr__(self, "enrich", _steps(enrich))
+        object.__setattr__(self, "lookup", _lookups(lookup or {}, enrich=self.enrich, new=new))
         object.__setattr__(self, "schema", None)
         object.__setattr__(self, "references", ())
         object.__setattr__(self, "parameters", ())
@@ -206,7 +215,7 @@ class Channel(StoredSchema):
             parameters: names and types.
             start: the commits of the dataset that are not matched.
             partitions: of the cluster.
-            references: the tables of `enrich`, in its order.
+            references: the tables of `lookup` and `enrich`, in their order.
 
         Raises:
             InputError: the dataset lacks one of the columns, or a step does not fit.
@@ -297,8 +306,17 @@ class Channel(StoredSchema):
     @property
     def delivered_schema(self) -> pa.Schema:
         """The columns that are delivered: those of the observations, and what `enrich` adds."""
-        tables = {table.name: table for table in self.references}
-        return pa.schema([*self.observed_schema, *added_fields(self.enrich, tables)])
+        return pa.schema([*self.observed_schema, *added_fields(self.enrich, self.tables_read)])
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Those of `lookup` and `enrich`, each of which has another table."""
+        return *self.lookup, *self.enrich
+
+    @property
+    def tables_read(self) -> dict[str, Table]:
+        """The tables of `references`, by their names."""
+        return {table.name: table for table in self.references}
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
@@ -311,10 +329,10 @@ class Channel(StoredSchema):
 
         The first one has no broker, and the cut: of each partition of the dataset the commits
         (after, until], and the commit of the subscription table, as `subscriptions`. The others
-        have the observations and the matches of a broker as Arrow IPC streams. If it enriches, the
-        first row also has the commits of the tables that it has read, by name and partition.
+        have the observations and the matches of a broker as Arrow IPC streams. If it reads tables,
+        the first row also has the commits up to which it has read them, by name and partition.
         """
-        if not self.enrich:
+        if not self.steps:
             return _EXECUTION_SCHEMA
         return pa.schema([*_EXECUTION_SCHEMA, *_REFERENCE_FIELDS])
 
@@ -371,6 +389,8 @@ class Channel(StoredSchema):
         }
         if self.enrich:
             raw["enrich"] = [step_to_dict(step) for step in self.enrich]
+        if self.lookup:
+            raw["lookup"] = lookups_to_dict(self.lookup)
         if self.generation:
             raw["generation"] = self.generation
         if self.schema is not None:
@@ -402,6 +422,7 @@ class Channel(StoredSchema):
                 new=raw["new"],
                 leave=raw["leave"],
                 enrich=[step_from_dict(step) for step in raw.get("enrich", ())],
+                lookup=raw.get("lookup"),
             )._with(generation=int(raw.get("generation", 0)))
             if "schema" not in raw:
                 return channel
@@ -567,6 +588,25 @@ def _new(new: Any, *, leave: Any) -> Any:
             expected="leave",
         )
     return new
+
+
+def _lookups(lookup: Any, *, enrich: Sequence[Step], new: New) -> tuple[Lookup, ...]:
+    lookups = lookups_of(lookup)
+    if lookups and new != "observations":
+        raise InvalidSchema(
+            f"expected lookup= with new='observations', got new={new!r}; to have new "
+            "subscriptions count, subscribe again with what their rows have",
+            expected="new",
+        )
+    known = [step.table for step in enrich]
+    for step in lookups:
+        if step.table in known or step.table.endswith(_OF_TABLES):
+            raise InvalidSchema(
+                f"expected lookup= with tables that are of no channel and not in enrich=, got "
+                f"{step.table!r}",
+                expected="table",
+            )
+    return lookups
 
 
 def _steps(enrich: Any) -> tuple[Step, ...]:

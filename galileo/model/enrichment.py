@@ -20,7 +20,7 @@ import pyarrow as pa
 from galileo.errors import InputError, reason_of
 from galileo.geo import geoarrow
 from galileo.geo.circles import distance_m
-from galileo.model.schema import dataset_name
+from galileo.model.schema import FEATURE_NAME, dataset_name
 from galileo.model.table import Table
 
 STEPS_MAX = 16
@@ -175,6 +175,49 @@ def steps_of(enrich: Any) -> tuple[Step, ...]:
     if len(set(names)) < len(names):
         raise _wrong(f"expected each table in one step, got {', '.join(names)}", "enrich")
     return tuple(enrich)
+
+
+def lookups_of(lookup: Any) -> tuple[Lookup, ...]:
+    """The lookups of subscriptions, of an argument such as `{"officers": ":officer"}`.
+
+    Their `on` has the names of parameters, without the colon. Raises InputError.
+    """
+    is_dict = isinstance(lookup, Mapping) and all(isinstance(name, str) for name in lookup)
+    if not is_dict or len(lookup) > STEPS_MAX:
+        raise _wrong_lookup(f"a dict of at most {STEPS_MAX} tables", lookup)
+    return tuple(Lookup(table, _parameters(on)) for table, on in lookup.items())
+
+
+def lookups_to_dict(lookups: Iterable[Lookup]) -> dict[str, Any]:
+    """The argument of `lookups_of`, as JSON values."""
+    return {
+        step.table: f":{step.on}"
+        if isinstance(step.on, str)
+        else {f":{name}": column for name, column in step.on}
+        for step in lookups
+    }
+
+
+def _parameters(on: Any) -> str | dict[str, str]:
+    """The parameter with the key of a table, or those with its columns, without their colons."""
+    names = [on] if isinstance(on, str) else list(on) if isinstance(on, Mapping) else []
+    for name in names:
+        if not isinstance(name, str) or name[:1] != ":" or not FEATURE_NAME.fullmatch(name[1:]):
+            raise _wrong_lookup("names of parameters, with their colons,", on)
+    if isinstance(on, str):
+        return on[1:]
+    if not names:
+        raise _wrong_lookup("a parameter for each table", on)
+    return {name[1:]: column for name, column in on.items()}
+
+
+def _wrong_lookup(expected: str, got: Any) -> InputError:
+    return _wrong(
+        f"expected lookup= with {expected} such as {{'officers': ':officer'}}, or, if the key has "
+        f"several columns, {{'limits': {{':station': 'station', ':kind': 'kind'}}}}, got "
+        f"{got!r:.200}",
+        "lookup",
+    )
 
 
 def step_to_dict(step: Step) -> dict[str, Any]:

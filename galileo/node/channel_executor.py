@@ -9,7 +9,8 @@ replica, or the node itself, goes on. An execution
    late and is never early, and only then
 2. selects the observations between the cut of the last execution and the frontier;
 3. reads the changes of the subscriptions. So an observation that is committed after `subscribe`
-   returned meets the subscription;
+   returned meets the subscription. If these have rows of tables (`galileo.query.lookup_index`), the
+   owners of the tables are asked then, too;
 4. matches (`galileo.node.channel_matching`);
 5. joins the observations that matched with the tables of the channel, if it enriches them, each
    once for all partitions. The owners of the tables are asked now, so a row whose upsert returned
@@ -65,10 +66,11 @@ from galileo.node.channel_matching import Observed
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.cluster_view import ClusterView
 from galileo.node.peers import TableTask
-from galileo.node.reference_tables import ReferenceOptions, ReferenceTables
+from galileo.node.reference_tables import ReferenceOptions, References, ReferenceTables
 from galileo.node.select import CursorRange, Selection
 from galileo.node.table_reader import TableReader
 from galileo.query import joins
+from galileo.query.lookup_index import LookupIndex
 from galileo.query.subscriptions import ParameterQuery, RowIndex, SubscriptionIndex
 from galileo.storage.commits import Commit, Committed
 
@@ -150,6 +152,13 @@ class _Work:
     def delivered(self) -> Sequence[str]:
         names: Sequence[str] = self.channel.observed_schema.names
         return (*names, *self.channel.needed_columns)
+
+    def new_index(self) -> SubscriptionIndex:
+        """An index without subscriptions."""
+        channel = self.channel
+        if not channel.lookup:
+            return SubscriptionIndex(self.query)
+        return LookupIndex(self.query, channel.subscriptions, channel.tables_read)
 
     @property
     def compares(self) -> bool:
@@ -248,10 +257,9 @@ class ChannelExecutor:
 
     def query(self, channel: Channel) -> ParameterQuery:
         """The template of a channel, bound to its dataset."""
-        assert channel.schema is not None, "a channel without a dataset"
         query = self._queries.get(channel.key)
         if query is None:
-            query = self._queries[channel.key] = ParameterQuery(channel.template, channel.schema)
+            query = self._queries[channel.key] = ParameterQuery.of(channel)
         return query
 
     def behind(self, channel: str, progress: Progress) -> int:
@@ -386,7 +394,7 @@ class ChannelExecutor:
         known = self._progress.setdefault(work.channel.key, {})
         progress = known.get(partition)
         if progress is None:
-            progress = known[partition] = Progress(SubscriptionIndex(work.query))
+            progress = known[partition] = Progress(work.new_index())
         last = work.shard.index.last(partition)
         if last == progress.sequence:
             return progress
@@ -401,7 +409,7 @@ class ChannelExecutor:
             progress.cut = cut_of(rows)
         progress.sequence = last
         if work.compares and progress.indexed != progress.subscriptions:
-            progress.index, progress.indexed = SubscriptionIndex(work.query), -1
+            progress.index, progress.indexed = work.new_index(), -1
         return progress
 
     async def _execute(
@@ -602,25 +610,34 @@ class ChannelExecutor:
     ) -> tuple[dict[int, Commit], dict[int, BaseException | Committed]]:
         """The commits of executions of partitions with the same cut, and why others have none."""
         failed = dict[int, BaseException | Committed]()
-        records = await _outcomes({p: self._match(work, p, observed) for p in partitions}, failed)
+        tables = work.channel.tables_read
+        rows = await self._references.read_whole(tables[s.table] for s in work.channel.lookup)
+        matching = {p: self._match(work, p, observed, rows) for p in partitions}
+        records = await _outcomes(matching, failed)
         try:
             joined = await self._join(work, observed, records)
         except Exception as error:
             failed |= {p: error for p, some in records.items() if some.num_rows}
             left = {p: some for p, some in records.items() if p not in failed}
             joined = _Joined(observed.rows, left, {})
+        joined = replace(joined, references=joined.references | rows.cursors)
         commits = {p: self._commit(work, p, observed, joined) for p in joined.records}
         return await _outcomes(commits, failed), failed
 
-    async def _match(self, work: _Work, partition: int, observed: Observed) -> pa.Table:
-        """The matches of a partition.
+    async def _match(
+        self, work: _Work, partition: int, observed: Observed, references: References
+    ) -> pa.Table:
+        """The matches of a partition, whose subscriptions have rows of some tables.
 
         Raises:
             _TooLargeError: there are too many.
             GalileoError: its subscriptions cannot be read.
         """
         changes = await self._update_index(work, partition)
-        index = self._of(work, partition).index
+        index, loop = self._of(work, partition).index, asyncio.get_running_loop()
+        if isinstance(index, LookupIndex):
+            async with self._joining:
+                await loop.run_in_executor(self._executor, index.join, references.rows)
         match = partial(channel_matching.match, work.channel, index, observed, changes)
         return await self._divisibly(work, observed, match)
 
@@ -637,7 +654,7 @@ class ChannelExecutor:
             return _Joined(observed.rows, records, {})
         select = partial(channel_matching.matched, observed, matched)
         rows, renumbered = await loop.run_in_executor(self._executor, select)
-        read = await self._references.read(channel.enrich, channel.references, rows)
+        read = await self._references.read(channel.enrich, channel.tables_read, rows)
         enrich = partial(joins.enrich, rows, channel.enrich, read.rows)
         async with self._joining:
             enriched = await self._divisibly(work, observed, enrich)
@@ -697,14 +714,14 @@ class ChannelExecutor:
             await loop.run_in_executor(self._executor, progress.index.apply, rows)
 
         if progress.indexed < 0:  # A part may be there, of which rows were deleted since.
-            progress.index = SubscriptionIndex(work.query)
+            progress.index = work.new_index()
         if not work.compares:
             try:
                 progress.indexed = await self._read_changes(
                     work, partition, after=progress.indexed, take=apply
                 )
             except DataExpired:  # Cleaned past what the index knows.
-                progress.index, progress.indexed = SubscriptionIndex(work.query), -1
+                progress.index, progress.indexed = work.new_index(), -1
                 progress.indexed = await self._read_changes(work, partition, after=-1, take=apply)
             return None
         if progress.indexed < 0:

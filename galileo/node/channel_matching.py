@@ -122,7 +122,7 @@ def execution(
         observed: with the cuts.
         number: of the execution.
         subscriptions: the commit of the subscriptions up to which they were matched.
-        references: up to which commits the tables were read that enrich the observations.
+        references: up to which commits the tables of the channel were read.
     """
     cut = {
         "execution": number,
@@ -132,7 +132,7 @@ def execution(
         "until": list(observed.until.values()),
         "subscriptions": subscriptions,
     }
-    if channel.enrich:
+    if channel.steps:
         positions = [(name, *place) for name, one in references.items() for place in one.items()]
         cut["references"] = [name for name, _, _ in positions]
         cut["reference_partitions"] = [partition for _, partition, _ in positions]

@@ -1,11 +1,12 @@
-"""Tables that channels join with observations, as this node reads them.
+"""Tables that channels join with observations and subscriptions, as this node reads them.
 
 Rows that are found by their key are read from the owners, by the keys at hand: a table of any size
 can be looked up.
 
 For other joins all rows are needed. A node keeps a *replica* of such a table: all rows at one
 cursor, in memory, for all channels. Before it is used it is brought up to date by the changes since
-its cursor, of which the owners are asked then.
+its cursor, of which the owners are asked then. Lookups of subscriptions need all rows, too, since
+any of them may have changed.
 
 Either way a row whose upsert has returned before the call is there.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -104,13 +105,13 @@ class ReferenceTables:
                 del self._replicas[key]
 
     async def read(
-        self, steps: Sequence[Step], tables: Sequence[Table], observations: pa.Table
+        self, steps: Sequence[Step], tables: Mapping[str, Table], observations: pa.Table
     ) -> References:
         """The rows that steps need, with all that was committed before the call.
 
         Args:
             steps: to be carried out.
-            tables: of each its table.
+            tables: of the steps, by name.
             observations: that are to be joined.
 
         Raises:
@@ -119,13 +120,22 @@ class ReferenceTables:
             UnknownDataset: the table was dropped.
         """
         references = References({}, {})
-        for step, table in zip(steps, tables, strict=True):
+        for step in steps:
+            table = tables[step.table]
             if isinstance(step, Lookup) and not step.as_of:
                 rows, cursor = await self._read_keys(step, table, observations)
             else:
                 rows, cursor = await self._read_replica(table)
             references.rows[table.name] = rows
             references.cursors[table.name] = cursor
+        return references
+
+    async def read_whole(self, tables: Iterable[Table]) -> References:
+        """All rows of some tables, with all that was committed before; errors as `read`."""
+        references = References({}, {})
+        for table in tables:
+            rows, cursor = await self._read_replica(table)
+            references.rows[table.name], references.cursors[table.name] = rows, cursor
         return references
 
     async def _read_replica(self, table: Table) -> tuple[Reference, Cursor]:
@@ -173,9 +183,10 @@ class ReferenceTables:
         options = self._options
         if rows > options.rows_max or size > options.bytes_max:
             raise MessageTooLarge(
-                f"table {table.name!r} is too large to be joined by places or times: expected at "
-                f"most {options.rows_max:,} rows, and {options.bytes_max:,} bytes in all such "
-                "tables of a node; galileo.Lookup without as_of takes larger ones",
+                f"table {table.name!r} is too large to be joined by places or times, or with "
+                f"subscriptions: expected at most {options.rows_max:,} rows, and "
+                f"{options.bytes_max:,} bytes in all such tables of a node; galileo.Lookup without "
+                "as_of, in enrich=, takes larger ones",
                 bound=options.rows_max,
             )
 

@@ -418,20 +418,21 @@ class StorageNode:
 
         Raises:
             UnknownDataset, InputError: there is no such dataset, or the template is none of it; or
-                one of the tables is missing, or a step does not fit it.
+                one of the tables is missing, or a step or a lookup does not fit it.
             DatasetExists: the channel exists, or one of its tables, with rows.
         """
         with contextlib.suppress(UnknownDataset):
             known = await self.stored_named(channel.name)
             raise existing_dataset(known, same=known.is_wanted(channel))
         schema = await self.named(channel.dataset)
-        query = ParameterQuery(channel.template, schema)
+        tables = {step.table: await self._table(step.table) for step in channel.steps}
+        query = ParameterQuery(channel.template, schema, channel.lookup, tables)
         bound = channel.bound(
             schema,
             query.parameters,
             start=await self._frontier(schema),
             partitions=len(self.topology.partitions),
-            references=[await self._table(step.table) for step in channel.enrich],
+            references=list(tables.values()),
         )
         for table in bound.tables:
             try:

@@ -10,6 +10,7 @@ bounds of each row, and the same exact tests as of S_INTERSECTS and S_DWITHIN de
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -37,11 +38,12 @@ from galileo.model.enrichment import (
     lookup_columns,
     step_fields,
 )
-from galileo.model.sort_keys import differs
+from galileo.model.sort_keys import differs, sort_order
 from galileo.model.table import DELETED, Table
 from galileo.model.times import column_micros
 from galileo.query.index.candidates import CandidatePairs, pairs_from_ranges
 from galileo.query.predicates import ObservationColumns
+from galileo.query.subscriptions.hash_index import HashIndex
 from galileo.query.subscriptions.parameters import CENTRE
 from galileo.query.subscriptions.point_grid import PointGrid
 from galileo.query.subscriptions.spatial_tests import (
@@ -59,6 +61,7 @@ ROWS_AT_ONCE = 1 << 16
 """Rows of a table whose bounds are looked up together."""
 
 _HASH_TYPE = pa.binary(16)
+_NUMBERS = itertools.count(1)
 _Arrays: TypeAlias = tuple[npt.NDArray[Any], ...]
 _Numbers: TypeAlias = npt.NDArray[np.intp]
 
@@ -75,14 +78,19 @@ class Reference:
     Attributes:
         table: of the rows.
         rows: in one chunk.
+        number: of this state of the table; later ones have larger numbers.
+        since: of each row the number of the state that it came with.
     """
 
-    __slots__ = ("_derived", "rows", "table")
+    __slots__ = ("_derived", "_indices", "number", "rows", "since", "table")
 
     def __init__(self, table: Table, rows: pa.Table) -> None:
         self.table = table
         self.rows = rows.select(table.arrow_schema.names).combine_chunks()
+        self.number = next(_NUMBERS)
+        self.since: npt.NDArray[np.int64] = np.full(rows.num_rows, self.number)
         self._derived: dict[tuple[str, ...], _Arrays] = {}
+        self._indices: dict[tuple[str, ...], HashIndex] = {}
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
@@ -91,7 +99,8 @@ class Reference:
     def nbytes(self) -> int:
         """Size in memory, about."""
         derived = sum(array.nbytes for arrays in self._derived.values() for array in arrays)
-        return int(self.rows.nbytes) + derived
+        indices = sum(index.nbytes for index in self._indices.values())
+        return int(self.rows.nbytes + self.since.nbytes) + derived + indices
 
     def updated(self, changes: pa.Table) -> Reference:
         """The rows after some changes.
@@ -102,10 +111,11 @@ class Reference:
         new = Reference(self.table, changes.filter(pc.invert(changes.column(DELETED))))
         keys = self.table.key_columns
         changed = hashes_of([one_array(changes.column(name)) for name in keys])
-        kept = ~np.asarray(pc.is_in(_hashes(self.hashes(keys)), value_set=_hashes(changed)))
+        kept = ~are_among(self.hashes(keys), changed)
         merged = Reference(
             self.table, pa.concat_tables([self.rows.filter(pa.array(kept)), new.rows])
         )
+        merged.since[: len(self.since[kept])] = self.since[kept]
         for name, arrays in self._derived.items():
             added = _derive(name, new)
             merged._derived[name] = tuple(
@@ -117,6 +127,25 @@ class Reference:
     def hashes(self, names: Sequence[str]) -> npt.NDArray[np.void]:
         """Of each row the hash of some columns of its key."""
         return self._get(("hashes", *names))[0]
+
+    def find(self, names: Sequence[str], hashes: npt.NDArray[np.void]) -> _Numbers:
+        """The row of each key; -1 for none.
+
+        Args:
+            names: of all columns of the key, in any order.
+            hashes: of keys, with their columns in that order.
+        """
+        known, columns = _halves(self.hashes(names)), tuple(names)
+        if columns not in self._indices:
+            self._indices[columns] = HashIndex(known[:, 0])
+        sought = _halves(hashes)
+        order = sort_order([sought[:, 0]])
+        places, rows = self._indices[columns].find(sought[order, 0])
+        places = order[places]
+        is_equal = sought[places, 1] == known[rows, 1]
+        found = np.full(len(sought), -1, dtype=np.intp)
+        found[places[is_equal]] = rows[is_equal]
+        return found
 
     def points(self, geometry: str) -> _Arrays:
         """Longitudes and latitudes of a column, NaN where there is no point."""
@@ -158,6 +187,16 @@ def hashes_of(columns: Sequence[pa.Array]) -> npt.NDArray[np.void]:
     if len(columns[0]) == 0:
         return np.empty(0, dtype="V16")
     return np.ascontiguousarray(hash128(columns)).view("V16")[:, 0]
+
+
+def are_among(hashes: npt.NDArray[np.void], others: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+    """Mask of the hashes that are among others."""
+    return np.asarray(pc.is_in(_hashes(hashes), value_set=_hashes(others)), dtype=np.bool_)
+
+
+def _halves(hashes: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
+    """Hashes as two numbers each, shape (k, 2), which share their memory."""
+    return hashes.view(np.uint64).reshape(-1, 2)
 
 
 def _hashes(hashes: npt.NDArray[np.void]) -> pa.Array:
@@ -209,14 +248,13 @@ def _look_up(observations: pa.Table, step: Lookup, reference: Reference) -> list
     names = lookup_columns(step, reference.table)
     keys = [one_array(observations.column(name)) for name in names.values()]
     there = np.flatnonzero(np.logical_and.reduce([np.asarray(key.is_valid()) for key in keys]))
-    sought = _hashes(hashes_of([key.take(pa.array(there)) for key in keys]))
-    known = reference.hashes(tuple(names))
+    sought = hashes_of([key.take(pa.array(there)) for key in keys])
     if step.as_of:
         times = column_micros(observations.column(TIME))[there]
-        found = _valid_rows(sought, times, step, reference, _hashes(known))
+        known = _hashes(reference.hashes(tuple(names)))
+        found = _valid_rows(_hashes(sought), times, step, reference, known)
     else:
-        places = pc.index_in(sought, value_set=_hashes(known))
-        found = np.asarray(places.fill_null(-1), dtype=np.intp)
+        found = reference.find(tuple(names), sought)
     rows = np.full(observations.num_rows, -1, dtype=np.intp)
     rows[there] = found
     taken = pa.array(rows, mask=rows < 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, final
 
 from galileo.errors import InputError, QuerySyntaxError
@@ -102,6 +102,24 @@ class Template:
 def tree_of(template: Template) -> Any:
     """The CQL2 JSON values of a template, in which `parameter_of` finds its parameters."""
     return template._tree
+
+
+def with_parameters(template: Template, names: Collection[str]) -> Template:
+    """The template in which properties of these names are parameters, too, with the same names."""
+    wider = Template(template.text)
+    wider._tree = _marked(template._tree, names)
+    wider.parameters = (*template.parameters, *names)
+    return wider
+
+
+def _marked(tree: Any, names: Collection[str]) -> Any:
+    if isinstance(tree, list):
+        return [_marked(item, names) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if tree.get("property") in names:
+        return {"property": _MARK + tree["property"]}
+    return {key: _marked(item, names) for key, item in tree.items()}
 
 
 def _condition(tree: Any, values: Mapping[str, Any]) -> Any:

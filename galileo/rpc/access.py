@@ -296,7 +296,7 @@ def datasets_of(message: Message) -> Iterator[str]:
         yield schema.name
         if isinstance(schema, Channel):
             yield schema.dataset
-            yield from (step.table for step in schema.enrich)
+            yield from (step.table for step in schema.steps)
         return
     for field in _fields_with_datasets(descriptor):
         value = getattr(message, field.name)

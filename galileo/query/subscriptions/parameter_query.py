@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
@@ -11,24 +12,34 @@ import shapely
 
 from galileo.arrays import one_array
 from galileo.errors import InputError, InvalidObservations, UnknownProperty
-from galileo.model.channel import BROKER, ID
+from galileo.geo.regions import Mask
+from galileo.model.channel import BROKER, ID, Channel
+from galileo.model.enrichment import Lookup
 from galileo.model.schema import Schema
-from galileo.model.table import DELETED, ColumnType
+from galileo.model.table import DELETED, ColumnType, Table
 from galileo.query.binding import bind
 from galileo.query.query import Query, pointing
 from galileo.query.subscriptions.conjuncts import SimplePart, constant_part, simple_parts
 from galileo.query.subscriptions.distinct import distinct_rows
+from galileo.query.subscriptions.looked_up import (
+    check_columns,
+    key_parameters,
+    looked_up,
+    named_columns,
+    own_parameters,
+)
 from galileo.query.subscriptions.parameters import (
     CENTRE,
     CONDITION,
     NAME,
     REGION,
     Place,
+    check_names,
     places_of,
     property_names,
 )
-from galileo.query.subscriptions.value_checks import Fault, first_fault
-from galileo.query.template import Template, tree_of
+from galileo.query.subscriptions.value_checks import Fault, first_fault, fitting
+from galileo.query.template import Template, tree_of, with_parameters
 
 
 @final
@@ -38,11 +49,15 @@ class ParameterQuery:
     All numbers are of type "float", because queries compare numbers as doubles. Distances are
     metres.
 
+    Where it names columns of tables, such as `officers.place`, these are parameters whose values a
+    subscription gets from its row of the table (`galileo.query.lookup_index`).
+
     Attributes:
         text: of the template.
         schema: of the dataset.
-        parameters: names and types, in the order of the text.
-        places: of each parameter.
+        parameters: names and types of what subscriptions have, in the order of the text.
+        places: of each parameter of the template, columns of tables among them.
+        lookups: the tables whose rows subscriptions have, and the columns that the template names.
         constant: what every match satisfies, whatever the values: it names no parameter.
         features: those that some values make it read, in schema order.
         simple: the parts with parameters of a conjunction of comparisons, regions and circles; None
@@ -51,18 +66,23 @@ class ParameterQuery:
     Args:
         text: CQL2 text with parameters, as of `Template`.
         schema: of the dataset.
+        lookups: for each table, which parameters are the key of the row.
+        tables: of the lookups, by name.
 
     Raises:
         QuerySyntaxError: the text does not parse.
         UnknownProperty: a property that the schema lacks.
         UnsupportedQuery: a condition without a meaning.
-        InputError: no parameter, too many, or one of which the name or the type is not clear.
+        InputError: no parameter, too many, or one of which the name or the type is not clear; or a
+            lookup does not fit its table or the template.
     """
 
     __slots__ = (
+        "_own",
         "_template",
         "constant",
         "features",
+        "lookups",
         "parameters",
         "places",
         "schema",
@@ -70,13 +90,24 @@ class ParameterQuery:
         "text",
     )
 
-    def __init__(self, text: str, schema: Schema) -> None:
-        self._template = Template(text)
+    def __init__(
+        self,
+        text: str,
+        schema: Schema,
+        lookups: Sequence[Lookup] = (),
+        tables: Mapping[str, Table] = MappingProxyType({}),
+    ) -> None:
+        template = Template(text)
+        check_names({*template.parameters, *(name for name, _ in key_parameters(lookups, tables))})
+        self.lookups = named_columns(tree_of(template), lookups, tables)
+        self._template = with_parameters(template, looked_up(self.lookups))
         tree = tree_of(self._template)
         self.text, self.schema = text, schema
         self.places = places_of(self._template, schema)
+        check_columns(self.places, self.lookups, tables)
+        self._own = own_parameters(self.places, self.lookups, tables)
         self.parameters: tuple[tuple[str, ColumnType], ...] = tuple(
-            (name, next(iter(places)).type) for name, places in self.places.items()
+            (name, next(iter(places)).type) for name, places in self._own.items()
         )
         try:
             self.bind({name: _sample(places) for name, places in self.places.items()})
@@ -85,6 +116,12 @@ class ParameterQuery:
         self.constant = Query(schema, bind(constant_part(tree), schema))
         self.features = _features(tree, schema, self.places)
         self.simple: tuple[SimplePart, ...] | None = _simple_parts(tree, schema, self.places)
+
+    @staticmethod
+    def of(channel: Channel) -> ParameterQuery:
+        """The template of a channel of a cluster."""
+        assert channel.schema is not None, "a channel without a dataset"
+        return ParameterQuery(channel.template, channel.schema, channel.lookup, channel.tables_read)
 
     def bind(self, values: Mapping[str, Any]) -> Query:
         """The query with these values, as `Template` takes them.
@@ -95,11 +132,14 @@ class ParameterQuery:
         return Query(self.schema, bind(self._template(**values).tree, self.schema))
 
     def bind_row(self, row: Mapping[str, Any]) -> Query:
-        """The query with the values of a row of subscriptions, in which geometries are WKB."""
-        values = {name: row[name] for name, _ in self.parameters}
-        for name, kind in self.parameters:
-            if kind == "geometry":
-                values[name] = shapely.from_wkb(values[name])
+        """The query with the values of a row of subscriptions, in which geometries are WKB.
+
+        Columns of tables that the row lacks have some value that fits.
+        """
+        values = {name: row.get(name, _sample(places)) for name, places in self.places.items()}
+        for name, places in self.places.items():
+            if name in row and next(iter(places)).type == "geometry":
+                values[name] = shapely.from_wkb(row[name])
         return self.bind(values)
 
     def check(self, rows: pa.Table) -> None:
@@ -113,7 +153,7 @@ class ParameterQuery:
             InvalidObservations: a value is null or does not fit; the message names the first such
                 subscription.
         """
-        columns = {name: one_array(rows.column(name)) for name in (BROKER, *self.places)}
+        columns = {name: one_array(rows.column(name)) for name in (BROKER, *self._own)}
         numbers = np.arange(rows.num_rows)
         if DELETED in rows.column_names:
             numbers = np.flatnonzero(~np.asarray(one_array(rows.column(DELETED)), dtype=np.bool_))
@@ -133,26 +173,50 @@ class ParameterQuery:
         faults = [
             fault
             for name, values in columns.items()
-            if (fault := first_fault(values, self.places.get(name, {NAME}), name=name))
+            if (fault := first_fault(values, self._own.get(name, {NAME}), name=name))
         ]
         first = min(faults, key=lambda fault: fault.row, default=None)
         if self.simple is not None:
             return first
         until = first.row if first else len(next(iter(columns.values())))
-        earlier = {name: columns[name][:until] for name in self.places}
+        earlier = {name: columns[name][:until] for name in self.places if name in columns}
+        if not earlier:
+            return first
         return self._first_misfit(earlier) or first
 
     def _first_misfit(self, columns: dict[str, pa.Array]) -> Fault | None:
         """The first row whose values, each of which fits, are no query of the dataset together."""
         rows, _ = distinct_rows(list(columns.values()))
-        distinct = pa.table(columns).take(rows).to_pylist()
-        for row, values in zip(rows.tolist(), distinct, strict=True):
+        misfit = next(self._misfits(pa.table(columns).take(rows)), None)
+        if misfit is None:
+            return None
+        expected = f"parameters that make a query of dataset {self.schema.name!r}"
+        return Fault(int(rows[misfit[0]]), expected, f"a fault: {misfit[1].message}")
+
+    def _misfits(self, rows: pa.Table) -> Iterator[tuple[int, InputError]]:
+        """The numbers of rows whose values are no query together, and why."""
+        for number, values in enumerate(rows.to_pylist()):
             try:
                 self.bind_row(values)
             except InputError as error:
-                expected = f"parameters that make a query of dataset {self.schema.name!r}"
-                return Fault(row, expected, f"a fault: {error.message}")
-        return None
+                yield number, error
+
+    def fits(self, rows: pa.Table) -> Mask:
+        """Mask of the subscriptions whose row is there with values that fit, which match something.
+
+        Args:
+            rows: with a column for each of `places`.
+        """
+        columns = {name: one_array(rows.column(name)) for name in self.places}
+        masks = [fitting(columns[name], self.places[name]) for name in looked_up(self.lookups)]
+        mask: Mask = np.logical_and.reduce(masks)
+        places = np.flatnonzero(mask)
+        if self.simple is None and len(places):
+            values = pa.table(columns).take(places)
+            first, codes = distinct_rows([one_array(column) for column in values.columns])
+            wrong = [number for number, _ in self._misfits(values.take(first))]
+            mask[places] = ~np.isin(codes, wrong)
+        return mask
 
 
 def _sample(places: Set[Place]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,13 @@ TIME = Place("time", dt.datetime(2000, 1, 1, tzinfo=dt.UTC))
 START = Place("time", dt.datetime(1, 1, 1, tzinfo=dt.UTC))
 END = Place("time", dt.datetime(9999, 12, 31, tzinfo=dt.UTC))
 
+KEYS = {
+    "int": Place("int", 0),
+    "text": Place("text", ""),
+    "time": Place("time", dt.datetime(2000, 1, 1, tzinfo=dt.UTC)),
+}
+"""Of parameters that are keys of rows, by their types."""
+
 _PLACES = {"float": NUMBER, "int": NUMBER, "text": TEXT, "bool": FLAG}
 _SPECIAL = {DATETIME: TIME, "time": TIME, GEOHASH: TEXT}
 
@@ -57,10 +64,8 @@ def places_of(template: Template, schema: Schema) -> dict[str, frozenset[Place]]
     """The places of each parameter, in the order of the text.
 
     Raises:
-        InputError: there is no parameter, there are too many, or one has a name that it cannot
-            have or stands in places for different types.
+        InputError: a parameter stands in places for different types.
     """
-    _check_names(template.parameters)
     places: dict[str, set[Place]] = {name: set() for name in template.parameters}
     for name, place in _in_condition(tree_of(template), schema):
         places[name].add(place)
@@ -88,7 +93,8 @@ def property_names(tree: Any) -> Iterator[str]:
             yield from property_names(item)
 
 
-def _check_names(names: tuple[str, ...]) -> None:
+def check_names(names: Collection[str]) -> None:
+    """Raises InputError if there is no parameter, or too many, or one whose name it cannot have."""
     if not 1 <= len(names) <= PARAMETERS_MAX:
         raise InputError(
             f"expected a query with 1 to {PARAMETERS_MAX} parameters, such as "

@@ -122,7 +122,7 @@ class SubscriptionIndex:
         Raises:
             MessageTooLarge: there are more pairs of a group and a row than `MATCHES_MAX`.
         """
-        if len(self) == 0 or len(rows.rows) == 0:
+        if len(self._blocks) == 0 or len(rows.rows) == 0:
             return pa.RecordBatch.from_pylist([], schema=MATCH_SCHEMA)
         matches = self._matches(rows)
         starts = np.flatnonzero(differs(matches.slots))
@@ -175,9 +175,9 @@ class SubscriptionIndex:
         )
 
     def _groups_of(self, rows: pa.Table) -> Numbers:
-        columns = {name: one_array(rows.column(name)) for name, _ in self.query.parameters}
         if rows.num_rows == 0:
             return np.empty(0, dtype=np.int32)
+        columns = {name: one_array(rows.column(name)) for name in self.query.places}
         first, codes = distinct_rows(list(columns.values()))
         distinct = {name: values.take(pa.array(first)) for name, values in columns.items()}
         numbers = self._groups.numbers_of(distinct)
@@ -186,6 +186,8 @@ class SubscriptionIndex:
         return numbers[codes]
 
     def _brokers_of(self, rows: pa.Table) -> Numbers:
+        if rows.num_rows == 0:
+            return np.empty(0, dtype=np.int32)
         encoded = one_array(rows.column(BROKER)).dictionary_encode()
         names: Sequence[str] = encoded.dictionary.to_pylist()
         codes = [self._brokers.setdefault(name, len(self._brokers)) for name in names]

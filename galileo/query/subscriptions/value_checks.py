@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from galileo.geo.regions import Floats, Mask
+from galileo.geo.regions import Mask
 from galileo.model.times import TIME_MAX_US, TIME_MIN_US, column_micros, iso
 from galileo.query.subscriptions.parameters import CENTRE, DISTANCE, NAME, Place
 from galileo.query.subscriptions.wkb import read_points
-
-Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +30,18 @@ class Fault:
     got: str
 
 
+def fitting(values: pa.Array, places: Set[Place]) -> Mask:
+    """Mask of the values that are there and fit a query, whatever the other parameters are.
+
+    Args:
+        values: of one parameter.
+        places: of the parameter.
+    """
+    mask: Mask = np.array(values.is_valid(), dtype=np.bool_)
+    mask[mask] = _fit(values.drop_null(), places)
+    return mask
+
+
 def first_fault(values: pa.Array, places: Set[Place], *, name: str) -> Fault | None:
     """The first value that is null or fits no query, whatever the other parameters are.
 
@@ -42,51 +50,37 @@ def first_fault(values: pa.Array, places: Set[Place], *, name: str) -> Fault | N
         places: of the parameter.
         name: of the parameter.
     """
-    if values.null_count:
-        row = _first(np.asarray(values.is_null()))
-        missing = Fault(row, f"a value of {name!r}", "none")
-        return first_fault(values.slice(0, row), places, name=name) or missing
+    fits = fitting(values, places)
+    if fits.all():
+        return None
+    row = int(np.argmin(fits))
+    if not values[row].is_valid:
+        return Fault(row, f"a value of {name!r}", "none")
     kind = next(iter(places)).type
     if kind == "float":
-        return _number_fault(np.asarray(values), is_distance=DISTANCE in places, name=name)
+        is_distance = DISTANCE in places
+        expected = "distance in metres, at least 0," if is_distance else "finite number"
+        return Fault(row, f"a {expected} as {name!r}", f"{values[row].as_py():g}")
     if kind == "time":
-        return _time_fault(column_micros(values), name=name)
+        time_us = int(column_micros(values.slice(row, 1))[0])
+        return Fault(row, f"a time of the years 1 to 9999 as {name!r}", iso(time_us))
     if NAME in places:
-        return _name_fault(values, name=name)
-    return _point_fault(read_points(values), name=name) if CENTRE in places else None
+        return Fault(row, f"a value of {name!r}", "''")
+    return Fault(row, f"a point as {name!r}", "another geometry")
 
 
-def _name_fault(texts: pa.Array, *, name: str) -> Fault | None:
-    is_empty = np.asarray(pc.equal(texts, ""))
-    return Fault(_first(is_empty), f"a value of {name!r}", "''") if is_empty.any() else None
-
-
-def _number_fault(numbers: Floats, *, is_distance: bool, name: str) -> Fault | None:
-    fits: Mask = np.isfinite(numbers)
-    if is_distance:
-        fits &= numbers >= 0
-    if fits.all():
-        return None
-    row = _first(~fits)
-    kind = "distance in metres, at least 0," if is_distance else "finite number"
-    return Fault(row, f"a {kind} as {name!r}", f"{numbers[row]:g}")
-
-
-def _time_fault(times_us: Ints, *, name: str) -> Fault | None:
-    fits = (times_us >= TIME_MIN_US) & (times_us <= TIME_MAX_US)
-    if fits.all():
-        return None
-    row = _first(~fits)
-    expected = f"a time of the years 1 to 9999 as {name!r}"
-    return Fault(row, expected, iso(int(times_us[row])))
-
-
-def _point_fault(points: Floats, *, name: str) -> Fault | None:
-    fits = np.isfinite(points[:, 0]) & np.isfinite(points[:, 1])
-    if fits.all():
-        return None
-    return Fault(_first(~fits), f"a point as {name!r}", "another geometry")
-
-
-def _first(mask: Mask) -> int:
-    return int(np.argmax(mask))
+def _fit(values: pa.Array, places: Set[Place]) -> Mask:
+    """Mask of the values that fit, none of which is null."""
+    kind = next(iter(places)).type
+    if kind == "float":
+        numbers = np.asarray(values, dtype=np.float64)
+        fits: Mask = np.isfinite(numbers)
+        return fits & (numbers >= 0) if DISTANCE in places else fits
+    if kind == "time":
+        times_us = column_micros(values)
+        return (times_us >= TIME_MIN_US) & (times_us <= TIME_MAX_US)
+    if NAME in places:
+        return np.asarray(pc.not_equal(values, ""), dtype=np.bool_)
+    if CENTRE in places:
+        return np.asarray(np.isfinite(read_points(values)).all(axis=1))
+    return np.ones(len(values), dtype=np.bool_)

@@ -1,0 +1,118 @@
+"""The index of subscriptions that have rows of tables, such as the officer whom each is about.
+
+What matches is a *joined* subscription: its own parameters, and what the template names of its row.
+The index of these follows both sides. `apply` takes changes of subscriptions, and `join` brings all
+of them up to date with the tables, of which each state is an immutable value. Each row of it has
+the number of the state that it came with. So a subscription is joined again if this number is
+another one than when it was last joined, whatever has happened to the table in between.
+
+A subscription without a row, or whose row has no value that fits the template, matches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.arrays import one_array
+from galileo.model.channel import ID
+from galileo.model.enrichment import lookup_columns
+from galileo.model.table import DELETED, Table
+from galileo.query.joins import Reference, are_among, enrich, hashes_of
+from galileo.query.subscriptions import ParameterQuery, SubscriptionIndex
+
+_Numbers: TypeAlias = npt.NDArray[np.int64]
+NO_ROW, NOT_JOINED = 0, -1
+"""In place of the number of a row."""
+
+
+class LookupIndex(SubscriptionIndex):
+    """Subscriptions of one template that names columns of tables; not thread-safe.
+
+    Args:
+        query: the template.
+        subscriptions: the table of the subscriptions.
+        tables: of the lookups, by name.
+    """
+
+    def __init__(
+        self, query: ParameterQuery, subscriptions: Table, tables: Mapping[str, Table]
+    ) -> None:
+        super().__init__(query)
+        self._keys = {
+            step.table: lookup_columns(step, tables[step.table]) for step in query.lookups
+        }
+        self._rows = subscriptions.arrow_schema.empty_table()
+        self._ids = hashes_of([one_array(self._rows.column(ID))])
+        self._hashes = self._key_hashes(self._rows)
+        self._joined = {name: np.empty(0, dtype=np.int64) for name in self._keys}
+        self._seen: list[int] = []
+
+    def __len__(self) -> int:
+        return int(self._rows.num_rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory, about."""
+        arrays = [self._ids, *self._hashes.values(), *self._joined.values()]
+        return super().nbytes + int(self._rows.nbytes) + sum(array.nbytes for array in arrays)
+
+    def apply(self, changes: pa.Table) -> None:
+        """Add, replace and delete subscriptions, which match nothing until they are joined.
+
+        Args:
+            changes: as of `SubscriptionIndex.apply`, without the columns of tables.
+        """
+        if changes.num_rows == 0:
+            return
+        gone = pa.array(np.ones(changes.num_rows, dtype=np.bool_))
+        super().apply(pa.table({ID: changes.column(ID), DELETED: gone}))
+        changed = hashes_of([one_array(changes.column(ID))])
+        kept = ~are_among(self._ids, changed)
+        present = changes.filter(pc.invert(changes.column(DELETED)))
+        added = present.select(self._rows.column_names)
+        self._rows = pa.concat_tables([self._rows.filter(pa.array(kept)), added]).combine_chunks()
+        ids, hashes = hashes_of([one_array(added.column(ID))]), self._key_hashes(added)
+        self._ids = np.concatenate([self._ids[kept], ids])
+        new = np.full(added.num_rows, NOT_JOINED)
+        for name, known in self._hashes.items():
+            self._hashes[name] = np.concatenate([known[kept], hashes[name]])
+            self._joined[name] = np.concatenate([self._joined[name][kept], new])
+        self._seen = []
+
+    def join(self, tables: Mapping[str, Reference]) -> None:
+        """Bring the subscriptions up to date with all rows of the tables, by name."""
+        seen = [tables[name].number for name in self._keys]
+        if seen == self._seen:
+            return
+        numbers = {name: self._numbers(name, tables[name]) for name in self._keys}
+        stale = np.logical_or.reduce([numbers[name] != self._joined[name] for name in numbers])
+        rows = self._rows.filter(pa.array(stale))
+        joined = self._with_floats(enrich(rows, self.query.lookups, tables))
+        super().apply(joined.append_column(DELETED, pa.array(~self.query.fits(joined))))
+        self._joined, self._seen = numbers, seen
+
+    def _key_hashes(self, rows: pa.Table) -> dict[str, npt.NDArray[np.void]]:
+        """For each table the hashes of the keys that some subscriptions have."""
+        return {
+            name: hashes_of([one_array(rows.column(parameter)) for parameter in keys.values()])
+            for name, keys in self._keys.items()
+        }
+
+    def _numbers(self, name: str, table: Reference) -> _Numbers:
+        """Of each subscription the number of the state that its row of a table came with."""
+        found = table.find(tuple(self._keys[name]), self._hashes[name])
+        return np.append(NO_ROW, table.since)[found + 1]
+
+    def _with_floats(self, joined: pa.Table) -> pa.Table:
+        """Integers as floats, as which queries compare them."""
+        for number, field in enumerate(joined.schema):
+            if field.name in self.query.places and pa.types.is_integer(field.type):
+                floats = joined.column(number).cast(pa.float64(), safe=False)
+                joined = joined.set_column(number, field.name, floats)
+        return joined
