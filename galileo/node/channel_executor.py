@@ -611,7 +611,7 @@ class ChannelExecutor:
         """The commits of executions of partitions with the same cut, and why others have none."""
         failed = dict[int, BaseException | Committed]()
         tables = work.channel.tables_read
-        rows = await self._references.read_whole(tables[s.table] for s in work.channel.lookup)
+        rows = await self._references.read_whole([tables[s.table] for s in work.channel.lookup])
         matching = {p: self._match(work, p, observed, rows) for p in partitions}
         records = await _outcomes(matching, failed)
         try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -130,7 +130,7 @@ class ReferenceTables:
             references.cursors[table.name] = cursor
         return references
 
-    async def read_whole(self, tables: Iterable[Table]) -> References:
+    async def read_whole(self, tables: Sequence[Table]) -> References:
         """All rows of some tables, with all that was committed before; errors as `read`."""
         references = References({}, {})
         for table in tables:

@@ -39,6 +39,9 @@ ROWS = 6
 """Of a batch of observations."""
 TEMPLATES = ("temperature > :least", "temperature < 1000 AND temperature > :least")
 """With the first one all commits are read, with the other one those that the graph names."""
+LEVELS = Table("levels", {"level": "int", "least": "float"}, "level")
+LOOKED_UP = "temperature > levels.least"
+"""The template of a channel with `lookup={"levels": ":level"}`."""
 BROKERS = ("east", "north", "west")
 
 Positions = dict[int, int]
@@ -60,7 +63,9 @@ class Pair(NamedTuple):
 
 @dataclass(slots=True)
 class Version:
-    """One state of a subscription; `least` None: it is not there.
+    """One state of a subscription, or of a row of `LEVELS`; `least` None: it is not there.
+
+    Where subscriptions have rows of `LEVELS`, `least` of a subscription is the level.
 
     Attributes:
         begun: when the call began.
@@ -178,17 +183,29 @@ Changes = dict[str, tuple[str, float | None]]
 
 
 def rows_of(table: Table, changes: Changes) -> pa.Table:
+    parameter = parameter_of(table)
     rows = [
-        {"id": name, "broker": broker, "least": least, "deleted": least is None}
+        {"id": name, "broker": broker, parameter: least, "deleted": least is None}
         for name, (broker, least) in changes.items()
     ]
     return pa.Table.from_pylist(rows, schema=table.observation_schema)
 
 
+def parameter_of(table: Table) -> str:
+    """The one parameter of a table of subscriptions."""
+    [parameter] = {name for name, _ in table.columns} - {"id", "broker"}
+    return parameter
+
+
 class ChannelAudit:
     """The ledger of a channel over observations with a number and a temperature.
 
-    Its template is true where the temperature is above the parameter `least`.
+    Its template is true where the temperature is above the parameter `least`, or above `least` of
+    the row of `LEVELS` that a subscription has.
+
+    Attributes:
+        values: what `least` of a subscription can be.
+        levels: the versions of the rows of `LEVELS`.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -196,7 +213,10 @@ class ChannelAudit:
         self.channel = channel
         self.dataset = channel.schema.key
         self.table = channel.subscriptions.key
+        self.parameter = parameter_of(channel.subscriptions)
+        self.values = range(8 if channel.lookup else 40)
         self.ledger: dict[str, list[Version]] = defaultdict(lambda: [NEVER])
+        self.levels: dict[float, list[Version]] = defaultdict(lambda: [NEVER])
         self.sent: dict[int, int] = {}
         self.commits: dict[int, dict[int, list[Observation]]] = defaultdict(dict)
         self.changes: dict[int, dict[int, list[Change]]] = defaultdict(dict)
@@ -227,7 +247,7 @@ class ChannelAudit:
             return "", None
         if kind < 0.4 and last.least is not None:
             return last.broker, last.least
-        return chance.choice(BROKERS), float(chance.randrange(40))
+        return chance.choice(BROKERS), float(chance.choice(self.values))
 
     def change(self, changes: Changes) -> list[Version]:
         """Notes that subscriptions are about to be changed; `settle` the result afterwards."""
@@ -237,6 +257,14 @@ class ChannelAudit:
             versions.append(Version(broker, least, now, None))
             self.ledger[name].append(versions[-1])
         return versions
+
+    def change_levels(self, rows: Mapping[float, float | None]) -> list[Version]:
+        """Notes that rows of `LEVELS` are about to be changed; None deletes one."""
+        now = self.now()
+        versions = {level: Version("", least, now, None) for level, least in rows.items()}
+        for level, version in versions.items():
+            self.levels[level].append(version)
+        return [*versions.values()]
 
     def settle(self, versions: Iterable[Version]) -> None:
         """Notes that a call has returned."""
@@ -312,7 +340,7 @@ class ChannelAudit:
         ):  # Copies of what counts since earlier commits.
             return []
         return [
-            Change(row["id"], row["broker"], None if row["deleted"] else row["least"])
+            Change(row["id"], row["broker"], None if row["deleted"] else row[self.parameter])
             for row in rows.to_pylist()
         ]
 
@@ -350,6 +378,7 @@ class ChannelAudit:
         """
         self.check_numbers(may_skip=may_skip)
         self.check_content()
+        self.check_lookups()
         self.check_enrichment()
         self.check_promises()
 
@@ -406,7 +435,7 @@ class ChannelAudit:
     def _due(self, partition: int, one: LoggedExecution, *, after: int) -> dict[str, Counter[Pair]]:
         """What an execution delivers, of which the last one had seen subscriptions so far."""
         due = defaultdict[str, Counter[Pair]](Counter)
-        there = self.subscriptions(partition, until=one.subscriptions)
+        there = self.with_rows(self.subscriptions(partition, until=one.subscriptions), one)
         before = self.subscriptions(partition, until=after)
         changed = {
             change.id
@@ -426,6 +455,29 @@ class ChannelAudit:
                 if held and not holds and self.channel.leave:
                     due[before[name].broker][Pair(name, observation, left=True)] += 1
         return due
+
+    def with_rows(self, there: dict[str, Version], one: LoggedExecution) -> dict[str, Version]:
+        """Subscriptions with `least` of the rows that an execution has read, if they have some."""
+        if not self.channel.lookup:
+            return there
+        rows = self.rows(LEVELS.name, one.references[LEVELS.name])
+        least = {row["level"]: row["least"] for row in rows}
+        return {
+            name: replace(version, least=least.get(version.least))
+            for name, version in there.items()
+        }
+
+    def check_lookups(self) -> None:
+        """Executions have read what the calls had stored that had returned before observations."""
+        executions = [one for log in self.log.values() for one in log.values()]
+        for one, step in itertools.product(executions, self.channel.lookup):
+            positions = one.references[step.table]
+            last = max((self.sent[seen.number] for seen in self.observations(one)), default=0)
+            for returned, table, reached in self.upserts:
+                if table == step.table and returned < last:
+                    assert all(positions.get(p, 0) >= reached[p] for p in reached), (
+                        "rows are missed"
+                    )
 
     def check_enrichment(self) -> None:
         """Observations are joined with the rows of the commits that the execution names.
@@ -557,11 +609,15 @@ class ChannelAudit:
 
     def outcomes(self, name: str, observation: Observation, *, until: int) -> set[str | None]:
         """To which brokers an observation may go for a subscription; None: to no broker."""
-        begun, versions = self.sent[observation.number], self.ledger[name]
-        returned = [v.returned is not None and v.returned < begun for v in versions]
-        first = max(place for place, is_known in enumerate(returned) if is_known)
-        possible = [versions[first], *(v for v in versions[first + 1 :] if v.begun < until)]
-        return {version.broker_of(observation) for version in possible}
+        begun = self.sent[observation.number]
+        versions = possible(self.ledger[name], begun=begun, until=until)
+        if self.channel.lookup:
+            versions = [
+                replace(version, least=row.least)
+                for version in versions
+                for row in possible(self.levels[version.least], begun=begun, until=until)
+            ]
+        return {version.broker_of(observation) for version in versions}
 
     def check_complete(self, published: Mapping[str, Mapping[int, int]]) -> None:
         """Every partition has matched everything.
@@ -589,6 +645,19 @@ class ChannelAudit:
             ]
             taken = [(number, Counter(pairs)) for number, pairs in reader.taken[partition]]
             assert taken == expected, f"{reader.broker} of p{partition}"
+
+
+def possible(versions: list[Version], *, begun: int, until: int) -> list[Version]:
+    """Those that an execution may have seen.
+
+    Args:
+        versions: in their order.
+        begun: when an observation was sent; what had returned before, it has to see.
+        until: when the execution was seen; what began later, it cannot have seen.
+    """
+    returned = [v.returned is not None and v.returned < begun for v in versions]
+    first = max(place for place, is_known in enumerate(returned) if is_known)
+    return [versions[first], *(v for v in versions[first + 1 :] if v.begun < until)]
 
 
 def read_rows(stream: bytes) -> list[Row]:

@@ -26,9 +26,14 @@ def named_columns(
         tables: by name.
 
     Raises:
-        InputError: the template names no column of a table, or one that the table lacks.
+        InputError: the template names no column of a table, one that the table lacks, or one of
+            another table.
     """
     names = list(dict.fromkeys(property_names(tree)))
+    known = {step.table for step in lookups}
+    for name in names:
+        if "." in name and name.rpartition(".")[0] not in known:
+            raise _wrong(f"expected features, and columns of the tables in lookup=, got {name}")
     return tuple(_with_columns(step, tables[step.table], names) for step in lookups)
 
 

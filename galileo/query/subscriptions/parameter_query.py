@@ -98,8 +98,8 @@ class ParameterQuery:
         tables: Mapping[str, Table] = MappingProxyType({}),
     ) -> None:
         template = Template(text)
-        check_names({*template.parameters, *(name for name, _ in key_parameters(lookups, tables))})
         self.lookups = named_columns(tree_of(template), lookups, tables)
+        check_names({*template.parameters, *(name for name, _ in key_parameters(lookups, tables))})
         self._template = with_parameters(template, looked_up(self.lookups))
         tree = tree_of(self._template)
         self.text, self.schema = text, schema

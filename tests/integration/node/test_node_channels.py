@@ -11,17 +11,23 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
+from unittest import mock
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import shapely
 from channel_audit import (
     BROKERS,
+    LEVELS,
+    LOOKED_UP,
     ROWS,
     TEMPLATES,
     Changes,
     ChannelAudit,
     Reader,
+    Version,
     air,
     batch_of,
     numbers_of,
@@ -38,7 +44,7 @@ from galileo.model.channel import Channel
 from galileo.model.enrichment import Lookup, Nearest, Step
 from galileo.model.table import Table
 from galileo.node import table_reader
-from galileo.node.channel_executor import ExecutorOptions
+from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
 from galileo.node.channel_reader import LOOK_S
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.peers import ExecutionsTask
@@ -46,6 +52,8 @@ from galileo.node.query_options import QueryOptions
 from galileo.node.reference_tables import References, ReferenceTables
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.node.storage_node import StorageNode
+from galileo.query.joins import Reference
+from galileo.query.lookup_index import LookupIndex
 from galileo.storage.commits import Commit
 from galileo.storage.compaction import CompactionOptions
 
@@ -57,6 +65,7 @@ RETENTION = RetentionRunnerOptions(check_s=3600.0, min_age_s=0.0, table_age_s=0.
 CAUGHT_UP_MAX = 100
 KEPT_DAYS = 8
 REFERENCES = {
+    "levels": LEVELS,
     "ratings": Table("ratings", {"number": "int", "stars": "int"}, "number"),
     "posts": Table("posts", {"id": "text", "place": "geometry"}, "id"),
 }
@@ -82,15 +91,15 @@ class Hot:
         limits: ExecutorOptions,
         keep: str = "1s",
         enrich: Sequence[Step] = (),
+        lookup: dict[str, str] | None = None,
     ) -> None:
         self.cluster.journals = replace(self.cluster.journals, segment_bytes_max=8_000)
         await self.cluster.reconfigure(channels=limits)
         await self.cluster["a"].create_dataset(air(DATASET))
-        for step in enrich:
+        channel = Channel(CHANNEL, DATASET, template, keep=keep, enrich=enrich, lookup=lookup)
+        for step in channel.steps:
             await self.cluster["a"].create_dataset(REFERENCES[step.table])
-        created = await self.cluster["b"].create_dataset(
-            Channel(CHANNEL, DATASET, template, keep=keep, enrich=enrich)
-        )
+        created = await self.cluster["b"].create_dataset(channel)
         self.audit = ChannelAudit(created)
 
     def any_node(self) -> StorageNode:
@@ -117,9 +126,17 @@ class Hot:
         self.audit.settle(versions)
 
     async def upsert(self, table: Table) -> None:
-        """Changes some rows of a table that enriches observations."""
+        """Changes some rows of a table that the channel reads."""
         chance, batch = self.random, next(self.changes)
-        if table.name == "ratings":
+        noted: list[Version] = []
+        if table.name == "levels":
+            levels = {
+                float(level): None if chance.random() < 0.3 else float(chance.randrange(40))
+                for level in chance.sample(self.audit.values, k=3)
+            }
+            noted = self.audit.change_levels(levels)
+            rows = [{"level": level, "least": least} for level, least in levels.items()]
+        elif table.name == "ratings":
             numbers = chance.sample(range(max(numbers_of(batch))), k=ROWS)
             rows = [{"number": number, "stars": chance.randrange(9)} for number in numbers]
         else:
@@ -129,10 +146,11 @@ class Hot:
                 for place in places
             ]
         versions = pa.Table.from_pylist(
-            [row | {"deleted": chance.random() < 0.3} for row in rows],
+            [row | {"deleted": _is_deleted(row, chance)} for row in rows],
             schema=table.observation_schema,
         )
         answer = await self.any_node().ingest.ingest(table.key, versions, producer="r", batch=batch)
+        self.audit.settle(noted)
         self.audit.upserted(table.name, answer.reached)
 
     def gossip(self) -> None:
@@ -198,12 +216,19 @@ class Hot:
             self.audit.check_reader(reader)
 
 
-async def history(cluster: Any, seed: int, steps: int, enrich: Sequence[Step] = ()) -> Hot:
+def _is_deleted(row: dict[str, Any], chance: random.Random) -> bool:
+    return row["least"] is None if "least" in row else chance.random() < 0.3
+
+
+async def history(
+    cluster: Any, seed: int, steps: int, enrich: Sequence[Step] = (), **more: Any
+) -> Hot:
     """Everything that users and nodes do, in any order, some of it at the same time."""
     hot = Hot(cluster, seed)
     bytes_max = 9_000 if enrich else 3_000
     limits = (ExecutorOptions(), ExecutorOptions(rows_max=8), ExecutorOptions(bytes_max=bytes_max))
-    await hot.begin(template=TEMPLATES[seed % 2], limits=limits[seed % 3], enrich=enrich)
+    options = {"template": TEMPLATES[seed % 2], "enrich": enrich} | more
+    await hot.begin(limits=limits[seed % 3], **options)
     await hot.subscribe({name: (hot.random.choice(BROKERS), 5.0) for name in IDS})
     for step in range(steps):
         await hot.subscribe()
@@ -270,6 +295,20 @@ async def test_an_execution_is_enriched_by_the_rows_of_its_cut_whatever_happens(
 ) -> None:
     hot = await history(cluster, seed, steps, ENRICH)
     assert hot.audit.joined > 20
+    assert hot.audit.certain > 20
+
+
+LOOKUP: dict[str, Any] = {"template": LOOKED_UP, "lookup": {"levels": ":level"}}
+
+
+@pytest.mark.parametrize(
+    ("seed", "steps"),
+    [(0, 8), (1, 8), *(pytest.param(seed, 16, marks=pytest.mark.slow) for seed in range(2, 8))],
+)
+async def test_subscriptions_have_the_rows_of_the_cut_whatever_happens(
+    cluster: Any, seed: int, steps: int
+) -> None:
+    hot = await history(cluster, seed, steps, **LOOKUP)
     assert hot.audit.certain > 20
 
 
@@ -645,6 +684,20 @@ async def enriched(cluster: Any) -> Hot:
     return hot
 
 
+async def looked_up(cluster: Any) -> Hot:
+    """Rows of subscriptions change while executions read them."""
+    hot = Hot(cluster)
+    await hot.begin(limits=ExecutorOptions(), **LOOKUP)
+    await hot.subscribe(dict(zip(IDS, itertools.cycle([("east", 1.0), ("west", 2.0)]))))
+    for _ in range(6):
+        await hot.upsert(LEVELS)
+        await hot.observe()
+        hot.gossip()
+        await asyncio.gather(hot.execute(), users(hot))
+    await hot.judge()
+    return hot
+
+
 async def made(cluster: Any) -> Hot:
     hot = Hot(cluster)
     await hot.begin(limits=ExecutorOptions())
@@ -658,7 +711,7 @@ async def step(hot: Hot, *names: str) -> None:
     await hot.execute(*names)
 
 
-@pytest.mark.parametrize("scenario", [there_and_back, regained, dropped, enriched])
+@pytest.mark.parametrize("scenario", [there_and_back, regained, dropped, enriched, looked_up])
 async def test_a_channel_goes_on_where_its_log_ends(cluster: Any, scenario: Scenario) -> None:
     await scenario(cluster)
 
@@ -677,20 +730,54 @@ async def cleaned_past(cluster: Any) -> Hot:
     return hot
 
 
-_read_references = ReferenceTables.read
+def _newer_rows(read: Any) -> Any:
+    """Newer rows are joined than the execution names, if there are any soon."""
+
+    async def read_late(self: ReferenceTables, *needs: Any) -> References:
+        named = rows = await read(self, *needs)
+        for _ in range(20):
+            if rows.cursors != named.cursors:
+                break
+            await asyncio.sleep(0.01)
+            rows = await read(self, *needs)
+        return replace(rows, cursors=named.cursors)
+
+    return read_late
 
 
-async def _newer_rows(self: ReferenceTables, *needs: Any) -> References:
-    """Observations are joined with newer rows than the execution names, if there are any soon."""
-    named = rows = await _read_references(self, *needs)
+_execute, _read_whole = ChannelExecutor.execute, ReferenceTables.read_whole
+_updated, _numbers = Reference.updated, LookupIndex._numbers
+
+
+async def _rows_first(self: ChannelExecutor, channel: str) -> bool:
+    """The tables are read before the frontier of the dataset is taken."""
+    work = self._work(channel)
+    assert work is not None
+    read = self._references
+    rows, before = await _read_whole(read, work.channel.references), self._view.sequences(DATASET)
     for _ in range(20):
-        if rows.cursors != named.cursors:
+        if self._view.sequences(DATASET) != before:
             break
         await asyncio.sleep(0.01)
-        rows = await _read_references(self, *needs)
-    return replace(rows, cursors=named.cursors)
+
+    async def read_before(_: Any) -> References:
+        return rows
+
+    with mock.patch.object(read, "read_whole", read_before):
+        return await _execute(self, channel)
 
 
+def _changes_ignored(self: LookupIndex, *table: Any) -> Any:
+    """A row that is replaced is the same row."""
+    return np.sign(_numbers(self, *table))
+
+
+def _deletions_ignored(self: Reference, changes: pa.Table) -> Reference:
+    """Deleted rows stay."""
+    return _updated(self, changes.filter(pc.invert(changes.column("deleted"))))
+
+
+TABLES = "galileo.node.reference_tables.ReferenceTables"
 _attempts = itertools.count()
 
 
@@ -708,13 +795,17 @@ class _AnyNumber(Commit):
         (cleaned_past, CHANNEL_MUTANTS["unsubscribe_lost_in_take_over"]),
         (dropped, CHANNEL_MUTANTS["last_execution_dropped"]),
         (regained, {"galileo.node.channel_executor.Commit": _AnyNumber}),
-        (enriched, {"galileo.node.reference_tables.ReferenceTables.read": _newer_rows}),
+        (enriched, {f"{TABLES}.read": _newer_rows(ReferenceTables.read)}),
+        (looked_up, {f"{TABLES}.read_whole": _newer_rows(_read_whole)}),
+        (looked_up, {"galileo.node.channel_executor.ChannelExecutor.execute": _rows_first}),
+        (looked_up, {"galileo.query.lookup_index.LookupIndex._numbers": _changes_ignored}),
+        (looked_up, {"galileo.query.joins.Reference.updated": _deletions_ignored}),
     ],
 )
 async def test_a_judge_convicts_a_mutant(
     cluster: Any, scenario: Scenario, mutants: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of `simulator.channel_mutants` that need a certain order of events, and two more."""
+    """Those of `simulator.channel_mutants` that need a certain order of events, and more."""
     for place, mutant in mutants.items():
         monkeypatch.setattr(place, mutant)
     with pytest.raises(AssertionError):

@@ -13,7 +13,7 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.errors import InputError, InvalidObservations, UnknownProperty
+from galileo.errors import InputError, InvalidObservations
 from galileo.model.enrichment import lookups_of
 from galileo.model.schema import Feature, Schema
 from galileo.model.table import Table
@@ -160,7 +160,7 @@ def test_random_histories_match_what_loops_over_subscriptions_and_rows_match(tex
             counts.append(history.check(6))
 
     check()
-    assert sum(counts) > 100
+    assert sum(counts) > 20
 
 
 def test_rows_that_did_not_change_are_not_joined_again() -> None:
@@ -198,7 +198,9 @@ def test_parameters_are_those_of_subscriptions_and_keys() -> None:
         ("officers", ("place",)),
         ("limits", ("least",)),
     ]
-    assert dict(query_of("t > :most AND s = officers.officer", {"officers": ":who"}).parameters) == {
+    assert dict(
+        query_of("t > :most AND s = officers.officer", {"officers": ":who"}).parameters
+    ) == {
         "most": "float",
         "who": "text",
     }
@@ -234,7 +236,7 @@ def test_templates_that_do_not_fit_their_tables_are_refused(
 
 
 def test_a_column_of_a_table_that_is_not_looked_up_is_unknown() -> None:
-    with raises(UnknownProperty, property="limits.least"):
+    with raises(InputError, parameter="lookup"):
         query_of("s = officers.name AND t > limits.least", OFFICER)
 
 
