@@ -115,6 +115,7 @@ def test_channel_is_created_listed_shown_and_dropped(
         "new": "observations",
         "leave": False,
         "enrich": [],
+        "lookup": {},
         "period_s": 0.1,
         "keep_s": 43_200,
     }
@@ -374,4 +375,32 @@ def test_create_with_enrich_prints_rows_of_tables(
     for wrong in ("near", "{}"):
         done = run("create", f"{hot}2", air, "temperature > :t", "--enrich", wrong, fails=2)
         assert "expected a step" in done.stderr
+    run("drop", hot, "--yes")
+
+
+def test_create_with_lookup_compares_with_rows_of_tables(
+    run: Run, client: galileo.Client, air: str, fresh_name: Fresh
+) -> None:
+    limits, hot = fresh_name("limits"), fresh_name("hot")
+    columns = {"level": "int", "kind": "text", "least": "float"}
+    client.create_table(galileo.Table(limits, columns, ["level", "kind"]))
+    client.upsert(limits, {"level": [1, 2], "kind": ["a", "a"], "least": [5.0, 15.0]})
+    key = '{":level": "level", ":kind": "kind"}'
+    words = ["--period", "100ms", "--lookup", f"{limits}={key}"]
+    run("create", hot, air, f'temperature > "{limits}.least"', *words)
+    shown = json.loads(run("show", hot, "--json").stdout)
+    assert shown["lookup"] == {limits: json.loads(key)}
+    assert shown["parameters"] == {"level": "int", "kind": "text"}
+    assert f'looks up: {{"{limits}"' in run("show", hot).stdout
+    for name, level in (("anna", 1), ("bert", 2)):
+        sets = ("--set", f"level={level}", "--set", "kind=a")
+        run("subscribe", hot, "--id", name, *sets, "--broker", "me")
+    warm(client, air, hot, 9.0)
+    lines = run("follow", hot, "me", "--wait", SETTLED_S, "--json").stdout.splitlines()
+    notified = [json.loads(line) for line in lines]
+    assert [line["subscription"] for line in notified if "subscription" in line] == ["anna"]
+    for wrong in (limits, f"{limits}={{", f"{limits}=level"):
+        more = ("--lookup", wrong)
+        done = run("create", f"{hot}2", air, f'temperature > "{limits}.least"', *more, fails=2)
+        assert "expected" in done.stderr
     run("drop", hot, "--yes")

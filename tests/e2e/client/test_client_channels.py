@@ -523,3 +523,34 @@ def test_follow_moves_an_acknowledged_position_past_what_is_not_for_its_broker(
     observe(client, air, channel, [{"number": 3}])
     assert followed(client, channel, "me", position)[0] == [("s", 3)]
     assert client.position(channel, "me") == position
+
+
+def test_subscriptions_follow_the_rows_of_a_table(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    """An officer moves, and all who subscribed to the officer get what is near the new place."""
+    officers, channel = fresh_name("officers"), fresh_name("near")
+    columns = {"officer": "text", "place": "geometry"}
+    client.create_table(galileo.Table(officers, columns, key="officer"))
+    template = f'temperature > :least AND S_DWITHIN(geometry, "{officers}.place", 500)'
+    lookup = {officers: ":officer"}
+    client.create_channel(galileo.Channel(channel, air, template, lookup=lookup, period="100ms"))
+    [made] = [one for one in client.channels() if one.name == channel]
+    assert dict(made.parameters) == {"least": "float", "officer": "text"}
+    people = {"id": ["a", "b", "c"], "least": [0.0] * 3, "officer": ["p", "p", "q"]}
+    client.subscribe(channel, people, broker="me")
+    token, found = "", []
+    for number, (p, q) in enumerate([(1, 5), (2, 1), (5, 1)]):
+        places = [f"POINT ({p} 1)", f"POINT ({q} 1)"]
+        client.upsert(officers, {"officer": ["p", "q"], "place": places})
+        observe(client, air, channel, [{"number": number, "longitude": 1.001, "latitude": 1.0}])
+        pairs, token = followed(client, channel, "me", token)
+        found.append(sorted(pairs))
+    assert found == [[("a", 0), ("b", 0)], [("c", 1)], [("c", 2)]]
+    client.delete(officers, ["q"])
+    observe(client, air, channel, [{"number": 3, "longitude": 1.001, "latitude": 1.0}])
+    assert followed(client, channel, "me", token)[0] == []
+    with raises(InputError, channel=channel):
+        client.drop_dataset(officers)
+    client.drop_dataset(channel)
+    client.drop_dataset(officers)

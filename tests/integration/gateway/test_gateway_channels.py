@@ -175,6 +175,34 @@ async def test_notifications_have_what_enriches_observations(
         assert {name: feature["properties"][name] for name in expected} == expected
 
 
+async def test_subscriptions_have_rows_of_tables(
+    tmp_path: Path, no_evaluator: dict[str, Any]
+) -> None:
+    async with serving(tmp_path, no_evaluator) as served:
+        limits = galileo.Table("limits", {"id": "text", "least": "float"}, "id")
+        await served.client.create_table(limits)
+        await served.client.upsert("limits", {"id": ["low"], "least": [1.0]})
+        body = {**HOT, "template": "amount > limits.least", "lookup": {"limits": ":limit"}}
+        status, made = await served.ask("PUT", "/channels/above", body)
+        assert status == 201, made
+        assert made["lookup"] == {"limits": ":limit"}
+        assert made["parameters"] == [{"name": "limit", "type": "text"}]
+        for lookup in ({"limits": "limit"}, {"others": ":limit"}, "limits"):
+            wrong = body | {"lookup": lookup}
+            assert (await served.ask("PUT", "/channels/more", wrong))[0] in (400, 404)
+        given = [row("s", 0.0), row("t", 0.0)]
+        for one, limit in zip(given, ("low", "none"), strict=True):
+            del one["least"]
+            one["limit"] = limit
+        for one in given:
+            status, stored = await served.ask("POST", "/channels/above/subscriptions", one)
+            assert status == 201, stored
+        await served.ingest(2.0)
+        path = "/channels/above/brokers/me/notifications?wait=30"
+        status, page = await served.ask("GET", path)
+        assert [match["subscriptions"] for match in page["notifications"][0]["matches"]] == [["s"]]
+
+
 def http_page(url: str, path: str) -> str:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=TIMEOUT_S)
     with contextlib.closing(connection):

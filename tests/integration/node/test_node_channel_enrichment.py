@@ -1,4 +1,4 @@
-"""Channels of real nodes that join observations with tables: what is there when, and limits."""
+"""Channels of real nodes that join observations or subscriptions with tables, and limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import shapely
-from channel_audit import START_US, air, read_rows
+from channel_audit import START_US, air, pairs_of, read_rows
 from expected_errors import raises
 
 from galileo.cursor import EMPTY_CURSOR
@@ -47,12 +47,30 @@ class World:
         await self.cluster["b"].create_dataset(channel)
         await self.store(f"{name}.subscriptions", [{"id": "s", "broker": "me", "least": 0.0}])
 
+    async def begin_lookup(self, template: str, lookup: Any) -> None:
+        channel = Channel(CHANNEL, DATASET, template, lookup=lookup)
+        await self.cluster["b"].create_dataset(channel)
+
     async def store(self, table: str, rows: list[Row]) -> None:
         self.batches += 1
         node = self.cluster["c"]
         schema = (await node.stored_named(table)).observation_schema
         whole = pa.Table.from_pylist([{"deleted": False} | row for row in rows], schema=schema)
         await node.ingest.ingest(table, whole, producer="p", batch=self.batches)
+
+    async def matched(self, *numbers: int, **place: float) -> dict[str, set[int]]:
+        """Observes, executes, and returns the numbers that each subscription gets."""
+        await self.observe(*numbers, **place)
+        assert await self.execute() == set()
+        found: dict[str, set[int]] = {}
+        task = ExecutionsTask(CHANNEL, "me", self.cursor)
+        async for part in self.cluster["a"].channel_reader.read(task):
+            self.cursor = self.cursor.join(part.reached)
+            if part.execution is None:
+                continue
+            for pair in pairs_of(part.execution.observations, part.execution.matches):
+                found.setdefault(pair.subscription, set()).add(pair.observation.number)
+        return found
 
     async def observe(self, *numbers: int, latitude: float = 10.0, longitude: float = 10.0) -> None:
         self.batches += 1
@@ -253,3 +271,128 @@ async def test_rows_of_many_observations_are_joined_in_several_executions(
     await world.observe(5, 6, 7)  # One commit cannot be divided.
     [failure] = await world.execute()
     assert "expected at most 20 rows of table 'posts'" in failure
+
+
+# --- rows of subscriptions -----------------------------------------------------------------------
+
+NEAR_POST, POST = "S_DWITHIN(geometry, posts.at, 500)", {"posts": ":post"}
+
+
+def post(name: str, x: float | None, *, deleted: bool = False) -> Row:
+    at = None if x is None else wkb(shapely.Point(x, 10))
+    return {"name": name, "at": at, "deleted": deleted}
+
+
+def subscribed(**names: str) -> list[Row]:
+    return [{"id": name, "broker": "me", "post": of} for name, of in names.items()]
+
+
+async def test_subscriptions_follow_their_rows(world: World) -> None:
+    await world.begin_lookup(NEAR_POST, POST)
+    await world.store("hot.subscriptions", subscribed(anna="p", bert="p", cleo="q", dora="r"))
+    assert await world.matched(1) == {}
+    await world.store("posts", [post("p", 10), post("q", 20)])
+    assert await world.matched(2) == {"anna": {2}, "bert": {2}}
+    await world.store("posts", [post("p", 20), post("r", 10)])
+    assert await world.matched(3) == {"dora": {3}}
+    assert await world.matched(4, longitude=20.0) == {"anna": {4}, "bert": {4}, "cleo": {4}}
+    await world.store("hot.subscriptions", subscribed(anna="r"))
+    assert await world.matched(5) == {"anna": {5}, "dora": {5}}
+    await world.store("posts", [post("r", None), post("q", 10), post("p", None, deleted=True)])
+    assert await world.matched(6) == {"cleo": {6}}
+    for name in "abc":
+        await world.cluster.restart(name)
+    assert await world.matched(7) == {"cleo": {7}}
+    await world.store("posts", [post("p", 10)])
+    assert await world.matched(8) == {"bert": {8}, "cleo": {8}}
+    nodes = world.cluster.nodes
+    progress = [one for node in nodes for one in node.channels.progress(CHANNEL).values()]
+    assert sum(len(one.index) for one in progress) == 4
+    assert sum(one.index.nbytes for one in progress) > 0
+
+
+async def test_rows_are_found_by_keys_of_several_columns(world: World) -> None:
+    limits = {"level": "int", "since": "time", "least": "int"}
+    await world.cluster["a"].create_dataset(Table("limits", limits, ["level", "since"]))
+    await world.begin_lookup(
+        "temperature >= limits.least AND temperature < :most",
+        {"limits": {":since": "since", ":level": "level"}},
+    )
+    channel = await world.cluster["a"].stored_named(CHANNEL)
+    assert dict(channel.parameters) == {"most": "float", "level": "int", "since": "time"}
+    common = {"broker": "me", "most": 50.0, "since": START_US}
+    rows = [{"id": "anna", "level": 1} | common, {"id": "bert", "level": 2} | common]
+    await world.store("hot.subscriptions", rows)
+    await world.store("limits", [{"level": n, "since": START_US, "least": 8 + n} for n in (1, 2)])
+    assert await world.matched(5) == {"anna": {5}}
+
+
+async def test_an_execution_waits_for_the_rows_of_subscriptions(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.begin_lookup(NEAR_POST, POST)
+    await world.store("hot.subscriptions", subscribed(anna="p"))
+    await world.store("posts", [post("p", 20)])
+    await world.observe(1)
+
+    async def fail(node: str, task: TableTask, table: Table) -> AsyncIterator[TablePart]:
+        raise Unavailable(f"node {node} is away")
+        yield
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.cluster.network, "read_table", fail)
+        failures = await world.execute()
+    assert failures
+    assert all("is away" in failure for failure in failures)
+    await world.store("posts", [post("p", 10)])
+    assert await world.matched(2) == {"anna": {1, 2}}
+
+
+async def test_rows_of_a_replica_that_is_read_again_are_joined(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.begin_lookup(NEAR_POST, POST)
+    await world.store("hot.subscriptions", subscribed(anna="p", bert="q"))
+    await world.store("posts", [post("p", 10), post("q", 10)])
+    assert await world.matched(1) == {"anna": {1}, "bert": {1}}
+    monkeypatch.setattr(reference_tables, "IDLE_S", -1.0)
+    for node in world.cluster.nodes:
+        node.channels._references.forget_idle()
+    assert world.replicas(POSTS) == []
+    await world.store("posts", [post("q", None, deleted=True)])
+    assert await world.matched(2) == {"anna": {2}}
+
+
+async def test_a_channel_whose_lookup_does_not_fit_is_not_created(world: World) -> None:
+    wrong: list[tuple[str, Any, Any]] = [
+        ("temperature > stars.least", {"stars": ":of"}, UnknownDataset),
+        ("temperature > air.temperature", {"air": ":of"}, InputError),
+        ("temperature > posts.size", POST, InputError),
+        ("temperature > posts.at", POST, InputError),
+        ("temperature > :least", POST, InputError),
+        ("temperature > ratings.stars AND S_DWITHIN(geometry, posts.at, 5)", POST, InputError),
+        (f":query AND {NEAR_POST}", POST, InputError),
+    ]
+    for template, lookup, kind in wrong:
+        with pytest.raises(kind):
+            await world.begin_lookup(template, lookup)
+    assert world.cluster["a"].catalog.channels == {}
+
+
+async def test_a_table_that_subscriptions_have_rows_of_cannot_be_dropped(world: World) -> None:
+    await world.begin_lookup(NEAR_POST, POST)
+    with raises(InputError, channel=CHANNEL):
+        await world.cluster["c"].drop_dataset(POSTS.key)
+    await world.cluster["c"].drop_dataset(CHANNEL)
+    await world.cluster["c"].drop_dataset(POSTS.key)
+
+
+async def test_a_table_that_is_too_large_for_subscriptions_fails_and_says_so(world: World) -> None:
+    limits = ReferenceOptions(rows_max=3)
+    await world.cluster.reconfigure(channels=ExecutorOptions(references=limits))
+    await world.begin_lookup(NEAR_POST, POST)
+    await world.store("posts", posts(0, 9))
+    await world.observe(1)
+    [failure] = await world.execute()
+    assert "'posts' is too large" in failure
+    assert "at most 3 rows" in failure

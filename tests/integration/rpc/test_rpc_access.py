@@ -287,8 +287,8 @@ def test_check_request_to_create_a_dataset_needs_a_grant() -> None:
 
 
 def test_check_request_to_create_a_channel_needs_grants_on_all_that_it_names() -> None:
-    def creating(name: str, dataset: str, enrich: Sequence[Step] = ()) -> Any:
-        text = Channel(name, dataset, "t > :least", enrich=enrich).to_json()
+    def creating(name: str, dataset: str, enrich: Sequence[Step] = (), lookup: Any = None) -> Any:
+        text = Channel(name, dataset, "t > :least", enrich=enrich, lookup=lookup).to_json()
         return cluster_pb2.CreateDatasetRequest(schema_json=text)
 
     check(GRANTED, creating("quakes-hot", "nam"))
@@ -299,6 +299,9 @@ def test_check_request_to_create_a_channel_needs_grants_on_all_that_it_names() -
     check(GRANTED, creating("quakes-hot", "nam", enrich=[Within("quakes-zones")]))
     with raises(Forbidden, dataset="zones"):
         check(GRANTED, creating("quakes-hot", "nam", enrich=[Within("zones")]))
+    check(GRANTED, creating("quakes-hot", "nam", lookup={"quakes-zones": ":zone"}))
+    with raises(Forbidden, dataset="zones"):
+        check(GRANTED, creating("quakes-hot", "nam", lookup={"zones": ":zone"}))
 
 
 def test_check_request_of_a_client_with_a_channel_of_a_node_is_forbidden() -> None:

@@ -211,3 +211,60 @@ def test_enrichment_that_does_not_fit_the_dataset_is_refused() -> None:
     channel = Channel("hot", "air", "temperature > :least", enrich=[Lookup("ratings", "town")])
     with raises(InputError, parameter="on"):
         channel.bound(AIR, [], start={}, partitions=4, references=[RATINGS])
+
+
+# --- lookups of subscriptions ----------------------------------------------------------------
+
+LOOKUP = {"ratings": ":kind", "limits": {":a": "x", ":b": "y"}}
+LIMITS = Table("limits", {"x": "int", "y": "text", "least": "float"}, ["x", "y"]).spread(4)
+
+
+def test_channel_with_lookups_json_round_trip_is_equal() -> None:
+    made = Channel("hot", "air", "temperature > limits.least", lookup=LOOKUP)
+    assert made.to_dict()["lookup"] == LOOKUP
+    assert [(step.table, step.on) for step in made.lookup] == [
+        ("ratings", "kind"),
+        ("limits", (("a", "x"), ("b", "y"))),
+    ]
+    bound = made.bound(AIR, [], start={}, partitions=4, references=[RATINGS, LIMITS])
+    assert Channel.from_json(bound.to_json()) == bound
+    assert bound.is_wanted(made)
+    assert bound.tables_read == {"ratings": RATINGS, "limits": LIMITS}
+    assert bound.delivered_schema == BOUND.delivered_schema
+    assert bound.observation_schema == enriched().observation_schema
+    assert "lookup" not in HOT.to_dict()
+
+
+@pytest.mark.parametrize(
+    "lookup",
+    [
+        "officers",
+        ["officers"],
+        {"officers": "officer"},
+        {"officers": ":"},
+        {"officers": ":a b"},
+        {"officers": {}},
+        {"officers": {"a": "x"}},
+        {"officers": {":a": "x", ":b": 3}},
+        {"officers": 3},
+        {f"t{number}": ":a" for number in range(17)},
+    ],
+)
+def test_lookups_that_name_no_parameters_are_refused(lookup: Any) -> None:
+    with pytest.raises(InputError, match="expected"):
+        Channel("hot", "air", "temperature > officers.least", lookup=lookup)
+
+
+@pytest.mark.parametrize("new", ["both", "either"])
+def test_lookups_need_observations_that_are_new(new: Any) -> None:
+    with raises(InvalidSchema, expected="new"):
+        Channel("hot", "air", "temperature > ratings.stars", lookup=LOOKUP, new=new)
+
+
+def test_lookups_of_tables_of_channels_and_of_enrichment_are_refused() -> None:
+    text = "temperature > ratings.stars"
+    for table in ("other.subscriptions", "other.positions", "other.dead-letters"):
+        with raises(InvalidSchema, expected="table"):
+            Channel("hot", "air", text, lookup={table: ":kind"})
+    with raises(InvalidSchema, expected="table"):
+        Channel("hot", "air", text, lookup={"ratings": ":kind"}, enrich=STEPS)
