@@ -180,12 +180,13 @@ def steps_of(enrich: Any) -> tuple[Step, ...]:
 def lookups_of(lookup: Any) -> tuple[Lookup, ...]:
     """The lookups of subscriptions, of an argument such as `{"officers": ":officer"}`.
 
-    Their `on` has the names of parameters, without the colon. Raises InputError.
+    They are sorted by their tables. Their `on` has the names of parameters, without the colon.
+    Raises InputError.
     """
     is_dict = isinstance(lookup, Mapping) and all(isinstance(name, str) for name in lookup)
     if not is_dict or len(lookup) > STEPS_MAX:
         raise _wrong_lookup(f"a dict of at most {STEPS_MAX} tables", lookup)
-    return tuple(Lookup(table, _parameters(on)) for table, on in lookup.items())
+    return tuple(Lookup(table, _parameters(on)) for table, on in sorted(lookup.items()))
 
 
 def lookups_to_dict(lookups: Iterable[Lookup]) -> dict[str, Any]:
@@ -208,7 +209,7 @@ def _parameters(on: Any) -> str | dict[str, str]:
         return on[1:]
     if not names:
         raise _wrong_lookup("a parameter for each table", on)
-    return {name[1:]: column for name, column in on.items()}
+    return {name[1:]: on[name] for name in sorted(names)}
 
 
 def _wrong_lookup(expected: str, got: Any) -> InputError:

@@ -190,12 +190,10 @@ async def test_subscriptions_have_rows_of_tables(
         for lookup in ({"limits": "limit"}, {"others": ":limit"}, "limits"):
             wrong = body | {"lookup": lookup}
             assert (await served.ask("PUT", "/channels/more", wrong))[0] in (400, 404)
-        given = [row("s", 0.0), row("t", 0.0)]
-        for one, limit in zip(given, ("low", "none"), strict=True):
-            del one["least"]
-            one["limit"] = limit
+        given = [{"id": "s", "limit": "low"}, {"id": "t", "limit": "none"}]
         for one in given:
-            status, stored = await served.ask("POST", "/channels/above/subscriptions", one)
+            body = one | {"broker": "me"}
+            status, stored = await served.ask("POST", "/channels/above/subscriptions", body)
             assert status == 201, stored
         await served.ingest(2.0)
         path = "/channels/above/brokers/me/notifications?wait=30"

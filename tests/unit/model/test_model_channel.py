@@ -223,10 +223,10 @@ def test_channel_with_lookups_json_round_trip_is_equal() -> None:
     made = Channel("hot", "air", "temperature > limits.least", lookup=LOOKUP)
     assert made.to_dict()["lookup"] == LOOKUP
     assert [(step.table, step.on) for step in made.lookup] == [
-        ("ratings", "kind"),
         ("limits", (("a", "x"), ("b", "y"))),
+        ("ratings", "kind"),
     ]
-    bound = made.bound(AIR, [], start={}, partitions=4, references=[RATINGS, LIMITS])
+    bound = made.bound(AIR, [], start={}, partitions=4, references=[LIMITS, RATINGS])
     assert Channel.from_json(bound.to_json()) == bound
     assert bound.is_wanted(made)
     assert bound.tables_read == {"ratings": RATINGS, "limits": LIMITS}

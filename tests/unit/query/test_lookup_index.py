@@ -195,8 +195,8 @@ def test_parameters_are_those_of_subscriptions_and_keys() -> None:
     query = query_of(NEAR)
     assert dict(query.parameters) == OWN
     assert [(step.table, step.columns) for step in query.lookups] == [
-        ("officers", ("place",)),
         ("limits", ("least",)),
+        ("officers", ("place",)),
     ]
     assert dict(
         query_of("t > :most AND s = officers.officer", {"officers": ":who"}).parameters
