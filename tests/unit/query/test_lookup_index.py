@@ -224,7 +224,7 @@ OFFICER = {"officers": ":officer"}
         ("officers.name AND t > 3", OFFICER, "in the place of a condition"),
         ("s = officers.name AND t > officers.name", OFFICER, "expected one type"),
         ("t > limits.least", {"limits": ":level"}, r"\(level, kind\), got one for level"),
-        ("t > limits.least", {"limits": {":level": "level", ":k": "sort"}}, "for level, sort"),
+        ("t > limits.least", {"limits": {":level": "level", ":k": "sort"}}, "for sort, level"),
         ("s = officers.name", {"officers": ":id"}, "is taken by a column"),
     ],
 )
