@@ -306,7 +306,7 @@ class Channel(StoredSchema):
     @property
     def delivered_schema(self) -> pa.Schema:
         """The columns that are delivered: those of the observations, and what `enrich` adds."""
-        return pa.schema([*self.observed_schema, *added_fields(self.enrich, self.tables_read)])
+        return pa.schema([*self.observed_schema, *added_fields(self.enrich, self.reference_tables)])
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -314,7 +314,7 @@ class Channel(StoredSchema):
         return *self.lookup, *self.enrich
 
     @property
-    def tables_read(self) -> dict[str, Table]:
+    def reference_tables(self) -> dict[str, Table]:
         """The tables of `references`, by their names."""
         return {table.name: table for table in self.references}
 

@@ -153,12 +153,12 @@ class _Work:
         names: Sequence[str] = self.channel.observed_schema.names
         return (*names, *self.channel.needed_columns)
 
-    def new_index(self) -> SubscriptionIndex:
+    def make_index(self) -> SubscriptionIndex:
         """An index without subscriptions."""
         channel = self.channel
         if not channel.lookup:
             return SubscriptionIndex(self.query)
-        return LookupIndex(self.query, channel.subscriptions, channel.tables_read)
+        return LookupIndex(self.query, channel.subscriptions, channel.reference_tables)
 
     @property
     def compares(self) -> bool:
@@ -394,7 +394,7 @@ class ChannelExecutor:
         known = self._progress.setdefault(work.channel.key, {})
         progress = known.get(partition)
         if progress is None:
-            progress = known[partition] = Progress(work.new_index())
+            progress = known[partition] = Progress(work.make_index())
         last = work.shard.index.last(partition)
         if last == progress.sequence:
             return progress
@@ -409,7 +409,7 @@ class ChannelExecutor:
             progress.cut = cut_of(rows)
         progress.sequence = last
         if work.compares and progress.indexed != progress.subscriptions:
-            progress.index, progress.indexed = work.new_index(), -1
+            progress.index, progress.indexed = work.make_index(), -1
         return progress
 
     async def _execute(
@@ -610,7 +610,7 @@ class ChannelExecutor:
     ) -> tuple[dict[int, Commit], dict[int, BaseException | Committed]]:
         """The commits of executions of partitions with the same cut, and why others have none."""
         failed = dict[int, BaseException | Committed]()
-        tables = work.channel.tables_read
+        tables = work.channel.reference_tables
         rows = await self._references.read_whole([tables[s.table] for s in work.channel.lookup])
         matching = {p: self._match(work, p, observed, rows) for p in partitions}
         records = await _outcomes(matching, failed)
@@ -654,7 +654,7 @@ class ChannelExecutor:
             return _Joined(observed.rows, records, {})
         select = partial(channel_matching.matched, observed, matched)
         rows, renumbered = await loop.run_in_executor(self._executor, select)
-        read = await self._references.read(channel.enrich, channel.tables_read, rows)
+        read = await self._references.read(channel.enrich, channel.reference_tables, rows)
         enrich = partial(joins.enrich, rows, channel.enrich, read.rows)
         async with self._joining:
             enriched = await self._divisibly(work, observed, enrich)
@@ -714,14 +714,14 @@ class ChannelExecutor:
             await loop.run_in_executor(self._executor, progress.index.apply, rows)
 
         if progress.indexed < 0:  # A part may be there, of which rows were deleted since.
-            progress.index = work.new_index()
+            progress.index = work.make_index()
         if not work.compares:
             try:
                 progress.indexed = await self._read_changes(
                     work, partition, after=progress.indexed, take=apply
                 )
             except DataExpired:  # Cleaned past what the index knows.
-                progress.index, progress.indexed = work.new_index(), -1
+                progress.index, progress.indexed = work.make_index(), -1
                 progress.indexed = await self._read_changes(work, partition, after=-1, take=apply)
             return None
         if progress.indexed < 0:

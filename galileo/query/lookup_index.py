@@ -50,8 +50,8 @@ class LookupIndex(SubscriptionIndex):
         self._rows = subscriptions.arrow_schema.empty_table()
         self._ids = hashes_of([one_array(self._rows.column(ID))])
         self._hashes = self._key_hashes(self._rows)
-        self._joined = {name: np.empty(0, dtype=np.int64) for name in self._keys}
-        self._seen: list[int] = []
+        self._numbers = {name: np.empty(0, dtype=np.int64) for name in self._keys}
+        self._states: list[int] = []
 
     def __len__(self) -> int:
         return int(self._rows.num_rows)
@@ -59,7 +59,7 @@ class LookupIndex(SubscriptionIndex):
     @property
     def nbytes(self) -> int:
         """Size in memory, about."""
-        arrays = [self._ids, *self._hashes.values(), *self._joined.values()]
+        arrays = [self._ids, *self._hashes.values(), *self._numbers.values()]
         return super().nbytes + int(self._rows.nbytes) + sum(array.nbytes for array in arrays)
 
     def apply(self, changes: pa.Table) -> None:
@@ -82,20 +82,20 @@ class LookupIndex(SubscriptionIndex):
         new = np.full(added.num_rows, NOT_JOINED)
         for name, known in self._hashes.items():
             self._hashes[name] = np.concatenate([known[kept], hashes[name]])
-            self._joined[name] = np.concatenate([self._joined[name][kept], new])
-        self._seen = []
+            self._numbers[name] = np.concatenate([self._numbers[name][kept], new])
+        self._states = []
 
     def join(self, tables: Mapping[str, Reference]) -> None:
         """Bring the subscriptions up to date with all rows of the tables, by name."""
-        seen = [tables[name].number for name in self._keys]
-        if seen == self._seen:
+        states = [tables[name].number for name in self._keys]
+        if states == self._states:
             return
-        numbers = {name: self._numbers(name, tables[name]) for name in self._keys}
-        stale = np.logical_or.reduce([numbers[name] != self._joined[name] for name in numbers])
+        numbers = {name: self._find_numbers(name, tables[name]) for name in self._keys}
+        stale = np.logical_or.reduce([numbers[name] != self._numbers[name] for name in numbers])
         rows = self._rows.filter(pa.array(stale))
         joined = self._with_floats(enrich(rows, self.query.lookups, tables))
         super().apply(joined.append_column(DELETED, pa.array(~self.query.fits(joined))))
-        self._joined, self._seen = numbers, seen
+        self._numbers, self._states = numbers, states
 
     def _key_hashes(self, rows: pa.Table) -> dict[str, npt.NDArray[np.void]]:
         """For each table the hashes of the keys that some subscriptions have."""
@@ -104,7 +104,7 @@ class LookupIndex(SubscriptionIndex):
             for name, keys in self._keys.items()
         }
 
-    def _numbers(self, name: str, table: Reference) -> _Numbers:
+    def _find_numbers(self, name: str, table: Reference) -> _Numbers:
         """Of each subscription the number of the state that its row of a table came with."""
         found = table.find(tuple(self._keys[name]), self._hashes[name])
         return np.append(NO_ROW, table.since)[found + 1]

@@ -21,11 +21,11 @@ from galileo.query.binding import bind
 from galileo.query.query import Query, pointing
 from galileo.query.subscriptions.conjuncts import SimplePart, constant_part, simple_parts
 from galileo.query.subscriptions.distinct import distinct_rows
-from galileo.query.subscriptions.looked_up import (
+from galileo.query.subscriptions.lookups import (
+    add_columns,
     check_columns,
+    column_names,
     key_parameters,
-    looked_up,
-    named_columns,
     own_parameters,
 )
 from galileo.query.subscriptions.parameters import (
@@ -98,9 +98,9 @@ class ParameterQuery:
         tables: Mapping[str, Table] = MappingProxyType({}),
     ) -> None:
         template = Template(text)
-        self.lookups = named_columns(tree_of(template), lookups, tables)
+        self.lookups = add_columns(tree_of(template), lookups, tables)
         check_names({*template.parameters, *(name for name, _ in key_parameters(lookups, tables))})
-        self._template = with_parameters(template, looked_up(self.lookups))
+        self._template = with_parameters(template, column_names(self.lookups))
         tree = tree_of(self._template)
         self.text, self.schema = text, schema
         self.places = places_of(self._template, schema)
@@ -121,7 +121,9 @@ class ParameterQuery:
     def of(channel: Channel) -> ParameterQuery:
         """The template of a channel of a cluster."""
         assert channel.schema is not None, "a channel without a dataset"
-        return ParameterQuery(channel.template, channel.schema, channel.lookup, channel.tables_read)
+        return ParameterQuery(
+            channel.template, channel.schema, channel.lookup, channel.reference_tables
+        )
 
     def bind(self, values: Mapping[str, Any]) -> Query:
         """The query with these values, as `Template` takes them.
@@ -208,7 +210,7 @@ class ParameterQuery:
             rows: with a column for each of `places`.
         """
         columns = {name: one_array(rows.column(name)) for name in self.places}
-        masks = [fitting(columns[name], self.places[name]) for name in looked_up(self.lookups)]
+        masks = [fitting(columns[name], self.places[name]) for name in column_names(self.lookups)]
         mask: Mask = np.logical_and.reduce(masks)
         places = np.flatnonzero(mask)
         if self.simple is None and len(places):

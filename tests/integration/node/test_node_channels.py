@@ -746,7 +746,7 @@ def _newer_rows(read: Any) -> Any:
 
 
 _execute, _read_whole = ChannelExecutor.execute, ReferenceTables.read_whole
-_updated, _numbers = Reference.updated, LookupIndex._numbers
+_updated, _numbers = Reference.updated, LookupIndex._find_numbers
 
 
 async def _rows_first(self: ChannelExecutor, channel: str) -> bool:
@@ -798,7 +798,7 @@ class _AnyNumber(Commit):
         (enriched, {f"{TABLES}.read": _newer_rows(ReferenceTables.read)}),
         (looked_up, {f"{TABLES}.read_whole": _newer_rows(_read_whole)}),
         (looked_up, {"galileo.node.channel_executor.ChannelExecutor.execute": _rows_first}),
-        (looked_up, {"galileo.query.lookup_index.LookupIndex._numbers": _changes_ignored}),
+        (looked_up, {"galileo.query.lookup_index.LookupIndex._find_numbers": _changes_ignored}),
         (looked_up, {"galileo.query.joins.Reference.updated": _deletions_ignored}),
     ],
 )

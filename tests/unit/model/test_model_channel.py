@@ -229,7 +229,7 @@ def test_channel_with_lookups_json_round_trip_is_equal() -> None:
     bound = made.bound(AIR, [], start={}, partitions=4, references=[LIMITS, RATINGS])
     assert Channel.from_json(bound.to_json()) == bound
     assert bound.is_wanted(made)
-    assert bound.tables_read == {"ratings": RATINGS, "limits": LIMITS}
+    assert bound.reference_tables == {"ratings": RATINGS, "limits": LIMITS}
     assert bound.delivered_schema == AIR.observation_schema
     assert bound.observation_schema == enriched().observation_schema
     assert "lookup" not in HOT.to_dict()

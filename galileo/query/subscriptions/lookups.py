@@ -15,7 +15,7 @@ from galileo.model.table import Table
 from galileo.query.subscriptions.parameters import CONDITION, KEYS, Place, property_names
 
 
-def named_columns(
+def add_columns(
     tree: Any, lookups: Sequence[Lookup], tables: Mapping[str, Table]
 ) -> tuple[Lookup, ...]:
     """The lookups, each with the columns that a template names.
@@ -62,7 +62,7 @@ def _check_key(step: Lookup, table: Table) -> None:
         )
 
 
-def looked_up(lookups: Sequence[Lookup]) -> tuple[str, ...]:
+def column_names(lookups: Sequence[Lookup]) -> tuple[str, ...]:
     """The names in a template of the columns that lookups add."""
     return tuple(f"{step.table}.{column}" for step in lookups for column in step.columns)
 
@@ -103,7 +103,7 @@ def own_parameters(
     Raises:
         InputError: a key is of another type than its parameter.
     """
-    columns = looked_up(lookups)
+    columns = column_names(lookups)
     own = {name: frozenset(several) for name, several in places.items() if name not in columns}
     for name, place in key_parameters(lookups, tables):
         known = own.setdefault(name, frozenset([place]))
