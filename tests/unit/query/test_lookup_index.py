@@ -20,7 +20,7 @@ from galileo.model.table import Table
 from galileo.model.times import TIME_TYPE
 from galileo.query.joins import Reference
 from galileo.query.lookup_index import LookupIndex
-from galileo.query.subscriptions import ParameterQuery
+from galileo.query.subscriptions import ParameterQuery, RowIndex
 
 SCHEMA = Schema("air", [Feature("t"), Feature("s", type="text")])
 OFFICERS = Table("officers", {"officer": "text", "place": "geometry", "name": "text"}, "officer")
@@ -116,7 +116,9 @@ class History:
         self.index.join(self.references)
         found = [
             (name, record["broker"], row)
-            for record in self.index.match(pa.table(columns)).to_pylist()
+            for record in self.index.match(
+                RowIndex(self.index.query, pa.table(columns))
+            ).to_pylist()
             for name in record["subscriptions"]
             for row in record["rows"]
         ]
