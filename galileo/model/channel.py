@@ -592,10 +592,10 @@ def _new(new: Any, *, leave: Any) -> Any:
 
 def _lookups(lookup: Any, *, enrich: Sequence[Step], new: New) -> tuple[Lookup, ...]:
     lookups = lookups_of(lookup)
-    if lookups and new != "observations":
+    if lookups and new in ("both", "either"):
         raise InvalidSchema(
-            f"expected lookup= with new='observations', got new={new!r}; to have new "
-            "subscriptions count, subscribe again with what their rows have",
+            f"expected lookup= with new='observations', got new={new!r}, which compares with the "
+            "rows at the last execution; store in the subscriptions what their rows have",
             expected="new",
         )
     known = [step.table for step in enrich]
