@@ -594,8 +594,8 @@ def _lookups(lookup: Any, *, enrich: Sequence[Step], new: New) -> tuple[Lookup, 
     lookups = lookups_of(lookup)
     if lookups and new in ("both", "either"):
         raise InvalidSchema(
-            f"expected lookup= with new='observations', got new={new!r}, which compares with the "
-            "rows at the last execution; store in the subscriptions what their rows have",
+            f"expected lookup= without new={new!r}, which compares with the rows at the last "
+            "execution; store in the subscriptions what their rows have",
             expected="new",
         )
     known = [step.table for step in enrich]
