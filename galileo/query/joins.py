@@ -115,7 +115,7 @@ class Reference:
         merged = Reference(
             self.table, pa.concat_tables([self.rows.filter(pa.array(kept)), new.rows])
         )
-        merged.since[: len(self.since[kept])] = self.since[kept]
+        merged.since[: np.count_nonzero(kept)] = self.since[kept]
         for name, arrays in self._derived.items():
             added = _derive(name, new)
             merged._derived[name] = tuple(

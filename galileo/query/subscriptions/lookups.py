@@ -1,7 +1,7 @@
 """Columns of tables in a template, such as `officers.place`: values of a subscription's row.
 
-A channel looks up a row for each subscription, whose key are parameters of the subscription. For
-the index of subscriptions, the columns are parameters like others.
+A channel looks up a row for each subscription, which has the key of the row as parameters. For the
+index of subscriptions, the columns are parameters like others.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ def add_columns(
         InputError: the template names no column of a table, one that the table lacks, or one of
             another table.
     """
-    names = list(dict.fromkeys(property_names(tree)))
-    known = {step.table for step in lookups}
-    for name in names:
-        if "." in name and name.rpartition(".")[0] not in known:
+    columns: dict[str, list[str]] = {step.table: [] for step in lookups}
+    for name in dict.fromkeys(property_names(tree)):
+        table, dot, column = name.rpartition(".")
+        if dot and table not in columns:
             raise _wrong(f"expected features, and columns of the tables in lookup=, got {name}")
-    return tuple(_with_columns(step, tables[step.table], names) for step in lookups)
+        if dot:
+            columns[table].append(column)
+    return tuple(_with_columns(step, tables[step.table], columns[step.table]) for step in lookups)
 
 
-def _with_columns(step: Lookup, table: Table, names: Sequence[str]) -> Lookup:
+def _with_columns(step: Lookup, table: Table, columns: Sequence[str]) -> Lookup:
     head, known = f"{step.table}.", [name for name, _ in table.columns]
-    columns = [name.removeprefix(head) for name in names if name.startswith(head)]
     unknown = [name for name in columns if name not in known]
     if unknown or not columns:
         raise _wrong(

@@ -242,6 +242,15 @@ def test_a_column_of_a_table_that_is_not_looked_up_is_unknown() -> None:
         query_of("s = officers.name AND t > limits.least", OFFICER)
 
 
+def test_names_of_tables_can_have_points() -> None:
+    columns = {"officer": "text", "name": "text"}
+    tables = {name: Table(name, columns, "officer") for name in ("p", "p.q")}  # type: ignore[arg-type]
+    lookups = lookups_of({"p": ":one", "p.q": ":two"})
+    query = ParameterQuery('s = p.name OR s = "p.q.name"', SCHEMA, lookups, tables)
+    assert dict(query.parameters) == {"one": "text", "two": "text"}
+    assert [*query.places] == ["p.name", "p.q.name"]
+
+
 def test_keys_and_other_parameters_are_checked_without_the_rows() -> None:
     query = query_of(EITHER)
     rows = {"id": ["a", "b"], "broker": ["x", "x"], "most": [1.0, 2.0], "officer": ["p", None]}
