@@ -90,6 +90,8 @@ _REFERENCE_FIELDS = [
     pa.field("reference_until", pa.list_(pa.int64())),
 ]
 """Of an execution that enriches: up to which commit of each partition it has read its tables."""
+_DUE_FIELD = pa.field("due", TIME_TYPE)
+"""Of a repetitive channel: at which multiple of the period the execution was due."""
 _EXECUTED_AT_SCHEMA = pa.schema(
     [
         pa.field("at", TIME_TYPE, nullable=False),
@@ -107,7 +109,7 @@ MATCHES_SCHEMA = pa.schema(
 with all its subscriptions; `left`: they match no longer."""
 
 _Numbers: TypeAlias = npt.NDArray[np.integer[Any]]
-New = Literal["observations", "both", "either"]
+New = Literal["observations", "both", "either", "none"]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -125,15 +127,19 @@ class Channel(StoredSchema):
         new: what has to be new in a pair of an observation and a subscription since the last
             execution: "observations", with any subscription; "both", of the subscription its row
             in the table; "either": subscriptions that are new or were changed also get the
-            observations that are there, and of these each once while it matches.
+            observations that are there, and of these each once while it matches; "none": nothing,
+            so that each execution delivers all observations that match at that time.
         enrich: steps that add rows of tables to the observations that are delivered, such as
             `galileo.Lookup("ratings", on="country")`; each has another table.
         leave: with "either", whether a change of a subscription also delivers which of the
             observations that matched before match no longer.
+        age_max: with "none", how long the time of an observation may lie before the multiple of
+            the period at which an execution is due; none: there is no bound.
 
     Attributes:
         period_us: microseconds.
         keep_us: microseconds.
+        age_max_us: microseconds; None: there is no bound.
         schema: of the dataset when the channel was created; the cluster sets it, and all below.
         references: the tables of `enrich`, in its order.
         parameters: names and types of the template's parameters.
@@ -153,6 +159,7 @@ class Channel(StoredSchema):
     keep_us: int
     new: New
     leave: bool
+    age_max_us: int | None
     enrich: tuple[Step, ...]
     schema: Schema | None
     references: tuple[Table, ...]
@@ -172,6 +179,7 @@ class Channel(StoredSchema):
         new: New = "observations",
         leave: bool = False,
         enrich: Sequence[Step] = (),
+        age_max: Duration | None = None,
     ) -> None:
         object.__setattr__(self, "name", _channel_name(name))
         object.__setattr__(self, "generation", 0)
@@ -183,6 +191,7 @@ class Channel(StoredSchema):
         object.__setattr__(self, "keep_us", _keep_us(keep))
         object.__setattr__(self, "new", _new(new, leave=leave))
         object.__setattr__(self, "leave", leave)
+        object.__setattr__(self, "age_max_us", _age_max_us(age_max, new=new))
         object.__setattr__(self, "enrich", _steps(enrich))
         object.__setattr__(self, "schema", None)
         object.__setattr__(self, "references", ())
@@ -244,6 +253,29 @@ class Channel(StoredSchema):
             0.25
         """
         return self.period_us / MICROS
+
+    @property
+    def is_repetitive(self) -> bool:
+        """Whether each execution delivers all that matches, and not only what is new."""
+        return self.new == "none"
+
+    @property
+    def compares(self) -> bool:
+        """Whether changes of subscriptions count as news."""
+        return self.new in ("both", "either")
+
+    def due_us(self, now_s: float) -> int:
+        """When an execution was due last: a multiple of the period, microseconds since 1970.
+
+        Args:
+            now_s: the time, seconds since 1970.
+
+        Example:
+            >>> galileo.Channel("hot", "weather", "temperature > :t", period="10s").due_us(57.5)
+            50000000
+        """
+        now_us = round(now_s * MICROS)
+        return now_us - now_us % self.period_us
 
     @property
     def subscription_table(self) -> str:
@@ -312,11 +344,12 @@ class Channel(StoredSchema):
         The first one has no broker, and the cut: of each partition of the dataset the commits
         (after, until], and the commit of the subscription table, as `subscriptions`. The others
         have the observations and the matches of a broker as Arrow IPC streams. If it enriches, the
-        first row also has the commits of the tables that it has read, by name and partition.
+        first row also has the commits of the tables that it has read, by name and partition. If the
+        channel is repetitive, the first row has when the execution was due.
         """
-        if not self.enrich:
-            return _EXECUTION_SCHEMA
-        return pa.schema([*_EXECUTION_SCHEMA, *_REFERENCE_FIELDS])
+        further = _REFERENCE_FIELDS if self.enrich else []
+        further = [*further, _DUE_FIELD] if self.is_repetitive else further
+        return pa.schema([*_EXECUTION_SCHEMA, *further]) if further else _EXECUTION_SCHEMA
 
     @property
     def path_schema(self) -> pa.Schema:
@@ -369,6 +402,8 @@ class Channel(StoredSchema):
             "new": self.new,
             "leave": self.leave,
         }
+        if self.age_max_us is not None:
+            raw["age_max_us"] = self.age_max_us
         if self.enrich:
             raw["enrich"] = [step_to_dict(step) for step in self.enrich]
         if self.generation:
@@ -402,6 +437,7 @@ class Channel(StoredSchema):
                 new=raw["new"],
                 leave=raw["leave"],
                 enrich=[step_from_dict(step) for step in raw.get("enrich", ())],
+                age_max=int(raw["age_max_us"]) / MICROS if "age_max_us" in raw else None,
             )._with(generation=int(raw.get("generation", 0)))
             if "schema" not in raw:
                 return channel
@@ -567,6 +603,17 @@ def _new(new: Any, *, leave: Any) -> Any:
             expected="leave",
         )
     return new
+
+
+def _age_max_us(age_max: Duration | None, *, new: New) -> int | None:
+    if age_max is None:
+        return None
+    if new != "none":
+        raise InvalidSchema(
+            f"expected age_max= with new='none' alone, got {age_max!r} with {new!r}",
+            expected="age_max",
+        )
+    return max(1, round(seconds(age_max) * MICROS))
 
 
 def _steps(enrich: Any) -> tuple[Step, ...]:
