@@ -73,6 +73,11 @@ def channel() -> None:
     "--leave", is_flag=True, help="With --new either: also deliver what does not match any more."
 )
 @click.option(
+    "--age-max",
+    metavar="DURATION",
+    help="With --new none: how old observations may be at an execution, such as 1h.",
+)
+@click.option(
     "--enrich",
     multiple=True,
     metavar="STEP",
@@ -99,14 +104,16 @@ def create(
     keep: str,
     new: New,
     leave: bool,
+    age_max: str | None,
     enrich: tuple[str, ...],
     lookups: tuple[str, ...],
 ) -> None:
     """Create the channel NAME on DATASET; in TEMPLATE, a CQL2 query, parameters are :NAMES.
 
-    A channel never changes. Observations that were stored before are matched with --new either
-    alone. Steps of --enrich are lookup, within, near and nearest, with the arguments of
-    galileo.Lookup, Within, Near and Nearest. In --lookup, a key of several columns is JSON, such as
+    A channel never changes. Observations that were stored before are matched with --new either or
+    none alone. With --new none each execution delivers all that matches at that time. Steps of
+    --enrich are lookup, within, near and nearest, with the arguments of galileo.Lookup, Within,
+    Near and Nearest. In --lookup, a key of several columns is JSON, such as
     'limits={":station": "station", ":kind": "kind"}'.
 
     \b
@@ -116,6 +123,8 @@ def create(
           --column ship --column time --keep 12h
       galileo channel create fences ships "S_INTERSECTS(geometry, :area)" \\
           --new either --leave
+      galileo channel create now weather "temperature > :least" --period 10m \\
+          --new none --age-max 1h
       galileo channel create rated weather "temperature > :least" \\
           --enrich '{"step": "lookup", "table": "ratings", "on": "station"}'
       galileo channel create officers tweets "S_DWITHIN(geometry, officers.place, 500)" \\
@@ -130,6 +139,7 @@ def create(
         keep=keep,
         new=new,
         leave=leave,
+        age_max=age_max,
         enrich=[_step(text) for text in enrich],
         lookup=dict(map(_lookup, lookups)),
     )
@@ -408,6 +418,7 @@ def _facts(known: Channel) -> dict[str, Any]:
         "columns": known.columns,
         "new": known.new,
         "leave": known.leave,
+        "age_max_s": None if known.age_max_us is None else known.age_max_us / MICROS,
         "enrich": [step_to_dict(step) for step in known.enrich],
         "lookup": lookups_to_dict(known.lookup),
         "period_s": known.period_s,
@@ -417,6 +428,15 @@ def _facts(known: Channel) -> dict[str, Any]:
 
 def _parameters(known: Channel) -> str:
     return ", ".join(f"{name}:{kind}" for name, kind in known.parameters)
+
+
+def _news(known: Channel) -> str:
+    """What its executions deliver."""
+    if not known.is_repetitive:
+        return f"delivers what is new: {known.new}{', and what leaves' if known.leave else ''}"
+    age_max_us = known.age_max_us
+    age = "" if age_max_us is None else f" and is at most {in_units(age_max_us / MICROS)} old"
+    return f"delivers all that matches{age}, each time"
 
 
 def _totals(partitions: list[ChannelPartition]) -> dict[str, Any]:
@@ -437,6 +457,7 @@ def _show(output: Output, known: Channel, partitions: list[ChannelPartition]) ->
         words=f"{known.name}: {known.template}\n"
         f"dataset {known.dataset}; every {in_units(known.period_s)}; results are kept for "
         f"{in_units(known.keep_us / MICROS)}\n"
+        f"{_news(known)}\n"
         f"parameters: {_parameters(known)}\n"
         f"columns: {', '.join(known.columns) or 'all'}\n"
         f"{steps}{counted(totals['subscriptions'], 'subscription')} in "

@@ -17,15 +17,8 @@ from galileo.model.schema import unknown_channel
 from galileo.model.times import MICROS, iso
 
 DEFINITION = (
-    "dataset",
-    "template",
-    "period",
-    "columns",
-    "keep",
-    "new",
-    "leave",
-    "enrich",
-    "lookup",
+    *("dataset", "template", "period", "columns", "keep"),
+    *("new", "leave", "age_max", "enrich", "lookup"),
 )
 """Members of the definition of a channel."""
 
@@ -93,6 +86,7 @@ def described(url: str, channel: Channel) -> dict[str, Any]:
         "keep": channel.keep_us / MICROS,
         "new": channel.new,
         "leave": channel.leave,
+        "age_max": None if channel.age_max_us is None else channel.age_max_us / MICROS,
         "enrich": [step_to_dict(step) for step in channel.enrich],
         "lookup": lookups_to_dict(channel.lookup),
         "links": [

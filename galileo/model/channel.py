@@ -93,6 +93,8 @@ _REFERENCE_FIELDS = [
     pa.field("reference_until", pa.list_(pa.int64())),
 ]
 """Of an execution that reads tables: up to which commit of each partition."""
+_DUE_FIELD = pa.field("due", TIME_TYPE)
+"""Of a repetitive channel: at which multiple of the period the execution was due."""
 _EXECUTED_AT_SCHEMA = pa.schema(
     [
         pa.field("at", TIME_TYPE, nullable=False),
@@ -110,7 +112,7 @@ MATCHES_SCHEMA = pa.schema(
 with all its subscriptions; `left`: they match no longer."""
 
 _Numbers: TypeAlias = npt.NDArray[np.integer[Any]]
-New = Literal["observations", "both", "either"]
+New = Literal["observations", "both", "either", "none"]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -128,7 +130,8 @@ class Channel(StoredSchema):
         new: what has to be new in a pair of an observation and a subscription since the last
             execution: "observations", with any subscription; "both", of the subscription its row
             in the table; "either": subscriptions that are new or were changed also get the
-            observations that are there, and of these each once while it matches.
+            observations that are there, and of these each once while it matches; "none": nothing,
+            so that each execution delivers all observations that match at that time.
         enrich: steps that add rows of tables to the observations that are delivered, such as
             `galileo.Lookup("ratings", on="country")`; each has another table.
         leave: with "either", whether a change of a subscription also delivers which of the
@@ -136,10 +139,13 @@ class Channel(StoredSchema):
         lookup: tables whose columns the template names, such as `officers.place`, and for each the
             parameter with the key of a subscription's row: `{"officers": ":officer"}`. If the key
             has several columns, a dict of parameters and columns.
+        age_max: with "none", how long the time of an observation may lie before the multiple of
+            the period at which an execution is due; none: there is no bound.
 
     Attributes:
         period_us: microseconds.
         keep_us: microseconds.
+        age_max_us: microseconds; None: there is no bound.
         schema: of the dataset when the channel was created; the cluster sets it, and all below.
         references: the tables of `lookup` and `enrich`, in their order.
         parameters: names and types of the parameters of a subscription.
@@ -159,6 +165,7 @@ class Channel(StoredSchema):
     keep_us: int
     new: New
     leave: bool
+    age_max_us: int | None
     enrich: tuple[Step, ...]
     lookup: tuple[Lookup, ...]
     schema: Schema | None
@@ -180,6 +187,7 @@ class Channel(StoredSchema):
         leave: bool = False,
         enrich: Sequence[Step] = (),
         lookup: Mapping[str, str | Mapping[str, str]] | None = None,
+        age_max: Duration | None = None,
     ) -> None:
         object.__setattr__(self, "name", _channel_name(name))
         object.__setattr__(self, "generation", 0)
@@ -191,6 +199,7 @@ class Channel(StoredSchema):
         object.__setattr__(self, "keep_us", _keep_us(keep))
         object.__setattr__(self, "new", _new(new, leave=leave))
         object.__setattr__(self, "leave", leave)
+        object.__setattr__(self, "age_max_us", _age_max_us(age_max, new=new))
         object.__setattr__(self, "enrich", _steps(enrich))
         object.__setattr__(self, "lookup", _lookups(lookup or {}, enrich=self.enrich, new=new))
         object.__setattr__(self, "schema", None)
@@ -253,6 +262,29 @@ class Channel(StoredSchema):
             0.25
         """
         return self.period_us / MICROS
+
+    @property
+    def is_repetitive(self) -> bool:
+        """Whether each execution delivers all that matches, and not only what is new."""
+        return self.new == "none"
+
+    @property
+    def compares(self) -> bool:
+        """Whether changes of subscriptions count as news."""
+        return self.new in ("both", "either")
+
+    def due_us(self, now_s: float) -> int:
+        """When an execution was due last: a multiple of the period, microseconds since 1970.
+
+        Args:
+            now_s: the time, seconds since 1970.
+
+        Example:
+            >>> galileo.Channel("hot", "weather", "temperature > :t", period="10s").due_us(57.5)
+            50000000
+        """
+        now_us = round(now_s * MICROS)
+        return now_us - now_us % self.period_us
 
     @property
     def subscription_table(self) -> str:
@@ -330,11 +362,12 @@ class Channel(StoredSchema):
         The first one has no broker, and the cut: of each partition of the dataset the commits
         (after, until], and the commit of the subscription table, as `subscriptions`. The others
         have the observations and the matches of a broker as Arrow IPC streams. If it reads tables,
-        the first row also has the commits up to which it has read them, by name and partition.
+        the first row also has the commits up to which it has read them, by name and partition. If
+        the channel is repetitive, the first row has when the execution was due.
         """
-        if not self.steps:
-            return _EXECUTION_SCHEMA
-        return pa.schema([*_EXECUTION_SCHEMA, *_REFERENCE_FIELDS])
+        further = _REFERENCE_FIELDS if self.steps else []
+        further = [*further, _DUE_FIELD] if self.is_repetitive else further
+        return pa.schema([*_EXECUTION_SCHEMA, *further]) if further else _EXECUTION_SCHEMA
 
     @property
     def path_schema(self) -> pa.Schema:
@@ -387,6 +420,8 @@ class Channel(StoredSchema):
             "new": self.new,
             "leave": self.leave,
         }
+        if self.age_max_us is not None:
+            raw["age_max_us"] = self.age_max_us
         if self.enrich:
             raw["enrich"] = [step_to_dict(step) for step in self.enrich]
         if self.lookup:
@@ -423,6 +458,7 @@ class Channel(StoredSchema):
                 leave=raw["leave"],
                 enrich=[step_from_dict(step) for step in raw.get("enrich", ())],
                 lookup=raw.get("lookup"),
+                age_max=int(raw["age_max_us"]) / MICROS if "age_max_us" in raw else None,
             )._with(generation=int(raw.get("generation", 0)))
             if "schema" not in raw:
                 return channel
@@ -607,6 +643,17 @@ def _lookups(lookup: Any, *, enrich: Sequence[Step], new: New) -> tuple[Lookup, 
                 expected="table",
             )
     return lookups
+
+
+def _age_max_us(age_max: Duration | None, *, new: New) -> int | None:
+    if age_max is None:
+        return None
+    if new != "none":
+        raise InvalidSchema(
+            f"expected age_max= with new='none' alone, got {age_max!r} with {new!r}",
+            expected="age_max",
+        )
+    return max(1, round(seconds(age_max) * MICROS))
 
 
 def _steps(enrich: Any) -> tuple[Step, ...]:

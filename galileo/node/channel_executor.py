@@ -29,6 +29,11 @@ Where changes of subscriptions count as news, an execution compares them with th
 the last one saw them: an index is never ahead of the log but while an execution is under way. The
 table is not cleaned past there (`RetentionRunner`). Where changed subscriptions also match what is
 there already, the node keeps the observations up to the cut that may match, its *history*.
+
+An execution of a repetitive channel matches the history, too, with all subscriptions. It is due at
+a multiple of the period, which the log has with the cut. An attempt within the same period is due
+at the same time, so it has the same bound on the age of observations; and there is one execution
+at most that is due at a time, because each is due later than the one before it.
 """
 
 from __future__ import annotations
@@ -54,12 +59,13 @@ from galileo.errors import (
     GalileoError,
     InternalError,
     MessageTooLarge,
+    TransientError,
     Unavailable,
 )
 from galileo.histogram import LAG_BOUNDS_S, DurationHistogram
 from galileo.model.channel import NO_BROKER, Channel
 from galileo.model.rows import RowOptions
-from galileo.model.times import MICROS, times_from_micros
+from galileo.model.times import MICROS, TIME_MIN_US, column_micros, iso, times_from_micros
 from galileo.node import channel_matching
 from galileo.node.catalog import Catalog
 from galileo.node.channel_matching import Observed
@@ -69,7 +75,7 @@ from galileo.node.peers import TableTask
 from galileo.node.reference_tables import ReferenceOptions, References, ReferenceTables
 from galileo.node.select import CursorRange, Selection
 from galileo.node.table_reader import TableReader
-from galileo.query import joins
+from galileo.query import Query, joins
 from galileo.query.lookup_index import LookupIndex
 from galileo.query.subscriptions import ParameterQuery, RowIndex, SubscriptionIndex
 from galileo.storage.commits import Commit, Committed
@@ -93,16 +99,19 @@ class ExecutorOptions:
     """Limits of an execution.
 
     Attributes:
-        rows_max: observations that are matched together, unless one commit alone has more or both
-            sides have to be new.
-        bytes_max: bytes of a result that is committed; likewise.
+        rows_max: observations that are matched together, unless one commit alone has more, both
+            sides have to be new, or the channel is repetitive.
+        bytes_max: bytes of a result that is committed; likewise, but a repetitive channel fails
+            beyond it.
         history_rows_max: observations of a history.
+        retry_s: seconds until the next attempt after an error that may pass by itself.
         references: of the tables that are joined.
     """
 
     rows_max: int = 131_072
     bytes_max: int = 64 << 20
     history_rows_max: int = 10_000_000
+    retry_s: float = 10.0
     references: ReferenceOptions = field(default_factory=ReferenceOptions)
 
 
@@ -117,9 +126,11 @@ class Progress:
         sequence: the commit of the last execution; -1: to be read.
         execution: its number.
         cut: the commits of the dataset that were matched.
+        due_us: when the last execution of a repetitive channel was due.
         at: seconds since 1970 of the last execution of this node; 0: none yet.
         took_s: how long it took.
         failure: why the last attempt failed; "" if it did not.
+        is_transient: whether that may pass by itself.
     """
 
     index: SubscriptionIndex
@@ -128,19 +139,26 @@ class Progress:
     sequence: int = -1
     execution: int = 0
     cut: Cursor = field(default_factory=Cursor)
+    due_us: int = 0
     at: float = 0.0
     took_s: float = 0.0
     failure: str = ""
+    is_transient: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Work:
-    """A channel, its logs and its query."""
+    """A channel, its logs and its query, and when this execution was due.
+
+    Attributes:
+        due_us: microseconds since 1970.
+    """
 
     channel: Channel
     shard: ChannelShard
     query: ParameterQuery
     table: str
+    due_us: int
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -163,14 +181,28 @@ class _Work:
     @property
     def compares(self) -> bool:
         """Whether changes of subscriptions count as news."""
-        return self.channel.new != "observations"
+        return self.channel.compares
+
+    @property
+    def oldest_us(self) -> int:
+        """The time of the oldest observations that may match."""
+        age_max_us = self.channel.age_max_us
+        return TIME_MIN_US if age_max_us is None else max(TIME_MIN_US, self.due_us - age_max_us)
+
+    @property
+    def selected(self) -> Query:
+        """What every observation that matches satisfies, whatever the subscription."""
+        constant, oldest_us = self.query.constant, self.oldest_us
+        return constant if oldest_us == TIME_MIN_US else constant.since(oldest_us)
 
     def is_divisible(self, after: Cursor, until: Cursor) -> bool:
         """Whether several executions can do the work of one.
 
-        Where both sides have to be new, all that is new has to meet in one.
+        Where both sides have to be new, all that is new has to meet in one. A repetitive channel
+        delivers all that matches in one.
         """
-        return self.channel.new != "both" and _commits_between(after, until) > 1
+        is_whole = self.channel.new in ("both", "none")
+        return not is_whole and _commits_between(after, until) > 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,10 +224,12 @@ class _History:
     """The observations up to a cut that may match.
 
     Attributes:
+        oldest_us: those before this time are missing.
         read_at: when they were read, monotonic.
     """
 
     rows: RowIndex
+    oldest_us: int
     read_at: float
 
 
@@ -313,7 +347,8 @@ class ChannelExecutor:
         while True:
             if not is_behind:
                 wait_s = channel.period_s - self._clock.wall() % channel.period_s
-                await asyncio.sleep(wait_s)
+                has_to_retry = any(one.is_transient for one in self._known(channel).values())
+                await asyncio.sleep(min(wait_s, self._options.retry_s) if has_to_retry else wait_s)
             try:
                 is_behind = await self.execute(channel.key)
             except GalileoError as error:
@@ -340,12 +375,15 @@ class ChannelExecutor:
         for partition in sorted(own):
             try:
                 progress = await self._read_progress(work, partition)
+                is_due = await self._is_due(work, partition)
             except GalileoError as error:
                 self._fail(work, partition, error)
                 continue
-            if progress.cut.news(frontier) or self._has_changes(work, partition):
+            if is_due and (progress.cut.news(frontier) or self._is_wanted(work, partition)):
                 by_cut[progress.cut].append(partition)
-        self._forget_histories(channel)
+            else:
+                progress.failure, progress.is_transient = "", False
+        self._forget_histories(work)
         is_behind = False
         for cut, partitions in by_cut.items():
             until = cut.join(frontier)
@@ -354,26 +392,53 @@ class ChannelExecutor:
             except GalileoError as error:
                 for partition in partitions:
                     self._fail(work, partition, error)
+        self._forget_histories(work, ahead_s=work.channel.period_s)
         return is_behind
+
+    async def _is_due(self, work: _Work, partition: int) -> bool:
+        """Whether there may be an execution now.
+
+        Of a repetitive channel it is due later than the last one, and its subscriptions are indexed
+        here, where it is decided what they need.
+
+        Raises:
+            Unavailable: the clock is behind the last execution.
+        """
+        if not work.channel.is_repetitive:
+            return True
+        last_us = self._of(work, partition).due_us
+        if work.due_us < last_us:
+            raise Unavailable(
+                f"the clock of this node is behind: the last execution of channel "
+                f"{work.channel.name!r} was due at {iso(last_us)}; the next one follows when the "
+                "clock is past that",
+                after_s=self._options.retry_s,
+            )
+        if work.due_us > last_us:
+            await self._update_index(work, partition)
+        return work.due_us > last_us
 
     def _forget_others(self, work: _Work) -> None:
         """Frees the indices of partitions that other nodes execute."""
-        key = work.channel.key
-        known = self._progress.get(key, {}).items()
-        self._progress[key] = {p: progress for p, progress in known if work.shard.owns(p)}
+        known = self._known(work.channel).items()
+        self._progress[work.channel.key] = {p: one for p, one in known if work.shard.owns(p)}
 
-    def _has_changes(self, work: _Work, partition: int) -> bool:
-        """Whether changes of subscriptions are news, and there are some."""
+    def _is_wanted(self, work: _Work, partition: int) -> bool:
+        """Whether an execution has something to match even if no observation is new."""
+        progress = self._of(work, partition)
+        if work.channel.is_repetitive:
+            return len(progress.index) > 0
         published = self._catalog.table_shard(work.table).published_sequence(partition)
-        return work.compares and published > self._of(work, partition).subscriptions
+        return work.compares and published > progress.subscriptions
 
-    def _forget_histories(self, channel: str) -> None:
-        """Frees the histories up to cuts that no partition has, and old ones."""
-        cuts = {progress.cut for progress in self._progress[channel].values()}
-        oldest = self._clock.monotonic() - HISTORY_AGE_S
-        self._histories[channel] = {
+    def _forget_histories(self, work: _Work, *, ahead_s: float = 0.0) -> None:
+        """Frees the histories up to cuts that no partition has, and those that are too old then."""
+        channel = work.channel
+        cuts = {progress.cut for progress in self._known(channel).values()}
+        oldest = self._clock.monotonic() + ahead_s - HISTORY_AGE_S
+        self._histories[channel.key] = {
             cut: history
-            for cut, history in self._histories.get(channel, {}).items()
+            for cut, history in self._histories.get(channel.key, {}).items()
             if cut in cuts and history.read_at > oldest
         }
 
@@ -387,7 +452,8 @@ class ChannelExecutor:
         table = self._catalog.key_of(shard.schema.subscription_table)
         if schema is None or table is None or not self._catalog.knows(schema.key):
             return None
-        return _Work(shard.schema, shard, self.query(shard.schema), table)
+        due_us = shard.schema.due_us(self._clock.wall())
+        return _Work(shard.schema, shard, self.query(shard.schema), table, due_us)
 
     async def _read_progress(self, work: _Work, partition: int) -> Progress:
         """The progress of a partition, as its log has it."""
@@ -400,6 +466,7 @@ class ChannelExecutor:
             return progress
         if last == 0:
             progress.execution, progress.cut = 0, Cursor(dict(work.channel.start))
+            progress.due_us = 0
         else:
             journal = work.shard.journal(partition)
             loop = asyncio.get_running_loop()
@@ -407,6 +474,8 @@ class ChannelExecutor:
             progress.execution = rows.column("execution")[0].as_py()
             progress.subscriptions = rows.column("subscriptions")[0].as_py()
             progress.cut = cut_of(rows)
+            if work.channel.is_repetitive:
+                progress.due_us = int(column_micros(rows.column("due").slice(0, 1))[0])
         progress.sequence = last
         if work.compares and progress.indexed != progress.subscriptions:
             progress.index, progress.indexed = work.make_index(), -1
@@ -434,14 +503,18 @@ class ChannelExecutor:
             Whether some were executed, and a part of what is new is left.
         """
         begun = self._clock.monotonic()
-        fetched = await self._fetch(work, after=after, until=until)
+        is_repetitive = work.channel.is_repetitive
+        fetched = await self._fetch(work, after=after, until=until, is_whole=is_repetitive)
         if not after.news(fetched.until):
-            partitions = [p for p in partitions if self._has_changes(work, p)]
+            partitions = [p for p in partitions if self._is_wanted(work, p)]
             if not partitions:
                 return False
-        history = await self._history(work, after) if work.channel.new == "either" else None
-        new = RowIndex(work.query, fetched.observations)
-        observed = Observed(new, history, fetched.after, fetched.until)
+        history, new = None, RowIndex(work.query, fetched.observations)
+        if work.channel.new == "either":
+            history = (await self._history(work, after)).rows
+        elif is_repetitive and any(self._is_wanted(work, p) for p in partitions):
+            new = await self._all_rows(work, fetched, after=after)
+        observed = Observed(new, history, fetched.after, fetched.until, work.due_us)
         commits, results = await self._prepare(work, partitions, observed)
         if commits:
             committing = self._catalog.commit(work.channel.key, commits)
@@ -474,7 +547,8 @@ class ChannelExecutor:
         progress = self._of(work, partition)
         progress.at = self._clock.wall()
         if isinstance(result, Committed):
-            progress.failure = ""
+            progress.failure, progress.is_transient = "", False
+            progress.due_us = work.due_us
             progress.sequence, progress.execution = result.sequence, progress.execution + 1
             progress.cut, progress.subscriptions = until, progress.indexed
             return
@@ -491,74 +565,116 @@ class ChannelExecutor:
         if progress.failure != error.message:
             log.warning("%s/p%d is not executed: %s", work.channel.name, partition, error)
         progress.failure = error.message
+        progress.is_transient = isinstance(error, TransientError)
+
+    def _known(self, channel: Channel) -> dict[int, Progress]:
+        """The progress of partitions that were executed, or tried, since the node began."""
+        return self._progress.get(channel.key, {})
 
     def _of(self, work: _Work, partition: int) -> Progress:
         return self._progress[work.channel.key][partition]
 
-    async def _history(self, work: _Work, until: Cursor) -> RowIndex:
+    async def _history(self, work: _Work, until: Cursor) -> _History:
         """The observations up to a cut that may match.
 
         Raises:
             Unavailable: a partition of the dataset cannot be read.
             MessageTooLarge: there are too many.
         """
-        histories = self._histories.setdefault(work.channel.key, {})
+        histories, oldest_us = self._histories.setdefault(work.channel.key, {}), work.oldest_us
         known = histories.get(until)
-        if known is None:
-            rows_max = self._options.history_rows_max
-            fetched = await self._fetch(work, after=EMPTY_CURSOR, until=until, rows_max=rows_max)
-            if fetched.is_part:
-                raise MessageTooLarge(
-                    f"expected a template of channel {work.channel.name!r} whose conditions "
-                    f"without parameters select at most {rows_max:,} observations, got more; add "
-                    "some, or let retention drop what is old",
-                    bound=rows_max,
-                )
+        if known is None or known.oldest_us > oldest_us:
+            fetched = await self._fetch(work, after=EMPTY_CURSOR, until=until, is_whole=True)
             if fetched.until != until:
                 raise Unavailable(
                     f"the observations before an execution of channel {work.channel.name!r} cannot "
                     "all be read; try again",
                     after_s=1.0,
                 )
-            rows = RowIndex(work.query, fetched.observations)
-            known = histories[until] = _History(rows, self._clock.monotonic())
-        return known.rows
+            index, read_at = RowIndex(work.query, fetched.observations), self._clock.monotonic()
+            known = histories[until] = _History(index, oldest_us, read_at)
+        elif known.oldest_us < oldest_us:
+            rows = known.rows.observations
+            trim = partial(_since, rows, oldest_us)
+            recent = await asyncio.get_running_loop().run_in_executor(self._executor, trim)
+            index = known.rows if recent is rows else RowIndex(work.query, recent)
+            known = histories[until] = _History(index, oldest_us, known.read_at)
+        return known
 
     def _extend_history(self, work: _Work, observed: Observed) -> None:
         """Keeps the history up to the next cut."""
         histories = self._histories.get(work.channel.key, {})
         known = histories.get(observed.after)
-        if known is None or observed.history is None:
-            return
+        if known is not None and observed.history is not None:
+            self._extend(work, known, observed.new.observations, until=observed.until)
+
+    async def _all_rows(self, work: _Work, fetched: _Fetched, *, after: Cursor) -> RowIndex:
+        """The observations up to the next cut that may match, which its history keeps.
+
+        Raises:
+            Unavailable: a partition of the dataset cannot be read.
+            MessageTooLarge: there are too many.
+        """
+        known = await self._history(work, after)
+        count = known.rows.observations.num_rows + fetched.observations.num_rows
+        if count > self._options.history_rows_max:
+            raise self._too_many_observations(work)
+        return self._extend(work, known, fetched.observations, until=fetched.until)
+
+    def _extend(self, work: _Work, known: _History, new: pa.Table, *, until: Cursor) -> RowIndex:
+        """Keeps a history with some more observations as that of a cut."""
         rows = known.rows
-        if observed.new.observations.num_rows:
-            whole = observed.rows
+        if new.num_rows:
+            whole = pa.concat_tables([rows.observations, new])
             if whole.column(0).num_chunks > CHUNKS_MAX:
                 whole = whole.combine_chunks()
             rows = RowIndex(work.query, whole)
-        histories[observed.until] = _History(rows, known.read_at)
+        self._histories[work.channel.key][until] = _History(rows, known.oldest_us, known.read_at)
+        return rows
+
+    def _too_many_observations(self, work: _Work) -> MessageTooLarge:
+        rows_max = self._options.history_rows_max
+        further = ", bound their age by age_max" if work.channel.is_repetitive else ""
+        return MessageTooLarge(
+            f"expected a template of channel {work.channel.name!r} whose conditions without "
+            f"parameters select at most {rows_max:,} observations, got more; add some{further}, or "
+            "let retention drop what is old",
+            bound=rows_max,
+        )
 
     async def _fetch(
-        self, work: _Work, *, after: Cursor, until: Cursor, rows_max: int = 0
+        self, work: _Work, *, after: Cursor, until: Cursor, is_whole: bool = False
     ) -> _Fetched:
-        """The observations of a range that may match, of as many commits as an execution takes."""
-        rows_max = rows_max or self._options.rows_max
+        """The observations of a range that may match.
+
+        Args:
+            work: the channel.
+            after: where the range begins.
+            until: where it ends.
+            is_whole: whether all are needed; otherwise those of as many commits as an execution
+                takes.
+
+        Raises:
+            MessageTooLarge: there are more than a node keeps.
+        """
+        limits, query = self._options, work.selected
+        rows_max = limits.history_rows_max if is_whole else limits.rows_max
         options = RowOptions(columns=work.columns)
-        schema = options.arrow_schema(work.query.constant.schema)
+        schema = options.arrow_schema(query.schema)
         wanted, absent, is_part = until, set[int](), False
         while True:
             missing = set[int]()
             commits = CursorRange(frozenset(after.news(until)), after, until)
             tables, rows, is_large = [schema.empty_table()], 0, False
             selected = self._selection.select(
-                work.query.constant, options, commits=commits, on_missing=missing.update
+                query, options, commits=commits, on_missing=missing.update
             )
             try:
                 async with aclosing(selected) as parts:
                     async for part in parts:
                         tables.append(part)
                         rows += part.num_rows
-                        is_large = rows > rows_max and work.is_divisible(after, until)
+                        is_large = rows > rows_max and (is_whole or work.is_divisible(after, until))
                         if is_large:
                             break
             except DataExpired as error:
@@ -572,6 +688,8 @@ class ChannelExecutor:
                 absent |= missing
                 until = Cursor({p: after[p] if p in absent else s for p, s in wanted.items()})
                 is_part = False
+            elif is_large and is_whole:
+                raise self._too_many_observations(work)
             elif is_large:
                 until, is_part = halfway(after, until), True
             else:
@@ -594,7 +712,7 @@ class ChannelExecutor:
     async def _is_readable(self, work: _Work, options: RowOptions, commits: CursorRange) -> bool:
         missing = set[int]()
         selected = self._selection.select(
-            work.query.constant, options, commits=commits, on_missing=missing.update
+            work.selected, options, commits=commits, on_missing=missing.update
         )
         try:
             async with aclosing(selected) as parts:
@@ -633,7 +751,9 @@ class ChannelExecutor:
             _TooLargeError: there are too many.
             GalileoError: its subscriptions cannot be read.
         """
-        changes = await self._update_index(work, partition)
+        changes = None
+        if not work.channel.is_repetitive:
+            changes = await self._update_index(work, partition)
         index, loop = self._of(work, partition).index, asyncio.get_running_loop()
         if isinstance(index, LookupIndex):
             async with self._joining:
@@ -676,9 +796,16 @@ class ChannelExecutor:
             references=joined.references,
         )
         rows = await self._divisibly(work, observed, encode)
-        is_divisible = work.is_divisible(observed.after, observed.until)
-        if rows.nbytes > self._options.bytes_max and is_divisible:
+        bytes_max = self._options.bytes_max
+        if rows.nbytes > bytes_max and work.is_divisible(observed.after, observed.until):
             raise _TooLargeError
+        if rows.nbytes > bytes_max and work.channel.is_repetitive:
+            raise MessageTooLarge(
+                f"expected at most {bytes_max:,} bytes of what matches at once in a partition of "
+                f"channel {work.channel.name!r}, got {rows.nbytes:,}; create one with more "
+                "conditions, fewer columns or a smaller age_max",
+                bound=bytes_max,
+            )
         at = times_from_micros(np.array([round(self._clock.wall() * MICROS)]))
         position = pa.array([progress.indexed], pa.int64())
         paths = pa.RecordBatch.from_arrays([at, position], schema=work.channel.path_schema)
@@ -782,6 +909,12 @@ async def _outcomes(
         else:
             results[number] = outcome
     return results
+
+
+def _since(observations: pa.Table, time_us: int) -> pa.Table:
+    """Those that are not before a time."""
+    is_recent = column_micros(observations.column("time")) >= time_us
+    return observations if is_recent.all() else observations.filter(pa.array(is_recent))
 
 
 def cut_of(rows: pa.Table) -> Cursor:

@@ -6,9 +6,10 @@ S_k for the observations and subscriptions that execution k sees:
 - observations: (D_k - D_{k-1}) x S_k;
 - both: (D_k - D_{k-1}) x (what was changed from S_{k-1} to S_k);
 - either: the first, and D_{k-1} x (what was changed), without the pairs that matched at k-1. With
-  `leave` also those that matched at k-1 and do not any more.
+  `leave` also those that matched at k-1 and do not any more;
+- none: D_k x S_k, where D_k has the observations that are not too old at execution k.
 
-(Wang, Carey and Tsotras, "Subscribing to Big Data at Scale", 2020, section 5.4.)
+(Wang, Carey and Tsotras, "Subscribing to Big Data at Scale", 2020, sections 4.1.4 and 5.4.)
 """
 
 from __future__ import annotations
@@ -36,15 +37,17 @@ class Observed:
     """The observations of an execution that may match.
 
     Attributes:
-        new: those between two cuts.
+        new: those between two cuts; of a repetitive channel all up to the second one.
         history: those before; None if these do not count.
         after, until: the two cuts.
+        due_us: when the execution was due, microseconds since 1970.
     """
 
     new: RowIndex
     history: RowIndex | None
     after: Cursor
     until: Cursor
+    due_us: int
 
     @property
     def rows(self) -> pa.Table:
@@ -132,6 +135,8 @@ def execution(
         "until": list(observed.until.values()),
         "subscriptions": subscriptions,
     }
+    if channel.is_repetitive:
+        cut["due"] = observed.due_us
     if channel.steps:
         positions = [(name, *place) for name, one in references.items() for place in one.items()]
         cut["references"] = [name for name, _, _ in positions]

@@ -156,7 +156,7 @@ class RetentionRunner:
         published = shard.published()
         for channel in self._catalog.channel_shards.values():
             schema = channel.schema
-            if schema.subscription_table == shard.schema.name and schema.new != "observations":
+            if schema.subscription_table == shard.schema.name and schema.compares:
                 return Cursor({p: channel.index.subscriptions(p) for p in published})
         return published
 

@@ -28,6 +28,7 @@ from galileo.query.predicates import (
     ObservationColumns,
     Or,
     Span,
+    conjunction,
     leaves,
 )
 from galileo.query.spatial_predicates import InRegion
@@ -78,6 +79,11 @@ class Query:
         """Canonical CQL2 JSON: it parses to an equal query; "true" for everything."""
         value = visitors.json_value(self.tree)
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+    def since(self, time_us: int) -> Query:
+        """The query for those of its matches that are not before a time in microseconds."""
+        recent = time_predicates.leaf([(time_us, None)], self.schema.time_bucket_us)
+        return Query(self.schema, conjunction([self.tree, recent]))
 
     def match_paths(self, columns: Mapping[str, Any] | Columns) -> Mask:
         """Mask of matching paths.

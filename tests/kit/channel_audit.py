@@ -37,6 +37,8 @@ from galileo.node.table_cleaner import CLEANER
 START_US = 1_330_560_000_000_000
 ROWS = 6
 """Of a batch of observations."""
+STEP_US = 500_000
+"""Microseconds between the times of two batches."""
 TEMPLATES = ("temperature > :least", "temperature < 1000 AND temperature > :least")
 """With the first one all commits are read, with the other one those that the graph names."""
 LEVELS = Table("levels", {"level": "int", "least": "float"}, "level")
@@ -51,6 +53,10 @@ Row = dict[str, Any]
 class Observation(NamedTuple):
     number: int
     temperature: float
+
+    @property
+    def time_us(self) -> int:
+        return START_US + self.number // ROWS * STEP_US
 
 
 class Pair(NamedTuple):
@@ -104,6 +110,7 @@ class LoggedExecution:
         seen: when some node was first seen to show it.
         references: the commits up to which tables were read that enrich observations, by name.
         delivered: the observations of all shares, with what enriches them.
+        due_us: when it was due, of a repetitive channel.
     """
 
     number: int
@@ -114,6 +121,7 @@ class LoggedExecution:
     seen: int
     references: dict[str, Positions]
     delivered: list[Row]
+    due_us: int
 
 
 @dataclass(slots=True)
@@ -170,7 +178,7 @@ def batch_of(number: int) -> pa.Table:
         [
             pa.array([made.uniform(-80, 80) for _ in range(ROWS)]),
             pa.array([made.uniform(-170, 170) for _ in range(ROWS)]),
-            pa.array([START_US + number] * ROWS, pa.int64()).cast(TIME_TYPE),
+            pa.array([START_US + number * STEP_US] * ROWS, pa.int64()).cast(TIME_TYPE),
             pa.array(numbers_of(number), pa.int64()),
             pa.array([float(made.randrange(40)) for _ in range(ROWS)]),
         ],
@@ -366,6 +374,7 @@ class ChannelAudit:
             self.now(),
             references,
             [one for row in shares for one in read_rows(row["observations"])],
+            rows.column("due")[0].value if self.channel.is_repetitive else 0,
         )
 
     # --- the judgement -------------------------------------------------------------------------
@@ -383,11 +392,13 @@ class ChannelAudit:
         self.check_promises()
 
     def check_numbers(self, *, may_skip: bool) -> None:
-        """Executions have the numbers 1, 2, 3 …, and each begins where the last one has ended."""
+        """Executions have the numbers 1, 2, 3 …, and each begins where the last one has ended.
+
+        Those of a repetitive channel are due at different multiples of the period.
+        """
         for partition, log in self.log.items():
             assert sorted(log) == [*range(1, len(log) + 1)], f"p{partition} has gaps"
-            cut, subscriptions = dict(self.channel.start), 0
-            compares = self.channel.new != "observations"
+            cut, subscriptions, due_us = dict(self.channel.start), 0, 0
             for sequence in sorted(log):
                 one = log[sequence]
                 place = f"execution {one.number} of p{partition}"
@@ -397,10 +408,14 @@ class ChannelAudit:
                     begin = cut.get(of, 0)
                     assert one.after[of] == begin or (may_skip and one.after[of] > begin), place
                     assert last >= one.after[of], place
-                is_changed = compares and one.subscriptions > subscriptions
+                is_changed = self.channel.compares and one.subscriptions > subscriptions
+                if self.channel.is_repetitive:
+                    assert one.due_us % self.channel.period_us == 0, f"{place} is at no multiple"
+                    assert one.due_us > due_us, f"{place} was due before"
+                    is_changed = bool(self.subscriptions(partition, until=one.subscriptions))
                 assert one.until != cut or is_changed, f"{place} has nothing new"
                 assert one.subscriptions >= subscriptions, f"{place} has older subscriptions"
-                cut, subscriptions = one.until, one.subscriptions
+                cut, subscriptions, due_us = one.until, one.subscriptions, one.due_us
 
     def check_content(self) -> None:
         """An execution has the pairs that loops over the logs find between its cuts."""
@@ -427,7 +442,7 @@ class ChannelAudit:
                 counts["notifications"] += found.total()
                 delivered.update(all_pairs(one))
                 subscriptions = one.subscriptions
-            if self.channel.new != "either":
+            if self.channel.new in ("observations", "both"):
                 counts["repeated"] += delivered.total() - len(delivered)
             counts["executions"] += len(log)
         return counts
@@ -443,7 +458,7 @@ class ChannelAudit:
             for change in self.changes[partition].get(sequence, ())
         }
         is_new = {name for name in there if self.channel.new != "both" or name in changed}
-        for observation, name in itertools.product(self.observations(one), sorted(is_new)):
+        for observation, name in itertools.product(self.matched(one), sorted(is_new)):
             if there[name].matches(observation):
                 due[there[name].broker][Pair(name, observation)] += 1
         if self.channel.new == "either":
@@ -529,6 +544,14 @@ class ChannelAudit:
             for sequence in range(one.after[of] + 1, last + 1):
                 yield from self.commits[of][sequence]
 
+    def matched(self, one: LoggedExecution) -> Iterator[Observation]:
+        """Those that an execution has to match with all subscriptions that count."""
+        if not self.channel.is_repetitive:
+            return self.observations(one)
+        oldest_us = one.due_us - (self.channel.age_max_us or one.due_us)
+        there = itertools.chain(self.history(one), self.observations(one))
+        return (one for one in there if one.time_us >= oldest_us)
+
     def history(self, one: LoggedExecution) -> Iterator[Observation]:
         """Those of the commits before an execution."""
         for of, last in one.after.items():
@@ -549,6 +572,8 @@ class ChannelAudit:
             self._check_fences()
         elif self.channel.new == "observations":
             self._check_observations(known)
+        elif self.channel.is_repetitive:
+            self._check_repeats(known)
         else:
             self._check_both()
 
@@ -580,6 +605,23 @@ class ChannelAudit:
             else:
                 assert count or not holds, f"{name} has not entered {observation}"
             self.certain += holds
+
+    def _check_repeats(self, known: Mapping[int, set[str]]) -> None:
+        """The last executions deliver what the last versions of all subscriptions match.
+
+        When everything is executed, and all calls have returned.
+        """
+        for partition, log in self.log.items():
+            last = log[max(log)]
+            there = [*self.matched(last)]
+            for name in known[partition]:
+                version = self.ledger[name][-1]
+                due = Counter(Pair(name, one) for one in there if version.matches(one))
+                for broker in BROKERS:
+                    pairs = [p for p in last.shares.get(broker, ()) if p.subscription == name]
+                    expected = due if broker == version.broker else Counter[Pair]()
+                    assert Counter(pairs) == expected, f"{name} has not got what matches last"
+                self.certain += due.total()
 
     def _check_observations(self, known: Mapping[int, set[str]]) -> None:
         for partition, log in self.log.items():
@@ -632,7 +674,7 @@ class ChannelAudit:
             last = log[max(log)].until if log else dict(self.channel.start)
             assert last == dataset, f"p{partition} has not matched everything"
             changes = [sequence for sequence, of in self.changes[partition].items() if of]
-            if self.channel.new != "observations" and changes:
+            if (self.channel.compares or self.channel.is_repetitive) and changes:
                 assert log[max(log)].subscriptions >= max(changes), f"p{partition} lacks changes"
 
     def check_reader(self, reader: Reader) -> None:

@@ -29,6 +29,7 @@ class Rounds:
     Attributes:
         subscriptions, observations: as they are stored.
         seen: the subscriptions and observations that the last round saw.
+        sent_us: times of the observations that were sent last.
     """
 
     def __init__(self, cluster: Any, channel: Channel, seed: int) -> None:
@@ -37,6 +38,7 @@ class Rounds:
         self.changed: set[str] = set()
         self.observations: dict[str, float] = {}
         self.seen: tuple[dict[str, Subscription], dict[str, float]] = {}, {}
+        self.sent_us: list[int] = []
         self.batches = 0
         self.cursors = dict.fromkeys(BROKERS, EMPTY_CURSOR)
 
@@ -70,10 +72,15 @@ class Rounds:
         names = [f"o{len(self.observations) + number}" for number in range(count)]
         values = [self.chance.uniform(245, 325) for _ in names]
         places = [[self.chance.uniform(-80, 80) for _ in names] for _ in range(2)]
-        times = pa.array([START_US] * count, pa.int64()).cast(TIME_TYPE)
+        self.sent_us = [self.any_time() for _ in names]
+        times = pa.array(self.sent_us, pa.int64()).cast(TIME_TYPE)
         columns = [*map(pa.array, places), times, pa.array(values), pa.array(names)]
         await self._store("nam", pa.table(columns, schema=self.cluster.schema.observation_schema))
         self.observations |= dict(zip(names, values, strict=True))
+
+    def any_time(self) -> int:
+        """Of an observation, microseconds since 1970."""
+        return START_US
 
     async def _store(self, name: str, table: pa.Table) -> None:
         self.batches += 1

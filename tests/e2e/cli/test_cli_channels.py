@@ -114,6 +114,7 @@ def test_channel_is_created_listed_shown_and_dropped(
         "columns": ["time", "temperature"],
         "new": "observations",
         "leave": False,
+        "age_max_s": None,
         "enrich": [],
         "lookup": {},
         "period_s": 0.1,
@@ -133,6 +134,18 @@ def test_channel_is_created_listed_shown_and_dropped(
     assert shown["parameters"] == {"least": "float", "station": "text"}
     assert run("drop", name, "--yes").output == f"dropped channel {name}\n"
     assert "does not exist" in run("show", name, fails=2).stderr
+
+
+def test_a_repetitive_channel_is_created_and_shown(run: Run, air: str, fresh_name: Fresh) -> None:
+    name = fresh_name("now")
+    words = (name, air, "temperature > :least", "--new", "none", "--age-max", "90m")
+    created = json.loads(run("create", *words, "--json").output)
+    assert (created["new"], created["age_max_us"]) == ("none", 5_400_000_000)
+    shown = run("show", name).output
+    assert "delivers all that matches and is at most 90m old, each time\n" in shown
+    assert json.loads(run("show", name, "--json").stdout)["age_max_s"] == 5_400
+    refused = run("create", fresh_name("no"), air, words[2], "--age-max", "1h", fails=2)
+    assert "with new='none' alone" in refused.stderr
 
 
 def test_subscriptions_come_from_files_and_options_and_are_removed(

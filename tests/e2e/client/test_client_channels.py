@@ -554,3 +554,46 @@ def test_subscriptions_follow_the_rows_of_a_table(
         client.drop_dataset(officers)
     client.drop_dataset(channel)
     client.drop_dataset(officers)
+
+
+def test_a_repetitive_channel_delivers_again_what_is_recent(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    """With texts of their own, groups, tables that enrich, and tokens."""
+    kinds, channel = fresh_name("kinds"), fresh_name("now")
+    client.create_table(galileo.Table(kinds, {"kind": "text", "title": "text"}, "kind"))
+    client.upsert(kinds, {"kind": ["a"], "title": ["first"]})
+    steps = [galileo.Lookup(kinds, on="kind")]
+    repetitive = galileo.Channel(
+        channel, air, ":query", period="100ms", new="none", age_max="1h", enrich=steps
+    )
+    client.create_channel(repetitive)
+    now = pd.Timestamp.now("UTC")
+    rows = [
+        {"number": 1, "time": now, "temperature": 30.0},
+        {"number": 2, "time": now - pd.Timedelta("2h"), "temperature": 30.0},
+        {"number": 3, "time": now, "temperature": 10.0},
+        {"number": 4, "time": now + pd.Timedelta("2h"), "temperature": 30.0},
+    ]
+    await_executed(client, channel, client.ingest(air, observations(rows)).reached)
+    client.subscribe(channel, {"id": ["s", "t"], "query": ["temperature > 20"] * 2}, broker="me")
+    token, executions = "", dict[int, list[int]]()
+    while not executions or min(map(len, executions.values())) < 2:
+        batch = next(client.follow(channel, "me", token=token))
+        token = batch.token
+        executions.setdefault(batch.partition, []).append(batch.execution)
+        assert len(batch.groups()) == 1
+        assert sorted(batch.observations.column("number").to_pylist()) == [1, 4]
+        assert set(batch.observations.column(f"{kinds}.title").to_pylist()) == {"first"}
+    for numbers in executions.values():
+        assert numbers == sorted(set(numbers))
+    again = next(client.follow(channel, "me"))
+    assert again.execution == executions[again.partition][0]
+    client.upsert(kinds, {"kind": ["a"], "title": ["second"]})
+    for batch in client.follow(channel, "me", token=token):
+        if set(batch.observations.column(f"{kinds}.title").to_pylist()) == {"second"}:
+            break
+    client.unsubscribe(channel, ["s", "t"])
+    for batch in client.follow(channel, "me", token=token, wait="300ms"):  # It ends.
+        token = batch.token
+    client.drop_dataset(channel)

@@ -113,8 +113,14 @@ async def test_channels_are_created_once_described_and_dropped(
             {"name": "least", "type": "float"},
             {"name": "at", "type": "text"},
         ]
+        assert made["age_max"] is None
+        repetitive = {**HOT, "new": "none", "age_max": "1h"}
+        status, made = await served.ask("PUT", "/channels/now", repetitive)
+        assert (status, made["new"], made["age_max"]) == (201, "none", 3600.0), made
+        page = await asyncio.to_thread(http_page, served.url, "/channels/now")
+        assert "age_max" in page
         _, listed = await served.ask("GET", "/channels")
-        assert [one["id"] for one in listed["channels"]] == ["hot", "whole"]
+        assert [one["id"] for one in listed["channels"]] == ["hot", "now", "whole"]
         await served.ask("POST", "/channels/hot/subscriptions", [row("s", 1.0), row("t", 2.0)])
         await served.ingest(0.0)
         async with asyncio.timeout(TIMEOUT_S):
@@ -226,6 +232,8 @@ async def test_wrong_definitions_are_problems(tmp_path: Path, no_evaluator: dict
             ({**HOT, "columns": ["heat"]}, 400, "invalid_input"),
             ({**HOT, "new": ["both"]}, 400, "invalid_schema"),
             ({**HOT, "leave": True}, 400, "invalid_schema"),
+            ({**HOT, "age_max": "1h"}, 400, "invalid_schema"),
+            ({**HOT, "new": "none", "age_max": [1]}, 400, "invalid_input"),
             ({**HOT, "name": "hot"}, 400, "invalid_input"),
             ({"dataset": "rain"}, 400, "invalid_input"),
             ([HOT], 400, "invalid_input"),

@@ -18,12 +18,13 @@ from channel_audit import ROWS, Reader
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import BatchConflict, DataExpired
+from galileo.model.times import MICROS
 from galileo.node import channel_reader, table_cleaner
-from galileo.node.channel_executor import ChannelExecutor
+from galileo.node.channel_executor import ChannelExecutor, Progress
 from galileo.node.peers import ExecutionsTask
 from galileo.node.select import CursorRange
 from galileo.node.storage_node import StorageNode
-from galileo.query.subscriptions import SubscriptionIndex
+from galileo.query.subscriptions import RowIndex, SubscriptionIndex
 from simulator.channel_world import SimulatedWorld, run_channels
 
 _execute = ChannelExecutor.execute
@@ -32,6 +33,7 @@ _read_changes = ChannelExecutor._read_changes
 _update_index = ChannelExecutor._update_index
 _note = ChannelExecutor._note
 _fetch = ChannelExecutor._fetch
+_is_due = ChannelExecutor._is_due
 _apply = SubscriptionIndex.apply
 _pieces = channel_reader._pieces
 _paths = table_cleaner._paths
@@ -107,12 +109,10 @@ def by_clock(world: SimulatedWorld) -> Patches:
     times: dict[Cursor, float] = {}
 
     async def fetch(
-        self: Any, work: Any, *, after: Cursor, until: Cursor, rows_max: int = 0
+        self: Any, work: Any, *, after: Cursor, until: Cursor, is_whole: bool = False
     ) -> Any:
         current = round(self._clock.wall(), 3)
-        fetched = await _fetch(
-            self, work, after=EMPTY_CURSOR, until=until, rows_max=rows_max or 1_000_000
-        )
+        fetched = await _fetch(self, work, after=EMPTY_CURSOR, until=until, is_whole=True)
         if not after:  # A history.
             return fetched
         numbers = fetched.observations.column("number").to_numpy()
@@ -189,6 +189,56 @@ async def _keep_index(self: Any, work: Any, partition: int) -> Any:
     return progress
 
 
+# --- repetitive channels -------------------------------------------------------------------------
+
+
+async def _new_alone(self: Any, work: Any, fetched: Any, *, after: Cursor) -> Any:
+    """Observations that were delivered are delivered again."""
+    return RowIndex(work.query, fetched.observations)
+
+
+async def _only_with_news(self: Any, work: Any, partition: int) -> bool:
+    """An execution delivers what matches even if nothing is new."""
+    heard = self._view.sequences(work.channel.schema.key)
+    has_news = bool(self._of(work, partition).cut.news(heard))
+    return await _is_due(self, work, partition) and (has_news or not work.channel.is_repetitive)
+
+
+def _due_when_it_is_tried(self: Any, now_s: float) -> int:
+    """Attempts in one period are due at the same time."""
+    return round(now_s * MICROS)
+
+
+def bound_by_clock(world: SimulatedWorld) -> Patches:
+    """The age of observations is bound by the time in the log, not by that of the attempt."""
+
+    def oldest_us(self: Any) -> int:
+        now_us = round(world.clock.wall() * MICROS)
+        return now_us - (self.channel.age_max_us or now_us)
+
+    return {"galileo.node.channel_executor._Work.oldest_us": property(oldest_us)}
+
+
+async def _always_due(self: Any, work: Any, partition: int) -> bool:
+    """There is one execution in a period."""
+    await _update_index(self, work, partition)
+    return True
+
+
+async def _never_executed(self: Any, work: Any, partition: int) -> Any:
+    """A node that leads again reads in the log which period was executed."""
+    sequence = self._progress.get(work.channel.key, {}).get(partition, NOT_READ).sequence
+    progress = await _read_progress(self, work, partition)
+    if progress.sequence != sequence:
+        progress.due_us = 0
+    return progress
+
+
+def _with_old(observations: Any, time_us: int) -> Any:
+    """A history loses what has become too old."""
+    return observations
+
+
 # --- the log -------------------------------------------------------------------------------------
 
 
@@ -243,6 +293,7 @@ class _HastyWorld(SimulatedWorld):
     reader_type = _HastyReader
 
 
+NOT_READ = Progress(SubscriptionIndex.__new__(SubscriptionIndex))
 EXECUTOR = "galileo.node.channel_executor.ChannelExecutor"
 RANGE = "galileo.node.channel_executor.CursorRange"
 INDEX_APPLY = "galileo.node.channel_executor.SubscriptionIndex.apply"
@@ -269,6 +320,13 @@ CHANNEL_MUTANTS: dict[str, Any] = {
     "cleaned_past_compared": {f"{RETENTION}.RetentionRunner._compared": _all_published},
     "history_not_extended": {f"{EXECUTOR}._extend_history": _as_it_was},
     "index_ahead_of_log": {f"{EXECUTOR}._read_progress": _keep_index},
+    "repeats_new_alone": {f"{EXECUTOR}._all_rows": _new_alone},
+    "repeats_only_with_news": {f"{EXECUTOR}._is_due": _only_with_news},
+    "repeats_when_tried": {"galileo.model.channel.Channel.due_us": _due_when_it_is_tried},
+    "repeats_bound_by_clock": bound_by_clock,
+    "repeats_twice": {f"{EXECUTOR}._is_due": _always_due},
+    "repeats_after_take_over": {f"{EXECUTOR}._read_progress": _never_executed},
+    "repeats_old": {"galileo.node.channel_executor._since": _with_old},
     "own_cut": {
         f"{EXECUTOR}._read_progress": _own_cut,
         f"{EXECUTOR}._note": _without_conflicts,

@@ -27,6 +27,7 @@ from unittest import mock
 import pyarrow as pa
 from channel_audit import (
     BROKERS,
+    START_US,
     TEMPLATES,
     Changes,
     ChannelAudit,
@@ -56,6 +57,7 @@ from galileo.model import paths
 from galileo.model.channel import Channel, New
 from galileo.model.observations import normalise
 from galileo.model.table import Table, index_versions
+from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
 from galileo.node.channel_executor import ExecutorOptions
 from galileo.node.query_options import QueryOptions
@@ -64,6 +66,7 @@ from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query.subscriptions import ParameterQuery
 from galileo.storage.commits import Commit, Committed
 from simulator.virtual_time import (
+    WALL_S,
     BlockingThread,
     ImmediateThreads,
     SimulatedClock,
@@ -82,7 +85,12 @@ MODES: tuple[tuple[New, bool], ...] = (
     ("both", False),
     ("observations", False),
     ("either", False),
+    ("none", False),
 )
+PERIOD_S = 0.5
+"""Of a repetitive channel."""
+AGE_MAX_S = WALL_S - START_US / MICROS + 2.0
+"""Two seconds after the world has begun, the first observations are too old."""
 IDS = 6
 """Of each subscriber, so that the versions of a subscription have one order."""
 AHEAD_S = 1e7
@@ -103,7 +111,7 @@ class Plan:
     """What a world has.
 
     Attributes:
-        new, leave, template: of the channel.
+        new, leave, template, age_max_s: of the channel.
         limits: of executions.
         is_kept: whether neither tables are cleaned nor executions dropped.
         drops_observations: whether retention drops observations, perhaps before they are matched.
@@ -118,6 +126,7 @@ class Plan:
     new: New = "observations"
     leave: bool = False
     template: str = TEMPLATES[0]
+    age_max_s: float | None = None
     limits: ExecutorOptions = LIMITS[0]
     is_kept: bool = False
     drops_observations: bool = False
@@ -137,7 +146,16 @@ class Plan:
     @property
     def channel(self) -> Channel:
         query = ParameterQuery(self.template, AIR)
-        made = Channel(CHANNEL, "nam", self.template, keep="1s", new=self.new, leave=self.leave)
+        made = Channel(
+            CHANNEL,
+            "nam",
+            self.template,
+            period=PERIOD_S,
+            keep="1s",
+            new=self.new,
+            leave=self.leave,
+            age_max=self.age_max_s,
+        )
         partitions = len(self.topology.partitions)
         return made.bound(AIR, query.parameters, start={}, partitions=partitions)
 
@@ -148,6 +166,7 @@ class ChannelWorld(World):
     Attributes:
         failures: the last error of an execution at each node.
         counters: of what happened.
+        settled_us: the last time that executions were due before everything worked again.
     """
 
     reader_type = Reader
@@ -172,6 +191,7 @@ class ChannelWorld(World):
         self.runners: dict[str, RetentionRunner] = {}
         self.executing: dict[str, asyncio.Task[None]] = {}
         self.failures: dict[str, str] = {}
+        self.settled_us = 0
 
     # --- nodes -------------------------------------------------------------------------------
 
@@ -361,14 +381,18 @@ class ChannelWorld(World):
         for host in self.hosts.values():
             self.audit.remember(host.node.catalog)
         air, log = self.published("nam"), self.published(CHANNEL)
-        table, compares = self.published(self.audit.table), self.plan.new != "observations"
+        table, channel = self.published(self.audit.table), self.audit.channel
         for partition in self.topology.partitions:
             if not log[partition]:
                 return False
             last = self.audit.log[partition][log[partition]]
             if Cursor(last.until) != air:
                 return False
-            if compares and last.subscriptions < table[partition]:
+            is_newest = last.subscriptions >= table[partition]
+            if (channel.compares or channel.is_repetitive) and not is_newest:
+                return False
+            has_some = self.audit.subscriptions(partition, until=last.subscriptions)
+            if channel.is_repetitive and has_some and last.due_us <= self.settled_us:
                 return False
         return True
 
@@ -382,6 +406,7 @@ class ChannelWorld(World):
 
     async def catch_up(self) -> None:
         """Returns when everything is executed, all replicas are equal and readers at the end."""
+        self.settled_us = self.audit.channel.due_us(self.clock.wall())
         try:
             async with asyncio.timeout(SETTLED_S):
                 self.readers += [self.reader_type(CHANNEL, broker) for broker in BROKERS]
@@ -704,12 +729,13 @@ def plan_of(seed: int) -> Plan:
     """What a seed has; each kind of channel comes often."""
     new, leave = MODES[seed % len(MODES)]
     chance = Random(seed)
-    size = 1 + (seed // len(MODES)) % 2
+    size, is_repetitive = 1 + (seed // len(MODES)) % 2, new == "none"
     return Plan(
         new=new,
         leave=leave,
         template=chance.choice(TEMPLATES),
-        limits=chance.choice(LIMITS),
+        age_max_s=chance.choice((None, AGE_MAX_S, AGE_MAX_S)) if is_repetitive else None,
+        limits=LIMITS[0] if is_repetitive else chance.choice(LIMITS),
         is_kept=chance.random() < 0.2,
         drops_observations=new == "observations" and chance.random() < 0.3,
         replicas=3 if seed % REPLICATED_EVERY == REPLICATED_EVERY - 1 else 1,

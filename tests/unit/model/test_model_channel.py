@@ -41,10 +41,14 @@ plain = st.builds(
     columns=st.lists(st.sampled_from(AIR.observation_schema.names), unique=True),
     keep=st.floats(KEEP_MIN_S, 1e9),
 )
+repetitive = st.builds(
+    lambda age_max: Channel("now", "air", "temperature > :least", new="none", age_max=age_max),
+    st.none() | st.floats(1e-6, 1e9),
+)
 positions = st.dictionaries(st.integers(0, 4095), st.integers(1, 2**40), max_size=5)
 
 
-@given(plain, st.integers(0, 9))
+@given(plain | repetitive, st.integers(0, 9))
 def test_channel_json_round_trip_is_equal(channel: Channel, generation: int) -> None:
     for one in (channel, channel.of_generation(generation)):
         assert Channel.from_json(one.to_json()) == one
@@ -52,7 +56,7 @@ def test_channel_json_round_trip_is_equal(channel: Channel, generation: int) -> 
         assert one.is_wanted(channel)
 
 
-@given(plain, positions)
+@given(plain | repetitive, positions)
 def test_bound_channel_json_round_trip_is_equal(channel: Channel, start: dict[int, int]) -> None:
     bound = channel.bound(AIR, [("least", "float")], start=start, partitions=3)
     again = Channel.from_json(bound.of_generation(2).to_json())
@@ -118,14 +122,19 @@ def test_channel_of_unknown_columns_is_refused_when_it_is_bound() -> None:
         ({"columns": "time"}, "columns"),
         ({"columns": ["time", "time"]}, "columns"),
         ({"columns": [5]}, "columns"),
+        ({"new": "nothing"}, "new"),
+        ({"new": None}, "new"),
+        ({"new": "none", "leave": True}, "leave"),
+        ({"age_max": "1h"}, "age_max"),
+        ({"new": "either", "age_max": "1h"}, "age_max"),
+        ({"new": "none", "age_max": "1 fathom"}, "duration"),
+        ({"new": "none", "age_max": 0}, "positive_duration"),
     ],
 )
 def test_channel_of_a_wrong_definition_is_refused(changes: dict[str, Any], expected: str) -> None:
     wanted = {"name": "hot", "dataset": "air", "template": "temperature > :least", **changes}
     places = [wanted.pop(name) for name in ("name", "dataset", "template")]
-    with raises(
-        InputError if expected == "positive_duration" else InvalidSchema, expected=expected
-    ):
+    with raises(InputError if expected.endswith("duration") else InvalidSchema, expected=expected):
         Channel(*places, **wanted)
 
 
