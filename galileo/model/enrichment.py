@@ -207,8 +207,8 @@ def _parameters(on: Any) -> str | dict[str, str]:
             raise _wrong_lookup("names of parameters, with their colons,", on)
     if isinstance(on, str):
         return on[1:]
-    if not names:
-        raise _wrong_lookup("a parameter for each table", on)
+    if not names or not all(isinstance(on[name], str) for name in names):
+        raise _wrong_lookup("a parameter for each table, or for each column of its key,", on)
     return {name[1:]: on[name] for name in sorted(names)}
 
 

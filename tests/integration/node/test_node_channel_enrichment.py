@@ -47,8 +47,8 @@ class World:
         await self.cluster["b"].create_dataset(channel)
         await self.store(f"{name}.subscriptions", [{"id": "s", "broker": "me", "least": 0.0}])
 
-    async def begin_lookup(self, template: str, lookup: Any) -> None:
-        channel = Channel(CHANNEL, DATASET, template, lookup=lookup)
+    async def begin_lookup(self, template: str, lookup: Any, **options: Any) -> None:
+        channel = Channel(CHANNEL, DATASET, template, lookup=lookup, **options)
         await self.cluster["b"].create_dataset(channel)
 
     async def store(self, table: str, rows: list[Row]) -> None:
@@ -60,7 +60,8 @@ class World:
 
     async def matched(self, *numbers: int, **place: float) -> dict[str, set[int]]:
         """Observes, executes, and returns the numbers that each subscription gets."""
-        await self.observe(*numbers, **place)
+        if numbers:
+            await self.observe(*numbers, **place)
         assert await self.execute() == set()
         found: dict[str, set[int]] = {}
         task = ExecutionsTask(CHANNEL, "me", self.cursor)
@@ -396,3 +397,19 @@ async def test_a_table_that_is_too_large_for_subscriptions_fails_and_says_so(wor
     [failure] = await world.execute()
     assert "'posts' is too large" in failure
     assert "at most 3 rows" in failure
+
+
+async def test_repetitive_executions_have_the_rows_of_their_time(world: World) -> None:
+    clock = world.cluster.clock
+    for node in world.cluster.nodes:
+        node.channels._clock = clock
+    await world.begin_lookup(NEAR_POST, POST, new="none")
+    await world.store("hot.subscriptions", subscribed(anna="p", bert="q"))
+    await world.store("posts", [post("p", 10)])
+    assert await world.matched(1) == {"anna": {1}}
+    clock.now += 10.0
+    await world.store("posts", [post("p", 20), post("q", 10)])
+    assert await world.matched() == {"bert": {1}}
+    clock.now += 10.0
+    await world.store("posts", [post("p", 10), post("q", None, deleted=True)])
+    assert await world.matched(2) == {"anna": {1, 2}}

@@ -260,7 +260,7 @@ def test_channel_with_lookups_json_round_trip_is_equal() -> None:
     ],
 )
 def test_lookups_that_name_no_parameters_are_refused(lookup: Any) -> None:
-    with pytest.raises(InputError, match="expected"):
+    with raises(InputError, parameter="lookup"):
         Channel("hot", "air", "temperature > officers.least", lookup=lookup)
 
 
