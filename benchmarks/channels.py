@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import shapely
 
@@ -45,6 +46,8 @@ OLD = 1_000_000_000
 PERIOD = "1s"
 SETTLED_S = 120.0
 LOOK_S = 0.05
+FOLLOWED = "500ms"
+"""A broker that has had nothing new for so long has every notification."""
 NOON_US = 1_772_000_000_000_000
 BROKER = "ops"
 FEATURES = [
@@ -62,7 +65,7 @@ class Scene:
     Attributes:
         template: of the channel.
         columns: of the table of subscriptions in PostgreSQL, without `id`.
-        index: of that table.
+        indexes: of that table.
         join: the condition of PostgreSQL.
         execution_s: the goal.
     """
@@ -70,7 +73,7 @@ class Scene:
     name: str
     template: str
     columns: str
-    index: str
+    indexes: tuple[str, ...]
     join: str
     execution_s: float
 
@@ -79,7 +82,7 @@ LOCAL = Scene(
     "local",
     "hateful = TRUE AND area = :area",
     "area bigint",
-    "(area)",
+    ("(area)",),
     "s.area = t.area",
     2.5,
 )
@@ -87,7 +90,7 @@ NEARBY = Scene(
     "nearby",
     f"hateful = TRUE AND S_DWITHIN(geometry, :place, {RADIUS_M:.0f})",
     "place geography",
-    "USING gist (place)",
+    ("USING gist (place)", "(id)"),
     f"ST_DWithin(s.place, ST_Point(t.longitude, t.latitude)::geography, {RADIUS_M}, false)",
     2.5,
 )
@@ -104,6 +107,25 @@ def measure(bench: Bench) -> Iterator[Figure]:
     yield from _measure_unseen(bench, bench.sizes.unseen)
 
 
+@dataclass(frozen=True, slots=True)
+class Period:
+    """What one side did in a period.
+
+    Attributes:
+        moves_s: seconds in which the subscribers that moved were stored.
+        execution_s: seconds of the execution, whose notifications are durable then.
+        notifications: how many.
+    """
+
+    moves_s: float
+    execution_s: float
+    notifications: int
+
+    @property
+    def whole_s(self) -> float:
+        return self.moves_s + self.execution_s
+
+
 def _measure(bench: Bench, scene: Scene, count: int) -> Iterator[Figure]:
     subscriptions = subscriptions_of(scene, count)
     with (
@@ -111,59 +133,79 @@ def _measure(bench: Bench, scene: Scene, count: int) -> Iterator[Figure]:
         running.client(timeout=clusters.PATIENCE) as client,
         postgis.running() as session,
     ):
-        polling = Polling(session, scene, subscriptions)
-        client.create_dataset(galileo.Schema("tweets", FEATURES, geohash_precision=4))
-        client.create_channel(galileo.Channel(scene.name, "tweets", scene.template, period=PERIOD))
-        begun = time.perf_counter()
-        client.subscribe(scene.name, subscriptions, broker=BROKER)
-        took_s = time.perf_counter() - begun
+        polling = Polling(session, scene)
+        polling.subscribe(subscriptions)
+        executions = Executions(client, scene)
+        took_s = executions.subscribe(subscriptions)
         yield Figure(
             f"{scene.name}: {count:,} subscriptions in one call, durable, {NODES} nodes, one copy",
             "subscriptions/s",
             Spread.of([count / took_s]),
             goals=(Goal("at least", 150_000),),
         )
-        ours, theirs, token = list[float](), list[float](), ""
-        moves, moves_theirs = list[float](), list[float]()
+        ours, theirs = list[Period](), list[Period]()
         for number in range(bench.sizes.runs + 1):
-            if scene is NEARBY:
-                moved = moved_of(count, number)
-                begun = time.perf_counter()
-                client.subscribe(scene.name, moved, broker=BROKER)
-                moves.append(time.perf_counter() - begun)
-                moves_theirs.append(polling.move(moved))
+            moved = moved_of(count, number) if scene is NEARBY else None
             tweets = tweets_of(number)
-            reached = client.ingest("tweets", tweets).reached
-            execution_s = settled(client, scene.name, reached)
-            found = 0
-            for batch in client.follow(scene.name, BROKER, token=token, wait="100ms"):
-                found, token = found + len(batch), batch.token
-            polled_s, joined = polling.poll(tweets)
+            mine, polled = (side.period(tweets, moved) for side in (executions, polling))
+            found, joined = mine.notifications, polled.notifications
             if found != joined:
                 raise AssertionError(f"expected {joined:,} notifications, got {found:,}")
             if number:  # The first one builds the index.
-                ours.append(execution_s)
-                theirs.append(polled_s)
-            bench.say(f"{scene.name}: {found:,} in {execution_s:.2f} s, polled {polled_s:.2f} s")
-        peer = Peer(f"INSERT ... SELECT, {polling.version}", Spread.of(theirs))
+                ours.append(mine)
+                theirs.append(polled)
+            bench.say(
+                f"{scene.name}: {found:,} in {mine.execution_s:.2f} s, "
+                f"polled {polled.execution_s:.2f} s"
+            )
+        peer = Peer(
+            f"INSERT ... SELECT, {polling.version}", Spread.of([one.execution_s for one in theirs])
+        )
         yield Figure(
             f"{scene.name}: an execution of {ROWS:,} tweets, {found:,} notifications, durable",
             "s",
-            Spread.of(ours),
+            Spread.of([one.execution_s for one in ours]),
             (peer,),
             (Goal("at most", scene.execution_s), Goal("at most", 1 / 3, of_peer=True)),
         )
-        if moves:
+        if moved is not None:
             rows = moved.num_rows
-            peer = Peer(f"UPDATE, {polling.version}", Spread.of(moves_theirs).per_second(rows))
+            moves, moves_theirs = (
+                Spread.of([one.moves_s for one in side]).per_second(rows) for side in (ours, theirs)
+            )
             yield Figure(
                 f"{scene.name}: {rows:,} subscribers that move, durable",
                 "rows/s",
-                Spread.of(moves).per_second(rows),
-                (peer,),
+                moves,
+                (Peer(f"UPDATE, {polling.version}", moves_theirs),),
                 (Goal("at least", 33_000),),
             )
         yield _memory(client, scene, count)
+
+
+class Executions:
+    """The channel of a scene in a cluster, and a broker that reads all of its notifications."""
+
+    def __init__(self, client: Client, scene: Scene) -> None:
+        self._client, self._name, self._token = client, scene.name, ""
+        client.create_dataset(galileo.Schema("tweets", FEATURES, geohash_precision=4))
+        client.create_channel(galileo.Channel(scene.name, "tweets", scene.template, period=PERIOD))
+
+    def subscribe(self, subscriptions: pa.Table) -> float:
+        """Seconds of the call that stores them."""
+        begun = time.perf_counter()
+        self._client.subscribe(self._name, subscriptions, broker=BROKER)
+        return time.perf_counter() - begun
+
+    def period(self, tweets: pa.Table, moved: pa.Table | None = None) -> Period:
+        """Stores the subscribers that moved, then new tweets, and waits for the execution."""
+        moves_s = 0.0 if moved is None else self.subscribe(moved)
+        reached = self._client.ingest("tweets", tweets).reached
+        execution_s = settled(self._client, self._name, reached)
+        found = 0
+        for batch in self._client.follow(self._name, BROKER, token=self._token, wait=FOLLOWED):
+            found, self._token = found + len(batch), batch.token
+        return Period(moves_s, execution_s, found)
 
 
 def _measure_unseen(bench: Bench, count: int) -> Iterator[Figure]:
@@ -234,10 +276,16 @@ def settled(client: Client, channel: str, reached: Cursor) -> float:
     raise AssertionError("the executions do not come to an end")
 
 
-def subscriptions_of(scene: Scene, count: int) -> pa.Table:
-    """Each with an id of eight characters, and an area or a place of its own."""
-    chance = np.random.default_rng(3)
-    ids = pa.array(np.char.mod("s%07d", np.arange(count)))
+def subscriptions_of(scene: Scene, count: int, *, first: int = 0) -> pa.Table:
+    """Each with an id of eight characters, and an area or a place of its own.
+
+    Args:
+        scene: where the places or areas are.
+        count: how many.
+        first: the number of the first one; those of each such number are further ones.
+    """
+    chance = np.random.default_rng(3 + first)
+    ids = _ids(np.arange(first, first + count))
     if scene is LOCAL:
         return pa.table({"id": ids, "area": chance.integers(0, AREAS, count).astype(np.float64)})
     return pa.table({"id": ids, "place": _places(chance, count)})
@@ -246,8 +294,13 @@ def subscriptions_of(scene: Scene, count: int) -> pa.Table:
 def moved_of(count: int, number: int) -> pa.Table:
     """A third of the subscribers, in new places."""
     chance = np.random.default_rng(50 + number)
-    ids = pa.array(np.char.mod("s%07d", np.arange(number % 3, count, 3)))
+    ids = _ids(np.arange(number % 3, count, 3))
     return pa.table({"id": ids, "place": _places(chance, len(ids))})
+
+
+def _ids(numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
+    digits = pc.utf8_lpad(pa.array(numbers).cast(pa.string()), 7, "0")
+    return pc.binary_join_element_wise("s", digits, "")
 
 
 def _places(chance: np.random.Generator, count: int) -> pa.Array:
@@ -273,11 +326,10 @@ def tweets_of(number: int, *, rows: int = ROWS, hateful: float = HATEFUL) -> pa.
 
 
 class Polling:
-    """The same in PostgreSQL."""
+    """The same in PostgreSQL, which polls once a period."""
 
-    def __init__(self, session: postgis.Session, scene: Scene, subscriptions: pa.Table) -> None:
+    def __init__(self, session: postgis.Session, scene: Scene) -> None:
         self._session, self._scene = session, scene
-        self._rows = 0
         self.version = f"PostgreSQL {postgis.versions()['PostgreSQL']}"
         session.ask(f"CREATE TABLE subscriptions (id text, {scene.columns})")
         session.ask(
@@ -286,17 +338,34 @@ class Polling:
         )
         session.ask("CREATE INDEX ON tweets (number)")
         session.ask("CREATE TABLE notifications (id text, number bigint)")
-        value = "area::bigint" if scene is LOCAL else "ST_GeomFromWKB(decode(place, 'hex'))"
         session.ask("CREATE UNLOGGED TABLE incoming (id text, place text, area float)")
-        self._copy("incoming", _for_copy(subscriptions))
-        name = scene.columns.split()[0]
-        session.ask(f"INSERT INTO subscriptions SELECT id, {value} AS {name} FROM incoming")
-        session.ask(f"CREATE INDEX ON subscriptions {scene.index}")
-        session.ask("CREATE UNIQUE INDEX ON subscriptions (id)")
-        session.ask("VACUUM ANALYZE subscriptions")
 
-    def move(self, moved: pa.Table) -> float:
-        """Seconds of the statements that give subscribers new places."""
+    def subscribe(self, subscriptions: pa.Table) -> None:
+        """Stores them, and builds the indexes anew, which are best then."""
+        scene, names = self._scene, [f"by_{n}" for n in range(len(self._scene.indexes))]
+        self._session.ask(f"DROP INDEX IF EXISTS {', '.join(names)}")
+        value = "area::bigint" if scene is LOCAL else "ST_GeomFromWKB(decode(place, 'hex'))"
+        self._session.ask("TRUNCATE incoming")
+        self._copy("incoming", _for_copy(subscriptions))
+        self._session.ask(f"INSERT INTO subscriptions SELECT id, {value} FROM incoming")
+        for name, index in zip(names, scene.indexes, strict=True):
+            self._session.ask(f"CREATE INDEX {name} ON subscriptions {index}")
+        self._session.ask("VACUUM ANALYZE subscriptions")
+
+    def period(self, tweets: pa.Table, moved: pa.Table | None = None) -> Period:
+        """Gives the subscribers that moved new places, and runs the statement for new tweets."""
+        moves_s = 0.0 if moved is None else self._move(moved)
+        first = tweets.column("number")[0].as_py()
+        self._copy("tweets", tweets)
+        self._session.ask("TRUNCATE notifications")
+        polled_s, _ = self._session.ask(
+            "INSERT INTO notifications SELECT s.id, t.number FROM tweets t JOIN subscriptions s "
+            f"ON {self._scene.join} WHERE t.hateful AND t.number >= {first}"
+        )
+        [rows] = self._session.ask("SELECT count(*) FROM notifications")[1]
+        return Period(moves_s, polled_s, int(rows))
+
+    def _move(self, moved: pa.Table) -> float:
         self._session.ask("TRUNCATE incoming")
         copied_s = self._copy("incoming", _for_copy(moved))
         updated_s, _ = self._session.ask(
@@ -304,18 +373,6 @@ class Polling:
             "FROM incoming i WHERE i.id = s.id"
         )
         return copied_s + updated_s
-
-    def poll(self, tweets: pa.Table) -> tuple[float, int]:
-        """Seconds of the statement for new tweets, and how many notifications it has inserted."""
-        first = tweets.column("number")[0].as_py()
-        self._copy("tweets", tweets)
-        took_s, _ = self._session.ask(
-            "INSERT INTO notifications SELECT s.id, t.number FROM tweets t JOIN subscriptions s "
-            f"ON {self._scene.join} WHERE t.hateful AND t.number >= {first}"
-        )
-        rows = int(self._session.ask("SELECT count(*) FROM notifications")[1][0])
-        new, self._rows = rows - self._rows, rows
-        return took_s, new
 
     def _copy(self, table: str, rows: pa.Table) -> float:
         """Seconds of a COPY."""

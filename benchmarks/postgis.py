@@ -78,11 +78,12 @@ class Session:
 
 
 @contextmanager
-def running(*, standbys: int = 0) -> Iterator[Session]:
+def running(*, standbys: int = 0, tcp_port: int = 0) -> Iterator[Session]:
     """A server with an empty database and the extension, and a session with it.
 
     Args:
         standbys: further servers on this machine; one of them has to confirm each commit.
+        tcp_port: on the loopback interface, for programs that know no Unix sockets; 0 for none.
 
     Raises:
         NoServer: it is not installed.
@@ -95,10 +96,12 @@ def running(*, standbys: int = 0) -> Iterator[Session]:
         data = directory / "data"
         _run(binaries / "initdb", "-D", data, "-U", USER, "-A", "trust", "-N", "-E", "UTF8")
         settings = {"unix_socket_directories": name} | SETTINGS
+        if tcp_port:
+            settings |= {"listen_addresses": "127.0.0.1", "port": str(tcp_port)}
         _set(data, settings)
         servers.enter_context(_serving(binaries, data))
         with ExitStack() as stack:
-            session = stack.enter_context(_connected(binaries, directory))
+            session = stack.enter_context(_connected(binaries, directory, tcp_port or PORT))
             for number in range(standbys):
                 copy = directory / f"standby-{number}"
                 _run(
@@ -149,8 +152,8 @@ def _serving(binaries: Path, data: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _connected(binaries: Path, directory: Path) -> Iterator[Session]:
-    command = [binaries / "psql", "-h", directory, "-U", USER, "-d", "postgres"]
+def _connected(binaries: Path, directory: Path, port: int) -> Iterator[Session]:
+    command = [binaries / "psql", "-h", directory, "-p", port, "-U", USER, "-d", "postgres"]
     process = subprocess.Popen(
         _as_user(*command, "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"),
         stdin=subprocess.PIPE,

@@ -1,8 +1,9 @@
-"""Repeats the paper's evaluation on this machine, and renews docs/dev/paper.md with its plots.
+"""Repeats the evaluations of two papers on this machine, and renews their pages with plots.
 
-C. Tolooee, M. Malensek, S. L. Pallickara: "A Framework for Managing Continuous Query Evaluations
-over Voluminous, Multidimensional Datasets", International Conference on Cloud and Autonomic
-Computing (CAC), 2014, pages 73 to 82. Only what it states as a number is compared with.
+docs/dev/paper.md: C. Tolooee, M. Malensek, S. L. Pallickara: "A Framework for Managing Continuous
+Query Evaluations over Voluminous, Multidimensional Datasets", International Conference on Cloud and
+Autonomic Computing (CAC), 2014, pages 73 to 82. docs/dev/bad.md: X. Wang, M. J. Carey, V. J.
+Tsotras: "Subscribing to Big Data at Scale", 2020. Only what they state as numbers is compared with.
 """
 
 from __future__ import annotations
@@ -21,14 +22,22 @@ from typing import Any
 
 import interrupts
 
-from benchmarks.evaluation import ccqs, labels, memory, retrieval, scaling, streaming
+from benchmarks.evaluation import (
+    ccqs,
+    labels,
+    memory,
+    retrieval,
+    scaling,
+    streaming,
+    subscribers,
+)
 from benchmarks.evaluation.page import Block, Taken, renewed
 from benchmarks.evaluation.sizes import FULL, QUICK, Sizes
 from benchmarks.machine import Machine
-from benchmarks.sizes import Bench
+from benchmarks.sizes import Bench, NotInstalled
 
 ROOT = Path(__file__).parents[2]
-TEMPLATE = ROOT / "docs" / "dev" / "paper.md"
+TEMPLATES = ROOT / "docs" / "dev"
 FAILED = 1
 
 Say = Callable[[str], None]
@@ -43,12 +52,14 @@ class Part:
         measure: takes its result.
         tell: what the page has of a result.
         about_s: how long it takes on two quiet cores, in seconds; for the progress alone.
+        page: that has its block.
     """
 
     name: str
     measure: Callable[[Sizes, Bench], Any]
     tell: Callable[[Any], Block]
     about_s: int
+    page: str = "paper.md"
 
 
 PARTS = (
@@ -60,6 +71,11 @@ PARTS = (
     Part("freshness", ccqs.measure_freshness, ccqs.tell_freshness, 140),
     Part("failover", ccqs.measure_failover, ccqs.tell_failover, 90),
     Part("history", retrieval.measure_history, retrieval.tell_history, 180),
+    Part("gluing", subscribers.measure_gluing, subscribers.tell_gluing, 80, "bad.md"),
+    Part("subscribers", subscribers.measure_local, subscribers.tell_local, 180, "bad.md"),
+    Part("most-subscribers", subscribers.measure_most, subscribers.tell_most, 220, "bad.md"),
+    Part("most-peers", subscribers.measure_most_peers, subscribers.tell_most_peers, 220, "bad.md"),
+    Part("nearby", subscribers.measure_nearby, subscribers.tell_nearby, 160, "bad.md"),
 )
 
 
@@ -68,7 +84,7 @@ def main() -> int:
     interrupts.become_exceptions()
     quick = arguments.quick
     results = arguments.results or ROOT / "build" / ("paper-quick" if quick else "paper")
-    page = arguments.page or (results / TEMPLATE.name if quick else TEMPLATE)
+    pages = arguments.pages or (results if quick else TEMPLATES)
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -83,10 +99,10 @@ def main() -> int:
     except KeyboardInterrupt:
         say(f"cancelled; finished parts are in {results}: go on with --resume")
         return interrupts.CANCELLED
-    write_page(page, results)
-    say(f"written: {page}")
+    for page in write_pages(pages, results):
+        say(f"written: {page}")
     if failed:
-        say(f"failed: {', '.join(failed)}; the page keeps what it had of them")
+        say(f"failed: {', '.join(failed)}; their pages keep what they had of them")
     return FAILED if failed else 0
 
 
@@ -100,6 +116,8 @@ def measure_all(parts: Sequence[Part], results: Path, *, quick: bool, say: Say) 
             say(f"-- {part.name} ({number + 1} of {len(parts)}{left})")
             try:
                 save(results, measured(part, Path(scratch), quick=quick, say=say))
+            except NotInstalled as missing:
+                say(f"{part.name} skipped: {missing}")
             except Exception as error:
                 say(f"{part.name} failed:\n{''.join(traceback.format_exception(error))}")
                 failed.append(part.name)
@@ -142,11 +160,23 @@ def load(results: Path) -> list[Taken]:
     return [Taken(**{**raw, "machine": Machine(**raw["machine"])}) for raw in raws]
 
 
-def write_page(page: Path, results: Path) -> None:
-    """Renews a page and its pictures from all stored results; a new one has the prose of ours."""
-    taken = load(results)
-    source = page if page.exists() else TEMPLATE
-    text = renewed(source.read_text(encoding="utf-8"), taken) if taken else source.read_text()
+def write_pages(directory: Path, results: Path) -> list[Path]:
+    """Renews the pages that have stored results, with their pictures; returns which.
+
+    A page that is not in the directory yet gets the prose of ours.
+    """
+    taken, written = load(results), []
+    for name in dict.fromkeys(part.page for part in PARTS):
+        parts = {part.name for part in PARTS if part.page == name}
+        if of_page := [one for one in taken if one.part in parts]:
+            written.append(directory / name)
+            _write_page(written[-1], of_page)
+    return written
+
+
+def _write_page(page: Path, taken: Sequence[Taken]) -> None:
+    source = page if page.exists() else TEMPLATES / page.name
+    text = renewed(source.read_text(encoding="utf-8"), taken)
     images = page.parent / "img"
     images.mkdir(parents=True, exist_ok=True)
     for one in taken:
@@ -165,9 +195,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=", ".join(names))
     parser.add_argument("--quick", action="store_true", help="small sizes, kept apart")
     parser.add_argument("--resume", action="store_true", help="only parts without a result")
-    parser.add_argument("--page-only", action="store_true", help="the page from stored results")
+    parser.add_argument("--page-only", action="store_true", help="the pages from stored results")
     parser.add_argument("--results", type=Path, help="directory of results (default: build/paper)")
-    parser.add_argument("--page", type=Path, help="the page (default: docs/dev/paper.md)")
+    parser.add_argument("--pages", type=Path, help="directory of the pages (default: docs/dev)")
     return parser.parse_args()
 
 

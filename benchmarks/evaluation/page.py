@@ -1,4 +1,4 @@
-"""The page docs/dev/paper.md: its prose is written by hand, its blocks between marks by a run."""
+"""The pages of the evaluations: prose is written by hand, blocks between marks by a run."""
 
 from __future__ import annotations
 

@@ -24,6 +24,12 @@ class Sizes:
             are new in a tick; `scaling_scans`: how often they are looked at.
         worlds: simulated ones for each number of nodes.
         fresh_intervals_s: update intervals of which the freshness is taken.
+        subscribers, nearby_subscribers: to areas, and to what is near them; rising (Big Active
+            Data, 7.2 and 7.3).
+        glued_subscribers: with how many the ways to glue are tried.
+        most_subscribers, most_peer_subscribers: further ones to areas, of Galileo alone and of what
+            it is compared with.
+        subscriber_runs, most_runs: executions that are timed with each number of them.
     """
 
     bench: bench_sizes.Sizes
@@ -41,6 +47,13 @@ class Sizes:
     scaling_scans: int = 16
     worlds: int = 10
     fresh_intervals_s: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 5.0)
+    subscribers: tuple[int, ...] = (250_000, 500_000, 1_000_000, 2_000_000, 4_000_000)
+    nearby_subscribers: tuple[int, ...] = (125_000, 250_000, 500_000, 1_000_000)
+    glued_subscribers: int = 1_000_000
+    most_subscribers: tuple[int, ...] = (16_000_000, 32_000_000, 64_000_000)
+    most_peer_subscribers: tuple[int, ...] = (8_000_000, 12_000_000)
+    subscriber_runs: int = 3
+    most_runs: int = 2
 
 
 FULL = Sizes(replace(bench_sizes.FULL, kills=20, fresh_blocks_per_s=2_000, fresh_s=20.0))
@@ -60,4 +73,11 @@ QUICK = Sizes(
     scaling_scans=4,
     worlds=2,
     fresh_intervals_s=(0.5, 1.0),
+    subscribers=(2_000, 4_000),
+    nearby_subscribers=(2_000, 4_000),
+    glued_subscribers=2_000,
+    most_subscribers=(4_000, 8_000),
+    most_peer_subscribers=(4_000,),
+    subscriber_runs=2,
+    most_runs=1,
 )

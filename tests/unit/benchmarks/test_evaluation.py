@@ -39,10 +39,12 @@ from benchmarks.evaluation.simulated import (
 from benchmarks.evaluation.sizes import QUICK, Sizes
 from benchmarks.evaluation.streaming import Retrieval as Came
 from benchmarks.evaluation.streaming import Standing, Stream, Streaming
+from benchmarks.evaluation.subscribers import Gluing, Local, Nearby, Point, Side, Way
 from benchmarks.sizes import Bench
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "dev" / "paper.md"
+PAGES = ROOT / "docs" / "dev"
+PAGE = PAGES / "paper.md"
 PICTURES_BYTES_MAX = 300_000
 PROGRAM_PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "kit")])
 
@@ -140,6 +142,18 @@ RESULTS: dict[str, Any] = {
     ),
 }
 
+SIDES = (
+    Side("Galileo", (Point(1_000, 400, (0.1, 0.3), (0.5, 0.7)),)),
+    Side("PostgreSQL, polled", (Point(1_000, 400, (11.0, 13.0), (12.0, 14.0)),)),
+)
+RESULTS |= {
+    "gluing": Gluing(1_000, 400, (Way("all, copied", (2.0,)), Way("staged", (1.0,)))),
+    "subscribers": Local("PostgreSQL 15.1", SIDES),
+    "most-subscribers": Local("", SIDES[:1]),
+    "most-peers": Local("PostgreSQL 15.1", SIDES[1:]),
+    "nearby": Nearby("PostgreSQL 15.1", SIDES),
+}
+
 BY_NAME = {part.name: part for part in PARTS}
 
 
@@ -159,9 +173,10 @@ def block_of(text: str, name: str) -> str:
 
 def test_paper_page_has_block_of_every_part() -> None:
     assert list(BY_NAME) == list(RESULTS)
-    text = PAGE.read_text()
-    assert all(block_of(text, name) for name in (*BY_NAME, "circumstances", "summary"))
-    assert "Small sizes" not in text
+    for page in {part.page for part in PARTS}:
+        text, names = (PAGES / page).read_text(), [p.name for p in PARTS if p.page == page]
+        assert all(block_of(text, name) for name in (*names, "circumstances", "summary"))
+        assert "Small sizes" not in text
     pictures = (ROOT / "docs" / "dev" / "img").glob("paper-*.svg")
     assert sum(path.stat().st_size for path in pictures) < PICTURES_BYTES_MAX
 
@@ -170,7 +185,7 @@ def test_paper_page_has_block_of_every_part() -> None:
 def test_tell_shows_all_pictures_and_tables_of_one_width(part: Part) -> None:
     block = part.tell(RESULTS[part.name])
     text = "\n".join(block.lines)
-    assert set(re.findall(r"\(img/(paper-\w+\.svg)\)", text)) == set(block.pictures)
+    assert set(re.findall(r"\(img/([\w-]+\.svg)\)", text)) == set(block.pictures)
     for rows in re.findall(r"(?:^\|.*\|\n)+", text + "\n", re.MULTILINE):
         assert len({line.count("|") for line in rows.splitlines()}) == 1
     assert block.summary
@@ -193,6 +208,8 @@ def test_tell_shows_all_pictures_and_tables_of_one_width(part: Part) -> None:
         ("scaling", "does 25.0 % of the work that a single node has with a tick"),
         ("scaling", "an equal share would be 12.5 %"),
         ("failover", "2.10 s"),
+        ("subscribers", "Galileo: at least 1,000 within 10 s (200 ms, longest 300 ms)"),
+        ("subscribers", "PostgreSQL, polled: fewer than 1,000, which took 12.0 s"),
         ("history", "a tick's scans 1.50 times, its job 1.00"),
     ],
 )
@@ -218,13 +235,13 @@ def test_renewed_with_some_results_keeps_the_other_blocks_and_the_prose() -> Non
 
 
 def test_write_page_of_stored_results_writes_their_pictures(tmp_path: Path) -> None:
-    results, page = tmp_path / "results", tmp_path / "docs" / "paper.md"
+    results, pages = tmp_path / "results", tmp_path / "docs"
     for name in RESULTS:
         program.save(results, taken(name))
-    page.parent.mkdir()
-    program.write_page(page, results)
-    shown = set(re.findall(r"\(img/(.*?)\)", page.read_text()))
-    assert shown == {path.name for path in (page.parent / "img").iterdir()}
+    pages.mkdir()
+    texts = [page.read_text() for page in program.write_pages(pages, results)]
+    shown = {name for text in texts for name in re.findall(r"\(img/(.*?)\)", text)}
+    assert shown == {path.name for path in (pages / "img").iterdir()}
     assert [one.part for one in program.load(results)] == list(RESULTS)
 
 
@@ -307,7 +324,7 @@ def test_main_with_a_part_that_fails_measures_the_others_and_resume_takes_it_alo
 
         return Part(name, measure, BY_NAME["failover"].tell, 1)
 
-    monkeypatch.setattr(program, "write_page", lambda *_: None)
+    monkeypatch.setattr(program, "write_pages", lambda *_: [])
     monkeypatch.setattr(program, "PARTS", (part("bad", fails=True), part("good", fails=False)))
     assert program.main() == program.FAILED
     said = capsys.readouterr().err
