@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -151,7 +151,7 @@ class _Local:
         if self._galileo is not None:
             self.period({GALILEO: self._galileo.period})  # It builds the index.
 
-    def period(self, trials: dict[str, Trial]) -> dict[str, Period]:
+    def period(self, trials: Mapping[str, Trial]) -> dict[str, Period]:
         """One period of each, with the same tweets."""
         tweets = channels.tweets_of(next(self._numbers))
         hateful = tweets.column("area").filter(tweets.column("hateful")).to_numpy()
@@ -165,7 +165,7 @@ class _Local:
         return periods
 
     def sides(
-        self, trials: dict[str, Trial], counts: Sequence[int], *, runs: int
+        self, trials: Mapping[str, Trial], counts: Sequence[int], *, runs: int
     ) -> tuple[Side, ...]:
         """Points of each, until it takes longer than the period."""
         points: dict[str, list[Point]] = {name: [] for name in trials}
