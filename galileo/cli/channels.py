@@ -127,8 +127,8 @@ def create(
           --new none --age-max 1h
       galileo channel create rated weather "temperature > :least" \\
           --enrich '{"step": "lookup", "table": "ratings", "on": "station"}'
-      galileo channel create officers tweets "S_DWITHIN(geometry, officers.place, 500)" \\
-          --lookup officers=:officer
+      galileo channel create close tweets \\
+          "S_DWITHIN(geometry, officers.place, 500)" --lookup officers=:officer
     """
     created = Channel(
         name,

@@ -258,7 +258,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "verify {files}": ("invalid_input", "the directory of a node, got {files};"),
     "token create ann --role king --principals {files}/p": (
         "usage",
-        "'king' is not one of 'reader'",
+        "'king' is not one of 'subscriber', 'reader'",
     ),
     "token revoke ann --principals {files}/p": ("config", "No such file.*galileo token create"),
     "cert issue client {files} ann": (
