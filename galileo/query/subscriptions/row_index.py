@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,8 @@ from galileo.query.query import observation_columns
 from galileo.query.subscriptions.parameter_query import ParameterQuery
 from galileo.query.subscriptions.point_grid import PointGrid
 from galileo.query.subscriptions.row_orders import RowOrder, row_order
+
+T = TypeVar("T")
 
 
 class RowIndex:
@@ -40,38 +42,33 @@ class RowIndex:
     @property
     def rows(self) -> Places:
         """Numbers of the observations that match the part of the template without parameters."""
-        with self._lock:
-            if "rows" not in self._made:
-                mask = self._query.constant.match_observations(self.observations)
-                self._made["rows"] = np.flatnonzero(mask)
-            rows: Places = self._made["rows"]
-            return rows
+        match = self._query.constant.match_observations
+        return self._once("rows", lambda: np.flatnonzero(match(self.observations)))
 
     @property
     def points(self) -> ObservationColumns:
         """Those observations, which the other indices number from 0."""
-        with self._lock:
-            if "points" not in self._made:
-                columns = observation_columns(self.observations, self._query.features)
-                is_whole = len(self.rows) == self.observations.num_rows
-                self._made["points"] = columns if is_whole else columns.take(self.rows)
-            points: ObservationColumns = self._made["points"]
-            return points
+        return self._once("points", self._read_points)
 
     @property
     def grid(self) -> PointGrid:
         """The points by their places; there has to be one."""
-        with self._lock:
-            if "grid" not in self._made:
-                self._made["grid"] = PointGrid(self.points.latitude, self.points.longitude)
-            grid: PointGrid = self._made["grid"]
-            return grid
+        points = self.points
+        return self._once("grid", lambda: PointGrid(points.latitude, points.longitude))
 
     def order(self, name: str, *, folded: bool) -> RowOrder:
         """The points in the order of a feature, as `row_order`."""
+        points = self.points
+        return self._once((name, folded), lambda: row_order(points, name, folded=folded))
+
+    def _read_points(self) -> ObservationColumns:
+        columns = observation_columns(self.observations, self._query.features)
+        is_whole = len(self.rows) == self.observations.num_rows
+        return columns if is_whole else columns.take(self.rows)
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
         with self._lock:
-            key = name, folded
             if key not in self._made:
-                self._made[key] = row_order(self.points, name, folded=folded)
-            order: RowOrder = self._made[key]
-            return order
+                self._made[key] = make()
+            made: T = self._made[key]
+            return made
