@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,10 @@ from galileo.query.subscriptions import (
     blocks,
     column_groups,
     point_grid,
+    row_index,
     subscription_index,
 )
+from galileo.query.subscriptions.point_grid import PointGrid
 from galileo.query.template import Template
 
 SCHEMA = Schema(
@@ -344,6 +347,28 @@ def test_thousands_of_boxes_find_their_points(together: bool) -> None:
         map(tuple, np.argwhere(inside).tolist())
     )
     assert index.nbytes <= count * (120 + 8)
+
+
+def test_rows_are_indexed_once_for_indices_that_match_in_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = list[PointGrid]()
+
+    def make(*places: Any) -> PointGrid:
+        made.append(PointGrid(*places))
+        return made[-1]
+
+    monkeypatch.setattr(row_index, "PointGrid", make)
+    query = ParameterQuery("S_INTERSECTS(geometry, :area)", SCHEMA)
+    indices = [SubscriptionIndex(query) for _ in range(8)]
+    for number, index in enumerate(indices):
+        area = shapely.box(number, 0.0, number + 1.5, 1.0)
+        index.apply(changes_of(1, area=pa.array([shapely.to_wkb(area)])))
+    rows = RowIndex(query, rows_of([0.5, 4.2, 20.0], [0.5, 0.5, 0.5]))
+    with ThreadPoolExecutor(8) as pool:
+        found = [pairs_of(one) for one in pool.map(lambda index: index.match(rows), indices)]
+    assert found == [{(0, 0)}, set(), set(), {(0, 1)}, {(0, 1)}, set(), set(), set()]
+    assert len(made) == 1
 
 
 def test_thousands_of_circles_find_their_points() -> None:
