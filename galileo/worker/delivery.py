@@ -122,6 +122,7 @@ class Delivery:
         self._positions = pair.channel.positions
         self._dead_letters = pair.channel.dead_letters
         self._row: dict[str, Any] = {}
+        self._may_hold = False  # A change that was interrupted may be stored.
         self._token = ""
         self._name = pair.name
         self._refused = 0
@@ -171,12 +172,12 @@ class Delivery:
             if holder != self._holder[0]:
                 self._holder = holder, self._now()
             if self._now() - self._holder[1] < TAKE_OVER_S:
+                self._may_hold = False
                 raise TakenError
-        self._row = row
+        self._row, self._token, self._may_hold = row, row.get(TOKEN) or "", True
         if holder != self._worker:
             await self._store(worker=self._worker)
             log.info("%s: pushing", self._name)
-        self._token = row.get(TOKEN) or ""
 
     async def _opened(self) -> Endpoint:
         attempt = 0
@@ -316,7 +317,7 @@ class Delivery:
 
     async def _release(self) -> None:
         """Lets another worker take the pair over at once, behind what is delivered."""
-        if self._row.get(WORKER) != self._worker:
+        if not self._may_hold:
             return
         with contextlib.suppress(GalileoError, TimeoutError):
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
@@ -324,7 +325,7 @@ class Delivery:
                     await self._store(token=self._token, worker="")
                 except BatchConflict:  # Perhaps with the change that the end has interrupted.
                     self._row = await read_row(self._client, self._positions, self._row[BROKER])
-                    if self._row[WORKER] == self._worker:
+                    if self._row.get(WORKER) == self._worker:
                         await self._store(worker="")
 
     def _now(self) -> float:

@@ -155,12 +155,17 @@ class Worker:
         return await open_endpoint(sink, self._client, self._options, self._policy)
 
     async def _stop(self, pairs: list[Pair]) -> None:
-        tasks = [self._running.pop(pair) for pair in dict.fromkeys(pairs)]
-        for task in tasks:
-            task.cancel()
-        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(outcome, Exception):
-                log.error("a delivery has ended by an error", exc_info=outcome)
+        """Ends deliveries; those that are being ended already are not interrupted again."""
+        tasks = {pair: self._running[pair] for pair in pairs}
+        for task in tasks.values():
+            if not task.cancelling():
+                task.cancel()
+        if tasks:
+            await asyncio.wait(tasks.values())
+        for pair, task in tasks.items():
+            del self._running[pair]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("a delivery has ended by an error", exc_info=error)
 
     def _now(self) -> float:
         return self._clock.monotonic()

@@ -14,7 +14,7 @@ from simulator.loop import Violation
 SEEDS = 300
 SEEDS_QUICK = 6
 MUTANT_SEEDS = 3
-CONVICTED_FROM = {"fence-ignored": 36, "retries-end": 1, "lost-release": 53}
+CONVICTED_FROM = {"fence-ignored": 36, "retries-end": 1, "lost-release": 32}
 """The first seed to try with a mutant; 0 for the others."""
 SOMETIMES = (
     "accepted",

@@ -392,6 +392,7 @@ class DeliveryWorld:
         self.counters = Counter[str]()
         self._ledgers: Ledgers = defaultdict(Ledger)
         self._workers: list[tuple[MemoryClient, asyncio.Task[None]]] = []
+        self._started: dict[str, Worker] = {}
         self._loop = loop
         self._operator = MemoryClient(self.journal, "operator")
         self._ends: dict[tuple[str, str], Cursor] = {}
@@ -433,6 +434,7 @@ class DeliveryWorld:
         worker.name = client.name = f"w{self.counters['workers']}"
         worker.random_state = Random(self.random.random())
         self.counters["workers"] += 1
+        self._started[worker.name] = worker
 
         async def opened(sink: Any) -> FlakyEndpoint:
             await client.alive()
@@ -511,17 +513,21 @@ class DeliveryWorld:
             await self._resume()
 
     async def _stop(self) -> None:
-        """Stops the workers while they push: they hold nothing any more."""
+        """Stops the workers while they push: they hold nothing of it any more."""
         for name in self.journal.channels:
             self.journal.execute(name, 0, ["a", "b"])
         await asyncio.sleep(self.random.uniform(0.0, 0.2))
+        pairs = [
+            (client.name, pair)
+            for client, _ in self._workers
+            for pair in self._started[client.name]._running
+        ]
         for _, task in self._workers:
             task.cancel()
         await asyncio.gather(*(task for _, task in self._workers), return_exceptions=True)
-        stopped = {client.name for client, _ in self._workers}
-        for channel in self.journal.channels.values():
-            for row in self.journal.rows[channel.positions.name].values():
-                demand(row[WORKER] not in stopped, f"a worker that has stopped holds {row}")
+        for name, pair in pairs:
+            row = self.journal.rows[pair.channel.positions.name].get((pair.broker.name,), {})
+            demand(row.get(WORKER) != name, f"a worker that has stopped holds {row}")
 
     def _settled(self, channel: str, broker: str) -> set[str]:
         """The keys that were accepted, or are dead letters."""
