@@ -13,12 +13,10 @@ Both have stored their matches durably when the clock stops. Both must find as m
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -376,9 +374,7 @@ class Polling:
 
     def _copy(self, table: str, rows: pa.Table) -> float:
         """Seconds of a COPY."""
-        with tempfile.TemporaryDirectory(prefix="channels-bench-") as name:
-            directory = Path(name)
-            directory.chmod(0o755)
+        with postgis.readable_directory() as directory:
             file = directory / "rows.csv"
             pcsv.write_csv(rows, file)
             columns = ", ".join(rows.column_names)

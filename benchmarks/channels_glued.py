@@ -1,6 +1,7 @@
-"""The glued system of the paper of `benchmarks.channels`: a stream processor beside a database.
+"""A stream processor and a database, joined by a program: what channels are compared with.
 
-The paper glues Kafka, Spark Structured Streaming and MongoDB. Here files of tweets take the place
+Wang, Carey and Tsotras (2020, section 6) join Kafka, Spark Structured Streaming and MongoDB, and
+call that a glued system. Here files of tweets take the place
 of Kafka, and PostgreSQL that of MongoDB. A streaming query hands each micro-batch to a function
 that joins the hateful tweets with the subscriptions in PostgreSQL, and stores the notifications
 there. As in the paper, Spark keeps no copy of the subscriptions. There are several ways to do so:
@@ -42,7 +43,7 @@ OPTIONS = {
 SETTINGS = {
     "spark.jars": str(DRIVER),
     "spark.sql.shuffle.partitions": str(CORES),
-    # Of an idle query, so that it takes no time from what is measured beside it.
+    # A query without input looks for files so often; the default of 10 ms slows other systems down.
     "spark.sql.streaming.pollingDelay": "500ms",
 }
 

@@ -9,11 +9,9 @@ lies in; the points come by COPY, and a session listens. It gets a tenth of them
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +48,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
     polygons = world.polygons(bench.sizes.many_polygons)
     tables = [numbered(world.observations(rows)) for _ in range(bench.sizes.runs + 1)]
     with (
-        _readable_directory() as directory,
+        postgis.readable_directory() as directory,
         postgis.running() as session,
         clusters.cluster(bench.directory, nodes=1) as running,
         running.client(timeout=clusters.PATIENCE) as client,
@@ -77,15 +75,6 @@ def measure(bench: Bench) -> Iterator[Figure]:
         ),
         (Goal("at least", ROWS_PER_S),),
     )
-
-
-@contextmanager
-def _readable_directory() -> Iterator[Path]:
-    """One whose files the server's user can read."""
-    with tempfile.TemporaryDirectory(prefix="channels-bench-") as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        yield directory
 
 
 def numbered(observations: pa.Table) -> pa.Table:

@@ -8,7 +8,6 @@ time: what it takes to ask for places and times, as Galileo's metadata graph let
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,9 +108,7 @@ def _make_table(session: postgis.Session) -> None:
 @contextmanager
 def _files(batches: Sequence[pa.Table]) -> Iterator[list[Path]]:
     """A file for each batch, where the server's user can read it."""
-    with tempfile.TemporaryDirectory(prefix="copy-bench-") as name:
-        directory = Path(name)
-        directory.chmod(0o755)
+    with postgis.readable_directory() as directory:
         files = [directory / f"{number}.copy" for number in range(len(batches))]
         for file, batch in zip(files, batches, strict=True):
             file.write_bytes(postgis.binary_copy(batch))

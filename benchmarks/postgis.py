@@ -78,6 +78,15 @@ class Session:
 
 
 @contextmanager
+def readable_directory() -> Iterator[Path]:
+    """A temporary directory whose files the server's user can read."""
+    with tempfile.TemporaryDirectory(prefix="postgis-bench-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
+
+
+@contextmanager
 def running(*, standbys: int = 0, tcp_port: int = 0) -> Iterator[Session]:
     """A server with an empty database and the extension, and a session with it.
 

@@ -8,10 +8,8 @@ replaces another one.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -108,9 +106,7 @@ def upserting(session: postgis.Session, rows: pa.Table) -> Iterator[Callable[[],
     session.ask(f"CREATE TABLE ships ({columns}, PRIMARY KEY (id))")
     session.ask(f"CREATE UNLOGGED TABLE incoming ({columns})")
     replaced = ", ".join(f"{name} = excluded.{name}" for name in rows.column_names[1:])
-    with tempfile.TemporaryDirectory(prefix="tables-bench-") as name:
-        directory = Path(name)
-        directory.chmod(0o755)
+    with postgis.readable_directory() as directory:
         files = []
         for number, start in enumerate(range(0, rows.num_rows, BATCH_ROWS)):
             files.append(directory / f"{number}.csv")

@@ -9,12 +9,10 @@ out from then on, as its channel would fall behind.
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -192,7 +190,7 @@ class _Database:
     @contextmanager
     def glued(self, *ways: str) -> Iterator[list[Glued]]:
         """Systems that run within the block."""
-        with _readable_directory() as directory, ExitStack() as stack:
+        with postgis.readable_directory() as directory, ExitStack() as stack:
             systems = [
                 Glued(
                     self._session,
@@ -324,15 +322,6 @@ def _client(bench: Bench) -> Iterator[Client]:
         running.client(timeout=clusters.PATIENCE) as client,
     ):
         yield client
-
-
-@contextmanager
-def _readable_directory() -> Iterator[Path]:
-    """One whose files the server's user can read."""
-    with tempfile.TemporaryDirectory(prefix="channels-glued-") as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        yield directory
 
 
 def _is_within(point: Point) -> bool:

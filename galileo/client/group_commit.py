@@ -28,7 +28,6 @@ GROUP_ROWS_MAX = 16_384
 class _Call:
     rows: pa.Table
     receipt: Receipt | None = None
-    is_alone: bool = False
 
 
 class GroupCommit:
@@ -42,7 +41,7 @@ class GroupCommit:
     def __init__(self, send: Callable[[Table, Sequence[pa.Table]], Awaitable[Receipt]]) -> None:
         self._send = send
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._waiting: defaultdict[str, dict[int, _Call]] = defaultdict(dict)
+        self._waiting: defaultdict[str, dict[_Call, None]] = defaultdict(dict)
 
     async def store(self, table: Table, rows: pa.Table) -> Receipt:
         """Stores rows, in the order of the calls; durable when it returns.
@@ -55,19 +54,19 @@ class GroupCommit:
             GalileoError: as `send`.
         """
         call, waiting = _Call(rows), self._waiting[table.key]
-        waiting[id(call)] = call
+        waiting[call] = None
         try:
             async with self._locks[table.key]:
-                if call.receipt is None and not call.is_alone:
+                if call in waiting:
                     await self._store_group(table, waiting)
         finally:
-            waiting.pop(id(call), None)
+            waiting.pop(call, None)
         return call.receipt or await self._send(table, [rows])
 
-    async def _store_group(self, table: Table, waiting: dict[int, _Call]) -> None:
+    async def _store_group(self, table: Table, waiting: dict[_Call, None]) -> None:
         """Stores what waits; the first call of it is that of the caller."""
         group, count = list[_Call](), 0
-        for call in waiting.values():
+        for call in waiting:
             count += call.rows.num_rows
             if group and count > GROUP_ROWS_MAX:
                 break
@@ -79,8 +78,7 @@ class GroupCommit:
                 raise
             receipt = None
         for call in group:
-            waiting.pop(id(call), None)
-            call.is_alone = receipt is None
+            waiting.pop(call, None)
             if receipt is not None:
                 call.receipt = dataclasses.replace(receipt, rows=call.rows.num_rows)
 

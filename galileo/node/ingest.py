@@ -114,7 +114,7 @@ class Ingest:
             first_epoch: the earliest one in which the batch may have been sent.
             check: of the rows of a table, whatever a client has checked of them; raises an error.
             brokers: patterns of those that the caller may use; the table is one of a channel's.
-                None: all.
+                Empty: all.
 
         Raises:
             InvalidObservations, UnknownDataset, BatchConflict: the input is wrong.
@@ -316,7 +316,7 @@ class _Begun:
         parts: of this node's partitions.
         results: of these parts, when they are durable; None if they were not submitted yet.
         others: the rows of each other node.
-        brokers: patterns; rows of other brokers may not be replaced. None: all may.
+        brokers: patterns; rows of other brokers may not be replaced. Empty: all may.
     """
 
     parts: Parts

@@ -40,7 +40,7 @@ class CommitTask:
         range_epoch: of the ranges by which the batch was split.
         first_epoch: the earliest one in which it may have been sent.
         added: how many of the features added to the dataset the rows have.
-        brokers: patterns; rows of other brokers may not be replaced. None: all may.
+        brokers: patterns; rows of other brokers may not be replaced. Empty: all may.
     """
 
     dataset: str
