@@ -60,6 +60,7 @@ from galileo.replication.values import Member, ReplicationOptions
 from galileo.rpc.replication import envelopes_from_pb, envelopes_to_pb
 from galileo.storage.disk import RealDisk
 from galileo.storage.frame import Buffer
+from galileo.storage.journal import PartitionJournal
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
@@ -722,9 +723,20 @@ async def scrub(world: World, name: str) -> None:
     """
     for shard in world.hosts[name].node.catalog.shards.values():
         for journal in shard.journals.values():
-            with contextlib.suppress(GalileoError):  # Damage: the log is copied again.
-                for sequence in range(journal.dropped + 1, journal.last_sequence + 1):
-                    await asyncio.to_thread(journal.read, sequence)
+            with contextlib.suppress(GalileoError, TimeoutError):  # Damage: it is copied again.
+                async with asyncio.timeout(SETTLED_S):
+                    await _read_all(journal)
+
+
+async def _read_all(journal: PartitionJournal) -> None:
+    """Reads also the last commits, of which a node that starts learns later that they count."""
+    sequence = journal.dropped + 1
+    while sequence <= journal.end_sequence:
+        if sequence <= journal.last_sequence:
+            await asyncio.to_thread(journal.read, sequence)
+            sequence += 1
+        else:
+            await asyncio.sleep(0.02)
 
 
 def segments(world: World, name: str) -> list[Path]:

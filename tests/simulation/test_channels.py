@@ -25,6 +25,8 @@ from galileo.dht.topology import Topology
 SEEDS = range(600)
 SEEDS_QUICK = range(REPLICATED_EVERY - len(MODES), REPLICATED_EVERY)
 """One of each mode, the last one with copies."""
+LAST_ONE_GONE = 3954
+"""The last subscription of a partition of a repetitive channel goes after its last execution."""
 MUTANT_SEEDS = 20
 CONVICTED_FROM = {
     "absent_subscriptions_skipped": 6,
@@ -55,6 +57,10 @@ def play(seed: int) -> Counter[str]:
         return run_channels(seed)
     except AssertionError as violation:
         raise AssertionError(f"seed {seed}: {violation}") from violation
+
+
+def test_repetitive_channel_without_subscriptions_is_not_executed() -> None:
+    play(LAST_ONE_GONE)
 
 
 @pytest.mark.parametrize("seeds", [SEEDS_QUICK, pytest.param(SEEDS, marks=pytest.mark.slow)])

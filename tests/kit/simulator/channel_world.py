@@ -388,11 +388,10 @@ class ChannelWorld(World):
             last = self.audit.log[partition][log[partition]]
             if Cursor(last.until) != air:
                 return False
-            is_newest = last.subscriptions >= table[partition]
-            if (channel.compares or channel.is_repetitive) and not is_newest:
-                return False
-            has_some = self.audit.subscriptions(partition, until=last.subscriptions)
-            if channel.is_repetitive and has_some and last.due_us <= self.settled_us:
+            if self.audit.needs_changes(partition) and (
+                last.subscriptions < table[partition]
+                or (channel.is_repetitive and last.due_us <= self.settled_us)
+            ):
                 return False
         return True
 
