@@ -19,7 +19,16 @@ from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import GalileoError, InputError
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import from_ipc
-from galileo.model.channel import BROKER, LEFT, MATCHES_SCHEMA, TOKEN, WORKER, Channel, reader_of
+from galileo.model.channel import (
+    BROKER,
+    LEFT,
+    MATCHES_SCHEMA,
+    SHARE_BYTES_MAX,
+    TOKEN,
+    WORKER,
+    Channel,
+    reader_of,
+)
 from galileo.model.schema import unknown_channel
 from galileo.model.table import Table
 from galileo.model.times import Duration, seconds
@@ -388,8 +397,9 @@ def _notifications(
 ) -> Notifications:
     observations, matches = channel.delivered_schema.empty_table(), MATCHES_SCHEMA.empty_table()
     if part.execution:
-        observations = from_ipc(part.observations, channel.delivered_schema)
-        matches = from_ipc(part.matches, MATCHES_SCHEMA)
+        bytes_max = 2 * SHARE_BYTES_MAX  # Streams align what they have.
+        observations = from_ipc(part.observations, channel.delivered_schema, bytes_max=bytes_max)
+        matches = from_ipc(part.matches, MATCHES_SCHEMA, bytes_max=bytes_max)
     return Notifications(
         partition=part.partition,
         execution=part.execution,

@@ -110,6 +110,8 @@ MATCHES_SCHEMA = pa.schema(
 )
 """The matches of a broker: each row stands for the pairs of all its rows, numbers of observations,
 with all its subscriptions; `left`: they match no longer."""
+SHARE_BYTES_MAX = 1 << 30
+"""Unpacked bytes of the observations, and of the matches, that a broker gets by an execution."""
 
 _Numbers: TypeAlias = npt.NDArray[np.integer[Any]]
 New = Literal["observations", "both", "either", "none"]

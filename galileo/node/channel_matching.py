@@ -23,8 +23,17 @@ import pyarrow.compute as pc
 
 from galileo.arrays import one_array
 from galileo.cursor import Cursor
+from galileo.errors import MessageTooLarge
 from galileo.labels import to_ipc
-from galileo.model.channel import BROKER, ID, MATCHES_SCHEMA, NO_BROKER, Channel, pairs_of
+from galileo.model.channel import (
+    BROKER,
+    ID,
+    MATCHES_SCHEMA,
+    NO_BROKER,
+    SHARE_BYTES_MAX,
+    Channel,
+    pairs_of,
+)
 from galileo.model.sort_keys import differs
 from galileo.query.subscriptions import RowIndex, SubscriptionIndex
 
@@ -189,7 +198,11 @@ def _difference(matches: pa.RecordBatch, without: pa.RecordBatch, *, left: bool)
 def _shares(
     observations: pa.Table, records: pa.Table, names: Sequence[str]
 ) -> Iterator[tuple[str, bytes, bytes]]:
-    """Of each broker the observations that it gets, and its matches with their rows."""
+    """Of each broker the observations that it gets, and its matches with their rows.
+
+    Raises:
+        MessageTooLarge: a broker gets more than `SHARE_BYTES_MAX`.
+    """
     brokers = records.column(BROKER)
     for broker in pc.unique(brokers).to_pylist():
         share = records.filter(pc.equal(brokers, broker)).combine_chunks()
@@ -199,6 +212,13 @@ def _shares(
         columns = [renumbered, *(share.column(name) for name in MATCHES_SCHEMA.names[1:])]
         matches = pa.table(columns, schema=MATCHES_SCHEMA)
         delivered = observations.select(names).take(pa.array(numbers)).combine_chunks()
+        size = max(delivered.nbytes, matches.nbytes)
+        if size > SHARE_BYTES_MAX:
+            raise MessageTooLarge(
+                f"expected at most {SHARE_BYTES_MAX:,} bytes for broker {broker!r} in one "
+                f"execution, got {size:,}; use several brokers, or a channel with fewer columns",
+                bound=SHARE_BYTES_MAX,
+            )
         yield (
             broker,
             to_ipc(delivered, compression=COMPRESSION),

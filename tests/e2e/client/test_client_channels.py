@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from executions import await_executed
 from expected_errors import raises
@@ -21,6 +22,7 @@ from galileo.errors import (
     UnknownDataset,
     UnknownProperty,
 )
+from galileo.packing.arrow_streams import STREAM_BYTES_MAX
 
 NOON = pd.Timestamp("2026-05-02T12:00Z")
 QUIET = "100ms"
@@ -147,6 +149,24 @@ def test_each_subscription_gets_what_it_matches_once(
         assert sorted(followed(client, channel, broker)[0]) == sorted(got[broker])
     assert got["east"]
     assert got["west"]
+
+
+def test_an_execution_is_delivered_however_much_matches_at_once(
+    client: galileo.Client, fresh_name: Callable[[str], str]
+) -> None:
+    """A new subscription matches more at once than one message of a caller may bring."""
+    reports, channel = fresh_name("reports"), fresh_name("long")
+    features = [galileo.Feature("wind"), galileo.Feature("report", type="text", indexed=False)]
+    client.create_dataset(galileo.Schema(reports, features))
+    template = "wind > :least"
+    client.create_channel(galileo.Channel(channel, reports, template, period="200ms", new="either"))
+    texts = [f"{number:04}" + 80_000 * "-" for number in range(1_000)]
+    columns = {"latitude": 10.0, "longitude": 20.0, "time": "2026-01-01T00:00Z", "wind": 2.0}
+    client.ingest(reports, pd.DataFrame({"report": texts}).assign(**columns))
+    client.subscribe(channel, pa.table({"id": ["all"], "least": [1.0]}), broker="me")
+    batch = next(iter(client.follow(channel, "me", wait="30s")))
+    assert batch.observations.nbytes > STREAM_BYTES_MAX
+    assert sorted(batch.to_arrow()["report"].to_pylist()) == texts
 
 
 def test_areas_and_circles_of_subscriptions(

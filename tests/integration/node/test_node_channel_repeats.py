@@ -14,6 +14,7 @@ from partition_moves import take, tell_all
 
 from galileo.model.channel import Channel
 from galileo.model.times import MICROS
+from galileo.node import channel_matching
 from galileo.node.channel_executor import HISTORY_AGE_S, ExecutorOptions
 
 PERIOD_S = 60.0
@@ -250,6 +251,25 @@ async def test_a_result_that_is_too_large_fails_and_says_so(cluster: Any) -> Non
     assert failures
     assert all("expected at most 1,000 bytes" in failure for failure in failures)
     world.limit()
+    await world.execute()
+    delivered, due = await world.delivered(), world.due()
+    assert delivered
+    assert delivered == due
+
+
+async def test_too_much_for_a_broker_fails_and_says_so(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Repeats(cluster)
+    await world.begin()
+    await world.subscribe(15)
+    await world.observe(20)
+    with monkeypatch.context() as patch:
+        patch.setattr(channel_matching, "SHARE_BYTES_MAX", 10)
+        await world.try_all()
+    failures = world.failures()
+    assert failures
+    assert all("use several brokers" in failure for failure in failures)
     await world.execute()
     delivered, due = await world.delivered(), world.due()
     assert delivered
