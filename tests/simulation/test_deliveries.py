@@ -12,7 +12,7 @@ from simulator.delivery_world import FAULTS, run_deliveries
 from simulator.loop import Violation
 
 SEEDS = 300
-SEEDS_QUICK = 6
+SEEDS_QUICK = 3
 MUTANT_SEEDS = 3
 CONVICTED_FROM = {"fence-ignored": 36, "retries-end": 1, "lost-release": 32}
 """The first seed to try with a mutant; 0 for the others."""

@@ -13,7 +13,7 @@ from simulator.replicated_mutants import REPLICATED_VARIANTS
 from simulator.replicated_world import run_replicated
 
 SEEDS = 300
-SEEDS_QUICK = 4
+SEEDS_QUICK = 2
 MUTANT_SEEDS = 10
 CONVICTED_FROM = {
     "scans_uncommitted": 2,

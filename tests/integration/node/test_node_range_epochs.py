@@ -26,7 +26,7 @@ from galileo.node.peers import BatchLookup, CommitTask, FoundBatch
 from galileo.query import parse
 from galileo.storage.journal import PartitionJournal
 
-HISTORIES = 6
+HISTORIES = 2
 MANY_HISTORIES = 400
 SEEDS_OF_MUTANTS = 100
 ALL_WEST, ALL_EAST = (("", WEST),), (("", EAST),)
