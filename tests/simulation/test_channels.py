@@ -83,7 +83,8 @@ def test_channels_same_seed_gives_same_history(seed: int) -> None:
         pytest.param(
             one,
             marks=pytest.mark.slow
-            if one.startswith(("cleaned", "repeats")) and one not in QUICK_REPEATS
+            if one.startswith(("absent_subscriptions", "cleaned", "repeats"))
+            and one not in QUICK_REPEATS
             else (),
         )
         for one in sorted(CHANNEL_MUTANTS.keys() - SCENARIOS)
