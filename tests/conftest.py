@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import itertools
 import os
@@ -44,7 +45,12 @@ TOGETHER = {
         "tests/e2e/cluster/test_cluster_moves",
         "tests/e2e/cluster/test_cluster_sent_samplers",
     ),
-    "commands": ("tests/e2e/cli", "tests/e2e/gateway", "tests/e2e/test_cluster"),
+    "commands": (
+        "tests/e2e/cli",
+        "tests/e2e/gateway",
+        "tests/e2e/test_cluster",
+        "tests/integration/server/test_server_process",
+    ),
 }
 """Directories and files whose tests share a session of Spark, or `cluster`."""
 LONG = (
@@ -123,15 +129,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Has collections of garbage pass over all that was imported and collected until here."""
-    gc.collect()
+    """Has collections of garbage pass over all that was imported and collected until here.
+
+    At exit libraries that report leaks find what is frozen.
+    """
     gc.freeze()
     gc.enable()
+    atexit.register(gc.unfreeze)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stops the evaluator; lets libraries that report leaks at exit find what is frozen."""
-    gc.unfreeze()
+    """Stops the evaluator."""
     if not hasattr(config, "workerinput"):
         stop_evaluator(Path(config.stash[EVALUATOR]))
         shutil.rmtree(config.stash[EVALUATOR], ignore_errors=True)

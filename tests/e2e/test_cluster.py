@@ -94,6 +94,20 @@ def test_local_cluster_restarted_has_its_data_and_all_nodes(tmp_path: Path) -> N
             assert client.read(labels).num_rows == 4
 
 
+def test_local_cluster_of_an_earlier_version_reads_its_placement(tmp_path: Path) -> None:
+    cluster = galileo.LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=1)
+    cluster._topology.pop("placement")
+    for node in cluster.nodes:
+        node._write_config()
+        (tmp_path / node.name).mkdir()
+    topology = load(tmp_path / "node-1.toml", environment={}).topology
+    assert topology.placement == "rendezvous"
+    assert placement.owners(topology) == DRAWN_BY_RENDEZVOUS
+    again = galileo.LocalCluster(3, directory=tmp_path)
+    assert again._topology["placement"] == "rendezvous"
+
+
+@pytest.mark.slow
 def test_local_cluster_of_an_earlier_version_keeps_its_placement(tmp_path: Path) -> None:
     """Files of that version name no rule of placement, and had four partitions in each group."""
     cluster = galileo.LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=1)

@@ -69,7 +69,7 @@ def test_channels_random_worlds_keep_all_promises(seeds: range) -> None:
     assert not [name for name in EXPECTED if not counters[name]]
 
 
-@pytest.mark.parametrize("seed", [1, REPLICATED_EVERY - 1])
+@pytest.mark.parametrize("seed", [1, pytest.param(REPLICATED_EVERY - 1, marks=pytest.mark.slow)])
 def test_channels_same_seed_gives_same_history(seed: int) -> None:
     histories: list[list[str]] = [[], []]
     for history in histories:
@@ -83,7 +83,8 @@ def test_channels_same_seed_gives_same_history(seed: int) -> None:
         pytest.param(
             one,
             marks=pytest.mark.slow
-            if one.startswith("repeats") and one not in QUICK_REPEATS
+            if one.startswith(("absent_subscriptions", "cleaned", "repeats"))
+            and one not in QUICK_REPEATS
             else (),
         )
         for one in sorted(CHANNEL_MUTANTS.keys() - SCENARIOS)

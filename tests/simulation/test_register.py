@@ -26,8 +26,9 @@ from galileo.dht.register import (
     node_of,
 )
 
-SEEDS = 2_000
-SEEDS_QUICK = 30
+SEEDS = range(2_000)
+SEEDS_QUICK = range(11, 21)
+"""Short worlds that together have everything that is expected."""
 MUTANT_SEEDS_MAX = 1_500
 CONVICTED_FROM = {"counts_any_directory": 27, "forgets_new": 40, "leaves_seats_open": 46}
 """The first seed to try with a mutant, where that is not the first of all."""
@@ -43,8 +44,8 @@ def play(seed: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("seeds", [SEEDS_QUICK, pytest.param(SEEDS, marks=pytest.mark.slow)])
-def test_register_random_worlds_keep_all_invariants(seeds: int) -> None:
-    counters = sum(map(play, range(seeds)), Counter[str]())
+def test_register_random_worlds_keep_all_invariants(seeds: range) -> None:
+    counters = sum(map(play, seeds), Counter[str]())
     expected = (
         *("changes finished", "changes given up", "isolate"),
         *("directories lost", "seats changed"),

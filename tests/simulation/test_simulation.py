@@ -11,7 +11,7 @@ from simulator import ALWAYS, FAULTS, VARIANTS, Outcome, run, shrunk
 from simulator.__main__ import main
 
 SEEDS = 300
-SEEDS_QUICK = 10
+SEEDS_QUICK = 5
 MUTANT_SEEDS_MAX = 160
 SURVIVING_LONG = (
     *("accept_stale_reply", "begin_past_holder", "boundary_inclusive", "count_terms"),
@@ -19,9 +19,15 @@ SURVIVING_LONG = (
 )
 """Mutants that the first worlds do not kill."""
 CONVICTED_FROM = {
+    "advance_before_store": 9,
     "advance_on_failure": 6,
+    "deny_unasked": 1,
+    "drop_past_readers": 1,
+    "ignore_drops": 10,
+    "no_producer_dedup": 2,
     "paper": 5,
     "resume_from_evaluated": 6,
+    "reuse_terms": 19,
     "skip_when_late": 15,
     "token_unchecked": 9,
 }

@@ -4,12 +4,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pyarrow as pa
 import pytest
 from expected_errors import raises
-from matplotlib import pyplot
 
 import galileo
 from galileo.errors import InputError, MissingExtra
@@ -30,9 +28,13 @@ HOUR_US = 3_600_000_000
 
 
 @pytest.fixture(autouse=True)
-def no_display() -> Iterator[None]:
+def pyplot() -> Iterator[Any]:
+    """Imported where it is used: each process that shares the tests imports this module."""
+    import matplotlib
+    from matplotlib import pyplot
+
     matplotlib.use("Agg")
-    yield
+    yield pyplot
     pyplot.close("all")
 
 
@@ -117,7 +119,7 @@ def test_plot_time_of_a_feature_shows_its_range() -> None:
     assert (heights.min(), heights.max()) == (1.0, 290.0)
 
 
-def test_plot_draws_on_given_axes() -> None:
+def test_plot_draws_on_given_axes(pyplot: Any) -> None:
     _, axes = pyplot.subplots(1, 2)
     assert SOME.plot(ax=axes[0], cmap="magma") is axes[0]
     assert axes[0].collections[0].get_cmap().name == "magma"

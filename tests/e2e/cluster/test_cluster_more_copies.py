@@ -67,6 +67,25 @@ def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Pat
         assert rows(client) == 2_000
 
 
+def test_cluster_gets_copies_by_a_rolling_restart(
+    tmp_path: Path, no_evaluator: dict[str, Any]
+) -> None:
+    settings = {"evaluator": no_evaluator}
+    with LocalCluster(
+        2, 1, tmp_path, partitions_per_group=4, replicas=1, settings=settings
+    ) as cluster:
+        client = cluster.client(timeout="60s")
+        client.create_dataset(numbered_schema("numbered"))
+        client.ingest("numbered", numbered(0, 1_000), producer="named")
+        for name in client.set_replicas(2):
+            cluster.node(name).restart()
+            wait_until(lambda: client.status().complete, what="the node", timeout_s=TIMEOUT_S)
+        wait_until(lambda: is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
+        again = client.ingest("numbered", numbered(0, 1_000), producer="named")
+        assert again.duplicate_rows == rows(client) == 1_000
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_cluster_gets_copies_by_a_rolling_restart_amid_a_stream(
     tmp_path: Path, evaluator: dict[str, Any]

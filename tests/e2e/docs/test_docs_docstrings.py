@@ -20,7 +20,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from matplotlib import pyplot
 from synopses import wait_for_synopses
 
 import galileo
@@ -215,6 +214,8 @@ def names(
             return found
 
         yield prepared
+    from matplotlib import pyplot  # Not by each process that shares the tests.
+
     pyplot.close("all")
 
 

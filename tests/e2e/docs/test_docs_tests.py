@@ -25,7 +25,10 @@ def calls(path: Path) -> Iterator[ast.Call]:
 
 def class_name(call: ast.Call) -> str:
     """The last name of what is called or expected, such as `InputError`."""
-    return ast.unparse(call.func).rpartition(".")[2]
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
 
 
 def files_of(folder: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The gateway of the tests of a module."""
+"""The gateway that tests share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import galileo
 from galileo.local_services import LocalGateway
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def gateway(cluster: galileo.LocalCluster) -> Iterator[LocalGateway]:
     with cluster.gateway() as running:
         yield running

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,9 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(cluster: galileo.LocalCluster, fresh_name: Callable[[str], str]) -> Iterator[Served]:
+def served(
+    cluster: galileo.LocalCluster, gateway: LocalGateway, fresh_name: Callable[[str], str]
+) -> Served:
     client = cluster.client()
     name = fresh_name("gateway")
     client.create_dataset(galileo.Schema(name, SCHEMA, geohash_precision=3))
@@ -76,8 +78,7 @@ def served(cluster: galileo.LocalCluster, fresh_name: Callable[[str], str]) -> I
         }
     )
     client.ingest(name, frame)
-    with cluster.gateway() as gateway:
-        yield Served(gateway, client, name)
+    return Served(gateway, client, name)
 
 
 def sorted_by_count(frame: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,7 @@ import io
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -20,6 +20,7 @@ import shapely
 import galileo
 from galileo.gateway.edr_requests import LINE_VERTICES_MAX, POSITION_M, QUERIES
 from galileo.geo.circles import EARTH_RADIUS_M
+from galileo.local_services import LocalGateway
 
 ROWS = 4_000
 PLACES = 900
@@ -97,12 +98,13 @@ def observations() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def served(cluster: galileo.LocalCluster, fresh_name: Callable[[str], str]) -> Iterator[Served]:
+def served(
+    cluster: galileo.LocalCluster, gateway: LocalGateway, fresh_name: Callable[[str], str]
+) -> Served:
     client, name, rows = cluster.client(), fresh_name("edr"), observations()
     client.create_dataset(galileo.Schema(name, SCHEMA, geohash_precision=3))
     client.ingest(name, rows)
-    with cluster.gateway() as gateway:
-        yield Served(gateway.url, client, name, rows)
+    return Served(gateway.url, client, name, rows)
 
 
 def distances_m(rows: Any, longitude: Any, latitude: Any) -> np.ndarray:

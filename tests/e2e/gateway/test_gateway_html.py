@@ -6,14 +6,12 @@ import http.client
 import json
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pandas as pd
 import pytest
 from map_pages import NARROW, WIDE, chromium, opened
-from proving import Tokens, token_file
 
 import galileo
 from galileo.local_services import LocalGateway
@@ -24,12 +22,6 @@ HOSTILE = "<img src=x onerror=alert(1)><script>alert(1)</script>"
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with chromium() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def gateway(browser: Any, cluster: galileo.LocalCluster) -> Iterator[LocalGateway]:
-    with cluster.gateway() as running:
         yield running
 
 
@@ -100,20 +92,3 @@ def test_page_and_document_have_one_address(gateway: LocalGateway, dataset: str)
     # Parameters that are wrong are so for pages, too.
     reply, body = read(gateway.url, f"{path}&f=html&nothing=1")
     assert (reply.status, b"there is no parameter" in body) == (400, True)
-
-
-def test_page_of_a_cluster_with_tokens_leads_to_the_map(
-    tmp_path: Path, no_evaluator: dict[str, Any]
-) -> None:
-    tokens = Tokens.of_all_roles(tmp_path / "principals.toml")
-    own = token_file(tmp_path / "token", tokens.tokens["node"])
-    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
-    settings = {"auth": auth, "evaluator": no_evaluator}
-    proof = tokens.proof("admin")
-    with (
-        galileo.LocalCluster(nodes=1, settings=settings, proof=proof) as cluster,
-        cluster.gateway() as gateway,
-    ):
-        reply, body = read(gateway.url, "/collections", Accept="text/html")
-    assert (reply.status, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
-    assert b'href="map"' in body

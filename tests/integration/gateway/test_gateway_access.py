@@ -117,6 +117,23 @@ async def test_gateway_callers_have_the_rights_of_their_tokens(
         assert (await get(url + WIND))[0] == 404
 
 
+async def test_page_of_a_cluster_with_tokens_leads_to_the_map(
+    tmp_path: Path, tokens: Tokens
+) -> None:
+    own = token_file(tmp_path / "token", tokens.tokens["node"])
+    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(node(tmp_path / "node", {"auth": auth}))
+        options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0)
+        url = await stack.enter_async_context(gateway(options))
+        request = urllib.request.Request(f"{url}/collections", headers={"Accept": "text/html"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            await asyncio.to_thread(urllib.request.urlopen, request, timeout=TIMEOUT_S)
+        with refused.value as reply:
+            assert (reply.code, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
+            assert b'href="map"' in reply.read()
+
+
 async def test_gateway_metrics_count_requests_and_readiness_follows_the_cluster(
     tmp_path: Path,
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from parameters import keep_quick
 from replica_nodes import PARTITIONS, World, expect_crash, hurt
 
 from galileo.dht import placement
@@ -293,7 +294,7 @@ def is_of(broker: str, patterns: tuple[str, ...]) -> bool:
     return not patterns or any(fnmatchcase(broker, pattern) for pattern in patterns)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", keep_quick(range(2), 0))
 async def test_subscriptions_of_other_brokers_are_neither_replaced_nor_removed(
     cluster: Any, seed: int
 ) -> None:

@@ -20,8 +20,10 @@ MODES: list[dict[str, Any]] = [
 
 LIMITS = [ExecutorOptions(), ExecutorOptions(rows_max=3), ExecutorOptions(bytes_max=1)]
 MIXES = [
-    pytest.param(mode, options, marks=() if mode is MODES[-1] or number == 0 else pytest.mark.slow)
-    for mode in MODES
+    pytest.param(
+        mode, options, marks=() if number == 0 or number + index == 2 else pytest.mark.slow
+    )
+    for index, mode in enumerate(MODES)
     for number, options in enumerate(LIMITS)
 ]
 

@@ -74,16 +74,17 @@ class GrowingWorld(World):
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))]
+    ("seed", "steps"),
+    [(0, 4), *(pytest.param(seed, STEPS, marks=pytest.mark.slow) for seed in range(20))],
 )
 async def test_replicas_of_a_growing_dataset_keep_each_batch_with_its_features(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, steps: int
 ) -> None:
     world = GrowingWorld(tmp_path, seed)
     await world.begin()
     works = [asyncio.create_task(world.produce(n)) for n in range(3)]
     try:
-        for _ in range(STEPS):
+        for _ in range(steps):
             await asyncio.sleep(world.random.uniform(0.1, 0.6))
             await hurt(world)
             await world.add()

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from parameters import keep_quick
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired, DatasetExists, InputError, Unavailable
@@ -90,12 +91,15 @@ def clean_always(node: StorageNode) -> None:
     node.retain(lambda _: (), RetentionRunnerOptions(check_s=0.02, table_age_s=0.02))
 
 
-async def test_a_table_that_changes_for_long_stays_small_and_right(ships: Ships) -> None:
+@pytest.mark.parametrize("rounds_min", keep_quick([8, 20], 8))
+async def test_a_table_that_changes_for_long_stays_small_and_right(
+    ships: Ships, rounds_min: int
+) -> None:
     for node in ships.cluster.nodes:
         clean_always(node)
     rounds, first = 0, await ships.check()
     async with asyncio.timeout(WAITED_S):
-        while len(ships.dropped) < 6 or rounds < 20:
+        while len(ships.dropped) < 6 or rounds < rounds_min:
             await ships.write(20)
             reached, rounds = await ships.check(), rounds + 1
         while 2 * sum(ships.dropped.values()) < sum(reached.values()):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pytest
+from parameters import keep_quick
 
 from galileo.graph.columns import Commits
 from galileo.model.table import Table
@@ -147,7 +148,7 @@ def histories(count: int) -> None:
         history(seed)
 
 
-@pytest.mark.parametrize("memtable", [1, 8, 1 << 20])
+@pytest.mark.parametrize("memtable", keep_quick([1, 8, 1 << 20], 8))
 def test_the_index_answers_as_a_list_of_versions_does(memtable: int, monkeypatch) -> None:
     monkeypatch.setattr(table_index, "MEMTABLE_VERSIONS", memtable)
     histories(20)

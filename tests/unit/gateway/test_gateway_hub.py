@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from fake_ccq import CCQ, FakeClient, Key, Log, labels_of
+from parameters import keep_quick
 
 from galileo.client.results import Update
 from galileo.cursor import Cursor
@@ -78,7 +79,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("windows", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", keep_quick(range(6), 3))
 async def test_each_reader_has_each_label_once(seed: int, windows: bool) -> None:
     rng = random.Random(seed)
     log = Log(rng)
@@ -175,7 +176,7 @@ class MergedReader:
         self.keys[ccq].update((one["partition"], one["sequence"]) for one in properties)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", keep_quick(range(4), 2))
 async def test_readers_of_several_queries_have_each_label_once(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from parameters import keep_quick
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError
@@ -79,9 +80,7 @@ def usable(schema: Schema) -> list[str]:
     return [text for text in QUERIES if not any(name in text for name in names)]
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 12))]
-)
+@pytest.mark.parametrize("seed", keep_quick(range(12), 0))
 def test_graph_with_added_features_equals_one_that_had_them(seed: int) -> None:
     chance, schemas = random.Random(seed), [BASE]
     grown = MetadataGraph(BASE, memtable_paths_max=40, block_paths=8)
@@ -145,7 +144,7 @@ def test_features_that_are_added_take_no_memory_in_the_paths_that_are_there() ->
     assert graph.memory_bytes() - before < batch.num_rows
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", keep_quick(range(6), 0, 1))
 def test_synopsis_with_added_features_prunes_as_one_that_had_them(seed: int) -> None:
     chance, schema = random.Random(seed), BASE
     grown = Synopsis(BASE, partition=0, epoch=1, entries_max=20)

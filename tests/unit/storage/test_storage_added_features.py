@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from parameters import keep_quick
 
 from galileo.errors import (
     BatchConflict,
@@ -206,9 +207,7 @@ class History:
                 assert values == [row[feature.name] for row in firsts]
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 8))]
-)
+@pytest.mark.parametrize("seed", keep_quick(range(8), 2))
 def test_store_with_added_features_equals_rows_as_dicts(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     history = History(tmp_path / "node", chance)
