@@ -437,15 +437,28 @@ class ChannelExecutor:
         known = self._known(work.channel).items()
         self._progress[work.channel.key] = {p: one for p, one in known if work.shard.owns(p)}
 
-    def _is_wanted(self, work: _Work, partition: int) -> bool:
-        """Whether an execution has something to match even if no observation is new."""
+    def _is_wanted(
+        self, work: _Work, partition: int, read: Mapping[str, Cursor] | None = None
+    ) -> bool:
+        """Whether an execution has something to match even if no observation is new.
+
+        Args:
+            work: the channel.
+            partition: of its log.
+            read: up to which commits the tables that it looks up are read; None: as far as this
+                node has heard, which can be further where an owner has lost commits.
+        """
         progress = self._of(work, partition)
         if work.channel.is_repetitive:
             return len(progress.index) > 0
         published = self._catalog.table_shard(work.table).published_sequence(partition)
-        return (work.compares and published > progress.subscriptions) or any(
-            progress.references.get(table.name, EMPTY_CURSOR).news(self._view.sequences(table.key))
+        known = {
+            table.name: self._view.sequences(table.key) if read is None else read[table.name]
             for table in work.compared_tables
+        }
+        return (work.compares and published > progress.subscriptions) or any(
+            progress.references.get(name, EMPTY_CURSOR).news(cursor)
+            for name, cursor in known.items()
         )
 
     def _forget_histories(self, work: _Work, *, ahead_s: float = 0.0) -> None:
@@ -753,6 +766,8 @@ class ChannelExecutor:
         failed = dict[int, BaseException | Committed]()
         tables = work.channel.reference_tables
         rows = await self._references.read_whole([tables[s.table] for s in work.channel.lookup])
+        if work.compared_tables and not observed.after.news(observed.until):
+            partitions = [p for p in partitions if self._is_wanted(work, p, rows.cursors)]
         matching = {p: self._match(work, p, observed, rows) for p in partitions}
         records = await _outcomes(matching, failed)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import shapely
 from channel_audit import START_US, air, pairs_of, read_rows
 from expected_errors import raises
 
-from galileo.cursor import EMPTY_CURSOR
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import InputError, Unavailable, UnknownDataset
 from galileo.model.channel import Channel
 from galileo.model.enrichment import Lookup, Near, Step, Within
@@ -22,7 +23,7 @@ from galileo.node import reference_tables
 from galileo.node.channel_executor import ExecutorOptions
 from galileo.node.compared_tables import ComparedTables
 from galileo.node.peers import ExecutionsTask, TablePart, TableTask
-from galileo.node.reference_tables import ReferenceOptions
+from galileo.node.reference_tables import ReferenceOptions, ReferenceTables
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 
 CHANNEL, DATASET = "hot", "air"
@@ -544,6 +545,20 @@ async def test_tables_are_not_cleaned_past_what_channels_compare_with(world: Wor
     assert await world.clean(POSTS) > cleaned
 
 
+async def test_a_view_ahead_of_the_owner_of_a_table_makes_no_executions(world: World) -> None:
+    await world.begin_lookup(NEAR_POST, POST, new="either")
+    await world.store("hot.subscriptions", subscribed(anna="p"))
+    await world.store("posts", [post("p", 10)])
+    assert await world.matched(1) == {"anna": {1}}
+    logs = [node.catalog.shards[CHANNEL] for node in world.cluster.nodes]
+    for node in world.cluster.nodes:
+        node.view.update_sequences(POSTS.key, Cursor({0: 1000}))
+    before = [log.own_published().sequences for log in logs]
+    assert await world.matched() == {}
+    assert [log.own_published().sequences for log in logs] == before
+    assert await world.matched(2) == {"anna": {2}}
+
+
 async def test_rows_of_the_last_execution_that_are_lost_are_not_passed(world: World) -> None:
     await world.begin_lookup(NEAR_POST, POST, new="either")
     await world.store("hot.subscriptions", subscribed(anna="p"))
@@ -557,3 +572,50 @@ async def test_rows_of_the_last_execution_that_are_lost_are_not_passed(world: Wo
     [failure] = await world.execute()
     assert "as they were at its last execution" in failure
     assert "drop the channel, and create it again" in failure
+
+
+async def test_keys_that_changed_between_two_cursors_are_read_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = world.cluster["a"]
+    table = node.catalog.table_shard(POSTS.key).schema
+    read, cursors = ReferenceTables.read_whole, list[Cursor]()
+    references = node.channels._references
+    await world.store("posts", posts(0, 40))
+    for number in range(5):
+        cursors.append((await read(references, [table])).cursors["posts"])
+        await world.store("posts", posts(10 * number, 2, deleted=number % 2 == 1))
+    tasks: list[TableTask] = []
+    ask = references._tables.read
+
+    def count(task: TableTask) -> Any:
+        tasks.append(task)
+        return ask(task)
+
+    monkeypatch.setattr(references._tables, "read", count)
+
+    async def changed(first: int, last: int) -> tuple[list[str], int]:
+        """The keys that changed between two of the cursors, and how often owners are asked."""
+        after, until = cursors[first], cursors[last]
+        before = len(tasks)
+        keys = await references.changed_keys(table, after=after, until=until)
+        assert keys.schema == table.key_schema
+        return sorted(keys.column("name").to_pylist()), len(tasks) - before
+
+    def names(first: int, last: int) -> list[str]:
+        return sorted(f"p{10 * number + n}" for number in range(first, last) for n in (0, 1))
+
+    for first, last in itertools.combinations_with_replacement(range(5), 2):
+        assert await changed(first, last) == (names(first, last), 0)
+    for _ in range(2):
+        monkeypatch.setattr(reference_tables, "CHANGES_MAX", 2)
+        cursors.append((await read(references, [table])).cursors["posts"])
+        await world.store("posts", posts(10 * (len(cursors) - 1), 2))
+    monkeypatch.setattr(reference_tables, "CHANGES_MAX", 64)
+    assert await changed(5, 6) == (names(5, 6), 0)
+    assert await changed(1, 6) == (names(1, 6), 1)
+    assert await changed(1, 6) == (names(1, 6), 0)
+    assert await changed(2, 4) == (names(2, 4), 1)
+    assert len(await references.read_at(table, cursors[2])) == 38
+    whole = (await read(references, [table])).rows["posts"]
+    assert len(await references.read_at(table, cursors[6])) == len(whole) - 2
