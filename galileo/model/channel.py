@@ -131,13 +131,14 @@ class Channel(StoredSchema):
             longer; at least a second.
         new: what has to be new in a pair of an observation and a subscription since the last
             execution: "observations", with any subscription; "both", of the subscription its row
-            in the table; "either": subscriptions that are new or were changed also get the
-            observations that are there, and of these each once while it matches; "none": nothing,
-            so that each execution delivers all observations that match at that time.
+            in the table, or one that it looks up; "either": subscriptions that are new or were
+            changed, or have a row that was, also get the observations that are there, and of these
+            each once while it matches; "none": nothing, so that each execution delivers all
+            observations that match at that time.
         enrich: steps that add rows of tables to the observations that are delivered, such as
             `galileo.Lookup("ratings", on="country")`; each has another table.
-        leave: with "either", whether a change of a subscription also delivers which of the
-            observations that matched before match no longer.
+        leave: with "either", whether a change of a subscription, or of its row, also delivers which
+            of the observations that matched before match no longer.
         lookup: tables whose columns the template names, such as `officers.place`, and for each the
             parameter with the key of a subscription's row: `{"officers": ":officer"}`. If the key
             has several columns, a dict of parameters and columns.
@@ -203,7 +204,7 @@ class Channel(StoredSchema):
         object.__setattr__(self, "leave", leave)
         object.__setattr__(self, "age_max_us", _age_max_us(age_max, new=new))
         object.__setattr__(self, "enrich", _steps(enrich))
-        object.__setattr__(self, "lookup", _lookups(lookup or {}, enrich=self.enrich, new=new))
+        object.__setattr__(self, "lookup", _lookups(lookup or {}, enrich=self.enrich))
         object.__setattr__(self, "schema", None)
         object.__setattr__(self, "references", ())
         object.__setattr__(self, "parameters", ())
@@ -272,7 +273,7 @@ class Channel(StoredSchema):
 
     @property
     def compares(self) -> bool:
-        """Whether changes of subscriptions count as news."""
+        """Whether changes of subscriptions, and of the rows that they have, count as news."""
         return self.new in ("both", "either")
 
     def due_us(self, now_s: float) -> int:
@@ -628,14 +629,8 @@ def _new(new: Any, *, leave: Any) -> Any:
     return new
 
 
-def _lookups(lookup: Any, *, enrich: Sequence[Step], new: New) -> tuple[Lookup, ...]:
+def _lookups(lookup: Any, *, enrich: Sequence[Step]) -> tuple[Lookup, ...]:
     lookups = lookups_of(lookup)
-    if lookups and new in ("both", "either"):
-        raise InvalidSchema(
-            f"expected lookup= without new={new!r}, which compares with the rows at the last "
-            "execution; store in the subscriptions what their rows have",
-            expected="new",
-        )
     known = [step.table for step in enrich]
     for step in lookups:
         if step.table in known or step.table.endswith(_OF_TABLES):

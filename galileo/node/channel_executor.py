@@ -27,8 +27,11 @@ matched later.
 
 Where changes of subscriptions count as news, an execution compares them with the subscriptions as
 the last one saw them: an index is never ahead of the log but while an execution is under way. The
-table is not cleaned past there (`RetentionRunner`). Where changed subscriptions also match what is
-there already, the node keeps the observations up to the cut that may match, its *history*.
+table is not cleaned past there (`RetentionRunner`). If subscriptions have rows of tables, they
+change with these. Then the index is at the cursor of each table in the last cut, too, and these
+tables are not cleaned past there (`galileo.node.compared_tables`). Where changed subscriptions also
+match what is there already, the node keeps the observations up to the cut that may match, its
+*history*.
 
 An execution of a repetitive channel matches the history, too, with all subscriptions. It is due at
 a multiple of the period, which the log has with the cut. An attempt within the same period is due
@@ -65,6 +68,7 @@ from galileo.errors import (
 from galileo.histogram import LAG_BOUNDS_S, DurationHistogram
 from galileo.model.channel import NO_BROKER, Channel
 from galileo.model.rows import RowOptions
+from galileo.model.table import Table
 from galileo.model.times import MICROS, TIME_MIN_US, column_micros, iso, times_from_micros
 from galileo.node import channel_matching
 from galileo.node.catalog import Catalog
@@ -126,6 +130,8 @@ class Progress:
         sequence: the commit of the last execution; -1: to be read.
         execution: its number.
         cut: the commits of the dataset that were matched.
+        joined, references: where rows of tables are compared, the commits of these, by name, up to
+            which the index goes, and up to which the last execution has read them.
         due_us: when the last execution of a repetitive channel was due.
         at: seconds since 1970 of the last execution of this node; 0: none yet.
         took_s: how long it took.
@@ -139,6 +145,8 @@ class Progress:
     sequence: int = -1
     execution: int = 0
     cut: Cursor = field(default_factory=Cursor)
+    joined: dict[str, Cursor] = field(default_factory=dict)
+    references: dict[str, Cursor] = field(default_factory=dict)
     due_us: int = 0
     at: float = 0.0
     took_s: float = 0.0
@@ -182,6 +190,12 @@ class _Work:
     def compares(self) -> bool:
         """Whether changes of subscriptions count as news."""
         return self.channel.compares
+
+    @property
+    def compared_tables(self) -> Sequence[Table]:
+        """The tables whose changes count as news, with the subscriptions that have their rows."""
+        tables = self.channel.reference_tables
+        return [tables[step.table] for step in self.channel.lookup] if self.compares else []
 
     @property
     def oldest_us(self) -> int:
@@ -423,13 +437,29 @@ class ChannelExecutor:
         known = self._known(work.channel).items()
         self._progress[work.channel.key] = {p: one for p, one in known if work.shard.owns(p)}
 
-    def _is_wanted(self, work: _Work, partition: int) -> bool:
-        """Whether an execution has something to match even if no observation is new."""
+    def _is_wanted(
+        self, work: _Work, partition: int, read: Mapping[str, Cursor] | None = None
+    ) -> bool:
+        """Whether an execution has something to match even if no observation is new.
+
+        Args:
+            work: the channel.
+            partition: of its log.
+            read: up to which commits the tables that it looks up are read; None: as far as this
+                node has heard, which can be further where an owner has lost commits.
+        """
         progress = self._of(work, partition)
         if work.channel.is_repetitive:
             return len(progress.index) > 0
         published = self._catalog.table_shard(work.table).published_sequence(partition)
-        return work.compares and published > progress.subscriptions
+        known = {
+            table.name: self._view.sequences(table.key) if read is None else read[table.name]
+            for table in work.compared_tables
+        }
+        return (work.compares and published > progress.subscriptions) or any(
+            progress.references.get(name, EMPTY_CURSOR).news(cursor)
+            for name, cursor in known.items()
+        )
 
     def _forget_histories(self, work: _Work, *, ahead_s: float = 0.0) -> None:
         """Frees the histories up to cuts that no partition has, and those that are too old then."""
@@ -473,12 +503,17 @@ class ChannelExecutor:
             rows = await loop.run_in_executor(self._executor, journal.read, last)
             progress.execution = rows.column("execution")[0].as_py()
             progress.subscriptions = rows.column("subscriptions")[0].as_py()
-            progress.cut = cut_of(rows)
+            progress.cut, references = cut_of(rows), references_of(rows)
+            progress.references = {
+                table.name: references.get(table.name, EMPTY_CURSOR)
+                for table in work.compared_tables
+            }
             if work.channel.is_repetitive:
                 progress.due_us = int(column_micros(rows.column("due").slice(0, 1))[0])
         progress.sequence = last
-        if work.compares and progress.indexed != progress.subscriptions:
-            progress.index, progress.indexed = work.make_index(), -1
+        seen = progress.subscriptions, progress.references
+        if work.compares and (progress.indexed, progress.joined) != seen:
+            progress.index, progress.indexed, progress.joined = work.make_index(), -1, {}
         return progress
 
     async def _execute(
@@ -551,6 +586,7 @@ class ChannelExecutor:
             progress.due_us = work.due_us
             progress.sequence, progress.execution = result.sequence, progress.execution + 1
             progress.cut, progress.subscriptions = until, progress.indexed
+            progress.references = progress.joined
             return
         progress.sequence = -1  # What the index has of changes may not have counted.
         if isinstance(result, BatchConflict | _TooLargeError):
@@ -730,6 +766,8 @@ class ChannelExecutor:
         failed = dict[int, BaseException | Committed]()
         tables = work.channel.reference_tables
         rows = await self._references.read_whole([tables[s.table] for s in work.channel.lookup])
+        if work.compared_tables and not observed.after.news(observed.until):
+            partitions = [p for p in partitions if self._is_wanted(work, p, rows.cursors)]
         matching = {p: self._match(work, p, observed, rows) for p in partitions}
         records = await _outcomes(matching, failed)
         try:
@@ -755,11 +793,58 @@ class ChannelExecutor:
         if not work.channel.is_repetitive:
             changes = await self._update_index(work, partition)
         index, loop = self._of(work, partition).index, asyncio.get_running_loop()
-        if isinstance(index, LookupIndex):
+        if isinstance(index, LookupIndex) and changes is not None:
+            changes = await self._join_changes(work, partition, changes, references)
+        elif isinstance(index, LookupIndex):
             async with self._joining:
                 await loop.run_in_executor(self._executor, index.join, references.rows)
         match = partial(channel_matching.match, work.channel, index, observed, changes)
         return await self._divisibly(work, observed, match)
+
+    async def _join_changes(
+        self, work: _Work, partition: int, changes: pa.Table, references: References
+    ) -> pa.Table:
+        """The changes of subscriptions with rows of tables since the last execution.
+
+        Args:
+            work: a channel that compares.
+            partition: of its log, whose index has the subscriptions of the last execution.
+            changes: of the subscriptions.
+            references: the rows of the tables; `joined` is past their changes.
+
+        Raises:
+            DataExpired: the rows of the last execution are gone.
+            GalileoError: they cannot be read now.
+        """
+        progress, loop = self._of(work, partition), asyncio.get_running_loop()
+        index, before = progress.index, progress.references
+        assert isinstance(index, LookupIndex)
+        if not all(references.cursors[name].covers(before[name]) for name in before):
+            raise Unavailable(
+                f"the owners of the tables that channel {work.channel.name!r} looks up are behind "
+                "its last execution; try again",
+                after_s=1.0,
+            )
+        changed = {table.name: table.key_schema.empty_table() for table in work.compared_tables}
+        if len(index):
+            try:
+                if progress.joined != before:
+                    rows = {
+                        table.name: await self._references.read_at(table, before[table.name])
+                        for table in work.compared_tables
+                    }
+                    async with self._joining:
+                        await loop.run_in_executor(self._executor, index.join, rows)
+                for table in work.compared_tables:
+                    changed[table.name] = await self._references.changed_keys(
+                        table, after=before[table.name], until=references.cursors[table.name]
+                    )
+            except DataExpired as error:
+                raise _lost_rows(work.channel, error) from error
+        progress.joined = references.cursors
+        join = partial(index.joined_changes, changes, references.rows, changed)
+        async with self._joining:
+            return await loop.run_in_executor(self._executor, join)
 
     async def _join(self, work: _Work, observed: Observed, records: dict[int, pa.Table]) -> _Joined:
         """The observations as they are delivered.
@@ -923,6 +1008,26 @@ def cut_of(rows: pa.Table) -> Cursor:
         raise InternalError("an execution has no cut")
     partitions, until = (rows.column(name)[0].as_py() for name in ("partitions", "until"))
     return Cursor(dict(zip(partitions, until, strict=True)))
+
+
+def references_of(rows: pa.Table) -> dict[str, Cursor]:
+    """Up to which commits of each partition an execution has read tables, by name."""
+    fields = ("references", "reference_partitions", "reference_until")
+    if fields[0] not in rows.column_names:
+        return {}
+    positions = defaultdict[str, dict[int, int]](dict)
+    for name, partition, until in zip(*(rows.column(f)[0].as_py() for f in fields), strict=True):
+        positions[name][partition] = until
+    return {name: Cursor(of_table) for name, of_table in positions.items()}
+
+
+def _lost_rows(channel: Channel, error: DataExpired) -> DataExpired:
+    return DataExpired(
+        f"expected the rows of the tables that channel {channel.name!r} looks up as they were at "
+        f"its last execution, got tables that are cleaned past there ({error.message}); drop the "
+        "channel, and create it again",
+        **error.details,
+    )
 
 
 def halfway(after: Cursor, until: Cursor) -> Cursor:

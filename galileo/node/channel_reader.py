@@ -13,6 +13,7 @@ from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import DataExpired, TransientError
+from galileo.labels import to_ipc
 from galileo.node.catalog import Catalog
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.cluster_view import ClusterView
@@ -131,7 +132,7 @@ class ChannelReader:
         """
         shard, loop = self._catalog.channel_shard(task.channel), asyncio.get_running_loop()
         shard.check_own(task.partitions)
-        pieces = _pieces(shard, task)
+        pieces = (_pieces if task.broker else _cuts)(shard, task)
         while (part := await loop.run_in_executor(self._executor, next, pieces, None)) is not None:
             yield part
 
@@ -144,6 +145,16 @@ class ChannelReader:
             for node, of_node in groups
             if (group := list(of_node))
         ]
+
+
+def _cuts(shard: ChannelShard, task: ExecutionsTask) -> Iterator[ExecutionsPart]:
+    """The first rows of the last executions; each step blocks on the disk."""
+    for partition in sorted(task.partitions):
+        if sequence := shard.index.last(partition):
+            cut = shard.journal(partition).read(sequence).slice(0, 1)
+            number = cut.column("execution")[0].as_py()
+            execution = Execution(partition, number, to_ipc(cut), b"")
+            yield ExecutionsPart(Cursor({partition: sequence}), execution)
 
 
 def _pieces(shard: ChannelShard, task: ExecutionsTask) -> Iterator[ExecutionsPart]:

@@ -220,6 +220,8 @@ class ExecutionsTask:
 
     Attributes:
         channel: its key.
+        broker: `NO_BROKER` for the last execution of each partition, whatever the cursor; the rows
+            with their cuts come in place of observations.
         after: commits of the channel's log.
         partitions: that are asked; none for all.
     """

@@ -8,6 +8,10 @@ cursor, in memory, for all channels. Before it is used it is brought up to date 
 its cursor, of which the owners are asked then. Lookups of subscriptions need all rows, too, since
 any of them may have changed.
 
+An execution that compares needs the rows as the last one has seen them, when its index is made
+anew, and then the keys that have changed since. A replica keeps the keys of its last changes for
+that, so that these are read once.
+
 Either way a row whose upsert has returned before the call is there.
 """
 
@@ -32,6 +36,8 @@ from galileo.node.peers import TableTask
 from galileo.node.table_reader import TableReader
 from galileo.query.joins import Reference, keys_of
 
+CHANGES_MAX = 64
+"""Ranges of commits of which a replica keeps the changed keys."""
 IDLE_S = 600.0
 """Seconds after which a replica that is not used is freed, and a large table is tried again."""
 
@@ -49,6 +55,15 @@ class ReferenceOptions:
     bytes_max: int = 256 << 20
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Changes:
+    """The keys with a version in the commits (after, until] of a table."""
+
+    after: Cursor
+    until: Cursor
+    keys: pa.Table
+
+
 @dataclass(slots=True, eq=False)
 class _Replica:
     """The rows of a table.
@@ -56,12 +71,16 @@ class _Replica:
     Attributes:
         reference: None: they are not read yet.
         cursor: of the rows.
+        changes: the last ones.
+        earlier: the rows at another cursor, until the replica is used again.
         too_large: why there can be no replica; None if there can.
         used_at: monotonic; of a table that is too large, when it was tried.
     """
 
     reference: Reference | None = None
     cursor: Cursor = EMPTY_CURSOR
+    changes: list[_Changes] = field(default_factory=list)
+    earlier: tuple[Cursor, Reference] | None = None
     too_large: MessageTooLarge | None = None
     used_at: float = 0.0
     updating: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -138,10 +157,49 @@ class ReferenceTables:
             references.rows[table.name], references.cursors[table.name] = rows, cursor
         return references
 
+    async def read_at(self, table: Table, cursor: Cursor) -> Reference:
+        """All rows of a table at a cursor.
+
+        Raises:
+            DataExpired: it is cleaned past the cursor.
+            GalileoError: as of `read`.
+        """
+        replica = self._replicas[table.key]
+        async with replica.updating:
+            if replica.reference is not None and replica.cursor == cursor:
+                return replica.reference
+            if replica.earlier is None or replica.earlier[0] != cursor:
+                replica.earlier = None
+                rows, _ = await self._read_rows(table, TableTask(table.key, until=cursor))
+                make, loop = partial(Reference, table, rows), asyncio.get_running_loop()
+                replica.earlier = cursor, await loop.run_in_executor(self._executor, make)
+            return replica.earlier[1]
+
+    async def changed_keys(self, table: Table, *, after: Cursor, until: Cursor) -> pa.Table:
+        """The keys with a version in the commits (after, until] of a table; some may be twice.
+
+        Raises:
+            DataExpired: it is cleaned past `after`.
+            GalileoError: as of `read`.
+        """
+        replica = self._replicas[table.key]
+        async with replica.updating:
+            parts, reached = [table.key_schema.empty_table()], after
+            for one in replica.changes:
+                if reached != until and one.after == reached:
+                    parts.append(one.keys)
+                    reached = one.until
+            if reached == until:
+                return pa.concat_tables(parts)
+            task = TableTask(table.key, after=after, until=until)
+            rows, _ = await self._read_rows(table, task)
+            return _note_changes(replica, after, until, rows.select(table.key_columns)).keys
+
     async def _read_replica(self, table: Table) -> tuple[Reference, Cursor]:
         """All rows of a table."""
         replica = self._replicas[table.key]
         async with replica.updating:
+            replica.earlier = None
             if replica.too_large is not None:
                 raise replica.too_large
             replica.used_at = self._clock.monotonic()
@@ -158,26 +216,37 @@ class ReferenceTables:
 
     async def _update(self, table: Table, replica: _Replica) -> tuple[Reference, Cursor]:
         """Brings a replica up to date; it stays as it is if that fails."""
-        known = replica.reference
-        before = self.nbytes
-        parts = [table.observation_schema.empty_table()]
-        rows = size = 0
-        cursor = replica.cursor
-        task = TableTask(table.key, after=None if known is None else cursor)
+        known, before = replica.reference, self.nbytes
+        task = TableTask(table.key, after=None if known is None else replica.cursor)
+        changes, reached = await self._read_rows(table, task, before=before)
+        cursor = replica.cursor.join(reached)
+        reference = Reference(table, table.arrow_schema.empty_table()) if known is None else known
+        if changes.num_rows:
+            loop = asyncio.get_running_loop()
+            reference = await loop.run_in_executor(self._executor, reference.updated, changes)
+            self._check(table, rows=len(reference), size=before + reference.nbytes)
+        if known is not None and cursor != replica.cursor:
+            _note_changes(replica, replica.cursor, cursor, changes.select(table.key_columns))
+        replica.reference, replica.cursor = reference, cursor
+        return reference, cursor
+
+    async def _read_rows(
+        self, table: Table, task: TableTask, *, before: int = 0
+    ) -> tuple[pa.Table, Cursor]:
+        """What a task asks for, and up to which commits that goes.
+
+        Raises:
+            MessageTooLarge: it is too much beside so many bytes.
+        """
+        parts, cursor = [table.observation_schema.empty_table()], EMPTY_CURSOR
+        rows, size = 0, before
         async with aclosing(self._tables.read(task)) as answer:
             async for part in answer:
                 cursor = cursor.join(part.reached)
                 parts.append(part.rows)
                 rows, size = rows + part.rows.num_rows, size + part.rows.nbytes
-                self._check(table, rows=rows, size=before + size)
-        reference = Reference(table, table.arrow_schema.empty_table()) if known is None else known
-        if rows:
-            loop = asyncio.get_running_loop()
-            changes = pa.concat_tables(parts)
-            reference = await loop.run_in_executor(self._executor, reference.updated, changes)
-            self._check(table, rows=len(reference), size=before + reference.nbytes)
-        replica.reference, replica.cursor = reference, cursor
-        return reference, cursor
+                self._check(table, rows=rows, size=size)
+        return pa.concat_tables(parts), cursor
 
     def _check(self, table: Table, *, rows: int, size: int) -> None:
         options = self._options
@@ -205,3 +274,14 @@ class ReferenceTables:
                     parts.append(part.rows)
         rows = pa.concat_tables(parts)
         return await loop.run_in_executor(self._executor, Reference, table, rows), cursor
+
+
+def _note_changes(replica: _Replica, after: Cursor, until: Cursor, keys: pa.Table) -> _Changes:
+    """Keeps changes, and of earlier ones as many as do not take more than the table."""
+    new = _Changes(after, until, keys.combine_chunks())  # Copied, without the other columns.
+    rows_max = 0 if replica.reference is None else len(replica.reference)
+    kept = [*replica.changes[1 - CHANGES_MAX :], new]
+    while len(kept) > 1 and sum(one.keys.num_rows for one in kept) > rows_max:
+        del kept[0]
+    replica.changes = kept
+    return new

@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TypeAlias
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError
 from galileo.model.channel import Channel
 from galileo.model.retention import HeldBack, Retention, RetentionReport
+from galileo.model.table import Table
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
 from galileo.node.channel_shard import ChannelShard
@@ -41,6 +43,8 @@ log = logging.getLogger(__name__)
 
 Holds: TypeAlias = Callable[[Channel], Sequence[Hold]]
 """The brokers that hold the results of a channel now."""
+Compared: TypeAlias = Callable[[Table], Sequence[Cursor]]
+"""The commits of a table with which channels compare rows of subscriptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +84,23 @@ class RetentionRunner:
         options: when.
         readers: called in this thread.
         holds: likewise, before executions are dropped.
+        compared: likewise, before a table is cleaned.
     """
 
     def __init__(
-        self, catalog: Catalog, options: RetentionRunnerOptions, *, readers: Readers, holds: Holds
+        self,
+        catalog: Catalog,
+        options: RetentionRunnerOptions,
+        *,
+        readers: Readers,
+        holds: Holds,
+        compared: Compared,
     ) -> None:
         self._catalog = catalog
         self._options = options
         self._readers = readers
         self._holds = holds
+        self._tables_compared = compared
         self._started = options.monotonic()
         self._started_wall = options.wall()
         self._settling: dict[str, _Settling] = {}
@@ -146,19 +158,23 @@ class RetentionRunner:
 
     def clean(self, shard: TableShard) -> None:
         """Removes versions of a table that no longer count; blocks."""
+        compared = self._compared(shard)  # Other nodes are asked.
         with self._working:
             self._observe()
-            settled = self._settling[shard.schema.key].settled.meet(self._compared(shard))
+            settled = self._settling[shard.schema.key].settled.meet(compared)
             self._cleaner.clean(shard, settled, is_over=self._stopping.is_set)
 
     def _compared(self, shard: TableShard) -> Cursor:
-        """The commits of a table that no channel compares with later ones any more."""
+        """The commits of a table that no channel compares with later ones any more.
+
+        A channel that is created meanwhile compares with later ones than are published now.
+        """
         published = shard.published()
         for channel in self._catalog.channel_shards.values():
             schema = channel.schema
             if schema.subscription_table == shard.schema.name and schema.compares:
                 return Cursor({p: channel.index.subscriptions(p) for p in published})
-        return published
+        return reduce(Cursor.meet, self._tables_compared(shard.schema), published)
 
     def drop_executions(self, shard: ChannelShard) -> RetentionReport:
         """Drops old executions of a channel that no broker holds; blocks.

@@ -60,6 +60,7 @@ from galileo.node.channel_reader import ChannelReader
 from galileo.node.cluster_scan import ClusterScans, ScanEnd
 from galileo.node.cluster_view import ClusterView
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
+from galileo.node.compared_tables import ComparedTables
 from galileo.node.ingest import Ingest
 from galileo.node.local_scan import LocalScans
 from galileo.node.migration.moves import Moves, stored_moves
@@ -361,12 +362,15 @@ class StorageNode:
             readers: lists the readers that a policy may not pass; called in a thread.
             options: when.
         """
-        positions = BrokerPositions(self.catalog, self.tables, loop=asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        positions = BrokerPositions(self.catalog, self.tables, loop=loop)
+        compared = ComparedTables(self.catalog, self.channel_reader, loop=loop)
         self._retaining = RetentionRunner(
             self.catalog,
             options or RetentionRunnerOptions(),
             readers=readers,
             holds=positions.read_from_thread,
+            compared=compared.read_from_thread,
         )
 
     def begin_scrub(self, options: ScrubOptions) -> None:

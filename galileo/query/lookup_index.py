@@ -6,6 +6,11 @@ of them up to date with the tables, of which each state is an immutable value. E
 the number of the state that it came with. So a subscription is joined again if this number is
 another one than when it was last joined, whatever has happened to the table in between.
 
+Where changes count as news, these numbers say too little: a table that is read anew has other ones,
+though none of its rows was stored. There the caller has the keys that changed between two cursors.
+Of these and the changes of subscriptions, `joined_changes` makes changes of joined subscriptions,
+which `apply` takes.
+
 A subscription without a row, or whose row has no value that fits the template, matches nothing.
 """
 
@@ -25,6 +30,7 @@ from galileo.model.enrichment import lookup_columns
 from galileo.model.table import DELETED, Table
 from galileo.query.joins import Reference, are_among, enrich, hashes_of
 from galileo.query.subscriptions import ParameterQuery, SubscriptionIndex
+from galileo.query.subscriptions.lookups import column_names
 
 _Numbers: TypeAlias = npt.NDArray[np.int64]
 NO_ROW, NOT_JOINED = 0, -1
@@ -63,18 +69,23 @@ class LookupIndex(SubscriptionIndex):
         return super().nbytes + int(self._rows.nbytes) + sum(array.nbytes for array in arrays)
 
     def apply(self, changes: pa.Table) -> None:
-        """Add, replace and delete subscriptions, which match nothing until they are joined.
+        """Add, replace and delete subscriptions.
 
         Args:
-            changes: as of `SubscriptionIndex.apply`, without the columns of tables.
+            changes: of `joined_changes`; or as of `SubscriptionIndex.apply`, without the columns of
+                tables, and then they match nothing until they are joined.
         """
         if changes.num_rows == 0:
             return
-        gone = pa.array(np.ones(changes.num_rows, dtype=np.bool_))
-        super().apply(pa.table({ID: changes.column(ID), DELETED: gone}))
+        is_gone = np.asarray(one_array(changes.column(DELETED)), dtype=np.bool_)
+        present = changes.filter(pa.array(~is_gone))
+        matches = np.zeros(changes.num_rows, dtype=np.bool_)
+        if set(column_names(self.query.lookups)).issubset(changes.column_names):
+            matches[~is_gone] = self.query.fits(present)
+        place = changes.column_names.index(DELETED)
+        super().apply(changes.set_column(place, DELETED, pa.array(~matches)))
         changed = hashes_of([one_array(changes.column(ID))])
         kept = ~are_among(self._ids, changed)
-        present = changes.filter(pc.invert(changes.column(DELETED)))
         added = present.select(self._rows.column_names)
         self._rows = pa.concat_tables([self._rows.filter(pa.array(kept)), added]).combine_chunks()
         ids, hashes = hashes_of([one_array(added.column(ID))]), self._key_hashes(added)
@@ -96,6 +107,35 @@ class LookupIndex(SubscriptionIndex):
         joined = self._with_floats(enrich(rows, self.query.lookups, tables))
         super().apply(joined.append_column(DELETED, pa.array(~self.query.fits(joined))))
         self._numbers, self._states = numbers, states
+
+    def joined_changes(
+        self,
+        changes: pa.Table,
+        tables: Mapping[str, Reference],
+        changed_keys: Mapping[str, pa.Table],
+    ) -> pa.Table:
+        """The joined subscriptions of which either side has changed; this index stays as it is.
+
+        Args:
+            changes: of the subscriptions since the state of this index.
+            tables: all rows, by name.
+            changed_keys: of the rows that were stored or deleted since the state of this index.
+
+        Returns:
+            The changes, and in their columns `deleted` alone those that are deleted.
+        """
+        of_rows = [np.zeros(len(self), dtype=np.bool_)]
+        for name, keys in self._keys.items():
+            columns = [one_array(changed_keys[name].column(column)) for column in keys]
+            of_rows.append(are_among(self._hashes[name], hashes_of(columns)))
+        is_replaced = are_among(self._ids, hashes_of([one_array(changes.column(ID))]))
+        stale = self._rows.filter(pa.array(np.logical_or.reduce(of_rows) & ~is_replaced))
+        is_gone = changes.column(DELETED)
+        present = changes.filter(pc.invert(is_gone)).select(stale.column_names)
+        joined = enrich(pa.concat_tables([stale, present]), self.query.lookups, tables)
+        there = pa.array(np.zeros(joined.num_rows, dtype=np.bool_))
+        parts = [self._with_floats(joined).append_column(DELETED, there), changes.filter(is_gone)]
+        return pa.concat_tables(parts, promote_options="default")
 
     def _key_hashes(self, rows: pa.Table) -> dict[str, npt.NDArray[np.void]]:
         """For each table the hashes of the keys that some subscriptions have."""

@@ -26,7 +26,7 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
     async def Follow(  # noqa: N802
         self, request: channels_pb2.FollowRequest, context: Context
     ) -> AsyncIterator[channels_pb2.FollowPart]:
-        if not request.broker:
+        if not request.broker and not request.local:
             raise InputError("expected the name of a broker, got ''", parameter="broker")
         channel = await self._node.stored_schema(request.dataset)
         task = ExecutionsTask(

@@ -399,6 +399,7 @@ class ChannelAudit:
         for partition, log in self.log.items():
             assert sorted(log) == [*range(1, len(log) + 1)], f"p{partition} has gaps"
             cut, subscriptions, due_us = dict(self.channel.start), 0, 0
+            references: dict[str, Positions] = {}
             for sequence in sorted(log):
                 one = log[sequence]
                 place = f"execution {one.number} of p{partition}"
@@ -408,55 +409,70 @@ class ChannelAudit:
                     begin = cut.get(of, 0)
                     assert one.after[of] == begin or (may_skip and one.after[of] > begin), place
                     assert last >= one.after[of], place
-                is_changed = self.channel.compares and one.subscriptions > subscriptions
+                is_changed = self.channel.compares and (
+                    one.subscriptions > subscriptions or one.references != references
+                )
                 if self.channel.is_repetitive:
                     assert one.due_us % self.channel.period_us == 0, f"{place} is at no multiple"
                     assert one.due_us > due_us, f"{place} was due before"
                     is_changed = bool(self.subscriptions(partition, until=one.subscriptions))
                 assert one.until != cut or is_changed, f"{place} has nothing new"
                 assert one.subscriptions >= subscriptions, f"{place} has older subscriptions"
+                for step in self.channel.lookup:
+                    known, read = references.get(step.table, {}), one.references[step.table]
+                    assert all(read.get(p, 0) >= known[p] for p in known), f"{place} has older rows"
                 cut, subscriptions, due_us = one.until, one.subscriptions, one.due_us
+                references = one.references
 
     def check_content(self) -> None:
         """An execution has the pairs that loops over the logs find between its cuts."""
         for partition, log in self.log.items():
-            subscriptions = 0
+            last = None
             for sequence in sorted(log):
                 one = log[sequence]
-                expected = self._due(partition, one, after=subscriptions)
+                expected = self._due(partition, one, last)
                 found = {broker: Counter(pairs) for broker, pairs in one.shares.items()}
                 assert found == expected, f"execution {one.number} of p{partition}"
-                subscriptions = one.subscriptions
+                last = one
 
     def count(self) -> Counter[str]:
         """As `check_content`: how many notifications there are, and how many are wrong."""
         counts = Counter[str](missed=0, repeated=0, foreign=0)
         for partition, log in self.log.items():
-            subscriptions, delivered = 0, Counter[Pair]()
+            last, delivered = None, Counter[Pair]()
             for sequence in sorted(log):
                 one = log[sequence]
-                due = of_brokers(self._due(partition, one, after=subscriptions))
+                due = of_brokers(self._due(partition, one, last))
                 found = of_brokers(one.shares)
                 counts["missed"] += (due - found).total()
                 counts["foreign"] += (found - due).total()
                 counts["notifications"] += found.total()
                 delivered.update(all_pairs(one))
-                subscriptions = one.subscriptions
+                last = one
             if self.channel.new in ("observations", "both"):
                 counts["repeated"] += delivered.total() - len(delivered)
             counts["executions"] += len(log)
         return counts
 
-    def _due(self, partition: int, one: LoggedExecution, *, after: int) -> dict[str, Counter[Pair]]:
-        """What an execution delivers, of which the last one had seen subscriptions so far."""
+    def _due(
+        self, partition: int, one: LoggedExecution, last: LoggedExecution | None
+    ) -> dict[str, Counter[Pair]]:
+        """What an execution delivers after the last one."""
         due = defaultdict[str, Counter[Pair]](Counter)
         there = self.with_rows(self.subscriptions(partition, until=one.subscriptions), one)
-        before = self.subscriptions(partition, until=after)
+        before, after = dict[str, Version](), 0
+        if last is not None:
+            after = last.subscriptions
+            before = self.with_rows(self.subscriptions(partition, until=after), last)
         changed = {
             change.id
             for sequence in range(after + 1, one.subscriptions + 1)
             for change in self.changes[partition].get(sequence, ())
         }
+        if last is not None and self.channel.lookup:
+            stored = self.stored_levels(last, one)
+            of_rows = self.subscriptions(partition, until=one.subscriptions)
+            changed |= {name for name, version in of_rows.items() if version.least in stored}
         is_new = {name for name in there if self.channel.new != "both" or name in changed}
         for observation, name in itertools.product(self.matched(one), sorted(is_new)):
             if there[name].matches(observation):
@@ -480,6 +496,17 @@ class ChannelAudit:
         return {
             name: replace(version, least=least.get(version.least))
             for name, version in there.items()
+        }
+
+    def stored_levels(self, last: LoggedExecution, one: LoggedExecution) -> set[float]:
+        """The keys of the rows of `LEVELS` that were stored or deleted between two executions."""
+        known, read = last.references[LEVELS.name], one.references[LEVELS.name]
+        return {
+            row["level"]
+            for partition, log in self.versions[LEVELS.name].items()
+            for sequence, rows in log.items()
+            if known.get(partition, 0) < sequence <= read.get(partition, 0)
+            for row in rows
         }
 
     def check_lookups(self) -> None:
@@ -584,7 +611,10 @@ class ChannelAudit:
         )
         for pair, count in delivered.items():
             assert count == 1, f"{pair} is delivered {count} times"
-            assert any(one.matches(pair.observation) for one in self.ledger[pair.subscription])
+            versions = itertools.chain.from_iterable(
+                map(self.looked_up, self.ledger[pair.subscription])
+            )
+            assert any(one.matches(pair.observation) for one in versions)
         self.certain = len(delivered)
 
     def _check_fences(self) -> None:
@@ -599,12 +629,19 @@ class ChannelAudit:
                     inside[pair.subscription, pair.observation.number] += -1 if pair.left else 1
         there = [one for log in self.commits.values() for commit in log.values() for one in commit]
         for (name, versions), observation in itertools.product(self.ledger.items(), there):
-            count, holds = inside[name, observation.number], versions[-1].matches(observation)
+            [*_, last] = self.looked_up(versions[-1])
+            count, holds = inside[name, observation.number], last.matches(observation)
             if self.channel.leave:
                 assert count == holds, f"{name} is in {observation} {count} times"
             else:
                 assert count or not holds, f"{name} has not entered {observation}"
             self.certain += holds
+
+    def looked_up(self, version: Version) -> list[Version]:
+        """A version of a subscription with each version of its row, if it has one."""
+        if not self.channel.lookup:
+            return [version]
+        return [replace(version, least=row.least) for row in self.levels[version.least]]
 
     def _check_repeats(self, known: Mapping[int, set[str]]) -> None:
         """The last executions deliver what the last versions of all subscriptions match.
@@ -615,7 +652,7 @@ class ChannelAudit:
             last = log[max(log)]
             there = [*self.matched(last)]
             for name in known[partition] if self.needs_changes(partition) else ():
-                version = self.ledger[name][-1]
+                [*_, version] = self.looked_up(self.ledger[name][-1])
                 due = Counter(Pair(name, one) for one in there if version.matches(one))
                 for broker in BROKERS:
                     pairs = [p for p in last.shares.get(broker, ()) if p.subscription == name]
@@ -682,6 +719,11 @@ class ChannelAudit:
             changes = [sequence for sequence, of in self.changes[partition].items() if of]
             if changes and self.needs_changes(partition):
                 assert log[max(log)].subscriptions >= max(changes), f"p{partition} lacks changes"
+            for step in self.channel.lookup if self.channel.compares else ():
+                read = log[max(log)].references[step.table]
+                for of, versions in self.versions[step.table].items():
+                    stored = max((n for n, rows in versions.items() if rows), default=0)
+                    assert read.get(of, 0) >= stored, f"p{partition} lacks rows"
 
     def check_reader(self, reader: Reader) -> None:
         """A reader has the executions of its broker in their order, except those that were gone."""

@@ -23,8 +23,8 @@ from galileo.cursor import Cursor
 from galileo.dht.topology import Topology
 
 SEEDS = range(600)
-SEEDS_QUICK = range(REPLICATED_EVERY - len(MODES), REPLICATED_EVERY)
-"""One of each mode, the last one with copies."""
+SEEDS_QUICK = range(REPLICATED_EVERY - len(MODES), 2 * len(MODES))
+"""One of each mode, then each with rows of tables, one of them with copies."""
 LAST_ONE_GONE = 3954
 """The last subscription of a partition of a repetitive channel goes after its last execution."""
 MUTANT_SEEDS = 20
@@ -34,6 +34,11 @@ CONVICTED_FROM = {
     "index_ahead_of_log": 26,
     **dict.fromkeys((one for one in CHANNEL_MUTANTS if one.startswith("repeats")), 6),
     "repeats_after_take_over": 13,
+    "rows_ahead_of_log": 117,
+    "rows_cleaned_past_compared": 12,
+    "rows_newer_than_cut": 12,
+    "rows_not_followed": 8,
+    "rows_read_anew_as_new": 283,
     "subscriptions_before_frontier": 6,
 }
 """The first seed to try with a mutant; 0 for others."""
@@ -47,6 +52,7 @@ EXPECTED = (
     "executions",
     "fault crash",
     "gone for readers",
+    "looked-up tables cleaned",
     "notifications due for certain",
     "tables cleaned",
 )

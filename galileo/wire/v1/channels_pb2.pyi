@@ -32,6 +32,7 @@ class FollowRequest(_message.Message):
     dataset: _builtins.str
     """the key of the channel"""
     broker: _builtins.str
+    """between nodes also none: the last execution of each partition, with its cut as observations"""
     wait_s: _builtins.float
     """how long to wait if there is nothing new"""
     local: _builtins.bool

@@ -192,7 +192,11 @@ class World:
         tables = _Tables(node.tables, self.unreadable)
         positions = BrokerPositions(node.catalog, tables, loop=asyncio.get_running_loop())
         runner = RetentionRunner(
-            node.catalog, options, readers=lambda _: (), holds=positions.read_from_thread
+            node.catalog,
+            options,
+            readers=lambda _: (),
+            holds=positions.read_from_thread,
+            compared=lambda _: (),
         )
         try:
             await asyncio.to_thread(runner.drop_executions, shard)

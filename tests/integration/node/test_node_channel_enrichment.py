@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import shapely
 from channel_audit import START_US, air, pairs_of, read_rows
 from expected_errors import raises
 
-from galileo.cursor import EMPTY_CURSOR
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import InputError, Unavailable, UnknownDataset
 from galileo.model.channel import Channel
 from galileo.model.enrichment import Lookup, Near, Step, Within
@@ -20,8 +21,9 @@ from galileo.model.table import Table
 from galileo.model.times import TIME_TYPE
 from galileo.node import reference_tables
 from galileo.node.channel_executor import ExecutorOptions
+from galileo.node.compared_tables import ComparedTables
 from galileo.node.peers import ExecutionsTask, TablePart, TableTask
-from galileo.node.reference_tables import ReferenceOptions
+from galileo.node.reference_tables import ReferenceOptions, ReferenceTables
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 
 CHANNEL, DATASET = "hot", "air"
@@ -33,10 +35,15 @@ Row = dict[str, Any]
 
 
 class World:
-    """A channel that everything matches, and what its broker gets."""
+    """A channel that everything matches, and what its broker gets.
+
+    Attributes:
+        left: as `matched` returns it, of what has matched before and does not any more.
+    """
 
     def __init__(self, cluster: Any) -> None:
         self.cluster, self.batches, self.cursor = cluster, 0, EMPTY_CURSOR
+        self.left: dict[str, set[int]] = {}
 
     async def begin(
         self, *steps: Step, name: str = CHANNEL, columns: list[str] | None = None
@@ -64,13 +71,15 @@ class World:
             await self.observe(*numbers, **place)
         assert await self.execute() == set()
         found: dict[str, set[int]] = {}
+        self.left = {}
         task = ExecutionsTask(CHANNEL, "me", self.cursor)
         async for part in self.cluster["a"].channel_reader.read(task):
             self.cursor = self.cursor.join(part.reached)
             if part.execution is None:
                 continue
             for pair in pairs_of(part.execution.observations, part.execution.matches):
-                found.setdefault(pair.subscription, set()).add(pair.observation.number)
+                outcome = self.left if pair.left else found
+                outcome.setdefault(pair.subscription, set()).add(pair.observation.number)
         return found
 
     async def observe(self, *numbers: int, latitude: float = 10.0, longitude: float = 10.0) -> None:
@@ -107,6 +116,32 @@ class World:
             if part.execution is not None:
                 rows += read_rows(part.execution.observations)
         return sorted(rows, key=lambda row: int(row["number"]))
+
+    async def restart(self) -> None:
+        """Nodes have nothing in memory."""
+        for name in "abc":
+            await self.cluster.restart(name)
+
+    async def clean(self, table: Table, *, compared: Any = None) -> int:
+        """Cleans a table at all nodes; up to which commits it is cleaned then, in all."""
+        options, cleaned = RetentionRunnerOptions(3600.0, min_age_s=0.0, table_age_s=0.0), 0
+        loop = asyncio.get_running_loop()
+        for node in self.cluster.nodes:
+            reader = ComparedTables(node.catalog, node.channel_reader, loop=loop)
+            runner = RetentionRunner(
+                node.catalog,
+                options,
+                readers=lambda _: (),
+                holds=lambda _: (),
+                compared=compared or reader.read_from_thread,
+            )
+            shard = node.catalog.table_shard(table.key)
+            for journal in shard.own.values():
+                journal.seal()
+            await asyncio.to_thread(runner.clean, shard)
+            await asyncio.to_thread(runner.stop)
+            cleaned += sum(journal.dropped for journal in shard.own.values())
+        return cleaned
 
     def replicas(self, table: Table) -> list[int]:
         """The rows that nodes keep of a table."""
@@ -209,16 +244,7 @@ async def test_channels_share_a_replica_which_follows_changes_and_cleaning(world
         assert await world.execute() | await world.execute("warm") == set()
     assert world.replicas(POSTS) == [20]
     await world.store("posts", posts(0, 15, deleted=True))
-    cleaned = 0
-    for node in world.cluster.nodes:
-        options = RetentionRunnerOptions(check_s=3600.0, min_age_s=0.0, table_age_s=0.0)
-        runner = RetentionRunner(node.catalog, options, readers=lambda _: (), holds=lambda _: ())
-        shard = node.catalog.table_shard(POSTS.key)
-        for journal in shard.own.values():
-            journal.seal()
-        await asyncio.to_thread(runner.clean, shard)
-        await asyncio.to_thread(runner.stop)
-        cleaned += sum(journal.dropped for journal in shard.own.values())
+    cleaned = await world.clean(POSTS)
     assert cleaned, "the cursor of the replica is too old"
     await world.observe(6, 7)
     assert await world.execute() == set()
@@ -413,3 +439,183 @@ async def test_repetitive_executions_have_the_rows_of_their_time(world: World) -
     clock.now += 10.0
     await world.store("posts", [post("p", 10), post("q", None, deleted=True)])
     assert await world.matched(2) == {"anna": {1, 2}}
+
+
+# --- rows of subscriptions that are compared -----------------------------------------------------
+
+
+async def forget_replicas(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes free what they have of tables."""
+    with monkeypatch.context() as patched:
+        patched.setattr(reference_tables, "IDLE_S", -1.0)
+        for node in world.cluster.nodes:
+            node.channels._references.forget_idle()
+    assert world.replicas(POSTS) == []
+
+
+async def test_both_are_new_where_a_row_was_stored_since_the_last_execution(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.begin_lookup(NEAR_POST, POST, new="both")
+    await world.store("hot.subscriptions", subscribed(anna="p", bert="q"))
+    await world.store("posts", [post("p", 10), post("q", 10)])
+    assert await world.matched(1) == {"anna": {1}, "bert": {1}}
+    assert await world.matched(2) == {}
+    await world.store("posts", [post("p", 10)])
+    assert await world.matched(3) == {"anna": {3}}
+    await world.store("posts", [post("q", 10)])
+    assert await world.matched() == {}
+    assert await world.matched(4) == {}
+    await forget_replicas(world, monkeypatch)
+    assert await world.matched(5) == {}
+    await world.restart()
+    assert await world.matched(6) == {}
+    await world.store("posts", [post("p", 10)])
+    await world.restart()
+    assert await world.matched(7) == {"anna": {7}}
+    await world.store("posts", [post("p", 10, deleted=True), post("q", 20)])
+    assert await world.matched(8) == {}
+    await world.store("hot.subscriptions", subscribed(anna="q", bert="p"))
+    await world.store("posts", [post("p", 10)])
+    await forget_replicas(world, monkeypatch)
+    assert await world.matched(9) == {"bert": {9}}
+
+
+@pytest.mark.parametrize("leave", [False, True])
+async def test_observations_enter_and_leave_when_a_row_changes(
+    world: World, leave: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.begin_lookup(NEAR_POST, POST, new="either", leave=leave)
+    await world.observe(1)
+    await world.observe(2, longitude=20.0)
+    await world.store("hot.subscriptions", subscribed(anna="p", bert="p", cleo="q"))
+    assert await world.matched() == {}
+
+    async def move(x: float | None, *, deleted: bool = False) -> tuple[set[int], set[int]]:
+        """Moves `p`; what has entered and left those who have it."""
+        await world.store("posts", [post("p", x, deleted=deleted)])
+        entered = await world.matched()
+        sets = [found.pop("anna", set()) for found in (entered, world.left)]
+        assert [entered.pop("bert", set()), world.left.pop("bert", set())] == sets
+        assert {**entered, **world.left} == {}
+        return sets[0], sets[1]
+
+    assert await move(10.0) == ({1}, set())
+    assert await move(10.0) == (set(), set())
+    assert await move(20.0) == ({2}, {1} if leave else set())
+    await world.restart()
+    assert await world.matched() == {}
+    assert await move(10.0) == ({1}, {2} if leave else set())
+    await forget_replicas(world, monkeypatch)
+    assert await world.matched(3) == {"anna": {3}, "bert": {3}}
+    assert await move(None) == (set(), {1, 3} if leave else set())
+    await world.restart()
+    assert await move(10.0) == ({1, 3}, set())
+    await world.store("posts", [post("q", 20)])
+    await world.store("hot.subscriptions", subscribed(bert="q"))
+    assert await world.matched() == {"bert": {2}, "cleo": {2}}
+    assert world.left == ({"bert": {1, 3}} if leave else {})
+    await world.store("posts", [post("p", 10.0, deleted=True)])
+    assert await world.matched() == {}
+    assert world.left == ({"anna": {1, 3}} if leave else {})
+
+
+async def test_tables_are_not_cleaned_past_what_channels_compare_with(world: World) -> None:
+    await world.begin_lookup(NEAR_POST, POST, new="either")
+    await world.store("hot.subscriptions", subscribed(anna="p"))
+    await world.store("posts", posts(0, 20))
+    await world.store("posts", posts(0, 20, deleted=True))
+    assert await world.clean(POSTS) == 0, "no partition was executed"
+    await world.store("posts", [post("p", 10)])
+    assert await world.matched(1) == {"anna": {1}}
+    world.cluster.network.away = {"b"}
+    await world.clean(POSTS)
+    assert not [n for n in "ac" if world.cluster[n].catalog.table_shard(POSTS.key).dropped()]
+    world.cluster.network.away = set()
+    cleaned = await world.clean(POSTS)
+    assert cleaned
+    await world.store("posts", [post("p", 20)])
+    await world.store("posts", [post("p", 10), *posts(0, 20)])
+    await world.store("posts", [post("p", 20), *posts(0, 20)])
+    assert await world.clean(POSTS) == cleaned, "the last execution has p at 10"
+    await world.restart()
+    assert await world.matched() == {}
+    await world.observe(2, longitude=20.0)
+    assert await world.matched() == {"anna": {2}}
+    assert await world.clean(POSTS) > cleaned
+
+
+async def test_a_view_ahead_of_the_owner_of_a_table_makes_no_executions(world: World) -> None:
+    await world.begin_lookup(NEAR_POST, POST, new="either")
+    await world.store("hot.subscriptions", subscribed(anna="p"))
+    await world.store("posts", [post("p", 10)])
+    assert await world.matched(1) == {"anna": {1}}
+    logs = [node.catalog.shards[CHANNEL] for node in world.cluster.nodes]
+    for node in world.cluster.nodes:
+        node.view.update_sequences(POSTS.key, Cursor({0: 1000}))
+    before = [log.own_published().sequences for log in logs]
+    assert await world.matched() == {}
+    assert [log.own_published().sequences for log in logs] == before
+    assert await world.matched(2) == {"anna": {2}}
+
+
+async def test_rows_of_the_last_execution_that_are_lost_are_not_passed(world: World) -> None:
+    await world.begin_lookup(NEAR_POST, POST, new="either")
+    await world.store("hot.subscriptions", subscribed(anna="p"))
+    await world.store("posts", [post("p", 10), *posts(0, 20)])
+    assert await world.matched(1) == {"anna": {1}}
+    for _ in range(2):
+        await world.store("posts", [post("p", 20), *posts(0, 20)])
+    assert await world.clean(POSTS, compared=lambda _: ())
+    await world.restart()
+    await world.observe(2)
+    [failure] = await world.execute()
+    assert "as they were at its last execution" in failure
+    assert "drop the channel, and create it again" in failure
+
+
+async def test_keys_that_changed_between_two_cursors_are_read_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = world.cluster["a"]
+    table = node.catalog.table_shard(POSTS.key).schema
+    read, cursors = ReferenceTables.read_whole, list[Cursor]()
+    references = node.channels._references
+    await world.store("posts", posts(0, 40))
+    for number in range(5):
+        cursors.append((await read(references, [table])).cursors["posts"])
+        await world.store("posts", posts(10 * number, 2, deleted=number % 2 == 1))
+    tasks: list[TableTask] = []
+    ask = references._tables.read
+
+    def count(task: TableTask) -> Any:
+        tasks.append(task)
+        return ask(task)
+
+    monkeypatch.setattr(references._tables, "read", count)
+
+    async def changed(first: int, last: int) -> tuple[list[str], int]:
+        """The keys that changed between two of the cursors, and how often owners are asked."""
+        after, until = cursors[first], cursors[last]
+        before = len(tasks)
+        keys = await references.changed_keys(table, after=after, until=until)
+        assert keys.schema == table.key_schema
+        return sorted(keys.column("name").to_pylist()), len(tasks) - before
+
+    def names(first: int, last: int) -> list[str]:
+        return sorted(f"p{10 * number + n}" for number in range(first, last) for n in (0, 1))
+
+    for first, last in itertools.combinations_with_replacement(range(5), 2):
+        assert await changed(first, last) == (names(first, last), 0)
+    for _ in range(2):
+        monkeypatch.setattr(reference_tables, "CHANGES_MAX", 2)
+        cursors.append((await read(references, [table])).cursors["posts"])
+        await world.store("posts", posts(10 * (len(cursors) - 1), 2))
+    monkeypatch.setattr(reference_tables, "CHANGES_MAX", 64)
+    assert await changed(5, 6) == (names(5, 6), 0)
+    assert await changed(1, 6) == (names(1, 6), 1)
+    assert await changed(1, 6) == (names(1, 6), 0)
+    assert await changed(2, 4) == (names(2, 4), 1)
+    assert len(await references.read_at(table, cursors[2])) == 38
+    whole = (await read(references, [table])).rows["posts"]
+    assert len(await references.read_at(table, cursors[6])) == len(whole) - 2

@@ -48,6 +48,7 @@ from galileo.node import table_reader
 from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
 from galileo.node.channel_reader import LOOK_S
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
+from galileo.node.compared_tables import ComparedTables
 from galileo.node.peers import ExecutionsTask
 from galileo.node.query_options import QueryOptions
 from galileo.node.reference_tables import References, ReferenceTables
@@ -92,12 +93,12 @@ class Hot:
         limits: ExecutorOptions,
         keep: str = "1s",
         enrich: Sequence[Step] = (),
-        lookup: dict[str, str] | None = None,
+        **more: Any,
     ) -> None:
         self.cluster.journals = replace(self.cluster.journals, segment_bytes_max=8_000)
         await self.cluster.reconfigure(channels=limits)
         await self.cluster["a"].create_dataset(air(DATASET))
-        channel = Channel(CHANNEL, DATASET, template, keep=keep, enrich=enrich, lookup=lookup)
+        channel = Channel(CHANNEL, DATASET, template, keep=keep, enrich=enrich, **more)
         for step in channel.steps:
             await self.cluster["a"].create_dataset(REFERENCES[step.table])
         created = await self.cluster["b"].create_dataset(channel)
@@ -187,7 +188,15 @@ class Hot:
         clock = node.channels._clock
         options = replace(RETENTION, wall=lambda: clock.wall() + ahead_s)
         self.remember()
-        runner = RetentionRunner(node.catalog, options, readers=lambda _: (), holds=lambda _: ())
+        loop = asyncio.get_running_loop()
+        compared = ComparedTables(node.catalog, node.channel_reader, loop=loop)
+        runner = RetentionRunner(
+            node.catalog,
+            options,
+            readers=lambda _: (),
+            holds=lambda _: (),
+            compared=compared.read_from_thread,
+        )
         try:
             for key in (self.audit.table, *(one.key for one in self.audit.channel.references)):
                 await asyncio.to_thread(runner.clean, node.catalog.table_shard(key))
@@ -310,6 +319,22 @@ async def test_subscriptions_have_the_rows_of_the_cut_whatever_happens(
     cluster: Any, seed: int, steps: int
 ) -> None:
     hot = await history(cluster, seed, steps, **LOOKUP)
+    assert hot.audit.certain > 20
+
+
+@pytest.mark.parametrize(
+    ("seed", "steps", "mode"),
+    [
+        (0, 8, {"new": "both"}),
+        (1, 8, {"new": "either", "leave": True}),
+        *(pytest.param(n, 16, {"new": "both"}, marks=pytest.mark.slow) for n in range(2, 6)),
+        *(pytest.param(n, 16, {"new": "either"}, marks=pytest.mark.slow) for n in range(6, 10)),
+    ],
+)
+async def test_subscriptions_are_compared_with_their_rows_whatever_happens(
+    cluster: Any, seed: int, steps: int, mode: dict[str, Any]
+) -> None:
+    hot = await history(cluster, seed, steps, **LOOKUP, **mode)
     assert hot.audit.certain > 20
 
 

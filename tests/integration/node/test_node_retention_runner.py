@@ -316,7 +316,9 @@ async def test_retention_runner_applies_policies_and_survives_errors(
     node.catalog.set_retention("nam", Retention("10d"))
     options = dataclasses.replace(clocks.options, check_s=0.01, min_age_s=1e-6)
     clocks.pass_(20 * 86400)
-    retaining = RetentionRunner(node.catalog, options, readers=readers, holds=lambda _: ())
+    retaining = RetentionRunner(
+        node.catalog, options, readers=readers, holds=lambda _: (), compared=lambda _: ()
+    )
     journals = node.catalog.shard("nam").journals.values()
     try:
         async with asyncio.timeout(60):

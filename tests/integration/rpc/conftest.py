@@ -18,6 +18,7 @@ from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.analytics import AnalyticsServicer
 from galileo.rpc.analytics_client import GrpcAnalyticsPeer
+from galileo.rpc.channels import ChannelsServicer
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.query import QueryServicer
@@ -28,6 +29,7 @@ from galileo.wire.channel import open_channel, server_options
 from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
 from galileo.wire.v1 import (
     analytics_pb2_grpc,
+    channels_pb2_grpc,
     cluster_pb2,
     cluster_pb2_grpc,
     query_pb2_grpc,
@@ -116,6 +118,8 @@ class Company:
         exploration = ClusterAnalytics(node, peers=GrpcAnalyticsPeer(peers))
         explore = AnalyticsServicer(node, exploration)
         analytics_pb2_grpc.add_AnalyticsServicer_to_server(explore, server)
+        channels = ChannelsServicer(node, peers)
+        channels_pb2_grpc.add_ChannelsServicer_to_server(channels, server)
         cluster = ClusterServicer(
             node,
             peers=peers,

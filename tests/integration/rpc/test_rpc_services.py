@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import threading
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pytest
 import shapely
 
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import Move
 from galileo.errors import (
@@ -26,9 +28,11 @@ from galileo.errors import (
     UnknownDataset,
 )
 from galileo.labels import to_ipc
+from galileo.model.channel import Channel
 from galileo.model.schema import Schema, StoredSchema
 from galileo.model.table import Table
 from galileo.node.catalog import dataset_home
+from galileo.node.compared_tables import ComparedTables
 from galileo.node.peers import PARTS_SCHEMA
 from galileo.query import Query
 from galileo.query import query as parsing
@@ -355,6 +359,39 @@ async def test_status_of_a_node_that_is_removed_meanwhile_is_unreachable(company
 async def test_topology_is_served_by_every_node(company: Any) -> None:
     reply = await company["c"].cluster.Topology(cluster_pb2.TopologyRequest())
     assert reply.topology_json == company.topology.to_json()
+
+
+async def test_owner_of_a_table_learns_what_channels_compare_with(
+    company: Any, make_observations: Make
+) -> None:
+    await create(company)
+    table = Table("limits", {"name": "text", "least": "float"}, "name")
+    await create(company, schema=table)
+    lookup = {"limits": ":name"}
+    template = "temperature > limits.least"
+    await create(company, schema=Channel("hot", "nam", template, lookup=lookup, new="either"))
+    nodes = [company[name].node for name in "abc"]
+    subscribed = {"id": ["s"], "broker": ["me"], "name": ["x"], "deleted": [False]}
+    stored = {"name": ["x"], "least": [0.0], "deleted": [False]}
+    for name, rows in (("hot.subscriptions", subscribed), ("limits", stored)):
+        schema = nodes[1].catalog.table_shard(name).schema.observation_schema
+        await nodes[1].ingest.ingest(name, pa.table(rows, schema=schema), producer="p", batch=0)
+    loop, observed = asyncio.get_running_loop(), make_observations(9)
+    readers = [ComparedTables(node.catalog, node.channel_reader, loop=loop) for node in nodes]
+    partitions = nodes[0].catalog.channel_shard("hot").schema.partitions
+    known = nodes[0].catalog.table_shard("limits").schema
+    for reader in readers:
+        assert await reader.read(known) == [EMPTY_CURSOR] * partitions
+    reached = (await nodes[0].ingest.ingest("nam", observed, producer="p", batch=0)).reached
+    for node in nodes:
+        node.view.update_sequences("nam", reached)
+        await node.channels.execute("hot")
+    rows = Cursor.joined(node.catalog.shards["limits"].own_published().sequences for node in nodes)
+    assert rows
+    for reader in readers:
+        assert await reader.read(known) == [rows] * partitions
+    await company["c"].server.stop(None)
+    assert await readers[0].read(known) == [EMPTY_CURSOR]
 
 
 async def test_long_queries_are_parsed_off_the_event_loop(

@@ -22,6 +22,7 @@ from galileo.model.times import MICROS
 from galileo.node import channel_reader, table_cleaner
 from galileo.node.channel_executor import ChannelExecutor, Progress
 from galileo.node.peers import ExecutionsTask
+from galileo.node.reference_tables import ReferenceTables
 from galileo.node.select import CursorRange
 from galileo.node.storage_node import StorageNode
 from galileo.query.subscriptions import RowIndex, SubscriptionIndex
@@ -34,6 +35,8 @@ _update_index = ChannelExecutor._update_index
 _note = ChannelExecutor._note
 _fetch = ChannelExecutor._fetch
 _is_due = ChannelExecutor._is_due
+_join_changes = ChannelExecutor._join_changes
+_changed_keys = ReferenceTables.changed_keys
 _apply = SubscriptionIndex.apply
 _pieces = channel_reader._pieces
 _paths = table_cleaner._paths
@@ -189,6 +192,43 @@ async def _keep_index(self: Any, work: Any, partition: int) -> Any:
     return progress
 
 
+async def _read_anew_as_new(self: Any, table: Any, *, after: Cursor, until: Cursor) -> Any:
+    """Rows are new if they were stored, not if they were read anew."""
+    replica = self._replicas[table.key]
+    if after == until or any(one.after == after for one in replica.changes):
+        return await _changed_keys(self, table, after=after, until=until)
+    return replica.reference.rows.select(table.key_columns)
+
+
+async def _newest_rows(self: Any, table: Any, cursor: Cursor) -> Any:
+    """An index that is made anew has the rows of the last cut."""
+    return self._replicas[table.key].reference
+
+
+async def _nothing_compared(self: Any, table: Any) -> Any:
+    """A looked-up table is not cleaned past what channels compare with."""
+    return []
+
+
+async def _keep_rows(self: Any, work: Any, partition: int) -> Any:
+    """An index has no rows of tables that no execution has compared."""
+    known = self._progress.get(work.channel.key, {}).get(partition)
+    kept = None if known is None or known.indexed < 0 else (known.index, known.indexed)
+    progress = await _read_progress(self, work, partition)
+    if kept is not None and kept[1] == progress.subscriptions:
+        progress.index, progress.indexed = kept
+        progress.joined = progress.references
+    return progress
+
+
+async def _subscriptions_alone(
+    self: Any, work: Any, partition: int, changes: Any, rows: Any
+) -> Any:
+    """Changes of rows count, as those of subscriptions do."""
+    self._of(work, partition).references = rows.cursors
+    return await _join_changes(self, work, partition, changes, rows)
+
+
 # --- repetitive channels -------------------------------------------------------------------------
 
 
@@ -298,6 +338,7 @@ EXECUTOR = "galileo.node.channel_executor.ChannelExecutor"
 RANGE = "galileo.node.channel_executor.CursorRange"
 INDEX_APPLY = "galileo.node.channel_executor.SubscriptionIndex.apply"
 RETENTION = "galileo.node.retention_runner"
+TABLES = "galileo.node.reference_tables.ReferenceTables"
 
 CHANNEL_MUTANTS: dict[str, Any] = {
     "subscriptions_before_frontier": {
@@ -320,6 +361,13 @@ CHANNEL_MUTANTS: dict[str, Any] = {
     "cleaned_past_compared": {f"{RETENTION}.RetentionRunner._compared": _all_published},
     "history_not_extended": {f"{EXECUTOR}._extend_history": _as_it_was},
     "index_ahead_of_log": {f"{EXECUTOR}._read_progress": _keep_index},
+    "rows_read_anew_as_new": {f"{TABLES}.changed_keys": _read_anew_as_new},
+    "rows_newer_than_cut": {f"{TABLES}.read_at": _newest_rows},
+    "rows_cleaned_past_compared": {
+        "galileo.node.compared_tables.ComparedTables.read": _nothing_compared
+    },
+    "rows_ahead_of_log": {f"{EXECUTOR}._read_progress": _keep_rows},
+    "rows_not_followed": {f"{EXECUTOR}._join_changes": _subscriptions_alone},
     "repeats_new_alone": {f"{EXECUTOR}._all_rows": _new_alone},
     "repeats_only_with_news": {f"{EXECUTOR}._is_due": _only_with_news},
     "repeats_when_tried": {"galileo.model.channel.Channel.due_us": _due_when_it_is_tried},

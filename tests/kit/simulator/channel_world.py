@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -27,6 +27,8 @@ from unittest import mock
 import pyarrow as pa
 from channel_audit import (
     BROKERS,
+    LEVELS,
+    LOOKED_UP,
     START_US,
     TEMPLATES,
     Changes,
@@ -60,8 +62,9 @@ from galileo.model.table import Table, index_versions
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
 from galileo.node.channel_executor import ExecutorOptions
+from galileo.node.compared_tables import ComparedTables
 from galileo.node.query_options import QueryOptions
-from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
+from galileo.node.retention_runner import Compared, RetentionRunner, RetentionRunnerOptions
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query.subscriptions import ParameterQuery
 from galileo.storage.commits import Commit, Committed
@@ -100,6 +103,8 @@ FOR_GOOD = 1 << 30
 """Calls of a user who ends with the faults."""
 REPLICATED_EVERY = 10
 """One world in so many has copies."""
+LOOKUPS_EVERY = 3
+"""And in so many worlds of each mode, subscriptions have rows of a table."""
 SINGLE_FAULTS = ("crash", "all", "away", "move", "cut move", "full")
 REPLICA_FAULTS = ("crash", "disk", "rot", "all", "cut", "full")
 CHANNEL_FAULTS = tuple(dict.fromkeys([*SINGLE_FAULTS, *REPLICA_FAULTS, "clean", "retention"]))
@@ -112,6 +117,7 @@ class Plan:
 
     Attributes:
         new, leave, template, age_max_s: of the channel.
+        looks_up: whether its subscriptions have rows of `LEVELS`.
         limits: of executions.
         is_kept: whether neither tables are cleaned nor executions dropped.
         drops_observations: whether retention drops observations, perhaps before they are matched.
@@ -119,7 +125,7 @@ class Plan:
         sending_s, subscribing_s, executing_s: the longest pauses between two calls of a user, and
             between two executions of a node.
         settled_s: the age of commits that may be cleaned.
-        batches, changes: calls of each producer and of each subscriber.
+        batches, changes: calls of each producer, and of each user who stores rows of tables.
         faults: of nodes, one after the other.
     """
 
@@ -127,6 +133,7 @@ class Plan:
     leave: bool = False
     template: str = TEMPLATES[0]
     age_max_s: float | None = None
+    looks_up: bool = False
     limits: ExecutorOptions = LIMITS[0]
     is_kept: bool = False
     drops_observations: bool = False
@@ -145,19 +152,22 @@ class Plan:
 
     @property
     def channel(self) -> Channel:
-        query = ParameterQuery(self.template, AIR)
         made = Channel(
             CHANNEL,
             "nam",
-            self.template,
+            LOOKED_UP if self.looks_up else self.template,
             period=PERIOD_S,
             keep="1s",
             new=self.new,
             leave=self.leave,
             age_max=self.age_max_s,
+            lookup={LEVELS.name: ":level"} if self.looks_up else None,
         )
+        query = ParameterQuery(made.template, AIR, made.lookup, {LEVELS.name: LEVELS})
         partitions = len(self.topology.partitions)
-        return made.bound(AIR, query.parameters, start={}, partitions=partitions)
+        tables = [LEVELS.spread(partitions)] if self.looks_up else []
+        parameters = query.parameters
+        return made.bound(AIR, parameters, start={}, partitions=partitions, references=tables)
 
 
 class ChannelWorld(World):
@@ -181,7 +191,7 @@ class ChannelWorld(World):
             seed,
             topology=plan.topology,
             schema=AIR,
-            further=(channel, channel.subscriptions),
+            further=(*channel.references, channel, channel.subscriptions),
             options=options,
             node_options=NodeOptions(channels=plan.limits, queries=self.queries),
         )
@@ -210,13 +220,29 @@ class ChannelWorld(World):
             monotonic=self.clock.monotonic,
         )
         self.runners[name] = RetentionRunner(
-            self.catalog_of(host), options, readers=lambda _: (), holds=lambda _: ()
+            self.catalog_of(host),
+            options,
+            readers=lambda _: (),
+            holds=lambda _: (),
+            compared=self.compared_of(host),
         )
         self.executing[name] = asyncio.create_task(self.execute(host))
 
     def catalog_of(self, host: Host) -> Catalog:
         """As it is maintained."""
         return host.node.catalog
+
+    def compared_of(self, host: Host) -> Compared:
+        """What a node asks before it cleans a table."""
+        loop = asyncio.get_running_loop()
+        return ComparedTables(
+            host.node.catalog, host.node.channel_reader, loop=loop
+        ).read_from_thread
+
+    @property
+    def cleaned_tables(self) -> list[str]:
+        """The keys of the tables of the channel, and of those that it reads."""
+        return [self.audit.table, *(table.key for table in self.audit.channel.references)]
 
     async def crash(self, name: str, *, is_lost: bool) -> None:
         self.runners.pop(name).stop()
@@ -292,7 +318,8 @@ class ChannelWorld(World):
 
         def work() -> None:
             self.audit.remember(catalog)
-            runner.clean(catalog.table_shard(self.audit.table))
+            for key in self.cleaned_tables:
+                runner.clean(catalog.table_shard(key))
             runner.drop_executions(catalog.channel_shard(CHANNEL))
             if self.plan.drops_observations:
                 self.drop_observations(catalog)
@@ -341,6 +368,27 @@ class ChannelWorld(World):
                 await self.store(changes, producer=f"s{subscriber}", batch=batch)
             await asyncio.sleep(self.random.uniform(0.0, self.plan.subscribing_s))
 
+    async def upsert(self) -> None:
+        """Stores rows of `LEVELS`, which subscriptions have."""
+        batches = range(self.plan.changes) if self.plan.looks_up else ()
+        for batch in batches:
+            if self.is_over and self.plan.changes == FOR_GOOD:
+                return
+            levels = {
+                float(level): None
+                if self.random.random() < 0.3
+                else float(self.random.randrange(40))
+                for level in self.random.sample(self.audit.values, k=2)
+            }
+            versions = self.audit.change_levels(levels)
+            await self.store_levels(levels, batch=batch)
+            self.audit.settle(versions)
+            await asyncio.sleep(self.random.uniform(0.0, self.plan.subscribing_s))
+
+    async def store_levels(self, levels: Mapping[float, float | None], *, batch: int) -> None:
+        table = levels_of(levels)
+        await self.send_until_stored(LEVELS.key, lambda _: table, producer="l", batch=batch)
+
     async def store(self, changes: Changes, *, producer: str, batch: int) -> None:
         table = rows_of(self.audit.channel.subscriptions, changes)
         await self.send_until_stored(
@@ -387,6 +435,11 @@ class ChannelWorld(World):
                 return False
             last = self.audit.log[partition][log[partition]]
             if Cursor(last.until) != air:
+                return False
+            if channel.compares and not all(
+                Cursor(last.references[one.name]).covers(self.published(one.key))
+                for one in channel.references
+            ):
                 return False
             if self.audit.needs_changes(partition) and (
                 last.subscriptions < table[partition]
@@ -451,6 +504,7 @@ class ChannelWorld(World):
         return [
             *map(self.produce, range(PRODUCERS)),
             *map(self.subscribe, range(SUBSCRIBERS)),
+            self.upsert(),
             *map(self.follow, self.readers),
         ]
 
@@ -548,6 +602,15 @@ class SimulatedWorld(ChannelWorld):
 
         return _WaitingCatalog(host.node.catalog, wait)
 
+    def compared_of(self, host: Host) -> Compared:
+        compared = ComparedTables(host.node.catalog, host.node.channel_reader, loop=self.loop)
+
+        def read(table: Table) -> list[Cursor]:
+            reading = asyncio.run_coroutine_threadsafe(compared.read(table), self.loop)
+            return self.threads[host.name].wait(reading).result()
+
+        return read
+
     async def maintain(self) -> None:
         """`keep_maintaining` does it."""
 
@@ -564,16 +627,20 @@ class SimulatedWorld(ChannelWorld):
     async def in_thread(self, host: Host, work: Callable[[], None]) -> None:
         if self.is_gone(host) or host.name in self.threads:
             return
-        before = self.changes_dropped(host)
+        before = self.changes_dropped(host, self.cleaned_tables)
         thread = self.threads[host.name] = BlockingThread(self.loop, work)
         try:
             await thread.done
         finally:
             del self.threads[host.name]
-        self.counters["tables cleaned"] += self.changes_dropped(host) > before
+        after = self.changes_dropped(host, self.cleaned_tables)
+        self.counters["tables cleaned"] += after[0] > before[0]
+        self.counters["looked-up tables cleaned"] += after[1:] > before[1:]
 
-    def changes_dropped(self, host: Host) -> int:
-        return sum(host.node.catalog.table_shard(self.audit.table).dropped().values())
+    def changes_dropped(self, host: Host, keys: Sequence[str]) -> list[int]:
+        """Up to which commits tables are cleaned at a node, in all."""
+        tables = map(host.node.catalog.table_shard, keys)
+        return [sum(table.dropped().values()) for table in tables]
 
     async def crash(self, name: str, *, is_lost: bool) -> None:
         self.note(f"{name} crashes{' and loses its disk' if is_lost else ''}")
@@ -612,6 +679,12 @@ class SimulatedWorld(ChannelWorld):
                 parts[partition] = rows, keys
         await self.commit(self.audit.table, parts, producer=producer, batch=batch)
         self.note(f"{producer} stores {changes}")
+
+    async def store_levels(self, levels: Mapping[float, float | None], *, batch: int) -> None:
+        [table] = self.audit.channel.references
+        parts = index_versions(table, levels_of(levels))
+        await self.commit(table.key, parts, producer="l", batch=batch)
+        self.note(f"l stores {levels}")
 
     async def commit(self, key: str, parts: Parts, *, producer: str, batch: int) -> None:
         """Sends each part to the owner of its partition until it is acknowledged."""
@@ -724,6 +797,15 @@ def _version_parts(table: Table, name: str, broker: str, least: float | None) ->
     return index_versions(table, rows_of(table, {name: (broker, least)}))
 
 
+def levels_of(levels: Mapping[float, float | None]) -> pa.Table:
+    """Rows of `LEVELS`; None deletes one."""
+    rows = [
+        {"level": int(level), "least": least, "deleted": least is None}
+        for level, least in levels.items()
+    ]
+    return pa.Table.from_pylist(rows, schema=LEVELS.observation_schema)
+
+
 def plan_of(seed: int) -> Plan:
     """What a seed has; each kind of channel comes often."""
     new, leave = MODES[seed % len(MODES)]
@@ -734,6 +816,7 @@ def plan_of(seed: int) -> Plan:
         leave=leave,
         template=chance.choice(TEMPLATES),
         age_max_s=chance.choice((None, AGE_MAX_S, AGE_MAX_S)) if is_repetitive else None,
+        looks_up=(seed // len(MODES)) % LOOKUPS_EVERY == 1,
         limits=LIMITS[0] if is_repetitive else chance.choice(LIMITS),
         is_kept=chance.random() < 0.2,
         drops_observations=new == "observations" and chance.random() < 0.3,

@@ -264,12 +264,6 @@ def test_lookups_that_name_no_parameters_are_refused(lookup: Any) -> None:
         Channel("hot", "air", "temperature > officers.least", lookup=lookup)
 
 
-@pytest.mark.parametrize("new", ["both", "either"])
-def test_lookups_need_observations_that_are_new(new: Any) -> None:
-    with raises(InvalidSchema, expected="new"):
-        Channel("hot", "air", "temperature > ratings.stars", lookup=LOOKUP, new=new)
-
-
 def test_lookups_of_tables_of_channels_and_of_enrichment_are_refused() -> None:
     text = "temperature > ratings.stars"
     for table in ("other.subscriptions", "other.positions", "other.dead-letters"):

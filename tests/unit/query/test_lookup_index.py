@@ -48,6 +48,8 @@ class History:
 
     Attributes:
         rows: of each table by key.
+        seen: subscriptions and rows at the last call of `compare`.
+        changes, changed_keys: since then.
     """
 
     def __init__(self, seed: int, text: str) -> None:
@@ -62,16 +64,21 @@ class History:
             name: Reference(table, table.arrow_schema.empty_table())
             for name, table in TABLES.items()
         }
+        self.seen = dict(self.subscriptions), {name: dict(of) for name, of in self.rows.items()}
+        self.changes: dict[str, Row] = {}
+        self.changed_keys: dict[str, list[Row]] = {name: [] for name in TABLES}
 
-    def subscribe(self, count: int) -> None:
+    def subscribe(self, count: int, *, is_compared: bool = False) -> None:
         one = self.chance.choice
         rows = [
             {"id": name, "broker": one("xy"), "officer": one("pqrs"), "kind": one(KINDS)}
             | {"level": one(LEVELS), "most": one([2.5, 9.0]), "deleted": one([True, False, False])}
             for name in self.chance.sample([f"s{number}" for number in range(12)], k=count)
         ]
-        self.index.apply(pa.Table.from_pylist(rows, schema=self.table.observation_schema))
+        if not is_compared:
+            self.index.apply(pa.Table.from_pylist(rows, schema=self.table.observation_schema))
         for row in rows:
+            self.changes[row["id"]] = row
             self.subscriptions.pop(row["id"], None)
             if not row["deleted"]:
                 self.subscriptions[row["id"]] = row
@@ -88,6 +95,7 @@ class History:
             rows = [{"level": one(LEVELS), "kind": one(KINDS), "least": one([*NUMBERS, None])}]
         rows = [row | {"deleted": self.chance.random() < 0.3} for row in rows]
         table, known = TABLES[name], self.rows[name]
+        self.changed_keys[name] += rows
         for row in rows:
             key = tuple(row[column] for column in table.key_columns)
             known.pop(key, None)
@@ -104,6 +112,39 @@ class History:
 
     def check(self, count: int) -> int:
         """Compares the matches of some observations; returns how many there are."""
+        self.index.join(self.references)
+        return self.check_matches(count)
+
+    def compare(self, count: int) -> int:
+        """Compares before and after changes; returns how many matches there are."""
+        changes, changed_keys = self.changes, self.changed_keys
+        self.changes, self.changed_keys = {}, {name: [] for name in TABLES}
+        joined = self.index.joined_changes(
+            pa.Table.from_pylist([*changes.values()], schema=self.table.observation_schema),
+            self.references,
+            {
+                name: self._stored(TABLES[name], rows).select(TABLES[name].key_columns)
+                for name, rows in changed_keys.items()
+            },
+        )
+        changed = {row["officer"] for row in changed_keys["officers"]}
+        limits = {(row["level"], row["kind"]) for row in changed_keys["limits"]}
+        follow = {
+            name
+            for name, one in self.subscriptions.items()
+            if one["officer"] in changed or (one["level"], one["kind"]) in limits
+        }
+        assert sorted(joined.column("id").to_pylist()) == sorted({*changes, *follow})
+        seen, there = self.seen, (self.subscriptions, self.rows)
+        self.subscriptions, self.rows = seen
+        found = self.check_matches(count)
+        self.subscriptions, self.rows = there
+        self.index.apply(joined)
+        self.seen = dict(there[0]), {name: dict(rows) for name, rows in there[1].items()}
+        return found + self.check_matches(count)
+
+    def check_matches(self, count: int) -> int:
+        """As `check`, of the index as it is."""
         one = self.chance.choice
         observed = [(one(PLACES), float(one(NUMBERS)), one(NAMES)) for _ in range(count)]
         columns = {
@@ -113,7 +154,6 @@ class History:
             "t": [t for _, t, _ in observed],
             "s": [s for _, _, s in observed],
         }
-        self.index.join(self.references)
         found = [
             (name, record["broker"], row)
             for record in self.index.match(
@@ -163,6 +203,27 @@ def test_random_histories_match_what_loops_over_subscriptions_and_rows_match(tex
 
     check()
     assert sum(counts) > 20
+
+
+@pytest.mark.parametrize("text", [NEAR, EITHER])
+def test_changes_of_random_histories_are_those_of_subscriptions_and_of_their_rows(
+    text: str,
+) -> None:
+    counts = []
+
+    @examples(40)
+    @given(seed=st.integers(0, 1 << 32))
+    def check(seed: int) -> None:
+        history = History(seed, text)
+        for _ in range(8):
+            for _ in range(history.chance.randrange(3)):
+                history.subscribe(history.chance.randint(1, 6), is_compared=True)
+            for _ in range(history.chance.randrange(4)):
+                history.upsert(history.chance.choice(list(TABLES)))
+            counts.append(history.compare(6))
+
+    check()
+    assert sum(counts) > 40
 
 
 def test_rows_that_did_not_change_are_not_joined_again() -> None:
