@@ -405,6 +405,25 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetReader:
+    """A named reader of a dataset, for which retention waits.
+
+    Attributes:
+        name: of the reader.
+        cursor: up to which commit of each partition it has processed the dataset.
+        behind: commits that it has not processed, of those that nodes which answer have.
+        hold_s: for how long commits are kept for it beyond the age of the dataset's retention.
+        stored_at: when it stored its position last, by its own clock.
+    """
+
+    name: str
+    cursor: Cursor
+    behind: int
+    hold_s: float
+    stored_at: dt.datetime
+
+
+@dataclass(frozen=True, slots=True)
 class UploadedSampler:
     """A sampler whose code was sent to the nodes.
 

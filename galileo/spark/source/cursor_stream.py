@@ -5,6 +5,7 @@ What is between two cursors never changes, so a repeated micro-batch has the sam
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from galileo.cursor import Cursor
 from galileo.dht.topology import Topology
-from galileo.errors import InputError
+from galileo.errors import InputError, TransientError
 from galileo.model.schema import Schema, dropped_dataset
 from galileo.model.table import Table
 from galileo.spark.source.options import (
@@ -42,9 +43,12 @@ from galileo.spark.source.plan import (
     limit_commits,
     stream_tasks,
 )
+from galileo.spark.source.readers import advance_reader
 
 POLL_S = 0.1
 """Minimum interval between two checks for new commits, each of which calls all nodes."""
+
+log = logging.getLogger(__name__)
 
 S = TypeVar("S", Schema, Table)
 
@@ -73,6 +77,7 @@ class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
         self._state: SourceState[S] = state
         self._target: Cursor | None = None
         self._refreshed_s = 0.0
+        self._is_registered = False
 
     @abstractmethod
     def _discover(self, addresses: tuple[str, ...]) -> SourceState[S]:
@@ -96,6 +101,9 @@ class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         begin = self._cursor(start)
+        if not self._is_registered:
+            self._advance_reader(begin)
+            self._is_registered = True
         # The cursors of unreachable nodes do not change.
         end = begin.join(self._refresh().published)
         if self._target is not None:
@@ -126,16 +134,30 @@ class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
             cuts_partitions=self._cuts_partitions,
         )
 
+    def commit(self, end: dict[str, int]) -> None:
+        """Stores the position of the reader; Spark has processed all up to this offset."""
+        try:
+            self._advance_reader(self._cursor(end))
+        except TransientError as error:  # The next micro-batch stores it. Until then more is kept.
+            log.warning("the position of reader %r is not stored: %s", self._options.reader, error)
+
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, StreamTask):  # Without any rows, Spark runs a task without one.
             for split in partition.splits:
                 yield from self._rows(split)
 
+    def _advance_reader(self, cursor: Cursor) -> None:
+        if self._options.reader:
+            advance_reader(self._addresses, self._options, self._state.schema, cursor)
+
+    @property
+    def _addresses(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self._options.addresses, *self._state.addresses]))
+
     def _refresh(self) -> StoredCommits:
         """The stored commits; waits if the last call was less than `POLL_S` ago."""
         time.sleep(max(0.0, self._refreshed_s + POLL_S - time.monotonic()))
-        addresses = dict.fromkeys([*self._options.addresses, *self._state.addresses])
-        state = self._discover(tuple(addresses))
+        state = self._discover(self._addresses)
         if state.schema.key != self._state.schema.key:
             raise dropped_dataset(self._options.name, is_again=True)
         self._state = state
