@@ -634,9 +634,9 @@ class RetentionReport:
     Attributes:
         files, commits, bytes: that it dropped.
         held_back: for each partition that holds more than the policy wants since readers have
-            not fetched it: "partition", "bytes", "readers", the ids of continuous queries, none
-            where the node is not certain yet which ones there are, and "since", the time of the
-            newest observation in the oldest file, seconds since 1970.
+            not fetched it: "partition", "bytes", "readers", the ids of continuous queries and the
+            names of named readers, none where the node is not certain which ones there are, and
+            "since", the time of the newest observation in the oldest file, seconds since 1970.
         failures: what went wrong, partition by partition, or that the node could not be reached.
     """
 

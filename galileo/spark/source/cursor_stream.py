@@ -49,6 +49,8 @@ POLL_S = 0.1
 """Minimum interval between two checks for new commits, each of which calls all nodes."""
 
 log = logging.getLogger(__name__)
+REGISTER_S, ADVANCE_S = 30.0, 2.0
+"""For so long a stream tries to store its first position, and later ones."""
 
 S = TypeVar("S", Schema, Table)
 
@@ -77,7 +79,7 @@ class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
         self._state: SourceState[S] = state
         self._target: Cursor | None = None
         self._refreshed_s = 0.0
-        self._is_registered = False
+        self._position: Cursor | None = None
 
     @abstractmethod
     def _discover(self, addresses: tuple[str, ...]) -> SourceState[S]:
@@ -101,9 +103,7 @@ class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         begin = self._cursor(start)
-        if not self._is_registered:
-            self._advance_reader(begin)
-            self._is_registered = True
+        self._advance_reader(begin)
         # The cursors of unreachable nodes do not change.
         end = begin.join(self._refresh().published)
         if self._target is not None:
@@ -134,21 +134,29 @@ class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
             cuts_partitions=self._cuts_partitions,
         )
 
-    def commit(self, end: dict[str, int]) -> None:
-        """Stores the position of the reader; Spark has processed all up to this offset."""
-        try:
-            self._advance_reader(self._cursor(end))
-        except TransientError as error:  # The next micro-batch stores it. Until then more is kept.
-            log.warning("the position of reader %r is not stored: %s", self._options.reader, error)
-
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, StreamTask):  # Without any rows, Spark runs a task without one.
             for split in partition.splits:
                 yield from self._rows(split)
 
-    def _advance_reader(self, cursor: Cursor) -> None:
-        if self._options.reader:
-            advance_reader(self._addresses, self._options, self._state.schema, cursor)
+    def _advance_reader(self, start: Cursor) -> None:
+        """Stores that all before the next micro-batch is processed, if the stream has a reader.
+
+        Spark plans a micro-batch when the one before is in its log of commits. It calls `commit` of
+        a source later, if there is data for another micro-batch, so never for the last one.
+        """
+        if not self._options.reader or start == self._position:
+            return
+        options, schema, is_first = self._options, self._state.schema, self._position is None
+        patience_s = REGISTER_S if is_first else ADVANCE_S
+        try:
+            advance_reader(self._addresses, options, schema, start, patience_s=patience_s)
+        except TransientError as error:
+            if is_first:
+                raise
+            # After the next micro-batch it is stored. Until then more is kept.
+            log.warning("the position of reader %r is not stored: %s", options.reader, error)
+        self._position = start
 
     @property
     def _addresses(self) -> tuple[str, ...]:

@@ -181,7 +181,7 @@ def _check_names(options: Mapping[str, str]) -> None:
 def _table(options: Mapping[str, str]) -> str:
     """The name of a table, with which options of datasets are refused."""
     table = options.get("table", "")
-    others = ("dataset", "query", "pushdown", "commits_per_batch", "on_gap")
+    others = ("dataset", "query", "pushdown", "commits_per_batch", "on_gap", "reader", "hold")
     wrong = next((name for name in others if table and options.get(name)), None)
     if wrong is not None:
         raise InputError(

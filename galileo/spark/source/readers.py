@@ -22,22 +22,36 @@ from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.options import AS_GIVEN, SourceOptions
 from galileo.spark.source.writing import BatchNumbers, WriteSpec, send
 from galileo.wire import reader_rows
+from galileo.wire.caller import CallOptions
 from galileo.wire.v1 import storage_pb2
 
 ATTEMPTS_MAX = 100
 
 
 def advance_reader(
-    addresses: Sequence[str], options: SourceOptions, dataset: StoredSchema, cursor: Cursor
+    addresses: Sequence[str],
+    options: SourceOptions,
+    dataset: StoredSchema,
+    cursor: Cursor,
+    *,
+    patience_s: float,
 ) -> None:
     """Stores that the reader of the options has processed all up to a cursor.
+
+    Args:
+        addresses: of the nodes.
+        options: of the stream.
+        dataset: that it reads.
+        cursor: up to which all is processed.
+        patience_s: how long reads of the row are retried.
 
     Raises:
         Forbidden: the caller may not write the table of readers.
         TransientError: the nodes of the row cannot be reached.
     """
     reader = reader_key(dataset, options.reader)
-    with BlockingClient(addresses, keys=options.keys) as client:
+    calls = CallOptions(patience_s=patience_s)
+    with BlockingClient(addresses, options=calls, keys=options.keys) as client:
         table = _table(client)
         spec = WriteSpec(
             tuple(addresses),

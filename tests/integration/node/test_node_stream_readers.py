@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -101,7 +101,6 @@ class Job:
                 self._may_crash()
                 self.offsets.append(end)
                 self._process(stream)
-                stream.commit(end)
         except Crash:
             self._world.counts["crashes"] += 1
 
@@ -173,7 +172,9 @@ class World:
             for sequence in range(1, last + 1):
                 self.newest_s.setdefault((partition, sequence), newest_s)
 
-    def advance(self, _: Any, options: SourceOptions, dataset: Schema, cursor: Cursor) -> None:
+    def advance(
+        self, _: Any, options: SourceOptions, dataset: Schema, cursor: Cursor, *, patience_s: float
+    ) -> None:
         """Stores a position, called in the thread of a job."""
         if self.is_away:
             raise Unavailable("the node of the row is away")
@@ -299,10 +300,11 @@ def _end_first(self: Stream, start: dict[str, int], limit: Any) -> dict[str, int
     return end
 
 
-def _registered(self: CursorStream[Any], *arguments: Any) -> None:
+def _not_first(self: CursorStream[Any], start: Cursor) -> None:
     """A stream that has crashed in its first micro-batch holds what it began with."""
-    _init(self, *arguments)
-    self._is_registered = True
+    if self._position is None:
+        self._position = start
+    _advance_reader(self, start)
 
 
 def _age_alone(pieces: Any, policy: Any, holds: Any, *, now_us: int) -> list[ReaderProgress]:
@@ -323,12 +325,12 @@ def _of_dropped(dataset: Any, rows: pa.Table) -> list[Any]:
 
 
 _latest_offset = CursorStream.latestOffset
-_init: Callable[..., None] = CursorStream.__init__
+_advance_reader = CursorStream._advance_reader
 _readers_of = reader_positions.readers_of
 
 MUTANTS: dict[str, tuple[Any, str, Any, int]] = {
     "position before the batch is done": (CursorStream, "latestOffset", _end_first, 0),
-    "registered when the first batch is done": (CursorStream, "__init__", _registered, 7),
+    "registered when the first batch is done": (CursorStream, "_advance_reader", _not_first, 7),
     "hold ignored": (retention_runner, "held_until", _age_alone, 0),
     "held without a bound": (retention_runner, "held_until", _without_bound, 0),
     "dropped readers hold": (reader_positions, "readers_of", _of_dropped, 0),
