@@ -67,6 +67,7 @@ COMMANDS = {
     "retention set": "csv --age 9000d",
     "retention show": "csv",
     "retention apply": "csv",
+    "retention drop-reader": "csv nightly --help",
     "ccq submit": f"reports '{WARM}' --expiration 1h --quiet",
     "ccq list": "",
     "ccq watch": "{ccq} --from start --updates 1 --spool watched.spool",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from galileo.cli.output import size_of_bytes
-from galileo.cli.retention import HeldResults
+from galileo.cli.retention import HeldCommits, HeldResults
 from galileo.client.node_diagnostics import CcqProblem, NodeReport
 from galileo.client.results import Delivery, NodeStatus
 from galileo.dht.rack_spread import RackSpread
@@ -117,6 +117,24 @@ def of_brokers(brokers: Sequence[Broker], deliveries: Sequence[Delivery]) -> lis
 def of_held(held: Sequence[HeldResults]) -> list[Finding]:
     """Findings about results that are kept beyond the `keep` of their channels."""
     return [_of_broker_behind(one) if one.broker else _of_unknown_brokers(one) for one in held]
+
+
+def of_readers(held: Sequence[HeldCommits]) -> list[Finding]:
+    """Findings about observations that are kept for named readers beyond a dataset's retention."""
+    return [
+        Finding(
+            "warning",
+            "",
+            f"reader {one.reader!r} of dataset {one.dataset!r} is behind: "
+            f"{size_of_bytes(one.bytes)} of observations wait for it, the oldest of "
+            f"{one.since:%Y-%m-%d %H:%M:%SZ}",
+            "they stay on the disks until it has processed them or its hold is over; then they "
+            "are deleted, and it fails with a gap",
+            "run the stream or program that reads under this name; if it is not needed any more, "
+            f"`galileo retention drop-reader {one.dataset} {one.reader}` (docs/storage.md)",
+        )
+        for one in held
+    ]
 
 
 def _of_broker_behind(held: HeldResults) -> Finding:

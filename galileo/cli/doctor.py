@@ -12,8 +12,9 @@ from galileo import config as configuration
 from galileo.cli import diagnosis
 from galileo.cli.diagnosis import Finding
 from galileo.cli.output import handle_errors
-from galileo.cli.retention import held_results
+from galileo.cli.retention import held_commits, held_results
 from galileo.cli.session import Session, json_option
+from galileo.client import Client, NodeStatus
 from galileo.client.node_diagnostics import NodeReport, conditions
 from galileo.errors import GalileoError
 from galileo.model.times import seconds
@@ -76,12 +77,20 @@ def _of_brokers(session: Session, reports: Sequence[NodeReport]) -> list[Finding
             channels = [channel.name for channel in client.channels()]
             status = [report.status for report in reports if report.status is not None]
             findings = diagnosis.of_held(held_results(status, channels))
+            findings += diagnosis.of_readers(held_commits(status, _readers(client, status)))
             brokers = client.brokers()
             pushed = [name for name in channels if any(broker.takes(name) for broker in brokers)]
             deliveries = [one for channel in pushed for one in client.deliveries(channel)]
     except GalileoError:
         return findings
     return [*diagnosis.of_brokers(brokers if pushed else [], deliveries), *findings]
+
+
+def _readers(client: Client, nodes: Sequence[NodeStatus]) -> dict[str, list[str]]:
+    """The names of the named readers of each dataset of which something is held back."""
+    datasets = {schema.name for schema in client.datasets()}
+    held = {one["dataset"] for node in nodes for one in node.datasets if one["held_back"]}
+    return {name: [one.name for one in client.readers(name)] for name in sorted(held & datasets)}
 
 
 def _of_host(path: Path | None, directory: Path | None) -> tuple[list[Finding], HostCondition]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,23 @@ class HeldResults:
     since: dt.datetime
 
 
+@dataclass(frozen=True, slots=True)
+class HeldCommits:
+    """Observations that the retention of a dataset would drop, and that wait for a named reader.
+
+    Attributes:
+        dataset: its name.
+        reader: likewise.
+        bytes: of the files, at all nodes.
+        since: the time of the newest observation in the oldest of them.
+    """
+
+    dataset: str
+    reader: str
+    bytes: int
+    since: dt.datetime
+
+
 @click.group(cls=Group)
 def retention() -> None:
     """Retention: how long observations are kept, by age, by size or by both.
@@ -59,7 +76,7 @@ def retention() -> None:
 @click.option(
     "--past-readers",
     is_flag=True,
-    help="Also drop what readers of continuous queries have not fetched.",
+    help="Also drop what readers have not fetched, of continuous queries and named ones.",
 )
 @json_option
 @click.pass_obj
@@ -102,7 +119,10 @@ def set_(
 @click.pass_obj
 @handle_errors
 def show(session: Session, *, dataset: str) -> None:
-    """Show a dataset's retention, and what is kept for readers of continuous queries.
+    """Show a dataset's retention, its named readers, and what is kept for readers.
+
+    Named readers are streams of Spark, and programs that store their positions; see the
+    documentation of storage. Those of continuous queries are shown by what is kept for them.
 
     \b
     Example:
@@ -110,6 +130,7 @@ def show(session: Session, *, dataset: str) -> None:
     """
     with session.client() as client:
         policy = client.retention(dataset)
+        readers = client.readers(dataset)
         status = client.status()
     rows = [
         {"node": node.name, **_held(held)}
@@ -119,10 +140,42 @@ def show(session: Session, *, dataset: str) -> None:
         for held in stored["held_back"]
     ]
     if session.output.as_json:
-        session.output.value({"retention": _format_policy(policy), "held_back": rows})
+        facts = {"retention": _format_policy(policy), "held_back": rows, "readers": readers}
+        session.output.value(facts)
         return
     session.output.value(None, words=f"{dataset}: {in_words(policy)}")
+    session.output.rows(
+        [
+            {
+                "reader": reader.name,
+                "hold": in_units(reader.hold_s),
+                "commits behind": reader.behind,
+                "stored at": f"{reader.stored_at:%Y-%m-%d %H:%M:%SZ}",
+            }
+            for reader in readers
+        ]
+    )
     session.output.rows(rows)
+
+
+@retention.command("drop-reader")
+@click.argument("dataset")
+@click.argument("name")
+@json_option
+@click.pass_obj
+@handle_errors
+def drop_reader(session: Session, *, dataset: str, name: str) -> None:
+    """Remove the reader NAME of DATASET, for which retention waits no more.
+
+    A stream of Spark that runs under this name creates it again.
+
+    \b
+    Example:
+      galileo retention drop-reader nam nightly
+    """
+    with session.client() as client:
+        client.drop_reader(dataset, name)
+    session.output.value({"dropped": name}, words=f"dropped reader {name} of {dataset}")
 
 
 @retention.command()
@@ -180,21 +233,41 @@ def in_units(age_s: float) -> str:
 
 def held_results(nodes: Iterable[NodeStatus], channels: Collection[str]) -> list[HeldResults]:
     """What nodes keep for the brokers of channels, by channel and broker."""
+    return [
+        HeldResults(channel, broker, bytes=size, since=since)
+        for (channel, broker), (size, since) in _held_by(nodes, channels)
+    ]
+
+
+def held_commits(
+    nodes: Iterable[NodeStatus], readers: Mapping[str, Collection[str]]
+) -> list[HeldCommits]:
+    """What nodes keep for named readers, by dataset and reader.
+
+    Args:
+        nodes: of the cluster.
+        readers: the names of the readers of each dataset.
+    """
+    return [
+        HeldCommits(dataset, reader, bytes=size, since=since)
+        for (dataset, reader), (size, since) in _held_by(nodes, readers)
+        if reader in readers[dataset]
+    ]
+
+
+def _held_by(
+    nodes: Iterable[NodeStatus], names: Collection[str]
+) -> Iterator[tuple[tuple[str, str], tuple[int, dt.datetime]]]:
+    """Bytes that are held and since when, by dataset or channel and reader; "" if not known."""
     parts = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
     for node in nodes:
         for stored in node.datasets:
-            for held in stored["held_back"] if stored["dataset"] in channels else ():
-                for broker in held["readers"] or [""]:
-                    parts[stored["dataset"], broker].append(held)
-    return [
-        HeldResults(
-            channel,
-            broker,
-            bytes=sum(held["bytes"] for held in of_both),
-            since=dt.datetime.fromtimestamp(min(held["since"] for held in of_both), dt.UTC),
-        )
-        for (channel, broker), of_both in sorted(parts.items())
-    ]
+            for held in stored["held_back"] if stored["dataset"] in names else ():
+                for reader in held["readers"] or [""]:
+                    parts[stored["dataset"], reader].append(held)
+    for both, of_both in sorted(parts.items()):
+        since = dt.datetime.fromtimestamp(min(held["since"] for held in of_both), dt.UTC)
+        yield both, (sum(held["bytes"] for held in of_both), since)
 
 
 def _format_policy(policy: Retention | None) -> dict[str, Any] | None:
@@ -202,18 +275,18 @@ def _format_policy(policy: Retention | None) -> dict[str, Any] | None:
 
 
 def _held(held: dict[str, Any]) -> dict[str, Any]:
-    by = ", ".join(held["readers"]) or "unknown until the continuous queries are loaded"
+    by = ", ".join(held["readers"]) or "unknown until all nodes answer"
     return {"partition": held["partition"], "bytes": held["bytes"], "held back by": by}
 
 
 def _row(report: RetentionReport) -> dict[str, Any]:
-    ccqs = sorted({ccq for held in report.held_back for ccq in held["readers"]})
+    readers = sorted({name for held in report.held_back for name in held["readers"]})
     return {
         "node": report.node,
         "files": report.files,
         "commits": report.commits,
         "bytes": report.bytes,
         "held back": sum(held["bytes"] for held in report.held_back),
-        "by": ", ".join(ccqs),
+        "by": ", ".join(readers),
         "failures": "; ".join(report.failures),
     }

@@ -7,8 +7,8 @@ from typing import Any
 
 from galileo.client import decode, node_removal, range_changes, scrubs
 from galileo.client.arguments import instance_of
-from galileo.client.async_brokers import AsyncBrokers
 from galileo.client.async_datasets import CachedSchema
+from galileo.client.async_readers import AsyncReaders
 from galileo.client.cluster_caller import cluster_caller
 from galileo.client.fetching import Fetcher
 from galileo.client.group_commit import GroupCommit
@@ -32,7 +32,7 @@ from galileo.wire.v1.partitions_pb2_grpc import PartitionsStub
 NOT_PICKLABLE = "a client has connections and cannot be pickled; connect in each process"
 
 
-class AsyncClient(AsyncBrokers):
+class AsyncClient(AsyncReaders):
     """A client of a cluster.
 
     Args:

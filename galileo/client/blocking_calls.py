@@ -40,6 +40,7 @@ from galileo.client.results import (
     CcqLike,
     ChannelPartition,
     ClusterStatus,
+    DatasetReader,
     Delivery,
     DroppedDataset,
     Labels,
@@ -319,6 +320,64 @@ class BlockingCalls(BlockingBase):
             2
         """
         return self._run(self._client.topology_json())
+
+    def readers(self, dataset: str) -> list[DatasetReader]:
+        """The named readers of a dataset, by name.
+
+        Args:
+            dataset: its name.
+
+        Raises:
+            UnknownDataset: there is no such dataset.
+
+        Example:
+            >>> [reader.name for reader in client.readers("weather")]
+            []
+        """
+        return self._run(self._client.readers(dataset))
+
+    def advance_reader(self, dataset: str, name: str, cursor: Cursor, *, hold: Duration) -> None:
+        """Stores up to where a reader has processed a dataset, in the cluster; durable on return.
+
+        Creates the reader if there is none of this name. Its position never goes back: what it was
+        and the cursor are joined. Retention keeps the commits behind the position, until they are
+        older than its age and the hold together.
+
+        Args:
+            dataset: its name.
+            name: of the reader.
+            cursor: up to which all commits are processed, such as `QueryEnd.frontier`.
+            hold: for how long commits are kept beyond the age of the dataset's retention, such as
+                "7d"; at most 90 days.
+
+        Raises:
+            UnknownDataset: there is no such dataset.
+            InputError: the name or the hold is none.
+            Forbidden: the caller may not write the table of readers.
+
+        Example:
+            >>> cursor = (client.query("weather")).frontier
+            >>> client.advance_reader("weather", "nightly", cursor, hold="7d")
+            >>> [(one.name, one.behind) for one in client.readers("weather")]
+            [('nightly', 0)]
+        """
+        self._run(self._client.advance_reader(dataset, name, cursor, hold=hold))
+
+    def drop_reader(self, dataset: str, name: str) -> None:
+        """Removes a named reader; retention does not wait for it any more.
+
+        A stream of Spark that runs under this name creates it again.
+
+        Raises:
+            UnknownDataset: there is no such dataset.
+            InputError: there is no such reader.
+
+        Example:
+            >>> cursor = (client.query("weather")).frontier
+            >>> client.advance_reader("weather", "nightly", cursor, hold="7d")
+            >>> client.drop_reader("weather", "nightly")
+        """
+        self._run(self._client.drop_reader(dataset, name))
 
     def create_broker(self, broker: Broker) -> None:
         """Creates a broker, or replaces the one of that name.

@@ -13,6 +13,7 @@ changes it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,28 @@ async def change_row(client: AsyncTables, table: Table, key: str, **changes: Any
     Raises:
         BatchConflict: others change the row all the time.
     """
+    await update_row(client, table, key, lambda _: changes)
+
+
+async def update_row(
+    client: AsyncTables,
+    table: Table,
+    key: str,
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
+    """Changes some values of a row to what `change` makes of the row; errors as `change_row`.
+
+    Args:
+        client: of the cluster.
+        table: with numbered rows.
+        key: of the row.
+        change: called with the row, perhaps more than once; what it raises ends this call.
+    """
     for _ in range(ATTEMPTS_MAX - 1):
+        row = await read_row(client, table, key)
+        changes = change(row)
         with suppress(BatchConflict):
-            await replace_row(client, table, await read_row(client, table, key), **changes)
+            await replace_row(client, table, row, **changes)
             return
-    await replace_row(client, table, await read_row(client, table, key), **changes)
+    row = await read_row(client, table, key)
+    await replace_row(client, table, row, **change(row))

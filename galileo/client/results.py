@@ -405,6 +405,25 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetReader:
+    """A named reader of a dataset, for which retention waits.
+
+    Attributes:
+        name: of the reader.
+        cursor: up to which commit of each partition it has processed the dataset.
+        behind: commits that it has not processed, of those that nodes which answer have.
+        hold_s: for how long commits are kept for it beyond the age of the dataset's retention.
+        stored_at: when it stored its position last, by its own clock.
+    """
+
+    name: str
+    cursor: Cursor
+    behind: int
+    hold_s: float
+    stored_at: dt.datetime
+
+
+@dataclass(frozen=True, slots=True)
 class UploadedSampler:
     """A sampler whose code was sent to the nodes.
 
@@ -615,9 +634,9 @@ class RetentionReport:
     Attributes:
         files, commits, bytes: that it dropped.
         held_back: for each partition that holds more than the policy wants since readers have
-            not fetched it: "partition", "bytes", "readers", the ids of continuous queries, none
-            where the node is not certain yet which ones there are, and "since", the time of the
-            newest observation in the oldest file, seconds since 1970.
+            not fetched it: "partition", "bytes", "readers", the ids of continuous queries and the
+            names of named readers, none where the node is not certain which ones there are, and
+            "since", the time of the newest observation in the oldest file, seconds since 1970.
         failures: what went wrong, partition by partition, or that the node could not be reached.
     """
 

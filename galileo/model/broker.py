@@ -25,7 +25,9 @@ from galileo.model.table import Table
 from galileo.model.times import MICROS, Duration, seconds
 
 HOLD_MAX_S = 90 * 86_400.0
-"""The longest hold, which is assumed while a node cannot read which brokers there are."""
+"""The longest hold of a broker or of a reader of a dataset, which is assumed while a node cannot
+read which ones there are.
+"""
 BROKERS = Table(
     "galileo.brokers",
     {"name": "text", "definition": "text", "paused": "text", "revision": "int"},
@@ -42,7 +44,8 @@ PATTERN = re.compile(r"[^\x00-\x1f\x7f/\ud800-\udfff]{1,200}")
 PATTERNS_MAX = 50
 """Patterns of one principal, which go with each part of a batch from node to node."""
 
-_NAME = re.compile(r"[^\x00-\x1f\x7f/]{1,200}")
+NAME = re.compile(r"[^\x00-\x1f\x7f/]{1,200}")
+"""The name of a broker, or of a reader of a dataset."""
 _SECRET = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 _TOPIC_FIELDS = ("channel", "broker", "subscription")
 
@@ -194,7 +197,7 @@ class Broker:
         hold: Duration | None = None,
         paused: str = "",
     ) -> None:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
             raise _wrong("a name of at most 200 characters without '/'", name, "broker_name")
         if sink is not None and not isinstance(sink, Sink):
             raise _wrong("a galileo.Webhook, Mqtt, Kafka or Into as the sink", sink, "sink")

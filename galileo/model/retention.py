@@ -24,7 +24,7 @@ class Retention:
         bytes: of the dataset's files on each node; above it, its oldest files are deleted. None: no
             limit.
         past_readers: whether commits may be deleted that a reader of a live continuous query has
-            not fetched. Its next answer then reports them.
+            not fetched, or a named reader not processed. Its next answer then reports them.
 
     Example:
         >>> galileo.Retention("30d", bytes=50 << 30).age_s
@@ -172,8 +172,9 @@ class HeldBack:
 
     Attributes:
         bytes: of the files.
-        readers: the continuous queries that have not been fetched so far, or the brokers of a
-            channel that have not acknowledged so far; none where these are not known for certain.
+        readers: the continuous queries that have not been fetched so far, the named readers that
+            have not processed so far, or the brokers of a channel that have not acknowledged so
+            far; none where these are not known for certain.
         since_us: the time of the newest observation or execution in the oldest file, microseconds
             since 1970.
     """

@@ -11,8 +11,9 @@ A policy that may not pass readers keeps three kinds of commits: those that a re
 continuous query has not fetched; all, while the continuous queries are not known for certain; and
 recent ones, since a continuous query that is being submitted may need them.
 
-The results of a channel have an age. Brokers that hold them are readers, each up to an age of its
-own: it also lets go of what is older than the policy and its hold together.
+Named readers hold commits of a dataset, and brokers the results of a channel, which have an age.
+They are readers up to an age of their own: each also lets go of what is older than the policy and
+its hold together. A policy without an age counts as one whose age is over at once.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ Pieces: TypeAlias = Mapping[int, Sequence[LogFile]]
 
 @dataclass(frozen=True, slots=True)
 class ReaderProgress:
-    """A live continuous query or a broker, and the cursor up to which it does not need commits.
+    """A live continuous query, a named reader or a broker, and up to where it needs no commits.
 
     Attributes:
         name: "" for readers that are not known.
-        retrieved: what the clients of the query have fetched.
+        retrieved: what the clients of the query have fetched, or the reader has processed.
     """
 
     name: str
@@ -49,15 +50,15 @@ class ReaderProgress:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A broker for which executions of a channel are kept beyond the policy.
+    """A named reader of a dataset, or a broker, for which commits are kept beyond the policy.
 
     Attributes:
-        broker: its name; "" for brokers that are not known.
-        position: the executions that it has acknowledged.
+        reader: its name; "" for readers that are not known.
+        position: the commits that it has processed, or the executions that it has acknowledged.
         hold_s: for how long the others are kept beyond the age of the policy.
     """
 
-    broker: str
+    reader: str
     position: Cursor
     hold_s: float
 
@@ -128,21 +129,19 @@ def plan(pieces: Pieces, policy: Retention, *, bounds: Bounds, now_us: int) -> P
 def held_until(
     pieces: Pieces, policy: Retention, holds: Sequence[Hold], *, now_us: int
 ) -> list[ReaderProgress]:
-    """The executions that each broker does not need: acknowledged, or older than its hold.
+    """The commits that each reader does not need: processed, or older than its hold.
 
     Args:
-        pieces: of all partitions of a channel on this node.
-        policy: of the channel, an age.
-        holds: of its brokers.
+        pieces: of all partitions of a dataset or channel on this node.
+        policy: of the dataset or channel.
+        holds: of its readers.
         now_us: the current time, microseconds since 1970.
     """
-    assert policy.age_s is not None, "results of channels have an age"
+    age_s = policy.age_s or 0.0
     return [
         ReaderProgress(
-            hold.broker,
-            hold.position.join(
-                demanded(pieces, Retention(policy.age_s + hold.hold_s), now_us=now_us)
-            ),
+            hold.reader,
+            hold.position.join(_too_old(pieces, age_s + hold.hold_s, now_us=now_us)),
         )
         for hold in holds
     ]
@@ -150,16 +149,21 @@ def held_until(
 
 def demanded(pieces: Pieces, policy: Retention, *, now_us: int) -> dict[int, int]:
     """The commit up to which the policy drops each partition, without regard to readers."""
-    until: dict[int, int] = {}
-    if policy.age_s is not None:
-        oldest_us = now_us - round(policy.age_s * MICROS)
-        for partition, files in pieces.items():
-            for piece in files:
-                if piece.newest_us > oldest_us:
-                    break
-                until[partition] = piece.last
+    until = {} if policy.age_s is None else _too_old(pieces, policy.age_s, now_us=now_us)
     if policy.bytes is not None:
         _demand_bytes(until, pieces, policy.bytes)
+    return until
+
+
+def _too_old(pieces: Pieces, age_s: float, *, now_us: int) -> dict[int, int]:
+    """The end of the first files of each partition that are all older than an age."""
+    until: dict[int, int] = {}
+    oldest_us = now_us - round(age_s * MICROS)
+    for partition, files in pieces.items():
+        for piece in files:
+            if piece.newest_us > oldest_us:
+                break
+            until[partition] = piece.last
     return until
 
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError
-from galileo.model.channel import Channel
 from galileo.model.retention import HeldBack, Retention, RetentionReport
+from galileo.model.schema import StoredSchema
 from galileo.model.table import Table
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
@@ -41,10 +41,12 @@ TABLE_AGE_S = 300.0
 
 log = logging.getLogger(__name__)
 
-Holds: TypeAlias = Callable[[Channel], Sequence[Hold]]
-"""The brokers that hold the results of a channel now."""
+Holds: TypeAlias = Callable[[StoredSchema], Sequence[Hold]]
+"""The named readers of a dataset now, or the brokers that hold the results of a channel."""
 Compared: TypeAlias = Callable[[Table], Sequence[Cursor]]
 """The commits of a table with which channels compare rows of subscriptions."""
+
+S = TypeVar("S", bound=Shard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class RetentionRunner:
         catalog: of the node.
         options: when.
         readers: called in this thread.
-        holds: likewise, before executions are dropped.
+        holds: likewise, before commits or executions are dropped.
         compared: likewise, before a table is cleaned.
     """
 
@@ -129,14 +131,12 @@ class RetentionRunner:
             UnknownDataset: there is none of that name.
         """
         shard, policy = self._catalog.shard(dataset), self._catalog.retention(dataset).retention
+        if policy is not None:
+            return self._retain(shard, policy, self._plan_rows)
         with self._working:
             self._observe()
-            if policy is None:
-                self._held.pop(dataset, None)
-                return RetentionReport()
-            report = self._carry_out(shard, self._plan_rows(shard, policy))
-            self._held[dataset] = report.held
-            return report
+            self._held.pop(dataset, None)
+            return RetentionReport()
 
     def _run(self) -> None:
         while not self._stopping.wait(self._options.check_s):
@@ -179,27 +179,43 @@ class RetentionRunner:
     def drop_executions(self, shard: ChannelShard) -> RetentionReport:
         """Drops old executions of a channel that no broker holds; blocks.
 
-        The last one of a partition stays, for its cut. Positions of brokers are read only if there
-        is something to drop, since other nodes have them.
+        The last one of a partition stays, for its cut.
+        """
+        return self._retain(shard, Retention(shard.schema.keep_us / MICROS), self._plan_executions)
+
+    def _retain(
+        self,
+        shard: S,
+        policy: Retention,
+        make_plan: Callable[[S, Retention, Sequence[Hold]], Plan],
+    ) -> RetentionReport:
+        """Drops what a policy demands and no reader holds.
+
+        Positions of named readers and brokers are read only if there is something to drop, since
+        other nodes have them.
         """
         with self._working:
             self._observe()
-            planned = self._plan_executions(shard, ())
-        if planned.drop:
-            planned = self._plan_executions(shard, self._holds(shard.schema))
+            planned = make_plan(shard, policy, ())
+        if planned.drop and not policy.past_readers:
+            planned = make_plan(shard, policy, self._holds(shard.schema))
         with self._working:
             report = self._carry_out(shard, planned)
             self._held[shard.schema.key] = report.held
             return report
 
-    def _plan_rows(self, shard: Shard, policy: Retention) -> Plan:
-        dataset, pieces = shard.schema.key, _pieces(shard)
-        # Readers are listed after the files were listed, so that none of these is newer.
-        bounds = Bounds(self._settled(shard), self._readers(dataset))
-        return self._plan(shard, policy, pieces, bounds)
+    def _plan_rows(self, shard: Shard, policy: Retention, holds: Sequence[Hold]) -> Plan:
+        pieces = _pieces(shard)
+        # Queries are listed after the files were listed, so that none of these is newer.
+        readers = self._readers(shard.schema.key)
+        if readers is not None:
+            readers = [*readers, *held_until(pieces, policy, holds, now_us=self._now_us())]
+        return self._plan(shard, policy, pieces, Bounds(self._settled(shard), readers))
 
-    def _plan_executions(self, shard: ChannelShard, holds: Sequence[Hold]) -> Plan:
-        policy, pieces = Retention(shard.schema.keep_us / MICROS), _pieces(shard)
+    def _plan_executions(
+        self, shard: ChannelShard, policy: Retention, holds: Sequence[Hold]
+    ) -> Plan:
+        pieces = _pieces(shard)
         readers = held_until(pieces, policy, holds, now_us=self._now_us())
         droppable = self._settled(shard).meet(self._before_last(shard))
         return self._plan(shard, policy, pieces, Bounds(droppable, readers))

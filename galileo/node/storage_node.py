@@ -53,7 +53,6 @@ from galileo.model.schema import (
 )
 from galileo.model.table import Table
 from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
-from galileo.node.broker_positions import BrokerPositions
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
 from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
 from galileo.node.channel_reader import ChannelReader
@@ -70,6 +69,7 @@ from galileo.node.migration.target import PartitionTarget
 from galileo.node.pages import Paging
 from galileo.node.peers import Peers, TableTask
 from galileo.node.query_options import QueryOptions
+from galileo.node.reader_positions import ReaderPositions
 from galileo.node.replication.protocol import ReplicaLink
 from galileo.node.replication.replicas import Replicas, ReplicasOptions
 from galileo.node.retention_plan import Readers
@@ -363,7 +363,7 @@ class StorageNode:
             options: when.
         """
         loop = asyncio.get_running_loop()
-        positions = BrokerPositions(self.catalog, self.tables, loop=loop)
+        positions = ReaderPositions(self.catalog, self.tables, loop=loop)
         compared = ComparedTables(self.catalog, self.channel_reader, loop=loop)
         self._retaining = RetentionRunner(
             self.catalog,

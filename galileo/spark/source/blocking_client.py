@@ -89,6 +89,18 @@ class BlockingClient(BlockingCaller):
             raise unknown_table(name, sorted(tables))
         return tables[name]
 
+    def create(self, table: Table) -> None:
+        """Creates a table.
+
+        Raises:
+            DatasetExists: the name is taken.
+        """
+        self.unary(
+            ClusterStub,
+            "CreateDataset",
+            cluster_pb2.CreateDatasetRequest(schema_json=table.to_json()),
+        )
+
     def status(self) -> list[cluster_pb2.NodeStatus]:
         """The status of all nodes, including unreachable ones."""
         return list(self.unary(ClusterStub, "Status", cluster_pb2.StatusRequest()).nodes)

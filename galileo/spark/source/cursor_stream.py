@@ -5,6 +5,7 @@ What is between two cursors never changes, so a repeated micro-batch has the sam
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from galileo.cursor import Cursor
 from galileo.dht.topology import Topology
-from galileo.errors import InputError
+from galileo.errors import InputError, TransientError
 from galileo.model.schema import Schema, dropped_dataset
 from galileo.model.table import Table
 from galileo.spark.source.options import (
@@ -42,9 +43,14 @@ from galileo.spark.source.plan import (
     limit_commits,
     stream_tasks,
 )
+from galileo.spark.source.readers import advance_reader
 
 POLL_S = 0.1
 """Minimum interval between two checks for new commits, each of which calls all nodes."""
+
+log = logging.getLogger(__name__)
+REGISTER_S, ADVANCE_S = 30.0, 2.0
+"""For so long a stream tries to store its first position, and later ones."""
 
 S = TypeVar("S", Schema, Table)
 
@@ -73,6 +79,7 @@ class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
         self._state: SourceState[S] = state
         self._target: Cursor | None = None
         self._refreshed_s = 0.0
+        self._position: Cursor | None = None
 
     @abstractmethod
     def _discover(self, addresses: tuple[str, ...]) -> SourceState[S]:
@@ -96,6 +103,7 @@ class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         begin = self._cursor(start)
+        self._advance_reader(begin)
         # The cursors of unreachable nodes do not change.
         end = begin.join(self._refresh().published)
         if self._target is not None:
@@ -131,11 +139,33 @@ class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
             for split in partition.splits:
                 yield from self._rows(split)
 
+    def _advance_reader(self, start: Cursor) -> None:
+        """Stores that all before the next micro-batch is processed, if the stream has a reader.
+
+        Spark plans a micro-batch when the one before is in its log of commits. It calls `commit` of
+        a source later, if there is data for another micro-batch, so never for the last one.
+        """
+        if not self._options.reader or start == self._position:
+            return
+        options, schema, is_first = self._options, self._state.schema, self._position is None
+        patience_s = REGISTER_S if is_first else ADVANCE_S
+        try:
+            advance_reader(self._addresses, options, schema, start, patience_s=patience_s)
+        except TransientError as error:
+            if is_first:
+                raise
+            # After the next micro-batch it is stored. Until then more is kept.
+            log.warning("the position of reader %r is not stored: %s", options.reader, error)
+        self._position = start
+
+    @property
+    def _addresses(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self._options.addresses, *self._state.addresses]))
+
     def _refresh(self) -> StoredCommits:
         """The stored commits; waits if the last call was less than `POLL_S` ago."""
         time.sleep(max(0.0, self._refreshed_s + POLL_S - time.monotonic()))
-        addresses = dict.fromkeys([*self._options.addresses, *self._state.addresses])
-        state = self._discover(tuple(addresses))
+        state = self._discover(self._addresses)
         if state.schema.key != self._state.schema.key:
             raise dropped_dataset(self._options.name, is_again=True)
         self._state = state

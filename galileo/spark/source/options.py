@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError
+from galileo.model.reader import check_reader_name, reader_hold_us
 from galileo.model.schema import nearest_name
 from galileo.spark.source.blocking_client import parse_addresses
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
@@ -27,7 +28,7 @@ BATCH_ROWS = 65_536
 _SPARKS = frozenset({"path", "checkpointlocation", "querynameoption", "queryname"})
 _READ = ("address", "dataset", "table", "query", "columns", "what", "pushdown", "rows_per_task")
 _CREDENTIALS = ("tls", "token_file")
-_STREAM = ("starting", "commits_per_batch", "commits_per_task", "on_gap")
+_STREAM = ("starting", "commits_per_batch", "commits_per_task", "on_gap", "reader", "hold")
 _WRITE = ("job", "order", "batch_rows")
 NAMES = (*_READ, *_CREDENTIALS, *_STREAM, *_WRITE)
 
@@ -53,6 +54,8 @@ class SourceOptions:
         commits_per_batch: bound of a micro-batch; 0 for none.
         commits_per_task: commits of a micro-batch for one task.
         on_gap: "fail" or "skip" if retention dropped commits before they were read.
+        reader: under which name a stream stores its position in the cluster; "" if it does not.
+        hold_us: for how long retention waits for the reader, microseconds.
         job: name of a batch write, so that a repeated write stores nothing twice; "" for a new one.
         order: "sorted" or "as_given", the order of a task's rows.
         batch_rows: rows of a stored batch.
@@ -71,6 +74,8 @@ class SourceOptions:
     commits_per_batch: int = 0
     commits_per_task: int = COMMITS_PER_TASK
     on_gap: str = FAIL
+    reader: str = ""
+    hold_us: int = 0
     job: str = ""
     order: str = SORTED
     batch_rows: int = BATCH_ROWS
@@ -80,6 +85,15 @@ class SourceOptions:
     def name(self) -> str:
         """That of the dataset or table."""
         return self.table or self.dataset
+
+    def check_not_stream(self) -> None:
+        """Raises InputError for options of streams that would promise something elsewhere."""
+        if self.reader:
+            raise InputError(
+                "expected the options 'reader' and 'hold' with readStream alone: a batch read has "
+                "read everything when it ends, and a write reads nothing; leave them out",
+                option="reader",
+            )
 
     @staticmethod
     def from_spark(raw: Mapping[str, str]) -> SourceOptions:
@@ -91,6 +105,7 @@ class SourceOptions:
         options = {name.lower(): value for name, value in raw.items()}
         _check_names(options)
         table = _table(options)
+        reader, hold_us = _reader(options)
         return SourceOptions(
             addresses=parse_addresses(_required(options, "address")),
             dataset="" if table else _required(options, "dataset"),
@@ -106,6 +121,8 @@ class SourceOptions:
             commits_per_batch=_count(options, "commits_per_batch", 0, least=0),
             commits_per_task=_count(options, "commits_per_task", COMMITS_PER_TASK, least=1),
             on_gap=_one_of(options, "on_gap", FAIL, SKIP),
+            reader=reader,
+            hold_us=hold_us,
             job=options.get("job", ""),
             order=_one_of(options, "order", SORTED, AS_GIVEN),
             batch_rows=_count(options, "batch_rows", BATCH_ROWS, least=1),
@@ -164,7 +181,7 @@ def _check_names(options: Mapping[str, str]) -> None:
 def _table(options: Mapping[str, str]) -> str:
     """The name of a table, with which options of datasets are refused."""
     table = options.get("table", "")
-    others = ("dataset", "query", "pushdown", "commits_per_batch", "on_gap")
+    others = ("dataset", "query", "pushdown", "commits_per_batch", "on_gap", "reader", "hold")
     wrong = next((name for name in others if table and options.get(name)), None)
     if wrong is not None:
         raise InputError(
@@ -172,6 +189,19 @@ def _table(options: Mapping[str, str]) -> str:
             option=wrong,
         )
     return table
+
+
+def _reader(options: Mapping[str, str]) -> tuple[str, int]:
+    """The name and the hold of a reader, which belong together."""
+    reader, hold = options.get("reader", ""), options.get("hold", "")
+    if bool(reader) != bool(hold):
+        given, missing = ("reader", "hold") if reader else ("hold", "reader")
+        raise InputError(
+            f"expected the options 'reader' and 'hold' together, such as reader=nightly and "
+            f"hold=7d, got {given!r} without {missing!r}; add .option({missing!r}, ...)",
+            option=missing,
+        )
+    return check_reader_name(reader) if reader else "", reader_hold_us(hold) if hold else 0
 
 
 def _required(options: Mapping[str, str], name: str) -> str:

@@ -97,6 +97,7 @@ class GalileoSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.from_spark(self.options)
+        options.check_not_stream()
         if options.table:
             return tables.TableReader(options, self._state_of_table(options), schema)
         kind = BatchReader if options.pushdown == PUSH_NONE else PushdownReader
@@ -137,6 +138,7 @@ class NoPushdownSource(GalileoSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.from_spark(self.options)
+        options.check_not_stream()
         if options.table:
             return tables.TableReader(options, self._state_of_table(options), schema)
         return BatchReader(options, self._dataset_state(options), schema)
@@ -263,6 +265,7 @@ def _discover_table(options: SourceOptions) -> SourceState[Table]:
 
 
 def _write_spec(options: SourceOptions, schema: StructType, *, overwrite: bool) -> WriteSpec:
+    options.check_not_stream()
     if overwrite:
         raise InputError(
             "expected mode 'append': observations are never overwritten, and the rows of a table "

@@ -8,74 +8,30 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from channel_audit import Reader, air, batch_of, rows_of
+from retaining import DAY_S, Checked, Days, retention_of
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import Unavailable
 from galileo.model.broker import BROKERS, HOLD_MAX_S, Broker
 from galileo.model.channel import Channel, reader_of
 from galileo.model.table import DELETED, Table
 from galileo.model.times import MICROS
-from galileo.node import broker_positions, retention_runner
-from galileo.node.broker_positions import BrokerPositions, _cursor
-from galileo.node.peers import TablePart, TableTask
+from galileo.node import reader_positions, retention_runner
+from galileo.node.reader_positions import ReaderPositions
 from galileo.node.retention_plan import Hold, ReaderProgress, held_until
-from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.node.storage_node import StorageNode
-from galileo.node.table_reader import TableReader
-from galileo.storage.retention import LogFile
 from galileo.wire import token as tokens
+from galileo.wire.reader_rows import position_of
 
 CHANNEL, DATASET = "hot", "air"
-DAY_S = 86_400.0
 KEEP = "4d"
 NAMES = ("east", "north", "west")
 HOLDS = (None, "5d", "20d", "40d")
 KINDS = ("read", "read", "read", "read", "define", "replay", "drop")
-
-
-class Days:
-    """A wall clock that is moved by days; the other one runs."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_400_000_000.0
-
-    def wall(self) -> float:
-        return self.now_s
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
-@dataclass(frozen=True)
-class _Checked:
-    """A partition before and after its executions were dropped."""
-
-    partition: int
-    files: list[LogFile]
-    before: int
-    after: int
-
-
-class _Tables(TableReader):
-    """The tables of a node, of which some cannot be read."""
-
-    def __init__(self, reader: TableReader, unreadable: set[str]) -> None:
-        self._reader, self._unreadable = reader, unreadable
-
-    async def read(self, task: TableTask) -> AsyncGenerator[TablePart, None]:
-        if task.table in self._unreadable:
-            raise Unavailable("the node that has some rows is away")
-        async with aclosing(self._reader.read(task)) as parts:
-            async for part in parts:
-                yield part
 
 
 class World:
@@ -180,31 +136,20 @@ class World:
 
     # --- what nodes delete ---------------------------------------------------------------------
 
-    async def retain(self, name: str) -> list[_Checked]:
+    async def retain(self, name: str) -> list[Checked]:
         """Drops executions at a node."""
         node: StorageNode = self.cluster[name]
         shard = node.catalog.channel_shard(CHANNEL)
         files = {p: journal.log_files() for p, journal in shard.own.items()}
         before = shard.dropped()
-        options = RetentionRunnerOptions(
-            check_s=3600.0, min_age_s=0.0, wall=self.clock.wall, monotonic=self.clock.monotonic
-        )
-        tables = _Tables(node.tables, self.unreadable)
-        positions = BrokerPositions(node.catalog, tables, loop=asyncio.get_running_loop())
-        runner = RetentionRunner(
-            node.catalog,
-            options,
-            readers=lambda _: (),
-            holds=positions.read_from_thread,
-            compared=lambda _: (),
-        )
+        runner = retention_of(node, self.clock, self.unreadable)
         try:
             await asyncio.to_thread(runner.drop_executions, shard)
             self.held = runner.held(CHANNEL)
         finally:
             await asyncio.to_thread(runner.stop)
         after = shard.dropped()
-        return [_Checked(p, of_p, before[p], after[p]) for p, of_p in files.items()]
+        return [Checked(p, of_p, before[p], after[p]) for p, of_p in files.items()]
 
     def is_wanted(self, partition: int, sequence: int) -> bool:
         """Whether an execution has to be kept."""
@@ -228,7 +173,7 @@ class World:
                 return True
         return False
 
-    def judge(self, checked: _Checked) -> None:
+    def judge(self, checked: Checked) -> None:
         """All files are gone of which no execution is wanted, behind which there are others."""
         expected = checked.before
         for file in checked.files:
@@ -284,7 +229,7 @@ def _newest(pieces: Any, policy: Any, holds: Any, *, now_us: int) -> list[Reader
 
 def _without_bound(pieces: Any, policy: Any, holds: Any, *, now_us: int) -> list[ReaderProgress]:
     """A forgotten broker holds executions for ever."""
-    return [ReaderProgress(hold.broker, hold.position) for hold in holds]
+    return [ReaderProgress(hold.reader, hold.position) for hold in holds]
 
 
 def _anywhere(self: Broker, channel: str, *, has_position: bool) -> bool:
@@ -294,15 +239,19 @@ def _anywhere(self: Broker, channel: str, *, has_position: bool) -> bool:
 
 def _without_position(channel: Channel, broker: Broker, token: str) -> Hold:
     """A broker without a position, or whose position is not known, holds nothing."""
-    return Hold(broker.name, _cursor(channel, broker, token), broker.hold_us / MICROS * bool(token))
+    return Hold(
+        broker.name,
+        position_of(reader_of(channel, broker.name), token),
+        broker.hold_us / MICROS * bool(token),
+    )
 
 
 MUTANTS: dict[str, tuple[Any, str, Any, int]] = {
     "held by the newest position": (retention_runner, "held_until", _newest, 5),
     "held without a bound": (retention_runner, "held_until", _without_bound, 3),
     "held in other channels": (Broker, "holds", _anywhere, 0),
-    "nothing held without a position": (broker_positions, "_hold", _without_position, 3),
-    "nothing held without brokers": (broker_positions, "UNKNOWN", Hold("", EMPTY_CURSOR, 0.0), 3),
+    "nothing held without a position": (reader_positions, "_hold", _without_position, 3),
+    "nothing held without brokers": (reader_positions, "UNKNOWN", Hold("", EMPTY_CURSOR, 0.0), 3),
 }
 """What is replaced, and the seed of a history that shows it early."""
 
@@ -324,7 +273,7 @@ async def test_a_node_that_is_away_may_have_a_broker_that_holds_all(cluster: Any
     cursor = Cursor({0: 3, 5: 7})
     await world.acknowledge("mail", cursor)
     loop = asyncio.get_running_loop()
-    of_b = BrokerPositions(cluster["b"].catalog, cluster["b"].tables, loop=loop)
+    of_b = ReaderPositions(cluster["b"].catalog, cluster["b"].tables, loop=loop)
     expected = [Hold("mail", cursor, 5 * DAY_S)]
     assert await of_b.read(world.channel) == expected
     assert await asyncio.to_thread(of_b.read_from_thread, world.channel) == expected

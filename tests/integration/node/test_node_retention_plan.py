@@ -147,6 +147,27 @@ def test_retention_plan_names_the_brokers_that_hold_executions() -> None:
     assert planned(unknown, quick) == (0, (HeldBack(1, 70, (), since_us),))
 
 
+def test_retention_plan_by_bytes_keeps_what_readers_hold() -> None:
+    policy, size = Retention(bytes=BYTES_MIN), BYTES_MIN
+    pieces = {1: log((2, size, 10), (2, size, 20), (2, size, 50), (1, 1, 60))}
+    settled = Cursor({1: 7})
+
+    def planned(*holds: Hold) -> tuple[int, tuple[HeldBack, ...]]:
+        """At second 60: what goes, and what is held."""
+        readers = held_until(pieces, policy, holds, now_us=60 * MICROS)
+        found = plan(pieces, policy, bounds=Bounds(settled, readers), now_us=60 * MICROS)
+        return found.drop[1], found.held
+
+    assert planned() == (6, ())
+    assert planned(Hold("nightly", Cursor({1: 3}), 99.0)) == (
+        2,
+        (HeldBack(1, 2 * size, ("nightly",), 20 * MICROS),),
+    )
+    # Without an age, a hold counts from the times of the observations.
+    assert planned(Hold("nightly", EMPTY_CURSOR, 40.0))[0] == 4
+    assert planned(Hold("nightly", EMPTY_CURSOR, 0.001)) == (6, ())
+
+
 @given(
     st.dictionaries(st.integers(0, 3), files, max_size=3),
     st.integers(0, 12),
@@ -155,21 +176,21 @@ def test_retention_plan_names_the_brokers_that_hold_executions() -> None:
         max_size=3,
     ),
 )
-def test_executions_stay_while_one_broker_holds_them(
+def test_commits_stay_while_one_reader_holds_them(
     partitions: dict[int, list[tuple[int, int, int]]],
     now_s: int,
-    brokers: list[tuple[dict[int, int], int]],
+    readers_held: list[tuple[dict[int, int], int]],
 ) -> None:
     pieces = {p: log(*found) for p, found in partitions.items()}
     policy, now_us = Retention(3.0), now_s * MICROS
-    holds = [Hold("", Cursor(position), float(hold_s)) for position, hold_s in brokers]
+    holds = [Hold("", Cursor(position), float(hold_s)) for position, hold_s in readers_held]
     readers = held_until(pieces, policy, holds, now_us=now_us)
     settled = Cursor(dict.fromkeys(pieces, 99))
     found = plan(pieces, policy, bounds=Bounds(settled, readers), now_us=now_us)
     for p, ones in pieces.items():
         kept, ages = 0, itertools.accumulate((one.newest_us for one in ones), max)
         for one, newest_us in zip(ones, ages, strict=True):
-            held_s = [hold_s for position, hold_s in brokers if position.get(p, 0) < one.last]
+            held_s = [hold_s for position, hold_s in readers_held if position.get(p, 0) < one.last]
             if newest_us > now_us - (3 + max(held_s, default=0)) * MICROS:
                 break
             kept = one.last

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import gc
 import json
 import os
 import re
 import struct
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -693,6 +695,85 @@ def test_stream_gap_fails_or_is_skipped(spark: SparkSession, tmp_path: Path) -> 
             copy(spark, address, "source", "copy", **wanted)
         assert sum(copy(spark, address, "source", "copy", on_gap="skip", **wanted)) == len(left)
         assert numbers_of(client, "copy") == left
+
+
+@pytest.mark.slow
+def test_stream_with_a_reader_misses_nothing_while_retention_applies(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    settings = {
+        "storage": {
+            "segment_bytes_max": 4_096,
+            "compaction": False,
+            "retention_check_s": 600.0,
+            "retention_min_age_s": 0.1,
+        }
+    }
+    reader = {"reader": "nightly", "hold": "1d", "checkpoint": tmp_path / "checkpoint"}
+    with galileo.LocalCluster(1, 1, settings=settings) as running:
+        address, client = running.addresses[0], running.client()
+        for name in ("source", "copy"):
+            client.create_dataset(schema(name))
+        client.set_retention("source", galileo.Retention("30m"))
+
+        def ingest(first: int) -> None:
+            rows = made(400, first=first)
+            hours_ago = dt.datetime.now(dt.UTC) - dt.timedelta(hours=3)
+            times = pa.array([hours_ago] * rows.num_rows, rows.schema.field("time").type)
+            at = rows.column_names.index("time")
+            client.ingest("source", rows.set_column(at, "time", times), batch_rows=20)
+
+        def apply() -> list[str]:
+            """Applies retention to all commits; the readers that hold some back."""
+            client.apply_retention("source")
+            time.sleep(0.3)
+            [report] = client.apply_retention("source")
+            return sorted({name for held in report.held_back for name in held["readers"]})
+
+        ingest(0)
+        assert sum(copy(spark, address, "source", "copy", commits_per_batch=30, **reader)) == 400
+        [known] = client.readers("source")
+        assert (known.name, known.behind, known.hold_s) == ("nightly", 0, 86_400.0)
+        assert apply() == []
+        left = set(numbers_of(client, "source"))
+        assert len(left) < 400
+
+        ingest(400)
+        assert apply() == ["nightly"]
+        assert set(numbers_of(client, "source")) >= set(range(400, 800))
+        [known] = client.readers("source")
+        assert known.behind > 0
+        assert sum(copy(spark, address, "source", "copy", **reader)) == 400
+        assert numbers_of(client, "copy") == list(range(800))
+        assert apply() == []
+        assert len(numbers_of(client, "source")) < 400
+
+        # A reader that was dropped is not waited for, until its stream runs again.
+        ingest(800)
+        client.drop_reader("source", "nightly")
+        assert client.readers("source") == []
+        assert apply() == []
+        assert len(numbers_of(client, "source")) < 400
+        with pytest.raises(StreamingQueryException, match="on_gap=skip"):
+            copy(spark, address, "source", "copy", **reader)
+        assert [known.name for known in client.readers("source")] == ["nightly"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reader": "nightly", "hold": "7d"}, "with readStream alone"),
+        ({"hold": "7d"}, "got 'hold' without 'reader'"),
+        ({"reader": "nightly"}, "got 'reader' without 'hold'"),
+        ({"reader": "a/b", "hold": "7d"}, "a name of at most 200 characters"),
+        ({"reader": "nightly", "hold": "91d"}, "a hold of at most 90 days"),
+    ],
+)
+def test_load_with_options_of_readers_is_refused(
+    load: Any, air: str, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(AnalysisException, match=message):
+        load(air, **options).count()
 
 
 def published(client: galileo.Client, dataset: str) -> dict[int, int]:

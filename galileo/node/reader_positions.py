@@ -1,11 +1,13 @@
-"""Which brokers hold the results of a channel, and up to where they have acknowledged them.
+"""Who holds the commits of a dataset or the results of a channel, and up to where each has come.
 
-Brokers are rows of one table, and their positions rows of a table of each channel, so other nodes
-have most of them. The owners are asked before results are dropped, not earlier: what a call of
-`create_broker` or `acknowledge` has stored before counts.
+Named readers are rows of one table. Brokers are rows of another, and their positions rows of a
+table of each channel. So other nodes have most of them. The owners are asked before commits are
+dropped, not earlier: what a call of `advance_reader`, `create_broker` or `acknowledge` has stored
+before counts.
 
-What cannot be read is taken for what holds most. Without a position, a broker holds everything up
-to its bound. Without the list of brokers, there may be one that holds as long as brokers can.
+What cannot be read is taken for what holds most. Without a position, a broker or reader holds
+everything up to its bound. Without the list of them, there may be one that holds as long as any
+can.
 """
 
 from __future__ import annotations
@@ -19,27 +21,29 @@ from contextlib import aclosing
 
 import pyarrow as pa
 
-from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import GalileoError, InvalidToken
+from galileo.cursor import EMPTY_CURSOR
+from galileo.errors import GalileoError
 from galileo.model.broker import BROKERS, HOLD_MAX_S, Broker
 from galileo.model.channel import BROKER, TOKEN, Channel, reader_of
+from galileo.model.reader import READERS, reader_key, readers_of
+from galileo.model.schema import StoredSchema
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
 from galileo.node.peers import TableTask
 from galileo.node.retention_plan import Hold
 from galileo.node.table_reader import TableReader
-from galileo.wire import token as tokens
+from galileo.wire.reader_rows import position_of
 
 READ_TIMEOUT_S = 10.0
-"""Of both tables; what is not read by then is unknown."""
+"""Of all tables; what is not read by then is unknown."""
 UNKNOWN = Hold("", EMPTY_CURSOR, HOLD_MAX_S)
-"""In place of brokers that cannot be read."""
+"""In place of readers or brokers that cannot be read."""
 
 log = logging.getLogger(__name__)
 
 
-class BrokerPositions:
-    """Reads brokers and their positions from the nodes that have them.
+class ReaderPositions:
+    """Reads named readers, brokers and their positions from the nodes that have them.
 
     Args:
         catalog: of the node.
@@ -54,29 +58,45 @@ class BrokerPositions:
         self._tables = tables
         self._loop = loop
 
-    def read_from_thread(self, channel: Channel) -> Sequence[Hold]:
+    def read_from_thread(self, schema: StoredSchema) -> Sequence[Hold]:
         """`read`, called from another thread than that of the event loop."""
         if self._loop.is_closed():
             return [UNKNOWN]
-        future = asyncio.run_coroutine_threadsafe(self.read(channel), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self.read(schema), self._loop)
         try:
             return future.result(2 * READ_TIMEOUT_S)
         except (CancelledError, FutureTimeout):
             future.cancel()
             return [UNKNOWN]
 
-    async def read(self, channel: Channel) -> Sequence[Hold]:
-        """The brokers that hold the results of a channel, with what they have acknowledged."""
+    async def read(self, schema: StoredSchema) -> Sequence[Hold]:
+        """The named readers of a dataset, or the brokers that hold the results of a channel."""
         brokers = None
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                brokers = await self._brokers(channel)
-                return await self._holds(channel, brokers) if brokers else []
+                if not isinstance(schema, Channel):
+                    return await self._readers(schema)
+                brokers = await self._brokers(schema)
+                return await self._holds(schema, brokers) if brokers else []
         except (GalileoError, TimeoutError) as error:
-            log.info("the brokers of channel %s cannot be read: %s", channel.name, error)
-        if brokers is None:
+            log.info("the readers or brokers of %s cannot be read: %s", schema.name, error)
+        if brokers is None or not isinstance(schema, Channel):
             return [UNKNOWN]
-        return [_hold(channel, broker, "") for broker in brokers]
+        return [_hold(schema, broker, "") for broker in brokers]
+
+    async def _readers(self, dataset: StoredSchema) -> list[Hold]:
+        key = self._catalog.key_of(READERS.name)
+        if key is None:
+            return []
+        rows = await self._rows(TableTask(key))
+        return [
+            Hold(
+                reader.name,
+                position_of(reader_key(dataset, reader.name), reader.token),
+                reader.hold_us / MICROS,
+            )
+            for reader in readers_of(dataset, rows)
+        ]
 
     async def _brokers(self, channel: Channel) -> list[Broker]:
         """Those that may hold results of a channel."""
@@ -112,15 +132,5 @@ class BrokerPositions:
 
 
 def _hold(channel: Channel, broker: Broker, token: str) -> Hold:
-    return Hold(broker.name, _cursor(channel, broker, token), broker.hold_us / MICROS)
-
-
-def _cursor(channel: Channel, broker: Broker, token: str) -> Cursor:
-    """The executions that are acknowledged; none by a token that another program has damaged."""
-    if not token:
-        return EMPTY_CURSOR
-    try:
-        return tokens.decode(token, ccq_id=reader_of(channel, broker.name))
-    except InvalidToken as error:
-        log.warning("the position of %s in %s: %s", broker.name, channel.name, error)
-        return EMPTY_CURSOR
+    position = position_of(reader_of(channel, broker.name), token)
+    return Hold(broker.name, position, broker.hold_us / MICROS)

@@ -1,0 +1,132 @@
+"""The calls of `AsyncClient` about named readers of datasets, for which retention waits."""
+
+from __future__ import annotations
+
+import datetime as dt
+from contextlib import suppress
+from typing import Any
+
+from galileo.client.arguments import instance_of
+from galileo.client.async_brokers import AsyncBrokers
+from galileo.client.numbered_rows import update_row
+from galileo.client.results import DatasetReader
+from galileo.cursor import Cursor
+from galileo.errors import DatasetExists, UnknownDataset
+from galileo.model.reader import (
+    READERS,
+    StoredReader,
+    reader_hold_us,
+    reader_key,
+    readers_of,
+    unknown_reader,
+)
+from galileo.model.schema import StoredSchema
+from galileo.model.times import MICROS, Duration
+from galileo.wire import reader_rows
+from galileo.wire.codec import cursor_from_pb
+from galileo.wire.v1 import cluster_pb2
+from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
+
+
+class AsyncReaders(AsyncBrokers):
+    """Readers that have a name in the cluster."""
+
+    async def readers(self, dataset: str) -> list[DatasetReader]:
+        """The named readers of a dataset, by name.
+
+        Args:
+            dataset: its name.
+
+        Raises:
+            UnknownDataset: there is no such dataset.
+
+        Example:
+            >>> [reader.name for reader in await client.readers("weather")]
+            []
+        """
+        known = await self._read_schema(dataset)
+        stored = await self._stored_readers(known)
+        reply = await self._caller.unary(ClusterStub, "Status", cluster_pb2.StatusRequest())
+        facts = (one for node in reply.nodes for one in node.datasets if one.dataset == known.key)
+        published = Cursor.joined(cursor_from_pb(one.sequences) for one in facts)
+        return [_reader(known, reader, published) for reader in stored]
+
+    async def advance_reader(
+        self, dataset: str, name: str, cursor: Cursor, *, hold: Duration
+    ) -> None:
+        """Stores up to where a reader has processed a dataset, in the cluster; durable on return.
+
+        Creates the reader if there is none of this name. Its position never goes back: what it was
+        and the cursor are joined. Retention keeps the commits behind the position, until they are
+        older than its age and the hold together.
+
+        Args:
+            dataset: its name.
+            name: of the reader.
+            cursor: up to which all commits are processed, such as `QueryEnd.frontier`.
+            hold: for how long commits are kept beyond the age of the dataset's retention, such as
+                "7d"; at most 90 days.
+
+        Raises:
+            UnknownDataset: there is no such dataset.
+            InputError: the name or the hold is none.
+            Forbidden: the caller may not write the table of readers.
+
+        Example:
+            >>> cursor = (await client.query("weather")).frontier
+            >>> await client.advance_reader("weather", "nightly", cursor, hold="7d")
+            >>> [(one.name, one.behind) for one in await client.readers("weather")]
+            [('nightly', 0)]
+        """
+        known = await self._read_schema(dataset)
+        instance_of(Cursor, cursor, "a cursor up to which all commits are processed")
+        reader, hold_us = reader_key(known, name), reader_hold_us(hold)
+
+        def change(row: dict[str, Any]) -> dict[str, Any]:
+            return reader_rows.advance(row, reader, cursor, hold_us=hold_us)
+
+        try:
+            await update_row(self, READERS, reader, change)
+        except UnknownDataset:
+            with suppress(DatasetExists):  # Another reader is created at the same time.
+                await self.create_table(READERS)
+            await update_row(self, READERS, reader, change)
+
+    async def drop_reader(self, dataset: str, name: str) -> None:
+        """Removes a named reader; retention does not wait for it any more.
+
+        A stream of Spark that runs under this name creates it again.
+
+        Raises:
+            UnknownDataset: there is no such dataset.
+            InputError: there is no such reader.
+
+        Example:
+            >>> cursor = (await client.query("weather")).frontier
+            >>> await client.advance_reader("weather", "nightly", cursor, hold="7d")
+            >>> await client.drop_reader("weather", "nightly")
+        """
+        known = await self._read_schema(dataset)
+        names = [reader.name for reader in await self._stored_readers(known)]
+        if name not in names:
+            raise unknown_reader(name, names)
+        changes = {"token": "", "hold_us": 0, "stored_at": dt.datetime.now(dt.UTC)}
+        await update_row(self, READERS, reader_key(known, name), lambda _: changes)
+
+    async def _stored_readers(self, dataset: StoredSchema) -> list[StoredReader]:
+        try:
+            stored = await self.table(READERS.name)
+        except UnknownDataset:
+            return []
+        return readers_of(dataset, stored.rows)
+
+
+def _reader(dataset: StoredSchema, stored: StoredReader, published: Cursor) -> DatasetReader:
+    cursor = reader_rows.position_of(reader_key(dataset, stored.name), stored.token)
+    return DatasetReader(
+        name=stored.name,
+        cursor=cursor,
+        hold_s=stored.hold_us / MICROS,
+        behind=sum(max(0, last - cursor[partition]) for partition, last in published.items()),
+        stored_at=stored.stored_at,
+    )
