@@ -197,9 +197,11 @@ class RetentionRunner:
         with self._working:
             self._observe()
             planned = make_plan(shard, policy, ())
-        if planned.drop and not policy.past_readers:
-            planned = make_plan(shard, policy, self._holds(shard.schema))
+        is_read = planned.drop and not policy.past_readers
+        holds = self._holds(shard.schema) if is_read else ()
         with self._working:
+            if holds:
+                planned = make_plan(shard, policy, holds)
             report = self._carry_out(shard, planned)
             self._held[shard.schema.key] = report.held
             return report
