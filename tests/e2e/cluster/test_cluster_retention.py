@@ -191,7 +191,7 @@ def test_retention_commands_set_show_and_apply(keeping: LocalCluster) -> None:
     assert "kept for 30d and up to 10,000,000,000 bytes on each node, never past a reader" in words
     actual = json.loads(run("--json", "retention", "show", "policy"))
     policy = {"age_s": 30 * 86400.0, "bytes": 10**10, "past_readers": False}
-    assert actual == {"retention": policy, "held_back": []}
+    assert actual == {"retention": policy, "held_back": [], "readers": []}
     assert client.retention("policy") == Retention("30d", bytes=10**10)
 
     receipt = client.ingest("policy", forecasts(1)[0])
