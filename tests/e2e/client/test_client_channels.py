@@ -162,7 +162,8 @@ def test_an_execution_is_delivered_however_much_matches_at_once(
     client.create_channel(galileo.Channel(channel, reports, template, period="200ms", new="either"))
     texts = [f"{number:04}" + 80_000 * "-" for number in range(1_000)]
     columns = {"latitude": 10.0, "longitude": 20.0, "time": "2026-01-01T00:00Z", "wind": 2.0}
-    client.ingest(reports, pd.DataFrame({"report": texts}).assign(**columns))
+    receipt = client.ingest(reports, pd.DataFrame({"report": texts}).assign(**columns))
+    await_executed(client, channel, receipt.reached)
     client.subscribe(channel, pa.table({"id": ["all"], "least": [1.0]}), broker="me")
     batch = next(iter(client.follow(channel, "me", wait="30s")))
     assert batch.observations.nbytes > STREAM_BYTES_MAX
