@@ -172,6 +172,7 @@ def test_join_after_the_first_node_was_removed_asks_the_others(tmp_path: Path) -
         assert partitions(cluster) == {"node-3": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_cluster_ranges_are_cut_under_load_without_loss(
     tmp_path: Path, evaluator: dict[str, Any]
