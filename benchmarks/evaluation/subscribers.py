@@ -349,41 +349,45 @@ def tell_gluing(taken: Gluing) -> Block:
 
 
 def tell_local(taken: Local) -> Block:
-    most = taken.sides[0].points[-1].subscribers
-    what = f"NewLocal, {most:,} subscriptions: an execution"
-    return _tell(taken, "bad-subscribers.svg", (what, "shown as curves", _medians(taken.sides)))
-
-
-def tell_most_peers(taken: Local) -> Block:
-    what = f"NewLocal: most subscriptions within {PERIOD_S:g} s, others"
-    most = "; ".join(_most(side) for side in taken.sides)
-    return _tell(taken, "bad-most-peers.svg", (what, "shown as curves", most))
-
-
-def tell_most(taken: Local) -> Block:
-    what = f"NewLocal: most subscriptions within {PERIOD_S:g} s"
-    [galileo] = taken.sides
-    row = (what, "up to 4,000,000, six nodes", _most(galileo))
-    return _tell(taken, "bad-most-subscribers.svg", row)
-
-
-def _tell(taken: Local, name: str, summary: Sequence[str]) -> Block:
-    sides = taken.sides
+    sides, name = taken.sides, "bad-subscribers.svg"
+    what = f"NewLocal, {sides[0].points[-1].subscribers:,} subscriptions: an execution"
     axes = _axes(f"NewLocal, {TWEETS_PER_S:.0f} tweets a second", "subscriptions", sides)
     return Block(
         [
             *_executions(sides, "subscriptions"),
             "",
             picture(name, "Seconds of an execution by the number of subscriptions"),
-            "",
-            "The most subscriptions that were measured within the period:",
-            "",
-            *(f"- {_most(side)}" for side in sides),
-            *(["", f"{taken.server}."] if taken.server else []),
+            *_within_period(taken),
         ],
         {name: lambda: plots.lines(axes, [*_lines(sides), _period(sides)])},
-        [summary],
+        [(what, "shown as curves", _medians(sides))],
     )
+
+
+def tell_most_peers(taken: Local) -> Block:
+    what = f"NewLocal: most subscriptions within {PERIOD_S:g} s, others"
+    return _tell_most(taken, what, "shown as curves")
+
+
+def tell_most(taken: Local) -> Block:
+    what = f"NewLocal: most subscriptions within {PERIOD_S:g} s"
+    return _tell_most(taken, what, "up to 4,000,000, six nodes")
+
+
+def _tell_most(taken: Local, what: str, paper: str) -> Block:
+    most = "; ".join(_most(side) for side in taken.sides)
+    lines = [*_executions(taken.sides, "subscriptions"), *_within_period(taken)]
+    return Block(lines, {}, [(what, paper, most)])
+
+
+def _within_period(taken: Local) -> list[str]:
+    return [
+        "",
+        "The most subscriptions that were measured within the period:",
+        "",
+        *(f"- {_most(side)}" for side in taken.sides),
+        *(["", f"{taken.server}."] if taken.server else []),
+    ]
 
 
 def tell_nearby(taken: Nearby) -> Block:

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import CancelledError
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import aclosing
+from functools import partial
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError
@@ -27,6 +26,7 @@ from galileo.model.table import Table
 from galileo.node.catalog import Catalog
 from galileo.node.channel_executor import references_of
 from galileo.node.channel_reader import ChannelReader
+from galileo.node.loop_calls import call_in_loop
 from galileo.node.peers import ExecutionsTask
 
 READ_TIMEOUT_S = 10.0
@@ -55,14 +55,12 @@ class ComparedTables:
         """`read`, called from another thread than that of the event loop."""
         if not self._channels(table):
             return []
-        if self._loop.is_closed():
-            return [EMPTY_CURSOR]
-        future = asyncio.run_coroutine_threadsafe(self.read(table), self._loop)
-        try:
-            return future.result(2 * READ_TIMEOUT_S)
-        except (CancelledError, FutureTimeout):
-            future.cancel()
-            return [EMPTY_CURSOR]
+        return call_in_loop(
+            self._loop,
+            partial(self.read, table),
+            timeout_s=2 * READ_TIMEOUT_S,
+            otherwise=[EMPTY_CURSOR],
+        )
 
     async def read(self, table: Table) -> list[Cursor]:
         """The commits of a table that last executions compare with, of each such execution."""

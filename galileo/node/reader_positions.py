@@ -15,9 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import CancelledError
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import aclosing
+from functools import partial
 
 import pyarrow as pa
 
@@ -29,6 +28,7 @@ from galileo.model.reader import READERS, reader_key, readers_of
 from galileo.model.schema import StoredSchema
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
+from galileo.node.loop_calls import call_in_loop
 from galileo.node.peers import TableTask
 from galileo.node.retention_plan import Hold
 from galileo.node.table_reader import TableReader
@@ -60,14 +60,12 @@ class ReaderPositions:
 
     def read_from_thread(self, schema: StoredSchema) -> Sequence[Hold]:
         """`read`, called from another thread than that of the event loop."""
-        if self._loop.is_closed():
-            return [UNKNOWN]
-        future = asyncio.run_coroutine_threadsafe(self.read(schema), self._loop)
-        try:
-            return future.result(2 * READ_TIMEOUT_S)
-        except (CancelledError, FutureTimeout):
-            future.cancel()
-            return [UNKNOWN]
+        return call_in_loop(
+            self._loop,
+            partial(self.read, schema),
+            timeout_s=2 * READ_TIMEOUT_S,
+            otherwise=[UNKNOWN],
+        )
 
     async def read(self, schema: StoredSchema) -> Sequence[Hold]:
         """The named readers of a dataset, or the brokers that hold the results of a channel."""

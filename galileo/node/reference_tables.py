@@ -235,8 +235,13 @@ class ReferenceTables:
     ) -> tuple[pa.Table, Cursor]:
         """What a task asks for, and up to which commits that goes.
 
+        Args:
+            table: its table.
+            task: what to read.
+            before: bytes that count as read already.
+
         Raises:
-            MessageTooLarge: it is too much beside so many bytes.
+            MessageTooLarge: there are more rows, or with `before` more bytes, than a node keeps.
         """
         parts, cursor = [table.observation_schema.empty_table()], EMPTY_CURSOR
         rows, size = 0, before

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from galileo.ccq.model import Record
 from galileo.clock import Clock
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError, Unavailable
+from galileo.node.loop_calls import call_in_loop
 from galileo.node.retention_plan import ReaderProgress
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.continuous import CcqInfo
@@ -140,14 +140,10 @@ class ClusterCcqs:
 
     def progress_from_thread(self, dataset: str) -> list[ReaderProgress] | None:
         """`progress`, called from another thread than that of the event loop."""
-        if self._loop is None or self._loop.is_closed():
+        if self._loop is None:
             return None
-        future = asyncio.run_coroutine_threadsafe(self.progress(dataset), self._loop)
-        try:
-            return future.result(PROGRESS_TIMEOUT_S)
-        except (FutureTimeout, GalileoError):
-            future.cancel()
-            return None
+        call = partial(self.progress, dataset)
+        return call_in_loop(self._loop, call, timeout_s=PROGRESS_TIMEOUT_S, otherwise=None)
 
     def start(self) -> None:
         """Note the running event loop, for `progress_from_thread`."""

@@ -8,9 +8,15 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from galileo.errors import Unavailable
+from galileo.node.compared_tables import ComparedTables
 from galileo.node.peers import TablePart, TableTask
 from galileo.node.reader_positions import ReaderPositions
-from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
+from galileo.node.retention_runner import (
+    Compared,
+    Holds,
+    RetentionRunner,
+    RetentionRunnerOptions,
+)
 from galileo.node.storage_node import StorageNode
 from galileo.node.table_reader import TableReader
 from galileo.storage.retention import LogFile
@@ -68,10 +74,27 @@ def retention_of(node: StorageNode, clock: Days, unreadable: set[str]) -> Retent
     )
     tables = UnreadableTables(node.tables, unreadable)
     positions = ReaderPositions(node.catalog, tables, loop=asyncio.get_running_loop())
+    return runner_of(node, options, holds=positions.read_from_thread, compared=lambda _: ())
+
+
+def runner_of(
+    node: StorageNode,
+    options: RetentionRunnerOptions,
+    *,
+    holds: Holds = lambda _: (),
+    compared: Compared | None = None,
+) -> RetentionRunner:
+    """A runner for a node without continuous queries; stop it in a thread.
+
+    Args:
+        node: whose files are dropped and tables are cleaned.
+        options: when.
+        holds: of readers and brokers.
+        compared: up to where tables are compared; None: as channels have it.
+    """
+    if compared is None:
+        loop = asyncio.get_running_loop()
+        compared = ComparedTables(node.catalog, node.channel_reader, loop=loop).read_from_thread
     return RetentionRunner(
-        node.catalog,
-        options,
-        readers=lambda _: (),
-        holds=positions.read_from_thread,
-        compared=lambda _: (),
+        node.catalog, options, readers=lambda _: (), holds=holds, compared=compared
     )

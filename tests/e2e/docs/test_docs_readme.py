@@ -43,7 +43,7 @@ WITH_CLUSTER = [
 ALONE = ["docs/cluster.md", "docs/errors.md", "docs/sandbox.md"]
 CONFIGURATIONS = ["docs/cluster.md", "docs/configuration.md"]
 DOCUMENTED_NODE = "127.0.0.1:7701"
-PICTURES_BYTES_MAX = 1_470_000
+PICTURES_BYTES_MAX = 1_450_000
 
 _FILE = re.compile(r"# (\w+\.py)\n")
 """The first line of code that a page has its reader write into a file."""

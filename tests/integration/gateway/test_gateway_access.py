@@ -47,6 +47,12 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     return made
 
 
+def auth_section(tmp_path: Path, tokens: Tokens) -> dict[str, str]:
+    """Of the configuration of a node that asks for tokens."""
+    own = token_file(tmp_path / "token", tokens.tokens["node"])
+    return {"token_file": str(tokens.path), "node_token_file": str(own)}
+
+
 async def get(
     url: str, authorization: str = "", *, context: ssl.SSLContext | None = None
 ) -> tuple[int, Any]:
@@ -82,8 +88,7 @@ async def fill(address: str, proof: Credentials) -> None:
 async def test_gateway_callers_have_the_rights_of_their_tokens(
     tmp_path: Path, tokens: Tokens
 ) -> None:
-    own = token_file(tmp_path / "token", tokens.tokens["node"])
-    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    auth = auth_section(tmp_path, tokens)
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(node(tmp_path / "node", {"auth": auth}))
         await fill(address, tokens.proof("writer"))
@@ -120,8 +125,7 @@ async def test_gateway_callers_have_the_rights_of_their_tokens(
 async def test_page_of_a_cluster_with_tokens_leads_to_the_map(
     tmp_path: Path, tokens: Tokens
 ) -> None:
-    own = token_file(tmp_path / "token", tokens.tokens["node"])
-    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    auth = auth_section(tmp_path, tokens)
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(node(tmp_path / "node", {"auth": auth}))
         options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0)
@@ -222,11 +226,7 @@ async def test_gateway_of_a_cluster_without_tokens_needs_anonymous(
 async def test_continuous_queries_belong_to_their_owner(
     tmp_path: Path, tokens: Tokens, no_evaluator: dict[str, Any]
 ) -> None:
-    own = token_file(tmp_path / "token", tokens.tokens["node"])
-    sections = {
-        "auth": {"token_file": str(tokens.path), "node_token_file": str(own)},
-        "evaluator": no_evaluator,
-    }
+    sections = {"auth": auth_section(tmp_path, tokens), "evaluator": no_evaluator}
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(node(tmp_path / "node", sections))
         await fill(address, tokens.proof("writer"))
@@ -392,11 +392,7 @@ async def test_every_request_of_every_caller_has_the_rights_of_its_token(
     tokens.add("revoked", Role.ADMIN)
     token_store.remove(tokens.path, "revoked")
     tokens.tokens["wrong"] = "glt_" + "x" * 43
-    own = token_file(tmp_path / "token", tokens.tokens["node"])
-    sections = {
-        "auth": {"token_file": str(tokens.path), "node_token_file": str(own)},
-        "evaluator": no_evaluator,
-    }
+    sections = {"auth": auth_section(tmp_path, tokens), "evaluator": no_evaluator}
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(node(tmp_path / "node", sections))
         await fill(address, tokens.proof("writer"))

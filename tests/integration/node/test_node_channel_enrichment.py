@@ -12,6 +12,7 @@ import pytest
 import shapely
 from channel_audit import START_US, air, pairs_of, read_rows
 from expected_errors import raises
+from retaining import runner_of
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import InputError, Unavailable, UnknownDataset
@@ -21,10 +22,9 @@ from galileo.model.table import Table
 from galileo.model.times import TIME_TYPE
 from galileo.node import reference_tables
 from galileo.node.channel_executor import ExecutorOptions
-from galileo.node.compared_tables import ComparedTables
 from galileo.node.peers import ExecutionsTask, TablePart, TableTask
 from galileo.node.reference_tables import ReferenceOptions, ReferenceTables
-from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
+from galileo.node.retention_runner import RetentionRunnerOptions
 
 CHANNEL, DATASET = "hot", "air"
 RATINGS = Table("ratings", {"number": "int", "stars": "int"}, "number")
@@ -125,16 +125,8 @@ class World:
     async def clean(self, table: Table, *, compared: Any = None) -> int:
         """Cleans a table at all nodes; up to which commits it is cleaned then, in all."""
         options, cleaned = RetentionRunnerOptions(3600.0, min_age_s=0.0, table_age_s=0.0), 0
-        loop = asyncio.get_running_loop()
         for node in self.cluster.nodes:
-            reader = ComparedTables(node.catalog, node.channel_reader, loop=loop)
-            runner = RetentionRunner(
-                node.catalog,
-                options,
-                readers=lambda _: (),
-                holds=lambda _: (),
-                compared=compared or reader.read_from_thread,
-            )
+            runner = runner_of(node, options, compared=compared)
             shard = node.catalog.table_shard(table.key)
             for journal in shard.own.values():
                 journal.seal()

@@ -37,6 +37,7 @@ from channel_audit import (
 from expected_errors import raises
 from fault_injection.damage import flip
 from partition_moves import take, tell_all
+from retaining import runner_of
 from simulator.channel_mutants import CHANNEL_MUTANTS
 
 from galileo.cursor import Cursor
@@ -48,11 +49,10 @@ from galileo.node import table_reader
 from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
 from galileo.node.channel_reader import LOOK_S
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
-from galileo.node.compared_tables import ComparedTables
 from galileo.node.peers import ExecutionsTask
 from galileo.node.query_options import QueryOptions
 from galileo.node.reference_tables import References, ReferenceTables
-from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
+from galileo.node.retention_runner import RetentionRunnerOptions
 from galileo.node.storage_node import StorageNode
 from galileo.query.joins import Reference
 from galileo.query.lookup_index import LookupIndex
@@ -188,15 +188,7 @@ class Hot:
         clock = node.channels._clock
         options = replace(RETENTION, wall=lambda: clock.wall() + ahead_s)
         self.remember()
-        loop = asyncio.get_running_loop()
-        compared = ComparedTables(node.catalog, node.channel_reader, loop=loop)
-        runner = RetentionRunner(
-            node.catalog,
-            options,
-            readers=lambda _: (),
-            holds=lambda _: (),
-            compared=compared.read_from_thread,
-        )
+        runner = runner_of(node, options)
         try:
             for key in (self.audit.table, *(one.key for one in self.audit.channel.references)):
                 await asyncio.to_thread(runner.clean, node.catalog.table_shard(key))
