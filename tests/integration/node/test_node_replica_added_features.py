@@ -60,6 +60,15 @@ class GrowingWorld(World):
             except GalileoError:  # Its disk is full, or it has crashed.
                 self.added -= 1
 
+    async def tell_all(self) -> None:
+        """All nodes learn of the features that batches were sent with, as from a register.
+
+        The one node that has learnt of a feature may have lost that when its disk was full.
+        """
+        known = max([self.added, *self.sent.values()])
+        for host in self.hosts.values():
+            await asyncio.to_thread(host.node.catalog.adopt, wider(SCHEMA, known))
+
     def table_of(self, number: int, node: StorageNode) -> pa.Table:
         """The observations of a batch, always with the features that it was first sent with."""
         known = node.catalog.schema("nam").added if node.catalog.knows("nam") else 0
@@ -89,6 +98,7 @@ async def test_replicas_of_a_growing_dataset_keep_each_batch_with_its_features(
             await hurt(world)
             await world.add()
             world.spread_leaders()
+        await world.tell_all()
         await world.settle()
         await asyncio.gather(*works)
         await world.send_widest()
