@@ -128,7 +128,8 @@ class Channel(StoredSchema):
         period: time between two executions, which begin at its multiples.
         columns: of the observations that are delivered; none: all.
         keep: for how long the results of an execution are kept, unless a broker holds them for
-            longer; at least a second.
+            longer, and how much longer than by the dataset's retention observations that are not
+            matched yet; at least a second.
         new: what has to be new in a pair of an observation and a subscription since the last
             execution: "observations", with any subscription; "both", of the subscription its row
             in the table, or one that it looks up; "either": subscriptions that are new or were

@@ -173,8 +173,9 @@ class HeldBack:
     Attributes:
         bytes: of the files.
         readers: the continuous queries that have not been fetched so far, the named readers that
-            have not processed so far, or the brokers of a channel that have not acknowledged so
-            far; none where these are not known for certain.
+            have not processed so far, the channels that have not matched so far ("channel " and
+            the name), or the brokers of a channel that have not acknowledged so far; none where
+            these are not known for certain.
         since_us: the time of the newest observation or execution in the oldest file, microseconds
             since 1970.
     """

@@ -23,13 +23,13 @@ commits with one number the first one counts, and the second is a conflict: its 
 the log again. Each observation is therefore in exactly one execution of each partition.
 
 A partition of the dataset that cannot be read stays where it is in the cut, and its commits are
-matched later.
+matched later. Retention waits for that, with a bound (`galileo.node.channel_cuts`).
 
 Where changes of subscriptions count as news, an execution compares them with the subscriptions as
 the last one saw them: an index is never ahead of the log but while an execution is under way. The
 table is not cleaned past there (`RetentionRunner`). If subscriptions have rows of tables, they
 change with these. Then the index is at the cursor of each table in the last cut, too, and these
-tables are not cleaned past there (`galileo.node.compared_tables`). Where changed subscriptions also
+tables are not cleaned past there (`galileo.node.channel_cuts`). Where changed subscriptions also
 match what is there already, the node keeps the observations up to the cut that may match, its
 *history*.
 

@@ -1,13 +1,14 @@
 """Who holds the commits of a dataset or the results of a channel, and up to where each has come.
 
-Named readers are rows of one table. Brokers are rows of another, and their positions rows of a
-table of each channel. So other nodes have most of them. The owners are asked before commits are
-dropped, not earlier: what a call of `advance_reader`, `create_broker` or `acknowledge` has stored
-before counts.
+A dataset is held by named readers and by its channels (`galileo.node.channel_cuts`), the results of
+a channel by brokers. Named readers are rows of one table. Brokers are rows of another, and their
+positions rows of a table of each channel. So other nodes have most of them. The owners are asked
+before commits are dropped, not earlier: what a call of `advance_reader`, `create_broker` or
+`acknowledge` has stored before counts.
 
-What cannot be read is taken for what holds most. Without a position, a broker or reader holds
-everything up to its bound. Without the list of them, there may be one that holds as long as any
-can.
+What cannot be read is taken for what holds most. Without a position, a broker, reader or channel
+holds everything up to its bound. Without the list of brokers or readers, there may be one that
+holds as long as any can.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from galileo.model.reader import READERS, reader_key, readers_of
 from galileo.model.schema import StoredSchema
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
+from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.loop_calls import call_in_loop
 from galileo.node.peers import TableTask
 from galileo.node.retention_plan import Hold
@@ -43,19 +45,26 @@ log = logging.getLogger(__name__)
 
 
 class ReaderPositions:
-    """Reads named readers, brokers and their positions from the nodes that have them.
+    """Reads positions from the nodes that have them.
 
     Args:
         catalog: of the node.
-        tables: of the node.
+        tables: likewise.
+        cuts: likewise.
         loop: in which `read` runs.
     """
 
     def __init__(
-        self, catalog: Catalog, tables: TableReader, *, loop: asyncio.AbstractEventLoop
+        self,
+        catalog: Catalog,
+        tables: TableReader,
+        cuts: ChannelCuts,
+        *,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._catalog = catalog
         self._tables = tables
+        self._cuts = cuts
         self._loop = loop
 
     def read_from_thread(self, schema: StoredSchema) -> Sequence[Hold]:
@@ -68,19 +77,33 @@ class ReaderPositions:
         )
 
     async def read(self, schema: StoredSchema) -> Sequence[Hold]:
-        """The named readers of a dataset, or the brokers that hold the results of a channel."""
+        """The named readers and channels of a dataset, or the brokers that hold results of a
+        channel.
+        """
+        if isinstance(schema, Channel):
+            return await self._of_channel(schema)
+        readers, channels = await asyncio.gather(self._of_dataset(schema), self._cuts.holds(schema))
+        return [*readers, *channels]
+
+    async def _of_dataset(self, schema: StoredSchema) -> list[Hold]:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                return await self._readers(schema)
+        except (GalileoError, TimeoutError) as error:
+            log.info("the readers of %s cannot be read: %s", schema.name, error)
+            return [UNKNOWN]
+
+    async def _of_channel(self, channel: Channel) -> list[Hold]:
         brokers = None
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                if not isinstance(schema, Channel):
-                    return await self._readers(schema)
-                brokers = await self._brokers(schema)
-                return await self._holds(schema, brokers) if brokers else []
+                brokers = await self._brokers(channel)
+                return await self._holds(channel, brokers) if brokers else []
         except (GalileoError, TimeoutError) as error:
-            log.info("the readers or brokers of %s cannot be read: %s", schema.name, error)
-        if brokers is None or not isinstance(schema, Channel):
+            log.info("the brokers of %s cannot be read: %s", channel.name, error)
+        if brokers is None:
             return [UNKNOWN]
-        return [_hold(schema, broker, "") for broker in brokers]
+        return [_hold(channel, broker, "") for broker in brokers]
 
     async def _readers(self, dataset: StoredSchema) -> list[Hold]:
         key = self._catalog.key_of(READERS.name)

@@ -11,9 +11,9 @@ A policy that may not pass readers keeps three kinds of commits: those that a re
 continuous query has not fetched; all, while the continuous queries are not known for certain; and
 recent ones, since a continuous query that is being submitted may need them.
 
-Named readers hold commits of a dataset, and brokers the results of a channel, which have an age.
-They are readers up to an age of their own: each also lets go of what is older than the policy and
-its hold together. A policy without an age counts as one whose age is over at once.
+Named readers and channels hold commits of a dataset, and brokers the results of a channel, which
+have an age. They are readers up to an age of their own: each also lets go of what is older than the
+policy and its hold together. A policy without an age counts as one whose age is over at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ Pieces: TypeAlias = Mapping[int, Sequence[LogFile]]
 
 @dataclass(frozen=True, slots=True)
 class ReaderProgress:
-    """A live continuous query, a named reader or a broker, and up to where it needs no commits.
+    """A live continuous query, a named reader, a channel or a broker, and up to where it needs no
+    commits.
 
     Attributes:
         name: "" for readers that are not known.
@@ -50,11 +51,13 @@ class ReaderProgress:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A named reader of a dataset, or a broker, for which commits are kept beyond the policy.
+    """A named reader or channel of a dataset, or a broker, for which commits are kept beyond the
+    policy.
 
     Attributes:
         reader: its name; "" for readers that are not known.
-        position: the commits that it has processed, or the executions that it has acknowledged.
+        position: the commits that it has processed or matched, or the executions that it has
+            acknowledged.
         hold_s: for how long the others are kept beyond the age of the policy.
     """
 

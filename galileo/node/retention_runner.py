@@ -42,7 +42,7 @@ TABLE_AGE_S = 300.0
 log = logging.getLogger(__name__)
 
 Holds: TypeAlias = Callable[[StoredSchema], Sequence[Hold]]
-"""The named readers of a dataset now, or the brokers that hold the results of a channel."""
+"""The named readers and channels of a dataset, or the brokers that hold results of a channel."""
 Compared: TypeAlias = Callable[[Table], Sequence[Cursor]]
 """The commits of a table with which channels compare rows of subscriptions."""
 

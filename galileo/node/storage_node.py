@@ -54,12 +54,12 @@ from galileo.model.schema import (
 from galileo.model.table import Table
 from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
+from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
 from galileo.node.channel_reader import ChannelReader
 from galileo.node.cluster_scan import ClusterScans, ScanEnd
 from galileo.node.cluster_view import ClusterView
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
-from galileo.node.compared_tables import ComparedTables
 from galileo.node.ingest import Ingest
 from galileo.node.local_scan import LocalScans
 from galileo.node.migration.moves import Moves, stored_moves
@@ -363,14 +363,14 @@ class StorageNode:
             options: when.
         """
         loop = asyncio.get_running_loop()
-        positions = ReaderPositions(self.catalog, self.tables, loop=loop)
-        compared = ComparedTables(self.catalog, self.channel_reader, loop=loop)
+        cuts = ChannelCuts(self.catalog, self.channel_reader, loop=loop)
+        positions = ReaderPositions(self.catalog, self.tables, cuts, loop=loop)
         self._retaining = RetentionRunner(
             self.catalog,
             options or RetentionRunnerOptions(),
             readers=readers,
             holds=positions.read_from_thread,
-            compared=compared.read_from_thread,
+            compared=cuts.compared_from_thread,
         )
 
     def begin_scrub(self, options: ScrubOptions) -> None:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from galileo.errors import Unavailable
-from galileo.node.compared_tables import ComparedTables
+from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.peers import TablePart, TableTask
 from galileo.node.reader_positions import ReaderPositions
 from galileo.node.retention_runner import (
@@ -73,7 +73,9 @@ def retention_of(node: StorageNode, clock: Days, unreadable: set[str]) -> Retent
         check_s=3600.0, min_age_s=0.0, wall=clock.wall, monotonic=clock.monotonic
     )
     tables = UnreadableTables(node.tables, unreadable)
-    positions = ReaderPositions(node.catalog, tables, loop=asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    cuts = ChannelCuts(node.catalog, node.channel_reader, loop=loop)
+    positions = ReaderPositions(node.catalog, tables, cuts, loop=loop)
     return runner_of(node, options, holds=positions.read_from_thread, compared=lambda _: ())
 
 
@@ -94,7 +96,8 @@ def runner_of(
     """
     if compared is None:
         loop = asyncio.get_running_loop()
-        compared = ComparedTables(node.catalog, node.channel_reader, loop=loop).read_from_thread
+        cuts = ChannelCuts(node.catalog, node.channel_reader, loop=loop)
+        compared = cuts.compared_from_thread
     return RetentionRunner(
         node.catalog, options, readers=lambda _: (), holds=holds, compared=compared
     )

@@ -32,6 +32,7 @@ CONVICTED_FROM = {
     "absent_subscriptions_skipped": 6,
     "cleaned_past_compared": 99,
     "index_ahead_of_log": 26,
+    "matched_by_one_dropped": 10,
     **dict.fromkeys((one for one in CHANNEL_MUTANTS if one.startswith("repeats")), 6),
     "repeats_after_take_over": 13,
     "rows_ahead_of_log": 117,
@@ -40,6 +41,8 @@ CONVICTED_FROM = {
     "rows_not_followed": 8,
     "rows_read_anew_as_new": 283,
     "subscriptions_before_frontier": 6,
+    "unknown_as_matched": 52,
+    "unmatched_dropped": 10,
 }
 """The first seed to try with a mutant; 0 for others."""
 SCENARIOS = {"last_execution_dropped", "own_cut", "unsubscribe_lost_in_take_over"}
@@ -53,6 +56,7 @@ EXPECTED = (
     "fault crash",
     "gone for readers",
     "looked-up tables cleaned",
+    "matched observations dropped",
     "notifications due for certain",
     "tables cleaned",
 )

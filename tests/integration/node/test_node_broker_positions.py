@@ -1,4 +1,7 @@
-"""Results of a channel that brokers hold beyond `keep`, at real nodes, against a dumb rule."""
+"""Results of a channel that brokers hold beyond `keep`, at real nodes, against a dumb rule.
+
+And observations that wait for the channel.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from channel_audit import Reader, air, batch_of, rows_of
+from channel_audit import START_US, Reader, air, batch_of, rows_of
 from retaining import DAY_S, Checked, Days, retention_of
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.model.broker import BROKERS, HOLD_MAX_S, Broker
 from galileo.model.channel import Channel, reader_of
+from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.table import DELETED, Table
 from galileo.model.times import MICROS
 from galileo.node import reader_positions, retention_runner
+from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.reader_positions import ReaderPositions
 from galileo.node.retention_plan import Hold, ReaderProgress, held_until
 from galileo.node.storage_node import StorageNode
@@ -82,11 +87,14 @@ class World:
 
     # --- what happens --------------------------------------------------------------------------
 
-    async def execute(self) -> None:
-        """New observations, which match all subscriptions."""
+    async def observe(self) -> None:
         number = next(self.numbers)
         rows = batch_of(number)
         await self.cluster["b"].ingest.ingest(DATASET, rows, producer="p", batch=number)
+
+    async def execute(self) -> None:
+        """New observations, which match all subscriptions."""
+        await self.observe()
         for teller, node in itertools.product(self.cluster.nodes, self.cluster.nodes):
             for key in (DATASET, self.channel.subscriptions.key):
                 sequences = teller.catalog.shards[key].own_published().sequences
@@ -273,7 +281,9 @@ async def test_a_node_that_is_away_may_have_a_broker_that_holds_all(cluster: Any
     cursor = Cursor({0: 3, 5: 7})
     await world.acknowledge("mail", cursor)
     loop = asyncio.get_running_loop()
-    of_b = ReaderPositions(cluster["b"].catalog, cluster["b"].tables, loop=loop)
+    b = cluster["b"]
+    cuts = ChannelCuts(b.catalog, b.channel_reader, loop=loop)
+    of_b = ReaderPositions(b.catalog, b.tables, cuts, loop=loop)
     expected = [Hold("mail", cursor, 5 * DAY_S)]
     assert await of_b.read(world.channel) == expected
     assert await asyncio.to_thread(of_b.read_from_thread, world.channel) == expected
@@ -282,3 +292,42 @@ async def test_a_node_that_is_away_may_have_a_broker_that_holds_all(cluster: Any
     cluster.network.away.clear()
     await world.upsert(world.channel.positions, broker="mail", token="nonsense")
     assert await of_b.read(world.channel) == [Hold("mail", EMPTY_CURSOR, 5 * DAY_S)]
+
+
+async def test_observations_wait_for_a_channel_for_as_long_as_it_keeps_results(
+    cluster: Any,
+) -> None:
+    world = World(cluster, 0)
+    await world.begin()
+    for node in cluster.nodes:
+        node.catalog.adopt_retention(DATASET, VersionedRetention(1, Retention("1d")))
+
+    async def retain(age_s: float, names: str = "abc") -> tuple[int, set[tuple[str, ...]]]:
+        """Commits that are dropped so long after they were observed, and who holds others."""
+        world.clock.now_s = START_US / MICROS + age_s
+        commits, holders = 0, set[tuple[str, ...]]()
+        for name in names:
+            runner = retention_of(cluster[name], world.clock, set())
+            try:
+                report = await asyncio.to_thread(runner.apply, DATASET)
+            finally:
+                await asyncio.to_thread(runner.stop)
+            commits += report.commits
+            holders |= {held.readers for held in report.held}
+        return commits, holders
+
+    by_channel = {(f"channel {CHANNEL}",)}
+    await world.observe()
+    assert await retain(2 * DAY_S) == (0, by_channel)
+    await world.execute()
+    cluster.network.away.add("a")
+    assert await retain(2 * DAY_S, "bc") == (0, by_channel)
+    cluster.network.away.clear()
+    commits, holders = await retain(2 * DAY_S)
+    assert commits > 1
+    assert not holders
+    await world.observe()
+    assert await retain(4 * DAY_S) == (0, by_channel)
+    commits, holders = await retain(6 * DAY_S)
+    assert commits
+    assert not holders

@@ -32,7 +32,7 @@ from galileo.model.channel import Channel
 from galileo.model.schema import Schema, StoredSchema
 from galileo.model.table import Table
 from galileo.node.catalog import dataset_home
-from galileo.node.compared_tables import ComparedTables
+from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.peers import PARTS_SCHEMA
 from galileo.query import Query
 from galileo.query import query as parsing
@@ -377,21 +377,21 @@ async def test_owner_of_a_table_learns_what_channels_compare_with(
         schema = nodes[1].catalog.table_shard(name).schema.observation_schema
         await nodes[1].ingest.ingest(name, pa.table(rows, schema=schema), producer="p", batch=0)
     loop, observed = asyncio.get_running_loop(), make_observations(9)
-    readers = [ComparedTables(node.catalog, node.channel_reader, loop=loop) for node in nodes]
+    cuts = [ChannelCuts(node.catalog, node.channel_reader, loop=loop) for node in nodes]
     partitions = nodes[0].catalog.channel_shard("hot").schema.partitions
     known = nodes[0].catalog.table_shard("limits").schema
-    for reader in readers:
-        assert await reader.read(known) == [EMPTY_CURSOR] * partitions
+    for one in cuts:
+        assert await one.compared(known) == [EMPTY_CURSOR] * partitions
     reached = (await nodes[0].ingest.ingest("nam", observed, producer="p", batch=0)).reached
     for node in nodes:
         node.view.update_sequences("nam", reached)
         await node.channels.execute("hot")
     rows = Cursor.joined(node.catalog.shards["limits"].own_published().sequences for node in nodes)
     assert rows
-    for reader in readers:
-        assert await reader.read(known) == [rows] * partitions
+    for one in cuts:
+        assert await one.compared(known) == [rows] * partitions
     await company["c"].server.stop(None)
-    assert await readers[0].read(known) == [EMPTY_CURSOR]
+    assert await cuts[0].compared(known) == [EMPTY_CURSOR]
 
 
 async def test_long_queries_are_parsed_off_the_event_loop(

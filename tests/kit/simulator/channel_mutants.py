@@ -20,9 +20,11 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import BatchConflict, DataExpired
 from galileo.model.times import MICROS
 from galileo.node import channel_reader, table_cleaner
-from galileo.node.channel_executor import ChannelExecutor, Progress
+from galileo.node.channel_cuts import ChannelCuts
+from galileo.node.channel_executor import ChannelExecutor, Progress, cut_of
 from galileo.node.peers import ExecutionsTask
 from galileo.node.reference_tables import ReferenceTables
+from galileo.node.retention_plan import Hold
 from galileo.node.select import CursorRange
 from galileo.node.storage_node import StorageNode
 from galileo.query.subscriptions import RowIndex, SubscriptionIndex
@@ -39,6 +41,7 @@ _join_changes = ChannelExecutor._join_changes
 _changed_keys = ReferenceTables.changed_keys
 _apply = SubscriptionIndex.apply
 _pieces = channel_reader._pieces
+_hold = ChannelCuts._hold
 _paths = table_cleaner._paths
 
 Patches = dict[str, Any]
@@ -302,6 +305,24 @@ def _forget_nothing(self: Any, work: Any) -> None:
     self._progress.setdefault(work.channel.key, {})
 
 
+async def _nothing_held(self: Any, dataset: Any) -> list[Hold]:
+    """The dataset waits for no channel."""
+    return []
+
+
+async def _matched_by_one(self: Any, channel: Any) -> Hold:
+    """What one partition has matched is matched."""
+    hold = await _hold(self, channel)
+    cuts = [cut_of(rows) for rows in (await self._read_last(channel)).values() if rows is not None]
+    return replace(hold, position=Cursor.joined(cuts))
+
+
+async def _unless_unknown(self: Any, channel: Any) -> Hold:
+    """The dataset waits for executions that can be read alone."""
+    hold = await _hold(self, channel)
+    return hold if hold.position else replace(hold, hold_s=0.0)
+
+
 def _last_as_well(self: Any, shard: Any) -> Cursor:
     """The last execution stays, since it has the cut."""
     return Cursor({partition: shard.index.last(partition) for partition in shard.own})
@@ -337,6 +358,7 @@ NOT_READ = Progress(SubscriptionIndex.__new__(SubscriptionIndex))
 EXECUTOR = "galileo.node.channel_executor.ChannelExecutor"
 RANGE = "galileo.node.channel_executor.CursorRange"
 INDEX_APPLY = "galileo.node.channel_executor.SubscriptionIndex.apply"
+CUTS = "galileo.node.channel_cuts.ChannelCuts"
 RETENTION = "galileo.node.retention_runner"
 TABLES = "galileo.node.reference_tables.ReferenceTables"
 
@@ -363,9 +385,7 @@ CHANNEL_MUTANTS: dict[str, Any] = {
     "index_ahead_of_log": {f"{EXECUTOR}._read_progress": _keep_index},
     "rows_read_anew_as_new": {f"{TABLES}.changed_keys": _read_anew_as_new},
     "rows_newer_than_cut": {f"{TABLES}.read_at": _newest_rows},
-    "rows_cleaned_past_compared": {
-        "galileo.node.compared_tables.ComparedTables.read": _nothing_compared
-    },
+    "rows_cleaned_past_compared": {f"{CUTS}.compared": _nothing_compared},
     "rows_ahead_of_log": {f"{EXECUTOR}._read_progress": _keep_rows},
     "rows_not_followed": {f"{EXECUTOR}._join_changes": _subscriptions_alone},
     "repeats_new_alone": {f"{EXECUTOR}._all_rows": _new_alone},
@@ -380,6 +400,9 @@ CHANNEL_MUTANTS: dict[str, Any] = {
         f"{EXECUTOR}._note": _without_conflicts,
         f"{EXECUTOR}._forget_others": _forget_nothing,
     },
+    "unmatched_dropped": {f"{CUTS}.holds": _nothing_held},
+    "matched_by_one_dropped": {f"{CUTS}._hold": _matched_by_one},
+    "unknown_as_matched": {f"{CUTS}._hold": _unless_unknown},
     "last_execution_dropped": {f"{RETENTION}.RetentionRunner._before_last": _last_as_well},
     "token_of_next": {"galileo.node.channel_reader._pieces": _token_of_next},
     "position_before_acceptance": {},

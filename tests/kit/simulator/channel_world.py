@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal, TypeAlias, TypeVar
 from unittest import mock
 
 import pyarrow as pa
@@ -58,13 +58,15 @@ from galileo.errors import GalileoError
 from galileo.model import paths
 from galileo.model.channel import Channel, New
 from galileo.model.observations import normalise
+from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.table import Table, index_versions
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
+from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.channel_executor import ExecutorOptions
-from galileo.node.compared_tables import ComparedTables
 from galileo.node.query_options import QueryOptions
-from galileo.node.retention_runner import Compared, RetentionRunner, RetentionRunnerOptions
+from galileo.node.reader_positions import ReaderPositions
+from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query.subscriptions import ParameterQuery
 from galileo.storage.commits import Commit, Committed
@@ -97,7 +99,13 @@ AGE_MAX_S = WALL_S - START_US / MICROS + 2.0
 IDS = 6
 """Of each subscriber, so that the versions of a subscription have one order."""
 AHEAD_S = 1e7
-"""All executions are old for retention."""
+"""For retention it is later, so that all executions are old."""
+KEEP_S = AHEAD_S / 2
+"""Of executions, and of observations that are not matched yet."""
+AGE_S = WALL_S - START_US / MICROS + AHEAD_S - KEEP_S / 2
+"""All observations are older, and none of them is older by `KEEP_S`."""
+Drops: TypeAlias = Literal["nothing", "matched", "all"]
+"""The observations that retention drops, where they are old."""
 PRODUCERS = SUBSCRIBERS = 2
 FOR_GOOD = 1 << 30
 """Calls of a user who ends with the faults."""
@@ -108,6 +116,8 @@ LOOKUPS_EVERY = 3
 SINGLE_FAULTS = ("crash", "all", "away", "move", "cut move", "full")
 REPLICA_FAULTS = ("crash", "disk", "rot", "all", "cut", "full")
 CHANNEL_FAULTS = tuple(dict.fromkeys([*SINGLE_FAULTS, *REPLICA_FAULTS, "clean", "retention"]))
+S = TypeVar("S")
+T = TypeVar("T")
 Parts = Mapping[int, tuple[pa.Table, pa.RecordBatch]]
 
 
@@ -120,7 +130,7 @@ class Plan:
         looks_up: whether its subscriptions have rows of `LEVELS`.
         limits: of executions.
         is_kept: whether neither tables are cleaned nor executions dropped.
-        drops_observations: whether retention drops observations, perhaps before they are matched.
+        drops: observations; perhaps before they are matched.
         replicas: of each partition.
         sending_s, subscribing_s, executing_s: the longest pauses between two calls of a user, and
             between two executions of a node.
@@ -136,7 +146,7 @@ class Plan:
     looks_up: bool = False
     limits: ExecutorOptions = LIMITS[0]
     is_kept: bool = False
-    drops_observations: bool = False
+    drops: Drops = "nothing"
     replicas: int = 3
     sending_s: float = 0.15
     subscribing_s: float = 0.4
@@ -157,7 +167,7 @@ class Plan:
             "nam",
             LOOKED_UP if self.looks_up else self.template,
             period=PERIOD_S,
-            keep="1s",
+            keep=KEEP_S,
             new=self.new,
             leave=self.leave,
             age_max=self.age_max_s,
@@ -219,12 +229,16 @@ class ChannelWorld(World):
             wall=lambda: self.clock.wall() + AHEAD_S,
             monotonic=self.clock.monotonic,
         )
+        host.node.catalog.adopt_retention("nam", VersionedRetention(1, Retention(AGE_S)))
+        loop = asyncio.get_running_loop()
+        cuts = ChannelCuts(host.node.catalog, host.node.channel_reader, loop=loop)
+        positions = ReaderPositions(host.node.catalog, host.node.tables, cuts, loop=loop)
         self.runners[name] = RetentionRunner(
             self.catalog_of(host),
             options,
             readers=lambda _: (),
-            holds=lambda _: (),
-            compared=self.compared_of(host),
+            holds=self.in_thread_of(host, positions.read, positions.read_from_thread),
+            compared=self.in_thread_of(host, cuts.compared, cuts.compared_from_thread),
         )
         self.executing[name] = asyncio.create_task(self.execute(host))
 
@@ -232,12 +246,17 @@ class ChannelWorld(World):
         """As it is maintained."""
         return host.node.catalog
 
-    def compared_of(self, host: Host) -> Compared:
-        """What a node asks before it cleans a table."""
-        loop = asyncio.get_running_loop()
-        return ComparedTables(
-            host.node.catalog, host.node.channel_reader, loop=loop
-        ).read_from_thread
+    def in_thread_of(
+        self, host: Host, read: Callable[[S], Coroutine[Any, Any, T]], call: Callable[[S], T]
+    ) -> Callable[[S], T]:
+        """What a node asks before it drops or cleans, for its thread.
+
+        Args:
+            host: the node.
+            read: it, in the event loop.
+            call: it, from another thread.
+        """
+        return call
 
     @property
     def cleaned_tables(self) -> list[str]:
@@ -321,7 +340,10 @@ class ChannelWorld(World):
             for key in self.cleaned_tables:
                 runner.clean(catalog.table_shard(key))
             runner.drop_executions(catalog.channel_shard(CHANNEL))
-            if self.plan.drops_observations:
+            if self.plan.drops == "matched":
+                dropped = runner.apply("nam").commits
+                self.counters["matched observations dropped"] += dropped
+            elif self.plan.drops == "all":
                 self.drop_observations(catalog)
 
         try:
@@ -480,7 +502,7 @@ class ChannelWorld(World):
     def judge(self) -> None:
         keys = [schema.key for schema in self.schemas]
         self.audit.check_complete({key: self.published(key) for key in keys})
-        self.audit.judge(may_skip=self.plan.drops_observations)
+        self.audit.judge(may_skip=self.plan.drops == "all")
         for reader in self.readers:
             self.audit.check_reader(reader)
         if self.topology.is_replicated:
@@ -602,14 +624,14 @@ class SimulatedWorld(ChannelWorld):
 
         return _WaitingCatalog(host.node.catalog, wait)
 
-    def compared_of(self, host: Host) -> Compared:
-        compared = ComparedTables(host.node.catalog, host.node.channel_reader, loop=self.loop)
-
-        def read(table: Table) -> list[Cursor]:
-            reading = asyncio.run_coroutine_threadsafe(compared.read(table), self.loop)
+    def in_thread_of(
+        self, host: Host, read: Callable[[S], Coroutine[Any, Any, T]], call: Callable[[S], T]
+    ) -> Callable[[S], T]:
+        def wait(asked: S) -> T:
+            reading = asyncio.run_coroutine_threadsafe(read(asked), self.loop)
             return self.threads[host.name].wait(reading).result()
 
-        return read
+        return wait
 
     async def maintain(self) -> None:
         """`keep_maintaining` does it."""
@@ -819,7 +841,7 @@ def plan_of(seed: int) -> Plan:
         looks_up=(seed // len(MODES)) % LOOKUPS_EVERY == 1,
         limits=LIMITS[0] if is_repetitive else chance.choice(LIMITS),
         is_kept=chance.random() < 0.2,
-        drops_observations=new == "observations" and chance.random() < 0.3,
+        drops=_drops(new, chance.random()),
         replicas=3 if seed % REPLICATED_EVERY == REPLICATED_EVERY - 1 else 1,
         sending_s=0.6,
         subscribing_s=0.8,
@@ -829,6 +851,13 @@ def plan_of(seed: int) -> Plan:
         changes=7 * size,
         faults=2 * size,
     )
+
+
+def _drops(new: New, chance: float) -> Drops:
+    """A channel that matches observations again cannot be judged without them."""
+    if new not in ("observations", "both") or chance >= 0.6:
+        return "nothing"
+    return "all" if new == "observations" and chance < 0.3 else "matched"
 
 
 def run_channels(
@@ -856,7 +885,7 @@ def run_channels(
     """
     plan = plan_of(seed)
     if "retention" in without:
-        plan = replace(plan, drops_observations=False)
+        plan = replace(plan, drops="nothing")
     memory = Path("/dev/shm")
     directory = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
 

@@ -1,0 +1,135 @@
+"""Up to which commits channels have read datasets and tables, by their last executions.
+
+The last execution of each partition of a channel's log says it, on the node that has the partition.
+Owners ask there before they drop what an execution may still need: commits of a dataset that are
+not matched yet, and versions of the rows of a table with which a channel compares later ones
+(`lookup`, where changes count as news). An answer that is late names an earlier execution, which
+holds back more.
+
+A partition that was not executed yet holds back all: its first execution may be under way. A
+channel that this node has not heard of was created a moment ago; what it reads is younger than what
+is dropped or cleaned. What cannot be read holds back all as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from functools import partial, reduce
+
+import pyarrow as pa
+
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import GalileoError
+from galileo.labels import from_ipc
+from galileo.model.broker import HOLD_MAX_S
+from galileo.model.channel import NO_BROKER, Channel
+from galileo.model.schema import StoredSchema
+from galileo.model.table import Table
+from galileo.model.times import MICROS
+from galileo.node.catalog import Catalog
+from galileo.node.channel_executor import cut_of, references_of
+from galileo.node.channel_reader import ChannelReader
+from galileo.node.loop_calls import call_in_loop
+from galileo.node.peers import ExecutionsTask
+from galileo.node.retention_plan import Hold
+
+READ_TIMEOUT_S = 10.0
+"""Of all channels that read a dataset or table."""
+
+log = logging.getLogger(__name__)
+
+
+class ChannelCuts:
+    """Reads the last executions from the nodes that have them.
+
+    Args:
+        catalog: of the node.
+        reader: likewise.
+        loop: in which `compared` runs.
+    """
+
+    def __init__(
+        self, catalog: Catalog, reader: ChannelReader, *, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._catalog = catalog
+        self._reader = reader
+        self._loop = loop
+
+    async def holds(self, dataset: StoredSchema) -> list[Hold]:
+        """The commits of a dataset that each of its channels has matched.
+
+        A channel that stands still holds the others for as long as it keeps results.
+        """
+        channels = [
+            channel
+            for channel in self._catalog.channels.values()
+            if channel.schema is not None and channel.schema.key == dataset.key
+        ]
+        return list(await asyncio.gather(*map(self._hold, channels)))
+
+    async def _hold(self, channel: Channel) -> Hold:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                last = await self._read_last(channel)
+        except (GalileoError, TimeoutError) as error:
+            log.info("the executions of channel %s cannot be read: %s", channel.name, error)
+            matched = EMPTY_CURSOR
+        else:
+            start = Cursor(dict(channel.start))
+            matched = reduce(
+                Cursor.meet,
+                [start if rows is None else cut_of(rows) for rows in last.values()],
+            )
+        hold_s = min(channel.keep_us / MICROS, HOLD_MAX_S)
+        return Hold(f"channel {channel.name}", matched, hold_s)
+
+    def compared_from_thread(self, table: Table) -> list[Cursor]:
+        """`compared`, called from another thread than that of the event loop."""
+        if not self._comparing(table):
+            return []
+        return call_in_loop(
+            self._loop,
+            partial(self.compared, table),
+            timeout_s=2 * READ_TIMEOUT_S,
+            otherwise=[EMPTY_CURSOR],
+        )
+
+    async def compared(self, table: Table) -> list[Cursor]:
+        """The commits of a table that last executions compare with, of each such execution."""
+        cursors = list[Cursor]()
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                for channel in self._comparing(table):
+                    last = await self._read_last(channel)
+                    cursors += [
+                        EMPTY_CURSOR
+                        if rows is None
+                        else references_of(rows).get(table.name, EMPTY_CURSOR)
+                        for rows in last.values()
+                    ]
+        except (GalileoError, TimeoutError) as error:
+            log.info("table %s is not cleaned now: %s", table.name, error)
+            return [EMPTY_CURSOR]
+        return cursors
+
+    def _comparing(self, table: Table) -> list[Channel]:
+        """The channels that look up rows of a table, and compare them."""
+        return [
+            channel
+            for channel in self._catalog.channels.values()
+            if channel.compares
+            and any(channel.reference_tables[s.table].key == table.key for s in channel.lookup)
+        ]
+
+    async def _read_last(self, channel: Channel) -> dict[int, pa.Table | None]:
+        """The row with the cut of the last execution of each partition; None if there is none."""
+        last = dict[int, pa.Table | None].fromkeys(range(channel.partitions))
+        task = ExecutionsTask(channel.key, NO_BROKER, EMPTY_CURSOR)
+        async with aclosing(self._reader.read(task)) as parts:
+            async for part in parts:
+                if (execution := part.execution) is not None:
+                    rows = from_ipc(execution.observations, channel.observation_schema)
+                    last[execution.partition] = rows
+        return last
