@@ -113,7 +113,12 @@ class _Peer:
     Attributes:
         installed: the version of its replica set.
         matches: what it has acknowledged, None before it answered `StartTerm`.
-        sent, sent_at: up to where frames are under way, and since when.
+        sent, sent_at: up to where frames are under way, and since when the oldest of them.
+        timed: a log, the last of some frames that were sent once, and when.
+        patience_s: after how long frames are sent again, if that is longer than for others. It is
+            doubled each time, and halved when the answer to frames that were sent once takes less
+            than half of it. Otherwise a member whose answers take longer would get all frames
+            several times, and take longer still.
         announced, sent_commits: how far it knows, and was sent, that logs are committed.
         supported_at: when the newest beat was sent that it has answered.
     """
@@ -123,6 +128,8 @@ class _Peer:
     matches: dict[str, int] | None = None
     sent: dict[str, int] = field(default_factory=dict)
     sent_at: dict[str, float] = field(default_factory=dict)
+    timed: tuple[str, int, float] | None = None
+    patience_s: float = 0.0
     sent_commits: dict[str, int] = field(default_factory=dict)
     announced: dict[str, int] = field(default_factory=dict)
     started_at: float = -inf
@@ -641,6 +648,10 @@ class Replica:
             peer.sent[name] = max(peer.sent.get(name, 0), match)
             # Not the highest: a member that restarted may have to learn of a commit again.
             peer.sent_commits[name] = message.committed[name]
+        if peer.timed is not None and peer.matches.get(peer.timed[0], 0) >= peer.timed[1]:
+            if 2 * (now - peer.timed[2]) <= peer.patience_s:
+                peer.patience_s /= 2
+            peer.timed = None
 
     def _on_not_following(self, sender: Member, message: NotFollowing, now: float) -> None:
         """The member has restarted: forget what it had, and tell it of the term."""
@@ -663,6 +674,8 @@ class Replica:
         if lead is None or lead.term != term or member not in lead.peers:
             return None
         peer = lead.peers[member]
+        if now >= peer.heard_at + self.options.dead_after_s:
+            peer.patience_s = 0.0
         peer.heard_at = now
         return peer
 
@@ -710,11 +723,15 @@ class Replica:
         """Send a member what it lacks, and how far the logs are committed."""
         if peer.matches is None:
             return
+        patience_s = max(self.options.resend_s, peer.patience_s)
         for name, log in self.logs.items():
             match, sent = peer.matches.get(name, 0), peer.sent.get(name, 0)
-            is_late = now >= peer.sent_at.get(name, -inf) + self.options.resend_s
-            if is_late:
-                sent = match
+            is_late = now >= peer.sent_at.get(name, -inf) + patience_s
+            is_waiting = sent > match
+            is_again = is_late and is_waiting
+            if is_again:
+                sent, peer.timed = match, None
+                peer.patience_s = min(2 * patience_s, self.options.dead_after_s)
             is_reset = sent < log.start
             sent = max(sent, log.start)
             until = min(log.end, max(match, log.start) + self.options.frames_max)
@@ -735,7 +752,11 @@ class Replica:
                 start=log.start,
             )
             self._send(member, message)
-            peer.sent[name], peer.sent_at[name] = until, now
+            if peer.timed is None and not is_again and until > sent:
+                peer.timed = name, until, now
+            if is_again or not is_waiting:
+                peer.sent_at[name] = now
+            peer.sent[name] = until
             peer.announced[name] = message.committed
 
     def _announceable(self, log: Log) -> int:

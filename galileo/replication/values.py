@@ -190,7 +190,8 @@ class ReplicationOptions:
         stagger_s: between the campaigns of the voters of a set.
         campaign_s: a campaign that takes longer is given up.
         beat_s: between the beats of a leader.
-        resend_s: what is not acknowledged is sent again.
+        resend_s: what is not acknowledged is sent again; frames to a slow member later, at the
+            latest after `dead_after_s`.
         stall_s: a leader whose write takes longer steps down.
         frames_max: most frames of one message.
         lag_max: a learner within so many frames of the end is promoted.

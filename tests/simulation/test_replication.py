@@ -17,7 +17,7 @@ MUTANT_SEEDS = 20
 CONVICTED_FROM = {
     "acknowledges_unsynced": 158,
     "announces_appended": 48,
-    "publishes_appended": 62,
+    "publishes_appended": 153,
     "counts_one_less": 0,
     "elects_with_one_less": 0,
     "takes_own_log": 0,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from simulator.instant_replicas import LOG, InstantReplicas
+from collections import deque
+
+from simulator.instant_replicas import LOG, TICK_S, InstantReplicas
 
 from galileo.node.replication.replicas import ReplicasOptions, _Hosted
 from galileo.replication.machine import Replica
 from galileo.replication.messages import (
     Acknowledged,
+    Append,
     Beat,
     DropFrames,
     FrameAppended,
@@ -15,6 +18,7 @@ from galileo.replication.messages import (
     LogForgotten,
     LogSynced,
     MembersWanted,
+    MessageArrived,
     ReplicaEvent,
     ReplicaTicked,
     ResetLog,
@@ -72,6 +76,54 @@ class LosesLearner(Cluster):
             self.lost.add(C)
 
 
+class LossyLine(Cluster):
+    """Some messages with frames do not reach C.
+
+    Attributes:
+        lost: how many of the next ones.
+    """
+
+    lost = 0
+
+    def step(self, member: Member, event: ReplicaEvent) -> None:
+        message = event.message if isinstance(event, MessageArrived) else None
+        if member == C and self.lost and isinstance(message, Append) and message.epochs.runs:
+            self.lost -= 1
+        else:
+            super().step(member, event)
+
+
+class SlowMember(Cluster):
+    """What C acknowledges arrives late."""
+
+    late_s = 1.4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_slow = False
+        self.late = deque[tuple[float, ReplicaEvent]]()
+
+    def step(self, member: Member, event: ReplicaEvent) -> None:
+        is_arrival = isinstance(event, MessageArrived) and event.sender == C
+        if self.is_slow and is_arrival and isinstance(event.message, Acknowledged):
+            self.late.append((self.now + self.late_s, event))
+        else:
+            super().step(member, event)
+
+    def run(self, seconds: float = 5.0) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            super().run(TICK_S)
+            while self.late and self.late[0][0] <= self.now:
+                super().step(A, self.late.popleft()[1])
+
+    def frames_sent(self) -> int:
+        """To C, each as often as it was sent."""
+        sent = [one for one in self.effects[A] if isinstance(one, SendMessage) and one.to == C]
+        appends = [one.message for one in sent if isinstance(one.message, Append)]
+        return sum(one.epochs.end - one.after for one in appends)
+
+
 def test_founder_takes_frames_alone_and_grows() -> None:
     cluster = Cluster()
     cluster.found()
@@ -90,6 +142,50 @@ def test_members_know_no_leader_when_they_have_not_heard_it() -> None:
     assert all(machine.knows_leader(cluster.now) for machine in cluster.machines.values())
     later = cluster.now + cluster.machines[B].options.dead_after_s
     assert [cluster.machines[one].knows_leader(later) for one in (A, B)] == [True, False]
+
+
+def test_lost_frames_are_sent_again_while_others_follow() -> None:
+    cluster = LossyLine()
+    cluster.found()
+    cluster.want(A, B, C)
+    cluster.lost = 1
+    for _ in range(200):
+        cluster.append(1)
+        cluster.run(TICK_S)
+    assert cluster.lost == 0
+    assert cluster.end(C) > 190
+
+
+def test_slow_member_gets_frames_little_more_than_once() -> None:
+    cluster = SlowMember()
+    cluster.found()
+    cluster.want(A, B, C)
+    cluster.is_slow = True
+    cluster.effects[A].clear()
+    frames = 20 * cluster.machines[A].options.frames_max
+    cluster.append(frames)
+    cluster.run(20 * 2 * cluster.late_s)
+    leadership = cluster.machines[A].leadership
+    assert leadership is not None
+    assert leadership.peers[C].matches == {LOG: frames}
+    assert cluster.frames_sent() < 1.2 * frames
+
+
+def test_member_that_is_heard_again_gets_frames_at_once() -> None:
+    cluster = SlowMember()
+    cluster.found()
+    cluster.want(A, B, C)
+    cluster.is_slow, cluster.late_s = True, 60.0
+    cluster.append(1)
+    cluster.run(20.0)
+    assert cluster.frames_sent() < 15
+    leader = cluster.machines[A]
+    leadership = leader.leadership
+    assert leadership is not None
+    leadership.peers[C].heard_at = cluster.now - leader.options.dead_after_s
+    cluster.is_slow = False
+    cluster.run(2 * leader.options.resend_s)
+    assert leadership.peers[C].matches == {LOG: 1}
 
 
 def test_leader_beats_at_the_tick_that_is_due_and_not_before() -> None:
