@@ -27,8 +27,8 @@ FORKED = (
     "process; connect only after the fork, close all clients before it, or start processes with "
     'multiprocessing.get_context("spawn") or "forkserver"'
 )
-THREADS = frozenset({"event_engine", "grpc_global_tim", "lifeguard"})
-"""Names of threads that run while gRPC does."""
+THREADS = frozenset({"event_engine", "grpc_global_tim", "grpc_shutdown", "lifeguard"})
+"""Names of threads that run while gRPC does, and until it has ended."""
 SHUTDOWN_S = 0.5
 """Longest time until they end after the last channel was closed."""
 _TASKS = Path("/proc/self/task")
