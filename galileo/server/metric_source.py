@@ -209,7 +209,6 @@ def _channels(node: StorageNode) -> Iterator[Measured]:
         yield "galileo_channel_behind_commits", labels, behind
         failing = sum(bool(one.failure) for one in progress)
         yield "galileo_channel_failing", labels, failing
-        yield "galileo_channel_held_bytes", labels, sum(one.bytes for one in node.held(key))
 
 
 # --- stored data -----------------------------------------------------------------------------
@@ -222,6 +221,7 @@ def _datasets(node: StorageNode) -> Iterator[Measured]:
         yield "galileo_dataset_paths", labels, facts.paths
         yield "galileo_dataset_disk_bytes", labels, facts.bytes_on_disk
         yield "galileo_dataset_graph_bytes", labels, facts.graph_bytes
+        yield "galileo_dataset_held_bytes", labels, sum(one.bytes for one in facts.held)
 
 
 def _partitions(node: StorageNode, *, partitions_max: int) -> Iterator[Measured]:

@@ -216,17 +216,17 @@ DEFINITIONS = (
     Definition(
         "galileo_channel_failing", "gauge", "Partitions that are not executed now", _CHANNEL
     ),
-    Definition(
-        "galileo_channel_held_bytes",
-        "gauge",
-        "Results older than `keep` that brokers hold, at the last check",
-        _CHANNEL,
-    ),
     # --- of stored data
     Definition("galileo_dataset_rows", "gauge", "Observations that this node stores", _DATASET),
     Definition("galileo_dataset_paths", "gauge", "Paths in them", _DATASET),
     Definition("galileo_dataset_disk_bytes", "gauge", "Length of the journals", _DATASET),
     Definition("galileo_dataset_graph_bytes", "gauge", "Memory of the metadata graph", _DATASET),
+    Definition(
+        "galileo_dataset_held_bytes",
+        "gauge",
+        "Files that retention would delete if no reader held them, at the last check",
+        _DATASET,
+    ),
     Definition(
         "galileo_commit_log_fsync_seconds",
         "histogram",

@@ -20,7 +20,7 @@ CONVICTED_FROM = {
     "advances_to_end_of_log": 2,
     "scans_without_lease": 0,
     "completes_stale_answers": 8,
-    "scans_other_epochs": 6,
+    "scans_other_epochs": 16,
     "follows_uncommitted": 1,
     "completes_ranges": 10,
     "leads_before_it_is_open": 16,

@@ -27,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import galileo
 from galileo.cluster import free_ports
+from galileo.cursor import Cursor
 from galileo.server.cgroup_memory import memory
 from galileo.server.metrics import DEFINITIONS, Measured
 from galileo.server.monitoring import CONNECTIONS_MAX, Monitoring
@@ -80,7 +81,11 @@ class Node:
 def node(evaluator: dict[str, Any]) -> Iterator[Node]:
     [port] = free_ports(1)
     metrics = {"address": f"127.0.0.1:{port}", "ccqs_max": 1, "partitions_max": 2}
-    settings = {"metrics": metrics, "evaluator": evaluator}
+    settings = {
+        "metrics": metrics,
+        "evaluator": evaluator,
+        "storage": {"retention_min_age_s": 0.1},
+    }
     with galileo.LocalCluster(nodes=1, groups=1, settings=settings) as running:
         yield Node(running, port)
 
@@ -183,6 +188,24 @@ def test_metrics_follow_ingest_cycles_and_fetches(node: Node) -> None:
     client.cancel(made.id)
     assert node.value("galileo_ccqs", state="coordinated") == 0
     assert node.value("galileo_labels_delivered_total") == 8
+
+
+def test_metric_of_held_bytes_is_what_waits_for_readers(node: Node) -> None:
+    client, hours_ago = node.client, pd.Timestamp.now("UTC") - pd.Timedelta("3h")
+    snow = galileo.Schema("snow", [galileo.Feature("rain", "mm")])
+    client.create_dataset(snow, retention=galileo.Retention("30m"))
+    client.ingest("snow", observations(day=1).assign(time=hours_ago))
+    client.advance_reader("snow", "nightly", Cursor(), hold="7d")
+
+    def held() -> float:
+        client.apply_retention("snow")
+        return node.value("galileo_dataset_held_bytes", dataset="snow")
+
+    await_that(lambda: held() > 0, "observations are held")
+    assert client.count("snow") == 3
+    client.drop_reader("snow", "nightly")
+    await_that(lambda: held() == 0, "none are held")
+    assert client.count("snow") == 0
 
 
 def test_metrics_of_single_queries_are_bounded_by_ccqs_max(node: Node) -> None:
