@@ -146,9 +146,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def turn(item: pytest.Item) -> tuple[int, Path]:
         group = group_of(item.nodeid)
-        return next(
-            (n for n, name in enumerate(LONG) if group.startswith(name)), len(LONG)
-        ), item.path
+        turns = (n for n, name in enumerate(LONG) if group.startswith(name))
+        return next(turns, len(LONG)), item.path
 
     if hasattr(config, "workerinput"):
         items.sort(key=turn)

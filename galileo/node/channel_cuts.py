@@ -36,7 +36,7 @@ from galileo.node.peers import ExecutionsTask
 from galileo.node.retention_plan import Hold
 
 READ_TIMEOUT_S = 10.0
-"""Of all channels that read a dataset or table."""
+"""Of the last executions of a channel."""
 
 log = logging.getLogger(__name__)
 
@@ -70,18 +70,10 @@ class ChannelCuts:
         return list(await asyncio.gather(*map(self._hold, channels)))
 
     async def _hold(self, channel: Channel) -> Hold:
-        try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                last = await self._read_last(channel)
-        except (GalileoError, TimeoutError) as error:
-            log.info("the executions of channel %s cannot be read: %s", channel.name, error)
-            matched = EMPTY_CURSOR
-        else:
-            start = Cursor(dict(channel.start))
-            matched = reduce(
-                Cursor.meet,
-                [start if rows is None else cut_of(rows) for rows in last.values()],
-            )
+        matched, start = EMPTY_CURSOR, Cursor(dict(channel.start))
+        if (last := await self._read_last(channel)) is not None:
+            cuts = [start if rows is None else cut_of(rows) for rows in last]
+            matched = reduce(Cursor.meet, cuts)
         hold_s = min(channel.keep_us / MICROS, HOLD_MAX_S)
         return Hold(f"channel {channel.name}", matched, hold_s)
 
@@ -98,21 +90,13 @@ class ChannelCuts:
 
     async def compared(self, table: Table) -> list[Cursor]:
         """The commits of a table that last executions compare with, of each such execution."""
-        cursors = list[Cursor]()
-        try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                for channel in self._comparing(table):
-                    last = await self._read_last(channel)
-                    cursors += [
-                        EMPTY_CURSOR
-                        if rows is None
-                        else references_of(rows).get(table.name, EMPTY_CURSOR)
-                        for rows in last.values()
-                    ]
-        except (GalileoError, TimeoutError) as error:
-            log.info("table %s is not cleaned now: %s", table.name, error)
-            return [EMPTY_CURSOR]
-        return cursors
+        last = await asyncio.gather(*map(self._read_last, self._comparing(table)))
+        references = [
+            {} if rows is None else references_of(rows)
+            for of_one in last
+            for rows in of_one or [None]
+        ]
+        return [read.get(table.name, EMPTY_CURSOR) for read in references]
 
     def _comparing(self, table: Table) -> list[Channel]:
         """The channels that look up rows of a table, and compare them."""
@@ -123,13 +107,20 @@ class ChannelCuts:
             and any(channel.reference_tables[s.table].key == table.key for s in channel.lookup)
         ]
 
-    async def _read_last(self, channel: Channel) -> dict[int, pa.Table | None]:
-        """The row with the cut of the last execution of each partition; None if there is none."""
-        last = dict[int, pa.Table | None].fromkeys(range(channel.partitions))
+    async def _read_last(self, channel: Channel) -> list[pa.Table | None] | None:
+        """The row with the cut of the last execution of each partition, None where there is none.
+
+        None if they cannot be read.
+        """
+        last: list[pa.Table | None] = [None] * channel.partitions
         task = ExecutionsTask(channel.key, NO_BROKER, EMPTY_CURSOR)
-        async with aclosing(self._reader.read(task)) as parts:
-            async for part in parts:
-                if (execution := part.execution) is not None:
-                    rows = from_ipc(execution.observations, channel.observation_schema)
-                    last[execution.partition] = rows
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S), aclosing(self._reader.read(task)) as parts:
+                async for part in parts:
+                    if (execution := part.execution) is not None:
+                        rows = from_ipc(execution.observations, channel.observation_schema)
+                        last[execution.partition] = rows
+        except (GalileoError, TimeoutError) as error:
+            log.info("the executions of channel %s cannot be read: %s", channel.name, error)
+            return None
         return last

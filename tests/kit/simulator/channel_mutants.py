@@ -313,7 +313,7 @@ async def _nothing_held(self: Any, dataset: Any) -> list[Hold]:
 async def _matched_by_one(self: Any, channel: Any) -> Hold:
     """What one partition has matched is matched."""
     hold = await _hold(self, channel)
-    cuts = [cut_of(rows) for rows in (await self._read_last(channel)).values() if rows is not None]
+    cuts = [cut_of(rows) for rows in await self._read_last(channel) or () if rows is not None]
     return replace(hold, position=Cursor.joined(cuts))
 
 
