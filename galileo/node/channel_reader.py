@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -13,6 +12,7 @@ from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import DataExpired, TransientError
+from galileo.hashing import text64
 from galileo.labels import to_ipc
 from galileo.node.catalog import Catalog
 from galileo.node.channel_shard import ChannelShard
@@ -138,13 +138,23 @@ class ChannelReader:
 
     async def _shares(self, task: ExecutionsTask) -> list[Share[ExecutionsTask]]:
         nodes = placement.owners(self._topology.current)
-        by_node = sorted(task.partitions, key=lambda partition: nodes[partition])
-        groups = itertools.groupby(by_node, key=nodes.__getitem__)
+        groups: dict[str, set[int]] = {}
+        for partition in _turns(task):
+            groups.setdefault(nodes[partition], set()).add(partition)
         return [
             Share(node, frozenset(group), dataclasses.replace(task, partitions=frozenset(group)))
-            for node, of_node in groups
-            if (group := list(of_node))
+            for node, group in groups.items()
         ]
+
+
+def _turns(task: ExecutionsTask) -> list[int]:
+    """The partitions in the order in which they are read, which changes with the cursor.
+
+    A reader that takes the beginning of each answer, since answers are bounded or it is slow, gets
+    to all partitions, also where one of them always has more than fits.
+    """
+    salt = text64(*task.after.items())
+    return sorted(task.partitions, key=lambda partition: text64(salt, partition))
 
 
 def _cuts(shard: ChannelShard, task: ExecutionsTask) -> Iterator[ExecutionsPart]:
@@ -160,7 +170,7 @@ def _cuts(shard: ChannelShard, task: ExecutionsTask) -> Iterator[ExecutionsPart]
 def _pieces(shard: ChannelShard, task: ExecutionsTask) -> Iterator[ExecutionsPart]:
     """The parts of an answer; each step blocks on the disk."""
     published = shard.published(task.partitions)
-    for partition in sorted(task.partitions):
+    for partition in _turns(task):
         sequence, last = task.after[partition] + 1, published[partition]
         while sequence <= last:
             try:

@@ -599,14 +599,15 @@ def test_a_repetitive_channel_delivers_again_what_is_recent(
     await_executed(client, channel, client.ingest(air, observations(rows)).reached)
     client.subscribe(channel, {"id": ["s", "t"], "query": ["temperature > 20"] * 2}, broker="me")
     token, executions, delivered = "", dict[int, list[int]](), set[str]()
-    while delivered != {"s", "t"} or min(map(len, executions.values())) < 2:
-        batch = next(client.follow(channel, "me", token=token))
+    for batch in client.follow(channel, "me"):
         token = batch.token
         delivered.update(batch.to_arrow().column("subscription").to_pylist())
         executions.setdefault(batch.partition, []).append(batch.execution)
         assert len(batch.groups()) == 1
         assert sorted(batch.observations.column("number").to_pylist()) == [1, 4]
         assert set(batch.observations.column(f"{kinds}.title").to_pylist()) == {"first"}
+        if delivered == {"s", "t"} and min(map(len, executions.values())) > 1:
+            break
     for numbers in executions.values():
         assert numbers == sorted(set(numbers))
     again = next(client.follow(channel, "me"))

@@ -492,6 +492,21 @@ async def test_a_reader_whose_executions_are_dropped_while_it_reads_is_told(hot:
     await hot.judge()
 
 
+async def test_a_reader_of_beginnings_of_answers_gets_to_all_partitions(hot: Hot) -> None:
+    """Although each partition has more whenever it asks."""
+    await hot.subscribe(dict.fromkeys(IDS, ("east", -1.0)))
+    await step(hot)
+    with_matches = {p for p, log in hot.audit.log.items() if "east" in log[1].shares}
+    by_node = [len(with_matches & node.partitions) for node in hot.cluster.nodes]
+    assert max(by_node) > 1
+    assert sum(count > 0 for count in by_node) > 1
+    reader, rounds = Reader(CHANNEL, "east"), 0
+    while {p for p, taken in reader.taken.items() if taken} != with_matches:
+        assert (rounds := rounds + 1) < 100, sorted(reader.taken)
+        await step(hot)
+        await reader.read(hot.cluster["c"], parts_max=1)
+
+
 async def test_a_reader_waits_where_the_view_is_ahead_of_the_owner(hot: Hot) -> None:
     await hot.observe()
     hot.gossip()
