@@ -15,6 +15,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from expected_errors import raises
+from processes import is_alive
 
 import galileo
 from galileo.cli.main import main
@@ -325,9 +326,9 @@ def test_stop_evaluator_kills_one_that_ignores_signals(tmp_path: Path) -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdin=pipe, stdout=pipe) as evaluator:
         assert evaluator.stdout is not None
-        child = psutil.Process(int(evaluator.stdout.readline()))
+        child = int(evaluator.stdout.readline())
         runtime.record_holder(lock, evaluator.pid)
         stop_evaluator(cluster.evaluator_directory, timeout_s=3.0)
         assert not psutil.pid_exists(evaluator.pid)
-        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+        assert not is_alive(child)
     os.close(lock)

@@ -10,6 +10,7 @@ import pytest
 from expected_errors import raises
 from galileo_sandbox.pool import SandboxPool
 from galileo_sandbox.probe import unavailable_reason
+from processes import is_alive
 
 from galileo.errors import InputError, Overloaded, SamplerRevoked
 from galileo.sampler_package import archive_of
@@ -69,9 +70,9 @@ def test_pool_full_ends_longest_unused(pool: SandboxPool) -> None:
     first, second = pid_of(pool, 1), pid_of(pool, 2)
     assert pid_of(pool, 1) == first
     third = pid_of(pool, 3)
-    assert not psutil.pid_exists(second)
-    assert psutil.pid_exists(first)
-    assert psutil.pid_exists(third)
+    assert not is_alive(second)
+    assert is_alive(first)
+    assert is_alive(third)
 
 
 @pytest.mark.slow
@@ -112,7 +113,7 @@ def test_pool_revoke_refuses_calls_and_running_results(pool: SandboxPool) -> Non
     with pytest.raises(SamplerRevoked) as revoked:
         revoke_during_a_call()
     assert revoked.value.details["digest"] == EVERY.digest
-    assert not psutil.pid_exists(pid)
+    assert not is_alive(pid)
     with pytest.raises(SamplerRevoked):
         chosen.sample(LABELS, seed=1)
     with pytest.raises(SamplerRevoked):

@@ -20,6 +20,7 @@ from expected_errors import raises
 from galileo_sandbox import channel, probe, process
 from galileo_sandbox.probe import unavailable_reason
 from galileo_sandbox.sampler import SandboxedSampler
+from processes import ended, is_alive
 
 from galileo import samplers
 from galileo.errors import InputError, InternalError, SamplerFailed, SandboxUnavailable
@@ -294,7 +295,7 @@ def test_sandboxed_sampler_killed_process_is_replaced(tenth: SandboxedSampler) -
     first = contained.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(first)] if psutil.pid_exists(first) else [], timeout=60)
+    assert ended(first)
     while contained._process is not None and contained._process.alive():
         time.sleep(0.01)
     assert np.array_equal(contained.sample(LABELS, seed=2), before)
@@ -379,7 +380,7 @@ def test_sandboxed_sampler_closed_raises_internal_error(
     contained.close()
     contained.close()
     assert pid is not None
-    assert not psutil.pid_exists(pid)
+    assert not is_alive(pid)
     with raises(InternalError, expected="open", sampler="tenth"):
         contained.sample(LABELS, seed=1)
 
@@ -447,6 +448,7 @@ from galileo.sampler_package import SamplerArchive
 from galileo.samplers import SamplerSpec
 from galileo.testing.conformance import sample_labels
 from galileo_sandbox.sampler import SandboxedSampler
+from processes import ended, is_alive
 
 archive = SamplerArchive.from_bytes(open(sys.argv[1], "rb").read())
 contained = SandboxedSampler(archive, SamplerSpec("slow"))

@@ -20,6 +20,7 @@ import psutil
 import pyarrow.parquet
 import pytest
 from click.testing import CliRunner, Result
+from processes import ended
 from rdflib import Graph
 
 import galileo
@@ -201,15 +202,6 @@ def started(*words: str, nodes: Sequence[str] = ()) -> Iterator[subprocess.Popen
             process.kill()
 
 
-def ended(pids: list[int], *, within_s: float = 60.0) -> bool:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        if not any(psutil.pid_exists(pid) for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def test_sparql_serve_of_a_file_until_interrupted(exported: Path) -> None:
     with started("serve", str(exported), "--port", "0", "--json") as serving:
         assert serving.stdout is not None
@@ -221,7 +213,7 @@ def test_sparql_serve_of_a_file_until_interrupted(exported: Path) -> None:
         assert row["n"]["value"] == str(HOT)
         serving.send_signal(signal.SIGINT)
         assert serving.wait(60) == 130
-    assert ended(workers)
+    assert ended(*workers)
 
 
 @pytest.mark.slow
@@ -253,4 +245,4 @@ def test_sparql_query_interrupted_ends_its_processes(exported: Path) -> None:
         assert len(workers) == 2
         asking.send_signal(signal.SIGINT)
         assert asking.wait(60) == 130
-    assert ended(workers)
+    assert ended(*workers)

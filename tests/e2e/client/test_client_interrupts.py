@@ -21,6 +21,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.csv
 import pytest
+from processes import ended
 
 import galileo
 from galileo.cli import EXIT_INTERRUPTED
@@ -276,22 +277,13 @@ def test_sparql_interrupted_leaves_no_process(cluster: galileo.LocalCluster, big
         _, result = process.communicate(timeout=HANGS_S)
         assert process.returncode == EXIT_INTERRUPTED, result.decode()
         assert b"Traceback" not in result
-        deadline = time.monotonic() + HANGS_S
-        while any(is_alive(one) for one in working):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        assert ended(*(one.pid for one in working), within_s=HANGS_S)
 
 
 def is_busy(process: psutil.Process) -> bool:
     """Whether it has computed for a while, beyond what its start takes."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.cpu_times().user > 0.5)
-    return False
-
-
-def is_alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import ended, is_alive
 
 from galileo.errors import ConfigError
 from galileo.spark.gateway import JvmOptions, environment_variables, launch
@@ -41,17 +42,16 @@ def start_parent(job_request: Path, what: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_jvm_ends_with_its_parent(tmp_path, await_true):
+def test_jvm_ends_with_its_parent(tmp_path):
     with start_parent(tmp_path, "stay") as parent:
         pid, port, secret = map(int, parent.stdout.readline().split())
-        jvm = psutil.Process(pid)
-        command = jvm.cmdline()
+        command = psutil.Process(pid).cmdline()
         parent.send_signal(signal.SIGKILL)
     assert port > 0
     assert secret >= 32
     assert "-Xmx450m" in command
     assert not [word for word in command if "incubator" in word]
-    await_true(lambda: not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE, within_s=60)
+    assert ended(pid)
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_jvm_ends_on_close(tmp_path):
     with start_parent(tmp_path, "close") as parent:
         pid = int(parent.stdout.readline().split()[0])
         assert parent.stdout.readline() == "False\n"
-    assert not psutil.pid_exists(pid)
+    assert not is_alive(pid)
     assert not (tmp_path / "gateway").exists()
 
 

@@ -10,12 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import ended
 
 from galileo.errors import ConfigError, GalileoError, Unavailable
 from galileo.spark import launcher
@@ -32,18 +31,6 @@ def runtime_dir(end_evaluator):
     with tempfile.TemporaryDirectory(prefix="galileo-test-") as path:
         yield Path(path)
         end_evaluator(Path(path))
-
-
-async def eventually(condition, *, within_s: float) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.to_thread(time.sleep, 0.05)
-
-
-def gone(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.status() == psutil.STATUS_ZOMBIE
-    return True
 
 
 @pytest.mark.slow
@@ -65,7 +52,8 @@ async def test_ensure_replaces_a_killed_evaluator_until_its_lease_ends(
         reply = await handle.evaluate(asked.request, timeout_s=START_S)
         assert len(asked.read(reply.answers)[0].labels) == 20
         assert handle.pid != first.pid
-        await eventually(lambda: all(map(gone, [first, *children])), within_s=60)
+        family = [one.pid for one in (first, *children)]
+        assert await asyncio.to_thread(ended, *family)
 
         second = psutil.Process(handle.pid)
         children = second.children(recursive=True)
@@ -74,7 +62,8 @@ async def test_ensure_replaces_a_killed_evaluator_until_its_lease_ends(
         assert second.is_running(), "a lease that is kept does not end"
         keeper.cancel()
         await asyncio.wait([keeper])
-        await eventually(lambda: all(map(gone, [second, *children])), within_s=LEASE_S + 60)
+        family = [one.pid for one in (second, *children)]
+        assert await asyncio.to_thread(ended, *family, within_s=LEASE_S + 60)
     runtime = RuntimeDir(options.runtime_dir)
     assert runtime.read() is None
     lock = runtime.try_lock()

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 import pyarrow as pa
+from processes import is_alive
 
 from fault_injection.ccq_readers import FetchReader, Reader, SpoolReader, WatchReader
 from fault_injection.damage import read_all
@@ -294,7 +295,7 @@ def _judge_reader(trial: Trial, reader: Reader, wanted: LabelSet) -> None:
 
 def _judge_left(trial: Trial, families: set[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(list(families), timeout=LEFT_BEHIND_S)
-    left = [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    left = [one for one in alive if is_alive(one.pid)]
     trial.counts["left behind"] += len(left)
     trial.expect(not left, f"processes of Spark outlived the cluster: {left}")
     for one in left:

@@ -6,12 +6,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 
 import psutil
 import pytest
 from expected_errors import raises
+from processes import ended, is_alive
 
 from galileo.errors import Cancelled, DeadlineExceeded, InputError, UnsupportedQuery
 from galileo.rdf.cancellation import Cancellation
@@ -44,15 +44,6 @@ def _is_worker(process):
         return any(part.endswith("worker.py") for part in process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False
-
-
-def ended(pid, *, within_s=60.0):
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @pytest.fixture
@@ -410,7 +401,7 @@ def test_worker_orphaned_ends():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as parent:
         pid = int(parent.stdout.readline())
-        assert psutil.pid_exists(pid)
+        assert is_alive(pid)
         parent.kill()
     assert ended(pid)
 
