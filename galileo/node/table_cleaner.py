@@ -117,7 +117,7 @@ def _paths(shard: TableShard, versions: Versions) -> pa.RecordBatch:
     columns: list[npt.NDArray[np.generic]] = [
         versions.high,
         versions.low,
-        versions.since,
+        versions.since.astype(np.int64),
         versions.deleted,
     ]
     return pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=shard.schema.path_schema)

@@ -3,7 +3,7 @@
 Each partition has a memtable and sorted runs, as in an LSM tree: newer runs have later commits, and
 each run is sorted by the hash of the key, then by the commit since which the version counts. A
 reader takes what is there when it begins; it never changes. `maintain` merges runs. A version takes
-37 bytes.
+29 bytes.
 
 A version is stored in the commit since which it counts, or once more in a later one
 (`galileo.node.table_cleaner`).
@@ -40,15 +40,15 @@ class Versions:
     Attributes:
         high, low: both halves of the hash of each key.
         since: the commit since which the version counts.
-        sequence: the commit that it is stored in.
+        sequence: the commit that it is stored in; both of 32 bits as long as they fit, else of 64.
         row: within that commit.
         deleted: whether the version deletes its key.
     """
 
     high: npt.NDArray[np.uint64]
     low: npt.NDArray[np.uint64]
-    since: npt.NDArray[np.int64]
-    sequence: npt.NDArray[np.int64]
+    since: npt.NDArray[np.uint32 | np.int64]
+    sequence: npt.NDArray[np.uint32 | np.int64]
     row: npt.NDArray[np.int32]
     deleted: npt.NDArray[np.bool_]
 
@@ -89,8 +89,8 @@ class Versions:
 NO_VERSIONS = Versions(
     np.empty(0, np.uint64),
     np.empty(0, np.uint64),
-    np.empty(0, np.int64),
-    np.empty(0, np.int64),
+    np.empty(0, np.uint32),
+    np.empty(0, np.uint32),
     np.empty(0, np.int32),
     np.empty(0, np.bool_),
 )
@@ -147,7 +147,8 @@ class TableIndex:
         """
         ends = np.cumsum(counts)
         starts = np.repeat(ends - counts, counts)
-        sequence, since = np.repeat(commits.sequence, counts), batch.column("since").to_numpy()
+        sequence = _narrow(np.repeat(commits.sequence, counts))
+        since = _narrow(batch.column("since").to_numpy())
         versions = Versions(
             batch.column("high").to_numpy(),
             batch.column("low").to_numpy(),
@@ -277,6 +278,12 @@ class TableIndex:
     def memory_bytes(self) -> int:
         every = list(self._partitions.values())
         return sum(part.nbytes for there in every for part in (*there.runs, *there.memtable))
+
+
+def _narrow(sequences: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32 | np.int64]:
+    """Sequences in 32 bits, if all fit."""
+    fits = sequences.max(initial=0) < 1 << 32
+    return sequences.astype(np.uint32) if fits else sequences
 
 
 def _merged(parts: Sequence[Versions]) -> Versions:
