@@ -93,7 +93,9 @@ def test_channels_same_seed_gives_same_history(seed: int) -> None:
         pytest.param(
             one,
             marks=pytest.mark.slow
-            if one.startswith(("absent_subscriptions", "cleaned", "repeats", "rows_cleaned"))
+            if one.startswith(
+                ("absent_subscriptions", "cleaned", "repeats", "rows_cleaned", "rows_newer")
+            )
             and one not in QUICK_REPEATS
             else (),
         )

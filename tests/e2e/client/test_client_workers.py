@@ -12,6 +12,7 @@ from webhook_receiver import WebhookReceiver, wait_until
 import galileo
 
 
+@pytest.mark.slow
 def test_a_second_worker_takes_over_from_one_that_stops(
     cluster: galileo.LocalCluster, client: galileo.Client, channel: str, receiver: WebhookReceiver
 ) -> None:

@@ -104,6 +104,7 @@ class Patrol:
         return any(batch for batch in self.client.follow("active", "me", wait="500ms"))
 
 
+@pytest.mark.slow
 def test_subscriptions_are_compared_with_their_rows_although_a_node_is_killed(
     tmp_path: Path,
 ) -> None:

@@ -71,6 +71,7 @@ def run(cluster: galileo.LocalCluster, *words: str) -> Any:
     return json.loads(done.output)
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_away_for_longer_than_keep_misses_nothing(
     keeping: galileo.LocalCluster,
 ) -> None:

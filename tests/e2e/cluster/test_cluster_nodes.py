@@ -88,6 +88,7 @@ def test_cluster_nodes_join_and_leave_under_load_without_loss(
         assert again.client().count("numbered") == stream.sent
 
 
+@pytest.mark.slow
 def test_remove_node_undone_keeps_the_node(tmp_path: Path) -> None:
     """The removal cannot end, since the node that takes the partitions is stopped."""
     with LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=1) as cluster:
@@ -115,6 +116,7 @@ def test_removed_node_does_not_start_again(tmp_path: Path) -> None:
             node.restart()
 
 
+@pytest.mark.slow
 def test_removed_node_answers_completely_until_it_stops(tmp_path: Path) -> None:
     settings = {"membership": {"heartbeat_interval_s": 0.2, "failure_timeout_s": 0.6}}
     with LocalCluster(2, 1, tmp_path, settings=settings, partitions_per_group=4) as cluster:

@@ -292,6 +292,7 @@ def test_one_stream_of_several_queries(
     assert ask(f"{gateway.url}/events")[0] == 405
 
 
+@pytest.mark.slow
 def test_gdal_opens_a_query_as_a_layer(
     gateway: LocalGateway, submitted: tuple[galileo.Client, str, str]
 ) -> None:

@@ -191,6 +191,7 @@ def test_a_region_is_drawn_and_a_cell_is_chosen_without_a_mouse(
         shown.await_cells(1)
 
 
+@pytest.mark.slow
 def test_the_page_survives_the_loss_of_its_network(
     browser: Any, gateway: LocalGateway, dataset: tuple[galileo.Client, str]
 ) -> None:

@@ -250,6 +250,7 @@ def test_load_excludes_later_commits(load: Any, empty: str, client: galileo.Clie
     assert numbers(load(empty)) == list(range(200))
 
 
+@pytest.mark.slow
 def test_load_and_write_of_a_dataset_that_gets_features(
     load: Any, empty: str, client: galileo.Client, spark: SparkSession, cluster: Any
 ) -> None:
