@@ -50,8 +50,8 @@ class Sizes:
     subscribers: tuple[int, ...] = (250_000, 500_000, 1_000_000, 2_000_000, 4_000_000)
     nearby_subscribers: tuple[int, ...] = (125_000, 250_000, 500_000, 1_000_000)
     glued_subscribers: int = 1_000_000
-    most_subscribers: tuple[int, ...] = (16_000_000, 32_000_000, 64_000_000)
-    most_peer_subscribers: tuple[int, ...] = (8_000_000, 12_000_000)
+    most_subscribers: tuple[int, ...] = (64_000_000, 128_000_000, 200_000_000)
+    most_peer_subscribers: tuple[int, ...] = (12_000_000, 16_000_000, 20_000_000, 24_000_000)
     subscriber_runs: int = 3
     most_runs: int = 2
 

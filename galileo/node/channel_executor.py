@@ -160,6 +160,7 @@ class _Work:
 
     Attributes:
         due_us: microseconds since 1970.
+        reading: held while the subscriptions of a partition are read, which takes memory.
     """
 
     channel: Channel
@@ -167,6 +168,7 @@ class _Work:
     query: ParameterQuery
     table: str
     due_us: int
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -974,7 +976,7 @@ class ChannelExecutor:
         reached = max(after, 0)
         if until == 0:  # An absent position of a cursor means that nothing is wanted.
             return 0
-        async with aclosing(self._tables.read_local(task)) as parts:
+        async with work.reading, aclosing(self._tables.read_local(task)) as parts:
             async for part in parts:
                 reached = max(reached, part.reached[partition])
                 if part.rows.num_rows:
