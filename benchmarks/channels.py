@@ -42,7 +42,7 @@ UNSEEN_M = 500.0
 OLD = 1_000_000_000
 """The first number of old tweets."""
 PERIOD = "1s"
-SETTLED_S = 120.0
+SETTLED_S = 600.0
 LOOK_S = 0.05
 FOLLOWED = "500ms"
 """A broker that has had nothing new for so long has every notification."""

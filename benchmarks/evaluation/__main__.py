@@ -73,8 +73,8 @@ PARTS = (
     Part("history", retrieval.measure_history, retrieval.tell_history, 180),
     Part("gluing", subscribers.measure_gluing, subscribers.tell_gluing, 80, "bad.md"),
     Part("subscribers", subscribers.measure_local, subscribers.tell_local, 180, "bad.md"),
-    Part("most-subscribers", subscribers.measure_most, subscribers.tell_most, 220, "bad.md"),
-    Part("most-peers", subscribers.measure_most_peers, subscribers.tell_most_peers, 220, "bad.md"),
+    Part("most-subscribers", subscribers.measure_most, subscribers.tell_most, 830, "bad.md"),
+    Part("most-peers", subscribers.measure_most_peers, subscribers.tell_most_peers, 200, "bad.md"),
     Part("nearby", subscribers.measure_nearby, subscribers.tell_nearby, 160, "bad.md"),
 )
 
