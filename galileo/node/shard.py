@@ -463,6 +463,10 @@ class Shard:
 
     # --- all partitions ----------------------------------------------------------------------
 
+    def may_drop(self, partition: int, last: int, until: int) -> bool:
+        """Whether files that end with a commit may be dropped, where all up to `until` may go."""
+        return True
+
     def drop(self, partition: int, until: int) -> Truncation:
         """Drops the oldest files of a partition and forgets what they held, in a thread.
 
@@ -472,7 +476,7 @@ class Shard:
         journal = self.journals[partition]
         before = journal.dropped
         try:
-            return journal.drop(until)
+            return journal.drop(until, may_drop=lambda last: self.may_drop(partition, last, until))
         finally:
             if journal.dropped > before:
                 self.index.drop_before(partition, journal.dropped + 1)

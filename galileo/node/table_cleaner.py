@@ -57,7 +57,7 @@ class TableCleaner:
             bound = max((end for end in ends if end <= settled[partition]), default=0)
             if bound <= journal.dropped or _has_pending_copies(journal) or is_over():
                 continue
-            kept = _kept(shard.index.versions(partition, until=bound), bound)
+            kept = shard.index.versions(partition, until=bound).kept(bound)
             if 2 * len(kept) > shard.index.count(partition, until=bound):
                 continue
             place = f"{shard.schema.key}/p{partition}"
@@ -100,17 +100,6 @@ def _has_pending_copies(journal: PartitionJournal) -> bool:
     """Whether copies may be committed later; a deletion of their keys has to outlive them."""
     last = journal.last_batch(CLEANER)
     return last is not None and journal.find_batch(CLEANER, last) is None
-
-
-def _kept(versions: Versions, bound: int) -> Versions:
-    """The versions stored up to a bound that have to be copied, of those that count since there."""
-    if not len(versions):
-        return versions
-    starts = np.flatnonzero(versions.first_of_keys())
-    has_copies = np.logical_or.reduceat(versions.sequence > bound, starts)
-    newest = versions.newest()
-    is_needed = ~newest.deleted | has_copies
-    return newest.take(is_needed & (newest.sequence <= bound))
 
 
 def _paths(shard: TableShard, versions: Versions) -> pa.RecordBatch:

@@ -75,6 +75,22 @@ class Versions:
         """The last version of each key, of versions sorted by key."""
         return self.take(np.append(self.first_of_keys()[1:], True)[: len(self)])
 
+    def kept(self, bound: int) -> Versions:
+        """The last versions of keys that are stored up to a commit and needed without it.
+
+        A deletion is needed where a version of its key is stored past that commit.
+
+        Args:
+            bound: what is stored up to it is dropped; of versions sorted by key.
+        """
+        if not len(self):
+            return self
+        starts = np.flatnonzero(self.first_of_keys())
+        has_copies = np.logical_or.reduceat(self.sequence > bound, starts)
+        newest = self.newest()
+        is_needed = ~newest.deleted | has_copies
+        return newest.take(is_needed & (newest.sequence <= bound))
+
     def pieces(self, count: int) -> Iterator[Versions]:
         """All of them in the order in which they are stored, so many at a time."""
         ordered = self.take(np.lexsort((self.row, self.sequence)))

@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from galileo.cursor import Cursor
 from galileo.errors import Unavailable
 from galileo.model.sort_keys import differs, sort_order
 from galileo.model.table import Table
 from galileo.node.shard import Shard
 from galileo.node.table_index import TableIndex, Versions
 from galileo.storage.commits import Commit
+from galileo.storage.retention import Truncation
 
 PIECE_BYTES = 8 << 20
 """Bytes of rows of a table that are read together, unless one row has more."""
@@ -34,6 +36,16 @@ class TableShard(Shard):
 
     def __init__(self, table: Table, **options: Any) -> None:
         super().__init__(table, TableIndex(), **options)
+        self._cleaned: dict[int, int] = {}
+
+    def dropped(self) -> Cursor:
+        """As of `Shard`, and what may be dropped, although files end elsewhere."""
+        cleaned = {p: until for p, until in self._cleaned.items() if p in self.journals}
+        return super().dropped().join(cleaned)
+
+    def drop(self, partition: int, until: int) -> Truncation:
+        self._cleaned[partition] = max(until, self._cleaned.get(partition, 0))
+        return super().drop(partition, until)
 
     def refuse_stale(
         self, commits: Mapping[int, Sequence[Commit]]
@@ -85,6 +97,17 @@ class TableShard(Shard):
         )
         numbers = np.unique(late) - (last + 1 + len(pending))
         return [commits[number] for number in numbers.tolist()]
+
+    def may_drop(self, partition: int, last: int, until: int) -> bool:
+        """As of `Shard`: whether nothing that counts at `until` is stored up to `last`.
+
+        Files of replicas end at different commits, and merges change where they end. Where files
+        end between a deletion and an older version that was stored again, their drop would leave
+        that version without the deletion. A later drop then finds files that end elsewhere.
+        """
+        if last == until:
+            return True
+        return not len(self.index.versions(partition, until=until).kept(last))
 
     def split_by_bytes(self, partition: int, versions: Versions) -> list[Versions]:
         """As many versions together as have about `PIECE_BYTES`; in a thread.

@@ -577,11 +577,15 @@ class PartitionJournal:
             if not self._is_over:
                 self._writer.seal(sequence=self.end_sequence + 1)
 
-    def drop(self, until: int) -> Truncation:
+    def drop(self, until: int, *, may_drop: Callable[[int], bool] | None = None) -> Truncation:
         """Drops the oldest files, as far as they hold nothing past `until` and are sealed.
 
         Reads and writes go on. What was read before stays valid. Durable when it returns, and a
         crash on the way leaves either nothing or all of it dropped.
+
+        Args:
+            until: the last commit to drop.
+            may_drop: whether the files may go; called with their last commit.
 
         Raises:
             CorruptData: the headers of a file cannot be read; nothing was dropped.
@@ -591,7 +595,11 @@ class PartitionJournal:
         with self._merging:
             until = min(until, self.last_sequence)
             files = retention.droppable(self._segments, until, writing=self._writer.path)
-            if not files or self._is_over:
+            if (
+                not files
+                or self._is_over
+                or not (may_drop is None or may_drop(files[-1].next_sequence - 1))
+            ):
                 return Truncation(self.dropped)
             moved = retention.advance_log_start(self._directory, self._mark, files, disk=self._disk)
             mark, dropped = moved

@@ -526,17 +526,18 @@ class LogWriter:
         reports = []
         for partition, error in errors.items():
             journal, queue = self._shard.journals.get(partition), self._queues[partition]
-            if journal is not None:
-                reports.append(
-                    WriteReport(
-                        partition,
-                        self._shard.schema.key,
-                        queue.cuts,
-                        journal.end_sequence,
-                        self._shard.published_sequence(partition),
-                        error,
-                    )
+            if journal is None and error is None:
+                continue
+            reports.append(
+                WriteReport(
+                    partition,
+                    self._shard.schema.key,
+                    queue.cuts,
+                    end=0 if journal is None else journal.end_sequence,
+                    published=0 if journal is None else self._shard.published_sequence(partition),
+                    error=error,
                 )
+            )
         if reports:
             self._machines.loop.call_soon_threadsafe(self._machines.on_written, reports)
 

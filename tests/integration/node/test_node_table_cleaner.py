@@ -15,6 +15,7 @@ from parameters import keep_quick
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired, DatasetExists, InputError, Unavailable
+from galileo.hashing import hash128
 from galileo.model.schema import Feature, Schema
 from galileo.model.table import Table
 from galileo.node.peers import TableTask
@@ -22,6 +23,7 @@ from galileo.node.retention_runner import RetentionRunnerOptions
 from galileo.node.storage_node import StorageNode
 from galileo.node.table_index import Versions
 from galileo.node.table_shard import PIECE_BYTES
+from galileo.storage.commits import Commit, Committed
 
 TABLE = Table("ships", {"id": "int", "port": "text"}, key="id")
 KEYS = 40
@@ -89,6 +91,47 @@ async def ships(cluster: Any) -> Ships:
 
 def clean_always(node: StorageNode) -> None:
     node.retain(lambda _: (), RetentionRunnerOptions(check_s=0.02, table_age_s=0.02))
+
+
+async def test_a_deletion_stays_where_files_end_between_it_and_an_older_copy(ships: Ships) -> None:
+    """As those of a replica do, which drops what its leader has dropped."""
+    await ships.write(1)
+    shards = [node.catalog.table_shard("ships") for node in ships.cluster.nodes]
+    shard, partition = next((one, p) for one in shards for p in one.own)
+    journal, key = shard.journal(partition), KEYS + 1
+    journal.seal()
+    last = journal.last_sequence
+    [[high, low]] = hash128([pa.array([key])]).tolist()
+
+    def commit(number: int, since: int, *, deleted: bool) -> None:
+        path = {"high": high, "low": low, "since": since, "deleted": deleted}
+        row = {"id": key, "port": "x", "deleted": deleted}
+        rows = pa.Table.from_pylist([row], shard.schema.observation_schema)
+        paths = pa.RecordBatch.from_pylist([path], shard.schema.path_schema)
+        [stored] = shard.write({partition: [Commit("q", number, rows, paths)]})[partition]
+        assert isinstance(stored, Committed)
+        assert stored.sequence == last + number
+
+    def rows() -> list[int]:
+        newest = shard.index.newest(partition, until=last + 3)
+        return newest.high[~newest.deleted].tolist()
+
+    commit(1, 0, deleted=False)
+    journal.seal()
+    commit(2, 0, deleted=True)
+    journal.seal()
+    commit(3, last + 1, deleted=False)  # The cleaner's, from before the deletion.
+    for number in (4, 5):
+        commit(number, 0, deleted=True)
+    journal.seal()
+    assert [file.last - last for file in journal.log_files() if file.sealed][-3:] == [1, 2, 5]
+    for dropped in (1, 3):
+        shard.drop(partition, last + dropped)
+        assert shard.dropped()[partition] == last + dropped
+        assert high not in rows()
+    assert journal.dropped < last + 2
+    shard.drop(partition, last + 5)
+    assert journal.dropped == last + 5
 
 
 @pytest.mark.parametrize("rounds_min", keep_quick([8, 20], 8))

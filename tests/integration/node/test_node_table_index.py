@@ -13,7 +13,7 @@ from parameters import keep_quick
 
 from galileo.graph.columns import Commits
 from galileo.model.table import Table
-from galileo.node import table_cleaner, table_index
+from galileo.node import table_index
 from galileo.node.table_index import TableIndex, Versions, parts_of
 
 PATHS = Table("t", {"id": "int"}, key="id").path_schema
@@ -58,7 +58,7 @@ class Log:
     def clean(self, index: TableIndex) -> None:
         """Copies what counts up to a bound, and drops it, as the cleaner does."""
         bound = self.chance.randint(max(self.dropped, self.start), self.last)
-        kept = table_cleaner._kept(index.versions(self.partition, until=bound), bound)
+        kept = index.versions(self.partition, until=bound).kept(bound)
         self.last += 1
         paths = []
         for row, place in enumerate(zip(kept.sequence.tolist(), kept.row.tolist(), strict=True)):
@@ -201,12 +201,12 @@ def _rows_at_the_end(versions: Versions, bound: int) -> Versions:
     return kept.take(kept.since < bound)
 
 
-_kept = table_cleaner._kept
+_kept = Versions.kept
 
 
 @pytest.mark.parametrize("mutant", [_no_deletions, _no_rows, _rows_at_the_end])
 def test_histories_convict_a_mutant_of_the_cleaner(mutant, monkeypatch) -> None:
-    monkeypatch.setattr(table_cleaner, "_kept", mutant)
+    monkeypatch.setattr(Versions, "kept", mutant)
     with pytest.raises((AssertionError, KeyError)):
         histories(60)
 

@@ -360,6 +360,7 @@ RANGE = "galileo.node.channel_executor.CursorRange"
 INDEX_APPLY = "galileo.node.channel_executor.SubscriptionIndex.apply"
 CUTS = "galileo.node.channel_cuts.ChannelCuts"
 RETENTION = "galileo.node.retention_runner"
+SHARD = "galileo.node.table_shard.TableShard"
 TABLES = "galileo.node.reference_tables.ReferenceTables"
 
 CHANNEL_MUTANTS: dict[str, Any] = {
@@ -380,6 +381,7 @@ CHANNEL_MUTANTS: dict[str, Any] = {
     "absent_as_matched": {f"{EXECUTOR}._fetch": _absent_as_matched},
     "absent_subscriptions_skipped": {f"{EXECUTOR}._read_progress": _from_frontier},
     "copies_as_new": {"galileo.node.table_cleaner._paths": _copies_as_new},
+    "deletions_dropped_alone": {f"{SHARD}.may_drop": lambda *_: True},
     "cleaned_past_compared": {f"{RETENTION}.RetentionRunner._compared": _all_published},
     "history_not_extended": {f"{EXECUTOR}._extend_history": _as_it_was},
     "index_ahead_of_log": {f"{EXECUTOR}._read_progress": _keep_index},
