@@ -155,7 +155,9 @@ def test_features_are_added_while_a_node_is_down(tmp_path: Path, replicas: int) 
         down.wait()
         await_whole(client)
         with Client(down.address, timeout="60s") as alone:
-            assert alone.schema("air") == schema
+            wait_until(
+                lambda: alone.schema("air") == schema, what="the features", timeout_s=TIMEOUT_S
+            )
             ledger.send(alone, 80, added=2)
         ledger.send(other, 70)
         ledger.send(client, 40, added=1)
