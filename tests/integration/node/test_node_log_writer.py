@@ -1,4 +1,4 @@
-"""The writer of replicated logs tells its machines what it could not do."""
+"""Errors that the writer of replicated logs reports."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -365,19 +364,6 @@ def evaluator_options(
 async def _started(options: EvaluatorOptions) -> None:
     async with EvaluatorClient(options) as handle:
         await handle.ensure(timeout_s=240.0)
-
-
-@pytest.fixture(scope="session")
-def await_true() -> Callable[..., None]:
-    """Waits until a condition holds, or fails."""
-
-    def wait(condition: Callable[[], bool], *, within_s: float) -> None:
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true in time"
-            time.sleep(0.05)
-
-    return wait
 
 
 POISON = "poison"

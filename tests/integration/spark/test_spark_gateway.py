@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import ended, is_alive
+from processes import ended
 
 from galileo.errors import ConfigError
 from galileo.spark.gateway import JvmOptions, environment_variables, launch
@@ -59,7 +59,7 @@ def test_jvm_ends_on_close(tmp_path):
     with start_parent(tmp_path, "close") as parent:
         pid = int(parent.stdout.readline().split()[0])
         assert parent.stdout.readline() == "False\n"
-    assert not is_alive(pid)
+    assert not psutil.pid_exists(pid)
     assert not (tmp_path / "gateway").exists()
 
 

@@ -369,6 +369,7 @@ CHANNEL_MUTANTS: dict[str, Any] = {
         f"{EXECUTOR}._update_index": _unless_read,
     },
     "subscriptions_as_heard": {f"{EXECUTOR}._read_changes": _read_heard},
+    "deletions_dropped_alone": {f"{SHARD}.may_drop": lambda *_: True},
     "deletions_ignored": {INDEX_APPLY: _without_deletions},
     "unsubscribe_lost_in_take_over": {
         f"{EXECUTOR}._update_index": _update_on_top,
@@ -381,7 +382,6 @@ CHANNEL_MUTANTS: dict[str, Any] = {
     "absent_as_matched": {f"{EXECUTOR}._fetch": _absent_as_matched},
     "absent_subscriptions_skipped": {f"{EXECUTOR}._read_progress": _from_frontier},
     "copies_as_new": {"galileo.node.table_cleaner._paths": _copies_as_new},
-    "deletions_dropped_alone": {f"{SHARD}.may_drop": lambda *_: True},
     "cleaned_past_compared": {f"{RETENTION}.RetentionRunner._compared": _all_published},
     "history_not_extended": {f"{EXECUTOR}._extend_history": _as_it_was},
     "index_ahead_of_log": {f"{EXECUTOR}._read_progress": _keep_index},
