@@ -18,7 +18,7 @@ from galileo.gateway.tile_matrix_sets import SETS, ZOOM_MAX
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.grouping import CellKey, FeatureKey, WindowKey, cell, parse_key, window
 from galileo.model.schema import Feature, Schema, nearest_name
-from galileo.model.times import iso, micros
+from galileo.model.times import iso, period
 from galileo.query.builder import Condition, within
 from galileo.query.cql_syntax import read
 
@@ -100,7 +100,8 @@ TABLE: dict[str, dict[str, Any]] = {
     },
     "datetime": {
         "in": "query",
-        "description": "An instant, or an interval start/end with both ends; '..' is open.",
+        "description": "An instant, a day, a month or a year, or an interval start/end of these "
+        "with both ends; '..' is open.",
         "schema": {"type": "string"},
     },
     "filter": {
@@ -512,23 +513,36 @@ def datetime_conditions(given: Mapping[str, str]) -> list[Condition]:
 
 
 def interval(given: Mapping[str, str]) -> Interval | None:
-    """The parameter `datetime`, of an instant twice; None if it is not given. Raises InputError."""
+    """The first and the last microsecond of the parameter `datetime`; None if it is not given.
+
+    A year, a month and a day are whole, also at the ends of an interval. Raises InputError.
+    """
     if "datetime" not in given:
         return None
-    start, slash, end = given["datetime"].partition("/")
-    if not slash:
-        return _instant(start), _instant(start)
-    first, last = (None if text in _OPEN else _instant(text) for text in (start, end))
+    text = given["datetime"]
+    start, slash, end = text.partition("/")
+    first = None if slash and start in _OPEN else _period(start, text)[0]
+    last = None if slash and end in _OPEN else _period(end if slash else start, text)[1]
+    if first is not None and last is not None and first > last:
+        raise InputError(
+            f"expected datetime with its start before its end, got {text!r:.200}",
+            parameter="datetime",
+        )
     return first, last
 
 
-def _instant(text: str) -> int:
+def _period(text: str, whole: str) -> tuple[int, int]:
+    """The times of an end of the value of `datetime`."""
     try:
-        return micros(text)
+        if "/" in text:
+            raise InputError("it has more than two ends")
+        return period(text)
     except InputError as error:
+        hint = "; write '+' as %2B in a URL" if " " in text.strip() else ""
         raise InputError(
-            f"expected datetime as an instant such as 2014-03-01T06:00:00Z, or an interval "
-            f"start/end, got {text!r:.200}: {error.message}",
+            "expected datetime as an instant such as 2014-03-01T06:00:00Z, as a day, a month or a "
+            f"year, or as an interval start/end of these, got {whole!r:.200}: {error.message:.200}"
+            f"{hint}",
             parameter="datetime",
         ) from error
 

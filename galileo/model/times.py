@@ -118,6 +118,22 @@ def micros(value: Instant) -> int:
         raise _not_a_time(value) from error
 
 
+def period(text: str) -> tuple[int, int]:
+    """First and last microsecond of a year, a month, a day or, of any other time, of its instant.
+
+    Raises:
+        InputError: it is not a time.
+    """
+    first, match = micros(text), _TIME_IN_PYTHON.match(text)
+    assert match is not None, "it was read as a time"
+    if match["hour"] or match["hour2"]:
+        return first, first
+    is_day, is_month = match["day"] or match["day2"], match["month"] or match["month2"]
+    unit = "D" if is_day else "M" if is_month else "Y"
+    following = np.datetime64(first, "us").astype(f"datetime64[{unit}]") + 1
+    return first, micros(following) - 1
+
+
 def _from_match(match: re.Match[str]) -> int:
     """As `_read`, of one text."""
 

@@ -8,9 +8,13 @@ from starlette.datastructures import QueryParams
 
 import galileo
 from galileo.errors import InputError, QuerySyntaxError, Unauthenticated
+from galileo.gateway import edr_requests
 from galileo.gateway.callers import token_of
+from galileo.gateway.ccq_collections import LabelFilter
 from galileo.gateway.formats import MEDIA_TYPES, preferred
-from galileo.gateway.parameters import LIMIT_MAX, filter_of, items_request
+from galileo.gateway.parameters import LIMIT_MAX, filter_of, filtered, items_request
+from galileo.gateway.routes import ROUTES
+from galileo.model.times import micros
 
 SCHEMA = galileo.Schema(
     "weather",
@@ -22,6 +26,14 @@ SCHEMA = galileo.Schema(
         galileo.Feature("note", type="text", indexed=False),
     ],
 )
+
+
+def at(time: str) -> str:
+    return f"TIMESTAMP('{time}')"
+
+
+def whole(first: str, last: str) -> str:
+    return f"datetime >= {at(first)} AND datetime <= {at(last)}"
 
 
 @pytest.mark.parametrize(
@@ -46,6 +58,25 @@ SCHEMA = galileo.Schema(
         ("datetime=2014-03-01T06:00:00Z/..", "datetime >= TIMESTAMP('2014-03-01T06:00:00Z')"),
         ("datetime=/2014-03-01T06:00:00Z", "datetime <= TIMESTAMP('2014-03-01T06:00:00Z')"),
         ("datetime=../..", "true"),
+        (
+            "datetime=2014-03-01T06:00:00.5%2B01:00",
+            f"datetime = {at('2014-03-01T05:00:00.500000Z')}",
+        ),
+        ("datetime=2014-03-01", whole("2014-03-01T00:00:00Z", "2014-03-01T23:59:59.999999Z")),
+        ("datetime=20140301", whole("2014-03-01T00:00:00Z", "2014-03-01T23:59:59.999999Z")),
+        ("datetime=2012-02", whole("2012-02-01T00:00:00Z", "2012-02-29T23:59:59.999999Z")),
+        ("datetime=2014", whole("2014-01-01T00:00:00Z", "2014-12-31T23:59:59.999999Z")),
+        (
+            "datetime=2014-03-01/2014-03-07",
+            whole("2014-03-01T00:00:00Z", "2014-03-07T23:59:59.999999Z"),
+        ),
+        ("datetime=2014/2015-01", whole("2014-01-01T00:00:00Z", "2015-01-31T23:59:59.999999Z")),
+        ("datetime=2014-03-01/..", f"datetime >= {at('2014-03-01T00:00:00Z')}"),
+        ("datetime=/2014-03-01", f"datetime <= {at('2014-03-01T23:59:59.999999Z')}"),
+        (
+            "datetime=2014-03-01T06:00:00Z/2014-03-01T06:00:00Z",
+            f"datetime = {at('2014-03-01T06:00:00Z')}",
+        ),
         ("temperature=290.5", "temperature = 290.5"),
         ("station=O'Hare", "station = 'O''Hare'"),
         ("rising=true", "rising = true"),
@@ -79,6 +110,14 @@ def test_items_request_columns_and_limit() -> None:
         ("bbox=1,2,3", "bbox"),
         ("bbox=a,b,c,d", "bbox"),
         ("datetime=yesterday", "datetime"),
+        ("datetime=", "datetime"),
+        ("datetime=..", "datetime"),
+        ("datetime=2015/2014", "datetime"),
+        ("datetime=2014-03-02/2014-03-01T06:00:00Z", "datetime"),
+        ("datetime=2014/03/01", "datetime"),
+        ("datetime=2013/2014/03", "datetime"),
+        ("datetime=2014-02-30", "datetime"),
+        ("datetime=2014-03-01T06:00:00+01:00", "datetime"),
         ("rising=yes", "rising"),
         ("level=3.5", "level"),
         ("note=hello", "note"),
@@ -149,3 +188,19 @@ def test_token_that_is_too_long_is_refused() -> None:
 def test_token_of_a_malformed_header_is_refused(header: str) -> None:
     with pytest.raises(Unauthenticated):
         token_of(header)
+
+
+def test_day_is_whole_on_all_paths_with_datetime() -> None:
+    """Those of items, groups, tiles, EDR, and labels of continuous queries."""
+    day = whole("2014-03-01T00:00:00Z", "2014-03-01T23:59:59.999999Z")
+    query = QueryParams("datetime=2014-03-01")
+    paths = [route for route in ROUTES if "datetime" in route.parameters]
+    of_edr = (*edr_requests.QUERIES, "location")
+    filtered_by = {route.name: route.parameters for route in paths if route.name not in of_edr}
+    assert {"items", "cells", "series", "latest", "tile", "locations"} <= set(filtered_by)
+    for known in filtered_by.values():
+        assert str(filtered(query, SCHEMA, known)[1]) == day
+    request = edr_requests.edr_request("location", query, SCHEMA, "")
+    assert [str(one) for one in request.conditions] == [day]
+    first, last = LabelFilter.of(query).interval or (None, None)
+    assert (first, last) == (micros("2014-03-01"), micros("2014-03-02") - 1)
