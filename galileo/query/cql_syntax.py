@@ -7,7 +7,8 @@ groups 2^n times. `_check_groups` bounds that; CQL2 JSON is not affected.
 
 The parser rounds coordinates of geometries to a neighbor of the nearest double, which can make a
 polygon cross itself, and does not accept scientific notation in them. So it is given their indexes
-in their place, which it reads exactly.
+in their place, which it reads exactly. Neither does it know the escapes of texts, nor names that
+begin with an underscore: `_parsable` writes another character for both.
 """
 
 from __future__ import annotations
@@ -33,7 +34,16 @@ READINGS_MAX = 1 << 19
 """Characters in parentheses, those in n groups counted 2^n times; so many take the parser a second.
 """
 
+TEXT_LITERAL = r"'(?:[^'\\]|\\[\s\S]|'')*'"
+
 _WINDOW = 60
+_QUOTE, _UNDERSCORE = "\uffff", "\ua7f7"
+"""Stand for a quote behind a backslash, and for the underscore at the start of a name, while the
+text is parsed; names of features are ASCII."""
+_UNKNOWN_TO_PARSER = re.compile(rf"""(?P<text>{TEXT_LITERAL})|"[^"]*"|(?<![\w.:])(?P<name>_)""")
+_ESCAPE = re.compile(r"\\([\s\S]?)")
+_CHARACTERS = dict(zip(f"abtnvfr\\{_QUOTE}", "\a\b\t\n\v\f\r\\'", strict=True))
+"""By the letter behind the backslash."""
 _TOKENS = re.compile(
     r"""'(?:[^']|'')*'|"[^"]*"|[(),]|(?:AND|OR)|(?:NOT|BETWEEN|IN|LIKE|IS|DIV)|[-+*/%^=<>]""",
     re.IGNORECASE,
@@ -128,6 +138,7 @@ def pointed(source: str, position: int) -> str:
     head = "…" if first > begin else ""
     tail = "…" if last < end else ""
     line = source[first:last].replace("\t", " ").replace("\r", " ")
+    line = line.replace(_QUOTE, "'").replace(_UNDERSCORE, "_")
     return f"  {head}{line}{tail}\n  {' ' * (position - first + len(head))}^"
 
 
@@ -140,11 +151,12 @@ def place(source: str, position: int) -> str:
 
 def find_name(source: str, name: str) -> int | None:
     """The offset of a property's name in a query's text, outside of strings."""
-    pattern = re.compile(rf"""'(?:[^']|'')*'|(?<![\w.:])({re.escape(name)})(?![\w.:])""")
+    pattern = re.compile(rf"""{TEXT_LITERAL}|(?<![\w.:])({re.escape(name)})(?![\w.:])""")
     return next((match.start(1) for match in pattern.finditer(source) if match[1]), None)
 
 
-def _read_text(source: str) -> Any:
+def _read_text(written: str) -> Any:
+    source = _parsable(written)
     _check_nesting(source)
     _check_groups(source)
     coordinates = _coordinates(source)
@@ -165,7 +177,55 @@ def _read_text(source: str) -> Any:
         position = match.start(1) if match else 0
         where = place(source, position)
         refuse(source, position, f"expected a geometry with coordinates at {where} of the query")
-    return _with_coordinates(tree, _values(source, coordinates)) if coordinates else tree
+    if coordinates:
+        tree = _with_coordinates(tree, _values(source, coordinates))
+    return tree if source == written and "\\" not in source else _decoded(tree, source)
+
+
+def _parsable(source: str) -> str:
+    """A text of the same length that the parser reads; `_decoded` takes its result back."""
+    if _QUOTE in source:
+        refuse(source, source.index(_QUOTE), "expected a query without the character U+FFFF")
+
+    def stand_in(token: re.Match[str]) -> str:
+        if token["text"]:
+            return _ESCAPE.sub(unquoted, token[0])
+        return _UNDERSCORE if token["name"] else token[0]
+
+    def unquoted(escape: re.Match[str]) -> str:
+        return f"\\{_QUOTE}" if escape[1] == "'" else escape[0]
+
+    return _UNKNOWN_TO_PARSER.sub(stand_in, source)
+
+
+def _decoded(tree: Any, source: str, *, in_like: bool = False) -> Any:
+    """The parsed text with the characters that escapes stand for.
+
+    In a pattern of LIKE a backslash before any other character stays: LIKE has its own rule for it.
+    """
+    if isinstance(tree, list):
+        return [_decoded(item, source, in_like=in_like) for item in tree]
+    if isinstance(tree, dict):
+        in_like = in_like or tree.get("op") == "like"
+        return {
+            name: item.replace(_UNDERSCORE, "_")
+            if name in ("op", "property")
+            else _decoded(item, source, in_like=in_like)
+            for name, item in tree.items()
+        }
+    if not isinstance(tree, str):
+        return tree
+
+    def character(escape: re.Match[str]) -> str:
+        letter = escape[1]
+        if letter in ("%", "_") or (in_like and _CHARACTERS.get(letter, "\\") == "\\"):
+            return escape[0]
+        if letter not in _CHARACTERS:
+            fault = f"there is no escape {escape[0]} in texts; write \\\\ for a backslash"
+            refuse(source, source.find(escape[0] if letter else "\\'"), fault)
+        return _CHARACTERS[letter]
+
+    return _ESCAPE.sub(character, tree)
 
 
 def _coordinates(source: str) -> list[re.Match[str]]:

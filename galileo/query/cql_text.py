@@ -6,7 +6,8 @@ import re
 from decimal import Decimal
 from typing import Any
 
-_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NEEDLESS_ESCAPE = re.compile(r"(?:\\(?=[^\\%_])|(\\[\s\S]))")
 _WORDS = {"and", "or", "not", "between", "in", "like", "is", "null", "true", "false", "div", "bbox"}
 _WORDS |= {"casei", "accenti", "date", "timestamp", "interval", "point", "linestring", "polygon"}
 _WORDS |= {"multipoint", "multilinestring", "multipolygon", "geometrycollection"}
@@ -25,6 +26,8 @@ def to_text(tree: Any) -> str:
         return f" {op.upper()} ".join(_enclosed(arg) for arg in args)
     if op == "not":
         return f"NOT ({to_text(args[0])})"
+    if op == "like":
+        return f"{operand_text(args[0])} LIKE {_pattern_text(args[1])}"
     return _condition_text(op, [operand_text(arg) for arg in args])
 
 
@@ -33,8 +36,8 @@ def _condition_text(op: str, texts: list[str]) -> str:
         return f"{texts[0]} {op} {texts[1]}"
     if op == "between":
         return f"{texts[0]} BETWEEN {texts[1]} AND {texts[2]}"
-    if op in ("in", "like"):
-        return f"{texts[0]} {op.upper()} {texts[1]}"
+    if op == "in":
+        return f"{texts[0]} IN {texts[1]}"
     if op == "isNull":
         return f"{texts[0]} IS NULL"
     return f"{op.upper()}({', '.join(texts)})"
@@ -102,6 +105,19 @@ def name_text(name: str) -> str:
 
 
 def quoted(text: str) -> str:
+    return _enquoted(text.replace("\\", "\\\\"))
+
+
+def _pattern_text(raw: Any) -> str:
+    """The text of a pattern of LIKE, whose backslashes are there for %, _ and themselves only."""
+    if isinstance(raw, dict) and raw.get("op") == "casei":
+        return f"CASEI({_pattern_text(raw['args'][0])})"
+    if not isinstance(raw, str):
+        return operand_text(raw)
+    return _enquoted(_NEEDLESS_ESCAPE.sub(r"\1", raw))
+
+
+def _enquoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 

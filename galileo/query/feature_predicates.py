@@ -202,7 +202,7 @@ class NumberIn(FeatureLeaf):
 
 
 class TextLeaf(FeatureLeaf):
-    """A condition on texts; `folded` compares in lower case (CQL2's CASEI)."""
+    """A condition on texts; `folded` ignores case (CQL2's CASEI)."""
 
     __slots__ = ()
     folded: bool
@@ -278,13 +278,14 @@ class TextLike(TextLeaf):
 
 
 def casefold(texts: pa.Array) -> pa.Array:
-    """Texts in the form that CASEI compares."""
-    return pc.utf8_lower(texts)
-
-
-def casefold_text(text: str) -> str:
-    folded: str = casefold(pa.array([text]))[0].as_py()
-    return folded
+    """Texts in the form that CASEI compares: Unicode's full case folding."""
+    folded = pc.utf8_lower(texts)
+    wide = pc.invert(pc.fill_null(pc.string_is_ascii(texts), True))
+    if not wide.true_count:
+        return folded
+    distinct = texts.filter(wide).dictionary_encode()
+    spelled = pa.array([text.casefold() for text in distinct.dictionary.to_pylist()], texts.type)
+    return pc.replace_with_mask(folded, wide, spelled.take(distinct.indices))
 
 
 def like_parts(pattern: str) -> list[tuple[str, bool]]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from galileo.errors import UnknownProperty, UnsupportedQuery
 from galileo.model.schema import Feature, Schema, nearest_name
-from galileo.query.feature_predicates import casefold_text
 
 GEOMETRY, DATETIME, GEOHASH = "geometry", "datetime", "geohash"
 SPECIAL = (GEOMETRY, DATETIME, GEOHASH)
@@ -72,6 +71,10 @@ def property_ref(raw: Any, schema: Schema) -> PropertyRef:
         return PropertyRef(inner.name, inner.feature, folded=True)
     if isinstance(raw, dict) and "op" in raw:
         raise unsupported(raw)
+    if isinstance(raw, dict) and "interval" in raw:
+        raise UnsupportedQuery(
+            "an INTERVAL of properties is not supported: an observation has one time, datetime"
+        )
     raise UnsupportedQuery(
         f"expected a property on one side of a condition, got {show_operand(raw)}; {names(schema)}"
     )
@@ -131,9 +134,9 @@ def number(raw: Any, about: PropertyRef) -> float:
 
 
 def text(raw: Any, about: PropertyRef) -> str:
-    """A text, in lower case if it stands in CASEI."""
+    """A text, without its case if it stands in CASEI."""
     if _is_casei(raw):
-        return casefold_text(text(_arguments(raw)[0], about))
+        return text(_arguments(raw)[0], about).casefold()
     if not isinstance(raw, str) or not _is_unicode(raw):
         raise mismatch(raw, about, "a text in single quotes")
     return raw

@@ -14,7 +14,9 @@ from galileo.query.time_predicates import OPEN_END
 
 _MARK = "\u2c60"
 """Stands for the colon of a parameter while the text is parsed; names of features are ASCII."""
-_PARAMETERS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|(?<![\w.:]):(?P<name>[A-Za-z_][A-Za-z0-9_]*)""")
+_PARAMETERS = re.compile(
+    rf"""{cql_syntax.TEXT_LITERAL}|"[^"]*"|(?<![\w.:]):(?P<name>[A-Za-z_][A-Za-z0-9_]*)"""
+)
 CONDITIONS = ("and", "or", "not")
 REGIONS = ("s_intersects", "s_within", "s_disjoint")
 DISTANCES = ("dwithin", "s_dwithin")

@@ -6,7 +6,7 @@
 
 const NUMBER = String.raw`[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?`;
 const NAME = String.raw`([A-Za-z_][A-Za-z0-9_]*)`;
-const TEXT = String.raw`'(?:[^']|'')*'`;
+const TEXT = String.raw`'(?:[^'\\]|\\\\|'')*'`;
 const RANGE = new RegExp(`^${NAME}\\s+BETWEEN\\s+(${NUMBER})\\s+AND\\s+(${NUMBER})$`, "i");
 const COMPARISON = new RegExp(`^${NAME}\\s*(>=|<=|>|<|=)\\s*(${NUMBER}|${TEXT}|true|false)$`, "i");
 const LIST = new RegExp(`^${NAME}\\s+IN\\s*\\(\\s*(${TEXT}(?:\\s*,\\s*${TEXT})*)\\s*\\)$`, "i");
@@ -40,7 +40,7 @@ function textOf(condition) {
 }
 
 function quoted(value) {
-  return `'${value.replaceAll("'", "''")}'`;
+  return `'${value.replace(/['\\]/g, "$&$&")}'`;
 }
 
 /** The conditions of a text; null if it has others, too. */
@@ -54,7 +54,7 @@ export function parse(given) {
 function parts(given) {
   const found = [];
   let depth = 0, start = 0, isBetween = false;
-  for (const token of given.matchAll(/'(?:[^']|'')*'|[()]|\b(?:AND|BETWEEN)\b/gi)) {
+  for (const token of given.matchAll(/'(?:[^'\\]|\\[^]|'')*'|[()]|\b(?:AND|BETWEEN)\b/gi)) {
     const word = token[0].toUpperCase();
     if (word === "(") depth += 1;
     else if (word === ")") depth -= 1;
@@ -103,7 +103,7 @@ function polygon(inner) {
 }
 
 function unquoted(value) {
-  return value.slice(1, -1).replaceAll("''", "'");
+  return value.slice(1, -1).replace(/''|\\\\/g, (pair) => pair[0]);
 }
 
 /** What a chip says: [name, value]. */

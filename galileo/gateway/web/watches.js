@@ -164,13 +164,13 @@ function expression(node, isInner = false) {
   if (COMPARISONS.has(op)) return `${operand(args[0])} ${op} ${operand(args[1])}`;
   if (op === "between") return `${operand(args[0])} BETWEEN ${operand(args[1])} AND ${operand(args[2])}`;
   if (op === "in") return `${operand(args[0])} IN (${args[1].map(operand).join(", ")})`;
-  if (op === "like") return `${operand(args[0])} LIKE ${operand(args[1])}`;
+  if (op === "like") return `${operand(args[0])} LIKE ${operand(args[1]).replaceAll("\\\\", "\\")}`;
   if (op === "isNull") return `${operand(args[0])} IS NULL`;
   return `${op.toUpperCase()}(${args.map(operand).join(", ")})`;
 }
 
 function operand(value) {
-  if (typeof value === "string") return `'${value.replaceAll("'", "''")}'`;
+  if (typeof value === "string") return `'${value.replace(/['\\]/g, "$&$&")}'`;
   if (value === null || typeof value !== "object") return String(value);
   if (value.property) return value.property;
   if (value.timestamp) return `TIMESTAMP('${value.timestamp}')`;

@@ -24,7 +24,7 @@ class Comparison:
         name: of the feature, or `DATETIME`.
         operator: one of `COMPARE`; the property stands on its left.
         parameter: its name.
-        folded: whether texts are compared in lower case.
+        folded: whether texts are compared without regard to case.
     """
 
     name: str

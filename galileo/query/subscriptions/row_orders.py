@@ -72,7 +72,7 @@ class TextOrder(RowOrder):
 
     Args:
         column: of the feature.
-        folded: whether texts are compared in lower case.
+        folded: whether texts are compared without regard to case.
     """
 
     __slots__ = ("_folded", "_texts")
@@ -105,7 +105,7 @@ def row_order(points: ObservationColumns, name: str, *, folded: bool) -> RowOrde
     Args:
         points: the rows.
         name: of the feature, or `DATETIME`.
-        folded: whether texts are compared in lower case.
+        folded: whether texts are compared without regard to case.
     """
     if name == DATETIME:
         return RowOrder(points.time, np.arange(len(points)), count=len(points))

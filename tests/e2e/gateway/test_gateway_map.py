@@ -117,6 +117,7 @@ TEXTS_ONLY = (
     "NOT temperature > 1",
     "temperature <> 1",
     "station LIKE 'K%'",
+    r"station = 'it\'s'",
     "temperature > humidity",
 )
 

@@ -35,7 +35,24 @@ EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 LONGITUDES = [-180.0, -179.5, -178.59375, -90.0, -45.1, 0.0, 0.5, 1.40625, 90.0, 179.3, 180.0]
 LATITUDES = [-90.0, -89.5, -45.0, 0.0, 0.3, 1.40625, 5.625, 45.0, 89.9, 90.0]
-TEXTS = ["", "a", "ab", "AB", "a%", "a_b", "É", "éé", "x\ny", "\\"]
+TEXTS = [
+    "",
+    "a",
+    "ab",
+    "AB",
+    "a%",
+    "a_b",
+    "É",
+    "éé",
+    "x\ny",
+    "\\",
+    "ß",
+    "SS",
+    "ΣΑΣ",
+    "σας",
+    "İ",
+    "i",
+]
 
 # --- observations ----------------------------------------------------------------------------
 
@@ -68,7 +85,9 @@ def prop(name):
 signs = st.sampled_from(["=", "<>", "<", "<=", ">", ">="])
 numbers = st.sampled_from([-1.5, -1.0, 0.0, 0.5, 1.0, 2.5, 7.0])
 texts = st.sampled_from(TEXTS)
-patterns = st.sampled_from(["%", "_", "a%", "%b", "a_b", "a\\%", "a\\_b", "x%y", "é_", "", "A_"])
+patterns = st.sampled_from(
+    ["%", "_", "a%", "%b", "a_b", "a\\%", "a\\_b", "x%y", "é_", "", "A_", "s%", "ß", "Σ%", "i%"]
+)
 folds = st.booleans()
 
 
@@ -298,7 +317,7 @@ def operand(arg, value):
     if isinstance(arg, dict) and "property" in arg:
         return value
     if isinstance(arg, dict):
-        return operand(arg["args"][0], value).lower()
+        return operand(arg["args"][0], value).casefold()
     return arg
 
 

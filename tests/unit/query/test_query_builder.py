@@ -223,7 +223,7 @@ def test_condition_equality_hash_and_pickle_agree() -> None:
 def test_properties_private_attribute_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"written f\['_x'\]"):
         f._x  # noqa: B018
-    assert str(f["_x"] > 1) == '"_x" > 1'
+    assert str(f["_x"] > 1) == "_x > 1"
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)

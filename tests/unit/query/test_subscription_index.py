@@ -59,7 +59,7 @@ ARROW = {
 SIGNS = ("=", "<>", "<", "<=", ">", ">=")
 NUMBERS = [-1.5, -0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 2.0**53, 2.0**53 + 2, 1e300]
 WHOLE = [-1, 0, 1, 2, 3, 2**53, 2**53 + 1, 2**62]
-TEXTS = ["alpha", "Alpha", "beta", "", "ä/ö", "ALPHA"]
+TEXTS = ["alpha", "Alpha", "beta", "", "ä/ö", "ALPHA", "Straße", "STRASSE"]
 START = micros("2012-03-01T00:00:00Z")
 TIMES_US = [START + number for number in (-1, 0, 1, 3_600_000_000, 7_200_000_000)]
 CONDITIONS = [
