@@ -364,6 +364,11 @@ class World:
         self.names = tuple(topology.by_name)
         self.known: dict[str, Topology] = {}
 
+    @property
+    def schema(self) -> StoredSchema:
+        """The schema of the dataset that all histories use."""
+        return self.schemas[0]
+
     def identity_of(self, node: str) -> str:
         return self.hosts[node].store.identity if node in self.hosts else ""
 

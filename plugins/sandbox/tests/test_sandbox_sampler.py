@@ -448,7 +448,6 @@ from galileo.sampler_package import SamplerArchive
 from galileo.samplers import SamplerSpec
 from galileo.testing.conformance import sample_labels
 from galileo_sandbox.sampler import SandboxedSampler
-from processes import ended, is_alive
 
 archive = SamplerArchive.from_bytes(open(sys.argv[1], "rb").read())
 contained = SandboxedSampler(archive, SamplerSpec("slow"))

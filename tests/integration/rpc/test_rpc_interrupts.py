@@ -86,7 +86,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     made = Work()
     for place, name in (
         (local_scan._IncrementalScan, "step"),
-        (row_reader, "_read"),
+        (row_reader, "read_parts"),
         (select, "_step"),
     ):
         monkeypatch.setattr(place, name, made.slowed(getattr(place, name)))
@@ -96,7 +96,13 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
 @pytest.fixture
 def node_options() -> NodeOptions:
     """Queries run in many small steps."""
-    limits = QueryOptions(step_bytes_max=1 << 12, rows_per_piece=64, step_s=0.0, labels_per_part=64)
+    limits = QueryOptions(
+        step_bytes_max=1 << 12,
+        small_bytes_max=1,
+        rows_per_piece=64,
+        step_s=0.0,
+        labels_per_part=64,
+    )
     return NodeOptions(queries=limits)
 
 

@@ -288,7 +288,7 @@ def test_evaluator_with_invalid_arguments_prints_no_secret(tmp_path: Path) -> No
     broken["spark"]["master"] = f"sc:/host:1/;token={PLANTED.removeprefix(TOKEN_PREFIX)}"
     for options, said in (
         (whole, "ValueError: invalid literal"),
-        (json.dumps(broken), "expected a Spark master"),
+        (json.dumps(broken), "expected spark.master as"),
     ):
         done = subprocess.run(
             [sys.executable, "-m", "galileo.spark.evaluator", f"not-a-number {PLANTED}"],
