@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from galileo.durable_files import replace_file
 from galileo.errors import InputError
 from galileo.optional_imports import library
 
@@ -29,6 +29,8 @@ AUTHORITY_DAYS = 3_650
 DAYS = 365
 DAYS_MAX = 36_500
 HOSTS_MAX = 64
+PUBLIC = 0o644
+"""Mode of files that everyone may read."""
 
 _NAME = re.compile(r"(?!\.+$)[a-z0-9_.-]{1,64}")
 """Also of a directory: none that means another one."""
@@ -86,8 +88,8 @@ def make_authority(directory: Path, *, cluster: str, days: int = AUTHORITY_DAYS)
         .sign(key, hashes.SHA256())
     )
     _make_directory(directory)
-    write_secret(directory / AUTHORITY_KEY, _pem_of_key(key))
-    write_public(directory / AUTHORITY, _pem(certificate))
+    replace_file(directory / AUTHORITY_KEY, _pem_of_key(key))
+    replace_file(directory / AUTHORITY, _pem(certificate), mode=PUBLIC)
     return directory / AUTHORITY
 
 
@@ -125,30 +127,10 @@ def issue(authority: Path, subject: Subject, *, target: Path) -> Path:
         .sign(signing, hashes.SHA256())
     )
     _make_directory(target)
-    write_secret(target / KEY, _pem_of_key(key))
-    write_public(target / CERTIFICATE, _pem(certificate))
-    write_public(target / AUTHORITY, _pem(issuer))
+    replace_file(target / KEY, _pem_of_key(key))
+    replace_file(target / CERTIFICATE, _pem(certificate), mode=PUBLIC)
+    replace_file(target / AUTHORITY, _pem(issuer), mode=PUBLIC)
     return target
-
-
-def write_secret(path: Path, data: bytes) -> None:
-    """Writes a file atomically; only its owner can read it."""
-    _write(path, data, mode=0o600)
-
-
-def write_public(path: Path, data: bytes) -> None:
-    """Writes a public file atomically."""
-    _write(path, data, mode=0o644)
-
-
-def _write(path: Path, data: bytes, *, mode: int) -> None:
-    written = path.with_name(f".{path.name}.{os.getpid()}")
-    written.unlink(missing_ok=True)
-    with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    written.replace(path)
 
 
 def _make_directory(directory: Path) -> None:

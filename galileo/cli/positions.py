@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from galileo.client import Client
+from galileo.durable_files import replace_file
 from galileo.errors import InputError, InvalidToken
 from galileo.wire import token as resume
 
@@ -47,10 +48,8 @@ class PositionFile:
         return token
 
     def save(self, token: str) -> None:
-        """Replaces the token."""
-        unfinished = self._path.with_name(f".{self._path.name}.part")
-        unfinished.write_text(f"{token}\n", encoding="utf-8")
-        unfinished.replace(self._path)
+        """Replaces the token, durably."""
+        replace_file(self._path, f"{token}\n".encode())
 
 
 class Position:

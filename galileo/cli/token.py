@@ -13,10 +13,11 @@ import click
 from galileo.cli.lazy import Group
 from galileo.cli.output import handle_errors
 from galileo.cli.session import Session, json_option
+from galileo.durable_files import replace_file
 from galileo.errors import ConfigError, InputError
 from galileo.model.quotas import KINDS, parse_quotas
 from galileo.model.schema import nearest_name
-from galileo.private_ca import DAYS_MAX, write_secret
+from galileo.private_ca import DAYS_MAX
 from galileo.rpc import token_store
 from galileo.rpc.access import EVERY_DATASET, Principal, Role
 
@@ -119,7 +120,7 @@ def create(
     secret = token_store.add(path, principal)
     if output is not None:
         try:
-            write_secret(output, secret.encode())
+            replace_file(output, secret.encode())
         except OSError:
             token_store.remove(path, name)  # Its token is lost.
             raise

@@ -24,6 +24,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from galileo.durable_files import replace_file
 from galileo.errors import ConfigError, InputError, Unauthenticated
 from galileo.model.broker import PATTERN, PATTERNS_MAX
 from galileo.model.quotas import parse_quotas
@@ -258,16 +259,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, known: Known) -> None:
-    written = path.with_name(f".{path.name}.new")
-    written.unlink(missing_ok=True)
     roles = [f"[role.{role}]\n{_assigned(bounds)}" for role, bounds in known.role_quotas.items()]
     tables = [_table(digest, principal) for digest, principal in known.principals.items()]
-    text = "\n".join([*roles, *tables])
-    with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    written.replace(path)
+    replace_file(path, "\n".join([*roles, *tables]).encode())
 
 
 def _table(digest: str, principal: Principal) -> str:

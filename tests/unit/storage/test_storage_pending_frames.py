@@ -128,6 +128,12 @@ def check(journal: PartitionJournal, log: list[tuple[int, int]], seen: int) -> N
         assert (header.epoch, header.batch) == log[sequence - 1]
         assert journal.read(sequence).num_rows == header.rows
         assert journal.find_batch("radar", header.batch) == sequence
+    files = journal.files()
+    ends = [*(int(path.stem) for path, _ in files[1:]), seen + 1]
+    for (path, length), end in zip(files, ends, strict=False):
+        if path.suffix == ".segment":  # Frames that may be taken back are no part of it.
+            frames = map(journal.header, range(int(path.stem), end))
+            assert length == sum(header.frame_bytes for header in frames)
     for sequence in range(seen + 1, len(log) + 1):
         with pytest.raises(InputError):
             journal.read(sequence)
