@@ -180,7 +180,7 @@ def _variables(source: Source, *, name: str, wanted: str) -> list[dict[str, Any]
             "file": name,
             "variable": each.name,
             "becomes": each.role or ", ".join(targets.get(each.name, [])),
-            "type": "time" if each.role == "time" else each.type,
+            "type": "time" if each.role == "time" else each.type or "",
             "sample": samples.get(each.name, []),
             "units": each.units,
             "dimensions": ", ".join(map(str, each.dims)),

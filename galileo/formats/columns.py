@@ -10,7 +10,7 @@ from typing import NoReturn
 import pyarrow as pa
 
 from galileo.errors import InputError, UnknownProperty
-from galileo.formats.expressions import Columns, Expression, Name, parse
+from galileo.formats.expressions import Columns, Expression, Literal, Name, parse
 from galileo.formats.expressions import names as expression_names
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import table_of
@@ -110,6 +110,12 @@ def _evaluate_coordinates(where: Coordinates, columns: Columns) -> list[pa.Array
         return [*degrees, pa.repeat(pa.scalar(where.constant_us, TIME_TYPE), columns.rows)]
     parts = [columns.arrays[name] for name in time_columns(where.time)]
     return [*degrees, times(parts, where.time, first_row=columns.first_row)]
+
+
+def empty_reader(mapping: Mapping) -> ColumnReader:
+    """A reader of a file without rows, which therefore has no names of columns."""
+    nowhere = Coordinates(Literal(0.0), Literal(0.0), "", 0)
+    return ColumnReader(nowhere, (), 0, lambda columns: (), mapping)
 
 
 def coordinates_of(mapping: Mapping, names: Sequence[str]) -> Coordinates:
@@ -231,11 +237,16 @@ def check_decoded(path: Path, table: pa.Table) -> None:
 
 def typed_variables(schema: pa.Schema) -> tuple[VariableInfo, ...]:
     """The columns of a typed table that can be features or coordinates, such as no lists."""
-    kinds = [(field.name, feature_type(field.type), field.type) for field in schema]
+    others = other_columns(schema)
     return tuple(
-        VariableInfo(name, type=kind, description=str(arrow_type))
-        for name, kind, arrow_type in kinds
-        if kind is not None
+        VariableInfo(
+            field.name,
+            type=feature_type(field.type),
+            description=str(field.type),
+            default=not pa.types.is_null(field.type),
+        )
+        for field in schema
+        if field.name not in others
     )
 
 

@@ -169,7 +169,7 @@ def _read_sample(
             break
     whole = next(scan, None) is None
     if not tables:
-        return tuple(VariableInfo(name, type="text", default=False) for name in header.names), 0
+        return tuple(VariableInfo(name, type=None, default=False) for name in header.names), 0
     sample = pa.concat_tables(tables)
     infos = tuple(
         _info(
@@ -185,8 +185,9 @@ def _read_sample(
 def _info(name: str, column: pa.Array, *, whole: bool) -> VariableInfo:
     """A variable; a column of integers in a partial sample is a float, since others can follow."""
     empty = column.null_count == len(column)
-    info = VariableInfo(name, type=guess_type(column), default=not (empty and whole))
-    info = replace(info, description="no value" if empty else "")
+    if empty and whole:
+        return VariableInfo(name, type=None, description="no value", default=False)
+    info = VariableInfo(name, type=guess_type(column), description="no value" if empty else "")
     if info.type == "int" and not whole:
         return replace(info, type="float")
     return replace(info, identifier=info.type == "text" and is_identifier(column))

@@ -289,8 +289,8 @@ def renamed(expression: Expression, new: Mapping[str, str]) -> Expression:
     return Name(new[expression.text]) if isinstance(expression, Name) else expression
 
 
-def kind_of(expression: Expression, kinds: Mapping[str, FeatureType]) -> FeatureType:
-    """The type of the values, from those of the variables.
+def kind_of(expression: Expression, kinds: Mapping[str, FeatureType | None]) -> FeatureType | None:
+    """The type of the values, from those of the variables; None if these have no values.
 
     Raises:
         InputError: `coalesce` mixes texts or truth values with others.
@@ -304,12 +304,12 @@ def kind_of(expression: Expression, kinds: Mapping[str, FeatureType]) -> Feature
         return kind_of(expression.arguments[0], kinds)
     if expression.function != COALESCE:
         return "float"
-    argument_kinds = {kind_of(argument, kinds) for argument in expression.arguments}
+    argument_kinds = {kind_of(argument, kinds) for argument in expression.arguments} - {None}
     if len(argument_kinds) > 1 and not argument_kinds <= {"int", "float"}:
         raise InputError(
-            f"expected values of one type in {expression}, got {sorted(argument_kinds)}"
+            f"expected values of one type in {expression}, got {sorted(map(str, argument_kinds))}"
         )
-    return argument_kinds.pop() if len(argument_kinds) == 1 else "float"
+    return "float" if len(argument_kinds) > 1 else next(iter(argument_kinds), None)
 
 
 def unit_of(expression: Expression, units: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from galileo.formats.columns import (
     Coordinates,
     check_width,
     coordinates_of,
+    empty_reader,
     is_identifier,
     other_columns,
     typed_variables,
@@ -28,6 +30,7 @@ from galileo.formats.columns import (
 from galileo.formats.mapping import Mapping
 from galileo.formats.memory_file import is_memory_file
 from galileo.formats.variables import VariableInfo
+from galileo.model.schema import COORDINATES
 
 FILE_BYTES_MAX = 1 << 30
 NESTING_MAX = 64
@@ -47,7 +50,10 @@ def open_geojson(path: Path, mapping: Mapping) -> ColumnReader:
     Raises:
         InputError: the file is too large, not a collection, or has geometries other than points.
     """
-    table = _flat(path, _features(path))
+    features = _features(path)
+    if not len(features):
+        return empty_reader(mapping)
+    table = _flat(path, features)
     where = coordinates_of(mapping, table.column_names)
     table = times_in_milliseconds(table, where)
 
@@ -75,13 +81,7 @@ def times_in_milliseconds(table: pa.Table, where: Coordinates) -> pa.Table:
 
 def infos_of_json(table: pa.Table) -> tuple[VariableInfo, ...]:
     return tuple(
-        VariableInfo(
-            info.name,
-            type=info.type,
-            description=info.description,
-            default=table.column(info.name).null_count < table.num_rows,
-            identifier=is_identifier(table.column(info.name)),
-        )
+        replace(info, identifier=is_identifier(table.column(info.name)))
         for info in typed_variables(table.schema)
     )
 
@@ -93,12 +93,17 @@ def read_json(path: Path, title: str) -> pa.Table:
         path: of the file, plain or gzip by its name.
         title: of its format, for messages.
 
+    Returns:
+        The table; it has no columns if the file is empty or blank.
+
     Raises:
         InputError: the file is too large or no JSON, or values of a member have several types.
     """
     data = _data(path, title)
     try:
         _check_text(data)
+        if len(data) <= SCAN_BYTES and not data.to_pybytes().strip():
+            return pa.table({})
         _check_nesting(path, data)
         document = _parse(data)
         schema = pa.schema(_times_as_texts(field) for field in document.schema)
@@ -139,18 +144,19 @@ def _features(path: Path) -> pa.StructArray:
     names = document.column_names
     if document.num_rows == 1 and "features" not in names and "geometry" in names:
         return document.to_struct_array().combine_chunks()
-    if "features" not in names or document.num_rows != 1:
+    collection = document.column("features") if "features" in names else None
+    if collection is None or not pa.types.is_list(collection.type) or document.num_rows != 1:
         raise InputError(
             f"expected one GeoJSON FeatureCollection, or one Feature, in {path}",
             expected="feature_collection",
         )
     try:
-        features = document.column("features").combine_chunks().flatten()
+        features = collection.combine_chunks().flatten()
     except pa.ArrowException as error:  # Arrow cannot concatenate lists of nulls
         raise InputError(
             f"expected features with places in {path}: {error}", expected="places"
         ) from error
-    if not pa.types.is_struct(features.type):
+    if len(features) and not pa.types.is_struct(features.type):
         raise InputError(
             f"expected features with properties in {path}, got {features.type}",
             expected="properties",
@@ -225,7 +231,9 @@ def _times_as_texts(field: pa.Field) -> pa.Field:
 def _flat(path: Path, features: pa.StructArray) -> pa.Table:
     members = _members(features)
     geometry = members.get("geometry")
-    if geometry is None or not pa.types.is_struct(geometry.type):
+    if geometry is None or not (
+        pa.types.is_struct(geometry.type) or pa.types.is_null(geometry.type)
+    ):
         raise InputError(f"expected features with a geometry in {path}", expected="geometry")
     columns = _members(members["properties"]) if "properties" in members else {}
     columns = {name: column for name, column in columns.items() if name not in ("", None)}
@@ -254,6 +262,8 @@ def _members(array: pa.StructArray) -> dict[str, pa.Array]:
 
 
 def _position(path: Path, geometry: pa.StructArray) -> dict[str, pa.Array]:
+    if pa.types.is_null(geometry.type):
+        return dict.fromkeys(COORDINATES[1::-1], geometry.cast(pa.float64()))
     members = _members(geometry)
     types = members.get("type")
     if types is None or not pa.types.is_string(types.type):

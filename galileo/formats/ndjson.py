@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from galileo.errors import InputError
-from galileo.formats.columns import ColumnReader, coordinates_of, other_columns
+from galileo.formats.columns import ColumnReader, coordinates_of, empty_reader, other_columns
 from galileo.formats.geojson import columns_of_json, infos_of_json, read_json, times_in_milliseconds
 from galileo.formats.mapping import Mapping
 
@@ -24,6 +24,8 @@ def open_ndjson(path: Path, mapping: Mapping) -> ColumnReader:
             another type than before.
     """
     document = read_json(path, "JSON lines")
+    if not document.column_names and not document.num_rows:
+        return empty_reader(mapping)
     if not document.column_names:
         raise InputError(f"expected an object in each line of {path}", expected="json_lines")
     others = other_columns(document.schema)  # Arrow's lists of nulls are damaged; none is read.

@@ -36,6 +36,7 @@ from galileo.formats.type_conversion import null_sentinels, one_array
 from galileo.formats.variables import (
     VariableInfo,
     default_features,
+    derived_names,
     feature_name,
     format_names,
     resolve,
@@ -57,15 +58,18 @@ DEFAULT_INDEXED_MAX = 32
 SAMPLE_ROWS, SAMPLE_VALUES = 10_000, 3
 
 # Part of each digest. Increase it with any change to the order of rows or to the values.
-READING_VERSION = 3
+READING_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A feature and its source expression; without one it is null in each row."""
+    """A feature and its source expression; without one it is null in each row.
+
+    The type is None if only the file could tell it, and the file has no value.
+    """
 
     feature: str
-    type: FeatureType
+    type: FeatureType | None
     unit: str
     expression: Expression | None
 
@@ -140,10 +144,12 @@ class Source:
             InputError: the mapping, the file and the schema contradict each other.
         """
         if self._schema is not None:
+            if self._reader.rows == 0 and not self.all_variables():  # It names no columns, either.
+                return tuple(Binding(f.name, f.type, f.unit, None) for f in self._schema.features)
             return _bound_to_schema(self._schema, self.mapping, variables=self._reader.variables())
         variables = self._reader.variables()
         pairs = self.mapping.features or default_features(variables)
-        return tuple(_bind(Feature(name), text, variables=variables) for name, text in pairs)
+        return tuple(_bind(name, text, variables=variables) for name, text in pairs)
 
     def batches(self, rows_max: int = BATCH_ROWS) -> Iterator[pa.Table]:
         """Tables of latitude, longitude, time and the features, of `rows_max` rows but the last.
@@ -240,10 +246,21 @@ def suggest_schema(
     ]
     indexed = selected if selected or index is not None else set(candidates[:DEFAULT_INDEXED_MAX])
     features = [
-        Feature(b.feature, unit=b.unit, type=b.type, indexed=b.feature in indexed)
+        Feature(b.feature, unit=b.unit, type=_known_type(b), indexed=b.feature in indexed)
         for b in source.bindings
     ]
     return Schema(name, features, geohash_precision=geohash_precision, time_bucket=time_bucket)
+
+
+def _known_type(binding: Binding) -> FeatureType:
+    if binding.type is None:
+        raise InputError(
+            f"expected a value that tells the type of feature {binding.feature!r}, got none in the "
+            "whole file; leave it out and add it later, or create the dataset with its types",
+            expected="value",
+            feature=binding.feature,
+        )
+    return binding.type
 
 
 def _known_feature(name: str, bindings: Sequence[Binding]) -> str:
@@ -262,17 +279,20 @@ def _known_feature(name: str, bindings: Sequence[Binding]) -> str:
 # --- binding features to variables -----------------------------------------------------------
 
 
-def _bind(feature: Feature, text: str, *, variables: Sequence[VariableInfo]) -> Binding:
-    """Binds a feature to an expression, which determines its type."""
+def _bind(name: str, text: str, *, variables: Sequence[VariableInfo]) -> Binding:
+    """Binds a new feature to an expression, which determines its type."""
+    expression = _expression(text, variables)
+    infos = {source: resolve(variables, source) for source in names(expression)}
+    kind = kind_of(expression, {source: info.type for source, info in infos.items()})
+    unit = unit_of(expression, {source: info.units for source, info in infos.items()})
+    return Binding(name, kind, unit, expression)
+
+
+def _expression(text: str, variables: Sequence[VariableInfo]) -> Expression:
+    """The expression of a text, with full names of variables."""
     is_name = any(variable.name == text for variable in variables)
     expression = Name(text) if is_name else _parse_source(text, variables)
-    infos = {name: resolve(variables, name) for name in names(expression)}
-    return Binding(
-        feature.name,
-        kind_of(expression, {name: info.type for name, info in infos.items()}),
-        unit_of(expression, {name: info.units for name, info in infos.items()}),
-        renamed(expression, {name: info.name for name, info in infos.items()}),
-    )
+    return renamed(expression, {n: resolve(variables, n).name for n in names(expression)})
 
 
 def _parse_source(text: str, variables: Sequence[VariableInfo]) -> Expression:
@@ -323,17 +343,15 @@ def _bound_to_schema(
 
 def _bound_as(feature: Feature, text: str | None, *, variables: Sequence[VariableInfo]) -> Binding:
     """Binds a feature of a schema, which determines its type."""
-    expression = None if text is None else _bind(feature, text, variables=variables).expression
+    expression = None if text is None else _expression(text, variables)
     return Binding(feature.name, feature.type, feature.unit, expression)
 
 
 def _by_feature_name(variables: Sequence[VariableInfo]) -> dict[str, str]:
     """Variables by their names and by the feature names derived from them."""
-    pairs = default_features(variables) if any(v.default for v in variables) else ()
-    derived = dict(pairs)
-    for variable in variables:
-        derived.setdefault(feature_name(variable.name), variable.name)
-    return derived | {variable.name: variable.name for variable in variables}
+    by_name = {feature_name(variable.name): variable.name for variable in reversed(variables)}
+    exact = {variable.name: variable.name for variable in variables}
+    return by_name | dict(derived_names(variables)) | exact
 
 
 # --- making batches --------------------------------------------------------------------------
@@ -360,9 +378,9 @@ def _map_features(
     by_name = dict(zip(raw.column_names[count:], arrays[count:], strict=True))
     columns = Columns(by_name, rows=raw.num_rows, first_row=first_row)
     features = [
-        pa.nulls(raw.num_rows, ARROW_TYPES[b.type])
+        pa.nulls(raw.num_rows, ARROW_TYPES[b.type or "text"])
         if b.expression is None
-        else columns.evaluate(b.expression, b.type)
+        else columns.evaluate(b.expression, b.type or "text")
         for b in bindings
     ]
     for binding, feature in zip(bindings, features, strict=True):

@@ -122,9 +122,10 @@ def _features_of(reader: ColumnReader, schema: Schema) -> tuple[str, ...]:
         InvalidObservations: it has none, or columns that the dataset does not have.
     """
     names = [feature.name for feature in schema.features]
-    columns = [info.name for info in reader.variables()]
+    columns = {info.name: info.type for info in reader.variables()}
+    given = [name for name, kind in columns.items() if kind is not None]
     unknown = [
-        name for name in (*columns, *reader.others) if name not in names and name not in IGNORED
+        name for name in (*given, *reader.others) if name not in names and name not in IGNORED
     ]
     if unknown:
         close = nearest_name(unknown[0], names)
@@ -141,7 +142,7 @@ def _features_of(reader: ColumnReader, schema: Schema) -> tuple[str, ...]:
             f"expected a single value in each row of column {lists[0]!r}", column=lists[0]
         )
     found = tuple(name for name in names if name in columns)
-    if names and not found:
+    if names and not found and reader.rows != 0:
         raise InvalidObservations(
             f"expected at least one of the features {', '.join(names)} of dataset "
             f"{schema.name!r}, got none",

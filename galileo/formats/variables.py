@@ -8,7 +8,8 @@ one variable only.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from galileo.errors import InputError, UnknownProperty
@@ -30,7 +31,7 @@ class VariableInfo:
         units: as in the file; empty if it has none.
         dims: names and sizes of its dimensions, such as `("time:9", "y:129", "x:185")`.
         description: long name in the file.
-        type: of its feature.
+        type: of its feature; None if the file has no value, so that any type fits.
         aliases: further base names, for mappings; the first is the default feature name.
         default: whether it becomes a feature without a mapping.
         identifier: whether nearly all rows have distinct values, such as ids or URLs.
@@ -41,7 +42,7 @@ class VariableInfo:
     units: str = ""
     dims: tuple[str, ...] = ()
     description: str = ""
-    type: FeatureType = "float"
+    type: FeatureType | None = "float"
     aliases: tuple[str, ...] = ()
     default: bool = True
     identifier: bool = False
@@ -121,22 +122,38 @@ def default_features(variables: Sequence[VariableInfo]) -> tuple[tuple[str, str]
     Raises:
         InputError: there are no default variables, or too many.
     """
-    defaults = [variable for variable in variables if variable.default]
+    defaults = {variable.name for variable in variables if variable.default}
     if not 1 <= len(defaults) <= FEATURES_MAX:
+        empty = [variable.name for variable in variables if variable.type is None]
+        hint = f", without a value {format_names(empty)}" if empty else ""
         raise InputError(
             f"expected 1 to {FEATURES_MAX} variables to take as features, got {len(defaults)}; "
-            f"map those that you want. The file has {format_names([v.name for v in variables])}",
+            "map those that you want. The file has "
+            f"{format_names([v.name for v in variables])}{hint}",
             expected="features",
             bound=FEATURES_MAX,
         )
-    bases = [_base(variable) for variable in defaults]
-    features: list[str] = []
-    for variable, base in zip(defaults, bases, strict=True):
-        whole = variable.name if bases.count(base) > 1 else base
-        features.append(
-            _unused(feature_name(whole.replace(split_name(whole)[0], base, 1)), features)
-        )
-    return tuple(zip(features, (variable.name for variable in defaults), strict=True))
+    return tuple(pair for pair in derived_names(variables) if pair[1] in defaults)
+
+
+def derived_names(variables: Sequence[VariableInfo]) -> tuple[tuple[str, str], ...]:
+    """Pairs of a feature name and a default variable, each name once.
+
+    They do not depend on which columns have values, and a variable whose name is a feature name
+    keeps it, so that a dataset that was created from a file finds its features there again.
+    """
+    named = [variable for variable in variables if variable.default or variable.type is None]
+    bases = Counter(map(_base, named))
+    taken = {variable.name for variable in variables}
+    pairs: list[tuple[str, str]] = []
+    for variable in named:
+        base = _base(variable)
+        whole = variable.name if bases[base] > 1 else base
+        name = feature_name(whole.replace(split_name(whole)[0], base, 1))
+        name = name if name == variable.name else _unused(name, taken)
+        taken.add(name)
+        pairs.append((name, variable.name))
+    return tuple(pairs)
 
 
 def _base(variable: VariableInfo) -> str:
@@ -152,7 +169,7 @@ def feature_name(text: str) -> str:
     return f"{name}_value" if name in RESERVED else name
 
 
-def _unused(name: str, taken: Sequence[str]) -> str:
+def _unused(name: str, taken: Collection[str]) -> str:
     if name not in taken:
         return name
     stem = name[: NAME_LENGTH_MAX - 4]

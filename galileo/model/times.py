@@ -175,6 +175,8 @@ def time_column(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Arra
             far from 1970 for 64 bits of microseconds.
     """
     kind = values.type
+    if pa.types.is_null(kind):
+        return values.cast(TIME_TYPE)
     if pa.types.is_timestamp(kind):
         return _in_micros(values)
     if pa.types.is_date(kind):

@@ -88,7 +88,8 @@ def test_geojson_mapped_time_is_used(path: Path) -> None:
         ({"features": [{"properties": {"a": 1}}]}, "geometry"),
         ({"features": [{"geometry": {"type": "LineString", "coordinates": [[1, 2]]}}]}, "points"),
         ({"features": [{"geometry": {"type": "Point", "coordinates": [1]}}]}, "coordinates"),
-        ({"features": []}, "properties"),
+        ({"features": None}, "feature_collection"),
+        ({"features": [None]}, "properties"),
     ],
 )
 def test_geojson_other_document_raises(path: Path, document: dict[str, Any], expected: str) -> None:

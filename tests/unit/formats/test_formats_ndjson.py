@@ -44,7 +44,6 @@ def test_ndjson_number_as_time_is_milliseconds(tmp_path: Path) -> None:
         ([[1]], "objects"),
         ([{"": [None, None]}], "coordinate"),
         ([None], "objects"),
-        ([], "properties_of_one_type"),
         ([{}], "json_lines"),
         ([{"lat": 1, "t": 1}], "coordinate"),
     ],

@@ -154,7 +154,6 @@ WRONG_GEOJSON: list[tuple[bytes, int | None, str | None]] = [
     ),
     (collection(GOOD, 5), 1, None),
     (collection(GOOD, GOOD)[:-9], 1, None),
-    (collection(), None, None),
     (b"", 0, None),
     (b"[]", 0, None),
     (b"null", 0, None),
@@ -183,7 +182,6 @@ FIELDS = b"40,8,2014-03-01T06:00:00Z,1\n"
         ("ndjson", LINE + b"\n" + b"[1]\n", 1, None),
         ("ndjson", LINE + b'{"lat": 40,\n', 1, None),
         ("ndjson", LINE + LINE.replace(b"40", b"400"), 1, "latitude"),
-        ("ndjson", b"\n", None, None),
         ("ndjson", b"null\n" + LINE, 0, None),
         ("ndjson", LINE + b"null\n", 1, None),
         ("csv", HEAD + FIELDS * 3 + b"40,8,2014-03-01,x\n", 3, "level"),
@@ -205,6 +203,17 @@ def test_strict_source_mistake_in_other_formats(
     body: MemoryFile, format: str, data: bytes, row: int | None, column: str | None
 ) -> None:
     assert mistake(body, format, data) == (row, column)
+
+
+@pytest.mark.parametrize(
+    ("format", "data"),
+    [("geojson", collection()), ("ndjson", b""), ("ndjson", b"\n"), ("csv", HEAD)],
+)
+def test_strict_source_without_rows_has_no_batches(
+    body: MemoryFile, format: str, data: bytes
+) -> None:
+    body.write(data)
+    assert list(StrictSource(body.path, format, SCHEMA).batches()) == []
 
 
 def test_strict_source_batches_are_the_same_each_time(body: MemoryFile) -> None:

@@ -75,7 +75,7 @@ def test_default_features_unambiguous_names_are_short() -> None:
 
 def test_default_features_equal_names_are_numbered() -> None:
     infos = [VariableInfo("Temp (C)"), VariableInfo("temp_c"), VariableInfo("TEMP C")]
-    assert [f for f, _ in default_features(infos)] == ["temp_c", "temp_c_2", "temp_c_3"]
+    assert [f for f, _ in default_features(infos)] == ["temp_c_2", "temp_c", "temp_c_3"]
 
 
 def test_default_features_none_or_too_many_raises() -> None:
