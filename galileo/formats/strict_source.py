@@ -6,11 +6,13 @@ a place and a time, each column is known, and an error names the row and the col
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.columns import ColumnReader
@@ -21,6 +23,7 @@ from galileo.formats.reader import table_of
 from galileo.formats.source import BATCH_ROWS, rebatch
 from galileo.formats.text_mistakes import first_mistake
 from galileo.formats.type_conversion import convert, one_array
+from galileo.geo.regions import Floats
 from galileo.model.observations import normalise
 from galileo.model.schema import ARROW_TYPES, Schema, nearest_name
 
@@ -38,12 +41,21 @@ class StrictSource:
         path: of the file; it stays open for as long as it is read.
         format: one of `FORMATS`.
         schema: of the dataset.
+        to_degrees: longitudes and latitudes of the positions in the file, shape (k, 2).
 
     Raises:
         InputError: the file is damaged; `details` have `row` and `column` where they are known.
     """
 
-    def __init__(self, path: Path, format: str, schema: Schema) -> None:
+    def __init__(
+        self,
+        path: Path,
+        format: str,
+        schema: Schema,
+        *,
+        to_degrees: Callable[[Floats], Floats] | None = None,
+    ) -> None:
+        self._to_degrees = to_degrees
         self._path = path
         self._format = format
         self._schema = schema
@@ -91,6 +103,10 @@ class StrictSource:
         ]
         names = [feature.name for feature in self._schema.features]
         coordinates = [one_array(raw.column(place)) for place in range(3)]
+        if self._to_degrees is not None:
+            given = [pc.cast(one, pa.float64()).to_numpy(False) for one in coordinates[1::-1]]
+            degrees = self._to_degrees(np.stack(given, axis=1)).T[::-1]
+            coordinates[:2] = [pa.array(one, from_pandas=True) for one in degrees]
         try:
             return normalise(self._schema, table_of(coordinates, features, names=names))
         except InvalidObservations as error:

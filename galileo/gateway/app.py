@@ -41,7 +41,7 @@ from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.page import MapPage
 from galileo.gateway.problems import problem, problem_of
-from galileo.gateway.request_bodies import RequestBodies
+from galileo.gateway.request_bodies import RequestBodies, check_change
 from galileo.gateway.routes import ROUTES, Handler, RouteInfo
 from galileo.gateway.sparql import SparqlQueries
 from galileo.gateway.subscriptions import SubscriptionRoutes
@@ -99,10 +99,13 @@ class Gateway:
             CORSMiddleware,
             allow_origins=self._options.origins,
             allow_methods=["GET", "POST", "PUT", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
+            allow_headers=[
+                *("Authorization", "Content-Crs", "Content-Type", "Idempotency-Key"),
+                *("Last-Event-ID", REQUEST_HEADER),
+            ],
             expose_headers=[
                 *(REQUEST_HEADER, TOKEN_HEADER, MISSING_HEADER),
-                *("Content-Crs", "ETag", "Location"),
+                *("Content-Crs", "ETag", "Location", "Retry-After"),
             ],
         )
         inner = Starlette(
@@ -167,6 +170,8 @@ class Gateway:
         async def document_answer(request: Request) -> Response:
             is_read = request.method in ("GET", "HEAD")
             try:
+                if not is_read:
+                    await check_change(request, systems=route.body_systems)
                 return await (of_ccq if is_read and is_ccq(request) else handler)(request)
             except NoSuchTile as error:
                 return problem(HTTPStatus.NOT_FOUND, str(error))

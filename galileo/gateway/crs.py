@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from starlette.datastructures import Headers
 
 from galileo.errors import InputError
 from galileo.geo.regions import Floats
@@ -46,6 +47,10 @@ class Crs:
     wkt: str
     is_latitude_first: bool = False
     is_projected: bool = False
+
+    @property
+    def code(self) -> str:
+        return self.uri.rpartition("/")[2]
 
     def to_degrees(self, positions: Floats) -> Floats:
         """Longitudes and latitudes, shape (k, 2), of positions in this system."""
@@ -183,16 +188,27 @@ def crs_of(given: Mapping[str, str], parameter: str) -> Crs:
     return crs
 
 
+def body_crs(headers: Headers) -> Crs:
+    """The system of the positions in a body, as its header `Content-Crs` names it; or CRS84.
+
+    Raises:
+        InputError: it names another one than those of answers.
+    """
+    named = ", ".join(headers.getlist("content-crs")).strip()
+    name = named[1:-1] if named.startswith("<") and named.endswith(">") else named
+    return crs_of({"Content-Crs": name} if named else {}, "Content-Crs")
+
+
 def content_crs(crs: Crs) -> dict[str, str]:
     """The header that names the system of an answer (OGC API Features, part 2)."""
     return {"Content-Crs": f"<{crs.uri}>"}
 
 
-def check_columns_crs(crs: Crs, format: str) -> None:
+def check_columns_crs(crs: Crs, format: str, *, parameter: str = "crs") -> None:
     """Raises InputError for a system that the columns longitude and latitude do not have."""
     if crs is not CRS84:
         raise InputError(
-            f"expected f as geojson with crs={crs.uri}, got {format}, whose columns longitude and "
-            "latitude are degrees; leave out crs",
-            parameter="crs",
+            f"expected geojson with {parameter} {crs.uri}, got {format}, whose columns longitude "
+            f"and latitude are degrees; leave out {parameter}",
+            parameter=parameter,
         )

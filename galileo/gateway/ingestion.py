@@ -28,6 +28,7 @@ from galileo.formats.memory_file import MemoryFile
 from galileo.formats.strict_source import StrictSource
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
+from galileo.gateway.crs import CRS84, Crs, body_crs, check_columns_crs
 from galileo.gateway.formats import Encoders
 from galileo.gateway.request_bodies import RequestBodies, body_pieces, format_of
 from galileo.model.schema import Schema
@@ -68,6 +69,21 @@ class BatchKey(NamedTuple):
         return self.number * BATCHES_MAX
 
 
+class _Sent(NamedTuple):
+    """A body, its format, and the coordinate reference system of its positions."""
+
+    body: MemoryFile
+    format: str
+    system: Crs
+
+    def opened(self, schema: Schema) -> StrictSource:
+        with self.body.path.open("rb") as file:
+            if file.read(len(_GZIP)) == _GZIP:
+                raise InputError("expected a body that is not compressed", expected="plain_body")
+        to_degrees = None if self.system is CRS84 else self.system.to_degrees
+        return StrictSource(self.body.path, self.format, schema, to_degrees=to_degrees)
+
+
 class IngestRoute:
     """Stores the bodies of requests; belongs to one event loop.
 
@@ -95,12 +111,14 @@ class IngestRoute:
     async def _store(self, request: Request, pieces: AsyncGenerator[bytes, None]) -> Response:
         parameters.single_values(request.query_params, ())
         key = batch_key(request.headers.get("idempotency-key", ""))
-        format = format_of(request, REQUEST_TYPES)
+        format, system = format_of(request, REQUEST_TYPES), body_crs(request.headers)
+        if format != "geojson":
+            check_columns_crs(system, format, parameter="Content-Crs")
         async with self._callers.client(request) as client:
             dataset = (await client.schema(request.path_params["collectionId"])).name
             async with self._bodies.received(request, pieces) as (body, digest):
-                key = key or BatchKey(f"http-{format}-{digest}", 0)
-                source = await self._source(client, dataset, body, format=format)
+                key = key or BatchKey(f"http-{format}-{system.code}-{digest}", 0)
+                source = await self._source(client, dataset, _Sent(body, format, system))
                 receipt = await client.ingest(
                     dataset,
                     self._tables(source),
@@ -109,39 +127,35 @@ class IngestRoute:
                 )
         return _created(receipt, key)
 
-    async def _source(
-        self, client: AsyncClient, dataset: str, body: MemoryFile, *, format: str
-    ) -> StrictSource:
+    async def _source(self, client: AsyncClient, dataset: str, sent: _Sent) -> StrictSource:
         """As `_checked`, also where another client has just added features to the dataset."""
         schema = await client.schema(dataset)
         try:
-            return await self._checked(body, format, schema)
+            return await self._checked(sent, schema)
         except InvalidObservations:
             await client.datasets()
             wider = await client.schema(dataset)
             if wider == schema:
                 raise
-        return await self._checked(body, format, wider)
+        return await self._checked(sent, wider)
 
-    async def _checked(self, body: MemoryFile, format: str, schema: Schema) -> StrictSource:
+    async def _checked(self, sent: _Sent, schema: Schema) -> StrictSource:
         """The observations of a body without a mistake.
 
         Raises:
             InputError: it has one; `details` have `row` and `column` where they are known.
         """
         try:
-            source = await self._encoders.run(functools.partial(_opened, body, format, schema))
+            source = await self._encoders.run(functools.partial(sent.opened, schema))
             rows = size = 0
             async for table in self._tables(source):
                 rows, size = rows + table.num_rows, size + table.nbytes
                 _check_size(rows, size)
         except InputError as error:  # The path of a body means nothing to its sender.
-            words = error.message.replace(str(body.path), "the body")
+            words = error.message.replace(str(sent.body.path), "the body")
             raise type(error)(words, **error.details) from error
         except pa.ArrowException as error:
-            raise InputError(f"expected a whole {format} body: {error}") from error
-        if not rows:
-            raise InputError("expected observations, got none", expected="observations")
+            raise InputError(f"expected a whole {sent.format} body: {error}") from error
         return source
 
     async def _tables(self, source: StrictSource) -> AsyncIterator[pa.Table]:
@@ -174,13 +188,6 @@ def batch_key(header: str) -> BatchKey | None:
             parameter="Idempotency-Key",
         )
     return BatchKey(producer, number)
-
-
-def _opened(body: MemoryFile, format: str, schema: Schema) -> StrictSource:
-    with body.path.open("rb") as file:
-        if file.read(len(_GZIP)) == _GZIP:
-            raise InputError("expected a body that is not compressed", expected="plain_body")
-    return StrictSource(body.path, format, schema)
 
 
 def _next(batches: Iterator[pa.Table]) -> pa.Table | None:

@@ -247,6 +247,11 @@ TABLE: dict[str, dict[str, Any]] = {
         "description": "As `after` or `token`, and before it.",
         "schema": {"type": "string"},
     },
+    "Content-Crs": {
+        "in": "header",
+        "description": "The coordinate reference system of positions in a body of GeoJSON.",
+        "schema": _CRS,
+    },
     "Idempotency-Key": {
         "in": "header",
         "description": "producer:number, or another text: a repetition stores nothing twice.",

@@ -6,7 +6,8 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from email.message import Message
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.requests import Request
 
 from galileo.errors import GalileoError, InputError, Overloaded
 from galileo.formats.memory_file import MemoryFile
+from galileo.gateway.crs import CRS84, Crs, body_crs
 from galileo.gateway.documents import JSON
 from galileo.rdf.endpoint import body_of, drop_body
 from galileo.rdf.protocol import Refused
@@ -21,6 +23,8 @@ from galileo.rdf.protocol import Refused
 BODY_BYTES_MAX = 64 << 20
 BODIES_BYTES_MAX = 128 << 20
 """Total size of the bodies that are received and stored at a time."""
+_CONDITIONS = ("Content-Range", "If-Match", "If-None-Match", "If-Unmodified-Since")
+"""Headers that, ignored, would let a request change more than its client wants."""
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
 
@@ -79,6 +83,47 @@ async def body_pieces(request: Request) -> AsyncIterator[AsyncGenerator[bytes, N
         raise
 
 
+async def check_change(request: Request, *, systems: Collection[Crs]) -> None:
+    """Checks the headers that change what a request other than GET means.
+
+    Args:
+        request: whose body is not read yet.
+        systems: coordinate reference systems that its positions can have.
+
+    Raises:
+        InputError: it has a precondition, a part of a body, or positions in another system.
+        Refused: its body is compressed, is no UTF-8, or is CSV without a header line.
+    """
+    async with body_pieces(request):
+        if names := [name for name in _CONDITIONS if name in request.headers]:
+            raise InputError(
+                f"expected a request without the header {names[0]}, which has no meaning for "
+                f"{request.method} here; leave it out",
+                parameter=names[0],
+            )
+        encoding = request.headers.get("content-encoding", "identity")
+        content = Message()
+        content["Content-Type"] = request.headers.get("content-type", "")
+        charset = str(content.get_content_charset("utf-8"))
+        if encoding.strip().lower() != "identity":
+            raise _unsupported("a body without Content-Encoding", encoding)
+        if charset not in ("utf-8", "utf8", "us-ascii"):
+            raise _unsupported("a body in UTF-8", f"the charset {charset}")
+        if content.get_param("header") == "absent":
+            raise _unsupported("CSV with a header line", "header=absent")
+        if (system := body_crs(request.headers)) not in systems:
+            raise InputError(
+                f"expected Content-Crs as {CRS84.uri}, got {system.uri}; send longitudes and "
+                "latitudes in degrees",
+                parameter="Content-Crs",
+            )
+
+
+def _unsupported(expected: str, got: str) -> Refused:
+    text = f"expected {expected}, got {got:.100}"
+    return Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+
+
 def format_of(request: Request, formats: Mapping[str, str]) -> str:
     """The format of a body.
 
@@ -87,18 +132,13 @@ def format_of(request: Request, formats: Mapping[str, str]) -> str:
         formats: by media type.
 
     Raises:
-        Refused: there is none for its media type, or it is compressed.
+        Refused: there is none for its media type.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in formats:
         raise Refused(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"expected a body of type {', '.join(formats)}, got {media_type or 'none'}",
-        )
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise Refused(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            "expected a body without Content-Encoding",
         )
     return formats[media_type]
 

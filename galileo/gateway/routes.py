@@ -9,7 +9,8 @@ from typing import TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from galileo.gateway import edr_requests, parameters
+from galileo.gateway import crs, edr_requests, parameters
+from galileo.gateway.crs import CRS84, Crs
 from galileo.gateway.documents import (
     ASYNCAPI_JSON,
     EVENT_STREAM,
@@ -45,6 +46,7 @@ class RouteInfo:
         request_types: media types of the body of methods that have one.
         body_parameters: names in `parameters.TABLE` of methods that have one.
         body_answers: media types of their answers, where these are others.
+        body_systems: coordinate reference systems that positions in bodies can have.
         statuses: of success, where there are others than 200: pairs of method and status.
     """
 
@@ -59,6 +61,7 @@ class RouteInfo:
     statuses: tuple[tuple[str, int], ...] = ()
     body_parameters: tuple[str, ...] = ()
     body_answers: tuple[str, ...] = ()
+    body_systems: tuple[Crs, ...] = (CRS84,)
 
 
 _CCQ = "/ccqs/{ccqId}"
@@ -98,8 +101,9 @@ ROUTES = (
         more_parameters=True,
         request_types=tuple(REQUEST_TYPES),
         statuses=(("POST", 201),),
-        body_parameters=("Idempotency-Key",),
+        body_parameters=("Idempotency-Key", "Content-Crs"),
         body_answers=(JSON,),
+        body_systems=crs.ALL,
     ),
     RouteInfo(
         "item",

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from galileo.client.async_client import AsyncClient
 from galileo.client.json_lines import json_lines
 from galileo.client.results import Receipt
+from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import InputError
 from galileo.formats.memory_file import MemoryFile
 from galileo.gateway import documents, parameters
@@ -35,6 +36,7 @@ from galileo.query.subscriptions import ParameterQuery
 
 SUBSCRIPTIONS_MAX = 4_000_000
 """Subscriptions of a request."""
+NOTHING_STORED = Receipt(0, 0, 0, 0, EMPTY_CURSOR, "")
 
 
 class SubscriptionRoutes:
@@ -91,6 +93,8 @@ class SubscriptionRoutes:
         ):
             rows = await self._rows(client, channel, body, format=format)
             known = await channel_named(client, channel)
+            if not rows.num_rows:
+                return _stored(NOTHING_STORED, key)
             await self._encoders.run(lambda: _check(known, rows))
             receipt = await client.subscribe(
                 channel,
@@ -114,12 +118,9 @@ class SubscriptionRoutes:
                 tables.append(table)
                 rows, size = rows + table.num_rows, size + table.nbytes
                 _check_size(rows, size)
-            whole = pa.concat_tables(tables, promote_options="permissive") if tables else None
+            return pa.concat_tables([columns.empty_table(), *tables], promote_options="permissive")
         except (pa.ArrowException, UnicodeDecodeError) as error:
             raise InputError(f"expected a whole {format} body: {error}") from error
-        if not rows or whole is None:
-            raise InputError("expected subscriptions, got none", expected="subscriptions")
-        return whole
 
 
 def _check(channel: Channel, rows: pa.Table) -> None:

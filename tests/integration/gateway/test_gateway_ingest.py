@@ -198,7 +198,6 @@ async def test_ingest_mistake_is_named_and_nothing_is_stored(tmp_path: Path) -> 
         assert "/proc" not in problem["detail"]
         for body, media_type, expected in (
             (b"", "text/csv", 400),
-            (b"latitude,longitude,time,amount\n", "text/csv", 400),
             (b"PAR1", "application/vnd.apache.parquet", 400),
             (b"\x1f\x8b123", "text/csv", 400),
             (good, "text/plain", 415),
@@ -207,9 +206,63 @@ async def test_ingest_mistake_is_named_and_nothing_is_stored(tmp_path: Path) -> 
             status, problem = await served.post(body, media_type)
             assert status == expected, problem
             assert "/proc" not in problem["detail"]
-        assert (await served.post(good, Content_Encoding="gzip"))[0] == 415
+        for headers, expected in (
+            ({"Content_Encoding": "gzip"}, 415),
+            ({"Content_Type": "text/csv; charset=iso-8859-1"}, 415),
+            ({"Content_Type": "text/csv; header=absent"}, 415),
+            ({"If_None_Match": "*"}, 400),
+            ({"Content_Range": "bytes 0-9/90"}, 400),
+            ({"Content_Crs": "<http://www.opengis.net/def/crs/EPSG/0/4326>"}, 400),
+            ({"Content_Crs": "<http://www.opengis.net/def/crs/EPSG/0/25832>"}, 400),
+        ):
+            status, problem = await served.post(good, **headers)
+            assert status == expected, (headers, problem)
+            path = "/channels/none/subscriptions"
+            status, problem = await served.post(good, **{**headers, "path": path})
+            assert status == expected, (headers, problem)
         assert (await served.post(good, path=f"{PATH}?f=csv"))[0] == 400
         assert (await served.post(good, path="/collections/none/items"))[0] == 404
+        assert await served.amounts() == []
+
+
+@pytest.mark.parametrize("system", ["OGC/1.3/CRS84", "EPSG/0/4326", "EPSG/0/3857"])
+async def test_ingest_stores_an_answer_at_its_places_whatever_its_system(
+    tmp_path: Path, system: str
+) -> None:
+    uri = f"http://www.opengis.net/def/crs/{system}"
+    async with serving(tmp_path) as served:
+        assert (await served.post(encoded("csv", table(20))))[0] == 201
+        body = (await served.text(f"{PATH}?crs={uri}")).encode()
+        for _ in range(2):
+            status, receipt = await served.post(
+                body, "application/geo+json", Content_Crs=f"<{uri}>"
+            )
+            assert (status, receipt.get("observations")) == (201, 20), receipt
+        assert receipt["duplicates"] == 20
+        columns = ["amount", "latitude", "longitude"]
+        stored = await served.client.select("rain", columns=columns)
+        expected = [row for row in table(20).select(columns).to_pylist() for _ in range(2)]
+        found = stored.sort_by("amount").select(columns).to_pylist()
+        assert found == [pytest.approx(row) for row in expected]
+        feature = {"type": "Feature", "properties": {"time": "2014-03-01T06:00Z", "amount": 1}}
+        for place in ([91, 0], [None, 0], None) if system == "EPSG/0/4326" else ():
+            point = {"type": "Point", "coordinates": place}
+            wrong = json.dumps({**feature, "geometry": place and point}).encode()
+            status, problem = await served.post(
+                wrong, "application/geo+json", Content_Crs=f"<{uri}>"
+            )
+            assert status == 400, problem
+
+
+async def test_ingest_of_no_observations_stores_none(tmp_path: Path) -> None:
+    nothing = json.dumps({"type": "FeatureCollection", "features": []}).encode()
+    async with serving(tmp_path) as served:
+        for body, media_type in (
+            (nothing, "application/geo+json"),
+            (b"latitude,longitude,time,amount\n", "text/csv"),
+        ):
+            status, receipt = await served.post(body, media_type)
+            assert (status, receipt.get("observations")) == (201, 0), receipt
         assert await served.amounts() == []
 
 

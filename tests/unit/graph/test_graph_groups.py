@@ -317,18 +317,3 @@ def test_key_has_a_text_that_reads_as_itself() -> None:
 )
 def test_grouping_finer_than_paths_is_not_in_the_graph(by: str, is_in_graph: bool) -> None:
     assert Grouping.of(by).is_in_graph(SCHEMA) is is_in_graph
-
-
-def test_extremes_at_the_ends_of_integers_are_exact() -> None:
-    lowest, highest = -(2**63), 2**63 - 1
-    table = observations(5, 1)
-    values = {
-        "station": pa.array(["low", "low", "high", "both", "both"]),
-        "n": pa.array([lowest, None, highest, lowest, highest], pa.int64()),
-    }
-    for name, column in values.items():
-        table = table.set_column(table.column_names.index(name), name, column)
-    grouping = Grouping.of(["station"], {"n": ["min", "max"]})
-    answer = of_paths(graph_of([table]), grouping).answer().to_pylist()
-    extremes = {row["station"]: (row["n_min"], row["n_max"]) for row in answer}
-    assert extremes == {"low": (lowest,) * 2, "high": (highest,) * 2, "both": (lowest, highest)}

@@ -155,13 +155,6 @@ def test_compaction_start_equal_runs_merge_by_four():
     assert compaction_start([]) is None
 
 
-def test_compaction_start_leaves_full_runs_alone():
-    full = RUN_PATHS_MAX
-    assert compaction_start([full, 1, full, 1, 9]) == 3
-    assert compaction_start([1, full, full + 1]) is None
-    assert compaction_start([1, full - 1]) == 0
-
-
 @pytest.mark.parametrize("missing", [False, True])
 def test_memtable_whole_integers_take_bytes_of_floats(missing):
     names = ("a", "b", "c", "d")
