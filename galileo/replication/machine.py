@@ -226,6 +226,7 @@ class Replica:
         self._heard_at = now
         self._heard_term = state.promised
         self._yields_until = -inf
+        self._asked_at = now
         self._effects: list[ReplicaEffect] = []
 
     # --- what the driver asks ------------------------------------------------------------------
@@ -278,7 +279,7 @@ class Replica:
             return self.leadership.beat_at + self.options.beat_s
         if self._campaign is not None:
             return self._campaign.until
-        return self._campaign_at() if self._is_voter() else inf
+        return self._campaign_at() if self._is_voter() else self._asks_at()
 
     def knows_leader(self, now: float) -> bool:
         """Whether it leads, or has heard a leader within `dead_after_s`."""
@@ -398,6 +399,8 @@ class Replica:
                 self._heard_at = now - self.options.dead_after_s
         elif self._is_voter() and now >= self._campaign_at():
             self._campaign_for(now, resigned=0)
+        elif now >= self._asks_at():
+            self._ask_for_set(now)
 
     def _tick_leader(self, lead: _Leadership, now: float) -> None:
         current = self._set()
@@ -429,6 +432,22 @@ class Replica:
         turn = (voters.index(self.me) + self.state.promised // ORDINALS) % len(voters)
         begin = max(self._heard_at + self.options.dead_after_s, self._yields_until)
         return begin + turn * self.options.stagger_s
+
+    def _asks_at(self) -> float:
+        """When a learner asks for the newest set; never for others."""
+        if self.state.set is None or self.me not in self.state.set.learners:
+            return inf
+        return max(self._heard_at, self._asked_at) + self.options.dead_after_s
+
+    def _ask_for_set(self, now: float) -> None:
+        """Ask the voters that this learner knows whether there is a newer set.
+
+        A learner that was dropped while it was away hears no leader, and does not campaign, by
+        which a voter would get the answer `NewerSet`. Nobody votes in term 0.
+        """
+        self._asked_at = now
+        for member in sorted(self._set().voters):
+            self._send(member, RequestPreVote(0, self._set(), 0))
 
     def _campaign_for(self, now: float, *, resigned: int) -> None:
         self._round = max(self._round, self.state.promised // ORDINALS) + 1

@@ -204,6 +204,7 @@ class _Hosted:
         under_way: frames that this leader has begun to write, by log: first and last sequence.
         failed_at: when a write failed; the machine gets no more events.
         left_at: since when this node is not a member.
+        is_discarded: whether its files are deleted, once it is saved that it has left.
         ticked_at: when it had its last tick.
         idle_at: from when on it is idle.
     """
@@ -217,6 +218,7 @@ class _Hosted:
     )
     failed_at: float | None = None
     left_at: float | None = None
+    is_discarded: bool = False
     ticked_at: float = -inf
     idle_at: float = inf
 
@@ -829,11 +831,18 @@ class Replicas:
             await self._save_states({p: state for p, (_, state) in unsaved.items()})
             self._saving = set()
             for partition, (hosted, state) in unsaved.items():
-                if self._hosted.get(partition) is hosted:
+                if self._hosted.get(partition) is not hosted:
+                    continue
+                if hosted.is_discarded:
+                    self._spawn(self._delete_files(partition, state))
+                else:
                     self._step(partition, StateSaved(state))
 
     async def _save_states(self, states: Mapping[int, ReplicaState]) -> None:
-        """Makes states durable; tries until the disk takes them."""
+        """Makes states durable; tries until the disk takes them.
+
+        Only `_save` calls it, so that an earlier state of a partition never replaces a later one.
+        """
         values = {str(partition): encode_state(state) for partition, state in states.items()}
         while True:
             try:
@@ -921,8 +930,8 @@ class Replicas:
                     self._step(partition, HandOverRequested(successor))
                     return
 
-    async def _discard(self) -> None:
-        """Deletes the files of partitions that this node is no member of any more.
+    def _discard(self) -> None:
+        """Begins to delete the files of partitions that this node is no member of any more.
 
         The state stays, without the joined term: it says that the partition was founded, and that
         this node has none of its frames.
@@ -934,13 +943,19 @@ class Replicas:
                 hosted.left_at = None
             elif hosted.left_at is None:
                 hosted.left_at = now
-            elif state.joined and now >= hosted.left_at + self.options.discard_s:
-                left = ReplicaState(state.set, state.promised)
-                await self._save_states({partition: left})
-                if self._hosted.get(partition) is hosted and hosted.machine.saved is state:
-                    hosted.failed_at = now  # It gets no more events.
-                    await asyncio.to_thread(self._delete, partition)
-                    self._host(partition, left)
+            elif now < hosted.left_at + self.options.discard_s or hosted.failed_at is not None:
+                continue
+            elif hosted.machine.state != state:
+                continue  # A later state is being saved.
+            elif state.joined or any(log.end for log in hosted.machine.logs.values()):
+                hosted.failed_at = inf  # It gets no more events, so it saves no other state.
+                hosted.is_discarded = True
+                self._unsaved[partition] = hosted, ReplicaState(state.set, state.promised)
+                self._has_unsaved.set()
+
+    async def _delete_files(self, partition: int, left: ReplicaState) -> None:
+        await asyncio.to_thread(self._delete, partition)
+        self._host(partition, left)
 
     def _delete(self, partition: int) -> None:
         self._catalog.close_partition(partition)
@@ -974,7 +989,7 @@ class Replicas:
                     self._note_dropped()
                     self._repair_damaged()
                     self._return_leadership(rankings)
-                    await self._discard()
+                    self._discard()
                 await asyncio.sleep(self.options.tick_s)
         finally:
             running = [*self._tasks, *self._learning.values()]

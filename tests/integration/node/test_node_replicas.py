@@ -43,9 +43,13 @@ from galileo.errors import (
     CorruptData,
     PartitionMoved,
 )
+from galileo.node.replication.protocol import Envelope
 from galileo.node.replication.replicas import load_states
 from galileo.node.scrub_runner import ScrubOptions
 from galileo.node.storage_node import StorageNode
+from galileo.replication.machine import Replica
+from galileo.replication.messages import NewerSet, StartTerm
+from galileo.replication.values import ORDINALS
 from galileo.storage.frame import encode_header
 from galileo.wire.internal.v1.peers_pb2 import SynopsisVersion
 
@@ -92,6 +96,81 @@ async def test_node_replicas_are_in_different_racks_when_racks_change_and_a_node
         await await_condition(world, is_in_three_racks)
     finally:
         await world.close()
+
+
+async def test_node_replicas_state_on_disk_never_falls_when_the_disk_refuses_a_deletion(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node has left a set, its full disk delays the deletion, and a later term names it again."""
+    await await_whole(world)
+    await world.send(1)
+    host, [partition, *_] = world.hosts["c"], world.topology.partitions
+    others = {name: world.hosts[name].replicas.me for name in "ab"}
+    for name in others:
+        await world.crash(name, is_lost=False)
+    written: list[tuple[int, int]] = []
+    save_batch = host.store.save_batch
+
+    def record(kind: str, values: Any) -> None:
+        save_batch(kind, values)
+        if str(partition) in values:
+            state = load_states(host.store)[partition]
+            written.append((state.promised, state.joined))
+
+    monkeypatch.setattr(host.store, "save_batch", record)
+    machine = host.replicas._hosted[partition].machine
+    promised, current = machine.state.promised, machine.state.set
+    assert current is not None
+    assert machine.state.joined
+    left = replace(current, number=current.number + 1, voters=frozenset(others.values()))
+    later = 2 * ORDINALS + max(promised, max(host.replicas.terms.values(), default=0))
+
+    async def receive(message: Any) -> None:
+        await host.replicas.receive([Envelope(partition, others["a"], host.replicas.me, message)])
+
+    await receive(NewerSet(left))
+    await await_condition(world, lambda _: machine.saved.set == left)
+    host.disk.is_full = True
+    await asyncio.sleep(2 * world.options.discard_s)
+    again = replace(left, term=later, number=left.number + 1, voters=current.voters)
+    await receive(StartTerm(later, again, {}, {}))
+    await asyncio.sleep(3 * world.options.restart_s)
+    host.disk.is_full = False
+    await await_condition(world, lambda _: not machine_of(host, partition).logs)
+    for _ in range(20):
+        await receive(StartTerm(later, again, {}, {}))
+        await asyncio.sleep(world.options.tick_s)
+    await await_condition(world, lambda _: machine_of(host, partition).saved.promised == later)
+    assert [one for one, _ in written] == sorted(one for one, _ in written)
+    assert load_states(host.store)[partition].promised == later
+
+
+@pytest.mark.parametrize("has_joined", [True, False])
+async def test_node_replicas_files_of_a_member_that_was_dropped_are_deleted(
+    world: World, has_joined: bool
+) -> None:
+    """A learner has frames before it joins the term of its leader."""
+    await await_whole(world)
+    for number in range(4):
+        await world.send(number)
+    host, partition = world.hosts["c"], world.topology.partitions[0]
+    me, other = host.replicas.me, world.hosts["a"].replicas.me
+    for name in "ab":
+        await world.crash(name, is_lost=False)
+    state = machine_of(host, partition).saved
+    assert state.set is not None
+    if not has_joined:
+        host.replicas._host(partition, replace(state, joined=0))
+    assert machine_of(host, partition).logs["nam"].end
+    left = replace(state.set, number=state.set.number + 1, voters=state.set.voters - {me})
+    await host.replicas.receive([Envelope(partition, other, me, NewerSet(left))])
+    await await_condition(world, lambda _: not machine_of(host, partition).logs)
+    assert not host.store.partition_directory("nam", partition).exists()
+
+
+def machine_of(host: Any, partition: int) -> Replica:
+    machine: Replica = host.replicas._hosted[partition].machine
+    return machine
 
 
 async def test_node_replicas_dataset_created_under_leaders_has_synopses_of_their_terms(

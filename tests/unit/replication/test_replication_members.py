@@ -128,6 +128,42 @@ class SlowMember(Cluster):
         return sum(one.epochs.end - one.after for one in appends)
 
 
+class CutOff(LossyLine):
+    """C, which is cut off at times, neither gets nor sends messages then.
+
+    Attributes:
+        is_cut: whether that is so now.
+    """
+
+    is_cut = False
+
+    def step(self, member: Member, event: ReplicaEvent) -> None:
+        sender = event.sender if isinstance(event, MessageArrived) else None
+        if not (self.is_cut and sender is not None and C in (member, sender)):
+            super().step(member, event)
+
+
+def test_learner_dropped_while_it_is_away_hears_so_when_it_returns() -> None:
+    cluster = CutOff()
+    cluster.found()
+    cluster.append(2 * cluster.machines[A].options.lag_max)
+    cluster.want(A, B)
+    cluster.lost = 1_000_000  # C becomes a learner, and stays one.
+    cluster.want(A, B, C)
+    assert cluster.machines[C].state.set.learners == {C}  # type: ignore[union-attr]
+    cluster.is_cut = True
+    cluster.want(A, B)
+    cluster.is_cut, set_of_others = False, cluster.machines[A].state.set
+    assert cluster.machines[C].state.set != set_of_others
+    term = cluster.machines[A].state.promised
+    cluster.run()
+    assert cluster.machines[C].state.set == set_of_others
+    assert cluster.machines[A].state.promised == term, "the question disturbs no leader"
+    cluster.lost = 0
+    cluster.want(A, B, C)
+    assert cluster.voters() == {A, B, C}
+
+
 def test_founder_takes_frames_alone_and_grows() -> None:
     cluster = Cluster()
     cluster.found()
