@@ -31,7 +31,7 @@ from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import RangesChanged, TransientError
 from galileo.model.schema import StoredSchema
-from galileo.wire.caller import Caller, Connection
+from galileo.wire.caller import Backoff, Caller, Connection
 from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
 
@@ -75,9 +75,11 @@ class Router:
             is_new: whether it is certain that no other call has sent it.
 
         Raises:
+            RangesChanged: the ranges went on changing until the call's patience ended.
             GalileoError: of a node; other nodes may have stored their rows.
         """
-        topology = self._topology or await self._read_topology()
+        backoff = self._caller.backoff(self.options.ingest_patience_s)
+        topology = self._topology or await self._read_topology(backoff)
         head = storage_pb2.IngestRequest(
             dataset=schema.key, producer=producer, batch=batch, added=schema.added
         )
@@ -85,9 +87,10 @@ class Router:
         while True:
             head.range_epoch = topology.range_epoch
             try:
-                return await self._send_parts(topology, schema, table, head)
+                return await self._send_parts(topology, schema, table, head, backoff=backoff)
             except RangesChanged as error:
-                topology = await self._learn_ranges(error)
+                await backoff.after(error)
+                topology = await self._learn_ranges(error, backoff)
 
     async def _send_parts(
         self,
@@ -95,12 +98,14 @@ class Router:
         schema: StoredSchema,
         table: pa.Table,
         head: storage_pb2.IngestRequest,
+        *,
+        backoff: Backoff,
     ) -> list[storage_pb2.IngestReply]:
         """Sends each owner its rows; an error about the ranges comes before others."""
         parts = placement.split_by_owner(topology, schema, table)
         addresses = {node: topology.by_name[node].address for node in parts}
         calls = (
-            self._send(topology, addresses[node], Bulk(head, stream_of(rows)))
+            self._send(topology, addresses[node], Bulk(head, stream_of(rows)), backoff.left_s)
             for node, rows in parts.items()
         )
         replies = []
@@ -113,35 +118,38 @@ class Router:
             replies.append(reply)
         is_stale = any(reply.forwarded_rows for reply in replies)
         if is_stale and self._monotonic() - self._read_at > TOPOLOGY_AGE_MIN_S:
-            await self._read_topology()
+            await self._read_topology(backoff)
         return replies
 
-    async def _learn_ranges(self, changed: RangesChanged) -> Topology:
-        """A topology with the ranges of the node that raised the error, or later ones.
+    async def _learn_ranges(self, changed: RangesChanged, backoff: Backoff) -> Topology:
+        """A new topology with the ranges of the node that raised the error, or later ones.
 
         Raises:
             RangesChanged: the error, if no node knows these ranges in time.
         """
-        topology = self._topology or await self._read_topology()
-        backoff = self._caller.backoff(self.options.ingest_patience_s)
+        topology = await self._read_topology(backoff)
         while topology.range_epoch < changed.details["range_epoch"]:
             await backoff.after(changed)
-            topology = await self._read_topology()
+            topology = await self._read_topology(backoff)
         return topology
 
-    async def _read_topology(self) -> Topology:
+    async def _read_topology(self, backoff: Backoff) -> Topology:
         self._read_at = self._monotonic()
-        topology = self._topology = await self._caller.call(topology_of)
+        read = self._caller.call(topology_of, patience_s=backoff.left_s)
+        topology = self._topology = await read
         return topology
 
     async def _send(
-        self, topology: Topology, owner: str, request: Bulk[storage_pb2.IngestRequest]
+        self,
+        topology: Topology,
+        owner: str,
+        request: Bulk[storage_pb2.IngestRequest],
+        patience_s: float,
     ) -> storage_pb2.IngestReply:
         async def attempt(node: Connection) -> storage_pb2.IngestReply:
             reply: storage_pb2.IngestReply = await node.unary(BulkStub, "Ingest", request)
             return reply
 
-        patience_s = self.options.ingest_patience_s
         direct = self._caller.call_owner(owner, attempt, patience_s=patience_s)
         if not topology.is_replicated:
             return await direct

@@ -716,7 +716,10 @@ class ChannelExecutor:
                         if is_large:
                             break
             except DataExpired as error:
-                after = after.join(_expired(error, until))
+                kept = after.join(_expired(error, until))
+                if kept == after:
+                    raise
+                after = kept
                 continue
             except GalileoError:
                 missing |= await self._unreadable(work, options, commits)

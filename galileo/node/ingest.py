@@ -142,7 +142,7 @@ class Ingest:
                 name = producer
         deadline = time.monotonic() + RANGES_TIMEOUT_S
         while True:
-            topology = self._topology_of(range_epoch)
+            topology = self._topology_of(schema, range_epoch)
             identity = _identity(schema, name, batch, topology.range_epoch, max(first_epoch, 1))
             try:
                 return await self._ingest(schema, table, identity, topology, brokers=brokers)
@@ -161,7 +161,7 @@ class Ingest:
             Forbidden: it would replace or delete rows of other brokers.
         """
         schema = self._catalog.stored_schema(task.dataset).narrowed(task.added)
-        topology = self._topology_of(task.range_epoch)
+        topology = self._topology_of(schema, task.range_epoch)
         identity = _identity(schema, task.producer, task.batch, task.range_epoch, task.first_epoch)
         begun = await asyncio.to_thread(
             self._begin,
@@ -174,9 +174,14 @@ class Ingest:
         )
         return await self._commit(schema, begun, identity, topology)
 
-    def _topology_of(self, range_epoch: int) -> Topology:
-        """The topology, if its ranges are those of an epoch; epoch 0 stands for any."""
+    def _topology_of(self, schema: StoredSchema, range_epoch: int) -> Topology:
+        """The topology, if its ranges are those of an epoch; epoch 0 stands for any.
+
+        The partitions of a table do not depend on the ranges, so any epoch fits its batches.
+        """
         topology = self._topology.current
+        if isinstance(schema, Table):
+            return topology
         if range_epoch > topology.range_epoch:
             raise unknown_epoch(self._name)
         if 0 < range_epoch < topology.range_epoch:

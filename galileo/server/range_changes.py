@@ -70,6 +70,7 @@ class RangeChanges:
                     )
                 )
             except Unavailable:
+                await asyncio.sleep(PAUSE_S)
                 topology = await self._register.change(propose)
         self._mail.broadcast_heartbeat()
 

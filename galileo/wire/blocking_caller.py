@@ -96,8 +96,7 @@ class BlockingCaller:
             TransientError: no node answered in time.
             GalileoError: the error of a node.
         """
-        patience_s = self.options.patience_s
-        backoff = Backoff(BackoffClock(), patience_s=patience_s, options=self.options)
+        backoff = self.backoff()
         while True:
             errors = list[GalileoError]()
             for address in dict.fromkeys([first, *self._addresses] if first else self._addresses):
@@ -112,6 +111,11 @@ class BlockingCaller:
             # An incomplete answer names what is missing; an unreachable address does not.
             incomplete = (error for error in errors if isinstance(error, IncompleteAnswer))
             time.sleep(backoff.pause_s(next(incomplete, errors[0])))
+
+    def backoff(self) -> Backoff:
+        """The pauses of a call that begins now."""
+        patience_s = self.options.patience_s
+        return Backoff(BackoffClock(), patience_s=patience_s, options=self.options)
 
     def _channel(self, address: str) -> grpc.Channel:
         with self._opening:

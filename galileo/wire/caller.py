@@ -147,6 +147,11 @@ class Backoff:
         self._deadline = clock.monotonic() + patience_s
         self._next_s = options.pause_s
 
+    @property
+    def left_s(self) -> float:
+        """Seconds to the deadline: the patience of a call that is part of this one."""
+        return max(0.0, self._deadline - self._clock.monotonic())
+
     def pause_s(self, error: GalileoError) -> float:
         """The pause that the error advises, or else the next of the backoff.
 

@@ -330,6 +330,8 @@ class _Caller:
 
 
 class _Backoff:
+    left_s = 60.0
+
     async def after(self, error: GalileoError) -> None:
         await asyncio.sleep(PAUSE_S)
 

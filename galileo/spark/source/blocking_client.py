@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from galileo.dht.topology import Topology
-from galileo.errors import InputError, PartitionMoved, Unavailable
+from galileo.errors import InputError, PartitionMoved, RangesChanged
 from galileo.model.schema import Schema, unknown_dataset, unknown_table
 from galileo.model.table import Table
 from galileo.wire.blocking_caller import BlockingCaller
-from galileo.wire.caller import CallOptions
+from galileo.wire.caller import Backoff, CallOptions
 from galileo.wire.status import error_from_pb
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import cluster_pb2, storage_pb2
@@ -19,7 +19,6 @@ from galileo.wire.v1.storage_pb2_grpc import StorageStub
 from galileo.wire.zero_copy import Bulk, BulkStub
 
 OPTIONS = CallOptions(patience_s=30.0)
-PAUSE_S = 0.05
 
 
 class BlockingClient(BlockingCaller):
@@ -45,25 +44,22 @@ class BlockingClient(BlockingCaller):
         reply = self.unary(ClusterStub, "Topology", cluster_pb2.TopologyRequest())
         return Topology.from_json(reply.topology_json)
 
-    def routing_topology(self, *, range_epoch: int = 1) -> Topology:
-        """The topology by which rows are sent, read again if its range epoch is lower.
+    def routing_topology(self) -> Topology:
+        """The topology by which rows are sent; see `learn_ranges`."""
+        if self._topology is None:
+            self._topology = self.topology()
+        return self._topology
+
+    def learn_ranges(self, changed: RangesChanged, backoff: Backoff) -> None:
+        """Reads a new topology, with the ranges of the node that raised the error or later ones.
 
         Raises:
-            Unavailable: no node knows the range epoch in time.
+            RangesChanged: the error, if no node knows these ranges in time.
         """
-        deadline = time.monotonic() + self.options.patience_s
-        topology = self._topology or self.topology()
-        while topology.range_epoch < range_epoch:
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"expected a topology of range epoch {range_epoch}, got one of "
-                    f"{topology.range_epoch}; try again",
-                    after_s=1.0,
-                )
-            time.sleep(PAUSE_S)
-            topology = self.topology()
-        self._topology = topology
-        return topology
+        self._topology = self.topology()
+        while self._topology.range_epoch < changed.details["range_epoch"]:
+            time.sleep(backoff.pause_s(changed))
+            self._topology = self.topology()
 
     def schema(self, dataset: str) -> Schema:
         """The schema of a dataset.

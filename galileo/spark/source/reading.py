@@ -66,9 +66,10 @@ def batches(spec: ReadSpec, split: Split) -> Iterator[pa.RecordBatch]:
                     yield batch
             return
         except DataExpired as error:
-            if has_rows or spec.on_gap != SKIP:
+            rest = _skip_dropped(error, split)
+            if has_rows or spec.on_gap != SKIP or rest == split:
                 raise _explain_gap(error) from error
-            split = _skip_dropped(error, split)
+            split = rest
 
 
 @functools.cache

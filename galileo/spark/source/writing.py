@@ -14,6 +14,7 @@ whole batch again.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
@@ -169,14 +170,17 @@ class _SentBatch:
         """The replies of all owners; sends the batch again if the ranges were cut anew meanwhile.
 
         Raises:
+            RangesChanged: the ranges went on changing until the client's patience ended.
             GalileoError: of a node.
         """
+        backoff = self._client.backoff()
         while True:
             try:
                 return [call.result() for call in self._calls]
             except RangesChanged as error:
-                wait(self._calls)
-                self._client.routing_topology(range_epoch=error.details["range_epoch"])
+                wait(self._calls)  # A late part of this split must not meet the next split.
+                time.sleep(backoff.pause_s(error))
+                self._client.learn_ranges(error, backoff)
                 self.send(self._head.producer, self._head.batch)
 
 

@@ -10,13 +10,17 @@ from fault_injection.ccq_readers import WatchReader
 from fault_injection.ledger import numbered, numbered_schema
 from fault_injection.nodes import is_whole, wait_until
 from fault_injection.stream import Stream
+from webhook_receiver import WebhookReceiver
 
+import galileo
 from galileo.client import Client
 from galileo.cluster import LocalCluster, LocalNode
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 
 QUERY = "temperature > 260"
+HALVES = [("", "group-1"), ("8", "group-1")]
+ROWS = 100
 TIMEOUT_S = 300.0
 KEYS = ("cell:1", "cell:9")
 MAPS = ([("", "group-1"), ("8", "east")], [("", "east")], [("", "east"), ("d", "group-1")])
@@ -119,3 +123,46 @@ def test_cluster_whose_ranges_were_cut_gets_copies_and_cuts_them_again(tmp_path:
         assert aggregated(client) == [1_500] * 2
         assert len(paged_ids(client)) == 1_500
         assert Topology.from_json(client.topology_json()).range_epoch == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_table_channel_and_worker_go_on_when_a_leader_dies_after_a_cut(tmp_path: Path) -> None:
+    """A client that knew the cluster before the cut stores rows, subscribes and is notified."""
+    with LocalCluster(3, 1, tmp_path, replicas=3) as cluster, WebhookReceiver() as receiver:
+        client = cluster.client(timeout="60s")
+        client.create_dataset(numbered_schema("numbered"))
+        client.create_table(galileo.Table("ports", {"id": "text", "berths": "int"}, key="id"))
+        client.create_channel(
+            galileo.Channel("all", "numbered", "temperature >= :least", period="250ms")
+        )
+        client.create_broker(galileo.Broker("ops", galileo.Webhook(receiver.url)))
+        store(client, 0)
+        list(cluster.client().set_ranges(HALVES))
+        with cluster.worker():
+            for number in (1, 2):
+                wait_until(lambda: is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
+                killed = leader(cluster, client, number)
+                killed.kill()
+                store(client, number)
+                killed.start()
+                killed.wait()
+            assert client.table("ports").rows.num_rows == 3 * ROWS
+            wanted = {f"s{number}" for number in range(3)}
+            wait_until(
+                lambda: wanted == subscriptions(receiver), what="notifications", timeout_s=TIMEOUT_S
+            )
+
+
+def store(client: Client, number: int) -> None:
+    """Stores rows in a table, a subscription and observations."""
+    ids = [f"{number}-{row}" for row in range(ROWS)]
+    assert client.upsert("ports", {"id": ids, "berths": range(ROWS)}).rows == ROWS
+    client.subscribe("all", {"id": [f"s{number}"], "least": [0]}, broker="ops")
+    assert client.ingest("numbered", numbered(number * ROWS, ROWS)).rows == ROWS
+
+
+def subscriptions(receiver: WebhookReceiver) -> set[str]:
+    """The subscriptions of all notifications that came."""
+    matches = [one for _, document in receiver.accepted for one in document["matches"]]
+    return {name for match in matches for name in match["subscriptions"]}

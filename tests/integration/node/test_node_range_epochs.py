@@ -21,6 +21,7 @@ from galileo.dht import topology_changes
 from galileo.dht.topology import Topology
 from galileo.errors import BatchConflict, PartitionReadOnly, RangesChanged, Unavailable
 from galileo.model import paths
+from galileo.model.table import Table
 from galileo.node import earlier_batches
 from galileo.node.earlier_batches import BatchIdentity
 from galileo.node.peers import BatchLookup, CommitTask, FoundBatch
@@ -163,6 +164,23 @@ async def test_ingest_split_by_earlier_ranges_is_refused(
     assert caught.value.details["range_epoch"] == 2
     with pytest.raises(RangesChanged):
         await western["b"].ingest.commit(CommitTask("nam", "p", 0, make_observations(10)))
+
+
+@pytest.mark.parametrize("range_epoch", [1, 2, 3])
+@pytest.mark.parametrize("at", ["a", "b", "c"])
+async def test_ingest_into_a_table_does_not_depend_on_the_ranges(
+    western: Any, at: str, range_epoch: int
+) -> None:
+    """Each node stores and forwards the rows of a table, whichever ranges the client knows."""
+    table = Table("shelters", {"id": "text", "beds": "int"}, key="id").spread(8)
+    for node in western.nodes:
+        await node.adopt(table)
+    cut(western, ALL_EAST)
+    rows = pa.table({"id": [f"s{n}" for n in range(50)], "beds": range(50)})
+    stored = await western[at].ingest.ingest(
+        "shelters", rows, producer="p", batch=0, range_epoch=range_epoch
+    )
+    assert (stored.rows, stored.duplicate_rows) == (50, 0)
 
 
 async def test_ingest_split_by_unknown_ranges_is_unavailable(

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,14 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import galileo
-from galileo.errors import BatchConflict, InputError
+from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.errors import BatchConflict, InputError, RangesChanged
 from galileo.model.table import DELETED
 from galileo.model.times import times_from_micros
 from galileo.spark.source import writing
 from galileo.spark.source.writing import BatchNumbers, WriteSpec, Written, send
+from galileo.storage.commits import ranges_changed
+from galileo.wire.caller import Backoff, BackoffClock, CallOptions
+from galileo.wire.v1 import storage_pb2
 
 ROWS = 1_000
 SCHEMA = galileo.Schema("air", [galileo.Feature("number", "1", type="int", indexed=False)])
+NODES = (NodeInfo("a", "a:7701"), NodeInfo("b", "b:7701"))
+TOPOLOGY = Topology("test", tuple(Group(node.name, (node,)) for node in NODES), even_ranges(2))
 COLUMNS = SCHEMA.observation_schema.names
 SENDING = WriteSpec(("127.0.0.1:1",), SCHEMA.to_json(), "sorted", 70)
 
@@ -116,3 +127,62 @@ def test_send_stores_the_rows_of_a_table_and_deletes_others(
     found = client.table(name).rows
     assert found.num_rows == ROWS - 1
     assert sorted(found["number"].to_pylist()) == [*range(10, ROWS), *range(1_990, 1_999)]
+
+
+class Resplitting:
+    """The calls of nodes of which one refuses the ranges `refusals` times, and one is slow.
+
+    Attributes:
+        under_way: calls that have begun and not ended.
+        topologies_read: how often the topology was read.
+        met: a split was sent while a part of an earlier one was under way.
+    """
+
+    options = CallOptions(patience_s=5.0)
+
+    def __init__(self, refusals: int) -> None:
+        self._refusals = refusals
+        self._counting = threading.Lock()
+        self.under_way: Counter[int] = Counter()
+        self.topologies_read = 0
+        self.met = False
+
+    def backoff(self) -> Backoff:
+        clock = BackoffClock(monotonic=lambda: 0.5 * self.topologies_read)
+        return Backoff(clock, patience_s=self.options.patience_s, options=self.options)
+
+    def routing_topology(self) -> Topology:
+        self.met |= bool(self.under_way.total())
+        self.topologies_read += 1
+        return TOPOLOGY
+
+    def learn_ranges(self, changed: RangesChanged, backoff: Backoff) -> None:
+        pass
+
+    def ingest(self, request: Any, *, first: str) -> storage_pb2.IngestReply:
+        split = self.topologies_read
+        with self._counting:
+            self.under_way[split] += 1
+        try:
+            if first == "a:7701" and split <= self._refusals:
+                raise ranges_changed(1)
+            time.sleep(0.01)  # The other node answers later than the one that refuses.
+            return storage_pb2.IngestReply(rows=1)
+        finally:
+            with self._counting:
+                self.under_way[split] -= 1
+
+
+@pytest.mark.parametrize("refusals", [0, 2, 1_000_000])
+def test_sent_batch_of_changed_ranges_is_split_again_until_its_patience_ends(refusals: int) -> None:
+    nodes = Resplitting(refusals)
+    with ThreadPoolExecutor(4) as pool:
+        sent = writing._SentBatch(nodes, pool, SCHEMA, made())  # type: ignore[arg-type]
+        sent.send("job-1", 0)
+        if refusals > 10:
+            with pytest.raises(RangesChanged):
+                sent.results()
+        else:
+            assert len(sent.results()) == 2
+    assert not nodes.met, "a late part of one split meets the next split"
+    assert nodes.topologies_read == refusals + 1 if refusals < 10 else nodes.topologies_read < 12

@@ -13,7 +13,13 @@ import pytest
 from galileo.client.routing import TOPOLOGY_AGE_MIN_S, Router
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import Group, Move, NodeInfo, Topology, even_ranges
-from galileo.errors import InvalidObservations, Overloaded, TransientError, Unavailable
+from galileo.errors import (
+    InvalidObservations,
+    Overloaded,
+    RangesChanged,
+    TransientError,
+    Unavailable,
+)
 from galileo.labels import from_ipc
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
@@ -138,6 +144,26 @@ async def test_router_batch_is_sent_to_each_owner_once(seed: int) -> None:
     assert len(nodes.taken) == len(expected) > 1
     assert sum(reply.rows for reply in replies) == 500
     assert nodes.topologies_read == 1
+
+
+async def test_router_ranges_that_never_fit_end_the_call_with_its_patience() -> None:
+    """A node refuses each split, whatever topology the client reads."""
+    pauses: list[float] = []
+
+    async def pause(delay_s: float) -> None:
+        pauses.append(delay_s)
+
+    nodes = Nodes(options=CallOptions(ingest_patience_s=10.0))
+    nodes.take = _refuse_ranges  # type: ignore[method-assign]
+    nodes.clock = BackoffClock(monotonic=lambda: sum(pauses), sleep=pause)  # type: ignore[misc]
+    with pytest.raises(RangesChanged):
+        await Router(nodes).ingest(SCHEMA, observations(50), producer="p", batch=0)  # type: ignore[arg-type]
+    assert 9.0 < sum(pauses) <= 10.0
+    assert nodes.topologies_read == 1 + len(pauses), "each attempt has a topology of its own"
+
+
+def _refuse_ranges(address: str, request: Any) -> storage_pb2.IngestReply:
+    raise ranges_changed(1)
 
 
 @pytest.mark.parametrize(("is_new", "first_epoch"), [(True, 1), (False, 1)])

@@ -1,0 +1,81 @@
+"""Loops that go on after an error of a call pause, and those of callers have a deadline.
+
+The test reads the source. A `while` loop goes on after an error if a handler in it does not end by
+`raise`, `return` or `break`. Such a loop has to pause. In the packages of callers the pauses are
+those of a `Backoff`, which ends with the deadline of the call. Loops that take the next piece of
+work instead of repeating the last one stand in `NEXT_PIECE`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import galileo
+
+ROOT = Path(galileo.__file__).parent
+PACKAGES = ("client", "gateway", "node", "rpc", "server", "spark", "wire", "worker")
+CALLERS = ("client/", "spark/source/", "wire/")
+OF_BACKOFF = {"after", "pause_s"}
+PAUSES = {"sleep", "_wait_after", "poll", *OF_BACKOFF}
+NEXT_PIECE = {
+    "client/blocking_portal:serve": "each item is asked for by the reader",
+    "node/channel_executor:_fetch": "the next read begins after what retention dropped",
+    "node/channel_reader:_pieces": "the next read begins after what retention dropped",
+    "node/scrub_runner:_run": "a request ends the wait and begins a round",
+    "server/definition_registers:_process": "each message is taken from a queue",
+    "server/peer_messaging:_deliver": "an exchange takes all that is due, whether it fails or not",
+    "spark/source/reading:batches": "the next read begins after what retention dropped",
+}
+"""Loops without a pause, and what ends them."""
+
+
+def loops() -> Iterator[tuple[str, ast.While]]:
+    """The `while` loops that go on after an error, by module and function."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            module = path.relative_to(ROOT).with_suffix("").as_posix()
+            for function in ast.walk(ast.parse(path.read_text())):
+                if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                    for loop in own_nodes(function, ast.While):
+                        if any(goes_on(one) for one in own_nodes(loop, ast.ExceptHandler)):
+                            yield f"{module}:{function.name}", loop
+
+
+def own_nodes(parent: ast.AST, kind: type) -> Iterator[ast.AST]:
+    """The nodes of a kind in a function or loop, without those of functions and loops within."""
+    for child in ast.iter_child_nodes(parent):
+        if isinstance(child, kind):
+            yield child
+        is_loop = isinstance(child, ast.While) and kind is not ast.While
+        if not is_loop and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from own_nodes(child, kind)
+
+
+def goes_on(handler: ast.ExceptHandler) -> bool:
+    return not isinstance(handler.body[-1], ast.Raise | ast.Return | ast.Break)
+
+
+def calls(loop: ast.AST) -> set[str]:
+    """The names of what a loop calls."""
+    functions = [node.func for node in ast.walk(loop) if isinstance(node, ast.Call)]
+    return {
+        one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "") for one in functions
+    }
+
+
+LOOPS = dict(loops())
+
+
+@pytest.mark.parametrize("place", [place for place in LOOPS if place not in NEXT_PIECE])
+def test_a_loop_that_goes_on_after_an_error_pauses(place: str) -> None:
+    pauses = OF_BACKOFF if place.startswith(CALLERS) else PAUSES
+    assert calls(LOOPS[place]) & pauses
+
+
+def test_loops_without_a_pause_are_named() -> None:
+    assert {"client/routing:ingest", "spark/source/writing:results", "wire/caller:call"} < {*LOOPS}
+    assert set(NEXT_PIECE) < set(LOOPS)
