@@ -150,11 +150,22 @@ class StreamSlots:
         self._running: set[StreamSlot] = set()
 
     async def begin(self, *, within_s: float) -> StreamSlot | None:
-        """Acquires a slot for this task; None on a timeout."""
+        """Acquires a slot for this task; None on a timeout. Keeps the position in the queue."""
+        if self._room.take_now(1):
+            return self._taken()
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(self._look())
+            try:
+                # The end of the group can be cancelled: what was taken ends with the task already.
+                is_granted = await self._room.take(1, within_s=within_s)
+                return self._taken() if is_granted else None
+            finally:
+                looking.cancel()
+
+    def _taken(self) -> StreamSlot:
+        """The slot that this task has taken, until it ends."""
         task = asyncio.current_task()
         assert task is not None, "calls are tasks"
-        if not (self._room.take_now(1) or await self._waited(within_s)):
-            return None
         reading = StreamSlot(task)
         self._running.add(reading)
         task.add_done_callback(lambda _: self._end(reading))
@@ -163,15 +174,6 @@ class StreamSlots:
     def _end(self, reading: StreamSlot) -> None:
         self._running.discard(reading)
         self._room.give_back(1)
-
-    async def _waited(self, within_s: float) -> bool:
-        """Waits for a slot; returns False on a timeout. Keeps the position in the queue."""
-        async with asyncio.TaskGroup() as group:
-            looking = group.create_task(self._look())
-            try:
-                return await self._room.take(1, within_s=within_s)
-            finally:
-                looking.cancel()
 
     async def _look(self) -> None:
         while True:

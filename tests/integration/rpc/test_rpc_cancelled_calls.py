@@ -1,0 +1,319 @@
+"""Whatever a call takes, a place, bytes or a count, it gives back when it is cancelled.
+
+Each case is cancelled after each number of turns of the event loop, while it waits and while it
+works, and in the very turn in which what it waits for comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from galileo.gateway.callers import _counted
+from galileo.gateway.formats import Encoders
+from galileo.gateway.hub import Hubs
+from galileo.gateway.request_bodies import RequestBodies
+from galileo.gateway.shared_calls import SharedCalls
+from galileo.model.quotas import Quotas
+from galileo.node.local_analytics import LocalAnalytics
+from galileo.node.query_options import QueryOptions
+from galileo.rdf.fair_queue import FairQueue
+from galileo.rpc.access import Principal, Role
+from galileo.rpc.admission import AdmissionController, AdmissionOptions
+from galileo.rpc.call_log import CallTracker
+from galileo.rpc.query import QueryServicer
+from galileo.rpc.quotas import QuotaResolver
+from galileo.rpc.rate_limit import Metering, metered, metered_stream
+from galileo.server.cluster_ccqs import ClusterCcqs
+from galileo.wire.channel import MESSAGE_BYTES_MAX
+
+TURNS_MAX = 12
+TIMEOUT_S = 30.0
+FAR = 1e12
+"""A time that does not come."""
+
+
+@dataclass
+class Case:
+    """A call that takes something and waits until it may go on.
+
+    Attributes:
+        call: what is cancelled.
+        taken: how much is taken at the moment.
+        go: ends all waits of the call.
+        others: calls that are in its way until `go`.
+    """
+
+    call: Callable[[], Awaitable[object]]
+    taken: Callable[[], int]
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    others: list[asyncio.Task[Any]] = field(default_factory=list)
+
+
+class Details:
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+
+def admission(method: str) -> Case:
+    """A call that waits for its room; another one has all of it."""
+    options = AdmissionOptions(
+        readings_max=1, answers_max=1, bulk_bytes_max=MESSAGE_BYTES_MAX, room_within_s=FAR
+    )
+    controller, go = AdmissionController(options), asyncio.Event()
+
+    async def call() -> None:
+        async def continuation(_: Any) -> None:
+            return None
+
+        await controller.intercept_service(continuation, Details(f"/galileo.v1.{method}"))
+        await go.wait()
+
+    def taken() -> int:
+        slots = sum(slots._room.taken for slots in controller._slots.values())
+        return controller.calls + controller.requests_bytes + slots
+
+    return Case(call, taken, go, [asyncio.create_task(call())])
+
+
+def rate_limit(is_stream: bool) -> Case:
+    """A call of a principal whose bucket is overdrawn."""
+    metering = Metering(QuotaResolver(Quotas(calls_per_s=10.0)), monotonic=lambda: 0.0)
+    meter, go = metering.meter(Principal("ann", frozenset({Role.READER}))), asyncio.Event()
+    for bucket in meter.buckets.values():
+        bucket.take(15.0)
+
+    async def answer(request: Any, context: Any) -> None:
+        await go.wait()
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[None]:
+        await go.wait()
+        yield None
+
+    async def call() -> None:
+        context: Any = None
+        if is_stream:
+            async with contextlib.aclosing(
+                metered_stream(meter, stream, None, context=context)
+            ) as replies:
+                async for _ in replies:
+                    pass
+        else:
+            await metered(meter, answer, None, context=context)
+
+    return Case(call, lambda: meter.calls, go)
+
+
+def call_tracker() -> Case:
+    tracker, go = CallTracker(), asyncio.Event()
+    context = SimpleNamespace(
+        peer=str, invocation_metadata=tuple, trailing_metadata=tuple, code=lambda: None
+    )
+
+    async def call() -> None:
+        with tracker.record("Query/Run", None, context):
+            await go.wait()
+
+    return Case(call, lambda: sum(tracker.counts().values()), go)
+
+
+def streamed_queries() -> Case:
+    servicer, go = QueryServicer.__new__(QueryServicer), asyncio.Event()
+    servicer._streaming = 0
+    servicer._node = SimpleNamespace(options=SimpleNamespace(queries=QueryOptions()))  # type: ignore[assignment]
+
+    async def call() -> None:
+        with servicer._counted():
+            await go.wait()
+
+    return Case(call, lambda: servicer._streaming, go)
+
+
+def submissions() -> Case:
+    anything: Any = SimpleNamespace(machine=None)
+    ccqs, go = ClusterCcqs(anything, anything, peers=anything, clock=anything), asyncio.Event()
+
+    async def call() -> None:
+        with ccqs.submitting("ann"):
+            await go.wait()
+
+    return Case(call, ccqs._submitting.total, go)
+
+
+def analytics() -> Case:
+    anything: Any = None
+    executor = ThreadPoolExecutor(1)
+    answers, go = (
+        LocalAnalytics(anything, reading=anything, executor=executor, options=QueryOptions()),
+        asyncio.Event(),
+    )
+    loop = asyncio.get_running_loop()
+
+    def work(check: Callable[[], None]) -> None:
+        asyncio.run_coroutine_threadsafe(go.wait(), loop).result()
+        check()
+
+    async def call() -> None:
+        await answers._run(work)
+
+    return Case(call, lambda: answers._working, go)
+
+
+def shared_calls() -> Case:
+    shared, go = SharedCalls[str, bool](), asyncio.Event()
+    return Case(lambda: shared.call("key", go.wait), lambda: len(shared), go)
+
+
+class Client:
+    def __init__(self, go: asyncio.Event) -> None:
+        self._go = go
+
+    async def fetch(self, *_: Any, **__: Any) -> Any:
+        await self._go.wait()
+        return SimpleNamespace(token="")
+
+    async def list_ccqs(self, *_: Any, **__: Any) -> Any:
+        await self._go.wait()
+        return []
+
+
+def hub_fetch() -> Case:
+    hubs, go = Hubs(), asyncio.Event()
+    client: Any = Client(go)
+    return Case(
+        lambda: hubs.fetch("q", client=client, token=""),
+        lambda: len(hubs._fetching),
+        go,
+    )
+
+
+def hub_reader() -> Case:
+    hubs, go = Hubs(), asyncio.Event()
+    client: Any = Client(go)
+
+    async def call() -> None:
+        async with hubs.joined("q", client=client, token=""):
+            await go.wait()
+
+    return Case(call, lambda: hubs.readers + len(hubs), go)
+
+
+def encoders() -> Case:
+    threads, go = Encoders(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work() -> None:
+        asyncio.run_coroutine_threadsafe(go.wait(), loop).result()
+
+    return Case(lambda: threads.run(work), lambda: threads._waiting, go)
+
+
+def bodies() -> Case:
+    received, go = RequestBodies(), asyncio.Event()
+    request: Any = SimpleNamespace(headers={})
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"some"
+        await go.wait()
+
+    async def call() -> None:
+        async with received.received(request, pieces()):
+            await go.wait()
+
+    return Case(call, lambda: received._held_bytes, go)
+
+
+def callers() -> Case:
+    counter, go = Counter[str](), asyncio.Event()
+
+    async def call() -> None:
+        with _counted(counter, "token"):
+            await go.wait()
+
+    return Case(call, lambda: len(counter), go)
+
+
+def fair_queue() -> Case:
+    """A query behind another one."""
+    queue, go = FairQueue(9), asyncio.Event()
+
+    async def call() -> None:
+        async with queue.acquire("host", until=FAR):
+            await go.wait()
+
+    return Case(call, lambda: len(queue), go, [asyncio.create_task(call())])
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "small request": lambda: admission("Cluster/Status"),
+    "bulk request": lambda: admission("Storage/Ingest"),
+    "reader": lambda: admission("Storage/Select"),
+    "query": lambda: admission("Query/Run"),
+    "rate limit": lambda: rate_limit(is_stream=False),
+    "rate limit of a stream": lambda: rate_limit(is_stream=True),
+    **{
+        make.__name__: make
+        for make in (
+            call_tracker,
+            streamed_queries,
+            submissions,
+            analytics,
+            shared_calls,
+            hub_fetch,
+            hub_reader,
+            encoders,
+            bodies,
+            callers,
+            fair_queue,
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after", "later"])
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+async def test_cancelled_call_gives_back_what_it_took(make: Callable[[], Case], when: str) -> None:
+    """A call may go on some turns before it is cancelled, in the same turn, or afterwards."""
+    most = 0
+    for turns in range(TURNS_MAX):
+        for again in range(TURNS_MAX if when == "before" else 1):
+            taken, is_over = await cancelled(make(), when, turns=turns, again=again)
+            most = max(most, taken)
+            if is_over:
+                break
+        if is_over and again == 0:
+            break
+    assert most
+
+
+async def cancelled(case: Case, when: str, *, turns: int, again: int) -> tuple[int, bool]:
+    """What a call had taken, and whether it had ended, when it was cancelled."""
+    await asyncio.sleep(0)
+    task = asyncio.ensure_future(case.call())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    taken = case.taken()
+    if when == "before":
+        case.go.set()
+        for _ in range(again):
+            await asyncio.sleep(0)
+    is_over = task.done()
+    task.cancel()
+    if when == "after":
+        case.go.set()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    case.go.set()
+    await asyncio.gather(*case.others)
+    async with asyncio.timeout(TIMEOUT_S):
+        while case.taken():  # noqa: ASYNC110 - callbacks and threads have no event
+            await asyncio.sleep(0.001)
+    return taken, is_over
