@@ -41,6 +41,19 @@ from galileo.wire.tls_credentials import TlsFiles
     help="Accept this name in URLs; without it, any name unless the address is loopback.",
 )
 @click.option(
+    "--root-path",
+    default="",
+    metavar="PATH",
+    help="Path below which a proxy serves the gateway, such as /geo; see docs/proxies.md.",
+)
+@click.option(
+    "--proxy",
+    "proxies",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Address or network of a proxy whose Forwarded or X-Forwarded-* headers count.",
+)
+@click.option(
     "--origin",
     "origins",
     multiple=True,
@@ -74,6 +87,8 @@ def gateway(
     certificate: Path | None,
     key: Path | None,
     hosts: tuple[str, ...],
+    root_path: str,
+    proxies: tuple[str, ...],
     origins: tuple[str, ...],
     anonymous: bool,
     anonymous_token_file: Path | None,
@@ -104,6 +119,8 @@ def gateway(
         key=str(key or ""),
         insecure=profile.insecure,
         hosts=hosts,
+        root_path=root_path,
+        proxies=proxies,
         origins=origins,
         anonymous=anonymous,
         anonymous_token=token,

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from galileo import request_id
-from galileo.errors import GalileoError, Overloaded
+from galileo.errors import GalileoError, InputError, Overloaded
 from galileo.gateway import documents, edr_documents, html_documents
 from galileo.gateway.aggregates import MISSING_HEADER, AggregateRoutes
 from galileo.gateway.asyncapi import asyncapi
@@ -47,6 +47,7 @@ from galileo.gateway.sparql import SparqlQueries
 from galileo.gateway.subscriptions import SubscriptionRoutes
 from galileo.gateway.tiles import NoSuchTile, TileRoutes
 from galileo.http_serving.hosts import LOOPBACK_NAMES, host_name, is_loopback
+from galileo.http_serving.proxies import TrustedProxies
 from galileo.model.schema import Schema
 from galileo.rdf.protocol import Refused
 
@@ -270,7 +271,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 class _Outer:
-    """What surrounds each request: host check, request id, headers for browsers, metrics."""
+    """What surrounds each request: proxies, host check, request id, headers, metrics."""
 
     def __init__(self, app: Any, options: GatewayOptions, metrics: GatewayMetrics) -> None:
         self._app = app
@@ -278,6 +279,8 @@ class _Outer:
         names = {options.host, *options.hosts, *LOOPBACK_NAMES}
         is_checked = bool(options.hosts) or is_loopback(options.host)
         self._names = {name.lower() for name in names} if is_checked else None
+        self._root_path = options.root_path
+        self._proxies = TrustedProxies(options.proxies)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         started, status = time.monotonic(), 0
@@ -296,16 +299,35 @@ class _Outer:
 
         headers = dict(scope["headers"])
         request_id.begin(request_id.sound(headers.get(b"galileo-request", b"").decode("latin-1")))
-        is_known = self._is_known(headers.get(b"host", b"").decode("latin-1"))
-        app = self._app if is_known else _misdirected
         try:
-            await app(scope, receive, send_with_headers)
+            await self._addressed(scope)(scope, receive, send_with_headers)
         finally:
             route = scope.get("galileo_route", "none")
             self._metrics.record(route, status, time.monotonic() - started)
 
-    def _is_known(self, host: str) -> bool:
-        return self._names is None or host_name(host) in self._names
+    def _addressed(self, scope: Any) -> Any:
+        """The application that answers a request, whose scope gets the URL that its sender used."""
+        headers: dict[str, str] = {}
+        for raw, value in scope["headers"]:
+            name, text = raw.decode("latin-1"), value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {text}" if name in headers else text
+        host, _ = scope.get("client") or ("", 0)
+        try:
+            sent = self._proxies.read(host, headers)
+        except InputError as error:
+            return problem_of(error)
+        named = [headers.get("host", ""), *([sent.host] if sent.host else [])]
+        if self._names is not None and not {host_name(one) for one in named} <= self._names:
+            return _misdirected
+        prefix = sent.prefix or self._root_path
+        scope["root_path"], scope["path"] = prefix, prefix + scope["path"]
+        scope["scheme"] = sent.scheme or scope["scheme"]
+        if sent.client:
+            scope["client"] = (sent.client, 0)
+        if sent.host:
+            rest = [pair for pair in scope["headers"] if pair[0] != b"host"]
+            scope["headers"] = [(b"host", sent.host.encode("latin-1")), *rest]
+        return self._app
 
 
 async def _misdirected(scope: Any, receive: Any, send: Any) -> None:

@@ -148,7 +148,7 @@ def page_answer(answer: Response, request: Request, route: RouteInfo) -> Respons
     """The page that has the content of an answer in JSON."""
     address = Address(
         url_of(request),
-        request.scope["path"],
+        request.scope["path"].removeprefix(request.scope["root_path"]),
         tuple(pair for pair in request.query_params.multi_items() if pair[0] != "f"),
         digest(),
     )

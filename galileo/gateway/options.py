@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from galileo.errors import ConfigError
@@ -20,6 +21,8 @@ ENCODERS = 2
 ENCODINGS_WAITING_MAX = 64
 """Pieces of answers that wait for a thread that encodes them."""
 
+_ROOT_PATH = re.compile(r"(?:/[\w.~-]+)*", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
@@ -37,6 +40,9 @@ class GatewayOptions:
         insecure: whether to serve other machines without TLS.
         hosts: names in `Host` headers that are accepted besides those of loopback addresses; on a
             loopback address others are refused, elsewhere only if there are some.
+        root_path: below which a proxy serves the gateway, such as "/geo"; the proxy takes
+            it away from paths.
+        proxies: addresses or networks of proxies whose `Forwarded` or `X-Forwarded-*` count.
         origins: of web pages that may read answers; none by default.
         anonymous: whether callers without a token are let in, as far as the nodes do.
         anonymous_token: the token of callers without one.
@@ -53,6 +59,8 @@ class GatewayOptions:
     key: str = ""
     insecure: bool = False
     hosts: tuple[str, ...] = ()
+    root_path: str = ""
+    proxies: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     anonymous: bool = False
     anonymous_token: str = ""
@@ -74,6 +82,12 @@ class GatewayOptions:
                 "could read tokens; name a certificate and its key (--certificate, --key), or add "
                 "--insecure if the network is trusted",
                 expected="tls",
+            )
+        if not _ROOT_PATH.fullmatch(self.root_path):
+            raise ConfigError(
+                "expected the path below which a proxy serves the gateway, such as /geo, got "
+                f"{self.root_path!r}",
+                expected="root_path",
             )
         if "*" in self.origins:
             raise ConfigError(

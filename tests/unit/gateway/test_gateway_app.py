@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from expected_errors import raises
+from starlette.responses import Response
 
-from galileo.gateway.app import Gateway
+from galileo.errors import ConfigError
+from galileo.gateway.app import Gateway, _Outer
+from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.parameters import TABLE
 from galileo.gateway.routes import ROUTES
@@ -56,16 +62,19 @@ async def ask(
     return Answer(sent[0]["status"], headers, b"".join(one.get("body", b"") for one in sent[1:]))
 
 
-@pytest.fixture
-async def nowhere() -> AsyncIterator[Any]:
-    """An application whose cluster does not answer, with an origin."""
-    options = GatewayOptions(nodes=("127.0.0.1:1",), patience_s=0.1, origins=(ORIGIN,))
-    gateway = Gateway(options)
+@contextlib.asynccontextmanager
+async def app_of(**options: Any) -> AsyncIterator[Any]:
+    gateway = Gateway(GatewayOptions(nodes=("127.0.0.1:1",), patience_s=0.1, **options))
     yield gateway.app
     await gateway.close()
 
 
-async def test_pages_of_an_origin_may_send_and_read_the_documented_headers(nowhere: Any) -> None:
+async def test_pages_of_an_origin_may_send_and_read_the_documented_headers() -> None:
+    async with app_of(origins=(ORIGIN,)) as app:
+        await check_origins(app)
+
+
+async def check_origins(nowhere: Any) -> None:
     in_headers = [name for name, one in TABLE.items() if one["in"] == "header"]
     for name in ("Authorization", "Content-Type", "Galileo-Request", *in_headers):
         preflight = {
@@ -93,3 +102,47 @@ async def test_pages_of_an_origin_may_send_and_read_the_documented_headers(nowhe
     for method in ("GET", "POST", "PUT", "DELETE"):
         preflight = {"origin": ORIGIN, "access_control_request_method": method}
         assert (await ask(nowhere, "/ccqs", "OPTIONS", **preflight)).status == 200, method
+
+
+async def self_link(app: Any, *, peer: str = "127.0.0.1", **headers: str) -> str:
+    answer = await ask(app, "/", peer=peer, **headers)
+    assert answer.status == 200, answer
+    return str(json.loads(answer.body)["links"][0]["href"])
+
+
+async def test_links_are_below_the_root_path_and_where_a_named_proxy_says() -> None:
+    forwarded = {"x_forwarded_host": "maps.example", "x_forwarded_proto": "https"}
+    names = ("maps.example", "other.example")
+    async with app_of(root_path="/geo", proxies=("127.0.0.1",), hosts=names) as app:
+        assert await self_link(app) == "http://127.0.0.1:7790/geo/"
+        assert await self_link(app, **forwarded) == "https://maps.example/geo/"
+        prefixed = {**forwarded, "x_forwarded_prefix": "/maps"}
+        assert await self_link(app, **prefixed) == "https://maps.example/maps/"
+        standard = {"forwarded": 'for=192.0.2.7;proto=https;host="maps.example:8443"'}
+        assert await self_link(app, **standard) == "https://maps.example:8443/geo/"
+        assert await self_link(app, peer="192.0.2.1", **forwarded) == "http://127.0.0.1:7790/geo/"
+        assert (await ask(app, "/", **forwarded, **standard)).status == 400
+        for given in ({"host": "evil"}, {"x_forwarded_host": "evil"}):
+            assert (await ask(app, "/", **{**forwarded, **given})).status == 421, given
+    async with app_of() as app:
+        assert await self_link(app, **forwarded) == "http://127.0.0.1:7790/", "none is named"
+
+
+async def test_turns_of_hosts_are_those_of_the_clients_of_a_proxy() -> None:
+    seen = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["client"][0])
+        await Response()(scope, receive, send)
+
+    options = GatewayOptions(nodes=("127.0.0.1:1",), proxies=("127.0.0.1",))
+    outer = _Outer(inner, options, GatewayMetrics())
+    await ask(outer, "/", x_forwarded_for="192.0.2.7")
+    await ask(outer, "/", peer="192.0.2.1", x_forwarded_for="192.0.2.7")
+    assert seen == ["192.0.2.7", "192.0.2.1"]
+
+
+@pytest.mark.parametrize("root_path", ["geo", "/geo/", "/", "/a b", "//evil"])
+def test_root_path_that_is_none_is_refused(root_path: str) -> None:
+    with raises(ConfigError, expected="root_path"):
+        GatewayOptions(nodes=(), root_path=root_path)
