@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Observations: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | pd.DataFrame"
 
+ROUNDING_DEGREES = 1e-4
+"""How far 32-bit floats of grids may lie beyond the bounds of coordinates."""
 TEXT_BYTES_MAX = 256 << 20
 """Bytes of the texts of one column, counted for every row; codes and views may repeat long texts.
 """
@@ -34,7 +36,8 @@ TEXT_BYTES_MAX = 256 << 20
 def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> pa.Table:
     """`data` as a table of `schema.observation_schema`, rows in the same order.
 
-    Longitudes from 180 to 360 become negative, naive times are UTC, NaN is null. Unchanged columns
+    Longitudes from 180 to 360 become negative, coordinates that rounding put outside of their range
+    are clipped to it, naive times are UTC, NaN is null. Unchanged columns
     keep their buffers. Features that were added to the dataset are null where their column is
     missing, so that producers of the earlier schema can go on.
 
@@ -172,7 +175,10 @@ def _coordinate(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def _in_range(values: pa.ChunkedArray, name: str, low: float, high: float) -> pa.ChunkedArray:
-    outside = pc.or_(pc.less(values, low), pc.greater(values, high))
+    """The values, clipped where they are outside by no more than rounding."""
+    outside = pc.or_(
+        pc.less(values, low - ROUNDING_DEGREES), pc.greater(values, high + ROUNDING_DEGREES)
+    )
     if pc.any(outside).as_py():
         row = outside.index(pa.scalar(True)).as_py()
         raise InvalidObservations(
@@ -182,7 +188,7 @@ def _in_range(values: pa.ChunkedArray, name: str, low: float, high: float) -> pa
             expected="degrees",
             column=name,
         )
-    return values
+    return pc.max_element_wise(pc.min_element_wise(values, high), low)
 
 
 def _time(table: pa.Table, schema: Schema) -> pa.ChunkedArray:

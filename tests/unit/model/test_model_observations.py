@@ -169,6 +169,32 @@ def test_normalise_longitude_at_limit_is_folded(given_: float, wanted: float) ->
     assert got.column("longitude").to_pylist() == [wanted] * 2
 
 
+def test_normalise_longitude_180_beside_larger_ones_stays() -> None:
+    got = normalise(SCHEMA, table(longitude=[180.0, 190.0]))
+    assert got.column("longitude").to_pylist() == [180.0, -170.0]
+
+
+ROUNDED = st.sampled_from([-180.0, -90.0, 90.0, 180.0, 360.0]).flatmap(
+    lambda bound: st.floats(bound - 2e-4, bound + 2e-4)
+)
+
+
+@given(st.lists(ROUNDED, min_size=1, max_size=5))
+def test_normalise_coordinate_beyond_its_bound_by_rounding_is_clipped(values: list[float]) -> None:
+    """Within a ten-thousandth of a degree; farther ones are refused."""
+    schema = Schema("s", [Feature("t")])
+    for name, low, high in (("latitude", -90.0, 90.0), ("longitude", -180.0, 360.0)):
+        zeros = dict.fromkeys(("latitude", "longitude", "t"), [0.0] * len(values))
+        data = pa.table(zeros | {"time": [T0] * len(values), name: values})
+        if any(value < low - 1e-4 or value > high + 1e-4 for value in values):
+            with raises(InvalidObservations, expected="degrees", column=name):
+                normalise(schema, data)
+            continue
+        clipped = [min(max(value, low), high) for value in values]
+        wanted = [value - 360 if value > 180 else value for value in clipped]
+        assert normalise(schema, data).column(name).to_pylist() == wanted
+
+
 def test_normalise_latitude_of_pole_is_kept() -> None:
     assert normalise(SCHEMA, table(latitude=[90, -90])).column("latitude").to_pylist() == [90, -90]
 
