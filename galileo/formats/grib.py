@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as AbstractMapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,7 +21,7 @@ from galileo.errors import InputError
 from galileo.formats.grib_fields import POINTS_MAX, Field, Step, open_fields, scan
 from galileo.formats.grib_split import read_fields
 from galileo.formats.mapping import Mapping
-from galileo.formats.reader import table_of
+from galileo.formats.reader import library_errors, table_of
 from galileo.formats.variables import VariableInfo
 from galileo.model.times import TIME_TYPE, micros
 from galileo.optional_imports import library
@@ -56,11 +55,11 @@ def open_grib(path: Path, mapping: Mapping) -> GribReader:
             "GRIB defines its coordinates itself; map no coordinates", expected="no_coordinates"
         )
     eccodes = library("eccodes", purpose="reading GRIB")
-    with path.open("rb") as file, _readable(path, eccodes):
-        fields = scan(eccodes, file)
+    constant = None if mapping.constant_time is None else micros(mapping.constant_time)
+    with path.open("rb") as file, library_errors(path, format="GRIB"):
+        fields = scan(eccodes, file, needs_time=constant is None)
     if not fields:
         raise InputError(f"{path} has no GRIB messages", expected="messages")
-    constant = None if mapping.constant_time is None else micros(mapping.constant_time)
     return GribReader(path, fields, constant_us=constant, eccodes=eccodes)
 
 
@@ -74,6 +73,7 @@ class GribReader:
         self._fields = fields
         self._constant_us = constant_us
         self._eccodes = eccodes
+        self.others: Sequence[str] = ()
         self._members = len({field.step.member for field in fields}) > 1
 
     @property
@@ -102,7 +102,7 @@ class GribReader:
             if field.variable.name in names:
                 steps[field.step][field.variable.name] = field
         points: dict[str, tuple[Floats, Floats]] = {}
-        with self._path.open("rb") as file, _readable(self._path, self._eccodes):
+        with self._path.open("rb") as file, library_errors(self._path, format="GRIB"):
             for step in sorted(steps):
                 yield self._table(file, step, fields=steps[step], names=names, points=points)
 
@@ -168,10 +168,17 @@ def _info(name: str, fields: Sequence[Field], *, largest: str) -> VariableInfo:
 
 def _points(eccodes: Any, handle: Any, path: Path) -> tuple[Floats, Floats]:
     """Latitudes and longitudes in degrees, in the order of ecCodes' point iterator."""
-    return (
-        _array(eccodes, handle, "latitudes", path),
-        _array(eccodes, handle, "longitudes", path),
-    )
+    try:
+        return (
+            _array(eccodes, handle, "latitudes", path),
+            _array(eccodes, handle, "longitudes", path),
+        )
+    except eccodes.KeyValueNotFoundError as error:
+        raise InputError(
+            f"expected a grid whose places ecCodes knows in {path}, got one of type "
+            f"{eccodes.codes_get(handle, 'gridType')}; interpolate it to another grid",
+            expected="places",
+        ) from error
 
 
 def _values(eccodes: Any, handle: Any, path: Path) -> Floats:
@@ -206,11 +213,3 @@ def _in_point_order(eccodes: Any, handle: Any) -> bool:
         not eccodes.codes_is_defined(handle, key) or eccodes.codes_get(handle, key) == usual
         for key, usual in _USUAL_SCAN.items()
     )
-
-
-@contextmanager
-def _readable(path: Path, eccodes: Any) -> Iterator[None]:
-    try:
-        yield
-    except eccodes.CodesInternalError as error:
-        raise InputError(f"ecCodes cannot read {path}: {error}; check or replace it") from error

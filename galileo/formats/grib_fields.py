@@ -8,14 +8,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from galileo.errors import InputError
+from galileo.formats.columns import advice
 from galileo.formats.grib_split import MessageOffset, message_offsets, read_fields
 from galileo.formats.variables import Qualifiers, qualified_name
-from galileo.model.times import micros
+from galileo.model.times import MICROS, micros
 
 DIGITS = "0123456789"
 POINTS_MAX = 100_000_000
 """Points of a field: 800 MB of values. A damaged message can claim any number."""
+_SECONDS, _HOURS = 13, 1
+_MONTHS = {3: 1, 4: 12, 5: 120, 6: 360, 7: 1200}
+"""Months of the units of steps that are months, years, decades, normals and centuries."""
+_HOURS_OF_MONTH = 720
+"""As ecCodes counts them."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,17 +73,19 @@ def open_fields(eccodes: Any, message: bytes) -> Iterator[Any]:
         eccodes.codes_release(handle)
 
 
-def scan(eccodes: Any, file: BinaryIO) -> list[Field]:
+def scan(eccodes: Any, file: BinaryIO, *, needs_time: bool) -> list[Field]:
     """All fields of a file, with names that are unique within a step."""
-    return _disambiguate(list(_fields(eccodes, file)))
+    return _disambiguate(list(_fields(eccodes, file, needs_time=needs_time)))
 
 
-def _fields(eccodes: Any, file: BinaryIO) -> Iterator[Field]:
+def _fields(eccodes: Any, file: BinaryIO, *, needs_time: bool) -> Iterator[Field]:
     for place in message_offsets(file):
         for number, message in enumerate(read_fields(file, place)):
             with open_fields(eccodes, message) as handle:
                 try:
-                    field = _field(eccodes, handle, place=place, number=number)
+                    field = _field(
+                        eccodes, handle, place=place, number=number, needs_time=needs_time
+                    )
                 except (TypeError, ValueError) as error:
                     raise InputError(
                         f"expected numbers and dates in the GRIB message at byte {place.offset}, "
@@ -85,7 +95,9 @@ def _fields(eccodes: Any, file: BinaryIO) -> Iterator[Field]:
                 yield field
 
 
-def _field(eccodes: Any, handle: Any, *, place: MessageOffset, number: int) -> Field:
+def _field(
+    eccodes: Any, handle: Any, *, place: MessageOffset, number: int, needs_time: bool
+) -> Field:
     def get(key: str, default: Any = "", kind: type | None = None) -> Any:
         try:
             return eccodes.codes_get(handle, key, kind)
@@ -93,11 +105,27 @@ def _field(eccodes: Any, handle: Any, *, place: MessageOffset, number: int) -> F
             return default
 
     base, alias = _names(get)
+    if get("gridType") == "sh":
+        raise InputError(
+            f"expected values at points in the GRIB message at byte {place.offset}, got spherical "
+            f"harmonics of {base!r}; transform them to a grid first, such as by cdo sp2gpl",
+            expected="places",
+            offset=place.offset,
+        )
+    if needs_time and get("validityDate", None) is None:
+        raise InputError(
+            f"expected a valid time in the GRIB message at byte {place.offset}, got none (product "
+            f"definition template {get('productDefinitionTemplateNumber')}); give the time of "
+            f"all rows with {advice('time', '@2012-03-01T06:00Z')}",
+            expected="valid_time",
+            offset=place.offset,
+        )
+    reference_us = _time_us(get("dataDate"), get("dataTime")) + get("second", 0) * MICROS
     return Field(
         variable=Variable(base, ((get("typeOfLevel", "unknown"), _level(get)),)),
         step=Step(
-            reference_us=_time_us(get("dataDate"), get("dataTime")),
-            valid_us=_time_us(get("validityDate"), get("validityTime")),
+            reference_us=reference_us,
+            valid_us=_valid_us(get, reference_us),
             member=int(get("perturbationNumber", 0)),
             grid=get("md5GridSection"),
         ),
@@ -168,6 +196,36 @@ def _time_us(date: int, clock: int) -> int:
     """Microseconds of YYYYMMDD and HHMM."""
     year, month, day = date // 10000, date // 100 % 100, date % 100
     return micros(f"{year:04d}-{month:02d}-{day:02d}T{clock // 100:02d}:{clock % 100:02d}")
+
+
+def _valid_us(get: Any, reference_us: int) -> int:
+    """The valid time, exact to the second and by the calendar; the reference time if none is known.
+
+    ecCodes' valid time leaves out seconds, and counts 30 days for a month and 365 for a year.
+    """
+    if get("validityDate", None) is None:
+        return reference_us
+    whole_minutes_us = _time_us(get("validityDate"), get("validityTime"))
+    interval_second = get("secondOfEndOfOverallTimeInterval", None)
+    if interval_second is not None:
+        return whole_minutes_us + interval_second % 60 * MICROS
+    months = _MONTHS.get(get("indicatorOfUnitOfTimeRange"))
+    if months is not None:
+        end = get("endStep") // _HOURS_OF_MONTH if get("stepUnits") == _HOURS else get("endStep")
+        return _add_months(reference_us, months * get("forecastTime", end))
+    if get("stepUnits") == _SECONDS:
+        return reference_us + int(get("endStep").removesuffix("s")) * MICROS
+    return whole_minutes_us + get("second", 0) * MICROS
+
+
+def _add_months(time_us: int, months: int) -> int:
+    """The same day and time of a later month, or the last day of a month that is shorter."""
+    time = np.datetime64(time_us, "us")
+    month = time.astype("datetime64[M]")
+    day = time.astype("datetime64[D]")
+    last = (month + months + 1).astype("datetime64[D]") - 1
+    later = min((month + months).astype("datetime64[D]") + (day - month), last)
+    return int((later + (time - day)).astype(np.int64))
 
 
 def _disambiguate(fields: Sequence[Field]) -> list[Field]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import pyarrow as pa
 
+from galileo.errors import GalileoError, InputError
 from galileo.formats.variables import VariableInfo
 from galileo.model.schema import COORDINATES
 
@@ -27,6 +30,11 @@ class Reader(Protocol):
         """The variables of the coordinates; none if the format defines coordinates itself."""
         ...
 
+    @property
+    def others(self) -> Sequence[str]:
+        """What of the file cannot be features, such as columns of lists, by name."""
+        ...
+
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
         """All rows, in an order that depends only on the file and `names`.
 
@@ -34,6 +42,30 @@ class Reader(Protocol):
         the file has none, and then `names`, in the types of the file.
         """
         ...
+
+
+@contextmanager
+def library_errors(name: object, *, format: str) -> Iterator[None]:
+    """Turns what the libraries of a format raise about a file or Dataset into an InputError.
+
+    An exception is a library's if the innermost frame of its traceback is not in this package.
+    Others are mistakes of this package, and pass.
+    """
+    try:
+        yield
+    except (GalileoError, MemoryError):
+        raise
+    except Exception as error:
+        *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+        if str(innermost.f_globals.get("__name__")).startswith("galileo."):
+            raise
+        notes = [note.partition("\n")[0] for note in getattr(error, "__notes__", ())]
+        raise InputError(
+            f"expected a whole {format} file at {name}: its library raised "
+            f"{type(error).__name__}: {'; '.join([str(error), *notes])}",
+            expected="whole_file",
+            format=format,
+        ) from error
 
 
 def table_of(

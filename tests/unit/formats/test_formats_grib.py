@@ -443,6 +443,78 @@ def test_grib_field_used_twice_is_decoded_once(
     assert decoded == ["10u", "10v"]
 
 
+STATISTICS = {"productDefinitionTemplateNumber": 8, "typeOfStatisticalProcessing": 1}
+INTERVAL_END = {
+    f"{part}OfEndOfOverallTimeInterval": value
+    for part, value in zip(
+        ("year", "month", "day", "hour", "minute", "second"), (2020, 3, 1, 7, 0, 36), strict=True
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "moment"),
+    [
+        ({"second": 45}, utc(2020, 2, 29, 6, 0, 45)),
+        ({"indicatorOfUnitOfTimeRange": 13, "forecastTime": 3605}, utc(2020, 2, 29, 7, 0, 5)),
+        (
+            {"second": 45, "indicatorOfUnitOfTimeRange": 13, "forecastTime": 30},
+            utc(2020, 2, 29, 6, 1, 15),
+        ),
+        (
+            {"second": 45, "indicatorOfUnitOfTimeRange": 0, "forecastTime": 90},
+            utc(2020, 2, 29, 7, 30, 45),
+        ),
+        ({"indicatorOfUnitOfTimeRange": 3, "forecastTime": 2}, utc(2020, 4, 29, 6)),
+        (
+            {"indicatorOfUnitOfTimeRange": 3, "forecastTime": 2, "second": 1},
+            utc(2020, 4, 29, 6, 0, 1),
+        ),
+        ({"indicatorOfUnitOfTimeRange": 4, "forecastTime": 1}, utc(2021, 2, 28, 6)),
+        ({"indicatorOfUnitOfTimeRange": 5, "forecastTime": 2}, utc(2040, 2, 29, 6)),
+        ({"indicatorOfUnitOfTimeRange": 6, "forecastTime": 1}, utc(2050, 2, 28, 6)),
+        ({"indicatorOfUnitOfTimeRange": 7, "forecastTime": 1}, utc(2120, 2, 29, 6)),
+        (STATISTICS | INTERVAL_END, utc(2020, 3, 1, 7, 0, 36)),
+        ({"edition": 1, "indicatorOfUnitOfTimeRange": 3, "P1": 2}, utc(2020, 4, 29, 6)),
+        (
+            {"edition": 1, "indicatorOfUnitOfTimeRange": 3, "timeRangeIndicator": 3, "P2": 1},
+            utc(2020, 3, 29, 6),
+        ),
+    ],
+)
+def test_grib_valid_time_has_seconds_and_months_of_the_calendar(
+    write: Callable[..., Path], keys: Keys, moment: dt.datetime
+) -> None:
+    """ecCodes' own valid time drops seconds and counts 30 days for a month."""
+    assert set(read(write(message(ramp(1), **keys)))["time"].to_pylist()) == {moment}
+
+
+def test_grib_fields_seconds_apart_are_rows_of_one_variable(write: Callable[..., Path]) -> None:
+    path = write(*(message(ramp(1), shortName="2t", second=second) for second in (1, 36)))
+    table = read(path)
+    assert table.column_names[3:] == ["t2m"]
+    assert list(dict.fromkeys(time.second for time in table["time"].to_pylist())) == [1, 36]
+
+
+def test_grib_without_valid_time_needs_constant_time(write: Callable[..., Path]) -> None:
+    path = write(message(ramp(1), productDefinitionTemplateNumber=31))
+    with raises(InputError, expected="valid_time", offset=0):
+        read(path)
+    times = read(path, "time=@2010-09-08T21:00Z")["time"].to_pylist()
+    assert times == [utc(2010, 9, 8, 21)] * (NI * NJ)
+
+
+@pytest.mark.parametrize("kind", ["sh", "cross_section", "ncep_32769"])
+def test_grib_field_without_known_places_is_refused(write: Callable[..., Path], kind: str) -> None:
+    sample = "sh_sfc_grib2" if kind == "sh" else "regular_ll_sfc_grib2"
+    handle = eccodes.codes_grib_new_from_samples(sample)
+    eccodes.codes_set(handle, "gridType", kind)
+    path = write(bytes(eccodes.codes_get_message(handle)))
+    eccodes.codes_release(handle)
+    with raises(InputError, expected="places"):
+        read(path)
+
+
 def test_grib_invalid_date_raises(write: Callable[..., Path]) -> None:
     data = message(ramp(1), shortName="2t")
     assert data[28:32] == bytes([0x07, 0xE4, 2, 29])  # section 1: year, month, day
