@@ -16,6 +16,7 @@ from galileo.errors import InputError
 from galileo.formats import Mapping, Source, VariableInfo, open_source
 from galileo.formats.expressions import names
 from galileo.formats.source import DEFAULT_INDEXED_MAX
+from galileo.formats.variables import format_names
 from galileo.model.schema import Schema
 
 SAMPLED_MAX = 64
@@ -137,6 +138,8 @@ def _ingest_file(
         )
     if receipt.created:
         _report_created(output, client.schema(dataset), is_chosen=options["index"] is not None)
+        if left_out := source.left_out():
+            output.note(f"galileo: not taken from {path.name}: {format_names(left_out)}")
     skipped = f", {receipt.skipped:,} points without a value skipped" if receipt.skipped else ""
     again = f", {receipt.duplicate_rows:,} of them stored before" if receipt.duplicate_rows else ""
     output.value(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,14 @@ import pyarrow as pa
 
 from galileo.errors import InputError
 from galileo.formats.mapping import Mapping
-from galileo.formats.netcdf_grid import Grid, decode_times, find_grid, with_constants
-from galileo.formats.reader import table_of
+from galileo.formats.netcdf_grid import (
+    Grid,
+    attribute,
+    decode_times,
+    find_grid,
+    with_constants,
+)
+from galileo.formats.reader import library_errors, table_of
 from galileo.formats.variables import VariableInfo, qualified_name
 from galileo.model.schema import COORDINATES, FEATURES_MAX, FeatureType
 from galileo.model.times import TIME_TYPE
@@ -30,7 +36,12 @@ from galileo.optional_imports import library
 CLASSIC_MAGIC = b"CDF"
 SLAB_VALUES_MAX = 1 << 22
 LEVELS_MAX = 4096
-MEASURED_KINDS = "iuf"
+MEASURED_KINDS = "iufb"
+RELATED = (
+    *("coordinates", "bounds", "climatology", "geometry", "node_coordinates", "node_count"),
+    *("part_node_count", "interior_ring", "grid_mapping", "cell_measures", "formula_terms"),
+)
+"""Attributes that name variables which belong to others (CF), so that they are no measurements."""
 FILL_TOLERANCE = 1e-6
 """Relative tolerance of a default fill value after scaling."""
 
@@ -55,13 +66,21 @@ def open_netcdf(
         MissingExtra: xarray or netCDF4 is not installed.
     """
     xarray = library("xarray", purpose="reading NetCDF")
-    fills = library("netCDF4", purpose="reading NetCDF").default_fillvals
-    return _reader(
-        lambda: _open(path, xarray),
-        mapping,
-        default_fills=fills,
-        slab_values_max=slab_values_max,
-    )
+    netcdf = library("netCDF4", purpose="reading NetCDF")
+    with library_errors(path, format="NetCDF"), netcdf.Dataset(path) as file:
+        groups = [f"group {name}" for name in file.groups]
+    try:
+        return _reader(
+            lambda: _open(path, xarray),
+            mapping,
+            default_fills=netcdf.default_fillvals,
+            groups=groups,
+            slab_values_max=slab_values_max,
+        )
+    except InputError as error:
+        if groups:
+            error.message += f". Groups are not read: {', '.join(groups)}"
+        raise
 
 
 def read_dataset(dataset: Any, mapping: Mapping) -> NetcdfReader:
@@ -70,7 +89,8 @@ def read_dataset(dataset: Any, mapping: Mapping) -> NetcdfReader:
     Yields what the file of the Dataset yields, except that values that were never written are not
     recognised as missing.
     """
-    return _reader(lambda: nullcontext(dataset), mapping, default_fills={})
+    xarray = library("xarray", purpose="reading a Dataset")
+    return _reader(lambda: _decoded("a Dataset", dataset, xarray), mapping, default_fills={})
 
 
 OpenDataset = Callable[[], AbstractContextManager[Any]]
@@ -81,25 +101,28 @@ def _reader(
     mapping: Mapping,
     *,
     default_fills: dict[str, Any],
+    groups: Sequence[str] = (),
     slab_values_max: int = SLAB_VALUES_MAX,
 ) -> NetcdfReader:
     with open() as dataset:
-        dataset, named = with_constants(dataset, mapping)
+        dataset, named = with_constants(dataset.set_coords(_related(dataset)), mapping)
         grid = find_grid(dataset, named)
+        dataset = dataset.set_coords([name for name in grid.names if name in dataset])
         coordinates = [
             replace(_info(dataset[name], name, default=False), role=role)
-            for role, name in zip(
-                COORDINATES, (grid.latitude, grid.longitude, grid.time), strict=True
-            )
+            for role, name in zip(COORDINATES, grid.names, strict=True)
             if name in dataset.variables
         ]
         variables = _list_variables(dataset, grid)
+        names = {variable_slice.variable for _, variable_slice in variables}
+        others = [str(name) for name in dataset.data_vars if name not in names]
     return NetcdfReader(
         open,
         grid,
         mapping=mapping,
         variables=variables,
         coordinates=coordinates,
+        others=[*others, *groups],
         default_fills=default_fills,
         slab_values_max=slab_values_max,
     )
@@ -116,9 +139,11 @@ class NetcdfReader:
         mapping: Mapping,
         variables: Sequence[tuple[VariableInfo, VariableSlice]],
         coordinates: Sequence[VariableInfo],
+        others: Sequence[str],
         default_fills: dict[str, Any],
         slab_values_max: int,
     ) -> None:
+        self.others = others
         self._slab_values_max = slab_values_max
         self._open = open
         self._grid = grid
@@ -144,19 +169,18 @@ class NetcdfReader:
             dataset, _ = with_constants(dataset, self._mapping)
             coordinates = _Coordinates(dataset, self._grid, default_fills=self._default_fills)
             for window in windows(self._grid, rows_max=rows_max):
-                columns = [
-                    pa.array(
-                        self._read(dataset, self._slices[name], window=window), from_pandas=True
-                    )
-                    for name in names
-                ]
+                columns = [self._read(dataset, self._slices[name], window=window) for name in names]
                 yield table_of(coordinates.columns(window), columns, names=names)
 
-    def _read(self, dataset: Any, variable_slice: VariableSlice, *, window: Window) -> Any:
+    def _read(self, dataset: Any, variable_slice: VariableSlice, *, window: Window) -> pa.Array:
         variable = dataset[variable_slice.variable]
         part = variable.isel({**dict(variable_slice.at), **_along(variable, window)})
-        values = _mask_invalid(part.values, variable, default_fills=self._default_fills)
-        return _to_rows(values, part.dims, grid=self._grid, window=window)
+        invalid = _is_invalid(part.values, variable, default_fills=self._default_fills)
+        values, missing = (
+            _to_rows(array, part.dims, grid=self._grid, window=window)
+            for array in (part.values, invalid)
+        )
+        return pa.array(values, mask=missing, from_pandas=True)
 
 
 class _Coordinates:
@@ -192,7 +216,8 @@ class _Coordinates:
         else:
             values = variable.isel(along).values
         if variable.dtype.kind in MEASURED_KINDS:
-            values = _mask(_is_unwritten(values, variable, self._default_fills), values)
+            missing = _is_unwritten(values, variable, self._default_fills)
+            values = np.where(missing, np.nan, values) if missing.any() else values
         return _to_rows(values, variable.dims, grid=self._grid, window=window)
 
 
@@ -234,23 +259,22 @@ def _to_rows(values: Any, dims: Sequence[str], *, grid: Grid, window: Window) ->
 # --- values ----------------------------------------------------------------------------------
 
 
-def _mask_invalid(values: Any, variable: Any, *, default_fills: dict[str, Any]) -> Any:
-    """Values with NaN for default fill values and outside of the valid range."""
+def _is_invalid(values: Any, variable: Any, *, default_fills: dict[str, Any]) -> Any:
+    """A mask of default fill values and of values outside of the valid range."""
     low, high = _valid_range(variable)
-    is_unwritten = _is_unwritten(values, variable, default_fills)
-    return _mask(is_unwritten | (values < low) | (values > high), values)
-
-
-def _mask(missing: Any, values: Any) -> Any:
-    """Values with NaN where they are missing; the same array if none is."""
-    return np.where(missing, np.nan, values) if missing.any() else values
+    return _is_unwritten(values, variable, default_fills) | (values < low) | (values > high)
 
 
 def _is_unwritten(values: Any, variable: Any, default_fills: dict[str, Any]) -> Any:
     """A mask of the library's default fill values, if the file defines no fill value."""
-    raw = variable.encoding.get("dtype", values.dtype)
+    raw = _stored_type(variable)
     fill = default_fills.get(f"{raw.kind}{raw.itemsize}") if raw.itemsize > 1 else None
-    if fill is None or {"_FillValue", "missing_value"} & set(variable.encoding):
+    marks = {"_FillValue", "missing_value"} & (set(variable.encoding) | set(variable.attrs))
+    if _is_exact(variable) and marks:
+        numbers = [number for mark in marks for number in _bounds(variable.attrs.get(mark))]
+        exact = [int(number) for number in numbers if float(number).is_integer()]
+        return np.isin(values, np.array([n for n in exact if _fits(n, raw)], dtype=raw))
+    if fill is None or marks:
         return np.zeros(values.shape, dtype=np.bool_)
     stored = _unsigned(np.asarray(fill).astype(raw), variable)
     if not _is_packed(variable):
@@ -260,6 +284,16 @@ def _is_unwritten(values: Any, variable: Any, default_fills: dict[str, Any]) -> 
     return np.abs(values - unpacked) <= (
         abs(scale) / 2 if raw.kind in "iu" else FILL_TOLERANCE * abs(unpacked)
     )
+
+
+def _is_exact(variable: Any) -> bool:
+    """Whether floats would round its integers, so that xarray must not mask them."""
+    is_wide = variable.dtype.kind in "iu" and variable.dtype.itemsize == 8
+    return is_wide and not {"scale_factor", "add_offset", "_Unsigned"} & set(variable.attrs)
+
+
+def _fits(number: int, kind: np.dtype[Any]) -> bool:
+    return bool(np.iinfo(kind).min <= number <= np.iinfo(kind).max)
 
 
 def _is_packed(variable: Any) -> bool:
@@ -282,7 +316,7 @@ def _valid_range(variable: Any) -> tuple[float, float]:
     (least,) = _bounds(attrs.get("valid_min"), 1) or (lowest,)
     (most,) = _bounds(attrs.get("valid_max"), 1) or (highest,)
     bounds = [np.asarray(bound) for bound in (least, most) if bound not in (-np.inf, np.inf)]
-    raw = variable.encoding.get("dtype", variable.dtype)
+    raw = _stored_type(variable)
     is_unpacked = raw.kind in "iu" and any(bound.dtype.kind == "f" for bound in bounds)
     if is_unpacked or not _is_packed(variable):
         return _number(least, variable), _number(most, variable)
@@ -293,14 +327,14 @@ def _valid_range(variable: Any) -> tuple[float, float]:
     return low - slack, high + slack
 
 
-def _bounds(attribute: Any, count: int) -> list[Any]:
+def _bounds(attribute: Any, count: int | None = None) -> list[Any]:
     """The numbers of an attribute; empty if it is absent or has another count."""
     try:
         numbers = np.atleast_1d(np.asarray(attribute))
         numbers = numbers.astype(np.float64) if numbers.dtype.kind in "USO" else numbers
     except (TypeError, ValueError):
         return []
-    return list(numbers) if len(numbers) == count and not np.isnan(numbers).any() else []
+    return list(numbers) if count in (None, len(numbers)) and not np.isnan(numbers).any() else []
 
 
 def _number(bound: Any, variable: Any) -> float:
@@ -309,13 +343,27 @@ def _number(bound: Any, variable: Any) -> float:
 
 def _unsigned(stored: Any, variable: Any) -> Any:
     """An integer of a variable that stores unsigned integers in a signed type."""
-    raw = variable.encoding.get("dtype", variable.dtype)
-    if variable.encoding.get("_Unsigned") != "true" or stored.dtype.kind != "i":
+    if str(variable.encoding.get("_Unsigned")) != "true" or stored.dtype.kind != "i":
         return stored
-    return stored.astype(np.int64) % (1 << (8 * raw.itemsize))
+    return stored.astype(np.int64) % (1 << (8 * _stored_type(variable).itemsize))
+
+
+def _stored_type(variable: Any) -> np.dtype[Any]:
+    return np.dtype(variable.encoding.get("dtype", variable.dtype))
 
 
 # --- variables --------------------------------------------------------------------
+
+
+def _related(dataset: Any) -> set[Any]:
+    """The variables that attributes of others name."""
+    related = set[str]()
+    for variable in dataset.variables.values():
+        for name in RELATED:
+            words = attribute(variable, name).replace(" :", ":").split()
+            is_key = name == "grid_mapping"  # In `crs: x y` and in `area: cell_area`.
+            related |= {word.rstrip(":") for word in words if is_key or not word.endswith(":")}
+    return related & set(dataset.variables)
 
 
 def _list_variables(dataset: Any, grid: Grid) -> list[tuple[VariableInfo, VariableSlice]]:
@@ -339,15 +387,13 @@ def _list_variables(dataset: Any, grid: Grid) -> list[tuple[VariableInfo, Variab
 
 
 def _info(variable: Any, name: str, *, default: bool) -> VariableInfo:
-    attrs = variable.attrs
-    whole = variable.dtype.kind in "iu"
-    kind: FeatureType = "int" if whole else "float"
+    kinds: dict[str, FeatureType] = {"i": "int", "u": "int", "b": "bool"}
     return VariableInfo(
         name,
-        units=str(attrs.get("units", "")),
+        units=attribute(variable, "units"),
         dims=tuple(f"{dim}:{size}" for dim, size in variable.sizes.items()),
-        description=str(attrs.get("long_name") or attrs.get("description") or ""),
-        type=kind,
+        description=attribute(variable, "long_name") or attribute(variable, "description"),
+        type=kinds.get(variable.dtype.kind, "float"),
         default=default,
     )
 
@@ -388,20 +434,29 @@ def _level_texts(dataset: Any, dim: str, *, size: int) -> list[str]:
 
 @contextmanager
 def _open(path: Path, xarray: Any) -> Iterator[Any]:
-    """Opens a file; values are unpacked on demand and not cached, times stay numbers."""
+    """Opens a file; values are unpacked on demand and not cached."""
     with (
-        _readable(path),
-        xarray.open_dataset(
-            path,
-            engine="netcdf4",
-            decode_times=False,
-            decode_timedelta=False,
-            decode_coords="all",
-            cache=False,
-        ) as dataset,
+        library_errors(path, format="NetCDF"),
+        xarray.open_dataset(path, engine="netcdf4", decode_cf=False, cache=False) as dataset,
+        _decoded(path, dataset, xarray) as decoded,
     ):
         _check_claims(path, dataset)
-        yield dataset
+        yield decoded
+
+
+@contextmanager
+def _decoded(name: object, dataset: Any, xarray: Any) -> Iterator[Any]:
+    """Decodes masks and scales; times stay numbers, and integers of 64 bits stay exact."""
+    with library_errors(name, format="NetCDF"):
+        yield xarray.decode_cf(
+            dataset,
+            mask_and_scale={
+                name: not _is_exact(variable) for name, variable in dataset.variables.items()
+            },
+            decode_times=False,
+            decode_timedelta=False,
+            decode_coords=False,
+        )
 
 
 def _check_claims(path: Path, dataset: Any) -> None:
@@ -417,17 +472,3 @@ def _check_claims(path: Path, dataset: Any) -> None:
             f"expected a whole NetCDF file at {path}: it claims {values:,} values and has "
             f"{size:,} bytes"
         )
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError, UnicodeDecodeError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError):
-            raise
-        raise InputError(
-            f"expected a whole NetCDF file at {path}: {error}",
-            expected="whole_file",
-            format="NetCDF",
-        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,13 @@ from galileo.formats.expressions import Literal, parse
 from galileo.formats.mapping import Mapping
 from galileo.formats.variables import format_names
 from galileo.model.schema import COORDINATES, nearest_name
-from galileo.model.times import TIME_TYPE, micros, time_column, times_from_micros
+from galileo.model.times import (
+    TIME_TYPE,
+    column_micros,
+    micros,
+    time_column,
+    times_from_micros,
+)
 from galileo.optional_imports import library
 
 # Usual names in lower case, the best first; XLAT, XLONG, Times and XTIME are WRF's.
@@ -34,6 +41,14 @@ LATITUDE_UNITS = ("degrees_north", "degree_north", "degrees_n", "degree_n", "deg
 LONGITUDE_UNITS = ("degrees_east", "degree_east", "degrees_e", "degree_e", "degreese", "degreee")
 SINCE = " since "
 DEFAULT_CALENDAR = "standard"
+# The grammar of UDUNITS, which the CF conventions refer to. cftime ignores what it does not know.
+_UNITS = re.compile(
+    r"\s*(?P<unit>[a-z_]+)\s+since\s+(?P<date>[-+]?\d{1,4}(?:-\d{1,2}){0,2})"
+    r"(?:(?:\s*t\s*|\s+)(?P<hour>\d{1,2})(?::(?P<minute>\d{1,2})(?::(?P<second>\d{1,2}(?:\.\d*)?))?)?)?"
+    r"\s*(?:z|utc|gmt|(?P<sign>[-+]|(?<=\s)(?=\d{1,2}:))(?P<zone_hour>[01]?\d|2[0-3])(?::?(?P<zone_minute>[0-5]\d))?)?\s*"
+)
+_NANOSECONDS = {"ns", "nsec", "nsecs", "nanosec", "nanosecs", "nanosecond", "nanoseconds"}
+_LEAP_CALENDARS = ("tai", "utc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +71,10 @@ class Grid:
     shape: tuple[int, ...]
     place_dims: tuple[str, ...]
 
+    @property
+    def names(self) -> tuple[str, str, str]:
+        return self.latitude, self.longitude, self.time
+
 
 def find_grid(dataset: Any, mapping: Mapping) -> Grid:
     """The coordinates of the mapping, else those that most variables share.
@@ -74,7 +93,15 @@ def find_grid(dataset: Any, mapping: Mapping) -> Grid:
     names = [name for name in (time, latitude, longitude) if name]
     for name in names:
         _check_known(dataset, name)
+    for name in (latitude, longitude):
+        if dataset[name].dtype.kind not in "iuf":
+            raise InputError(
+                f"expected degrees in variable {name!r}, got values of type {dataset[name].dtype}",
+                expected="degrees",
+                variable=name,
+            )
     dims = tuple(dict.fromkeys(dim for name in names for dim in dataset[name].dims))
+    _refuse_ragged(dataset, dims)
     place_dims = tuple(dict.fromkeys((*dataset[latitude].dims, *dataset[longitude].dims)))
     shape = tuple(int(dataset.sizes[dim]) for dim in dims)
     return Grid(latitude, longitude, time, constant, dims, shape, place_dims)
@@ -92,6 +119,27 @@ def with_constants(dataset: Any, mapping: Mapping) -> tuple[Any, Mapping]:
             dataset = dataset.assign_coords({name: float(expression.value)})
             mapping = replace(mapping, **{coordinate: name})  # type: ignore[arg-type]
     return dataset, mapping
+
+
+def attribute(variable: Any, name: str) -> str:
+    """A text attribute of a variable; empty if it is absent, or no text."""
+    value = variable.attrs.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def _refuse_ragged(dataset: Any, dims: Sequence[str]) -> None:
+    """Raises InputError if observations have the place or time of their station (CF, 9.3)."""
+    for name, variable in dataset.variables.items():
+        is_count = attribute(variable, "sample_dimension")
+        stations = variable.dims if is_count else [attribute(variable, "instance_dimension")]
+        if set(stations) <= set(dims):
+            raise InputError(
+                f"expected a place and a time for each observation, got a ragged array: {name!r} "
+                f"says which observations belong to which {' and '.join(stations)}; repeat the "
+                "coordinates for each observation, for instance with xarray and numpy.repeat",
+                expected="grid",
+                variable=str(name),
+            )
 
 
 def _check_known(dataset: Any, name: str) -> None:
@@ -112,9 +160,15 @@ def _best(
     """Of the matching variables, the one whose dimensions most data variables have."""
     names = [str(name) for name in dataset.variables if fits(dataset[name])]
     if not names:
+        projected = [
+            str(name)
+            for name in dataset.variables
+            if attribute(dataset[name], "standard_name").startswith("projection_")
+        ]
+        hint = f"; {' and '.join(projected)} are distances on a map" if projected else ""
         raise InputError(
             f"found no variable for the {coordinate}, with the standard_name or units of the CF "
-            f"conventions; name it with {advice(coordinate, 'VARIABLE')}. The variables "
+            f"conventions{hint}; name it with {advice(coordinate, 'VARIABLE')}. The variables "
             f"are {format_names([str(name) for name in dataset.variables])}",
             expected="coordinate",
             variable=coordinate,
@@ -124,7 +178,7 @@ def _best(
     def merit(name: str) -> tuple[bool, int, int]:
         variable = dataset[name]
         users = sum(set(variable.dims) <= set(dataset[v].dims) for v in dataset.data_vars)
-        standard = variable.attrs.get("standard_name") == coordinate
+        standard = attribute(variable, "standard_name") == coordinate
         return standard or name.lower() in ranks, users, -ranks.get(name.lower(), len(usual))
 
     return max(names, key=merit)
@@ -143,24 +197,22 @@ def _is_degrees(
 ) -> bool:
     if variable.dtype.kind not in "iuf":
         return False
-    attrs = variable.attrs
-    named = attrs.get("standard_name", standard_name) == standard_name
-    return named and (
-        "standard_name" in attrs
-        or str(attrs.get("units", "")).lower() in units
-        or variable.name.lower() in names
+    name = attribute(variable, "standard_name")
+    return name == standard_name or (
+        not name
+        and (attribute(variable, "units").lower() in units or str(variable.name).lower() in names)
     )
 
 
 def _is_time(variable: Any) -> bool:
     """Whether it has valid times; reference times and steps have other standard names."""
-    if variable.attrs.get("standard_name", "time") != "time":
+    if attribute(variable, "standard_name") not in ("", "time"):
         return False
     if variable.dtype.kind == "S":
-        return bool(variable.name.lower() in TIMES)
+        return str(variable.name).lower() in TIMES
     if variable.dtype.kind == "M" or _is_cftime(variable):
         return True
-    return SINCE in str(variable.attrs.get("units", "")).lower()
+    return SINCE in attribute(variable, "units").lower()
 
 
 def _is_cftime(variable: Any) -> bool:
@@ -185,15 +237,14 @@ def decode_times(values: Any, variable: Any) -> pa.Array:
     if values.dtype.kind == "M":
         return time_column(pa.array(values.ravel(), from_pandas=True))
     unique, inverse = np.unique(values, return_inverse=True)
-    known = np.ones(len(unique), dtype=np.bool_)
-    if unique.dtype.kind == "f":
-        known = np.isfinite(unique)
+    known = np.isfinite(unique) if unique.dtype.kind == "f" else np.ones(len(unique), np.bool_)
+    if unique.dtype.kind == "S":
+        known = unique != b""
     stamps = np.zeros(len(unique), dtype=np.int64)
     try:
-        stamps[known] = np.array(_texts(unique[known], variable), dtype="datetime64[us]").astype(
-            np.int64
-        )
-    except (TypeError, ValueError, OverflowError) as error:
+        texts = pa.array(_texts(unique[known], variable), pa.string())
+        stamps[known] = column_micros(time_column(texts))
+    except (InputError, TypeError, ValueError, OverflowError) as error:
         raise InvalidObservations(
             f"expected times in variable {variable.name!r}, units "
             f"{variable.attrs.get('units')!r}: {error}",
@@ -208,11 +259,27 @@ def decode_times(values: Any, variable: Any) -> pa.Array:
 def _texts(values: Any, variable: Any) -> list[str]:
     """ISO 8601 texts of distinct times."""
     if values.dtype.kind == "O":
-        return [date.isoformat() for date in values]
+        return [date if isinstance(date, str) else date.isoformat() for date in values]
     if values.dtype.kind == "S":
         return [value.decode().strip().replace("_", "T") for value in values]
     cftime = library("cftime", purpose="reading NetCDF times")
-    calendar = variable.attrs.get("calendar", DEFAULT_CALENDAR)
-    units = str(variable.attrs["units"]).lower()
-    dates = cftime.num2date(values, units, calendar=calendar)
+    calendar = str(variable.attrs.get("calendar", DEFAULT_CALENDAR)).lower()
+    if calendar in _LEAP_CALENDARS:
+        raise ValueError(f"calendar {calendar!r} differs from UTC here by leap seconds; convert it")
+    unit, reference = _unit_and_reference(str(variable.attrs.get("units", "")))
+    if unit in _NANOSECONDS:
+        unit, values = "microseconds", np.floor_divide(values, 1000)
+    dates = cftime.num2date(values, f"{unit} since {reference}", calendar=calendar)
     return [date.isoformat() for date in np.atleast_1d(dates)]
+
+
+def _unit_and_reference(units: str) -> tuple[str, str]:
+    """The unit and the reference time, in a form that cftime reads as a whole."""
+    match = _UNITS.fullmatch(units.lower())
+    if match is None:
+        raise ValueError("expected units such as 'hours since 2000-01-01 06:00:00 +01:00'")
+    part = match.groupdict(default="")
+    date = part["date"] + "-01" * (2 - part["date"].lstrip("-").count("-"))
+    clock = f"{part['hour'] or 0}:{part['minute'] or 0}:{part['second'].rstrip('.') or 0}"
+    zone = f"{part['sign'] or '+'}{part['zone_hour']:0>2}:{part['zone_minute']:0>2}"
+    return part["unit"], f"{date} {clock} {zone}"

@@ -107,7 +107,7 @@ def _description(reader: Reader) -> bytes:
     variables = [asdict(info) for info in reader.variables()]
     coordinates = [asdict(info) for info in reader.coordinate_variables()]
     described = {"rows": reader.rows, "variables": variables, "coordinates": coordinates}
-    return json.dumps(described).encode()
+    return json.dumps(described | {"others": list(reader.others)}).encode()
 
 
 def _send_tables(answers: FrameWriter, reader: Reader, names: list[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +41,7 @@ from galileo.formats.variables import (
     feature_name,
     format_names,
     resolve,
+    split_name,
 )
 from galileo.model.schema import (
     ARROW_TYPES,
@@ -120,6 +122,14 @@ class Source:
     def all_variables(self) -> list[VariableInfo]:
         """The variables of coordinates, which have a `role`, and `variables()`."""
         return [*self._reader.coordinate_variables(), *self.variables()]
+
+    def left_out(self) -> list[str]:
+        """What the file has and the features do not read, by name, with the number of levels."""
+        read = _names_read(self.bindings)
+        bases = [split_name(info.name)[0] for info in self.variables() if info.name not in read]
+        levels = Counter(bases).items()
+        named = [f"{base} ({count} levels)" if count > 1 else base for base, count in levels]
+        return [*named, *self._reader.others]
 
     def samples(self, names: Sequence[str]) -> dict[str, list[Any]]:
         """Some values of variables from the first rows; empty if the file has no rows."""

@@ -102,6 +102,11 @@ class SubprocessReader:
         rows: int | None = self._description["rows"]
         return rows
 
+    @property
+    def others(self) -> Sequence[str]:
+        others: list[str] = self._description["others"]
+        return others
+
     def variables(self) -> Sequence[VariableInfo]:
         return self._infos("variables")
 

@@ -136,6 +136,19 @@ def test_xarray_grid_equals_its_table() -> None:
 
 
 @needs("xarray")
+def test_xarray_undecoded_dataset_is_unpacked() -> None:
+    xarray = pytest.importorskip("xarray")
+    packing = {"scale_factor": 0.5, "add_offset": 10.0, "_FillValue": np.int16(-1)}
+    places = {"lat": [1.0], "lon": [2.0, 3.0, 4.0], "time": [np.datetime64("2020-01-01")]}
+    stored = np.array([[[2, -1, 4]]], dtype=np.int16)
+    packed = xarray.Dataset({"t": (("time", "lat", "lon"), stored, packing)}, places)
+    assert mapped(packed, "t=t")["t"].to_pylist() == [11.0, 12.0]
+    packed["t"].attrs["scale_factor"] = [1.0, 2.0]
+    with raises(InputError, expected="whole_file", format="NetCDF"):
+        mapped(packed, "t=t")
+
+
+@needs("xarray")
 def test_xarray_curvilinear_grid_and_stations_are_read() -> None:
     xarray = pytest.importorskip("xarray")
     place = {"latitude": (("y", "x"), [[1.0, 2.0]]), "longitude": (("y", "x"), [[3.0, 4.0]])}

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError, InvalidObservations, UnknownProperty
-from galileo.formats import Mapping, open_source, suggest_schema
+from galileo.formats import Mapping, netcdf, open_source, suggest_schema
 from galileo.formats.netcdf import open_netcdf, windows
-from galileo.formats.netcdf_grid import Grid
+from galileo.formats.netcdf_grid import Grid, decode_times
 
 netCDF4 = pytest.importorskip("netCDF4", reason="netCDF4 is not installed")
-pytest.importorskip("xarray", reason="xarray is not installed")
+xarray = pytest.importorskip("xarray", reason="xarray is not installed")
 
 NAN = float("nan")
 
@@ -254,6 +254,7 @@ def test_netcdf_missing_value_of_any_kind_is_null(path: Path) -> None:
             [1, -6, -2],
             [0.5, 32765.0, None],
         ),
+        ({"_Unsigned": "true"}, [1, -32767, -2], [1.0, None, 65534.0]),
         ({"valid_range": "0, 100"}, [1, 3, 5], [1, 3, 5]),
         ({"valid_range": np.int16([7])}, [1, 3, 5], [1, 3, 5]),
         ({"valid_min": "none"}, [1, 3, 5], [1, 3, 5]),
@@ -287,6 +288,46 @@ def test_netcdf_unwritten_coordinates_are_skipped(path: Path, kind: Any) -> None
     assert table.column("t").to_pylist() == [0, 1, 2, 12, 13, 14]
     assert set(table.column("latitude").to_pylist()) == {10.0}
     assert set(table.column("time").to_pylist()) == {utc(2020, 1, 1), utc(2020, 1, 1, 6)}
+
+
+def test_netcdf_integers_of_64_bits_with_missing_values_are_exact(path: Path) -> None:
+    number, dims = 2**53 + 1, ("time", "lat", "lon")
+    with writing(path, time=1, lat=1, lon=3) as dataset:
+        put_places(dataset, latitudes=[1.0])
+        put_times(dataset, [0])
+        default = netCDF4.default_fillvals["i8"]
+        for name, missing, attrs in (
+            ("filled", -1, {"fill_value": -1}),
+            ("unwritten", default, {}),
+            ("ranged", -5, {}),
+        ):
+            variable = dataset.createVariable(name, "i8", dims, **attrs)
+            variable.set_auto_mask(False)
+            variable[...] = np.array([[[number, missing, -7]]])
+        put(dataset, "other", dims, [[[1.0, 2.0, 3.0]]])
+        dataset["ranged"].valid_min = np.int64(-7)
+        dataset["ranged"].setncattr("missing_value", np.array([-5.0, 1e300, 0.5]))
+    table = read(path)
+    for name in ("filled", "unwritten", "ranged"):
+        assert table[name].to_pylist() == [number, None, -7], name
+
+
+def test_netcdf_truth_values_are_bool_feature(path: Path) -> None:
+    with writing(path, time=1, lat=1, lon=3) as dataset:
+        put_places(dataset, latitudes=[1.0])
+        put_times(dataset, [0])
+        put(dataset, "wet", ("time", "lat", "lon"), np.int8([[[0, 1, 1]]]), dtype="bool")
+    assert suggest_schema(open_source(path), "x").features[0].type == "bool"
+    assert read(path)["wet"].to_pylist() == [False, True, True]
+
+
+def test_netcdf_coordinates_without_attribute_are_no_features(path: Path) -> None:
+    with writing(path, obs=3) as dataset:
+        put(dataset, "lat", ("obs",), [1.0, 2.0, 3.0], units="degrees_north")
+        put(dataset, "lon", ("obs",), [1.0, 2.0, 3.0], units="degrees_east")
+        put(dataset, "time", ("obs",), [0.0, 1.0, 2.0], units="hours since 2020-01-01")
+        put(dataset, "temp", ("obs",), [1.0, 2.0, 3.0])
+    assert open_source(path).features == {"temp": "temp"}
 
 
 def test_netcdf_whole_numbers_are_int_feature(path: Path) -> None:
@@ -323,6 +364,94 @@ def test_netcdf_times_in_any_unit_and_calendar_are_converted(
     assert read(path).column("time").to_pylist() == [moment]
 
 
+ZONES = {
+    "": 0,
+    "Z": 0,
+    " UTC": 0,
+    " GMT": 0,
+    " 0:00": 0,
+    **{
+        f" {sign}{text}": minutes * (1 if sign == "+" else -1)
+        for text, minutes in {"6": 360, "06": 360, "6:00": 360, "0530": 330, "05:30": 330}.items()
+        for sign in "+-"
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "clock", ["", " 15", "T15", " 15:05", " 5:5:9", " 15:15:42.5", "T15:15:42"]
+)
+@pytest.mark.parametrize("date", ["1992-10-8", "1992-10-08"])
+def test_netcdf_reference_time_is_read_as_a_whole(date: str, clock: str) -> None:
+    """Against a dumb reading: the date, the parts of the clock and the minutes of the zone."""
+    parts = [float(part) for part in clock.strip(" T").split(":") if part]
+    seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
+    variable = xarray.Variable((), 0.0)
+    for zone, minutes in ZONES.items():
+        if not clock and zone == " 0:00":  # This would be an hour and a minute.
+            continue
+        variable.attrs["units"] = f"hours since {date}{clock}{zone}"
+        wanted = utc(1992, 10, 8) + dt.timedelta(seconds=seconds - 60 * minutes)
+        assert decode_times(np.array([0.0]), named(variable)).to_pylist() == [wanted], zone
+
+
+@pytest.mark.parametrize(
+    "units",
+    [
+        *(
+            "hours since 2000-01-01 00:00 EST",
+            "hours since 2000-01-01 0600",
+            "hours since 20000101",
+        ),
+        *("hours since 2000-01-01 00:00:00 foo", "days since yesterday", "hours since", "K", "3"),
+        *("hours since 2000-01-01 00:00:61", "months since 2000-01-01", "years since 2000-01-01"),
+        *(
+            "hours since 2000-13-01",
+            "hours since 2000-01-01 12:00:00 +99:00",
+            "fs since 2000-01-01",
+        ),
+    ],
+)
+def test_netcdf_reference_time_with_a_rest_is_refused(units: str) -> None:
+    variable = named(xarray.Variable((), 0.0, {"units": units}))
+    with raises(InvalidObservations, expected="times", variable="time"):
+        decode_times(np.array([0.0]), variable)
+
+
+@pytest.mark.parametrize("calendar", ["tai", "utc", "TAI", "mars", 3])
+def test_netcdf_calendar_that_is_not_utc_is_refused(calendar: Any) -> None:
+    attrs = {"units": "seconds since 2016-12-31 23:59:30", "calendar": calendar}
+    with raises(InvalidObservations, expected="times", variable="time"):
+        decode_times(np.array([0.0]), named(xarray.Variable((), 0.0, attrs)))
+
+
+@pytest.mark.parametrize("word", ["ns", "nanoseconds"])
+def test_netcdf_nanoseconds_become_the_microsecond_they_lie_in(word: str) -> None:
+    numbers = np.array([-1, 0, 999, 1000, 1_400_000_000_123_456_789])
+    variable = named(xarray.Variable((), 0, {"units": f"{word} since 1970-01-01"}))
+    assert decode_times(numbers, variable).cast(pa.int64()).to_pylist() == list(numbers // 1000)
+
+
+def named(variable: Any) -> Any:
+    return xarray.DataArray(variable, name="time")
+
+
+@pytest.mark.parametrize("name", ["s", "blank", "flag", "lat"])
+def test_netcdf_mapped_coordinate_of_another_type_is_refused(path: Path, name: str) -> None:
+    with writing(path, time=1, lat=1, lon=1, length=3) as dataset:
+        put_places(dataset, latitudes=[1.0], longitudes=[1.0])
+        put_times(dataset, [0])
+        put(dataset, "s", ("lat", "length"), [[b"a", b"b", b"c"]])
+        dataset.createVariable("blank", str, ("lat",))[:] = np.array([""], dtype=object)
+        put(dataset, "flag", ("lat",), np.int8([1]), dtype="bool")
+        put(dataset, "t", ("time", "lat", "lon"), [[[1.0]]])
+    with raises(InvalidObservations, expected="times", variable=name):
+        read(path, f"time={name}", "t=t")
+    if name != "lat":
+        with raises(InputError, expected="degrees", variable=name):
+            read(path, f"latitude={name}", "t=t")
+
+
 def test_netcdf_day_outside_calendar_raises(path: Path) -> None:
     with writing(path, time=1, lat=1, lon=1) as dataset:
         put_places(dataset, latitudes=[1.0], longitudes=[1.0])
@@ -341,6 +470,82 @@ def test_netcdf_no_times_needs_constant_time(path: Path) -> None:
     table = read(path, "time=@2012-03-01T06:00Z")
     assert table.column("time").to_pylist() == [utc(2012, 3, 1, 6)] * 6
     assert table.column_names[3:] == ["t"]
+
+
+# --- what cannot be read ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "dim", "attrs"),
+    [
+        ("row_size", "station", {"sample_dimension": "obs"}),
+        ("station_of", "obs", {"instance_dimension": "station"}),
+    ],
+)
+def test_netcdf_ragged_array_is_refused_unless_observations_have_places(
+    path: Path, name: str, dim: str, attrs: dict[str, str]
+) -> None:
+    for places, times in (("station", "obs"), ("station", "station"), ("obs", "obs")):
+        sizes = {"station": 2, "obs": 4}
+        with writing(path, **sizes) as dataset:
+            put(dataset, "lat", (places,), np.arange(sizes[places]), units="degrees_north")
+            put(dataset, "lon", (places,), np.arange(sizes[places]), units="degrees_east")
+            put(dataset, name, (dim,), np.ones(sizes[dim]), kind="i4", **attrs)
+            put(dataset, "time", (times,), np.arange(sizes[times]), units="hours since 2020-01-01")
+            put(dataset, "temp", ("obs",), np.arange(4.0))
+        if places == "obs":
+            assert read(path, "temp=temp")["temp"].to_pylist() == [0.0, 1.0, 2.0, 3.0]
+            continue
+        with raises(InputError, expected="grid", variable=name):
+            open_source(path)
+
+
+def test_netcdf_groups_and_variables_off_the_grid_are_left_out(path: Path) -> None:
+    with writing(path, time=2, lat=2, lon=3, level=5, length=3) as dataset:
+        put_places(dataset)
+        put_times(dataset)
+        put(dataset, "t", ("time", "lat", "lon"), np.ones((2, 2, 3)))
+        put(dataset, "u", ("time", "level", "lat", "lon"), np.ones((2, 5, 2, 3)))
+        put(dataset, "name", ("lat", "length"), np.full((2, 3), b"a"))
+        put(dataset, "mean", ("time",), [1.0, 2.0])
+        dataset.createGroup("more")
+    assert open_source(path).left_out() == ["name", "mean", "group more"]
+    chosen = open_source(path, mapping=Mapping.parse(["t=t"])).left_out()
+    assert chosen == ["u (5 levels)", "name", "mean", "group more"]
+
+
+def test_netcdf_file_of_groups_is_refused_with_their_names(path: Path) -> None:
+    with writing(path) as dataset:
+        dataset.createGroup("PRODUCT")
+    with pytest.raises(InputError, match=r"Groups are not read: group PRODUCT$"):
+        open_source(path)
+
+
+def test_netcdf_distances_on_a_map_are_named(path: Path) -> None:
+    with writing(path, time=1, y=1, x=1) as dataset:
+        put_times(dataset, [0])
+        put(dataset, "y", ("y",), [1e6], standard_name="projection_y_coordinate", units="m")
+        put(dataset, "x", ("x",), [1e6], standard_name="projection_x_coordinate", units="m")
+        put(dataset, "t", ("time", "y", "x"), [[[1.0]]])
+    with pytest.raises(InputError, match=r"y and x are distances on a map"):
+        open_source(path)
+
+
+def test_netcdf_mistake_of_the_reader_is_no_error_of_the_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with writing(path, time=1, lat=1, lon=1) as dataset:
+        put_places(dataset, latitudes=[1.0], longitudes=[1.0])
+        put_times(dataset, [0])
+        put(dataset, "t", ("time", "lat", "lon"), [[[1.0]]])
+        dataset["t"].scale_factor = [1.0, 2.0]
+    with raises(InputError, expected="whole_file", format="NetCDF"):  # xarray's ValueError
+        open_source(path)
+    with writing(path, time=1, lat=1, lon=1) as dataset:
+        put_places(dataset, latitudes=[1.0], longitudes=[1.0])
+    monkeypatch.setattr(netcdf, "RELATED", 3)
+    with pytest.raises(TypeError, match="not iterable"):
+        open_source(path)
 
 
 # --- coordinates that have to be named -------------------------------------------------------
