@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from galileo.errors import (
     GalileoError,
     InvalidToken,
     NotPermitted,
+    Overloaded,
     TerminalError,
     UnknownCcq,
     UnknownDataset,
@@ -33,8 +34,16 @@ HEARTBEAT_S = 15.0
 """A comment is sent after this time without an event, so that proxies keep the connection."""
 RETRY_MS = 1_000
 """How long readers that lost the connection wait."""
-_RETRY = f"retry: {RETRY_MS}\n\n".encode()
+BUSY_RETRY_MS = 5_000
+"""The same where there was no room for them."""
+RETRY_MAX_MS = 60_000
 _HEARTBEAT = b":\n\n"
+_PASSING = (
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
+"""Statuses of errors after which a reader comes back."""
 _FINAL = (TerminalError, NotPermitted, UnknownCcq, UnknownDataset, InvalidToken)
 """Errors after which a reader that comes back gets the same one, but for those of the server."""
 
@@ -46,26 +55,49 @@ class EventResponse(Response):
 
     Args:
         held: closed at the end.
+        retry_ms: how long a reader waits before it comes back.
     """
 
-    def __init__(self, *, held: contextlib.AsyncExitStack) -> None:
+    def __init__(self, *, held: contextlib.AsyncExitStack, retry_ms: int = RETRY_MS) -> None:
         # Proxies must neither collect nor compress events.
         headers = {"Content-Type": EVENT_STREAM, "X-Accel-Buffering": "no"}
         super().__init__(headers=headers)
         del self.headers["content-length"]
         self._held = held
+        self._retry = f"retry: {retry_ms}\n\n".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async with self._held:
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
             if scope["method"] != "HEAD":
-                await _send(send, _RETRY)
+                await _send(send, self._retry)
                 await self._send_events(send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_events(self, send: Any) -> None:
-        raise NotImplementedError
+        """Sends the events; a stream without any ends at once."""
+
+
+async def opened(stream: Awaitable[EventResponse]) -> EventResponse:
+    """A stream, or, if it cannot be opened at present, an empty one.
+
+    A browser's `EventSource` ends for good at any other status than 200. After a stream that ends
+    it comes back with its last token.
+
+    Raises:
+        GalileoError: an error that a reader which comes back would get again.
+    """
+    try:
+        return await stream
+    except GalileoError as error:
+        if status_of(error) not in _PASSING:
+            raise
+        log.info("a reader of events has to come back: %s [%s]", error.message, error.kind)
+        wait_ms = BUSY_RETRY_MS if isinstance(error, Overloaded) else RETRY_MS
+        wait_ms = max(wait_ms, round(1_000 * float(error.details.get("after_s", 0))))
+        retry_ms = min(wait_ms, RETRY_MAX_MS)
+        return EventResponse(held=contextlib.AsyncExitStack(), retry_ms=retry_ms)
 
 
 class EventStream(EventResponse):

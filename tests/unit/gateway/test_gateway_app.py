@@ -14,8 +14,10 @@ import pytest
 from expected_errors import raises
 from starlette.responses import Response
 
+from galileo import errors
 from galileo.errors import ConfigError
 from galileo.gateway.app import Gateway, _Outer
+from galileo.gateway.events import EventResponse, opened
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.parameters import TABLE
@@ -146,3 +148,46 @@ async def test_turns_of_hosts_are_those_of_the_clients_of_a_proxy() -> None:
 def test_root_path_that_is_none_is_refused(root_path: str) -> None:
     with raises(ConfigError, expected="root_path"):
         GatewayOptions(nodes=(), root_path=root_path)
+
+
+@pytest.mark.parametrize("path", ["/ccqs/ccq-1/events", "/channels/hot/brokers/me/events"])
+async def test_stream_that_cannot_be_opened_now_ends_so_that_its_reader_comes_back(
+    path: str,
+) -> None:
+    """An `EventSource` ends for good at any other status than 200."""
+    async with app_of() as app:
+        answer = await ask(app, path)
+        assert (answer.status, answer.body) == (200, b"retry: 1000\n\n")
+        assert answer.headers["content-type"] == "text/event-stream"
+        assert (await ask(app, f"{path}?x=1")).status == 400
+        assert (await ask(app, path, authorization="Bearer")).status == 401
+    async with app_of(connections_max=1) as app:
+        assert (await ask(app, path)).body == b"retry: 5000\n\n", "no room for readers"
+
+
+@pytest.mark.parametrize(
+    ("error", "retry_ms"),
+    [
+        (errors.Unavailable("away"), 1_000),
+        (errors.Unavailable("away", after_s=7.5), 7_500),
+        (errors.Overloaded("full"), 5_000),
+        (errors.Throttled("slow", after_s=3e7), 60_000),
+        (errors.DeadlineExceeded("late"), 1_000),
+        (errors.UnknownCcq("none"), None),
+        (errors.Forbidden("no"), None),
+        (errors.CcqExpired("over"), None),
+        (errors.InternalError("bug"), None),
+    ],
+)
+async def test_errors_that_pass_let_readers_of_events_come_back(
+    error: errors.GalileoError, retry_ms: int | None
+) -> None:
+    async def fails() -> EventResponse:
+        raise error
+
+    if retry_ms is None:
+        with pytest.raises(type(error)):
+            await opened(fails())
+        return
+    answer = await ask(await opened(fails()), "/")
+    assert (answer.status, answer.body) == (200, f"retry: {retry_ms}\n\n".encode())
