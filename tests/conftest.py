@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rota
 from hypothesis import HealthCheck, settings
 
 import galileo
@@ -78,12 +79,22 @@ def group_of(nodeid: str) -> str:
     return next((name for name, begins in TOGETHER.items() if file.startswith(begins)), file)
 
 
+TURN = pytest.StashKey[rota.Turn]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--turn", type=int, help="run the tests of this turn, of those that take long")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Generates more examples where the slow tests run too (`scripts/test --all`).
 
     Nothing is garbage until all tests are collected; to look for some takes a tenth of that time.
     """
-    settings.load_profile("all" if config.option.markexpr == "" else "quick")
+    is_turn = config.option.turn is not None
+    if is_turn:
+        config.stash[TURN] = rota.Turn()
+    settings.load_profile("all" if config.option.markexpr == "" and not is_turn else "quick")
     gc.disable()
     inherited = getattr(config, "workerinput", {}).get("evaluator")
     config.stash[EVALUATOR] = inherited or tempfile.mkdtemp(prefix="galileo-test-evaluator-")
@@ -151,6 +162,39 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     if hasattr(config, "workerinput"):
         items.sort(key=turn)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Bounds each test of a turn."""
+    if item.config.option.turn is not None:
+        item.add_marker(pytest.mark.timeout(rota.TIMEOUT_S), append=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
+    """Puts the tests of a turn in order: those that `scripts/test` leaves out."""
+    turn = session.config.option.turn
+    if turn is not None:
+        left_out = [item for item in session.items if _is_long(item)]
+        session.items = rota.in_turn(left_out, turn, file_of=lambda item: item.path)
+        session.testscollected = len(left_out)
+    return (yield)
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None or any(
+        item.path.is_relative_to(directory) for directory in APART
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Passes over a test for which a turn has no time."""
+    turn, slow = item.config.stash.get(TURN, None), item.get_closest_marker("slow")
+    if turn is None or turn.has_time(*(slow.args if slow is not None else ())):
+        return None
+    return True
 
 
 def pytest_collection_finish() -> None:
