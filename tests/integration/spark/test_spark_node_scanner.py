@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import grpc
+import numpy as np
 import pytest
 
 from galileo.cursor import Cursor
 from galileo.errors import NotPermitted, Overloaded, UnknownDataset
 from galileo.hashing import digest
 from galileo.labels import LabelSet
-from galileo.spark.job import request_from_pb
-from galileo.spark.node_scanner import NodeScanner, fetch
+from galileo.match_batch import MatchBatch, MatchedPartitions
+from galileo.spark.job import NodeQuery, request_from_pb
+from galileo.spark.node_scanner import NodeScanner, fetch, filter_untrusted
 from galileo.wire.caller import Caller
 
 TIMEOUT_S = 300.0
@@ -118,3 +120,14 @@ def test_node_scanner_bounds_open_channels(make_request):
     assert [delta.answer.parts for delta in found] == [()] * 4
     assert len(scanner._caller._channels) == 2
     scanner.close()
+
+
+def test_filter_untrusted_keeps_no_label_that_the_node_names_as_dropped(make_group, make_labels):
+    labels = make_labels(0, range(5, 8), rows=2)
+    items = np.zeros(len(labels), dtype=np.uint32)
+    matches = MatchBatch.of(items, np.arange(len(labels)), labels.table)
+    part = MatchedPartitions(items[:1], Cursor({0: 7}), matches, Cursor({0: 5}))
+    query = NodeQuery(0, np.array([0]), items[:1])
+    kept = filter_untrusted(part, query, make_group("a"))
+    [(_, table)] = kept.matches.split()
+    assert table.column("sequence").unique().to_pylist() == [6, 7]

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -174,7 +175,10 @@ class Resplitting:
 
 
 @pytest.mark.parametrize("refusals", [0, 2, 1_000_000])
-def test_sent_batch_of_changed_ranges_is_split_again_until_its_patience_ends(refusals: int) -> None:
+def test_sent_batch_of_changed_ranges_is_split_again_until_its_patience_ends(
+    refusals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "time", SimpleNamespace(sleep=lambda pause_s: None))
     nodes = Resplitting(refusals)
     with ThreadPoolExecutor(4) as pool:
         sent = writing._SentBatch(nodes, pool, SCHEMA, made())  # type: ignore[arg-type]

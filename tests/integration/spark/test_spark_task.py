@@ -142,3 +142,29 @@ def test_run_without_opentelemetry_warns_once(monkeypatch, caplog):
     (warning,) = caplog.records
     assert "records no traces" in warning.message
     assert "galileo-store[otel]" in warning.message
+
+
+def test_uploaded_call_of_other_cursors_is_another_call(job, free):
+    """Else the result of earlier cursors would be taken for that of later ones."""
+    keys = []
+    for sequence in (0, 0, 1):
+        (group, _) = job.groups
+        after = np.full_like(group.after, sequence)
+        changed = replace(job, groups=(replace(group, after=after), job.groups[1]))
+        (answer, _) = task._scanner(None).fetch()
+        keys.append(
+            task._uploaded_call(
+                SPECS[0], None, answer=answer, item=0, job=changed, part=answer.answer.parts[0]
+            ).key
+        )
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_uploaded_call_delivers_no_label_that_retention_dropped_meanwhile(job, make_labels, schema):
+    """The same range is named as gone."""
+    labels = make_labels(0, range(1, 4), rows=2)
+    (answer, _) = task._scanner(None).fetch()
+    part = replace(answer.answer.parts[0], dropped=Cursor({0: 2}))
+    call = task._uploaded_call(SPECS[0], lambda: labels, answer=answer, item=0, job=job, part=part)
+    (result,) = task._run_calls([call], turn=0)
+    assert result.part.matches.rows.column("sequence").unique().to_pylist() == [3]

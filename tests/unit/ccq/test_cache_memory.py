@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from ccq_driver import CCQ, WALL, Driver, only, path
 from simulator.logs import to_labels, to_paths
 
@@ -264,3 +265,13 @@ def test_cache_budget_shared_by_another_ccq_spills() -> None:
     driver.lead(replace(CCQ, id="r"), retrieved=Cursor({0: 6}))
     (spill,) = only(fill(driver, 7), SpillPacks)
     assert spill.ccq.id == "q"
+
+
+@pytest.mark.parametrize(("packs", "written"), [(8, 0), (100, 1)])
+def test_spill_beside_file_being_written_keeps_within_spill_bytes_max(
+    packs: int, written: int
+) -> None:
+    driver = Driver(nodes=("a",), **(SELDOM | {"spill_bytes_max": packs * PACK}))
+    driver.lead()
+    assert len(only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)) == 1
+    assert len(only(fill(driver, 6, 7, 8, 9, 10), SpillPacks)) == written

@@ -401,3 +401,27 @@ def test_fetch_beyond_fetches_max_is_overloaded():
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
     (refused,) = driver.feed(FetchRequested(2, "q", EMPTY_CURSOR))
     assert refused.failure.kind == "overloaded"
+
+
+def test_age_of_answer_counts_from_begin_of_cycle():
+    """What was committed while the cycle ran is not in it."""
+    driver = Driver()
+    driver.lead()
+    driver.feed(CommitsObserved("d", Cursor({0: 1})))
+    (start,) = driver.tick(10.0)
+    item = start.items[0]
+    result = CycleResult("q", item.term, item.after, to_labels([path(0, 1)]), Cursor({0: 1}))
+    driver.feed(CycleFinished(start.cycle_id, (result,)), now=13.0)
+    (answer,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
+    assert answer.frontier_age_s == 3.0
+
+
+def test_backfill_beyond_backfills_max_is_overloaded():
+    driver = Driver(backfills_max=2)
+    driver.lead(retrieved=Cursor({0: 4}))
+    for request in (1, 2):
+        assert only(driver.feed(FetchRequested(request, "q", EMPTY_CURSOR)), Backfill)
+    (refused,) = driver.feed(FetchRequested(3, "q", EMPTY_CURSOR))
+    assert (refused.request, refused.failure.kind) == (3, "overloaded")
+    driver.feed(BackfillFinished(1, None, Cursor({0: 4})))
+    assert only(driver.feed(FetchRequested(4, "q", EMPTY_CURSOR)), Backfill)
