@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from galileo.errors import Forbidden
 from galileo.model.channel import Channel
 from galileo.model.enrichment import Step, Within
 from galileo.model.schema import Feature, Schema
+from galileo.rpc import token_store
 from galileo.rpc.access import (
     ANONYMOUS,
     ANY_CLIENT,
@@ -30,13 +32,14 @@ from galileo.rpc.access import (
     datasets_of,
 )
 from galileo.rpc.call_log import CallTracker
+from galileo.rpc.error_mapping import streaming
 from galileo.rpc.identity import CLIENT_URI, Identity
 from galileo.rpc.interceptor import CallInterceptor
 from galileo.rpc.policy import nodes_only_fields
 from galileo.rpc.token_store import TokenStore
 from galileo.wire.channel import TOKEN_KEY, TOKEN_SCHEME, open_channel, server_options
 from galileo.wire.tls_credentials import TlsFiles, server_credentials
-from galileo.wire.v1 import cluster_pb2, storage_pb2
+from galileo.wire.v1 import cluster_pb2, continuous_pb2, storage_pb2
 
 
 def check(principal: Principal, request: Any) -> None:
@@ -63,13 +66,14 @@ def _anything(method: Any) -> Any:
     async def one(request: Any, context: Any) -> Any:
         return reply()
 
-    async def many(request: Any, context: Any) -> AsyncIterator[Any]:
+    async def each(_: None, request: Any, context: Any) -> AsyncIterator[Any]:
         if method.client_streaming:
             async for _ in request:
                 yield reply()
         else:
             yield reply()
 
+    many = functools.partial(streaming(each), None)
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -436,3 +440,29 @@ def test_principal_may_list_channels_without_their_datasets(
     positions = Schema("near.positions", [Feature("t", "K")])
     stored = [air, smog, near, positions, *bound.tables]
     assert {one.name for one in stored if principal.may_list(one)} == listed
+
+
+@pytest.mark.parametrize("second", ["revoked", "of nodes alone"])
+async def test_each_request_of_a_stream_is_checked(tmp_path: Path, second: str) -> None:
+    now = 0.0
+    tokens = Tokens.of_all_roles(tmp_path / "principals.toml")
+    identity = Identity(TokenStore(tokens.path, monotonic=lambda: now), is_mutual=False)
+    keys = TlsFiles(token=tokens.tokens["reader"])
+    async with serving(identity, TlsFiles()) as address, open_channel(address, keys) as channel:
+        watch = channel.stream_stream(
+            "/galileo.v1.Continuous/Watch",
+            request_serializer=continuous_pb2.FetchRequest.SerializeToString,
+        )(timeout=60)
+        await watch.write(continuous_pb2.FetchRequest(ccq_id="q"))
+        assert await watch.read() == b""
+        if second == "revoked":
+            token_store.remove(tokens.path, "reader")
+            now = 3_600.0
+        await watch.write(continuous_pb2.FetchRequest(ccq_id="q", forwarded=second != "revoked"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await watch.read()
+    assert caught.value.code() == (
+        grpc.StatusCode.UNAUTHENTICATED
+        if second == "revoked"
+        else grpc.StatusCode.PERMISSION_DENIED
+    )
