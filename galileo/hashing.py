@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.arrays import one_array
 
 DIGEST_BYTES = 16
 _DIGEST: np.dtype[Any] = np.dtype(f"V{DIGEST_BYTES}")
@@ -69,6 +72,34 @@ def hash128(columns: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
             words = column.view(pa.int64()).to_numpy().view(np.uint64)
             hashes = mix64(hashes ^ words[:, None])
     return hashes
+
+
+def rows_digest(table: pa.Table) -> int:
+    """A digest of the rows of a table in any order, from 1 to 2^63 - 1.
+
+    A column without any value does not count: the feature may have been added since.
+    """
+    total = np.zeros(2, dtype=np.uint64)
+    columns = [column for name in table.column_names for column in _words(table, name)]
+    if columns:
+        total = mix64(hash128(columns)).sum(axis=0, dtype=np.uint64)
+    return max(1, text64(table.num_rows, *total.tolist()) >> 1)
+
+
+def _words(table: pa.Table, name: str) -> Iterator[pa.Array]:
+    """A column as columns without nulls, its name included; nothing of one without values."""
+    column = one_array(table.column(name))
+    if column.null_count == len(column):
+        return
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int64())
+    is_texts = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
+    present = pc.is_valid(column).cast(pa.int64())
+    yield pc.add(pc.multiply(present, 2), text64(name) >> 2)
+    empty = pa.scalar("" if is_texts else 0)
+    yield pc.fill_null(column, empty.cast(column.type))
 
 
 def _mix_texts(hashes: npt.NDArray[np.uint64], texts: pa.Array) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -26,13 +26,14 @@ from galileo.geo import geoarrow
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.enrichment import Lookup, Step
 from galileo.model.schema import unknown_table
-from galileo.model.table import DELETED, Table, deleted_rows, versions_of
+from galileo.model.table import DELETED, Table, deleted_rows, is_of_row, versions_of
 from galileo.query import joins
 from galileo.wire.caller import Connection
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
 from galileo.wire.v1 import storage_pb2
 from galileo.wire.v1.storage_pb2_grpc import StorageStub
 
+Result = TypeVar("Result")
 Keys: TypeAlias = Any
 """A table with the key's columns, or a list of keys if the key has one column."""
 
@@ -112,7 +113,7 @@ class AsyncTables(AsyncObservations):
         return await self._store(
             table,
             rows,
-            lambda _, rows: rows,
+            lambda _, piece: piece,
             producer=producer,
             first_batch=first_batch,
             batch_rows=batch_rows,
@@ -147,8 +148,9 @@ class AsyncTables(AsyncObservations):
         """
         return await self._store(
             table,
-            _keyed(await self._table(table), keys),
+            keys,
             deleted_rows,
+            rows_of=_keyed,
             producer=producer,
             first_batch=first_batch,
             batch_rows=batch_rows,
@@ -180,14 +182,17 @@ class AsyncTables(AsyncObservations):
             >>> earlier.rows["beds"].to_pylist()
             [40]
         """
-        known = await self._table(table)
-        request = storage_pb2.ReadTableRequest(dataset=known.key)
-        if keys is not None:
-            read = await in_thread(_read_keys, known, keys)
-            named = versions_of(known, deleted_rows(known, read))
-            request.keys = to_ipc(named.select(list(known.key_columns)).combine_chunks())
-        answer = await self._read_versions(known, request, until=at)
-        return TableRows(answer.rows.drop_columns([DELETED]), answer.cursor)
+
+        async def read_rows(known: Table) -> TableRows:
+            request = storage_pb2.ReadTableRequest(dataset=known.key)
+            if keys is not None:
+                rows = await in_thread(_read_keys, known, keys)
+                named = versions_of(known, deleted_rows(known, rows))
+                request.keys = to_ipc(named.select(list(known.key_columns)).combine_chunks())
+            answer = await self._read_versions(known, request, until=at)
+            return TableRows(answer.rows.drop_columns([DELETED]), answer.cursor)
+
+        return await self._with_table(table, read_rows, data=keys)
 
     async def changes(self, table: str, after: Cursor, *, until: Cursor | None = None) -> TableRows:
         """The keys whose rows changed between two cursors, each with its last row.
@@ -247,6 +252,25 @@ class AsyncTables(AsyncObservations):
 
         return await self._caller.call(attempt)
 
+    async def _with_table(
+        self, name: str, work: Callable[[Table], Awaitable[Result]], *, data: Any
+    ) -> Result:
+        """The result of `work` for a table; once more if it is refused, and the table is another.
+
+        A refusal by what this client has cached may be wrong, since another client may have dropped
+        the table and created it again. Data that can be read only once is not sent again.
+        """
+        table = await self._table(name)
+        try:
+            return await work(table)
+        except InputError:
+            self._forget(table.name)
+            present = await self._table(name)
+            is_sized = hasattr(data, "__len__") or isinstance(data, os.PathLike) or data is None
+            if present == table or not is_sized:
+                raise
+        return await work(present)
+
     async def _table(self, name: str) -> Table:
         known = self._tables.get(dataset_name(name))
         if known is not None:
@@ -262,6 +286,7 @@ class AsyncTables(AsyncObservations):
         rows: Any,
         prepare: Callable[[Table, pa.Table], pa.Table],
         *,
+        rows_of: Callable[[Table, Any], Any] = lambda _, rows: rows,
         producer: str | None,
         first_batch: int,
         batch_rows: int,
@@ -272,24 +297,28 @@ class AsyncTables(AsyncObservations):
         The rows of a short call are perhaps sent with those of others.
         """
         check_progress(progress)
-        table = await self._table(name)
-        pieces: Iterator[pa.Table] = (prepare(table, some) for some in _pieces(table, rows))
-        if producer is None:
-            begun = await in_thread(lambda: list(itertools.islice(pieces, 2)))
-            if len(begun) == 1 and begun[0].num_rows <= min(batch_rows, CALL_ROWS_MAX):
-                receipt = await self._group_commit.store(table, begun[0])
-                if progress is not None:
-                    progress(receipt.rows)
-                return receipt
-            pieces = itertools.chain(begun, pieces)
-        return await self._send(
-            table,
-            pieces,
-            producer=producer,
-            first_batch=first_batch,
-            batch_rows=batch_rows,
-            progress=progress,
-        )
+
+        async def store(table: Table) -> Receipt:
+            read = _pieces(table, rows_of(table, rows))
+            pieces: Iterator[pa.Table] = (prepare(table, some) for some in read)
+            if producer is None:
+                begun = await in_thread(lambda: list(itertools.islice(pieces, 2)))
+                if len(begun) == 1 and begun[0].num_rows <= min(batch_rows, CALL_ROWS_MAX):
+                    receipt = await self._group_commit.store(table, begun[0])
+                    if progress is not None:
+                        progress(receipt.rows)
+                    return receipt
+                pieces = itertools.chain(begun, pieces)
+            return await self._send(
+                table,
+                pieces,
+                producer=producer,
+                first_batch=first_batch,
+                batch_rows=batch_rows,
+                progress=progress,
+            )
+
+        return await self._with_table(name, store, data=rows)
 
     async def _send_group(self, table: Table, pieces: Sequence[pa.Table]) -> Receipt:
         """Stores the rows of several short calls."""
@@ -315,7 +344,11 @@ class AsyncTables(AsyncObservations):
                 for batch in split_by_bytes(whole.slice(start, batch_rows)):
                     try:
                         replies = await self._router.ingest(
-                            table, batch, producer=sender, batch=first_batch + number
+                            table,
+                            batch,
+                            producer=sender,
+                            batch=first_batch + number,
+                            is_named=producer is not None and not is_of_row(table, batch, producer),
                         )
                     except GalileoError as error:
                         error.details.setdefault("producer", sender)

@@ -74,6 +74,7 @@ async def send_all(
                     producer=batch.producer,
                     batch=batch.number,
                     is_new=batch.producer == sending.fresh_name,
+                    is_named=batch.producer == sending.producer,
                 )
                 running[asyncio.create_task(sent)] = size
         while running:

@@ -615,7 +615,7 @@ class DroppedDataset:
 
     Attributes:
         dataset: its name.
-        rows, bytes: observations, and bytes of files.
+        rows, bytes: observations, each once, and bytes of the files of all copies.
         ccqs: continuous queries that ended with it.
         pending: nodes that have not dropped it yet; they do so when they hear of it.
     """

@@ -30,6 +30,7 @@ from galileo.client.cluster_caller import topology_of
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import RangesChanged, TransientError
+from galileo.hashing import rows_digest
 from galileo.model.schema import StoredSchema
 from galileo.wire.caller import Backoff, Caller, Connection
 from galileo.wire.v1 import storage_pb2
@@ -64,6 +65,7 @@ class Router:
         producer: str,
         batch: int,
         is_new: bool = False,
+        is_named: bool = False,
     ) -> list[storage_pb2.IngestReply]:
         """Stores one batch of normalised rows, durable when it returns; the reply of each owner.
 
@@ -73,8 +75,10 @@ class Router:
             producer: of the batch.
             batch: its number.
             is_new: whether it is certain that no other call has sent it.
+            is_named: whether the caller chose its number, so that it may be another batch's too.
 
         Raises:
+            BatchConflict: another batch has this number; nothing is stored.
             RangesChanged: the ranges went on changing until the call's patience ended.
             GalileoError: of a node; other nodes may have stored their rows.
         """
@@ -83,6 +87,8 @@ class Router:
         head = storage_pb2.IngestRequest(
             dataset=schema.key, producer=producer, batch=batch, added=schema.added
         )
+        if is_named:
+            await self._record(topology, schema, table, head=head, backoff=backoff)
         head.first_epoch = topology.range_epoch if is_new else 1
         while True:
             head.range_epoch = topology.range_epoch
@@ -91,6 +97,24 @@ class Router:
             except RangesChanged as error:
                 await backoff.after(error)
                 topology = await self._learn_ranges(error, backoff)
+
+    async def _record(
+        self,
+        topology: Topology,
+        schema: StoredSchema,
+        table: pa.Table,
+        *,
+        head: storage_pb2.IngestRequest,
+        backoff: Backoff,
+    ) -> None:
+        """Has the digest of the whole batch recorded before any of its rows is stored."""
+        record = storage_pb2.IngestRequest()
+        record.CopyFrom(head)
+        record.digest = await asyncio.to_thread(rows_digest, table)
+        home = placement.home_of_producer(topology, schema, head.producer)
+        owner = topology.by_name[placement.owner(topology, home)].address
+        nothing = stream_of(table.slice(0, 0))
+        await self._send(topology, owner, Bulk(record, nothing), backoff.left_s)
 
     async def _send_parts(
         self,

@@ -122,6 +122,17 @@ def candidates(topology: Topology, schema: Schema, ranges: Ranges | None) -> fro
     return frozenset(p for group in groups for p in _partitions_of(topology, group))
 
 
+def home_of_producer(topology: Topology, schema: StoredSchema, producer: str) -> int:
+    """The partition where the batches of a producer are recorded.
+
+    It is the same for ever: groups that join have other partitions, and the ranges do not matter.
+    """
+    count = topology.partitions_per_group
+    if isinstance(schema, Table):
+        count = schema.partitions
+    return text64("batches", schema.key, producer) % count
+
+
 def owner(topology: Topology, partition: int) -> str:
     """The name of the node that stores a partition."""
     return owners(topology)[partition]

@@ -291,6 +291,11 @@ def row_producer(table: Table, rows: pa.Table) -> str:
     return f"row-{digest(str(key)).hex()}"
 
 
+def is_of_row(table: Table, rows: pa.Table, producer: str) -> bool:
+    """Whether rows are a change of one row by `row_producer`."""
+    return rows.num_rows == 1 and producer == row_producer(table, rows)
+
+
 def hashes_of(table: Table, rows: pa.Table) -> npt.NDArray[np.uint64]:
     """Of each row both halves of its key's hash."""
     if rows.num_rows == 0:

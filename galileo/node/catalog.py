@@ -400,9 +400,11 @@ class Catalog:
             return shards, writers
 
     def _delete(self, shards: Iterable[Shard]) -> Removed:
+        """Deletes the files of datasets; rows count at the owners of their partitions alone."""
         with self._changing_partitions:
             journals = [journal for shard in shards for journal in shard.journals.values()]
-            removed = sum((Removed(j.rows_total, j.bytes_on_disk) for j in journals), Removed())
+            rows = sum(own.rows_total for shard in shards for own in shard.own.values())
+            removed = Removed(rows, sum(journal.bytes_on_disk for journal in journals))
             for journal in journals:
                 journal.end()
             try:

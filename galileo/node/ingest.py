@@ -43,7 +43,7 @@ from galileo.model.broker import check_brokers, match_brokers
 from galileo.model.channel import BROKER
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema, StoredSchema, other_kind
-from galileo.model.table import DELETED, Table, index_versions, row_producer, versions_of
+from galileo.model.table import DELETED, Table, index_versions, is_of_row, versions_of
 from galileo.node.catalog import Catalog
 from galileo.node.earlier_batches import (
     NOTHING_STORED,
@@ -54,7 +54,7 @@ from galileo.node.earlier_batches import (
 from galileo.node.group_commit import Results
 from galileo.node.peers import CommitAnswer, CommitTask, Peers, TableTask
 from galileo.node.table_reader import TableReader
-from galileo.storage.commits import Commit, Committed, ranges_changed
+from galileo.storage.commits import Commit, Committed, ranges_changed, record_of
 
 _PRODUCER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 UNKNOWN_EPOCH_AFTER_S = 0.1
@@ -101,6 +101,7 @@ class Ingest:
         first_epoch: int = 1,
         check: Callable[[pa.Table], None] | None = None,
         brokers: tuple[str, ...] = (),
+        digest: int = 0,
     ) -> CommitAnswer:
         """Stores one batch, or the parts of some partitions; durable when it returns.
 
@@ -115,6 +116,7 @@ class Ingest:
             check: of the rows of a table, whatever a client has checked of them; raises an error.
             brokers: patterns of those that the caller may use; the table is one of a channel's.
                 Empty: all.
+            digest: of the whole batch, which is recorded, and whose rows come in other calls.
 
         Raises:
             InvalidObservations, UnknownDataset, BatchConflict: the input is wrong.
@@ -136,9 +138,11 @@ class Ingest:
                 bound=self._rows_max,
             )
         name = f"{principal}/{producer}" if principal else producer
+        if digest:
+            return await self._record(CommitTask(schema.key, name, batch, table, digest=digest))
         if isinstance(schema, Table):
             table = await asyncio.to_thread(_versions, schema, table, check, brokers)
-            if table.num_rows == 1 and producer == row_producer(schema, table):
+            if is_of_row(schema, table, producer):
                 name = producer
         deadline = time.monotonic() + RANGES_TIMEOUT_S
         while True:
@@ -160,6 +164,8 @@ class Ingest:
             Unavailable: it was split by ranges that this node does not know yet.
             Forbidden: it would replace or delete rows of other brokers.
         """
+        if task.digest:
+            return await self._record(task)
         schema = self._catalog.stored_schema(task.dataset).narrowed(task.added)
         topology = self._topology_of(schema, task.range_epoch)
         identity = _identity(schema, task.producer, task.batch, task.range_epoch, task.first_epoch)
@@ -173,6 +179,27 @@ class Ingest:
             brokers=task.brokers,
         )
         return await self._commit(schema, begun, identity, topology)
+
+    async def _record(self, task: CommitTask) -> CommitAnswer:
+        """Records the digest of a whole batch at the owner of its producer's home partition.
+
+        Raises:
+            BatchConflict: the number was used for another batch.
+        """
+        schema, topology = self._catalog.stored_schema(task.dataset), self._topology.current
+        home = placement.home_of_producer(topology, schema, task.producer.rpartition("/")[2])
+        owner = placement.owner(topology, home)
+        if owner != self._name:
+            nothing = schema.observation_schema.empty_table()
+            return await self._peers.commit(owner, replace(task, observations=nothing))
+        self._catalog.stored_shard(schema.key).check_own([home])
+        record = record_of(schema, task.producer, task.batch, digest=task.digest)
+        committing = await asyncio.to_thread(self._catalog.commit, schema.key, {home: record})
+        result = (await asyncio.wrap_future(committing))[home]
+        if isinstance(result, GalileoError):
+            raise result
+        self.on_committed()
+        return NOTHING_STORED
 
     def _topology_of(self, schema: StoredSchema, range_epoch: int) -> Topology:
         """The topology, if its ranges are those of an epoch; epoch 0 stands for any.

@@ -41,6 +41,7 @@ class CommitTask:
         first_epoch: the earliest one in which it may have been sent.
         added: how many of the features added to the dataset the rows have.
         brokers: patterns; rows of other brokers may not be replaced. Empty: all may.
+        digest: of the whole batch, which is recorded; 0 of a task with rows.
     """
 
     dataset: str
@@ -51,6 +52,7 @@ class CommitTask:
     first_epoch: int = 1
     added: int = 0
     brokers: tuple[str, ...] = ()
+    digest: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -443,7 +443,7 @@ class Replica:
         """Ask the voters that this learner knows whether there is a newer set.
 
         A learner that was dropped while it was away hears no leader, and does not campaign, by
-        which a voter would get the answer `NewerSet`. Nobody votes in term 0.
+        which a voter would get the answer `NewerSet`. No member votes in term 0.
         """
         self._asked_at = now
         for member in sorted(self._set().voters):

@@ -157,6 +157,7 @@ class GrpcPeers:
             first_epoch=task.first_epoch,
             added=task.added,
             brokers=task.brokers,
+            digest=task.digest,
         )
         request = Bulk(head, stream_of(task.observations))
         reply = await self._call(node, BulkStub, "Commit", request, self.options.commit_s)

@@ -94,6 +94,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             first_epoch=head.first_epoch,
             check=await self._node.subscription_check(schema),
             brokers=brokers,
+            digest=head.digest,
         )
         return storage_pb2.IngestReply(
             rows=answer.rows,
@@ -119,6 +120,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             first_epoch=head.first_epoch,
             added=head.added,
             brokers=tuple(head.brokers),
+            digest=head.digest,
         )
         answer = await self._node.ingest.commit(task)
         return peers_pb2.CommitReply(

@@ -27,6 +27,8 @@ COMMIT_BYTES_MAX = 1 << 30
 """Bytes of the observations of one commit, as an Arrow message."""
 SEAL = "~"
 """The producer of seals; no producer's own name has this character."""
+RECORD = "#"
+"""Ends the name of a producer in the records of its batches; no producer's own name has it."""
 JOINED_BYTES_MAX = 64 << 10
 """Frames up to this size become one buffer: a copy costs less than the handling of each part."""
 
@@ -43,6 +45,7 @@ class Commit:
         unchanged_since: up to which commit the earlier versions of its keys in a table were
             checked; a later version of one of them refuses it. None: nothing was checked.
         refusal: why it may not be stored, unless it is already.
+        digest: of a record, that of the whole batch.
     """
 
     producer: str
@@ -52,20 +55,36 @@ class Commit:
     range_epoch: int = 1
     unchanged_since: int | None = None
     refusal: GalileoError | None = None
+    digest: int = 0
 
     @property
     def is_seal(self) -> bool:
         return self.producer == SEAL
 
+    @property
+    def is_record(self) -> bool:
+        return self.producer.endswith(RECORD)
+
+    @property
+    def has_rows(self) -> bool:
+        return not self.is_seal and not self.is_record
+
 
 def seal_of(schema: StoredSchema, range_epoch: int) -> Commit:
     """The commit without rows after which a log takes no commits of earlier range epochs."""
-    return Commit(
-        SEAL,
-        range_epoch,
+    return Commit(SEAL, range_epoch, *_nothing(schema), range_epoch)
+
+
+def record_of(schema: StoredSchema, producer: str, batch: int, *, digest: int) -> Commit:
+    """The commit without rows that says which whole batch has a producer's number."""
+    return Commit(f"{producer}{RECORD}", batch, *_nothing(schema), digest=digest)
+
+
+def _nothing(schema: StoredSchema) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """No observations and no paths."""
+    return (
         pa.RecordBatch.from_pylist([], schema=schema.observation_schema),
         pa.RecordBatch.from_pylist([], schema=schema.path_schema),
-        range_epoch,
     )
 
 
@@ -127,10 +146,10 @@ def first_result(commit: Commit, first: Committed, stored: pa.Table) -> Committe
 
 def conflict(commit: Commit, first: Committed) -> BatchConflict:
     """The error for a batch number that was used before, for other rows."""
+    rows = f" ({commit.observations.num_rows} now, {first.rows} then)" if commit.has_rows else ""
     return BatchConflict(
-        f"producer {commit.producer!r} sent other rows as batch {commit.batch} than before "
-        f"({commit.observations.num_rows} now, {first.rows} then); number each batch once, and "
-        "give each producer a name of its own",
+        f"producer {commit.producer.rstrip(RECORD)!r} sent other rows as batch {commit.batch} than "
+        f"before{rows}; number each batch once, and give each producer a name of its own",
         sequence=first.sequence,
     )
 

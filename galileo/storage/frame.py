@@ -59,7 +59,8 @@ class FrameHeader:
         epoch: the term of the leader that made the frame; 0 of a partition with one copy.
         committed: the last sequence that the leader knew to be committed when it made the frame;
             the frame's own of a partition with one copy.
-        committed_at_us: the writer's wall clock, microseconds; informative only.
+        committed_at_us: the writer's wall clock, microseconds; informative only. Of the record of a
+            batch it is the digest of the batch.
         paths_bytes, observations_bytes: lengths of the bodies, padding included.
         added: how many of the features that were added to the dataset the bodies have.
     """

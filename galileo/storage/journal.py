@@ -35,6 +35,7 @@ from galileo.storage.commits import (
     SEAL,
     FrameGroup,
     RowRanges,
+    conflict,
     first_result,
     is_new,
     ranges_changed,
@@ -821,6 +822,9 @@ class PartitionJournal:
             if known is not None:
                 header, stored = known
                 first = Committed(header.sequence, header.rows, header.paths, duplicate=True)
+                if commit.is_record:
+                    is_same = header.committed_at_us == commit.digest
+                    return first if is_same else conflict(commit, first)
                 wide = self._widened(commit.observations)
                 stored = widen(stored, self._observation_schema)
                 return first_result(replace(commit, observations=wide), first, stored)
@@ -829,7 +833,7 @@ class PartitionJournal:
             if dropped is not None:
                 return dropped
             sealed = max(self._last_seal, group.sealed)
-            if commit.range_epoch < sealed:
+            if commit.range_epoch < sealed and not commit.is_record:
                 return ranges_changed(sealed)
             refusal = commit.refusal or self._writer.refusal()
             if refusal is not None:
@@ -880,7 +884,7 @@ class PartitionJournal:
     def _encode(
         self, commit: Commit, group: FrameGroup, epoch: int, committed: int | None
     ) -> FrameHeader:
-        may_be_empty, schema = commit.is_seal, self._schema_of(commit.observations)
+        may_be_empty, schema = not commit.has_rows, self._schema_of(commit.observations)
         is_present = schema is self._schema
         observations = to_record_batch(
             commit.observations,
@@ -903,7 +907,7 @@ class PartitionJournal:
             batch=commit.batch,
             rows=observations.num_rows,
             paths=paths.num_rows,
-            committed_at_us=int(self._wall() * MICROS),
+            committed_at_us=commit.digest if commit.is_record else int(self._wall() * MICROS),
             paths_bytes=paths_body.size,
             observations_bytes=observations_body.size,
             paths_crc=paths_body.crc,

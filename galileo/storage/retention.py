@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from galileo.errors import ConfigError, CorruptData, DataExpired, GalileoError
 from galileo.model.schema import StoredSchema
-from galileo.storage.commits import SEAL, Commit, Committed, conflict, to_record_batch
+from galileo.storage.commits import RECORD, SEAL, Commit, Committed, conflict, to_record_batch
 from galileo.storage.compacted_segment import CompactedSegment, compacted_segment_paths, load_index
 from galileo.storage.disk import Disk
 from galileo.storage.frame import is_body_crc
@@ -41,10 +41,12 @@ BATCHES = pa.schema(
         ("sequence", pa.uint64()),
         ("rows", pa.uint32()),
         ("paths", pa.uint32()),
-        # Of the observations as they were stored; null in marks that an earlier version wrote.
+        # Of the observations as they were stored, or the low bits of a record's digest; null in
+        # marks that an earlier version wrote.
         ("observations_crc", pa.uint32()),
     ]
 )
+_CRC_BITS = 0xFFFFFFFF
 _WRITING = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd"))
 
 
@@ -135,6 +137,8 @@ class TruncatedProducers:
         if place is None:
             return None
         first, crc = self._result(place), self._crcs[place].as_py()
+        if commit.is_record:
+            return first if crc == commit.digest & _CRC_BITS else conflict(commit, first)
         sent = to_record_batch(
             commit.observations,
             schema.observation_schema,
@@ -334,12 +338,16 @@ def _batches_from_file(file: Segment | CompactedSegment) -> pa.Table:
             commits.column("paths"),
             commits.column("observations_crc"),
         ]
+        digests = commits.column("committed_at_us").to_numpy()
     else:
         headers = [file.header(n) for n in range(file.first_sequence, file.next_sequence)]
         columns = [
             pa.array([getattr(header, name) for header in headers], BATCHES.field(name).type)
             for name in BATCHES.names
         ]
+        digests = np.array([header.committed_at_us for header in headers], np.int64)
+    low = pa.array((digests & _CRC_BITS).astype(np.uint32))
+    columns[-1] = pc.if_else(pc.ends_with(columns[0], RECORD), low, columns[-1])
     return pa.Table.from_arrays(columns, schema=BATCHES)
 
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pyarrow as pa
 
-from galileo.hashing import _SEEDS, hash128, mix64
+from galileo.hashing import _SEEDS, hash128, mix64, rows_digest
 
 MASK = 2**64 - 1
 HASHES_OF_TEXTS = [
@@ -65,3 +65,45 @@ def test_hash128_of_many_rows_differs_in_each_half() -> None:
     for half in (0, 1):
         assert len(np.unique(numbers[:, half])) == 100_000
         assert len(np.unique(texts[:, half])) == 100_000
+
+
+DIGESTED = {
+    "n": pa.int64(),
+    "x": pa.float64(),
+    "t": pa.string(),
+    "b": pa.bool_(),
+    "at": pa.timestamp("us", tz="UTC"),
+    "wkb": pa.binary(),
+}
+VALUES = {
+    "n": [0, 1, None],
+    "x": [0.0, 1.5, None],
+    "t": ["", "a", "ab", None],
+    "b": [True, False, None],
+    "at": [0, 7, None],
+    "wkb": [b"", b"a", None],
+}
+
+
+def test_rows_digest_equals_the_comparison_of_sorted_rows() -> None:
+    """Random small tables, so that many differ in one value or in their order alone."""
+    chance, digests = random.Random(3), dict[tuple[object, ...], int]()
+    for _ in range(3_000):
+        names = sorted(chance.sample(list(DIGESTED), 2))
+        columns = {name: [chance.choice(VALUES[name]) for _ in range(2)] for name in names}
+        table = pa.table({name: pa.array(columns[name], DIGESTED[name]) for name in names})
+        present = [name for name in names if columns[name] != [None, None]]
+        rows = zip(*(columns[name] for name in present), strict=True)
+        same = (*present, *sorted(map(repr, rows))) if present else ()
+        assert digests.setdefault(same, rows_digest(table)) == rows_digest(table)
+    assert len({*digests.values()}) == len(digests) > 100
+    assert all(0 < one < 2**63 for one in digests.values())
+
+
+def test_rows_digest_counts_equal_rows_and_takes_dictionaries_and_chunks() -> None:
+    table = pa.table({"t": ["a", "b", "a"]})
+    assert rows_digest(table) != rows_digest(table.slice(0, 2))
+    encoded = pa.table({"t": table.column("t").dictionary_encode()})
+    assert rows_digest(table) == rows_digest(encoded)
+    assert rows_digest(table) == rows_digest(pa.concat_tables([table.slice(2), table.slice(0, 2)]))
+    assert rows_digest(table.slice(0, 0)) > 0

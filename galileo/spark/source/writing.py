@@ -25,10 +25,12 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
 from galileo.dht import placement
+from galileo.dht.topology import Topology
 from galileo.errors import InputError, RangesChanged
+from galileo.hashing import rows_digest
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
-from galileo.model.table import DELETED, Table, versions_of
+from galileo.model.table import DELETED, Table, is_of_row, versions_of
 from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.options import SORTED
 from galileo.wire.caller import CallOptions
@@ -156,6 +158,7 @@ class _SentBatch:
             range_epoch=topology.range_epoch,
             added=self._schema.added,
         )
+        self._record(topology)
         parts = placement.split_by_owner(topology, self._schema, self._table)
         self._calls = [
             self._pool.submit(
@@ -165,6 +168,17 @@ class _SentBatch:
             )
             for node, part in parts.items()
         ]
+
+    def _record(self, topology: Topology) -> None:
+        """Has the digest of the whole batch recorded before any of its rows is stored."""
+        schema, record = self._schema, storage_pb2.IngestRequest()
+        if isinstance(schema, Table) and is_of_row(schema, self._table, self._head.producer):
+            return
+        record.CopyFrom(self._head)
+        record.digest = rows_digest(self._table)
+        home = placement.home_of_producer(topology, schema, record.producer)
+        owner = topology.by_name[placement.owner(topology, home)].address
+        self._client.ingest(Bulk(record, stream_of(self._table.slice(0, 0))), first=owner)
 
     def results(self) -> list[storage_pb2.IngestReply]:
         """The replies of all owners; sends the batch again if the ranges were cut anew meanwhile.

@@ -30,6 +30,7 @@ class IngestRequest(_message.Message):
     RANGE_EPOCH_FIELD_NUMBER: _builtins.int
     FIRST_EPOCH_FIELD_NUMBER: _builtins.int
     ADDED_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     producer: _builtins.str
     """names one source of batches; retried batches are recognised by it"""
@@ -42,6 +43,8 @@ class IngestRequest(_message.Message):
     """the earliest range epoch in which the batch may have been sent; 0: the first"""
     added: _builtins.int
     """added features of the dataset that the sender knows"""
+    digest: _builtins.int
+    """of the whole batch: records it before its rows are sent, and has none itself; 0: the call has rows"""
     def __init__(
         self,
         *,
@@ -52,10 +55,11 @@ class IngestRequest(_message.Message):
         range_epoch: _builtins.int = ...,
         first_epoch: _builtins.int = ...,
         added: _builtins.int = ...,
+        digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "batch", b"batch", "dataset", b"dataset", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "batch", b"batch", "dataset", b"dataset", "digest", b"digest", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

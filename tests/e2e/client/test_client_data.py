@@ -349,6 +349,77 @@ def test_ingest_with_restarted_batch_numbers_is_a_conflict(
     assert notes(client.read(client.query(dataset))) == ["first"]
 
 
+OTHERS = ("subset", "superset", "another place", "another value")
+
+
+def other_rows(rows: pd.DataFrame, kind: str, column: str) -> pd.DataFrame:
+    """Rows that are not a batch's, in some way that a single partition may not see."""
+    if kind == "subset":
+        return rows.iloc[:-1]
+    if kind == "superset":
+        return pd.concat([rows, rows.tail(1).assign(**{column: "more"})])
+    if kind == "another place":
+        place = {"latitude": -45.0, "longitude": 170.0}
+        return rows.assign(**({name: place[name] for name in place if name in rows} or {"id": "z"}))
+    return rows.assign(**{column: "other"})
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("count", [1, 40])
+def test_ingest_of_another_batch_under_a_used_number_stores_nothing(
+    client: galileo.Client, dataset: str, kind: str, count: int
+) -> None:
+    rows = frame(count)
+    other = other_rows(rows, kind, "note")
+    if not len(other):
+        return
+    client.ingest(dataset, rows, producer="buoy", first_batch=3)
+    with pytest.raises(BatchConflict):
+        client.ingest(dataset, other, producer="buoy", first_batch=3)
+    assert client.count(dataset) == count
+    shuffled = rows.sample(frac=1.0, random_state=1)
+    again = client.ingest(dataset, shuffled, producer="buoy", first_batch=3)
+    assert (again.rows, again.duplicate_rows) == (count, count)
+    assert client.ingest(dataset, other, producer="buoy", first_batch=4).duplicate_rows == 0
+    assert client.ingest(dataset, other, producer="gauge", first_batch=3).duplicate_rows == 0
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("writer", ["upsert", "subscribe", "delete"])
+def test_table_write_of_another_batch_under_a_used_number_stores_nothing(
+    client: galileo.Client,
+    dataset: str,
+    fresh_name: Callable[[str], str],
+    writer: str,
+    kind: str,
+) -> None:
+    name = fresh_name("kept")
+    ids = [f"s{number}" for number in range(20)]
+    rows = pd.DataFrame({"id": ids, "broker" if writer == "subscribe" else "port": "ops"})
+    column = rows.columns[1]
+    if writer == "subscribe":
+        rows = rows.assign(least=280.0)
+        client.create_channel(galileo.Channel(name, dataset, "temperature > :least"))
+        table, write = f"{name}.subscriptions", client.subscribe
+    else:
+        client.create_table(galileo.Table(name, {"id": "text", "port": "text"}, key="id"))
+        table, write = name, client.upsert
+    other = other_rows(rows, kind, column)
+    if writer == "delete":
+        client.upsert(name, pd.concat([rows, other]).drop_duplicates("id"))
+        rows, other = rows[["id"]], other[["id"]].drop_duplicates()
+        if len(other) == len(rows) and kind != "another place":
+            return
+        write = client.delete
+    write(name, rows, producer="buoy", first_batch=3)
+    before = client.table(table).rows.sort_by("id")
+    with pytest.raises(BatchConflict):
+        write(name, other, producer="buoy", first_batch=3)
+    assert client.table(table).rows.sort_by("id").equals(before)
+    assert write(name, rows, producer="buoy", first_batch=3).duplicate_rows == 20
+    assert write(name, other, producer="buoy", first_batch=4).duplicate_rows == 0
+
+
 def test_ingest_without_a_producer_stores_rows_again(client: galileo.Client, dataset: str) -> None:
     one, two = client.ingest(dataset, frame(50)), client.ingest(dataset, frame(50))
     assert one.producer != two.producer

@@ -13,7 +13,7 @@ from synopses import wait_for_synopses
 
 import galileo
 from galileo.cli.main import main
-from galileo.errors import CcqDropped, UnknownDataset
+from galileo.errors import CcqDropped, InputError, UnknownDataset
 from galileo.model.times import TIME_TYPE
 
 ROWS = 40
@@ -154,3 +154,65 @@ def test_dataset_drop_command_with_yes_does_not_ask(
     result = run(cluster, "dataset", "drop", name, "--yes", "--json")
     assert json.loads(result.stdout)["rows"] == ROWS
     assert json.loads(result.stdout)["pending"] == []
+
+
+WIDER = {"id": "text", "berths": "int", "depth": "float"}
+TYPED = {"id": "int", "berths": "text"}
+
+
+@pytest.mark.parametrize("columns", [WIDER, TYPED])
+@pytest.mark.parametrize("call", ["upsert", "upsert as a producer", "delete", "table"])
+def test_client_that_knew_a_dropped_table_uses_the_present_one(
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    fresh_name: Callable[[str], str],
+    columns: dict[str, str],
+    call: str,
+) -> None:
+    name = fresh_name("ports")
+    other = cluster.client()
+    client.create_table(galileo.Table(name, {"id": "text", "berths": "int"}, key="id"))
+    client.upsert(name, {"id": ["a"], "berths": [1]})
+    other.drop_dataset(name)
+    other.create_table(galileo.Table(name, columns, key="id"))
+    key = "b" if columns is WIDER else 7
+    rows = {"id": [key], "berths": [2] if columns is WIDER else ["two"]}
+    rows |= {"depth": [0.5]} if columns is WIDER else {}
+    if not call.startswith("upsert"):
+        other.upsert(name, rows)
+    if call == "delete":
+        assert client.delete(name, [key]).rows == 1
+    elif call == "table":
+        assert client.table(name, keys=[key]).rows.to_pydict() == rows
+    else:
+        client.upsert(name, rows, producer="p" if "producer" in call else None)
+    assert other.table(name).rows.to_pydict() == (
+        {n: [] for n in rows} if call == "delete" else rows
+    )
+
+
+def test_client_that_knew_a_dropped_table_sends_no_stream_twice(
+    cluster: galileo.LocalCluster, client: galileo.Client, fresh_name: Callable[[str], str]
+) -> None:
+    name = fresh_name("ports")
+    other = cluster.client()
+    client.create_table(galileo.Table(name, {"id": "text", "berths": "int"}, key="id"))
+    client.upsert(name, {"id": ["a"], "berths": [1]})
+    other.drop_dataset(name)
+    other.create_table(galileo.Table(name, WIDER, key="id"))
+    rows = pa.table({"id": ["b", "c"], "berths": [2, 3], "depth": [0.5, 1.0]})
+    with pytest.raises(InputError):
+        client.upsert(name, rows.to_reader(max_chunksize=1))
+    assert client.upsert(name, rows.to_reader(max_chunksize=1)).rows == 2
+
+
+def test_client_that_knew_a_dropped_channel_subscribes_to_the_present_one(
+    cluster: galileo.LocalCluster, client: galileo.Client, name: str
+) -> None:
+    channel, other = f"{name}.hot", cluster.client()
+    client.create_channel(galileo.Channel(channel, name, "t > :least"))
+    client.subscribe(channel, {"id": ["a"], "least": [1.0]}, broker="ops")
+    other.drop_dataset(channel)
+    other.create_channel(galileo.Channel(channel, name, "t < :most"))
+    assert client.subscribe(channel, {"id": ["b"], "most": [1.0]}, broker="ops").rows == 1
+    assert client.unsubscribe(channel, ["b"]).rows == 1

@@ -35,7 +35,7 @@ class SlowRouter:
         self._fails_at = fails_at
 
     async def ingest(
-        self, schema: Schema, table: pa.Table, *, producer: str, batch: int, is_new: bool
+        self, schema: Schema, table: pa.Table, *, producer: str, batch: int, **_: bool
     ) -> list[storage_pb2.IngestReply]:
         self.calls += 1
         mine = self.calls

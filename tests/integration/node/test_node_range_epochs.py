@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import threading
 import zlib
@@ -18,7 +19,7 @@ from range_histories import EAST, MAPS, WEST, History, Violation
 
 from galileo.client.routing import Router
 from galileo.dht import topology_changes
-from galileo.dht.topology import Topology
+from galileo.dht.topology import Group, NodeInfo, Topology
 from galileo.errors import BatchConflict, PartitionReadOnly, RangesChanged, Unavailable
 from galileo.model import paths
 from galileo.model.table import Table
@@ -164,6 +165,27 @@ async def test_ingest_split_by_earlier_ranges_is_refused(
     assert caught.value.details["range_epoch"] == 2
     with pytest.raises(RangesChanged):
         await western["b"].ingest.commit(CommitTask("nam", "p", 0, make_observations(10)))
+
+
+async def test_record_of_a_batch_is_found_after_ranges_and_groups_have_changed(
+    western: Any, make_observations: Callable[..., pa.Table]
+) -> None:
+    nothing = make_observations(1).slice(0, 0)
+
+    async def record(at: str, batch: int, digest: int) -> None:
+        ingest = western[at].ingest
+        await ingest.ingest("nam", nothing, producer="p", batch=batch, digest=digest)
+
+    for batch in range(3):
+        await record("abc"[batch], batch, 7 + batch)
+    cut(western, ALL_EAST)
+    east = Group("north", (NodeInfo("d", "127.0.0.1:4"),))
+    learn(western, replace(western.topology, groups=(*western.topology.groups, east)))
+    for batch, at in itertools.product(range(3), "abc"):
+        await record(at, batch, 7 + batch)
+        with pytest.raises(BatchConflict):
+            await record(at, batch, 6)
+    assert not stored_rows(western)
 
 
 @pytest.mark.parametrize("range_epoch", [1, 2, 3])
@@ -379,9 +401,10 @@ def _looks_at_the_last_epoch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def _takes_all_batches_for_new(monkeypatch: pytest.MonkeyPatch) -> None:
     send = Router._send_parts
 
-    async def as_new(self: Router, topology: Any, schema: Any, table: Any, head: Any) -> Any:
+    async def as_new(self: Router, *args: Any, **options: Any) -> Any:
+        head = args[-1]
         head.first_epoch = head.range_epoch
-        return await send(self, topology, schema, table, head)
+        return await send(self, *args, **options)
 
     monkeypatch.setattr(Router, "_send_parts", as_new)
 

@@ -196,6 +196,16 @@ async def test_node_replicas_dataset_created_under_leaders_has_synopses_of_their
         await world.close()
 
 
+async def test_node_replicas_drop_of_a_dataset_counts_each_row_once(world: World) -> None:
+    await await_whole(world)
+    for number in range(4):
+        await world.send(number)
+    await world.settle()
+    dropped = [await host.node.drop("nam", 1) for host in world.hosts.values()]
+    assert sum(one.rows for one in dropped) == 4 * ROWS
+    assert all(one.bytes for one in dropped)
+
+
 async def test_node_replicas_damaged_log_is_set_aside_and_copied_again(world: World) -> None:
     await await_whole(world)
     for number in range(8):

@@ -15,7 +15,7 @@ from galileo.errors import RangesChanged
 from galileo.model.schema import Schema
 from galileo.model.times import TIME_MIN_US
 from galileo.storage import retention
-from galileo.storage.commits import SEAL, Commit, Committed, seal_of
+from galileo.storage.commits import SEAL, Commit, Committed, record_of, seal_of
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.journal import PartitionJournal
 from galileo.storage.recovery import Replayed
@@ -49,9 +49,10 @@ def test_journal_with_seals_equals_model(
     """Whatever becomes of the files, a log refuses what is older than its last seal."""
     chance, sealed = random.Random(seed), 1
     known: set[tuple[str, int]] = set()
+    recorded, seen = dict[int, int](), set[int]()
     journal: PartitionJournal = open_journal(tmp_path, SMALL).journal
     for _ in range(60):
-        act = chance.choice(["append"] * 4 + ["seal", "open", "merge", "drop"])
+        act = chance.choice(["append", "record"] * 3 + ["seal", "open", "merge", "drop"])
         if act == "append":
             epoch, number = chance.randint(1, EPOCHS), chance.randrange(30)
             name = f"p{epoch}"
@@ -60,6 +61,13 @@ def test_journal_with_seals_equals_model(
             wanted = "known" if (name, number) in known else wanted
             assert outcome(journal.append([commit])[0]) == wanted
             known |= set() if wanted == "RangesChanged" else {(name, number)}
+        elif act == "record":
+            number, digest = chance.randrange(9), chance.choice([1, 2**62 + 2, 2**62 + 3])
+            record = record_of(schema, "p1", number, digest=digest)
+            first = recorded.setdefault(number, digest)
+            wanted = "BatchConflict" if first != digest else "known" if number in seen else "new"
+            assert outcome(journal.append([record])[0]) == wanted
+            seen.add(number)
         elif act == "seal":
             epoch = chance.randint(sealed, EPOCHS)
             [result] = journal.append([seal_of(schema, epoch)])

@@ -750,6 +750,7 @@ class CommitRequest(_message.Message):
     FIRST_EPOCH_FIELD_NUMBER: _builtins.int
     ADDED_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     producer: _builtins.str
     batch: _builtins.int
@@ -760,6 +761,8 @@ class CommitRequest(_message.Message):
     """the earliest one in which it may have been sent"""
     added: _builtins.int
     """added features that the observations have"""
+    digest: _builtins.int
+    """of the whole batch that is recorded; 0: the request has rows"""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """patterns; rows of other brokers stay as they are. None: all may change"""
@@ -775,10 +778,11 @@ class CommitRequest(_message.Message):
         first_epoch: _builtins.int = ...,
         added: _builtins.int = ...,
         brokers: _abc.Iterable[_builtins.str] | None = ...,
+        digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "batch", b"batch", "brokers", b"brokers", "dataset", b"dataset", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "batch", b"batch", "brokers", b"brokers", "dataset", b"dataset", "digest", b"digest", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
