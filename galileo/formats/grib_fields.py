@@ -105,18 +105,17 @@ def _field(
             return default
 
     base, alias = _names(get)
-    if get("gridType") == "sh":
+    if (grid := get("gridType", "unknown")) in ("unknown", "sh"):
         raise InputError(
-            f"expected values at points in the GRIB message at byte {place.offset}, got spherical "
-            f"harmonics of {base!r}; transform them to a grid first, such as by cdo sp2gpl",
+            f"expected values at points in the GRIB message at byte {place.offset}, got {base!r} "
+            f"on a grid of type {grid}; transform it to a grid of latitudes and longitudes first",
             expected="places",
             offset=place.offset,
         )
-    if needs_time and get("validityDate", None) is None:
+    if needs_time and not get("validityDate"):
         raise InputError(
-            f"expected a valid time in the GRIB message at byte {place.offset}, got none (product "
-            f"definition template {get('productDefinitionTemplateNumber')}); give the time of "
-            f"all rows with {advice('time', '@2012-03-01T06:00Z')}",
+            f"expected a valid time in the GRIB message at byte {place.offset}, got none; give the "
+            f"time of all rows with {advice('time', '@2012-03-01T06:00Z')}",
             expected="valid_time",
             offset=place.offset,
         )
@@ -203,7 +202,7 @@ def _valid_us(get: Any, reference_us: int) -> int:
 
     ecCodes' valid time leaves out seconds, and counts 30 days for a month and 365 for a year.
     """
-    if get("validityDate", None) is None:
+    if not get("validityDate"):
         return reference_us
     whole_minutes_us = _time_us(get("validityDate"), get("validityTime"))
     interval_second = get("secondOfEndOfOverallTimeInterval", None)

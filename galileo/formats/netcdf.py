@@ -318,10 +318,12 @@ def _valid_range(variable: Any) -> tuple[float, float]:
     bounds = [np.asarray(bound) for bound in (least, most) if bound not in (-np.inf, np.inf)]
     raw = _stored_type(variable)
     is_unpacked = raw.kind in "iu" and any(bound.dtype.kind == "f" for bound in bounds)
-    if is_unpacked or not _is_packed(variable):
-        return _number(least, variable), _number(most, variable)
-    scale, offset = _packing(variable)
     ends = (_number(least, variable), _number(most, variable))
+    if ends[0] > ends[1]:  # Models begin with an empty range, and some never fill it in.
+        return -np.inf, np.inf
+    if is_unpacked or not _is_packed(variable):
+        return ends
+    scale, offset = _packing(variable)
     low, high = sorted(end * scale + offset for end in ends)
     slack = abs(scale) / 2
     return low - slack, high + slack

@@ -16,13 +16,7 @@ from galileo.formats.expressions import Literal, parse
 from galileo.formats.mapping import Mapping
 from galileo.formats.variables import format_names
 from galileo.model.schema import COORDINATES, nearest_name
-from galileo.model.times import (
-    TIME_TYPE,
-    column_micros,
-    micros,
-    time_column,
-    times_from_micros,
-)
+from galileo.model.times import micros, time_column
 from galileo.optional_imports import library
 
 # Usual names in lower case, the best first; XLAT, XLONG, Times and XTIME are WRF's.
@@ -237,13 +231,13 @@ def decode_times(values: Any, variable: Any) -> pa.Array:
     if values.dtype.kind == "M":
         return time_column(pa.array(values.ravel(), from_pandas=True))
     unique, inverse = np.unique(values, return_inverse=True)
-    known = np.isfinite(unique) if unique.dtype.kind == "f" else np.ones(len(unique), np.bool_)
-    if unique.dtype.kind == "S":
-        known = unique != b""
-    stamps = np.zeros(len(unique), dtype=np.int64)
+    known = np.ones(len(unique), np.bool_)
+    if unique.dtype.kind in "fS":
+        known = unique != b"" if unique.dtype.kind == "S" else np.isfinite(unique)
+    texts = np.full(len(unique), None)
     try:
-        texts = pa.array(_texts(unique[known], variable), pa.string())
-        stamps[known] = column_micros(time_column(texts))
+        texts[known] = _texts(unique[known], variable)
+        times = time_column(pa.array(texts, pa.string()))
     except (InputError, TypeError, ValueError, OverflowError) as error:
         raise InvalidObservations(
             f"expected times in variable {variable.name!r}, units "
@@ -251,9 +245,7 @@ def decode_times(values: Any, variable: Any) -> pa.Array:
             expected="times",
             variable=str(variable.name),
         ) from error
-    times = times_from_micros(stamps[inverse.ravel()])
-    missing = pa.array(~known[inverse.ravel()])
-    return pa.compute.if_else(missing, pa.scalar(None, TIME_TYPE), times)
+    return times.take(pa.array(inverse.ravel()))
 
 
 def _texts(values: Any, variable: Any) -> list[str]:

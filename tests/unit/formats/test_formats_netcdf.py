@@ -258,6 +258,7 @@ def test_netcdf_missing_value_of_any_kind_is_null(path: Path) -> None:
         ({"valid_range": "0, 100"}, [1, 3, 5], [1, 3, 5]),
         ({"valid_range": np.int16([7])}, [1, 3, 5], [1, 3, 5]),
         ({"valid_min": "none"}, [1, 3, 5], [1, 3, 5]),
+        ({"valid_min": np.int16(9), "valid_max": np.int16(-9)}, [1, 3, 5], [1, 3, 5]),
     ],
 )
 def test_netcdf_packed_missing_values_and_bounds_are_null(
