@@ -207,14 +207,14 @@ def _valid_us(get: Any, reference_us: int) -> int:
     whole_minutes_us = _time_us(get("validityDate"), get("validityTime"))
     interval_second = get("secondOfEndOfOverallTimeInterval", None)
     if interval_second is not None:
-        return whole_minutes_us + interval_second % 60 * MICROS
+        return whole_minutes_us + int(interval_second * (interval_second < 60)) * MICROS
     months = _MONTHS.get(get("indicatorOfUnitOfTimeRange"))
     if months is not None:
         end = get("endStep") // _HOURS_OF_MONTH if get("stepUnits") == _HOURS else get("endStep")
         return _add_months(reference_us, months * get("forecastTime", end))
     if get("stepUnits") == _SECONDS:
-        return reference_us + int(get("endStep").removesuffix("s")) * MICROS
-    return whole_minutes_us + get("second", 0) * MICROS
+        return reference_us + int(str(get("endStep")).removesuffix("s")) * MICROS
+    return whole_minutes_us + int(get("second", 0)) * MICROS
 
 
 def _add_months(time_us: int, months: int) -> int:

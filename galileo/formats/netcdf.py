@@ -292,7 +292,7 @@ def _is_exact(variable: Any) -> bool:
     return is_wide and not {"scale_factor", "add_offset", "_Unsigned"} & set(variable.attrs)
 
 
-def _fits(number: int, kind: np.dtype[Any]) -> bool:
+def _fits(number: int, kind: Any) -> bool:
     return bool(np.iinfo(kind).min <= number <= np.iinfo(kind).max)
 
 
@@ -350,7 +350,7 @@ def _unsigned(stored: Any, variable: Any) -> Any:
     return stored.astype(np.int64) % (1 << (8 * _stored_type(variable).itemsize))
 
 
-def _stored_type(variable: Any) -> np.dtype[Any]:
+def _stored_type(variable: Any) -> Any:
     return np.dtype(variable.encoding.get("dtype", variable.dtype))
 
 

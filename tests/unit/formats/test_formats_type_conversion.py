@@ -124,6 +124,15 @@ def test_times_any_form_is_converted(column: pa.Array, source: str) -> None:
     assert times([column], source, first_row=0).to_pylist() == [moment, None]
 
 
+@given(st.lists(st.integers(-(10**15), 4 * 10**15), min_size=1, max_size=50))
+def test_times_epoch_of_doubles_is_rounded_to_microseconds(micros: list[int]) -> None:
+    numbers = [number / 1e6 for number in micros]
+    got = times([pa.array(numbers)], "epoch_s(t)", first_row=0).cast(pa.int64()).to_pylist()
+    assert got == [round(number * 1e6) for number in numbers]
+    thousandths = times([pa.array([n * 1e3 for n in numbers])], "epoch_ms(t)", first_row=0)
+    assert thousandths.cast(pa.int64()).to_pylist() == [round(n * 1e3 * 1e3) for n in numbers]
+
+
 @pytest.mark.parametrize("column", [pa.array(["yesterday"]), pa.array([17])])
 def test_times_invalid_column_raises(column: pa.Array) -> None:
     with raises(InvalidObservations, expected="times", column="t"):
