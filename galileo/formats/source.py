@@ -158,7 +158,7 @@ class Source:
                 return tuple(Binding(f.name, f.type, f.unit, None) for f in self._schema.features)
             return _bound_to_schema(self._schema, self.mapping, variables=self._reader.variables())
         variables = self._reader.variables()
-        pairs = self.mapping.features or default_features(variables)
+        pairs = self.mapping.features or default_features(variables, self._reader.others)
         return tuple(_bind(name, text, variables=variables) for name, text in pairs)
 
     def batches(self, rows_max: int = BATCH_ROWS) -> Iterator[pa.Table]:

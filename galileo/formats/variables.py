@@ -116,8 +116,10 @@ def _matches(variable: VariableInfo, text: str, *, by_alias: bool) -> bool:
     )
 
 
-def default_features(variables: Sequence[VariableInfo]) -> tuple[tuple[str, str], ...]:
-    """Pairs of feature and variable for a file without a mapping.
+def default_features(
+    variables: Sequence[VariableInfo], others: Sequence[str] = ()
+) -> tuple[tuple[str, str], ...]:
+    """Pairs of feature and variable for a file without a mapping; errors name the `others` too.
 
     Raises:
         InputError: there are no default variables, or too many.
@@ -125,11 +127,11 @@ def default_features(variables: Sequence[VariableInfo]) -> tuple[tuple[str, str]
     defaults = {variable.name for variable in variables if variable.default}
     if not 1 <= len(defaults) <= FEATURES_MAX:
         empty = [variable.name for variable in variables if variable.type is None]
-        hint = f", without a value {format_names(empty)}" if empty else ""
+        hint = f", and without usable values {format_names([*empty, *others])}"
         raise InputError(
             f"expected 1 to {FEATURES_MAX} variables to take as features, got {len(defaults)}; "
             "map those that you want. The file has "
-            f"{format_names([v.name for v in variables])}{hint}",
+            f"{format_names([v.name for v in variables])}{hint * bool([*empty, *others])}",
             expected="features",
             bound=FEATURES_MAX,
         )

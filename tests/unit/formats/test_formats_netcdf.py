@@ -515,6 +515,15 @@ def test_netcdf_groups_and_variables_off_the_grid_are_left_out(path: Path) -> No
     assert chosen == ["u (5 levels)", "name", "mean", "group more"]
 
 
+def test_netcdf_file_without_features_names_its_variables(path: Path) -> None:
+    with writing(path, time=2, lat=2, lon=3, zone=4) as dataset:
+        put_places(dataset)
+        put_times(dataset)
+        put(dataset, "zonal", ("time", "zone"), np.ones((2, 4)))
+    with pytest.raises(InputError, match=r"nothing, and without usable values zonal$"):
+        assert open_source(path).features
+
+
 def test_netcdf_file_of_groups_is_refused_with_their_names(path: Path) -> None:
     with writing(path) as dataset:
         dataset.createGroup("PRODUCT")
