@@ -337,7 +337,10 @@ def remove_node(topology: Topology, name: str) -> Topology:
 
 
 def _without_founder(topology: Topology, name: str) -> Topology:
-    """Has no partition begin at a node any more; who leads them is known to nodes alone."""
+    """Has no partition begin at a node any more; who leads them is known to nodes alone.
+
+    A move to the node is of the time when the cluster had one copy, and says nothing any more.
+    """
     pinned = pin(topology)
     founding, group = pinned.founding, pinned.group_of(name)
     assert founding is not None
@@ -347,7 +350,8 @@ def _without_founder(topology: Topology, name: str) -> Topology:
         NO_DISK if owner == name else disk
         for owner, disk in zip(founding.owners, founding.disks, strict=True)
     )
-    return replace(pinned, founding=replace(founding, owners=owners, disks=disks))
+    moved = tuple(move for move in pinned.moved if move.node != name)
+    return replace(pinned, founding=replace(founding, owners=owners, disks=disks), moved=moved)
 
 
 def check_receiver(topology: Topology, name: str, *, of: str) -> None:

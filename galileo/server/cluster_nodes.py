@@ -26,7 +26,7 @@ from functools import partial
 
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import NodeInfo
-from galileo.errors import GalileoError, InputError, TransientError, Unavailable
+from galileo.errors import GalileoError, InputError, Unavailable
 from galileo.node.replication.replicas import Replicas
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.peers import GrpcPeers
@@ -235,8 +235,7 @@ class ClusterNodes:
                 return
             except GalileoError as error:
                 log.warning("the removal of this node waits: %s", error)
-                if not isinstance(error, TransientError):
-                    self._failure = error
+                self._failure = error
             await asyncio.sleep(PAUSE_S)
 
     async def _leave(self, to: str) -> None:

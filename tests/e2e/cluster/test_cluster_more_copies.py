@@ -29,6 +29,35 @@ def rows(client: Client) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_node_that_got_partitions_while_there_was_one_copy_is_removed(
+    tmp_path: Path, no_evaluator: dict[str, Any]
+) -> None:
+    settings = {"evaluator": no_evaluator}
+    with LocalCluster(
+        1, 1, tmp_path, partitions_per_group=4, replicas=1, settings=settings
+    ) as cluster:
+        client = cluster.client(timeout="60s")
+        client.create_dataset(numbered_schema("numbered"))
+        client.ingest("numbered", numbered(0, 1_000))
+        joined = [cluster.join("group-1") for _ in range(2)]
+        for node in joined:
+            node.start()
+            node.wait()
+        for planned in client.plan_rebalance():
+            list(client.move(planned.partition, to=planned.to))
+        owners = placement.owners(Topology.from_json(client.topology_json()))
+        assert joined[0].name in owners.values()
+        for name in client.set_replicas(2):
+            cluster.node(name).restart()
+            wait_until(lambda: client.status().complete, what="the node", timeout_s=TIMEOUT_S)
+        wait_until(lambda: is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
+        assert [*client.remove_node(joined[0].name)][-1].stage == "done"
+        assert joined[0].name not in Topology.from_json(client.topology_json()).by_name
+        assert rows(client) == 1_000
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Path) -> None:
     with LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=1) as cluster:

@@ -89,6 +89,27 @@ def test_remove_node_of_replicas_lets_its_partitions_begin_nowhere_again() -> No
     assert late.founding.disks.count(NO_DISK) == removed.founding.disks.count(NO_DISK)
 
 
+def test_identify_of_another_directory_founds_nothing() -> None:
+    """The first one was lost before its partitions began anywhere; others may have their copies."""
+    topology = topology_changes.identify(cluster(3), "n1", "disk", ())
+    owned = placement.partitions_by_node(topology)["n1"]
+    assert topology_changes.unfounded(topology, owned) == frozenset(owned) != frozenset()
+    assert identify(topology, "n1", "another disk") is topology
+    assert identify(topology, "n1", "disk") is not topology
+
+
+def test_remove_node_to_which_partitions_moved_when_there_was_one_copy() -> None:
+    one = topology_changes.pin(cluster(3, replicas=1))
+    moves = tuple(Move(partition, 1, f"n{partition % 3}") for partition in range(6))
+    topology = topology_changes.set_replicas(replace(one, moved=moves), 2)
+    for name, owned in placement.partitions_by_node(topology).items():
+        topology = topology_changes.identify(topology, name, f"disk of {name}", owned)
+    removed = topology_changes.remove_node(topology, "n1")
+    assert "n1" not in removed.by_name
+    assert "n1" not in placement.owners(removed).values()
+    assert {move.node for move in removed.moved} == {"n0", "n2"}
+
+
 def test_identify_of_one_copy_names_no_directory_for_partitions() -> None:
     topology = identify(cluster(3, replicas=1), "n0", "disk")
     assert topology.founding is not None
