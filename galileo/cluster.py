@@ -25,7 +25,6 @@ from galileo.client import Client, ClusterStatus, Credentials
 from galileo.dht.topology import (
     BOUNDED,
     PARTITIONS_PER_GROUP,
-    RENDEZVOUS,
     Topology,
     derive_partitions,
     even_ranges,
@@ -121,7 +120,7 @@ class LocalCluster:
             "name": f"local-{os.getpid()}-{addresses[0].rpartition(':')[2]}",
             "partitions_per_group": partitions_per_group,
             "replicas": replicas,
-            "placement": BOUNDED if stored is None else stored.get("placement", RENDEZVOUS),
+            "placement": (stored or {}).get("placement", BOUNDED),
             "ranges": [list(pair) for pair in even_ranges(groups)],
             "groups": [
                 {

@@ -222,6 +222,7 @@ def remarks(status: ClusterStatus) -> str:
         if node.under_replicated:
             partitions = ", ".join(map(str, node.under_replicated))
             lines.append(f"{node.name}: too few copies of partitions {partitions}")
+        lines += [f"{node.name}: {pending}" for pending in node.pending]
         lines += [f"{node.name}: damaged: {damage}" for damage in node.damaged]
         lines += [f"{node.name}: copies differ: {difference}" for difference in node.diverged]
         lines += [f"{node.name}: not executed: {reason}" for reason in node.channels_failing]

@@ -14,6 +14,7 @@ from galileo.cli.output import EXIT_INPUT, handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.dht import placement
 from galileo.dht.rack_spread import rack_spread
+from galileo.dht.topology import Topology
 from galileo.errors import ConfigError
 from galileo.redaction import redacted
 
@@ -36,9 +37,10 @@ def config() -> None:
 def check(session: Session, *, files: tuple[Path, ...]) -> None:
     """Check FILES: every key and value, and whether their [cluster] tables are the same.
 
-    Reports all problems, where a node would stop at the first. Warns if one node would store much
-    more than the others, or if the racks do not suit the copies. Reads the files alone, not the
-    environment. The exit status is 0 without problems, 2 with some.
+    Files with node.join need no [cluster] table, since their nodes get the topology of the cluster
+    that they join. Reports all problems, where a node would stop at the first. Warns if one node
+    would store much more than the others, or if the racks do not suit the copies. Reads the files
+    alone, not the environment. The exit status is 0 without problems, 2 with some.
 
     \b
     Example:
@@ -46,8 +48,9 @@ def check(session: Session, *, files: tuple[Path, ...]) -> None:
       galileo config check node-1.toml --json | jq '.problems[].what'
     """
     problems_by_file = [(file, what) for file in files for what in _problems(file)]
-    if not problems_by_file:
-        problems_by_file = [(file, redacted(what)) for file, what in _differences(files)]
+    wrong = {file for file, _ in problems_by_file}
+    right = tuple(file for file in files if file not in wrong)
+    problems_by_file += [(file, redacted(what)) for file, what in _differences(right)]
     warnings = [] if problems_by_file else _warnings(files)
     if session.output.as_json:
         problems = [{"file": str(file), "what": what} for file, what in problems_by_file]
@@ -73,9 +76,9 @@ def _files(count: int) -> str:
 
 def _warnings(files: tuple[Path, ...]) -> list[str]:
     """What is uneven at first, of files without problems; they have no moves."""
-    loaded = [configuration.from_dict(configuration.read(file)) for file in files]
+    loaded = _loaded(files)
     racks = {one.node.name: one.node.rack for one in loaded if one.node.rack}
-    topology = loaded[0].topology
+    topology = next((one for one in loaded if not one.is_joining), loaded[0]).topology
     groups = tuple(
         replace(
             group,
@@ -102,24 +105,30 @@ def _problems(file: Path) -> list[str]:
 
 
 def _differences(files: tuple[Path, ...]) -> list[tuple[Path, str]]:
-    """Files of one cluster must agree about it, and no two are of one node."""
-    loaded = [configuration.from_dict(configuration.read(file)) for file in files]
-    first, named = loaded[0], {loaded[0].node.name: files[0]}
-    differences = []
-    for file, other in list(zip(files, loaded, strict=True))[1:]:
-        if other.topology.fingerprint != first.topology.fingerprint:
-            what = f"expected the [cluster] table of {files[0]}, which differs; nodes would refuse"
-            differences.append((file, f"{what} each other"))
-        elif other.topology.by_name.keys() != first.topology.by_name.keys():
-            expected_names, names = (
-                ", ".join(first.topology.by_name),
-                ", ".join(other.topology.by_name),
-            )
-            differences.append(
-                (file, f"expected the nodes of {files[0]}, {expected_names}; got {names}")
-            )
-        if other.node.name in named:
-            what = f"expected node.name to be another than in {named[other.node.name]}"
-            differences.append((file, f"{what}, got {other.node.name!r} in both"))
-        named.setdefault(other.node.name, file)
+    """Files of one cluster must agree about it, and no two are of one node.
+
+    Nodes that join a cluster have its topology from there, so their files say nothing of it.
+    """
+    named: dict[str, Path] = {}
+    differences, described = [], list[tuple[Path, Topology]]()
+    for file, loaded in zip(files, _loaded(files), strict=True):
+        name, topology = loaded.node.name, loaded.topology
+        if not loaded.is_joining:
+            described.append((file, topology))
+            first_file, first = described[0]
+            names, expected_names = ", ".join(topology.by_name), ", ".join(first.by_name)
+            if topology.fingerprint != first.fingerprint:
+                what = f"expected the [cluster] table of {first_file}, which differs; nodes would"
+                differences.append((file, f"{what} refuse each other"))
+            elif names != expected_names:
+                what = f"expected the nodes of {first_file}, {expected_names}; got {names}"
+                differences.append((file, what))
+        if name in named:
+            what = f"expected node.name to be another than in {named[name]}"
+            differences.append((file, f"{what}, got {name!r} in both"))
+        named.setdefault(name, file)
     return differences
+
+
+def _loaded(files: tuple[Path, ...]) -> list[configuration.Config]:
+    return [configuration.from_dict(configuration.read(file)) for file in files]

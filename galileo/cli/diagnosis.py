@@ -214,6 +214,15 @@ def _between(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             "make [cluster] the same in all files, then restart the nodes",
         )
     yield from _clocks(answered)
+    if any(report.replicas == 1 for report in answered):
+        yield Finding(
+            "warning",
+            "",
+            "each partition has one copy",
+            "a lost disk loses its observations, and answers are partial while its node is down",
+            "add nodes until a group has three, then `galileo topology replicas 3`, unless the "
+            "source of the data is kept (docs/replication.md)",
+        )
     yield from unevenness({report.name: report.relative_load for report in answered})
     for spread in dict.fromkeys(report.rack_spread for report in answered):
         if spread is not None:
@@ -233,8 +242,8 @@ def unevenness(loads: Mapping[str, float]) -> Iterator[Finding]:
         f"{busiest} stores {loads[busiest]:.1f} times its mean if groups store the same{others}",
         "this node is full and slow first: its group has fewer nodes than others, or it has more "
         "partitions than others of its group",
-        "give partitions to the others with `galileo partition move --to NODE`; for a new cluster, "
-        'use groups of equal size and placement = "bounded" (docs/sizing.md)',
+        "give partitions to the others with `galileo rebalance`; for a new cluster, "
+        "use groups of equal size (docs/sizing.md)",
     )
 
 
@@ -377,6 +386,15 @@ def _stopped(node: str, status: NodeStatus) -> Iterator[Finding]:
 
 
 def _copies(node: str, status: NodeStatus) -> Iterator[Finding]:
+    for pending in status.pending:
+        yield Finding(
+            "warning",
+            node,
+            pending,
+            "what was asked of the cluster is not done yet",
+            "restart the nodes one after the other; a removal goes on by itself when its reason is "
+            f"gone, or ends by `galileo node remove {node} --undo`",
+        )
     if status.under_replicated:
         partitions = ", ".join(map(str, status.under_replicated))
         yield Finding(

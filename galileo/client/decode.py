@@ -238,6 +238,7 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
         damaged=tuple(value.damaged),
         diverged=tuple(value.diverged),
         channels_failing=tuple(value.channels_failing),
+        pending=tuple(value.pending),
         evaluator_problem=value.evaluator_problem,
         calls=dict(value.calls),
         datasets=tuple(

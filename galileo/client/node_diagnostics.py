@@ -45,6 +45,7 @@ class NodeReport:
         peers_dead: names of the nodes from which it receives no heartbeats.
         relative_load: its rows over its mean by weight, if all groups store the same.
         rack_spread: of its group, if copies are spread over racks.
+        replicas: copies of each partition; 0 if the node did not answer.
     """
 
     name: str
@@ -72,6 +73,7 @@ class NodeReport:
     peers_dead: tuple[str, ...] = ()
     relative_load: float = 1.0
     rack_spread: RackSpread | None = None
+    replicas: int = 0
 
 
 async def conditions(
@@ -113,6 +115,7 @@ async def _report(caller: Caller, node: NodeInfo) -> NodeReport:
         topology_fingerprint=topology.fingerprint,
         relative_load=_relative_load(topology, node.name),
         rack_spread=spread,
+        replicas=topology.replicas,
         clock_s=clock_s,
         clock_within_s=within_s,
     )

@@ -665,6 +665,7 @@ class NodeStatus:
     `channels_failing` are its partitions of channels that are not executed at present, and why.
     `datasets` are datasets, tables and channels; `held_back` of a channel, as of `RetentionReport`,
     names the brokers for which results older than `keep` are kept.
+    `pending` is what an operator has to do for it, such as a restart, or why its removal waits.
     `evaluator_problem` is why the queries that it coordinates are not evaluated at present; empty
     if they are.
     """
@@ -692,6 +693,7 @@ class NodeStatus:
     damaged: tuple[str, ...] = ()
     diverged: tuple[str, ...] = ()
     channels_failing: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
     evaluator_problem: str = ""
     datasets: tuple[dict[str, Any], ...] = ()
     calls: dict[str, int] = field(default_factory=dict)

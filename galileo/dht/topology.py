@@ -443,7 +443,7 @@ class Topology:
                 partitions_per_group=int(raw.get("partitions_per_group", PARTITIONS_PER_GROUP)),
                 version=int(raw.get("version", 1)),
                 moved=tuple(Move(int(p), int(n), str(node)) for p, n, node in raw.get("moved", ())),
-                placement=str(raw.get("placement", RENDEZVOUS)),
+                placement=str(raw.get("placement", BOUNDED)),
                 founding=_founding(raw.get("founding")),
                 former_ranges=tuple(map(_range_map, raw.get("former_ranges", ()))),
                 pending_ranges=None if pending is None else _range_map(pending),

@@ -146,6 +146,7 @@ class StorageNode:
         scrub: reads stored commits again in the background, once it has begun.
         replicas: the machines of its replicated partitions; None if there is one copy.
         is_home: whether this node creates and drops datasets; not any more if it is being removed.
+        removal_failure: why the last attempt to remove this node has failed; empty if it has not.
         agreed: what the nodes of a cluster with copies agree on about datasets.
     """
 
@@ -164,6 +165,7 @@ class StorageNode:
         self.options = options
         clock = clock or SystemClock()
         self.is_home = True
+        self.removal_failure = ""
         self.agreed: AgreedDefinitions | None = None
         self.live = topology = TopologyState.of(topology)
         is_replicated = topology.current.is_replicated
@@ -306,6 +308,14 @@ class StorageNode:
     def topology(self) -> Topology:
         """The topology as it is known by now."""
         return self.live.current
+
+    @property
+    def pending(self) -> list[str]:
+        """What an operator has to do for this node, or what its removal waits for."""
+        restart = "restart it, so that partitions get their copies"
+        needed = [restart] if self.topology.is_replicated and self.replicas is None else []
+        waits = [f"its removal waits: {self.removal_failure}"] if self.removal_failure else []
+        return needed + waits
 
     @property
     def partitions(self) -> frozenset[int]:

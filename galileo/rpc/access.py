@@ -30,7 +30,13 @@ from galileo.model.stored_schema import stored_schema_from_json
 from galileo.model.table import Table
 from galileo.rpc.policy import INTERNAL, POLICIES, used_nodes_only_fields
 from galileo.wire.channel import short_name
-from galileo.wire.v1 import channels_pb2, cluster_pb2, policy_pb2, storage_pb2
+from galileo.wire.v1 import (
+    channels_pb2,
+    cluster_pb2,
+    continuous_pb2,
+    policy_pb2,
+    storage_pb2,
+)
 from galileo.wire.zero_copy import Bulk
 
 EVERY_DATASET = ("*",)
@@ -215,7 +221,8 @@ def check_request(principal: Principal, method: str, request: Any) -> None:
         else:
             return
     _check_created(principal, message)
-    if not principal.may_use_all:
+    lists_own = isinstance(message, continuous_pb2.ListRequest) and not message.dataset
+    if not principal.may_use_all and not lists_own:
         for dataset in datasets_of(message):
             principal.check_use(dataset)
     if principal.brokers and isinstance(message, channels_pb2.FollowRequest):

@@ -196,7 +196,7 @@ class ClusterNodes:
             lambda topology: topology_changes.set_leaving(topology, name, is_leaving=False)
         )
         await asyncio.to_thread(self._node.store.delete_record, TOPOLOGY_KIND, LEAVING)
-        self._node.is_home = True
+        self._node.is_home, self._node.removal_failure = True, ""
         self._drain(False)
 
     async def progress(self) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]:
@@ -235,7 +235,7 @@ class ClusterNodes:
                 return
             except GalileoError as error:
                 log.warning("the removal of this node waits: %s", error)
-                self._failure = error
+                self._failure, self._node.removal_failure = error, error.message
             await asyncio.sleep(PAUSE_S)
 
     async def _leave(self, to: str) -> None:

@@ -87,5 +87,6 @@ class Usage:
             diverged=node.diverged()[:DAMAGES_MAX],
             channels_failing=node.channels.failures()[:DAMAGES_MAX],
             under_replicated=[] if node.replicas is None else node.replicas.under_replicated,
+            pending=node.pending,
             replica_lag=0 if node.replicas is None else node.replicas.gauges().lag,
         )

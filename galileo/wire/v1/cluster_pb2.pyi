@@ -1047,6 +1047,7 @@ class NodeStatus(_message.Message):
     CHANNELS_FAILING_FIELD_NUMBER: _builtins.int
     DIVERGED_FIELD_NUMBER: _builtins.int
     REPLICA_LAG_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
     TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     group: _builtins.str
@@ -1118,6 +1119,10 @@ class NodeStatus(_message.Message):
     def diverged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """copies whose commits differ from those of this node, which leads them"""
 
+    @_builtins.property
+    def pending(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what an operator has to do for it, or what its removal waits for"""
+
     def __init__(
         self,
         *,
@@ -1150,11 +1155,12 @@ class NodeStatus(_message.Message):
         channels_failing: _abc.Iterable[_builtins.str] | None = ...,
         diverged: _abc.Iterable[_builtins.str] | None = ...,
         replica_lag: _builtins.int = ...,
+        pending: _abc.Iterable[_builtins.str] | None = ...,
         topology_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_bytes", b"cache_bytes", "calls", b"calls", "ccqs", b"ccqs", "ccqs_coordinated", b"ccqs_coordinated", "ccqs_overloaded", b"ccqs_overloaded", "channels_failing", b"channels_failing", "condition", b"condition", "cpu_share", b"cpu_share", "damaged", b"damaged", "datasets", b"datasets", "diverged", b"diverged", "evaluator_problem", b"evaluator_problem", "group", b"group", "held_bytes", b"held_bytes", "load", b"load", "lost", b"lost", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "name", b"name", "partitions", b"partitions", "pid", b"pid", "replica_lag", b"replica_lag", "spilled_bytes", b"spilled_bytes", "state", b"state", "stopped", b"stopped", "topology_version", b"topology_version", "under_replicated", b"under_replicated", "uptime_s", b"uptime_s", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_bytes", b"cache_bytes", "calls", b"calls", "ccqs", b"ccqs", "ccqs_coordinated", b"ccqs_coordinated", "ccqs_overloaded", b"ccqs_overloaded", "channels_failing", b"channels_failing", "condition", b"condition", "cpu_share", b"cpu_share", "damaged", b"damaged", "datasets", b"datasets", "diverged", b"diverged", "evaluator_problem", b"evaluator_problem", "group", b"group", "held_bytes", b"held_bytes", "load", b"load", "lost", b"lost", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "name", b"name", "partitions", b"partitions", "pending", b"pending", "pid", b"pid", "replica_lag", b"replica_lag", "spilled_bytes", b"spilled_bytes", "state", b"state", "stopped", b"stopped", "topology_version", b"topology_version", "under_replicated", b"under_replicated", "uptime_s", b"uptime_s", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -64,6 +64,7 @@ def test_diagnosis_of_a_healthy_cluster_is_empty() -> None:
             "warning",
             "too few copies of partitions 3, 7",
         ),
+        ({"status": replace(STATUS, pending=("restart it",))}, "warning", "restart it"),
         (
             {"status": replace(STATUS, damaged=("nam/p3: 1.segment at byte 64: wrong",))},
             "problem",
@@ -222,6 +223,20 @@ def test_status_remarks_name_damage_and_copies_that_differ() -> None:
     words = remarks(ClusterStatus((node,)))
     assert f"{node.name}: damaged: nam/p3: at byte 64" in words
     assert f"{node.name}: copies differ: the copy of b differs" in words
+
+
+def test_status_remarks_name_what_is_pending() -> None:
+    node = replace(STATUS, pending=("restart it", "its removal waits: no node"))
+    assert remarks(ClusterStatus((node,))).splitlines() == [
+        "a: restart it",
+        "a: its removal waits: no node",
+    ]
+
+
+def test_diagnosis_of_one_copy_is_one_finding_for_all_nodes() -> None:
+    one = replace(WELL, replicas=1)
+    assert found(one, replace(one, name="b")) == [("warning", "", "each partition has one copy")]
+    assert found(replace(one, replicas=3)) == []
 
 
 def test_status_remarks_name_lost_commits_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 import galileo
 from galileo.cli.main import main
 
+TUTORIAL = Path(__file__).parents[3] / "docs" / "cluster.md"
 WITHIN_S = 300.0
 TEXT = """
 [node]
@@ -53,6 +55,7 @@ def test_doctor_finds_a_killed_node(
     done = run(*node, "doctor", "--json")
     result: dict[str, Any] = json.loads(done.stdout)
     assert (done.exit_code, result["ok"]) == (0, True), result["findings"]
+    assert "each partition has one copy" in findings(done)
     first, second = result["examined"]
     assert [first["name"], second["name"]] == ["node-1", "node-2"]
     assert first["version"] == second["version"] == galileo.__version__
@@ -168,6 +171,34 @@ def test_config_check_of_differing_clusters_names_them(tmp_path: Path) -> None:
     assert (differs["file"], twice["file"]) == (str(second), str(second))
     assert "nodes would refuse each other" in differs["what"]
     assert "got 'a' in both" in twice["what"]
+
+
+def test_config_check_of_nodes_that_join_compares_the_files_that_describe_a_cluster(
+    tmp_path: Path,
+) -> None:
+    """The files of docs/cluster.md: one describes the cluster, the others join it."""
+    blocks = re.findall(r"```toml\n(\[node\].*?)```", TUTORIAL.read_text(), re.DOTALL)
+    files = [tmp_path / f"{number}.toml" for number in range(3)]
+    for file, text in zip(files, blocks, strict=True):
+        file.write_text(text)
+    for given in (files, files[::-1], files[1:]):
+        done = run("config", "check", *map(str, given))
+        assert (done.exit_code, done.stdout) == (0, f"{len(given)} files checked, no problems\n")
+    files[2].write_text(blocks[2].replace("storm-3", "storm-1") + "[loging]\n")
+    other = tmp_path / "other.toml"
+    other.write_text(blocks[0].replace("partitions_per_group = 16", "partitions_per_group = 8"))
+    twice = tmp_path / "twice.toml"
+    twice.write_text(blocks[1])
+    done = run("config", "check", *map(str, [*files, other, twice]), "--json")
+    problems = json.loads(done.stdout)["problems"]
+    assert done.exit_code == 2
+    assert [(Path(one["file"]).stem, one["what"][:30]) for one in problems] == [
+        ("2", problems[0]["what"][:30]),
+        ("other", f"expected the [cluster] table of {files[0]}"[:30]),
+        ("other", "expected node.name to be anoth"),
+        ("twice", "expected node.name to be anoth"),
+    ]
+    assert "loging" in problems[0]["what"]
 
 
 def test_config_check_of_racks_that_do_not_suit_the_copies_warns(tmp_path: Path) -> None:

@@ -49,9 +49,11 @@ def test_node_that_got_partitions_while_there_was_one_copy_is_removed(
         owners = placement.owners(Topology.from_json(client.topology_json()))
         assert joined[0].name in owners.values()
         for name in client.set_replicas(2):
+            assert "restart it" in str(next(n for n in client.status().nodes if n.name == name))
             cluster.node(name).restart()
             wait_until(lambda: client.status().complete, what="the node", timeout_s=TIMEOUT_S)
         wait_until(lambda: is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
+        assert not any(node.pending for node in client.status().nodes)
         assert [*client.remove_node(joined[0].name)][-1].stage == "done"
         assert joined[0].name not in Topology.from_json(client.topology_json()).by_name
         assert rows(client) == 1_000

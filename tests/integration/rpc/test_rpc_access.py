@@ -267,9 +267,15 @@ def _filled(descriptor: Any, dataset: str) -> Any:
 def test_check_request_without_a_grant_is_forbidden(path: str) -> None:
     for dataset in ("nam", "quakes-2014"):
         check(GRANTED, _filled(METHODS[path].input_type, dataset))
-    for dataset in ("namibia", "quakes", "*", ""):
+    of_all = [] if path.endswith("Continuous/List") else [""]
+    for dataset in ("namibia", "quakes", "*", *of_all):
         with raises(Forbidden, dataset=dataset):
             check(GRANTED, _filled(METHODS[path].input_type, dataset))
+
+
+def test_check_request_to_list_queries_of_all_datasets_needs_no_grant() -> None:
+    """Each caller sees its own queries."""
+    check(GRANTED, continuous_pb2.ListRequest())
 
 
 def test_check_request_of_several_datasets_needs_every_grant() -> None:

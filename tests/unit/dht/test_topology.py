@@ -181,7 +181,8 @@ def test_topology_json_round_trip_is_equal(topology: Topology) -> None:
 def test_topology_from_dict_missing_keys_have_defaults() -> None:
     raw = {"groups": [{"name": "g", "nodes": [{"name": "a", "address": "h:1"}]}]}
     found = Topology.from_dict(raw)
-    assert found == Topology("galileo", (Group("g", (NodeInfo("a", "h:1"),)),), even_ranges(1))
+    groups = (Group("g", (NodeInfo("a", "h:1"),)),)
+    assert found == Topology("galileo", groups, even_ranges(1), placement=BOUNDED)
     assert found.partitions_per_group == 4
 
 
@@ -293,7 +294,6 @@ def test_topology_fingerprint_ignores_addresses():
 
 
 def test_topology_placement_json_names_rule_unless_rendezvous() -> None:
-    """Earlier versions stored the text without a rule, and clients read topologies without one."""
     old = Topology("c", (Group("g", (A, B)),), (("", 0),), 4)
     text = '[[[["a", 1.0, 0], ["b", 1.0, 1]]], [["", 0]], 4]'
     assert old.placement_json == text
@@ -302,8 +302,9 @@ def test_topology_placement_json_names_rule_unless_rendezvous() -> None:
     assert new.fingerprint != old.fingerprint
     assert Topology.from_json(new.to_json()) == new
     raw = json.loads(old.to_json())
-    del raw["placement"]
     assert Topology.from_dict(raw) == old
+    del raw["placement"]
+    assert Topology.from_dict(raw) == new
 
 
 def test_balanced_ranges_counts_equal_repeated_cells() -> None:
