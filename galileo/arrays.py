@@ -1,4 +1,4 @@
-"""What many modules do with arrays: columns in one piece, and the numbers of repeated rows."""
+"""What many modules do with arrays: plain columns, columns in one piece, repeated rows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,101 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.errors import InputError, reason_of
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
     """A column in one piece; it copies nothing where there is one chunk."""
     whole = column.combine_chunks()
     return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type that `plain` gives a column."""
+    while True:
+        if isinstance(kind, pa.BaseExtensionType):
+            kind = kind.storage_type
+        elif pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+            kind = kind.value_type
+        elif pa.types.is_string_view(kind):
+            return pa.string()
+        elif pa.types.is_binary_view(kind):
+            return pa.binary()
+        elif isinstance(kind, pa.ListViewType | pa.LargeListViewType):
+            return pa.large_list(kind.value_type)
+        elif pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
+            return pa.decimal128(38, kind.scale)
+        else:
+            return pa.float32() if kind == pa.float16() else kind
+
+
+def plain(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """The values of a column without an encoding or a type that few functions of Arrow know.
+
+    These are extension types, dictionaries, runs of equal values, views, half floats and small
+    decimals. Texts that an encoding stores once for many rows can take much more memory than before
+    (`model.observations.text_bytes`).
+
+    Raises:
+        InputError: Arrow cannot convert the column.
+    """
+    kind = plain_type(values.type)
+    if kind == values.type:
+        return values
+    try:
+        if isinstance(values, pa.ChunkedArray):
+            return pa.chunked_array([plain(chunk) for chunk in values.chunks], kind)
+        return _plain(values, kind)
+    except pa.ArrowException as error:
+        raise InputError(f"{values.type} cannot be converted: {reason_of(error)}") from error
+
+
+def _plain(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.ExtensionArray):
+        return plain(values.storage)
+    if isinstance(values, pa.DictionaryArray):
+        return plain(values.dictionary).take(values.indices)
+    if isinstance(values, pa.RunEndEncodedArray):
+        return plain(values.values).take(pa.array(run_of_rows(values)))
+    if isinstance(values, pa.ListViewArray | pa.LargeListViewArray):  # A cast damages them.
+        lengths = pc.fill_null(pc.list_value_length(values), 0)
+        ends = np.cumsum(lengths.to_numpy(), dtype=np.int64)
+        return pa.LargeListArray.from_arrays(
+            np.concatenate([[0], ends]), values.flatten(), mask=values.is_null()
+        )
+    return values.cast(kind)
+
+
+def cast(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
+    """As Arrow's cast, but 1e16 is held by floats, which Arrow denies, and 7 is no truth value."""
+    is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+    if pa.types.is_boolean(kind) and is_number:
+        numbers = np.asarray(pc.fill_null(values, 0))
+        if not np.isin(numbers, (0, 1)).all():
+            raise pa.ArrowInvalid("expected 0 or 1")
+    try:
+        return values.cast(kind)
+    except pa.ArrowInvalid:
+        is_float = pa.types.is_integer(values.type) and pa.types.is_floating(kind)
+        if not is_float or not held_by_floats(values).all():
+            raise
+        return values.cast(kind, safe=False)
+
+
+def held_by_floats(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.bool_]:
+    """Mask of integers that have at most the 53 significant bits of a float; true for null."""
+    size = np.abs(np.asarray(pc.fill_null(values, 0))).astype(np.uint64)
+    lowest_bit = size & (~size + np.uint64(1))
+    held: npt.NDArray[np.bool_] = size // np.maximum(lowest_bit, 1) <= 1 << 53
+    return held
+
+
+def run_of_rows(values: pa.RunEndEncodedArray) -> npt.NDArray[np.int64]:
+    """The number of the run of each row."""
+    rows = np.arange(values.offset, values.offset + len(values))
+    return np.searchsorted(values.run_ends.to_numpy(), rows, side="right")
 
 
 def within(counts: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:

@@ -19,7 +19,7 @@ from galileo.client.ingestion import Progress, in_thread
 from galileo.client.results import Receipt, TableRows
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError, InputError
-from galileo.formats.memory import is_table, plain_tables
+from galileo.formats.memory import is_table, opened, plain_tables
 from galileo.formats.source import BATCH_ROWS, split_by_bytes
 from galileo.formats.table_files import open_rows
 from galileo.geo import geoarrow
@@ -299,24 +299,24 @@ class AsyncTables(AsyncObservations):
         check_progress(progress)
 
         async def store(table: Table) -> Receipt:
-            read = _pieces(table, rows_of(table, rows))
-            pieces: Iterator[pa.Table] = (prepare(table, some) for some in read)
-            if producer is None:
-                begun = await in_thread(lambda: list(itertools.islice(pieces, 2)))
-                if len(begun) == 1 and begun[0].num_rows <= min(batch_rows, CALL_ROWS_MAX):
-                    receipt = await self._group_commit.store(table, begun[0])
-                    if progress is not None:
-                        progress(receipt.rows)
-                    return receipt
-                pieces = itertools.chain(begun, pieces)
-            return await self._send(
-                table,
-                pieces,
-                producer=producer,
-                first_batch=first_batch,
-                batch_rows=batch_rows,
-                progress=progress,
-            )
+            with opened(rows_of(table, rows)) as data:
+                pieces: Iterator[pa.Table] = (prepare(table, some) for some in _pieces(table, data))
+                if producer is None:
+                    begun = await in_thread(lambda: list(itertools.islice(pieces, 2)))
+                    if len(begun) == 1 and begun[0].num_rows <= min(batch_rows, CALL_ROWS_MAX):
+                        receipt = await self._group_commit.store(table, begun[0])
+                        if progress is not None:
+                            progress(receipt.rows)
+                        return receipt
+                    pieces = itertools.chain(begun, pieces)
+                return await self._send(
+                    table,
+                    pieces,
+                    producer=producer,
+                    first_batch=first_batch,
+                    batch_rows=batch_rows,
+                    progress=progress,
+                )
 
         return await self._with_table(name, store, data=rows)
 
@@ -406,7 +406,7 @@ def _keyed(table: Table, keys: Keys) -> Any:
     column = table.key_schema.field(0)
     try:
         values = pa.array(list(keys), column.type)
-    except (TypeError, ValueError, pa.ArrowException) as error:
+    except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise InputError(
             f"expected keys of the type {column.type}, got {shown(keys)}: {error}",
             parameter="keys",

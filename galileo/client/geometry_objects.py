@@ -74,7 +74,7 @@ def _array(values: Any, name: str) -> Any:
         array = pa.array(listed, from_pandas=True)
         if not pa.types.is_struct(array.type):
             return array
-    except (ValueError, TypeError, pa.ArrowException):
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):
         pass  # These are objects that Arrow does not know.
     return _encoded(_shapes(listed, name))
 

@@ -32,7 +32,7 @@ from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import GalileoError, GalileoWarning, InputError, InvalidObservations
 from galileo.formats import Mapping as FileMapping
 from galileo.formats import Source, open_source
-from galileo.formats.memory import is_grid, is_table, named_tables, open_grid, open_table
+from galileo.formats.memory import is_grid, is_table, named_tables, open_grid, open_table, opened
 from galileo.formats.reader import Reader
 from galileo.formats.source import BATCH_ROWS, rebatch, split_by_bytes
 from galileo.model.observations import normalise
@@ -161,19 +161,20 @@ class Sending:
         """The batches of everything, in order."""
         common, number = self.name, self.first_batch
         async with aclosing(_each(data)) as items:
-            async for item in items:
-                source = await self._source(item)
-                if source is not None and source.path is not None and self.producer is None:
-                    self.name = await in_thread(source.digest, self.batch_rows)
-                    async for count, table in _numbered(self._read(source)):
-                        yield Batch(self.name, count, table)
-                    self.name = common
-                    continue
-                tables = self._plain(item) if source is None else self._read(source)
-                async with aclosing(tables):
-                    async for table in tables:
-                        yield Batch(common, number, table)
-                        number += 1
+            async for each in items:
+                with opened(each) as item:
+                    source = await self._source(item)
+                    if source is not None and source.path is not None and self.producer is None:
+                        self.name = await in_thread(source.digest, self.batch_rows)
+                        async for count, table in _numbered(self._read(source)):
+                            yield Batch(self.name, count, table)
+                        self.name = common
+                        continue
+                    tables = self._plain(item) if source is None else self._read(source)
+                    async with aclosing(tables):
+                        async for table in tables:
+                            yield Batch(common, number, table)
+                            number += 1
 
     async def _source(self, item: Any) -> Source | None:
         """What has to be read by a mapping; None for a table that has the dataset's columns."""

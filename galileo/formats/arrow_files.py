@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from galileo.arrays import plain_type
 from galileo.errors import InputError
 from galileo.formats.columns import (
     ColumnReader,
@@ -18,14 +21,19 @@ from galileo.formats.columns import (
     other_columns,
     typed_variables,
 )
-from galileo.formats.mapping import Mapping
-from galileo.formats.type_conversion import is_text
+from galileo.formats.mapping import Mapping as FileMapping
+from galileo.formats.source import rebatch
+from galileo.model.observations import is_text
 
 PIECE_ROWS = 65_536
+PREFIXED_ROWS = 64
+"""Rows that are decoded at once of texts that repeat the beginning of the text before."""
 ARROW_FILE_MAGIC = b"ARROW1"
+_DICTIONARY_ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+"""Encodings of texts that Arrow reads as dictionaries."""
 
 
-def open_parquet(path: Path, mapping: Mapping) -> ColumnReader:
+def open_parquet(path: Path, mapping: FileMapping) -> ColumnReader:
     with _readable(path, "Parquet"), pq.ParquetFile(path) as file:
         check_width(path, len(file.schema_arrow.names))
         infos, names = typed_variables(file.schema_arrow), file.schema_arrow.names
@@ -35,28 +43,49 @@ def open_parquet(path: Path, mapping: Mapping) -> ColumnReader:
         coordinates_of(mapping, names),
         infos,
         rows,
-        lambda columns: _scan_parquet(path, columns),
+        lambda columns: scan_parquet(path, columns),
         mapping,
         others,
     )
 
 
-def _scan_parquet(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
-    with _readable(path, "Parquet"), _open_parquet(path) as file:
-        for batch in file.iter_batches(PIECE_ROWS, columns=list(columns)):
-            yield from _validate(path, batch, columns)
+def scan_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The rows of some columns in pieces; None: of all columns.
+
+    A few bytes can encode many texts. They stay dictionaries where they are; of those that repeat
+    the beginning of the text before, few are decoded at a time.
+    """
+    with _readable(path, "Parquet"), _open_parquet(path) as (file, encodings):
+        names = file.schema_arrow.names if columns is None else columns
+        has_prefixes = any("DELTA_BYTE_ARRAY" in encodings.get(name, ()) for name in names)
+        rows = PREFIXED_ROWS if has_prefixes else PIECE_ROWS
+        batches = file.iter_batches(rows, columns=None if columns is None else list(columns))
+        pieces = itertools.chain.from_iterable(_validate(path, one, columns) for one in batches)
+        yield from rebatch(pieces, rows_max=PIECE_ROWS) if has_prefixes else pieces
 
 
 @contextmanager
-def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
-    """The file, with texts as dictionaries: a few bytes can encode many texts."""
+def _open_parquet(path: Path) -> Iterator[tuple[pq.ParquetFile, Mapping[str, set[str]]]]:
+    """The file, with texts as dictionaries where they are stored so, and the encodings."""
     with pq.ParquetFile(path) as file:
-        texts = [field.name for field in file.schema_arrow if is_text(field.type)]
-    with pq.ParquetFile(path, read_dictionary=texts) as file:
-        yield file
+        texts = [field.name for field in file.schema_arrow if is_text(plain_type(field.type))]
+        encodings = _encodings(file.metadata)
+    coded = [name for name in texts if not encodings.get(name, set()) - _DICTIONARY_ENCODINGS]
+    with pq.ParquetFile(path, read_dictionary=coded) as file:
+        yield file, encodings
 
 
-def open_arrow(path: Path, mapping: Mapping) -> ColumnReader:
+def _encodings(metadata: pq.FileMetaData) -> dict[str, set[str]]:
+    """The encodings of each column that is not nested."""
+    encodings: dict[str, set[str]] = defaultdict(set)
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for column in map(group.column, range(group.num_columns)):
+            encodings[column.path_in_schema].update(column.encodings)
+    return encodings
+
+
+def open_arrow(path: Path, mapping: FileMapping) -> ColumnReader:
     with _readable(path, "Arrow IPC"), pa.OSFile(str(path)) as file:
         schema = (
             pa.ipc.open_file(file).schema if _is_file(path) else pa.ipc.open_stream(file).schema
@@ -67,13 +96,14 @@ def open_arrow(path: Path, mapping: Mapping) -> ColumnReader:
         coordinates_of(mapping, names),
         infos,
         None,
-        lambda columns: _scan_arrow(path, columns),
+        lambda columns: scan_arrow(path, columns),
         mapping,
         other_columns(schema),
     )
 
 
-def _scan_arrow(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
+def scan_arrow(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The rows of some columns in pieces; None: of all columns."""
     with _readable(path, "Arrow IPC"), pa.OSFile(str(path)) as file:
         for batch in _batches(path, file):
             yield from _validate(path, batch, columns)
@@ -93,9 +123,12 @@ def _is_file(path: Path) -> bool:
         return file.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC
 
 
-def _validate(path: Path, batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[pa.Table]:
+def _validate(
+    path: Path, batch: pa.RecordBatch, columns: Sequence[str] | None
+) -> Iterator[pa.Table]:
     """The columns in pieces, fully validated: Arrow does not validate offsets and texts."""
-    table = pa.Table.from_batches([batch]).select(list(columns))
+    table = pa.Table.from_batches([batch])
+    table = table if columns is None else table.select(list(columns))
     table.validate(full=True)
     for start in range(0, table.num_rows, PIECE_ROWS):
         piece = table.slice(start, PIECE_ROWS)

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pyarrow as pa
 
+from galileo.arrays import plain_type
 from galileo.errors import InputError, UnknownProperty
 from galileo.formats.expressions import Columns, Expression, Literal, Name, parse
 from galileo.formats.expressions import names as expression_names
@@ -17,14 +18,13 @@ from galileo.formats.reader import table_of
 from galileo.formats.type_conversion import (
     TIME_PARTS,
     feature_type,
-    is_text,
     null_sentinels,
     one_array,
     time_columns,
     times,
 )
 from galileo.formats.variables import VariableInfo, format_names
-from galileo.model.observations import text_bytes
+from galileo.model.observations import is_text, text_bytes
 from galileo.model.schema import COORDINATES, nearest_name
 from galileo.model.times import TIME_TYPE, micros
 
@@ -146,9 +146,7 @@ def find_columns(names: Sequence[str], among: Sequence[str] = COORDINATES) -> di
 def _degrees(coordinate: str, source: str | None, *, names: Sequence[str]) -> Expression:
     if source is None:
         return Name(_usual(coordinate, names) or _absent(coordinate, names))
-    if source in names:
-        return Name(source)
-    expression = parse(source)
+    expression = Name(source) if source in names else parse(source)
     for name in expression_names(expression):
         _check_known(name, names)
     return expression
@@ -161,6 +159,12 @@ def _check_known(name: str, names: Sequence[str]) -> None:
         raise UnknownProperty(
             f"there is no column {name!r}{hint} The columns are {format_names(names)}",
             nearest=close,
+            column=name,
+        )
+    if names.count(name) > 1:
+        raise InputError(
+            f"expected column {name!r} once, got it {names.count(name)} times; rename the others",
+            expected="unique",
             column=name,
         )
 
@@ -243,7 +247,7 @@ def typed_variables(schema: pa.Schema) -> tuple[VariableInfo, ...]:
             field.name,
             type=feature_type(field.type),
             description=str(field.type),
-            default=not pa.types.is_null(field.type),
+            default=not pa.types.is_null(plain_type(field.type)),
         )
         for field in schema
         if field.name not in others
@@ -255,7 +259,7 @@ def other_columns(schema: pa.Schema) -> tuple[str, ...]:
     return tuple(
         field.name
         for field in schema
-        if feature_type(field.type) is None and not pa.types.is_null(field.type)
+        if feature_type(field.type) is None and not pa.types.is_null(plain_type(field.type))
     )
 
 

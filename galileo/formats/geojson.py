@@ -54,8 +54,7 @@ def open_geojson(path: Path, mapping: Mapping) -> ColumnReader:
     if not len(features):
         return empty_reader(mapping)
     table = _flat(path, features)
-    where = coordinates_of(mapping, table.column_names)
-    table = times_in_milliseconds(table, where)
+    where = coordinates_of_json(mapping, table)
 
     def scan(columns: Sequence[str]) -> list[pa.Table]:
         return [table.select(list(columns))]
@@ -70,13 +69,12 @@ def open_geojson(path: Path, mapping: Mapping) -> ColumnReader:
     )
 
 
-def times_in_milliseconds(table: pa.Table, where: Coordinates) -> pa.Table:
-    """The table with times that are integers as timestamps."""
-    names = table.column_names
-    if where.time not in names or not pa.types.is_integer(table.column(where.time).type):
-        return table
-    column = pc.cast(table.column(where.time), pa.timestamp("ms", tz="UTC"))
-    return table.set_column(names.index(where.time), where.time, column)
+def coordinates_of_json(mapping: Mapping, table: pa.Table) -> Coordinates:
+    """The coordinates, where times that are numbers are milliseconds."""
+    where = coordinates_of(mapping, table.column_names)
+    if where.time not in table.column_names or not _is_number(table.column(where.time).type):
+        return where
+    return replace(where, time=f"epoch_ms({where.time})")
 
 
 def infos_of_json(table: pa.Table) -> tuple[VariableInfo, ...]:

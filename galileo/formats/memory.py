@@ -6,18 +6,19 @@ Imports no optional library: the caller of an object of one has imported it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from galileo.errors import InvalidObservations
+from galileo.errors import GalileoError, InvalidObservations
 from galileo.formats.columns import (
     ColumnReader,
     Coordinates,
     coordinates_of,
     find_columns,
+    other_columns,
     typed_variables,
 )
 from galileo.formats.mapping import Mapping as FileMapping
@@ -76,17 +77,15 @@ def named_tables(data: Any) -> Iterator[Observations]:
     for table in _stream(data)[1]:
         columns = find_columns(table.column_names)
         roles = {name: role for role, name in columns.items()}
-        names = [roles.get(name, name) for name in table.column_names]
-        yield _decimals_to_floats(table.rename_columns(names))
+        yield table.rename_columns([roles.get(name, name) for name in table.column_names])
 
 
 def plain_tables(data: Any) -> Iterator[pa.Table]:
-    """The pieces of a table as they are; decimals are floats."""
+    """The pieces of a table as they are."""
     if is_frame(data):
         yield as_table(data)
         return
-    for table in _stream(data)[1]:
-        yield _decimals_to_floats(table)
+    yield from _stream(data)[1]
 
 
 def open_table(data: Any, mapping: FileMapping) -> ColumnReader:
@@ -104,6 +103,7 @@ def open_table(data: Any, mapping: FileMapping) -> ColumnReader:
         rows,
         lambda columns: (table.select(list(columns)) for table in tables),
         mapping,
+        other_columns(schema),
     )
 
 
@@ -131,16 +131,43 @@ def _stream(data: Any) -> tuple[pa.Schema, Rows]:
         data = _table_of_arrays(data)
     if isinstance(data, pa.Table):
         return data.schema, iter([data])
-    try:
+    if isinstance(data, pa.RecordBatchReader):
+        return data.schema, _batches(data)
+    with _named_columns(data):
         if hasattr(type(data), "__arrow_c_array__"):
             batch = pa.record_batch(data)
             return batch.schema, iter([pa.Table.from_batches([batch])])
         reader = pa.RecordBatchReader.from_stream(data)
+        return reader.schema, _batches(reader)
+
+
+@contextmanager
+def opened(data: Any) -> Iterator[Any]:
+    """Data for the block; a stream of another library is closed if the block fails.
+
+    DuckDB refuses further queries of a connection whose stream is open.
+    """
+    is_stream = hasattr(type(data), "__arrow_c_stream__") and not is_frame(data)
+    if not is_stream or isinstance(data, pa.Table | pa.RecordBatchReader):
+        yield data
+        return
+    with _named_columns(data):
+        reader = pa.RecordBatchReader.from_stream(data)
+    try:
+        yield reader
+    except (GalileoError, GeneratorExit):  # After others, a thread may still be reading.
+        reader.close()
+        raise
+
+
+@contextmanager
+def _named_columns(data: Any) -> Iterator[None]:
+    try:
+        yield
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise InvalidObservations(
             f"expected a table with named columns, got {type(data).__name__}: {error}"
         ) from error
-    return reader.schema, _batches(reader)
 
 
 def _batches(reader: pa.RecordBatchReader) -> Rows:
@@ -149,15 +176,6 @@ def _batches(reader: pa.RecordBatchReader) -> Rows:
             yield pa.Table.from_batches([batch])
     except (OSError, pa.ArrowException) as error:
         raise InvalidObservations(f"the stream of observations failed: {error}") from error
-
-
-def _decimals_to_floats(table: pa.Table) -> pa.Table:
-    """Converts decimals to floats; literals such as 1.5 are decimals in SQL."""
-    for number, field in enumerate(table.schema):
-        if pa.types.is_decimal(field.type):
-            column = pc.cast(table.column(number), pa.float64())
-            table = table.set_column(number, field.name, column)
-    return table
 
 
 def _table_of_arrays(data: Mapping[Any, Any]) -> pa.Table:
@@ -189,7 +207,7 @@ def _array(name: Any, value: Any) -> pa.Array | None:
         if np.ndim(value) != 1:
             raise pa.ArrowInvalid(f"got {np.ndim(value)} dimensions")
         return one_array(pa.array(value, from_pandas=True))
-    except (TypeError, ValueError, pa.ArrowException) as error:
+    except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise InvalidObservations(
             f"expected an array of one dimension and type in column {name!r}: {error}"
         ) from error

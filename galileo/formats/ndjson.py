@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from galileo.errors import InputError
-from galileo.formats.columns import ColumnReader, coordinates_of, empty_reader, other_columns
-from galileo.formats.geojson import columns_of_json, infos_of_json, read_json, times_in_milliseconds
+from galileo.formats.columns import ColumnReader, empty_reader, other_columns
+from galileo.formats.geojson import columns_of_json, coordinates_of_json, infos_of_json, read_json
 from galileo.formats.mapping import Mapping
 
 
@@ -31,8 +31,7 @@ def open_ndjson(path: Path, mapping: Mapping) -> ColumnReader:
     others = other_columns(document.schema)  # Arrow's lists of nulls are damaged; none is read.
     names = [name for name in document.column_names if name not in others]
     table = columns_of_json(path, {name: document.column(name) for name in names})
-    where = coordinates_of(mapping, table.column_names)
-    table = times_in_milliseconds(table, where)
+    where = coordinates_of_json(mapping, table)
 
     def scan(columns: Sequence[str]) -> list[pa.Table]:
         return [table.select(list(columns))]

@@ -9,10 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.json as pjson
-import pyarrow.parquet as pq
 
 from galileo.errors import InputError
-from galileo.formats.arrow_files import PIECE_ROWS
+from galileo.formats.arrow_files import scan_arrow, scan_parquet
 
 ROW_BYTES_MAX = 16 << 20
 """Bytes of a row of CSV or JSON lines; a geometry can take some of them."""
@@ -42,17 +41,11 @@ def open_rows(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _parquet(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(PIECE_ROWS):
-            yield pa.Table.from_batches([batch])
+    return scan_parquet(path)
 
 
 def _arrow(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
-    with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-        for number in range(reader.num_record_batches):
-            table = pa.Table.from_batches([reader.get_batch(number)])
-            table.validate(full=True)
-            yield table
+    return scan_arrow(path)
 
 
 def _delimited(delimiter: str) -> Opener:

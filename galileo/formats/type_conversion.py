@@ -11,15 +11,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from galileo import arrays
 from galileo.errors import InputError, InvalidObservations
-from galileo.model.observations import nan_to_null
+from galileo.model.observations import is_text, nan_to_null
 from galileo.model.schema import ARROW_TYPES, FeatureType
-from galileo.model.times import MICROS, TIME_TYPE, time_column
+from galileo.model.times import MICROS, TIME_MAX_US, TIME_TYPE, time_column
 
 EPOCH_UNITS_US = {"epoch_s": MICROS, "epoch_ms": MICROS // 1000}
 SHOWN_MAX = 40
 """Characters of a value in an error message."""
 TIME_PARTS = ("year", "month", "day", "hour", "minute", "second")
+DAY = TIME_PARTS.index("day")
+_PART_RANGES = ((1, 10_000), (1, 13), (1, 32), (0, 24), (0, 60), (0, 61))
+"""The least value of each part, and the first one that is too large."""
 
 _NUMBER = {
     "int": r"^-?[0-9]{1,18}$",
@@ -30,13 +34,9 @@ _EPOCH = re.compile(r"(epoch_s|epoch_ms)\s*\(\s*(.+?)\s*\)")
 
 
 def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """A column as one array, with dictionaries and views decoded."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return column.cast(pa.string()) if pa.types.is_string_view(column.type) else column
+    """A column as one array of plain values."""
+    values = arrays.plain(column)
+    return arrays.one_array(values) if isinstance(values, pa.ChunkedArray) else values
 
 
 def null_sentinels(column: pa.Array, sentinels: Sequence[str]) -> pa.Array:
@@ -44,8 +44,6 @@ def null_sentinels(column: pa.Array, sentinels: Sequence[str]) -> pa.Array:
 
     Numbers are compared in the precision of the column: -999.9 matches the nearest 32-bit float.
     """
-    if pa.types.is_decimal(column.type) or column.type == pa.float16():
-        column = column.cast(pa.float64() if pa.types.is_decimal(column.type) else pa.float32())
     for sentinel in sentinels:
         mask = _equal(column, sentinel)
         if mask is not None:
@@ -63,6 +61,8 @@ def _equal(column: pa.Array, sentinel: str) -> pa.Array | None:
         is_number = pc.match_substring_regex(column, _NUMBER["float"])
         numbers = _strip_plus(pc.if_else(is_number, column, pa.scalar(None, column.type)), "float")
         return pc.or_kleene(same, pc.equal(pc.cast(numbers, pa.float64()), number))
+    if number is not None and pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
     if number is None or not (
         pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     ):
@@ -90,21 +90,15 @@ def guess_type(column: pa.Array) -> FeatureType:
 
 def feature_type(kind: pa.DataType) -> FeatureType | None:
     """The feature type of an Arrow type; None if there is none, as for lists."""
-    if pa.types.is_dictionary(kind):
-        return feature_type(kind.value_type)
+    kind = arrays.plain_type(kind)
     if pa.types.is_boolean(kind):
         return "bool"
     if pa.types.is_integer(kind):
         return "int"
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return "float"
-    return "text" if is_text(kind) or pa.types.is_temporal(kind) else None
-
-
-def is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+    is_instant = pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind)
+    return "text" if is_text(kind) or is_instant else None
 
 
 def convert(column: pa.Array, kind: FeatureType, *, name: str, first_row: int) -> pa.Array:
@@ -123,8 +117,13 @@ def convert(column: pa.Array, kind: FeatureType, *, name: str, first_row: int) -
     try:
         if pa.types.is_floating(column.type) and kind != "float":
             column = nan_to_null(column)
+        is_other = feature_type(column.type) is None and not pa.types.is_null(column.type)
+        if is_other or (pa.types.is_temporal(column.type) and kind != "text"):
+            raise pa.ArrowNotImplementedError("Arrow parses bytes, and takes times for numbers")
         values = (
-            column if column.type == arrow_type else pc.cast(_strip_plus(column, kind), arrow_type)
+            column
+            if column.type == arrow_type
+            else arrays.cast(_strip_plus(column, kind), arrow_type)
         )
     except pa.ArrowInvalid as error:
         raise _conversion_error(column, kind, name=name, first_row=first_row) from error
@@ -165,11 +164,14 @@ def _conversion_error(
 ) -> InvalidObservations:
     if is_text(column.type):
         fits = pc.match_substring_regex(column, _NUMBER[kind])
+    elif pa.types.is_integer(column.type) and kind == "float":
+        fits = pa.array(arrays.held_by_floats(column))
     else:
-        values = column.to_numpy(zero_copy_only=False).astype(np.float64)
-        fits = pa.array((values == np.trunc(values)) | np.isnan(values))
+        values = np.asarray(pc.fill_null(column, 0)).astype(np.float64)
+        fits = pa.array((values == np.trunc(values)) & (np.abs(values) < 2.0**63))
     row = fits.index(pa.scalar(False)).as_py()
-    shown = repr(column[row].as_py()) if row >= 0 else "one that does not fit 64 bits"
+    shown = str(column[row].as_py()) if row >= 0 else "one that does not fit 64 bits"
+    shown = repr(shown) if is_text(column.type) and row >= 0 else shown
     place = f" in row {first_row + row}" if row >= 0 else ""
     return InvalidObservations(
         f"expected {kind} values in {name!r}, got {shown}{place}; "
@@ -217,11 +219,27 @@ def times(columns: Sequence[pa.Array], source: str, *, first_row: int) -> pa.Arr
 
 
 def _from_epoch(column: pa.Array, unit_us: int, *, name: str, row: int) -> pa.Array:
-    if pa.types.is_integer(column.type):
-        return pc.cast(pc.multiply(pc.cast(column, pa.int64()), unit_us), TIME_TYPE)
-    numbers = convert(column, "float", name=name, first_row=row)
-    micros = pc.round(pc.multiply(numbers, float(unit_us)))
-    return pc.cast(pc.cast(micros, pa.int64()), TIME_TYPE)
+    is_exact = pa.types.is_integer(column.type)
+    numbers = column if is_exact else convert(column, "float", name=name, first_row=row)
+    limit = TIME_MAX_US // unit_us + 1
+    outside = pc.fill_null(
+        pc.greater(pc.abs(pc.cast(numbers, pa.float64(), safe=False)), limit), False
+    )
+    if pc.any(outside).as_py():
+        wrong = outside.index(pa.scalar(True)).as_py()
+        raise InvalidObservations(
+            f"expected numbers of times of the years 1 to 9999 in {name!r}, got "
+            f"{column[wrong].as_py()} in row {row + wrong}; where it means a missing value, name "
+            "it with --missing (in Python missing=)",
+            row=row + wrong,
+            column=name,
+        )
+    whole = numbers if is_exact else pc.floor(numbers)
+    micros = pc.multiply(pc.cast(whole, pa.int64()), unit_us)
+    if not is_exact:
+        rest = pc.round(pc.multiply(pc.subtract(numbers, whole), float(unit_us)))
+        micros = pc.add(micros, pc.cast(rest, pa.int64()))
+    return pc.cast(micros, TIME_TYPE)
 
 
 def _from_parts(columns: Sequence[pa.Array], names: Sequence[str], *, first_row: int) -> pa.Array:
@@ -248,14 +266,20 @@ def _from_parts(columns: Sequence[pa.Array], names: Sequence[str], *, first_row:
 
 
 def _calendar(parts: list[npt.NDArray[np.float64]], *, first_row: int) -> npt.NDArray[np.int64]:
-    """Microseconds of year, month, day, hour, minute, second."""
-    year, month, day = (part.astype(np.int64) for part in parts[:3])
-    first = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
-    date = first.astype("datetime64[D]") + (day - 1)
-    hour, minute, second = parts[3:]
-    clock_s = hour * 3600 + minute * 60 + second
-    wrong = (month < 1) | (month > 12) | (day < 1) | (date.astype("datetime64[M]") != first)
-    wrong |= (clock_s < 0) | (hour > 23) | (minute >= 60) | (second >= 61)
+    """Microseconds of year, month, day, hour, minute, second.
+
+    A day, an hour or a minute may have a fraction where all parts after it are 0.
+    """
+    wrong = np.logical_or.reduce(
+        [(part < low) | (part >= end) for part, (low, end) in zip(parts, _PART_RANGES, strict=True)]
+    )
+    for place, part in enumerate(parts[:-1]):
+        is_followed = np.any([later != 0 for later in parts[max(place, DAY) + 1 :]], axis=0)
+        wrong |= (part != np.floor(part)) & (is_followed | (place < DAY))
+    whole = [np.where(wrong, 1.0, np.floor(part)).astype(np.int64) for part in parts[:3]]
+    first = ((whole[0] - 1970) * 12 + whole[1] - 1).astype("datetime64[M]")
+    date = first.astype("datetime64[D]") + (whole[2] - 1)
+    wrong |= date.astype("datetime64[M]") != first
     if wrong.any():
         row = int(np.argmax(wrong))
         values: Any = [float(part[row]) for part in parts]
@@ -265,5 +289,7 @@ def _calendar(parts: list[npt.NDArray[np.float64]], *, first_row: int) -> npt.ND
             row=first_row + row,
             expected="time_parts",
         )
+    days, hours, minutes, seconds = (parts[DAY] - whole[DAY], *parts[DAY + 1 :])
+    clock_s = days * 86_400 + hours * 3600 + minutes * 60 + seconds
     midnight = date.astype("datetime64[us]").astype(np.int64)
     return midnight + np.round(clock_s * MICROS).astype(np.int64)

@@ -67,7 +67,8 @@ def check_column(schema: pa.Schema, name: str) -> None:
 def _extension(field: pa.Field) -> tuple[bytes | None, bytes | None]:
     """The name and the metadata of an extension type, whether it is registered or not."""
     if isinstance(field.type, pa.BaseExtensionType):
-        return field.type.extension_name.encode(), field.type.__arrow_ext_serialize__()
+        serialize = getattr(field.type, "__arrow_ext_serialize__", bytes)  # Not of Arrow's own.
+        return field.type.extension_name.encode(), serialize()
     metadata = field.metadata or {}
     return metadata.get(NAME), metadata.get(METADATA)
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import shapely
 from shapely import GeometryType
 
+from galileo.arrays import plain
 from galileo.errors import InputError
 from galileo.geo import regions, wkb
 from galileo.geo.regions import KINDS, LATITUDE_MAX, LONGITUDE_MAX, VERTICES_MAX, Mask
@@ -93,16 +94,11 @@ def to_geojson(stored: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _plain(chunk: pa.Array) -> pa.Array:
-    """The values of a chunk, without extension, dictionary and views."""
-    if isinstance(chunk.type, pa.BaseExtensionType):
-        chunk = chunk.storage
-    if pa.types.is_dictionary(chunk.type):
-        chunk = chunk.dictionary_decode()
+    """The values of a chunk, without extension, dictionary, runs and views."""
+    chunk = plain(chunk)
     kind = chunk.type
-    if pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+    if pa.types.is_fixed_size_binary(kind):
         return chunk.cast(pa.large_binary())
-    if pa.types.is_string_view(kind):
-        return chunk.cast(pa.large_string())
     if pa.types.is_fixed_size_list(kind):
         return chunk.cast(pa.list_(kind.value_type))
     return chunk
@@ -132,7 +128,7 @@ def _stored(piece: pa.Array, *, is_sent: bool) -> pa.Array:
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
         shapes = _from_texts(piece)
         stored = wkb.encode(shapes)
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    elif (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_number(kind.value_type):
         shapes = _from_boxes(piece)
         stored = wkb.encode(shapes)
     else:
@@ -143,6 +139,12 @@ def _stored(piece: pa.Array, *, is_sent: bool) -> pa.Array:
     wkb.check_items(shapes, stored)
     has_changed = _judge_doubtful(shapes, is_sent=is_sent)
     return wkb.encode(shapes) if has_changed else stored
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    )
 
 
 def _from_texts(piece: pa.Array) -> Shapes:

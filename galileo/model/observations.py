@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from galileo.arrays import cast, plain, plain_type, run_of_rows
 from galileo.errors import InputError, InvalidObservations
 from galileo.model.schema import COORDINATES, Feature, Schema, nearest_name
 from galileo.model.times import (
@@ -64,7 +65,7 @@ def as_table(data: Any) -> pa.Table:
         if isinstance(data, pa.RecordBatchReader):
             return data.read_all()
         return pa.Table.from_batches(list(data))
-    except (TypeError, ValueError, OSError, pa.ArrowException) as error:
+    except (TypeError, ValueError, OverflowError, OSError, pa.ArrowException) as error:
         raise InvalidObservations(
             "expected an Arrow table, record batches of one schema or a pandas DataFrame, "
             f"got {type(data).__name__}: {error}",
@@ -162,7 +163,7 @@ def _all_within(values: pa.ChunkedArray, low: float, high: float) -> bool:
 
 
 def _coordinate(table: pa.Table, name: str) -> pa.ChunkedArray:
-    values = table.column(name)
+    values = plain(table.column(name))
     if not _is_number(values.type):
         raise InvalidObservations(
             f"expected degrees in column {name!r}, got {values.type}",
@@ -194,6 +195,7 @@ def _in_range(values: pa.ChunkedArray, name: str, low: float, high: float) -> pa
 def _time(table: pa.Table, schema: Schema) -> pa.ChunkedArray:
     times = table.column("time")
     refuse_long(times, "time")
+    times = plain(times)
     # The first bucket that begins in year 1; an earlier one has a start that no calendar has.
     low = -(-TIME_MIN_US // schema.time_bucket_us) * schema.time_bucket_us
     if times.type == TIME_TYPE and not times.null_count and len(times):
@@ -242,35 +244,17 @@ def _feature(table: pa.Table, feature: Feature) -> pa.ChunkedArray:
         return pa.chunked_array([pa.nulls(table.num_rows, feature.arrow_type)])
     values = table.column(feature.name)
     refuse_long(values, feature.name)
-    if pa.types.is_dictionary(values.type):
-        values = _decode_dictionary(values, feature)
-    if pa.types.is_null(values.type):
-        return values.cast(feature.arrow_type)
-    if not _fits(values.type, feature.type):
+    kind = plain_type(values.type)
+    if pa.types.is_null(kind):
+        return pa.chunked_array([pa.nulls(table.num_rows, feature.arrow_type)])
+    if not _fits(kind, feature.type):  # It is not known how much memory other values would take.
         raise InvalidObservations(
             f"expected {feature.type} values in column {feature.name!r}, got {values.type}; "
             "convert the column first",
             expected=feature.type,
             column=feature.name,
         )
-    return nan_to_null(_cast(values, feature))
-
-
-def _decode_dictionary(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
-    """The values, if they fit; it is not known how much memory others would take."""
-    kind = values.type.value_type
-    try:
-        if pa.types.is_null(kind) or _fits(kind, feature.type):
-            return values.cast(kind)
-        reason = ""
-    except pa.ArrowNotImplementedError:
-        reason = ", which cannot be decoded"
-    raise InvalidObservations(
-        f"expected {feature.type} values in column {feature.name!r}, got {values.type}{reason}; "
-        "convert the column first",
-        expected=feature.type,
-        column=feature.name,
-    )
+    return nan_to_null(_cast(plain(values), feature))
 
 
 def refuse_long(values: pa.ChunkedArray, name: str) -> None:
@@ -287,26 +271,35 @@ def refuse_long(values: pa.ChunkedArray, name: str) -> None:
 
 def text_bytes(values: pa.Array) -> int:
     """Bytes of the texts of all rows; 0 if no text is shared by rows."""
-    if pa.types.is_string_view(values.type):
-        return int(_view_lengths(values).sum())
-    if pa.types.is_dictionary(values.type) and _is_text(values.type.value_type):
-        lengths = np.asarray(pc.binary_length(values.dictionary).fill_null(0), dtype=np.int64)
-        return int(lengths[values.indices.drop_null().to_numpy()].sum())
-    return 0
+    return 0 if is_text(values.type) else int(_lengths(values).sum())
 
 
-def _view_lengths(views: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Lengths of texts, the first four of the 16 bytes of each view."""
-    words = np.frombuffer(views.buffers()[1], "<i4").reshape(-1, 4)
-    lengths = words[views.offset : views.offset + len(views), 0].astype(np.int64)
-    return np.where(np.asarray(views.is_valid()), lengths, 0)
+def _lengths(values: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Bytes of each text, before it is decoded; 0 for other values."""
+    if isinstance(values, pa.ExtensionArray):
+        return _lengths(values.storage)
+    if isinstance(values, pa.DictionaryArray):
+        lengths = np.append(_lengths(values.dictionary), np.int64(0))
+        each: np.ndarray[Any, np.dtype[np.int64]] = lengths[
+            values.indices.cast(pa.int64()).fill_null(-1).to_numpy()
+        ]
+        return each
+    if isinstance(values, pa.RunEndEncodedArray):
+        return _lengths(values.values)[run_of_rows(values)]
+    if pa.types.is_string_view(values.type):  # The first four of the 16 bytes of each view.
+        words = np.frombuffer(values.buffers()[1], "<i4").reshape(-1, 4)
+        lengths = words[values.offset : values.offset + len(values), 0].astype(np.int64)
+        return np.where(np.asarray(values.is_valid()), lengths, 0)
+    if is_text(values.type):
+        return np.asarray(pc.binary_length(values).fill_null(0), dtype=np.int64)
+    return np.zeros(len(values), dtype=np.int64)
 
 
 def _cast(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
     if values.type == feature.arrow_type:
         return values
     try:
-        return values.cast(feature.arrow_type)
+        return cast(values, feature.arrow_type)
     except pa.ArrowInvalid as error:
         raise InvalidObservations(
             f"expected {feature.type} values in column {feature.name!r}: {error}",
@@ -337,15 +330,17 @@ def _fits(given: pa.DataType, wanted: str) -> bool:
     if wanted == "float":
         return _is_number(given)
     if wanted == "int":
-        return bool(pa.types.is_integer(given))
+        return bool(pa.types.is_integer(given) or pa.types.is_decimal(given))
     if wanted == "bool":
         return bool(pa.types.is_boolean(given))
-    return _is_text(given) or bool(pa.types.is_string_view(given))
+    return is_text(given)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    )

@@ -20,11 +20,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from galileo.arrays import one_array
+from galileo.arrays import cast, one_array, plain, plain_type
 from galileo.errors import InputError, InvalidObservations, InvalidSchema, reason_of
 from galileo.geo import geoarrow, geometry_columns
 from galileo.hashing import digest, hash128
-from galileo.model.observations import refuse_long
+from galileo.model.observations import is_text, refuse_long
 from galileo.model.schema import (
     ARROW_TYPES,
     FEATURE_NAME,
@@ -354,16 +354,12 @@ def _column(
     if is_sent:
         refuse_long(values, name)
     try:
-        if pa.types.is_dictionary(values.type):
-            values = _decoded(values)
+        if not _fits(plain_type(values.type), kind):
+            raise InputError(f"{values.type} values")
+        values = plain(values)
         if pa.types.is_floating(values.type):
             values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
-        if kind == "time":
-            values = time_column(values)
-        elif pa.types.is_null(values.type) or _is_text(values.type) == (kind == "text"):
-            values = values.cast(_ARROW_TYPES[kind])
-        else:
-            raise InputError(f"{values.type} values")
+        values = time_column(values) if kind == "time" else cast(values, _ARROW_TYPES[kind])
     except (InputError, pa.ArrowException, TypeError) as error:
         raise InvalidObservations(
             f"expected {kind} values in column {name!r} of table {table.name!r}, got "
@@ -376,18 +372,14 @@ def _column(
     return values
 
 
-def _decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The values of a dictionary, if their sizes are known before."""
-    kind = values.type.value_type
-    if not pa.types.is_primitive(kind) and not _is_text(kind) and not pa.types.is_null(kind):
-        raise InputError(f"{kind} values")
-    return values.cast(kind)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+def _fits(given: pa.DataType, wanted: ColumnType) -> bool:
+    """Whether plain values can become those of a column; others may take any memory."""
+    if pa.types.is_null(given) or is_text(given):
+        return pa.types.is_null(given) or wanted in ("text", "time")
+    if wanted == "time":
+        return bool(pa.types.is_primitive(given))
+    is_number = pa.types.is_primitive(given) and not pa.types.is_temporal(given)
+    return wanted != "text" and bool(is_number or pa.types.is_decimal(given))
 
 
 def _geometries(rows: pa.Table, name: str, table: Table, *, is_sent: bool) -> pa.ChunkedArray:

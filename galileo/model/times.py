@@ -19,6 +19,7 @@ from galileo.errors import InputError
 
 MICROS = 1_000_000
 TIME_TYPE = pa.timestamp("us", tz="UTC")
+NAT = -(1 << 63)
 TIME_MIN_US = -62_135_596_800 * MICROS
 """0001-01-01T00:00:00Z, the first instant of ISO 8601 with four-digit years."""
 TIME_MAX_US = 253_402_300_800 * MICROS - 1
@@ -104,11 +105,11 @@ def micros(value: Instant) -> int:
         InputError: it is not a time.
     """
     if isinstance(value, np.datetime64) and not np.isnat(value):
-        return int(value.astype("datetime64[us]").astype(np.int64))
+        return _from_datetime64(value)
     if isinstance(value, dt.datetime) and value == value:  # Not so pandas.NaT, which is one.
         return _from_datetime(value)
     if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
-        return int(np.datetime64(value, "us").astype(np.int64))
+        return _from_datetime64(np.datetime64(value))
     match = _TIME_IN_PYTHON.match(value) if isinstance(value, str) else None
     if match is None:
         raise _not_a_time(value)
@@ -156,6 +157,12 @@ def _from_datetime(value: dt.datetime) -> int:
     return int((value.replace(tzinfo=None) - _EPOCH - offset) // _MICROSECOND)
 
 
+def _from_datetime64(value: np.datetime64) -> int:
+    if not -1e4 < value.astype("datetime64[Y]").astype(np.int64) < 1e5:  # NumPy would wrap around.
+        raise _not_a_time(value)
+    return int(value.astype("datetime64[us]").astype(np.int64))
+
+
 def _not_a_time(value: object) -> InputError:
     return InputError(
         f"expected a time such as '2012-03-01T06:00:00Z', got {value!r}", expected="time"
@@ -194,7 +201,16 @@ def time_column(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Arra
 def _in_micros(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     """Timestamps of any unit; inside, with or without a zone, they count from 1970 UTC."""
     unit = values.type.unit
-    naive = pc.cast(pc.cast(values, pa.int64()), pa.timestamp(unit))
+    numbers = pc.cast(values, pa.int64())
+    if pc.any(pc.equal(numbers, NAT)).as_py():
+        raise InputError(
+            f"expected times, got the number {NAT}, which is NumPy's missing time (NaT), in row "
+            f"{pc.index(numbers, NAT).as_py()}; make it null",
+            row=pc.index(numbers, NAT).as_py(),
+            expected="times",
+            column="time",
+        )
+    naive = pc.cast(numbers, pa.timestamp(unit))
     if unit == "ns":
         naive = pc.floor_temporal(naive, unit="microsecond")
     try:

@@ -15,7 +15,8 @@ from galileo.client.ingestion import (
     Sending,
     send_all,
 )
-from galileo.errors import Unavailable
+from galileo.errors import GalileoError, Unavailable
+from galileo.formats import Mapping
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.wire.v1 import storage_pb2
@@ -109,3 +110,25 @@ async def test_ingest_failure_names_the_producer() -> None:
     with pytest.raises(Unavailable) as caught:
         await sent(SlowRouter(fails_at=3), 400, batch_rows=4)
     assert caught.value.details["producer"] == "p"
+
+
+@pytest.mark.parametrize(
+    ("columns", "mapping"),
+    [
+        ("i AS t, 1 AS other, 1.0 AS latitude, 2.0 AS longitude, DATE '2014-03-01' AS time", ""),
+        ("i AS t, 100.0 AS latitude, 2.0 AS longitude, DATE '2014-03-01' AS time", ""),
+        ("i AS t", "t=t"),
+        ("i AS u, 1.0 AS latitude, 2.0 AS longitude, DATE '2014-03-01' AS time", "t=v"),
+        ("'x' AS t, 1.0 AS latitude, 2.0 AS longitude, DATE '2014-03-01' AS time", "t=t"),
+    ],
+)
+def test_duckdb_relation_that_is_refused_leaves_its_connection_free(
+    columns: str, mapping: str
+) -> None:
+    connection = pytest.importorskip("duckdb").connect()
+    relation = connection.sql(f"SELECT {columns} FROM range(300_000) AS rows(i)")
+    sending = Sending(SCHEMA, None, mapping=Mapping.parse(mapping.split()))
+    with pytest.raises(GalileoError) as refused:
+        asyncio.run(send_all(SlowRouter(), sending, data=relation, progress=None))  # type: ignore[arg-type]
+    assert connection.execute("SELECT 2").fetchall() == [(2,)]
+    assert refused.value.message

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from galileo.formats.memory import open_table
 from galileo.formats.source import suggest_schema
 from galileo.formats.variables import VariableInfo, default_features
 from galileo.model.schema import Feature, Schema
-from tests.kit.expected_errors import raises
 
 PLACE = {"latitude": 40.0, "longitude": -105.0, "time": "2014-03-01T00:00:00Z"}
 Row = dict[str, Any]

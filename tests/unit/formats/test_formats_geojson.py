@@ -181,3 +181,13 @@ def test_geojson_number_beyond_float_raises(
     path.write_text(path.read_text().replace("2.5", number))
     with raises(kind, **details):
         open_source(path)
+
+
+@pytest.mark.parametrize("time", [1_393_632_000_123.5, 1_393_632_000_123, 1e12])
+def test_geojson_number_as_time_may_have_a_fraction(path: Path, time: float) -> None:
+    moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=time * 1000)
+    write(path, point([8.0, 50.0], time=time, v=1.5))
+    assert read(path).column("time").to_pylist() == [moment]
+    write(path, point([8.0, 50.0], time=time, v=1.5), point([8.0, 50.0], time=1e300, v=1.5))
+    with raises(InvalidObservations, column="time", row=1):
+        read(path)

@@ -95,12 +95,37 @@ def test_times_random_parts_equal_calendar(moment: dt.datetime) -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    [(2023, 2, 29, 0), (2023, 13, 1, 0), (2023, 0, 1, 0), (2023, 4, 31, 0), (2023, 4, 3, 24)],
+    [
+        *((2023, 2, 29, 0), (2023, 13, 1, 0), (2023, 0, 1, 0), (2023, 4, 31, 0), (2023, 4, 3, 24)),
+        *((2023, 1, 1, -1), (2023.5, 1, 1, 0), (2023, 1.5, 1, 0), (2023, 1, 1.5, 2)),
+        *((0, 1, 1, 0), (10_000, 1, 1, 0), (1e15, 1, 1, 0), (-9999, 1, 1, 0)),
+        *((float("inf"), 1, 1, 0), (2023, 1, float("inf"), 0), (2023, 1, 1, -float("inf"))),
+    ],
 )
 def test_times_invalid_date_raises_with_row(parts: tuple[int, ...]) -> None:
-    columns = [pa.array([2020 if i == 0 else 1, part]) for i, part in enumerate(parts)]
+    columns = [pa.array([2020.0 if i == 0 else 1.0, part]) for i, part in enumerate(parts)]
     with raises(InvalidObservations, row=8, expected="time_parts"):
         times(columns, "year,month,day,hour", first_row=7)
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ((2014, 3, 1.75), dt.datetime(2014, 3, 1, 18)),
+        ((2014, 3, 1.75, 0, 0), dt.datetime(2014, 3, 1, 18)),
+        ((2014, 3, 31.999), dt.datetime(2014, 3, 31, 23, 58, 33, 600_000)),
+        ((2014, 3, 1, 5.5), dt.datetime(2014, 3, 1, 5, 30)),
+        ((2014, 3, 1, 5, 30.25), dt.datetime(2014, 3, 1, 5, 30, 15)),
+        ((2014, 3, 1, 23, 59, 60.5), dt.datetime(2014, 3, 2, 0, 0, 0, 500_000)),
+    ],
+)
+def test_times_last_part_may_have_a_fraction(
+    parts: tuple[float, ...], expected: dt.datetime
+) -> None:
+    columns = [pa.array([float(part)]) for part in parts]
+    names = ",".join(["year", "month", "day", "hour", "minute", "second"][: len(parts)])
+    found = times(columns, names, first_row=0).to_pylist()
+    assert found == [expected.replace(tzinfo=dt.UTC)]
 
 
 def test_times_missing_parts_raises() -> None:
@@ -137,3 +162,28 @@ def test_times_epoch_of_doubles_is_rounded_to_microseconds(micros: list[int]) ->
 def test_times_invalid_column_raises(column: pa.Array) -> None:
     with raises(InvalidObservations, expected="times", column="t"):
         times([column], "t", first_row=0)
+
+
+EDGES = [-(1 << 63), (1 << 63) - 1, 253_402_300_800_000 * 2, 10**19, -1e300, float("inf"), 1e22]
+
+
+@pytest.mark.parametrize("number", EDGES)
+@pytest.mark.parametrize("source", ["epoch_s(t)", "epoch_ms(t)"])
+def test_times_number_beyond_the_calendar_raises_with_row(number: float, source: str) -> None:
+    column = pa.array([0, number], pa.uint64() if number == 10**19 else None)
+    with raises(InvalidObservations, column="t", row=8):
+        times([column], source, first_row=7)
+
+
+@given(st.integers(-62_135_596_800_000, 253_402_300_799_999))
+def test_times_random_number_of_milliseconds_equals_python(number: int) -> None:
+    moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=number)
+    for column in (pa.array([number]), pa.array([float(number)])):
+        assert times([column], "epoch_ms(t)", first_row=0).to_pylist() == [moment]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_nat_as_a_number_raises_with_row(unit: str) -> None:
+    column = pa.array([0, -(1 << 63)]).view(pa.timestamp(unit))
+    with raises(InvalidObservations, row=8):
+        times([column], "t", first_row=7)

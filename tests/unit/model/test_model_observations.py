@@ -221,7 +221,7 @@ def test_normalise_missing_coordinate_raises_with_row(name: str, missing: float 
     check_refused(table(**{name: [1.0, missing]}), expected="no_nulls", column=name, row=1)
 
 
-@pytest.mark.parametrize("values", [["a", "b"], [True, False], [None, None], [Decimal(1)] * 2])
+@pytest.mark.parametrize("values", [["a", "b"], [True, False], [None, None]])
 def test_normalise_coordinate_of_other_type_raises(values: list[Any]) -> None:
     check_refused(table(latitude=values), expected="degrees", column="latitude")
 
@@ -289,12 +289,13 @@ def test_normalise_time_overflow_raises() -> None:
     [
         ("temperature", ["a", "b"], "float"),
         ("temperature", [True, False], "float"),
-        ("temperature", [Decimal(1), Decimal(2)], "float"),
         ("temperature", [1, 2**53 + 1], "float"),
         ("count", [1.0, 2.0], "int"),
         ("count", [True, False], "int"),
         ("count", pa.array(["a", "b"]).dictionary_encode(), "int"),
         ("count", pa.array([1, 2**64 - 1], pa.uint64()), "int"),
+        ("count", [Decimal("1.5"), Decimal(2)], "int"),
+        ("station", [Decimal(1), Decimal(2)], "text"),
         ("station", [1, 2], "text"),
         ("station", [b"a", b"b"], "text"),
         ("wet", [0, 1], "bool"),
@@ -410,12 +411,6 @@ def test_normalise_huge_shared_text_raises_before_decoding() -> None:
     check_refused(pa.table({**rows, "station": coded}), column="station", bound=TEXT_BYTES_MAX)
     times = pa.table({**rows, "station": ["x"] * count, "time": coded})
     check_refused(times, column="time", bound=TEXT_BYTES_MAX)
-
-
-def test_normalise_dictionary_of_views_raises() -> None:
-    views = pa.array(["a"], pa.string_view())
-    coded = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int8()), views)
-    check_refused(table(station=coded), expected="text", column="station")
 
 
 def test_normalise_dictionary_of_another_type_is_not_decoded() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -253,3 +254,10 @@ def test_time_column_overflow_raises(unit: str, zone: str | None) -> None:
 def test_time_column_other_type_raises(values: list[object]) -> None:
     with raises(InputError, expected="times", column="time"):
         times.time_column(pa.array(values))
+
+
+@pytest.mark.parametrize("number", [1 << 62, (1 << 63) - 1, -(1 << 62)])
+@pytest.mark.parametrize("unit", ["Y", "M", "D", "s"])
+def test_micros_instant_that_64_bits_do_not_hold_raises(number: int, unit: Any) -> None:
+    with pytest.raises(InputError):
+        times.micros(np.datetime64(number, unit))
