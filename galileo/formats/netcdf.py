@@ -20,13 +20,7 @@ import pyarrow as pa
 
 from galileo.errors import InputError
 from galileo.formats.mapping import Mapping
-from galileo.formats.netcdf_grid import (
-    Grid,
-    attribute,
-    decode_times,
-    find_grid,
-    with_constants,
-)
+from galileo.formats.netcdf_grid import Grid, attribute, decode_times, find_grid, with_constants
 from galileo.formats.reader import library_errors, table_of
 from galileo.formats.variables import VariableInfo, qualified_name
 from galileo.model.schema import COORDINATES, FEATURES_MAX, FeatureType
@@ -175,12 +169,13 @@ class NetcdfReader:
     def _read(self, dataset: Any, variable_slice: VariableSlice, *, window: Window) -> pa.Array:
         variable = dataset[variable_slice.variable]
         part = variable.isel({**dict(variable_slice.at), **_along(variable, window)})
-        invalid = _is_invalid(part.values, variable, default_fills=self._default_fills)
-        values, missing = (
+        values = part.values
+        invalid = _is_invalid(values, variable, default_fills=self._default_fills)
+        values, mask = (
             _to_rows(array, part.dims, grid=self._grid, window=window)
-            for array in (part.values, invalid)
+            for array in (values, invalid)
         )
-        return pa.array(values, mask=missing, from_pandas=True)
+        return pa.array(values, mask=mask, from_pandas=True)
 
 
 class _Coordinates:
@@ -273,7 +268,8 @@ def _is_unwritten(values: Any, variable: Any, default_fills: dict[str, Any]) -> 
     if _is_exact(variable) and marks:
         numbers = [number for mark in marks for number in _bounds(variable.attrs.get(mark))]
         exact = [int(number) for number in numbers if float(number).is_integer()]
-        return np.isin(values, np.array([n for n in exact if _fits(n, raw)], dtype=raw))
+        limits = np.iinfo(raw)
+        return np.isin(values, np.array([n for n in exact if limits.min <= n <= limits.max], raw))
     if fill is None or marks:
         return np.zeros(values.shape, dtype=np.bool_)
     stored = _unsigned(np.asarray(fill).astype(raw), variable)
@@ -290,10 +286,6 @@ def _is_exact(variable: Any) -> bool:
     """Whether floats would round its integers, so that xarray must not mask them."""
     is_wide = variable.dtype.kind in "iu" and variable.dtype.itemsize == 8
     return is_wide and not {"scale_factor", "add_offset", "_Unsigned"} & set(variable.attrs)
-
-
-def _fits(number: int, kind: Any) -> bool:
-    return bool(np.iinfo(kind).min <= number <= np.iinfo(kind).max)
 
 
 def _is_packed(variable: Any) -> bool:

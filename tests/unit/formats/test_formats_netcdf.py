@@ -616,6 +616,27 @@ def test_netcdf_slabs_of_any_size_give_same_rows(path: Path, values_max: int) ->
     assert pa.concat_tables(parts.tables(names)).equals(table)
 
 
+def test_netcdf_variable_is_read_once_in_a_pass(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with writing(path, time=2, lat=2, lon=3) as dataset:
+        put_places(dataset)
+        put_times(dataset)
+        put(dataset, "t", ("time", "lat", "lon"), np.ones((2, 2, 3)), valid_min=0.0)
+    reader = open_netcdf(path, Mapping())
+    read_names = []
+    wrapper = xarray.backends.netCDF4_.NetCDF4ArrayWrapper
+    original = wrapper._getitem
+
+    def counting(self: Any, key: Any) -> Any:
+        read_names.append(self.variable_name)
+        return original(self, key)
+
+    monkeypatch.setattr(wrapper, "_getitem", counting)
+    assert sum(table.num_rows for table in reader.tables(["t"])) == 12
+    assert read_names.count("t") == 1
+
+
 def test_netcdf_classic_file_too_short_raises(path: Path) -> None:
     with writing(path, format="NETCDF3_CLASSIC", time=2, lat=2, lon=3) as dataset:
         put_places(dataset)
