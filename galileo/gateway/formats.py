@@ -48,12 +48,15 @@ T = TypeVar("T")
 def preferred(given: str | None, accept: str, offered: Mapping[str, str]) -> str:
     """The format that the parameter `f` names, or else the one that the client prefers.
 
-    A client that accepts none of them gets the first one, as HTTP allows.
+    A client that accepts none of them gets the first one, as HTTP allows. GeoJSON is "json", too,
+    where there is no other JSON.
 
     Raises:
         InputError: there is no format of that name.
     """
     if given is not None:
+        if given == "json" and "json" not in offered and "geojson" in offered:
+            return "geojson"
         if given not in offered:
             raise InputError(
                 f"expected f as one of {', '.join(offered)}, got {given!r}", parameter="f"

@@ -26,6 +26,7 @@ from galileo.gateway.problems import problem
 from galileo.gateway.request_bodies import RequestBodies
 from galileo.gateway.routes import Handler
 from galileo.gateway.streamed import file_answer
+from galileo.model.grouping import OBSERVATIONS
 from galileo.model.schema import Schema
 
 _ID = "#id"
@@ -99,7 +100,13 @@ class ItemRoutes:
             following = request.url.include_query_params(after=page.next)
             links.append(documents.link("next", str(following), documents.GEOJSON))
         at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        body = await self._features(page.table, {"timeStamp": at, "links": links}, wanted.crs)
+        members = {"timeStamp": at, "links": links}
+        if wanted.after is None and page.next is None:
+            members["numberMatched"] = page.table.num_rows
+        elif wanted.after is None and wanted.query == "":  # Nodes have this count in memory.
+            counted = await client.aggregate(schema.name, by=[], require_complete=True)
+            members["numberMatched"] = sum(counted.table.column(OBSERVATIONS).to_pylist())
+        body = await self._features(page.table, members, wanted.crs)
         headers = {"Vary": "Accept", **content_crs(wanted.crs)}
         return Response(body, media_type=documents.GEOJSON, headers=headers)
 

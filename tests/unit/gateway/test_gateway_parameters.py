@@ -151,6 +151,7 @@ def test_filter_that_does_not_parse_is_refused(text: str) -> None:
         (None, "text/csv;q=0.1, application/vnd.apache.parquet", "parquet"),
         (None, "text/csv;q=0", "geojson"),
         ("arrow", "text/csv", "arrow"),
+        ("json", "text/csv", "geojson"),
     ],
 )
 def test_preferred_format(given: str | None, accept: str, format: str) -> None:
