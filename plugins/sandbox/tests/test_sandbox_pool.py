@@ -139,3 +139,16 @@ def test_pool_concurrent_leases_start_one_process(pool: SandboxPool) -> None:
         thread.join()
     assert len(pids) == 4
     assert len(set(pids)) == 1
+
+
+def test_pool_takes_no_sampler_in_use_for_another_one() -> None:
+    """Without processes: who has a place is decided before one starts."""
+    pool = SandboxPool(SandboxLimits(processes=2))
+    keys = [("digest", str(number), "") for number in range(3)]
+    held = [pool._take(key, EVERY) for key in keys[:2]]
+    with raises(Overloaded, bound=2):
+        pool._take(keys[2], EVERY)
+    assert len(pool) == 2
+    pool._release(keys[1], held[1])
+    assert pool._take(keys[2], EVERY).users == 1
+    assert pool._take(keys[0], EVERY).users == 2

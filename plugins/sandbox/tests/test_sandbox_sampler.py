@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -509,3 +510,26 @@ def test_traits_from_bytes_valid_are_read() -> None:
     assert said == process.Traits("global", True, False, ("cell", "station"))
     assert process.Traits.from_bytes(b"\0\0\1\0").needs_columns is None
     assert process.Traits.from_bytes(b"\0\0\1\1").needs_columns == ("",)
+
+
+BURNING = """
+import time
+
+
+class Burning:
+    def sample(self, labels, *, seed):
+        until = time.process_time() + 0.4
+        while time.process_time() < until:
+            pass
+        return labels.rows >= 0
+"""
+
+
+def test_sandboxed_sampler_cpu_time_counts_anew_with_each_call() -> None:
+    limits = SandboxLimits(cpu_s=1.0)
+    with contextlib.closing(
+        SandboxedSampler(archive("Burning", BURNING), SamplerSpec("x"), limits=limits)
+    ) as one:
+        for _ in range(3):
+            assert one.sample(LABELS, seed=1).all()
+        assert one.cpu_s() > limits.cpu_s

@@ -279,3 +279,14 @@ async def test_fence_waits_while_a_partition_is_created(
         await committing
     node.catalog.unfence(partition)
     assert dict((await node.ingest.commit(task)).reached) == {partition: 1}
+
+
+async def test_ingest_numbers_of_one_principal_are_not_those_of_another(
+    cluster: Any, make_observations: Make
+) -> None:
+    for seed, principal in enumerate(("ann", "bob")):
+        for duplicates in (0, 50):
+            answer = await cluster["a"].ingest.ingest(
+                "nam", make_observations(50, seed), producer="p", batch=0, principal=principal
+            )
+            assert (answer.rows, answer.duplicate_rows) == (50, duplicates)

@@ -183,3 +183,13 @@ async def test_read_of_a_damaged_block_is_corrupt_data(
     others = labels.where(labels.partitions != victim)
     assert (await cluster.read(others)).num_rows == others.table.column("rows").to_numpy().sum()
     assert len(await cluster.ask()) == len(labels), "paths are still known"
+
+
+@pytest.mark.parametrize("sequence", [0, 2, 1 << 40])
+async def test_read_commit_that_is_not_there_raises(
+    cluster: Any, make_observations: Make, sequence: int
+) -> None:
+    await cluster.ingest(make_observations(500))
+    [partition, *_] = (p for node in cluster.nodes for p in node.catalog.shard("nam").journals)
+    with raises(InputError, partition=partition, sequence=sequence):
+        await read(cluster, parts((partition, sequence, 0, 1)))

@@ -169,6 +169,14 @@ async def test_admission_counts_request_bytes_until_the_call_ends(served: Served
     assert served.limits.requests_bytes == 0
 
 
+async def test_admission_of_a_small_ingest_keeps_room_for_what_it_has(served: Served) -> None:
+    call = served.call(INGEST, b"12")
+    await served.begun(1)
+    assert served.limits.requests_bytes == 2
+    served.handlers.go.set()
+    assert await call == b"2"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("served", [STAYS_AWAY], indirect=True)
 async def test_admission_of_unfinished_uploads_admits_other_calls(served: Served) -> None:
@@ -285,6 +293,25 @@ async def test_stream_slots_end_one_stalled_reader_per_waiter() -> None:
     assert [one.cancelling() for one in slow] == [1, 0]
     slow[1].cancel()
     await asyncio.wait(slow)
+
+
+async def test_stream_slots_end_the_reader_that_has_stalled_for_longest() -> None:
+    readings, now = admission.StreamSlots(3, gives_way_s=1.0), asyncio.get_running_loop().time()
+
+    async def stalled(for_s: float) -> None:
+        reading = await readings.begin(within_s=TIMEOUT_S)
+        assert reading is not None
+        reading.stalled_at = now - for_s
+        await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(stalled(for_s)) for for_s in (5.0, 9.0, 7.0)]
+    await asyncio.sleep(0)
+    for _ in range(2):
+        readings._end_stalled()
+        assert [task.cancelling() for task in tasks] == [0, 1, 0], "one at a time"
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 async def test_stream_slots_are_granted_in_order() -> None:

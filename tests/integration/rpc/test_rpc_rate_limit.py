@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from galileo.errors import Throttled
 from galileo.model.quotas import NO_RATE, Quotas
 from galileo.rpc.access import ANONYMOUS, ANY_CLIENT, Principal, Role
 from galileo.rpc.quotas import QuotaResolver
-from galileo.rpc.rate_limit import WAIT_MAX_S, Metering, TokenBucket, size_of
+from galileo.rpc.rate_limit import WAIT_MAX_S, Metering, TokenBucket, admit, size_of
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import continuous_pb2, query_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
@@ -163,3 +164,18 @@ def test_metering_forgets_the_least_recently_used() -> None:
     found.meter(replace(ANN, name="e"))
     assert found.meter(replace(ANN, name="a")) is known[0]
     assert found.meter(replace(ANN, name="b")) is not known[1]
+
+
+async def test_each_request_of_a_stream_is_charged() -> None:
+    found, _ = metering_of(Quotas(calls_per_s=10.0))
+    meter = found.meter(ANN)
+
+    async def requests() -> AsyncIterator[Any]:
+        for _ in range(9):
+            yield continuous_pb2.FetchRequest()
+
+    context: Any = None
+    paced = await admit(meter, requests(), context)
+    assert len([request async for request in paced]) == 9
+    meter.buckets["calls_per_s"].take(1.0)  # The call and its requests have taken ten.
+    assert meter.buckets["calls_per_s"].wait_s() == pytest.approx(0.1)

@@ -153,6 +153,17 @@ def test_cycle_retry_pause_grows_with_failures_only():
     assert only(driver.tick(50.0), StartCycle)
 
 
+def test_cycle_retry_pause_begins_anew_after_progress():
+    driver = Driver(failures_before_error=9, cycle_retry_s=4.0)
+    driver.lead()
+    driver.feed(CommitsObserved("d", Cursor({0: 2, 1: 1})))
+    unanswered(driver, now=10.0)
+    unanswered(driver, now=14.0)
+    unanswered(driver, now=22.0, reached=Cursor({0: 1}))
+    unanswered(driver, now=23.0)
+    assert only(driver.tick(27.0), StartCycle)
+
+
 def test_cycle_progress_of_other_partition_keeps_failure_count():
     driver = Driver(failures_before_error=3)
     driver.lead()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator.logs import to_labels, to_paths
 
+from galileo.ccq.cache import LabelCache
 from galileo.ccq.events import (
     AnswerCacheRead,
     AnswerFetch,
@@ -25,6 +26,7 @@ from galileo.ccq.events import (
     RefuseCacheRead,
     SpillPacks,
 )
+from galileo.ccq.handed_off_cache import HandedOffCache
 from galileo.ccq.model import Holder, Record
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.election.events import SaveRecord, Send
@@ -283,3 +285,15 @@ def test_failed_holder_is_announced_to_peers() -> None:
     updates = [one.message for one in only(effects, Send) if isinstance(one.message, RecordUpdate)]
     assert updates
     assert all(message.records[0].holders == (NEW,) for message in updates)
+
+
+def test_closed_cache_refuses_reads_that_wait_for_its_files() -> None:
+    cache = LabelCache(EMPTY_CURSOR)
+    cache.append(to_labels([path(0, 1)]), reached=Cursor({0: 1}))
+    assert cache.spill(1) is not None
+    cache.apply_spilled(1, 77)
+    held = HandedOffCache(CCQ, term=3, cache=cache, now=0.0)
+    for request in (1, 2):
+        held.read(CacheReadRequested(request, "q", 3, EMPTY_CURSOR, 100))
+    assert held.close() == [RefuseCacheRead(1), RefuseCacheRead(2)]
+    assert held.close() == []

@@ -444,3 +444,10 @@ def test_journal_merge_file_reads_differently_is_discarded(
         journal.merge(EVERYTHING, unhurried)
     assert sorted(stored.iterdir()) == before
     check_holds(journal, commits)
+
+
+def test_journal_open_deletes_unfinished_merge(stored: Path, open_journal: Open) -> None:
+    unfinished = stored / f"{1:020d}.merging"
+    unfinished.write_bytes(b"half of it")
+    open_journal(stored, SMALL)
+    assert not unfinished.exists()

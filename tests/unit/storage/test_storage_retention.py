@@ -350,6 +350,25 @@ def test_journal_drop_interrupted_at_any_step_is_whole_or_nothing(
     assert outcomes == {0, len(commits)}
 
 
+def test_journal_drop_of_merged_file_interrupted_before_its_deletion_goes_on(
+    stored: Path, commits: list[Commit], open_journal: Open
+) -> None:
+    disk = MortalDisk()
+    journal = open_journal(stored, JournalOptions(disk=disk, segment_bytes_max=6_000)).journal
+    assert journal.merge(EVERYTHING, unhurried)
+    disk.unlink = refuse_unlink  # type: ignore[method-assign]
+    with pytest.raises(Died):
+        seal_and_drop(journal)
+    again = open_journal(stored, SMALL).journal
+    assert again.dropped == len(commits)
+    check_knows(again, commits, dropped=again.dropped)
+    assert not list(stored.glob("*.merged"))
+
+
+def refuse_unlink(path: Path) -> None:
+    raise Died
+
+
 def check_readable(journal: PartitionJournal, commits: Sequence[Commit]) -> None:
     """After an error of the disk the process goes on, and says the same as its disk."""
     for sequence, commit in enumerate(commits, start=1):
