@@ -175,9 +175,9 @@ class Router:
             return reply
 
         direct = self._caller.call_owner(owner, attempt, patience_s=patience_s)
-        if not topology.is_replicated:
-            return await direct
         others = [node.address for node in topology.nodes if node.address != owner]
+        if not topology.is_replicated or not others:
+            return await direct
         calls = [asyncio.create_task(direct)]
         try:
             done, _ = await asyncio.wait(calls, timeout=self.options.hedge_s)

@@ -67,6 +67,16 @@ def test_spool_new_is_empty(path):
             spool.labels()
 
 
+def test_spool_syncs_before_a_transaction_counts(path):
+    """With less, a power cut takes updates back whose numbers are used again."""
+    with Spool(path) as spool:
+        settings = [
+            spool._database.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("synchronous", "journal_mode")
+        ]
+    assert settings == [3, "delete"]
+
+
 def test_spool_reopened_has_what_was_stored(path):
     with Spool(path) as spool:
         spool.store("ccq-1", Update(labels(1, 2), "t1"))

@@ -23,6 +23,7 @@ from galileo.ccq.events import (
 from galileo.ccq.model import Ccq, Record
 from galileo.cursor import EMPTY_CURSOR
 from galileo.dht.membership import PeerDied
+from galileo.election.duties import COORDINATING_S
 from galileo.election.events import (
     AnswerSubmit,
     MembersChanged,
@@ -387,6 +388,10 @@ def test_coordinator_reports_to_all_nodes_that_it_coordinates() -> None:
     assert not other.machine.is_coordinator("a")
     other.hear("a", Digest(0, 0))
     assert other.machine.is_coordinator("a")
+    other.tick(COORDINATING_S - 0.1)
+    assert other.machine.is_coordinator("a")
+    other.tick(COORDINATING_S + 0.1)
+    assert not other.machine.is_coordinator("a")
 
 
 def test_record_of_a_forgotten_term_begins_a_new_one() -> None:

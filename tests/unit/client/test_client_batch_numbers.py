@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 import galileo
-from galileo.client.ingestion import Sending
+from galileo.client.ingestion import Sending, send_all
 from galileo.errors import InputError
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("amount")])
@@ -34,3 +36,36 @@ async def test_batches_are_numbered_from_the_first() -> None:
 def test_first_batch_of_another_kind_is_refused(number: Any) -> None:
     with pytest.raises(InputError):
         Sending(SCHEMA, "buoys", first_batch=number)
+
+
+class Recording:
+    """A router that keeps what is said of each batch."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[bool, bool]] = []
+
+    async def ingest(self, *_: Any, is_new: bool, is_named: bool, **__: Any) -> list[Any]:
+        self.said.append((is_new, is_named))
+        return []
+
+
+@pytest.mark.parametrize(
+    ("producer", "is_file", "said"),
+    [
+        (None, False, (True, False)),
+        ("buoys", False, (False, True)),
+        (None, True, (False, False)),
+        ("buoys", True, (False, True)),
+    ],
+)
+async def test_batches_are_new_under_generated_names_alone(
+    tmp_path: Path, producer: str | None, is_file: bool, said: tuple[bool, bool]
+) -> None:
+    """A file is named by its content: it may have been sent before, under its own numbers."""
+    data: Any = table(5)
+    if is_file:
+        data = tmp_path / "rain.parquet"
+        pyarrow.parquet.write_table(table(5), data)
+    router = Recording()
+    await send_all(router, Sending(SCHEMA, producer, batch_rows=2), data=data, progress=None)  # type: ignore[arg-type]
+    assert router.said == [said] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from galileo.client.routing import TOPOLOGY_AGE_MIN_S, Router
+from galileo.client.routing import TOPOLOGY_AGE_MIN_S, Router, _first_result
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import Group, Move, NodeInfo, Topology, even_ranges
 from galileo.errors import (
@@ -20,6 +21,7 @@ from galileo.errors import (
     TransientError,
     Unavailable,
 )
+from galileo.hashing import rows_digest
 from galileo.labels import from_ipc
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
@@ -250,3 +252,62 @@ async def test_router_error_of_owner_is_raised_after_all_answers() -> None:
     with pytest.raises(InvalidObservations):
         await router.ingest(SCHEMA, table, producer="p", batch=0)
     assert len(nodes.taken) == len(owners) - 1
+
+
+async def fail(error: Exception) -> int:
+    raise error
+
+
+async def answer(delay_s: float) -> int:
+    await asyncio.sleep(delay_s)
+    return 7
+
+
+async def test_first_result_of_hedged_calls_outlives_a_transient_error() -> None:
+    away, bad = Unavailable("away"), InvalidObservations("no")
+
+    async def first(*calls: Any) -> int:
+        return await _first_result([asyncio.ensure_future(call) for call in calls])
+
+    assert await first(fail(away), answer(0.01)) == 7
+    assert await first(answer(0.01), fail(away)) == 7
+    with pytest.raises(Unavailable):
+        await first(fail(away), fail(away))
+    with pytest.raises(InvalidObservations):
+        await first(fail(bad), answer(60.0))
+
+
+async def test_router_slow_owner_without_another_node_is_waited_for() -> None:
+    alone = replace(TOPOLOGY, groups=(Group("g", (NODES[0],)),), ranges=even_ranges(1), replicas=3)
+    nodes = Nodes(topology=alone, options=CallOptions(hedge_s=0.01))
+
+    async def slow(attempt: Any, **_: Any) -> Any:
+        await asyncio.sleep(0.05)
+        return await attempt(Connection(_Channel(nodes, NODES[0].address), NODES[0].address))
+
+    nodes.call = slow  # type: ignore[method-assign]
+    replies = await Router(nodes).ingest(SCHEMA, observations(5), producer="p", batch=0)  # type: ignore[arg-type]
+    assert [reply.rows for reply in replies] == [5]
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_router_records_a_named_batch_before_its_rows(is_named: bool) -> None:
+    nodes, table = Nodes(), observations(500)
+    router = Router(nodes)  # type: ignore[arg-type]
+    await router.ingest(SCHEMA, table, producer="p", batch=3, is_named=is_named)
+    record, *parts = nodes.heads if is_named else [None, *nodes.heads]
+    assert len(parts) == len(placement.split_by_owner(TOPOLOGY, SCHEMA, table))
+    assert not any(head.digest for head in parts)
+    if record is not None:
+        assert (record.producer, record.batch, record.digest) == ("p", 3, rows_digest(table))
+        home = placement.owner(TOPOLOGY, placement.home_of_producer(TOPOLOGY, SCHEMA, "p"))
+        assert nodes.tried[1] == TOPOLOGY.by_name[home].address
+
+
+async def test_router_batch_that_cannot_be_recorded_is_not_sent() -> None:
+    nodes, table = Nodes(), observations(500)
+    home = placement.owner(TOPOLOGY, placement.home_of_producer(TOPOLOGY, SCHEMA, "p"))
+    nodes.refuses = TOPOLOGY.by_name[home].address
+    with pytest.raises(InvalidObservations):
+        await Router(nodes).ingest(SCHEMA, table, producer="p", batch=0, is_named=True)  # type: ignore[arg-type]
+    assert not nodes.taken
