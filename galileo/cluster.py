@@ -90,7 +90,7 @@ class LocalCluster:
         settings: dict[str, dict[str, Any]] | None = None,
         proof: Credentials | None = None,
     ) -> None:
-        require("server", purpose="LocalCluster")
+        require("server", purpose="a cluster on this machine")
         self._proof = proof or Credentials()
         _check_counts(nodes, 1 if groups is None else groups)
         self._temporary = directory is None

@@ -14,15 +14,19 @@ import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from galileo.dht.topology import (
+    NUMBERS,
     Group,
     NodeInfo,
     Topology,
     even_ranges,
     is_address,
+    node_of,
+    number_of,
     with_port,
 )
 from galileo.errors import ConfigError, GalileoError
@@ -516,14 +520,13 @@ def _check_membership(config: Config) -> None:
 
 
 def _check_listen(config: Config) -> None:
+    for key in ("listen", "address"):
+        if (text := getattr(config.node, key)) and not is_address(text):
+            raise ConfigError(
+                f"expected host:port as node.{key}, got {text!r}", expected="address", key=key
+            )
     if config.node.name not in config.topology.by_name:
         return
-    if not is_address(config.listen):
-        raise ConfigError(
-            f"expected host:port to listen on, got {config.listen!r}",
-            expected="address",
-            key="listen",
-        )
     is_admitted = config.keys.is_tls or config.security.insecure
     if not is_admitted and not is_loopback(config.listen):
         raise ConfigError(
@@ -637,7 +640,7 @@ def _find_errors(raw: Mapping[str, Any]) -> list[str]:
     try:
         topology, is_joining = _topology_of(raw, sections["node"])
     except GalileoError as error:
-        messages += [*_node_errors(raw), error.message]
+        messages += [*_cluster_errors(raw), error.message]
         is_joining = False
         # The other checks do not depend on the topology.
         topology = Topology(
@@ -653,15 +656,19 @@ def _find_errors(raw: Mapping[str, Any]) -> list[str]:
     return messages
 
 
-def _node_errors(raw: Mapping[str, Any]) -> list[str]:
-    """The errors of each node of [cluster], if the table has the right form."""
-    messages = []
+def _cluster_errors(raw: Mapping[str, Any]) -> list[str]:
+    """The errors of each number and node of [cluster], if the table has the right form."""
+    checks: list[Callable[[], object]] = []
     with contextlib.suppress(TypeError, KeyError, AttributeError):
-        for node in [node for group in raw["cluster"]["groups"] for node in group["nodes"]]:
-            try:
-                NodeInfo(**node)
-            except ConfigError as error:
-                messages.append(error.message)
+        checks += [partial(number_of, raw["cluster"], key) for key in NUMBERS]
+        nodes = [node for group in raw["cluster"]["groups"] for node in group["nodes"]]
+        checks += [partial(node_of, node) for node in nodes]
+    messages = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            messages.append(error.message)
     return messages
 
 

@@ -16,7 +16,7 @@ from galileo.cli.data import (
     output_options,
     write_tables,
 )
-from galileo.cli.output import Output, handle_errors
+from galileo.cli.output import Output, counted, handle_errors
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.client import Aggregates, LatestResult
 from galileo.errors import InputError
@@ -187,6 +187,6 @@ def _deliver(
         output.value({unit: table.to_pylist(), **facts})
     else:
         output.rows(table.to_pylist())
-        left = ", of which --all shows the rest" if table.num_rows < len(answer) else ""
-        output.value(None, words=f"{len(answer):,} {unit}{left}")
+        left = f"; {table.num_rows:,} shown, --all shows all" * (table.num_rows < len(answer))
+        output.value(None, words=f"{counted(len(answer), unit.removesuffix('s'))}{left}")
     output.warn_partial(answer.missing)

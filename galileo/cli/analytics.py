@@ -10,11 +10,12 @@ import click
 
 from galileo.cli.ccq import LABELS_SHOWN
 from galileo.cli.lazy import Group
-from galileo.cli.output import Output, handle_errors
+from galileo.cli.output import Output, counted, handle_errors
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.client.analytics_results import FeatureSummary, NodeExplanation, QueryExplanation
 from galileo.client.graph_path import levels_of, parse_vertex
 from galileo.errors import InputError
+from galileo.geo.circles import distance_m
 from galileo.model.schema import Schema
 from galileo.query.cql_text import to_text
 
@@ -62,7 +63,7 @@ def _show_explanation(output: Output, result: QueryExplanation) -> None:
         output.rows(steps)
     lines = [
         "",
-        f"{result.found:,} paths match.",
+        f"paths that match: {result.found:,}",
         f"time: {_time(result.total_s)}, of which planning {_time(result.plan_s)}",
         f"groups: {', '.join(result.groups) or 'none'}",
         f"partitions: {len(result.partitions)} by placement, {len(result.pruned)} of them pruned",
@@ -83,8 +84,8 @@ def _node_row(node: NodeExplanation) -> dict[str, Any]:
         "examined": node.paths_examined,
         "matching": node.found,
         "time": _time(node.seconds),
-        "zones scanned": f"{node.zones_scanned} of {node.zones}",
-        "runs scanned": f"{node.runs - node.runs_pruned} of {node.runs}",
+        "zones scanned": f"{node.zones_scanned} of {node.zones}" if node.zones else "",
+        "runs scanned": f"{node.runs - node.runs_pruned} of {node.runs}" if node.runs else "",
         "cells tested": node.cells_tested,
         "plan": _time(node.plan_s),
         "filter": _time(node.sift_s),
@@ -108,7 +109,7 @@ def _condition(condition: str) -> str:
 @click.option("--latitude", type=float, required=True, help="Latitude of the point in degrees.")
 @click.option("--longitude", type=float, required=True, help="Longitude of the point in degrees.")
 @click.option("-k", "k", type=int, default=10, show_default=True, help="Number of observations.")
-@click.option("--within", type=float, help="Greatest distance in metres.")
+@click.option("--within", metavar="DISTANCE", help="Greatest distance, in metres or such as 50km.")
 @require_complete_option
 @json_option
 @click.pass_obj
@@ -121,7 +122,7 @@ def nearest(
     latitude: float,
     longitude: float,
     k: int,
-    within: float | None,
+    within: str | None,
     require_complete: bool,
 ) -> None:
     """Find the matching observations nearest to a point.
@@ -137,7 +138,7 @@ def nearest(
             latitude=latitude,
             longitude=longitude,
             k=k,
-            within_m=within,
+            within_m=None if within is None else distance_m(within),
             require_complete=require_complete,
         )
     session.output.warn_partial(result.missing)
@@ -149,7 +150,7 @@ def nearest(
     # The distance first, since the last columns may not fit.
     names = ["distance_m", *(name for name in table.column_names if name != "distance_m")]
     session.output.rows(table.select(names).to_pylist())
-    session.output.value(None, words=f"{len(result):,} observations")
+    session.output.value(None, words=counted(len(result), "observation"))
 
 
 @click.command()
@@ -363,9 +364,11 @@ def estimate(
             for q in result.quantiles
         ]
     )
-    behind = f"; the newest {result.behind:,} commits are not counted" if result.behind else ""
+    behind = ""
+    if result.behind:
+        behind = f"; not counted: the newest {counted(result.behind, 'commit')}"
     paths = f"{result.low:,}" if result.low == result.high else f"{result.low:,} to {result.high:,}"
-    words = f"{paths} paths match, as estimated by {result.node}{behind}"
+    words = f"paths that match: {paths}, as estimated by {result.node}{behind}"
     session.output.value(None, words=words)
 
 

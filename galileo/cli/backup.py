@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from galileo.cli.output import handle_errors
+from galileo.cli.output import counted, handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.storage import backup as backups
 from galileo.storage import verify as checks
@@ -59,10 +59,11 @@ def _row(damage: checks.Damage) -> dict[str, object]:
 
 
 def _summary(report: checks.Report) -> str:
-    state = "no damage" if report.ok else f"{len(report.damages)} damaged places"
-    torn = f"; {report.torn_bytes:,} bytes of torn tails" if report.torn_bytes else ""
+    state = "no damage" if report.ok else counted(len(report.damages), "damaged place")
+    torn = f"; {counted(report.torn_bytes, 'byte')} of torn tails" if report.torn_bytes else ""
     return (
-        f"{report.commits:,} commits in {report.files:,} files, {report.bytes / 1e6:,.1f} MB: "
+        f"{counted(report.commits, 'commit')} in {counted(report.files, 'file')}, "
+        f"{report.bytes / 1e6:,.1f} MB: "
         f"{state}{torn}"
     )
 
@@ -123,6 +124,6 @@ def _report(session: Session, manifest: backups.Manifest, *, place: Path) -> Non
     }
     session.output.value(
         facts,
-        words=f"{manifest.commits:,} commits in {len(manifest.files):,} files, "
+        words=f"{counted(manifest.commits, 'commit')} in {counted(len(manifest.files), 'file')}, "
         f"{manifest.total_bytes / 1e6:,.1f} MB: in {place}",
     )

@@ -9,12 +9,12 @@ import click
 
 from galileo.cli.lazy import Group
 from galileo.cli.output import counted, handle_errors, size_of_bytes
-from galileo.cli.retention import HeldResults, held_results, in_units
+from galileo.cli.retention import HeldResults, held_results
 from galileo.cli.session import Session, json_option
 from galileo.client import Client
 from galileo.errors import InputError
 from galileo.model.broker import Broker, Into, Kafka, Mqtt, Sink, Webhook
-from galileo.model.times import MICROS
+from galileo.model.times import MICROS, duration_text
 
 
 @click.group(cls=Group)
@@ -37,8 +37,8 @@ def broker() -> None:
 @click.option("--into", metavar="NAME", help="Store in this dataset or table of the cluster.")
 @click.option(
     "--topic",
-    help="Of --mqtt and --kafka; {channel}, {broker} and with --mqtt {subscription} stand for "
-    "these.",
+    help="Topic for --mqtt or --kafka. {channel}, {broker} and, with --mqtt, {subscription} are "
+    "replaced by their names.",
 )
 @click.option(
     "--wis2",
@@ -50,8 +50,9 @@ def broker() -> None:
 @click.option("--channel", "channels", multiple=True, help="Push for this channel.  [default: all]")
 @click.option(
     "--hold",
-    help="Keep results of channels for so long beyond their keep until they are acknowledged, such "
-    "as 30d.",
+    metavar="DURATION",
+    help="Keep results that the broker has not acknowledged for so long beyond the channel's "
+    "keep, such as 30d.",
 )
 @json_option
 @click.pass_obj
@@ -72,9 +73,9 @@ def create(
 ) -> None:
     """Create the broker NAME, or replace it; running workers adopt it within seconds.
 
-    Without a sink, it is a name for programs that follow channels. With --hold, results of the
-    channels that --channel names, or without these of those in which it has a position, wait for
-    it.
+    Without a sink, it is a name for programs that follow channels. With --hold, the results of its
+    channels are kept until it has acknowledged them, for DURATION at most beyond what the channels
+    keep. Its channels are those that --channel names, or those in which it has a position.
 
     \b
     Example:
@@ -137,7 +138,7 @@ def list_brokers(session: Session) -> None:
             "broker": one.name,
             "sink": _words(one.sink),
             "channels": ", ".join(one.channels) or "all",
-            "hold": in_units(one.hold_us / MICROS) if one.hold_us else "",
+            "hold": duration_text(one.hold_us / MICROS) if one.hold_us else "",
             "held": ", ".join(map(_size, held.get(one.name, []))),
             "paused": one.paused,
         }

@@ -13,7 +13,7 @@ import click
 
 from galileo.cli.lazy import Group
 from galileo.cli.options import EXISTING_FILE
-from galileo.cli.output import handle_errors, time_left
+from galileo.cli.output import counted, handle_errors, time_left
 from galileo.cli.positions import NOW, START, Position
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, json_option
@@ -114,7 +114,8 @@ def submit(
         },
         words=(
             f"{submitted.id}\n"
-            f"{len(submitted.initial):,} labels match now; coordinator {submitted.coordinator}; "
+            f"labels that match now: {len(submitted.initial):,}; coordinator "
+            f"{submitted.coordinator}; "
             f"ends in {time_left(seconds(expiration))}\n"
             f"Print new labels as they come:\n  galileo ccq watch {submitted.id}\n"
             f"Fetch new labels once:\n  galileo ccq fetch {submitted.id} \\\n"
@@ -272,10 +273,10 @@ def spool(session: Session, *, path: Path, output: Path | None, forget: int | No
                 "windows": [_window_words(window) for window in held.windows()],
             },
             words=(
-                f"{len(held):,} labels of {held.ccq_id or 'no query yet'}, "
+                f"{counted(len(held), 'label')} of {held.ccq_id or 'no query yet'}, "
                 f"last update number {held.last_number}"
                 + (
-                    f"; {len(held.gone)} ranges of commits dropped by retention"
+                    f"; dropped by retention: {counted(len(held.gone), 'range')} of commits"
                     if held.gone
                     else ""
                 )
@@ -300,7 +301,7 @@ def list_ccqs(session: Session) -> None:
         {
             "id": info.id,
             "dataset": info.dataset,
-            "query": info.query if session.output.as_json else query_text(info.query),
+            "query": query_text(info.query),
             "state": info.state,
             "interval_s": info.interval_s,
             "expires": dt.datetime.fromtimestamp(info.expires_at, tz=dt.UTC),
@@ -396,7 +397,7 @@ def _show_closed(session: Session, update: Update, spool: Spool) -> None:
 
 def _closing(change: WindowChange) -> str:
     span = f"{iso(change.start_us)} to {iso(change.end_us)}"
-    late = f": {change.labels:,} late labels" if change.state == "reopened" else ""
+    late = f": {counted(change.labels, 'late label')}" if change.state == "reopened" else ""
     return f"window {span} {change.state}{late}"
 
 
@@ -419,5 +420,5 @@ def show_labels(session: Session, labels: Labels, *, limit: int = LABELS_SHOWN) 
     rows = labels.slice(0, min(limit, len(labels))).to_arrow().drop_columns(hidden).to_pylist()
     session.output.rows(rows)
     shown = f", the first {limit} shown" if len(labels) > limit else ""
-    session.output.value(None, words=f"{len(labels):,} labels{shown}")
+    session.output.value(None, words=f"{counted(len(labels), 'label')}{shown}")
     session.output.warn_partial(labels.missing)

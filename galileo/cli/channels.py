@@ -17,17 +17,16 @@ from galileo.cli.lazy import Group
 from galileo.cli.options import EXISTING_FILE
 from galileo.cli.output import Output, counted, handle_errors, time_left, to_json
 from galileo.cli.positions import PositionFile
-from galileo.cli.retention import in_units
 from galileo.cli.session import Session, json_option
 from galileo.cli.tables import report_receipt, store_files
 from galileo.cli.watch_display import stop_when_reader_ends
 from galileo.client import ChannelPartition, Client, Notifications
 from galileo.client.json_lines import json_columns, json_lines, json_values
-from galileo.errors import InputError, reason_of
+from galileo.errors import InputError
 from galileo.model.channel import ID, LEFT, Channel, New, reader_of
 from galileo.model.enrichment import Step, lookups_to_dict, step_from_dict, step_to_dict
 from galileo.model.schema import unknown_channel
-from galileo.model.times import MICROS
+from galileo.model.times import MICROS, duration_text
 
 _READ_AS = {"float": pa.float64(), "int": pa.int64(), "bool": pa.bool_()}
 """The Arrow types of the parameters whose values are read before they are sent."""
@@ -170,8 +169,8 @@ def list_channels(session: Session) -> None:
             "dataset": one.dataset,
             "template": one.template,
             "parameters": _parameters(one),
-            "period": in_units(one.period_s),
-            "keep": in_units(one.keep_us / MICROS),
+            "period": duration_text(one.period_s),
+            "keep": duration_text(one.keep_us / MICROS),
         }
         for one in channels
     ]
@@ -265,7 +264,7 @@ def subscribe(
 @click.pass_obj
 @handle_errors
 def unsubscribe(session: Session, *, name: str, ids: tuple[str, ...], path: Path | None) -> None:
-    """Remove the subscriptions IDS from the channel NAME; ids that are not there do no harm.
+    """Remove the subscriptions IDS from the channel NAME; unknown ids are ignored.
 
     \b
     Example:
@@ -435,7 +434,7 @@ def _news(known: Channel) -> str:
     if not known.is_repetitive:
         return f"delivers what is new: {known.new}{', and what leaves' if known.leave else ''}"
     age_max_us = known.age_max_us
-    age = "" if age_max_us is None else f" and is at most {in_units(age_max_us / MICROS)} old"
+    age = "" if age_max_us is None else f" and is at most {duration_text(age_max_us / MICROS)} old"
     return f"delivers all that matches{age}, each time"
 
 
@@ -455,8 +454,8 @@ def _show(output: Output, known: Channel, partitions: list[ChannelPartition]) ->
     output.value(
         None,
         words=f"{known.name}: {known.template}\n"
-        f"dataset {known.dataset}; every {in_units(known.period_s)}; results are kept for "
-        f"{in_units(known.keep_us / MICROS)}\n"
+        f"dataset {known.dataset}; every {duration_text(known.period_s)}; results are kept for "
+        f"{duration_text(known.keep_us / MICROS)}\n"
         f"{_news(known)}\n"
         f"parameters: {_parameters(known)}\n"
         f"columns: {', '.join(known.columns) or 'all'}\n"
@@ -493,8 +492,9 @@ def _subscription(known: Channel, subscription: str, settings: tuple[str, ...]) 
         try:
             columns[name] = values.cast(_READ_AS[kind]) if kind in _READ_AS else values
         except pa.ArrowInvalid as error:
+            such = ", such as 2012-03-01T06:00:00Z" if kind == "time" else ""
             raise InputError(
-                f"expected a {kind} as {name!r}, got {value!r}: {reason_of(error)}", parameter="set"
+                f"expected a {kind} as {name!r}{such}, got {value!r}", parameter="set"
             ) from error
     return pa.table(columns)
 

@@ -20,7 +20,6 @@ import pyarrow as pa
 from galileo.cli.lazy import Group
 from galileo.cli.live_display import Frame, Panel, refresh_loop
 from galileo.cli.output import Output, counted, handle_errors, size_of_bytes
-from galileo.cli.retention import in_units
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.client import Client, ClusterStatus, NodeStatus
 from galileo.cluster import LocalCluster
@@ -38,7 +37,7 @@ from galileo.errors import InputError, TransientError, reason_of
 from galileo.geo import geohash
 from galileo.local_node import LocalNode
 from galileo.model.quotas import NO_RATE
-from galileo.model.times import seconds
+from galileo.model.times import duration_text, seconds
 
 PORT = 7701
 GATEWAY_PORT = 7790
@@ -124,6 +123,7 @@ def up(
         words += f"data and logs in {cluster.directory}\nStop with Ctrl-C."
         session.output.value(value, words=words)
         supervise(session.output, cluster.nodes, stopped)
+    session.output.note("stopped")
 
 
 def supervise(output: Output, nodes: Sequence[LocalNode], stopped: threading.Event) -> None:
@@ -455,7 +455,7 @@ def cut(session: Session, *, file: str | None, undo: bool) -> None:
             return
         with click.open_file(file) as stream:
             ranges = _named_ranges(stream.read(), Topology.from_json(client.topology_json()))
-        with session.output.progress(unit="", passing=True) as bar:
+        with session.output.progress(unit="") as bar:
             task = bar.add_task("announcing the ranges")
             for step in client.set_ranges(ranges):
                 waiting = f"waiting for {', '.join(step.waiting)}" if step.waiting else step.stage
@@ -585,4 +585,4 @@ def _bound(quota: str, bound: float) -> str:
     if bound >= NO_RATE:
         return "unlimited"
     is_time = quota.endswith("_s") and not quota.endswith("_per_s")
-    return in_units(bound) if is_time else f"{bound:,.12g}"
+    return duration_text(bound) if is_time else f"{bound:,.12g}"

@@ -11,7 +11,7 @@ import click
 import pyarrow as pa
 
 from galileo.cli.ccq import LABELS_SHOWN, show_labels
-from galileo.cli.output import Output, handle_errors
+from galileo.cli.output import Output, counted, handle_errors
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.cli.table_writer import FORMATS, STDOUT, format_of, writing
@@ -101,7 +101,8 @@ def query(
     With --output they are written as they arrive, in constant memory. With --sampler the nodes
     return a sample; --sampler-file uploads one, if the nodes allow it.
 
-    If nodes are unreachable the answer is partial, which is reported on standard error.
+    If nodes are unreachable the answer is partial, which is reported on standard error. With
+    --output the exit status is 5 then.
 
     \b
     Example:
@@ -175,7 +176,7 @@ class ReadRequest:
 @click.option("--columns", metavar="NAME,NAME,...", help="Columns to read.  [default: all]")
 @click.option(
     "--order-by",
-    type=click.Choice(("time", "-time")),
+    metavar="time|-time",
     help="time: the earliest first; -time: the latest first.  [default: any order]",
 )
 @limit_options
@@ -205,7 +206,8 @@ def read(
     The nodes apply the limit, the columns and the order. With --output all observations are
     written as they arrive, in constant memory.
 
-    If nodes are unreachable the answer is partial, which is reported on standard error.
+    If nodes are unreachable the answer is partial, which is reported on standard error. With
+    --output the exit status is 5 then.
 
     \b
     Example:
@@ -236,8 +238,8 @@ def _show_rows(output: Output, table: pa.Table, *, limit: int | None) -> None:
         output.value({"rows": table.to_pylist(), **facts})
     else:
         output.rows(table.to_pylist())
-        rows = f"{table.num_rows:,} observations"
-        words = f"the first {rows}; there are more, which --all shows" if has_more else rows
+        rows = counted(table.num_rows, "observation")
+        words = f"{rows} shown; there are more, which --all shows" if has_more else rows
         output.value(None, words=words)
     output.warn_partial(missing)
 
@@ -328,6 +330,8 @@ def write_tables(
 ) -> None:
     """Writes tables as they come, and says how many rows they had.
 
+    If partitions are missing, the command ends with the exit status of an incomplete answer.
+
     Args:
         output: of the command.
         tables: to write.
@@ -349,10 +353,11 @@ def write_tables(
             bar.advance(task, table.num_rows)
         lacking = missing()
         writer.note_missing(lacking)
-    words = f"{rows:,} {what} written to {target.output}"
+    words = f"{counted(rows, what.removesuffix('s'))} written to {target.output}"
     if target.output != STDOUT:
         facts = {unit: rows, "complete": not lacking, "missing": lacking, "file": target.output}
         output.value(facts, words=words)
     elif not output.as_json:
         click.echo(words, err=True)
     output.warn_partial(lacking)
+    output.end_file()

@@ -13,14 +13,15 @@ from typing import Any
 import click
 
 from galileo.cli.lazy import Group
-from galileo.cli.output import Output, handle_errors
-from galileo.cli.retention import in_units, in_words
+from galileo.cli.output import Output, counted, handle_errors
+from galileo.cli.retention import in_words
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.client import Client, DatasetDescription, DroppedDataset, FeatureDescription
 from galileo.errors import InputError, UnknownDataset
 from galileo.model.channel import SUBSCRIPTIONS
 from galileo.model.retention import Retention
 from galileo.model.schema import Feature, Schema
+from galileo.model.times import duration_text
 
 MICROS = 1_000_000
 CONCURRENT_DESCRIBES = 8
@@ -123,7 +124,7 @@ def drop(session: Session, *, name: str, yes: bool) -> None:
         dropped = client.drop_dataset(name)
     session.output.value(
         asdict(dropped),
-        words=f"dropped dataset {name}: {dropped.rows:,} observations, "
+        words=f"dropped dataset {name}: {counted(dropped.rows, 'observation')}, "
         f"{dropped.bytes / 1e6:,.1f} MB; continuous queries ended: {dropped.ccqs:,}",
     )
     _note_pending(session.output, dropped)
@@ -301,7 +302,8 @@ def _show(output: Output, described: DatasetDescription, retention: Retention | 
     words = (
         f"{schema.name}: blocks of {schema.geohash_precision} geohash characters and "
         f"{_bucket(described)}; {in_words(retention)}\n"
-        f"{described.observations:,} observations in {described.paths:,} paths and "
+        f"{counted(described.observations, 'observation')} in "
+        f"{counted(described.paths, 'path')} and "
         f"{_in_bytes(described.bytes)}"
     )
     if described.start is not None and described.end is not None:
@@ -356,7 +358,7 @@ def _in_time(value: dt.datetime) -> str:
 
 
 def _bucket(described: DatasetDescription) -> str:
-    return in_units(described.schema.time_bucket_us / MICROS)
+    return duration_text(described.schema.time_bucket_us / MICROS)
 
 
 def _facts(described: DatasetDescription, retention: Retention | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from galileo.cli.output import size_of_bytes
+from galileo.cli.output import counted, size_of_bytes
 from galileo.cli.retention import HeldCommits, HeldResults
 from galileo.client.node_diagnostics import CcqProblem, NodeReport
 from galileo.client.results import Delivery, NodeStatus
@@ -483,7 +483,7 @@ def _open_files(node: str, *, held: int, limit: int) -> Iterator[Finding]:
         yield Finding(
             "warning",
             node,
-            f"it may open {limit:,} files only",
+            f"it may open only {counted(limit, 'file')}",
             "many clients, or many partitions, need more",
             "raise LimitNOFILE in its unit, or `ulimit -n`, to 65536, and restart it",
         )

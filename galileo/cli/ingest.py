@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from galileo.cli.options import EXISTING_FILE
-from galileo.cli.output import Output, handle_errors
+from galileo.cli.output import Output, counted, handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.client import Client
 from galileo.errors import InputError
@@ -140,7 +140,9 @@ def _ingest_file(
         _report_created(output, client.schema(dataset), is_chosen=options["index"] is not None)
         if left_out := source.left_out():
             output.note(f"galileo: not taken from {path.name}: {format_names(left_out)}")
-    skipped = f", {receipt.skipped:,} points without a value skipped" if receipt.skipped else ""
+    skipped = ""
+    if receipt.skipped:
+        skipped = f", {counted(receipt.skipped, 'row')} without a value skipped"
     again = f", {receipt.duplicate_rows:,} of them stored before" if receipt.duplicate_rows else ""
     output.value(
         {
@@ -152,7 +154,7 @@ def _ingest_file(
             "reached": receipt.reached,
             "created": receipt.created,
         },
-        words=f"{path.name}: {receipt.rows:,} observations stored{again}{skipped}",
+        words=f"{path.name}: {counted(receipt.rows, 'observation')} stored{again}{skipped}",
     )
 
 

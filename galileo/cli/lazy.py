@@ -83,7 +83,15 @@ class Group(click.Group):
 
 
 class LazyGroup(Group):
-    """A group whose list of commands imports none of its lazy commands."""
+    """A group whose list of commands imports none of its lazy commands.
+
+    Args:
+        instead: what to use in place of commands that it does not have.
+    """
+
+    def __init__(self, *args: Any, instead: Mapping[str, str] | None = None, **words: Any) -> None:
+        super().__init__(*args, **words)
+        self._instead = instead or {}
 
     def invoke(self, context: click.Context) -> Any:
         """Ctrl-C also comes while a command is imported, which takes seconds on a slow machine."""
@@ -105,6 +113,8 @@ class LazyGroup(Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """During completion, no command if its extra is not installed."""
+        if args[0] in self._instead and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}; {self._instead[args[0]]}")
         try:
             return super().resolve_command(ctx, args)
         except MissingExtra:

@@ -162,8 +162,28 @@ COMMANDS = {
 }
 
 
+INSTEAD = {
+    "shell": "there is no shell; use galileo read, or galileo.connect in Python",
+    "sql": 'queries are CQL2, the part after WHERE: galileo read DATASET "temperature > 290"',
+    "ls": "did you mean galileo dataset list?",
+    "list": "did you mean galileo dataset list?",
+    "datasets": "did you mean galileo dataset list?",
+    "tables": "did you mean galileo table list?",
+    "describe": "did you mean galileo dataset show?",
+    "show": "did you mean galileo dataset show?",
+    "create": "did you mean galileo dataset create?",
+    "select": "did you mean galileo read?",
+    "export": "did you mean galileo read DATASET --output FILE?",
+    "delete": "observations are not deleted one by one; see galileo retention, dataset drop and "
+    "table delete",
+    "drop": "did you mean galileo dataset drop?",
+}
+"""What to use in place of commands that other systems have."""
+
+
 @click.group(
     cls=LazyGroup,
+    instead=INSTEAD,
     commands=LazyCommands(COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"]},
     params=shared_options(),

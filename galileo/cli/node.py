@@ -229,7 +229,7 @@ def rebalance(session: Session, *, dry_run: bool) -> None:
 
 
 def _remove(session: Session, client: Client, name: str, *, to: str, lost: bool = False) -> None:
-    with session.output.progress(unit="bytes", passing=True) as bar:
+    with session.output.progress(unit="bytes") as bar:
         task = bar.add_task(f"removing {name}")
         for step in client.remove_node(name, to=to, lost=lost):
             bar.update(

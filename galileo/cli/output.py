@@ -82,6 +82,7 @@ class Output:
 
     def __init__(self, *, as_json: bool, wide: bool = False, columns: int = WIDE) -> None:
         self.as_json = as_json
+        self._is_partial = False
         self.is_wide = wide
         width = None if sys.stdout.isatty() and not wide else columns
         # With a width alone, Rich takes a simple terminal for one of 80 columns.
@@ -145,6 +146,7 @@ class Output:
     def warn_partial(self, missing: Sequence[int]) -> None:
         """Says on standard error what an answer lacks, also beside JSON; nothing if it is whole."""
         if missing:
+            self._is_partial = True
             partitions = ", ".join(map(str, missing))
             what = (
                 f"partition {partitions} is missing, because its node is unreachable"
@@ -152,6 +154,11 @@ class Output:
                 else f"partitions {partitions} are missing, because their nodes are unreachable"
             )
             self.note(f"galileo: partial answer: {what} (see galileo status)")
+
+    def end_file(self) -> None:
+        """Ends the command if the file that it wrote has a partial answer."""
+        if self._is_partial:
+            click.get_current_context().exit(EXIT_INCOMPLETE)
 
     @contextlib.contextmanager
     def noting_warnings(self) -> Iterator[None]:
@@ -168,15 +175,12 @@ class Output:
 
         Without a unit it shows the elapsed time alone.
         """
-        with self.progress(unit=unit, passing=True) as bar:
+        with self.progress(unit=unit) as bar:
             task = bar.add_task(what, total=None)
             yield lambda come: bar.advance(task, come)
 
-    def progress(self, *, unit: str, passing: bool = False) -> Progress:
-        """A progress bar on standard error; silent without a terminal and with JSON.
-
-        A `passing` bar is removed at the end.
-        """
+    def progress(self, *, unit: str) -> Progress:
+        """A bar on standard error, removed at the end; silent without a terminal and with JSON."""
         return Progress(
             SpinnerColumn(),
             _Description("", markup=False),
@@ -184,7 +188,7 @@ class Output:
             *([TextColumn(f"{{task.completed:,.0f}} {unit}")] if unit else []),
             TimeElapsedColumn(),
             console=Console(stderr=True),
-            transient=passing,
+            transient=True,
             disable=self.as_json or not sys.stderr.isatty(),
         )
 

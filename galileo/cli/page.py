@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from galileo.cli.data import Target, check_format, output_options, write_tables
-from galileo.cli.output import handle_errors
+from galileo.cli.output import counted, handle_errors
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.client.pages import Page
 from galileo.errors import InputError
@@ -89,5 +89,5 @@ def _show(session: Session, found: Page) -> None:
     else:
         session.output.rows(found.table.to_pylist())
         more = f"; more with --after {found.next}" if found.next is not None else ""
-        session.output.value(None, words=f"{len(found):,} observations{more}")
+        session.output.value(None, words=f"{counted(len(found), 'observation')}{more}")
     session.output.warn_partial(found.missing)

@@ -94,7 +94,7 @@ def _select(
 def move_partition(session: Session, client: Client, partition: int, *, to: str) -> dict[str, Any]:
     """Moves one partition; its size, its duration and how long ingest into it waited."""
     began, switched, size = time.monotonic(), None, 0
-    with session.output.progress(unit="bytes", passing=True) as bar:
+    with session.output.progress(unit="bytes") as bar:
         task = bar.add_task(f"partition {partition}")
         for step in client.move(partition, to=to):
             size = max(size, step.bytes_total)

@@ -12,11 +12,12 @@ from typing import Any
 import click
 
 from galileo.cli.lazy import Group
-from galileo.cli.output import handle_errors
+from galileo.cli.output import counted, handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.client import NodeStatus, RetentionReport
 from galileo.errors import InputError
 from galileo.model.retention import Retention
+from galileo.model.times import duration_text
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
@@ -148,7 +149,7 @@ def show(session: Session, *, dataset: str) -> None:
         [
             {
                 "reader": reader.name,
-                "hold": in_units(reader.hold_s),
+                "hold": duration_text(reader.hold_s),
                 "commits behind": reader.behind,
                 "stored at": f"{reader.stored_at:%Y-%m-%d %H:%M:%SZ}",
             }
@@ -217,18 +218,11 @@ def in_words(policy: Retention | None) -> str:
         return "everything is kept"
     bounds = []
     if policy.age_s is not None:
-        bounds.append(f"for {in_units(policy.age_s)}")
+        bounds.append(f"for {duration_text(policy.age_s)}")
     if policy.bytes is not None:
-        bounds.append(f"up to {policy.bytes:,} bytes on each node")
+        bounds.append(f"up to {counted(policy.bytes, 'byte')} on each node")
     readers = "past readers" if policy.past_readers else "never past a reader"
     return f"kept {' and '.join(bounds)}, {readers}"
-
-
-def in_units(age_s: float) -> str:
-    """Seconds for people, such as "30d" or "10m"."""
-    units = (("d", 86400.0), ("h", 3600.0), ("m", 60.0))
-    name, width = next((u for u in units if age_s >= u[1] and age_s % u[1] == 0), ("s", 1.0))
-    return f"{age_s / width:g}{name}"
 
 
 def held_results(nodes: Iterable[NodeStatus], channels: Collection[str]) -> list[HeldResults]:

@@ -10,7 +10,7 @@ import click
 
 from galileo.cli.conformance import checks_of
 from galileo.cli.lazy import Group
-from galileo.cli.output import handle_errors
+from galileo.cli.output import counted, handle_errors
 from galileo.cli.sampler_options import option_of, option_option
 from galileo.cli.sampler_template import write_template
 from galileo.cli.session import Session, json_option
@@ -148,7 +148,7 @@ def upload(session: Session, *, file: Path) -> None:
     archive = sampler_archive(file)
     with session.client() as client:
         uploaded = client.send_sampler(archive)
-    words = f"{uploaded.digest}  {uploaded.name}, {uploaded.bytes:,} bytes"
+    words = f"{uploaded.digest}  {uploaded.name}, {counted(uploaded.bytes, 'byte')}"
     session.output.value(_row(uploaded), words=words)
 
 

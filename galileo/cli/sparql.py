@@ -11,7 +11,7 @@ import click
 
 from galileo import rdf
 from galileo.cli.lazy import Group
-from galileo.cli.output import Output, handle_errors
+from galileo.cli.output import Output, counted, handle_errors
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.cli.sparql_serve import serve
 from galileo.cli.sparql_sources import STDIN, opened
@@ -206,7 +206,8 @@ def _download(session: Session, result: SparqlResult, path: Path) -> None:
     write_table(table, path)
     facts = {"labels": len(labels), "rows": table.num_rows, "file": str(path)}
     facts |= {"complete": result.complete, "missing": result.missing}
-    session.output.value(facts, words=f"{table.num_rows:,} observations written to {path}")
+    session.output.value(facts, words=f"{counted(table.num_rows, 'observation')} written to {path}")
+    session.output.end_file()
 
 
 def _write(output: Output, data: bytes, path: Path | None) -> None:
@@ -216,7 +217,8 @@ def _write(output: Output, data: bytes, path: Path | None) -> None:
         return
     path.write_bytes(data)
     facts = {"file": str(path), "bytes": len(data)}
-    output.value(facts, words=f"{len(data):,} bytes written to {path}")
+    output.value(facts, words=f"{counted(len(data), 'byte')} written to {path}")
+    output.end_file()
 
 
 def _show(output: Output, result: SparqlResult) -> None:

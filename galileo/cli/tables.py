@@ -349,7 +349,7 @@ def _show(output: Output, found: TableRows, cursor: str, shown: _Shown) -> None:
     output.rows(_shortened(rows))
     words = counted(rows.num_rows, "row")
     if has_more:
-        words = f"the first {words} of {len(found):,}; --all shows all"
+        words = f"{counted(len(found), 'row')}; {rows.num_rows:,} shown, --all shows all"
     output.value(None, words=f"{words}\ncursor: {cursor}" if cursor else words)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from galileo.cli.live_display import Frame, LiveDisplay, Panel
-from galileo.cli.output import Output
+from galileo.cli.output import Output, counted
 from galileo.client import Labels, Update
 
 LABELS_SHOWN = 20
@@ -47,12 +47,10 @@ class WatchDisplay(LiveDisplay):
         self.show(Frame((Panel(rows, title=self._ccq_id, words=words),), None))
 
     def _summary(self, update: Update) -> str:
-        gone = f", {self._gone:,} commits dropped by retention before they were fetched" * bool(
-            self._gone
-        )
+        gone = f", dropped by retention before: {counted(self._gone, 'commit')}" * bool(self._gone)
         more = ", more to come" * update.more
         return (
-            f"{self._labels:,} labels in {self._updates:,} updates, the newest "
+            f"{counted(self._labels, 'label')} in {counted(self._updates, 'update')}, the newest "
             f"{min(self._labels, LABELS_SHOWN)} shown{gone}{more}"
         )
 

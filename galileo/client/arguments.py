@@ -27,6 +27,24 @@ def instance_of(kind: type[Kind], value: Any, wanted: str) -> Kind:
     raise InputError(f"expected {wanted}, got {shown(value)}")
 
 
+CALLS_OF_COMMANDS = {
+    "stats": "summarise",
+    "page": "select_page",
+    "show": "describe",
+    "list": "datasets",
+    "create": "create_dataset",
+    "drop": "drop_dataset",
+}
+
+
+def no_such_call(client: object, name: str) -> AttributeError:
+    """The error about a missing attribute, which knows the calls that commands make."""
+    call = CALLS_OF_COMMANDS.get(name)
+    hint = f"; the call of that command is {call}()" if call else ""
+    fault = f"{type(client).__name__!r} object has no attribute {name!r}{hint}"
+    return AttributeError(fault) if call else AttributeError(fault, name=name, obj=client)
+
+
 def dataset_name(value: Any) -> str:
     """The name of a dataset, whether or not there is one of that name."""
     return instance_of(str, value, "the name of a dataset")

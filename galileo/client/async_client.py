@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from galileo.client import decode, node_removal, range_changes, scrubs
-from galileo.client.arguments import instance_of
+from galileo.client.arguments import instance_of, no_such_call
 from galileo.client.async_datasets import CachedSchema
 from galileo.client.async_readers import AsyncReaders
 from galileo.client.cluster_caller import cluster_caller
@@ -75,6 +75,11 @@ class AsyncClient(AsyncReaders):
         self._channels: dict[str, Channel] = {}
         self._sent_digests: set[str] = set()
         self._caller.on_error = self._forget_dropped_schema
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_such_call(self, name)
 
     def __repr__(self) -> str:
         return f"<AsyncClient of {', '.join(self._caller.addresses)}>"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from galileo.client.arguments import no_such_call
 from galileo.client.async_client import NOT_PICKLABLE, AsyncClient
 from galileo.client.blocking_calls import BlockingCalls
 from galileo.client.blocking_portal import BlockingPortal
@@ -89,6 +90,11 @@ class Client(BlockingCalls):
             raise
         # Calls and views that are under way keep the asynchronous client, and thus the thread.
         weakref.finalize(self._client, self._loop.abandon).atexit = False
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_such_call(self, name)
 
     def __repr__(self) -> str:
         return repr(self._client).replace("<AsyncClient", "<Client", 1)

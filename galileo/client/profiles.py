@@ -125,6 +125,14 @@ def resolve(
         with_port(address) if isinstance(address, str) else address for address in arguments.node
     )
     chosen = replace(arguments, node=tuple(nodes))
+    withheld = _proof_of(profile) if name and _is_foreign(chosen, profile) else []
+    if withheld and not _proof_of(chosen) and not _proof_of(from_environment):
+        raise ConfigError(
+            f"the {' and '.join(withheld)} of profile {name!r} are for {', '.join(profile.node)} "
+            f"only, got the node {', '.join(chosen.node)}; add it to the profile, or name its "
+            "credentials",
+            profile=name,
+        )
     if name:
         chosen = _merge(_merge_profile(chosen, profile), from_environment)
     else:
@@ -134,8 +142,17 @@ def resolve(
 
 def _merge_profile(first: Profile, profile: Profile) -> Profile:
     """The profile's token must not be sent to a node that the profile does not name."""
-    is_foreign = bool(profile.node) and not set(first.node) <= set(profile.node)
-    return _merge(first, profile, without=_CREDENTIALS if is_foreign else frozenset())
+    without = _CREDENTIALS if _is_foreign(first, profile) else frozenset()
+    return _merge(first, profile, without=without)
+
+
+def _is_foreign(first: Profile, profile: Profile) -> bool:
+    return bool(profile.node) and not set(first.node) <= set(profile.node)
+
+
+def _proof_of(profile: Profile) -> list[str]:
+    """The names of the credentials that a profile has."""
+    return [name for name in ("token", "token_file", "tls") if getattr(profile, name)]
 
 
 def _merge(first: Profile, second: Profile, *, without: frozenset[str] = frozenset()) -> Profile:

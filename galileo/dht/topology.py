@@ -430,8 +430,7 @@ class Topology:
         """The topology of a mapping as written by `to_json`; `ranges` is optional."""
         try:
             groups = tuple(
-                Group(group["name"], tuple(NodeInfo(**node) for node in group["nodes"]))
-                for group in raw["groups"]
+                Group(group["name"], tuple(map(node_of, group["nodes"]))) for group in raw["groups"]
             )
             ranges, pending = raw.get("ranges"), raw.get("pending_ranges")
             return Topology(
@@ -440,20 +439,45 @@ class Topology:
                 ranges=even_ranges(len(groups) or 1)  # without groups it is refused all the same
                 if ranges is None
                 else _range_map(ranges),
-                partitions_per_group=int(raw.get("partitions_per_group", PARTITIONS_PER_GROUP)),
-                version=int(raw.get("version", 1)),
+                partitions_per_group=number_of(raw, "partitions_per_group"),
+                version=number_of(raw, "version"),
                 moved=tuple(Move(int(p), int(n), str(node)) for p, n, node in raw.get("moved", ())),
                 placement=str(raw.get("placement", BOUNDED)),
                 founding=_founding(raw.get("founding")),
                 former_ranges=tuple(map(_range_map, raw.get("former_ranges", ()))),
                 pending_ranges=None if pending is None else _range_map(pending),
-                replicas=int(raw.get("replicas", 1)),
+                replicas=number_of(raw, "replicas"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"expected a topology with groups and nodes: {reason_of(error)}",
                 expected="topology",
             ) from error
+
+
+NUMBERS = {"partitions_per_group": PARTITIONS_PER_GROUP, "version": 1, "replicas": 1}
+"""The keys of a topology that are whole numbers, and their defaults."""
+
+
+def number_of(raw: Mapping[str, Any], key: str) -> int:
+    """The value of one of `NUMBERS`. Raises ConfigError."""
+    value = raw.get(key, NUMBERS[key])
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"expected a whole number for {key}, got {value!r}", key=key) from None
+
+
+def node_of(raw: Any) -> NodeInfo:
+    """The node of a mapping. Raises ConfigError."""
+    try:
+        return NodeInfo(**raw)
+    except TypeError:
+        raise ConfigError(
+            "expected a node with a name, an address, and perhaps a rack and a number as weight, "
+            f"got {raw!r:.200}",
+            expected="node",
+        ) from None
 
 
 def _range_map(raw: Iterable[tuple[Any, Any]]) -> RangeMap:

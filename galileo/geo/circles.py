@@ -29,7 +29,7 @@ HALFWAY_M = math.pi * EARTH_RADIUS_M
 """Distance of two antipodal points, the greatest possible."""
 
 _UNITS_M = {"m": 1.0, "km": 1000.0}
-_DISTANCE = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS_M)})\s*")
+_DISTANCE = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS_M)})?\s*")
 _ROUNDING = 1e-12
 """Far above the rounding error of a half chord; 13 micrometres of distance."""
 _POLAR = 89.999
@@ -190,7 +190,7 @@ def distance_m(distance: Any) -> int | float:
     """A distance in metres, given as such or as a text with a unit. Raises InputError."""
     written = _DISTANCE.fullmatch(distance) if isinstance(distance, str) else None
     if written:
-        return float(written[1]) * _UNITS_M[written[2]]
+        return float(written[1]) * _UNITS_M[written[2] or "m"]
     plain: Any = distance.item() if isinstance(distance, np.generic) else distance
     is_number = isinstance(plain, int | float) and not isinstance(plain, bool)
     if not is_number or not math.isfinite(plain) or plain < 0:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import InputError
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, nearest_name
 from galileo.model.times import column_micros
 
 TIME = "time"
@@ -47,16 +47,23 @@ class RowOptions:
     def check(self, schema: Schema) -> None:
         """Raise InputError if a column, the limit or the order is invalid."""
         known = schema.observation_schema.names
-        unknown = [name for name in self.columns if name not in known]
-        if unknown or len(set(self.columns)) < len(self.columns):
-            raise InputError(
-                f"expected columns of dataset {schema.name!r}, each once, of {', '.join(known)}; "
-                f"got {', '.join(map(str, self.columns))}",
-                parameter="columns",
-            )
+        for number, name in enumerate(self.columns):
+            if name not in known:
+                close = nearest_name(str(name), known)
+                hint = f"; did you mean {close!r}?" if close else "."
+                raise InputError(
+                    f"dataset {schema.name!r} has no column {name!r}{hint} Its columns are "
+                    f"{', '.join(known)}",
+                    parameter="columns",
+                )
+            if name in self.columns[:number]:
+                raise InputError(
+                    f"expected each column once, got {name!r} twice", parameter="columns"
+                )
         if self.order_by not in ORDERS:
             raise InputError(
-                f"expected an order, 'time' or '-time' (the latest first), got {self.order_by!r}",
+                f"expected an order, 'time' or '-time' (the latest first), got {self.order_by!r}; "
+                "to order by a feature, sort what is read",
                 parameter="order_by",
             )
         if self.limit is not None and self.is_top and self.limit > ORDERED_ROWS_MAX:

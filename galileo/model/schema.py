@@ -49,6 +49,8 @@ Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 _OF_GENERATION = "@"
 """Separates name and generation in a key; no name contains it."""
+INTERNAL_PREFIX = "galileo."
+"""Tables of the cluster itself begin so."""
 _DATASET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 FEATURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -630,6 +632,7 @@ def absence(kind: str, name: str, names: Sequence[str]) -> tuple[str, str | None
         name: that it does not have.
         names: of those that there are, of which the message lists some.
     """
+    names = [known for known in names if not known.startswith(INTERNAL_PREFIX)]
     close = nearest_name(name, names)
     hint = f"; did you mean {close!r}?" if close else "."
     known = ", ".join(names[:NAMED_MAX]) or "none yet"

@@ -81,6 +81,13 @@ def seconds(value: Duration) -> float:
     return result
 
 
+def duration_text(value_s: float) -> str:
+    """Seconds for people, such as "30d" or "10m"."""
+    units = (("d", 86400.0), ("h", 3600.0), ("m", 60.0))
+    name, width = next((u for u in units if value_s >= u[1] and value_s % u[1] == 0), ("s", 1.0))
+    return f"{value_s / width:g}{name}"
+
+
 def _seconds(value: Duration) -> float:
     if isinstance(value, np.timedelta64):
         return float(value / np.timedelta64(1, "us")) / MICROS

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.errors import InputError
-from galileo.model.times import MICROS, TIME_MAX_US, TIME_MIN_US, Duration, seconds
+from galileo.model.times import MICROS, TIME_MAX_US, TIME_MIN_US, Duration, duration_text, seconds
 
 SIZE_MAX_US = 36_525 * 86_400 * MICROS
 """A hundred years."""
@@ -97,14 +97,14 @@ class Window:
         if not 0 < self.size_us <= SIZE_MAX_US or not 0 <= self.lateness_us <= SIZE_MAX_US:
             raise InputError(
                 "expected windows, and a lateness, of at most a hundred years, got "
-                f"{_duration_text(self.size_us)} and {_duration_text(self.lateness_us)}",
+                f"{_text(self.size_us)} and {_text(self.lateness_us)}",
                 expected="window_size",
             )
         if not 0 < self.slide_us <= self.size_us or self.size_us % self.slide_us:
             raise InputError(
                 "expected a size that is a whole multiple of the slide, so that each label is in "
-                f"as many windows as any other; got {_duration_text(self.size_us)} and a slide of "
-                f"{_duration_text(self.slide_us)}",
+                f"as many windows as any other; got {_text(self.size_us)} and a slide of "
+                f"{_text(self.slide_us)}",
                 expected="multiple_of_slide",
             )
         if self.kind == "tumbling" and self.slide_us != self.size_us:
@@ -118,8 +118,8 @@ class Window:
         if self.overlap > OVERLAP_MAX:
             raise InputError(
                 f"expected at most {OVERLAP_MAX} windows around each label, got {self.overlap} by "
-                f"a size of {_duration_text(self.size_us)} and a slide of "
-                f"{_duration_text(self.slide_us)}",
+                f"a size of {_text(self.size_us)} and a slide of "
+                f"{_text(self.slide_us)}",
                 expected="overlap",
                 bound=OVERLAP_MAX,
             )
@@ -212,9 +212,9 @@ class Window:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"), sort_keys=True)
 
     def __str__(self) -> str:
-        slide = f"/{_duration_text(self.slide_us)}" if self.kind == "sliding" else ""
-        late = f", lateness {_duration_text(self.lateness_us)}" if self.lateness_us else ""
-        return f"{self.kind}:{_duration_text(self.size_us)}{slide}{late}"
+        slide = f"/{_text(self.slide_us)}" if self.kind == "sliding" else ""
+        late = f", lateness {_text(self.lateness_us)}" if self.lateness_us else ""
+        return f"{self.kind}:{_text(self.size_us)}{slide}{late}"
 
     @property
     def overlap(self) -> int:
@@ -470,9 +470,5 @@ def _lateness(value: Duration | None) -> int:
     return 0 if value is None or value == 0 else _micros(value)
 
 
-def _duration_text(value_us: int) -> str:
-    """A duration as a short text."""
-    for unit, size_us in (("d", 86_400 * MICROS), ("h", 3_600 * MICROS), ("m", 60 * MICROS)):
-        if value_us and value_us % size_us == 0:
-            return f"{value_us // size_us}{unit}"
-    return f"{value_us / MICROS:g}s"
+def _text(value_us: int) -> str:
+    return duration_text(value_us / MICROS)

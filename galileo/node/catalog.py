@@ -270,7 +270,7 @@ class Catalog:
             name = name_of_key(dataset)
             if self.is_dropped(dataset):
                 raise dropped_dataset(name, is_again=self.key_of(name) is not None)
-            raise unknown_dataset(name, self.names)
+            raise unknown_dataset(name, sorted(map(name_of_key, self.dataset_shards)))
         return shard
 
     def create(self, schema: StoredSchema) -> StoredSchema:

@@ -81,9 +81,12 @@ _EXPECTED = re.compile(r"= expected (.*)", re.DOTALL)
 _EMPTY_POINT = re.compile(r"""(?:'[^']*'|"[^"]*"|[^'"])*?\b(POINT\s+(?:ZM?|M)?\s*EMPTY)""", re.I)
 
 _STATEMENT = re.compile(r"\s*(?:SELECT|WITH|FROM|WHERE)\b", re.IGNORECASE)
+NO_NOW = "there is no now(); write the time itself, such as TIMESTAMP('2012-03-01T06:00:00Z')"
 _INSTEAD = {"==": "=", "&&": "AND", "||": "OR"}
 _FOREIGN = re.compile(
-    r"""'(?:[^']|'')*'|"[^"]*"|(?P<operator>==|&&|\|\|)|(?<![\w.:]):(?P<parameter>[A-Za-z_]\w*)"""
+    r"""'(?:[^']|'')*'|"[^"]*"|(?P<operator>==|&&|\|\|)|(?<![\w.:]):(?P<parameter>[A-Za-z_]\w*)|
+    (?<![\w.:])(?P<now>(?:now|today)\s*\(|current_(?:timestamp|date)\b)""",
+    re.IGNORECASE | re.VERBOSE,
 )
 
 _LISTLESS_IN = re.compile(
@@ -291,6 +294,8 @@ def _refuse_other_languages(source: str) -> None:
     for match in _FOREIGN.finditer(source):
         if operator := match["operator"]:
             refuse(source, match.start(), f"write {_INSTEAD[operator]} in place of {operator}")
+        if match["now"]:
+            refuse(source, match.start(), NO_NOW)
         if name := match["parameter"]:
             fault = f"expected a value, got the parameter :{name}; galileo.Template gives it one"
             refuse(source, match.start(), fault, parameter=name)

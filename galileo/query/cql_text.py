@@ -123,4 +123,4 @@ def _enquoted(text: str) -> str:
 
 def number_text(value: float) -> str:
     """All digits of a number, without an exponent, which CQL2 geometries do not know."""
-    return format(Decimal(repr(value)), "f")
+    return format(Decimal(repr(value)), "f").removesuffix(".0")

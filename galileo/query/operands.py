@@ -9,6 +9,7 @@ from typing import Any
 
 from galileo.errors import UnknownProperty, UnsupportedQuery
 from galileo.model.schema import Feature, Schema, nearest_name
+from galileo.query.cql_syntax import NO_NOW
 
 GEOMETRY, DATETIME, GEOHASH = "geometry", "datetime", "geohash"
 SPECIAL = (GEOMETRY, DATETIME, GEOHASH)
@@ -114,6 +115,8 @@ def names(schema: Schema) -> str:
 def unsupported(raw: dict[str, Any]) -> UnsupportedQuery:
     """The error for an unsupported operator or function."""
     op = str(raw["op"])
+    if op.lower() == "now":
+        return UnsupportedQuery(NO_NOW)
     if op in ("+", "-", "*", "/", "%", "^", "div"):
         hint = _TIME_HINT if op == "-" and not is_property(raw) else ""
         return UnsupportedQuery(f"arithmetic ({op!r}) is not supported{hint}; {_SUPPORTED}")

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from galileo.errors import QuotaExceeded
 from galileo.model.quotas import Quotas
+from galileo.model.times import duration_text
 from galileo.query import Query
 from galileo.rpc.access import ANONYMOUS, Principal
 from galileo.rpc.error_mapping import Context
@@ -82,15 +83,15 @@ def check_times(interval_s: float, expiration_s: float, quotas: Quotas) -> None:
         raise exceeded(
             "interval_min_s",
             quotas.interval_min_s,
-            f"expected an update interval of at least {quotas.interval_min_s:g} s, "
-            f"got {interval_s:g} s; choose a longer one",
+            f"expected an update interval of at least {duration_text(quotas.interval_min_s)}, "
+            f"got {duration_text(interval_s)}; choose a longer one",
         )
     if expiration_s > quotas.expiration_max_s:
         raise exceeded(
             "expiration_max_s",
             quotas.expiration_max_s,
-            f"expected an expiration of at most {quotas.expiration_max_s:,.0f} s, "
-            f"got {expiration_s:,.10g} s; choose a shorter one and submit it again later",
+            f"expected an expiration of at most {duration_text(quotas.expiration_max_s)}, "
+            f"got {duration_text(expiration_s)}; choose a shorter one and submit it again later",
         )
 
 

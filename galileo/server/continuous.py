@@ -32,6 +32,7 @@ from galileo.errors import (
 from galileo.grouped_calls import GroupedCalls
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
+from galileo.model.times import duration_text
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.storage_node import StorageNode
@@ -242,19 +243,20 @@ class ContinuousQueries:
             )
         if not limits.interval_min_s <= submission.interval_s < float("inf"):
             raise InputError(
-                f"expected an update interval of at least {limits.interval_min_s:g} s, "
-                f"got {submission.interval_s:g} s"
+                f"expected an update interval of at least {duration_text(limits.interval_min_s)}, "
+                f"got {duration_text(submission.interval_s)}"
             )
         if not submission.interval_s <= submission.expiration_s:
             raise InputError(
                 "expected an expiration of at least the update interval, got an interval of "
-                f"{submission.interval_s:,g} s and an expiration of {submission.expiration_s:,.10g}"
-                " s; choose a shorter interval or a later expiration"
+                f"{duration_text(submission.interval_s)} and an expiration of "
+                f"{duration_text(submission.expiration_s)}; choose a shorter interval or a later "
+                "expiration"
             )
         if submission.expiration_s > limits.expiration_max_s:
             raise InputError(
-                f"expected an expiration of at most {limits.expiration_max_s:,.0f} s, got "
-                f"{submission.expiration_s:,.10g} s"
+                f"expected an expiration of at most {duration_text(limits.expiration_max_s)}, got "
+                f"{duration_text(submission.expiration_s)}"
             )
         check_times(submission.interval_s, submission.expiration_s, submission.quotas)
         check_vertices(query, submission.quotas)

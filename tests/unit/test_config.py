@@ -545,6 +545,37 @@ def test_problems_several_mistakes_are_all_reported() -> None:
     assert len(found) == 9
 
 
+def test_problems_of_addresses_and_of_the_cluster_table_are_all_reported() -> None:
+    nodes = [
+        {"name": "a", "address": "127.0.0.1:78110"},
+        {"name": "b", "address": "b:1", "weight": "heavy"},
+        {"name": "c", "adress": "c:1"},
+        {"name": "d", "address": "d:port"},
+    ]
+    cluster = {"groups": [{"name": "g", "nodes": nodes}]}
+    cluster |= {"partitions_per_group": "many", "replicas": "three"}
+    raw = {
+        "node": {"name": "a", "directory": "/d", "listen": "h:78110"},
+        "metrics": {"address": "h:0"},
+        "cluster": cluster,
+    }
+    found = config.problems(raw)
+    for said in (
+        "host:port as node.listen, got 'h:78110'",
+        "metrics.address as host:port or empty, got 'h:0'",
+        "a whole number for partitions_per_group, got 'many'",
+        "a whole number for replicas, got 'three'",
+        "address of node 'a', got '127.0.0.1:78110'",
+        "'weight': 'heavy'",
+        "'adress': 'c:1'",
+        "address of node 'd', got 'd:port'",
+    ):
+        assert sum(said in one for one in found) == 1, (said, found)
+    assert len(found) == 8
+    without = config.problems({key: value for key, value in raw.items() if key != "cluster"})
+    assert any("node.listen, got 'h:78110'" in one for one in without)
+
+
 def test_problems_missing_node_credentials_are_reported() -> None:
     alone = config.problems({**BASE, "tls": {"certificate": "/a", "key": "/b"}})
     assert alone == [

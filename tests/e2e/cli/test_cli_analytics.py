@@ -66,7 +66,7 @@ def test_explain_prints_plan_and_counts(run: Run, dataset: str) -> None:
     assert sum(node["found"] for node in result["nodes"]) == warm
     assert {"runs_pruned", "cells_tested", "sift_s", "steps"} <= set(result["nodes"][0])
     words = run("explain", dataset, "temperature > 4").stdout
-    assert f"{warm} paths match." in words
+    assert f"paths that match: {warm}" in words
     assert "partitions: 8 by placement" in words
     assert "node-1" in words
     assert "temperature > 4" in words
@@ -100,7 +100,7 @@ def test_aggregate_prints_and_writes_groups(run: Run, dataset: str, tmp_path: Pa
     assert "temperature_mean" in shown
     assert "2 groups\n" in shown
     first = run("aggregate", dataset, "--by", "cell:3", "--by", "window:1d", "--limit", "1").stdout
-    assert "groups, of which --all shows the rest" in first
+    assert "groups; 1 shown, --all shows all" in first
     for name in ("g.csv", "g.parquet", "g.ndjson", "g.geojson"):
         words = run("aggregate", dataset, "--by", "cell:3", "--output", str(tmp_path / name)).stdout
         assert f"groups written to {tmp_path / name}" in words
@@ -181,6 +181,7 @@ def test_estimate_prints_bounds_and_quantiles(run: Run, dataset: str) -> None:
     assert result["low"] <= result["count"] <= result["high"]
     assert len(result["quantiles"]) in (0, 5)
     shown = run("estimate", dataset, "temperature > 4").stdout
-    assert "paths match, as estimated by node-" in shown
+    assert "paths that match: " in shown
+    assert ", as estimated by node-" in shown
     refused = run("estimate", dataset, "--quantiles", "0.5", fails=2)
     assert "that has numbers (temperature), got None" in refused.stderr

@@ -53,7 +53,7 @@ def test_verify_of_a_damaged_node_exits_with_1(node: Path) -> None:
     path = flip_a_byte(node)
     result = run("verify", node)
     assert result.exit_code == 1
-    assert "1 damaged places" in result.output
+    assert "1 damaged place\n" in result.output
     actual = json.loads(run("--json", "verify", node).output)
     assert actual["ok"] is False
     (damage,) = actual["damages"]

@@ -312,6 +312,7 @@ def test_drop_asks_as_other_commands_do(
         (["subscribe", "{hot}", "--id", "a", "--set", "least=3"], "a value of 'broker'"),
         (["subscribe", "{hot}", "--id", "a", "--broker", "me"], "a value of 'least'"),
         (["subscribe", "{hot}", "--id", "a", "--broker", "me", "--set", "least"], "NAME=VALUE"),
+        (["subscribe", "{hot}", "--id", "a", "--set", "least=abc"], "float as 'least', got 'abc' "),
         (["subscribe", "{hot}", "--id", "a", "--broker", "me", "--set", "least=hot"], "a float"),
         (["subscribe", "{hot}", "--id", "a", "--broker", "me", "--set", "leest=3"], "mean least?"),
         (["unsubscribe", "{hot}"], "IDS or --file"),

@@ -308,7 +308,7 @@ def test_query_and_read_write_lines_to_standard_output(
 
 def test_read_prints_observations_and_their_number(run: Run, dataset: str) -> None:
     shown = run("read", dataset, "temperature > 290", "--limit", "2").stdout
-    assert "the first 2 observations; there are more, which --all shows" in shown
+    assert "2 observations shown; there are more, which --all shows" in shown
     assert shown.count("2014-03-01") == 2
     assert f"\n{WARM} observations" in run("read", dataset, "temperature > 290", "--all").stdout
     rows = values(run("read", dataset, "temperature > 290", "--json"))["rows"]

@@ -86,7 +86,7 @@ def test_diagnosis_of_a_healthy_cluster_is_empty() -> None:
         ({"sync_s": REFUSED_S}, "problem", "cannot be written to"),
         ({"durability": "none"}, "warning", 'durability is "none"'),
         ({"open_files": 60_000}, "problem", "60,000 of 65,536 files"),
-        ({"open_files_max": 1_024}, "warning", "may open 1,024 files only"),
+        ({"open_files_max": 1_024}, "warning", "may open only 1,024 files"),
         ({"java": "none was found"}, "problem", "no Java for Spark: none was found"),
         ({"containment": "no bwrap"}, "problem", "cannot be: no bwrap"),
         ({"status": replace(STATUS, cache_bytes=950)}, "warning", "caches are at 950 of 1,000"),

@@ -116,7 +116,7 @@ def test_ccq_watch_on_a_terminal_redraws(run: Callable[..., Result], ccq: galile
     result = run(
         "ccq", "watch", ccq.id, "--from", "start", "--updates", "1", env=ON_A_TERMINAL
     ).output
-    assert "28 labels in 1 updates, the newest 20 shown" in result
+    assert "28 labels in 1 update, the newest 20 shown" in result
     assert "token " in result
     assert ESCAPE in result
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import click
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from galileo import cli
+from galileo.cli.data import Target, write_tables
 from galileo.cli.main import main
 from galileo.cli.options import json_option
 from galileo.cli.output import (
@@ -190,6 +195,37 @@ def test_table_of_numbers_with_a_missing_first_is_right_aligned() -> None:
     lines = table([{"rain": None, "x": "a"}, {"rain": 12.5, "x": "b"}, {"rain": 3, "x": "c"}], 80)
     assert lines[-1].split() == ["3", "c"]
     assert lines[-1].index("3") == lines[-2].index("12.5") + 3
+
+
+def test_end_file_of_a_partial_answer_is_exit_status_5(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table, target = pa.table({"t": [1.0]}), Target(str(tmp_path / "t.csv"), None)
+    for missing, status in (((), 0), ((2,), 5)):
+        context = click.Context(click.Command("read"))
+        options = {"target": target, "unit": "rows", "missing": lambda missing=missing: missing}
+        with context, pytest.raises(click.exceptions.Exit) if status else contextlib.nullcontext():
+            write_tables(Output(as_json=False), [table], table.schema, **options)
+        shown = capsys.readouterr()
+        assert shown.out == f"1 observation written to {target.output}\n"
+        assert ("partition 2 is missing" in shown.err) == bool(status)
+        assert Path(target.output).read_text().splitlines()[1:] == ["1"]
+
+
+PLURAL = re.compile(r"(?<! of \{limit):,\} (?:of )?[a-z]+s\b")
+
+
+def test_counts_of_things_are_not_always_plural() -> None:
+    """Nouns behind a number come from `counted`, or stand before it: "1 observations" is wrong."""
+    sources = [*Path(cli.__file__).parent.glob("*.py")]
+    assert len(sources) > 30
+    found = {
+        f"{path.name}: {line.strip()}"
+        for path in sources
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if PLURAL.search(line)
+    }
+    assert found == set()
 
 
 def test_table_note_names_few_of_many_columns() -> None:

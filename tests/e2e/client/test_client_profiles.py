@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,23 @@ def test_resolve_uses_the_token_for_nodes_of_the_profile_only(
     found = resolve(Profile(node=(node,)), environment=environment)
     assert bool(found.token_file) is is_used
     assert found.timeout == "2m"
+
+
+def test_resolve_of_a_named_profile_and_another_node_is_refused(
+    environment: dict[str, str],
+) -> None:
+    """Without the credentials of the profile, the error of the node would mislead."""
+    elsewhere = Profile(node=("elsewhere",))
+    with raises(ConfigError, profile="lab") as caught:
+        resolve(elsewhere, name="lab", environment=environment)
+    assert re.search(
+        "of profile 'lab' are for .* only, got the node elsewhere:7701", caught.value.message
+    )
+    given = resolve(replace(elsewhere, tls="/mine"), name="lab", environment=environment)
+    assert (given.tls, given.token_file) == ("/mine", "")
+    assert (
+        resolve(elsewhere, name="lab", environment=environment | {"GALILEO_TLS": "/e"}).tls == "/e"
+    )
 
 
 def test_resolve_with_a_token_ignores_the_token_file(environment: dict[str, str]) -> None:

@@ -265,7 +265,7 @@ def test_a_table_is_made_filled_shown_and_dropped_by_commands(
     earlier = run(cluster, "table", "show", name, "--at", answer["cursor"], "--key", "b", "--json")
     assert json.loads(earlier.output) == {"rows": [{"id": "b", "beds": 2}], "more": False}
     limited = run(cluster, "table", "show", name, "--at", answer["cursor"], "--limit", "1")
-    assert "the first 1 row of 2; --all shows all" in limited.output
+    assert "2 rows; 1 shown, --all shows all" in limited.output
 
     written = run(cluster, "table", "show", name, "-o", str(tmp_path / "out.parquet"))
     assert written.exit_code == 0, written.output

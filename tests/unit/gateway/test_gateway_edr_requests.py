@@ -37,20 +37,20 @@ RING = "0 0," + ",".join(f"{x} 1" for x in range(POLYGON_VERTICES_MAX))
         (
             "area",
             "coords=POLYGON((1 2,3 2,3 4,1 2))&datetime=2014-03-01T06:00:00Z/..",
-            "S_INTERSECTS(geometry, POLYGON((1.0 2.0, 3.0 2.0, 3.0 4.0, 1.0 2.0))) AND "
+            "S_INTERSECTS(geometry, POLYGON((1 2, 3 2, 3 4, 1 2))) AND "
             "datetime >= TIMESTAMP('2014-03-01T06:00:00Z')",
         ),
         (
             "area",
             "coords=polygon((2 1,2 3,4 3,2 1))&crs=EPSG:4326",
-            "S_INTERSECTS(geometry, POLYGON((1.0 2.0, 3.0 2.0, 3.0 4.0, 1.0 2.0)))",
+            "S_INTERSECTS(geometry, POLYGON((1 2, 3 2, 3 4, 1 2)))",
         ),
-        ("cube", "bbox=1,2,3,4&z=9", "S_INTERSECTS(geometry, BBOX(1.0, 2.0, 3.0, 4.0))"),
-        ("cube", "bbox=2,1,4,3&crs=EPSG:4326", "S_INTERSECTS(geometry, BBOX(1.0, 2.0, 3.0, 4.0))"),
+        ("cube", "bbox=1,2,3,4&z=9", "S_INTERSECTS(geometry, BBOX(1, 2, 3, 4))"),
+        ("cube", "bbox=2,1,4,3&crs=EPSG:4326", "S_INTERSECTS(geometry, BBOX(1, 2, 3, 4))"),
         (
             "radius",
             "coords=POINT(190 2)&within=3&within-units=KM",
-            "DWITHIN(geometry, POINT(-170.0 2.0), 3000.0)",
+            "DWITHIN(geometry, POINT(-170 2), 3000)",
         ),
     ],
 )

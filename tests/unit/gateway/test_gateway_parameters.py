@@ -40,19 +40,19 @@ def whole(first: str, last: str) -> str:
     ("text", "query"),
     [
         ("", ""),
-        ("bbox=-110,35,-100,42", "S_INTERSECTS(geometry, BBOX(-110.0, 35.0, -100.0, 42.0))"),
-        ("bbox=-110,35,0,-100,42,9", "S_INTERSECTS(geometry, BBOX(-110.0, 35.0, -100.0, 42.0))"),
+        ("bbox=-110,35,-100,42", "S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"),
+        ("bbox=-110,35,0,-100,42,9", "S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"),
         (
             "bbox=35,-110,42,-100&bbox-crs=http://www.opengis.net/def/crs/EPSG/0/4326",
-            "S_INTERSECTS(geometry, BBOX(-110.0, 35.0, -100.0, 42.0))",
+            "S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))",
         ),
         (
             "filter=S_INTERSECTS(geometry, POINT(35 -110)) OR level < 3&filter-crs=EPSG:4326",
-            "S_INTERSECTS(geometry, POINT(-110.0 35.0)) OR level < 3.0",
+            "S_INTERSECTS(geometry, POINT(-110 35)) OR level < 3",
         ),
         (
             "filter=S_WITHIN(geometry, BBOX(35,-110,42,-100))&filter-crs=EPSG:4326",
-            "S_WITHIN(geometry, BBOX(-110.0, 35.0, -100.0, 42.0))",
+            "S_WITHIN(geometry, BBOX(-110, 35, -100, 42))",
         ),
         ("datetime=2014-03-01T06:00:00Z", "datetime = TIMESTAMP('2014-03-01T06:00:00Z')"),
         ("datetime=2014-03-01T06:00:00Z/..", "datetime >= TIMESTAMP('2014-03-01T06:00:00Z')"),
@@ -81,7 +81,7 @@ def whole(first: str, last: str) -> str:
         ("station=O'Hare", "station = 'O''Hare'"),
         ("rising=true", "rising = true"),
         ("level=-3", "level = -3"),
-        ("filter=level < 3 OR level > 5&level=4", "level = 4 AND (level < 3.0 OR level > 5.0)"),
+        ("filter=level < 3 OR level > 5&level=4", "level = 4 AND (level < 3 OR level > 5)"),
         (
             'filter={"op":"<","args":[{"property":"level"},3]}&filter-lang=cql2-json',
             "level < 3",

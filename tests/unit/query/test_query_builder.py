@@ -77,9 +77,9 @@ def feature_of(shape: shapely.Geometry | None) -> dict[str, Any]:
         ),
         ((f.count > 1) & (f.raining | (f.count < 0)), "count > 1 AND (raining OR count < 0)"),
         (galileo.geohash("9x%"), "geohash LIKE '9x%'"),
-        (galileo.near(40, -105.25, 5e4), "DWITHIN(geometry, POINT(-105.25 40), 50000.0)"),
+        (galileo.near(40, -105.25, 5e4), "DWITHIN(geometry, POINT(-105.25 40), 50000)"),
         (galileo.within((170, -10, -170, 10)), "S_INTERSECTS(geometry, BBOX(170, -10, -170, 10))"),
-        (galileo.within("POINT Z (1 2 3)", edge=False), "S_WITHIN(geometry, POINT(1.0 2.0))"),
+        (galileo.within("POINT Z (1 2 3)", edge=False), "S_WITHIN(geometry, POINT(1 2))"),
         (
             galileo.during("2012-03-01", dt.datetime(2012, 3, 2)),
             "datetime >= TIMESTAMP('2012-03-01T00:00:00Z') "
