@@ -12,6 +12,7 @@ from galileo.cli.output import counted, handle_errors, size_of_bytes
 from galileo.cli.retention import HeldResults, held_results
 from galileo.cli.session import Session, json_option
 from galileo.client import Client
+from galileo.client.results import Delivery
 from galileo.errors import InputError
 from galileo.model.broker import Broker, Into, Kafka, Mqtt, Sink, Webhook
 from galileo.model.times import MICROS, duration_text
@@ -46,6 +47,12 @@ def broker() -> None:
     metavar="URL",
     help="With --mqtt: WIS2 messages, which link to this gateway.",
 )
+@click.option(
+    "--metadata-id",
+    default="",
+    metavar="URN",
+    help="With --wis2: of the discovery metadata, urn:wmo:md:CENTRE:DATASET.",
+)
 @click.option("--secret", default="", metavar="NAME", help="A file in the secrets of the workers.")
 @click.option("--channel", "channels", multiple=True, help="Push for this channel.  [default: all]")
 @click.option(
@@ -54,6 +61,13 @@ def broker() -> None:
     help="Keep results that the broker has not acknowledged for so long beyond the channel's "
     "keep, such as 30d.",
 )
+@click.option(
+    "--attempts-max",
+    type=int,
+    help="Send what the endpoint fails to take so often, then make it dead letters.  [default: for "
+    "ever]",
+)
+@click.option("--age-max", help="Try for so long, such as 10m.  [default: for ever]")
 @json_option
 @click.pass_obj
 @handle_errors
@@ -67,9 +81,12 @@ def create(
     into: str | None,
     topic: str | None,
     wis2: str,
+    metadata_id: str,
     secret: str,
     channels: tuple[str, ...],
     hold: str | None,
+    attempts_max: int | None,
+    age_max: str | None,
 ) -> None:
     """Create the broker NAME, or replace it; running workers adopt it within seconds.
 
@@ -90,7 +107,7 @@ def create(
     if webhook is not None:
         given.append(Webhook(webhook, secret=secret))
     if mqtt is not None:
-        given.append(Mqtt(mqtt, secret=secret, wis2=wis2, **topics))
+        given.append(Mqtt(mqtt, secret=secret, wis2=wis2, metadata_id=metadata_id, **topics))
     if kafka is not None:
         given.append(Kafka(kafka, secret=secret, **topics))
     if into is not None:
@@ -101,14 +118,23 @@ def create(
         )
     if topic is not None and mqtt is None and kafka is None:
         raise InputError("--topic needs --mqtt or --kafka; add one", parameter="topic")
-    if wis2 and mqtt is None:
-        raise InputError("--wis2 needs --mqtt; add it", parameter="wis2")
+    if (wis2 or metadata_id) and mqtt is None:
+        raise InputError("WIS2 needs --mqtt; add it", parameter="wis2")
     if secret and webhook is None and mqtt is None and kafka is None:
         raise InputError("--secret needs --webhook, --mqtt or --kafka; add one", parameter="secret")
-    created = Broker(name, given[0] if given else None, channels=channels, hold=hold)
+    created = Broker(
+        name,
+        given[0] if given else None,
+        channels=channels,
+        hold=hold,
+        attempts_max=attempts_max,
+        age_max=age_max,
+    )
     with session.client() as client:
+        is_new = name not in {one.name for one in client.brokers()}
         client.create_broker(created)
-    session.output.value(created.to_dict(), words=f"created broker {name}")
+    words = f"{'created' if is_new else 'changed'} broker {name}"
+    session.output.value(created.to_dict(), words=words)
 
 
 @broker.command("list")
@@ -155,17 +181,30 @@ def list_brokers(session: Session) -> None:
 def status(session: Session, *, channel: str) -> None:
     """Show how far the brokers of CHANNEL are, and why an endpoint takes nothing.
 
+    "behind" is the number of executions after the position of a broker, with notifications for it
+    or without; "gone" is how many of them were deleted before they were pushed.
+
     \b
     Example:
       galileo broker status smog
     """
     with session.client() as client:
         found = client.deliveries(channel)
+        paused = {one.name: one.paused for one in client.brokers() if one.paused}
         letters = len(client.table(f"{channel}.dead-letters"))
     if session.output.as_json:
-        session.output.value({"deliveries": found, "dead_letters": letters})
+        session.output.value({"deliveries": found, "dead_letters": letters, "paused": paused})
         return
-    rows = [{"broker": one.broker, "worker": one.worker, "failure": one.failure} for one in found]
+    rows = [
+        {
+            "broker": one.broker,
+            "worker": one.worker,
+            "behind": one.behind,
+            "gone": one.gone,
+            "failure": _failure(one, paused.get(one.broker, "")),
+        }
+        for one in found
+    ]
     session.output.rows(rows, empty="No broker of this channel has a position.")
     if letters:
         session.output.note(
@@ -244,6 +283,16 @@ def drop(session: Session, *, name: str) -> None:
     with session.client() as client:
         client.drop_broker(name)
     session.output.value({"dropped": name}, words=f"dropped broker {name}")
+
+
+def _failure(delivery: Delivery, paused: str) -> str:
+    """Why nothing is taken, since when, and until when the worker waits."""
+    if paused:
+        return f"paused: {paused}"
+    if delivery.failed_at is None:
+        return delivery.failure
+    until = f", again by {delivery.retry_at:%H:%M:%SZ}" if delivery.retry_at else ""
+    return f"{delivery.failure} ({delivery.failed_at:%Y-%m-%d %H:%M:%SZ}{until})"
 
 
 def _held(client: Client, brokers: Sequence[Broker]) -> dict[str, list[HeldResults]]:

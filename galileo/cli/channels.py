@@ -351,6 +351,11 @@ def follow(
                 if limit is not None and count >= limit:
                     break
         finally:
+            if not count:
+                session.output.note(
+                    f"galileo: nothing came for broker {broker!r}; do subscriptions of {name} name "
+                    "it?"
+                )
             if token:
                 session.output.note(f"token: {token}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -10,9 +11,21 @@ from galileo.client.arguments import instance_of
 from galileo.client.async_channels import AsyncChannels
 from galileo.client.numbered_rows import change_row
 from galileo.client.results import Delivery
-from galileo.errors import DatasetExists, UnknownDataset
-from galileo.model.broker import BROKERS, Broker, unknown_broker
-from galileo.model.channel import BROKER, FAILURE, TOKEN, WORKER
+from galileo.cursor import EMPTY_CURSOR
+from galileo.errors import DatasetExists, Forbidden, UnknownDataset
+from galileo.model.broker import BROKERS, Broker, Into, check_circles, unknown_broker
+from galileo.model.channel import (
+    BROKER,
+    FAILED_AT,
+    FAILURE,
+    GONE,
+    RETRY_AT,
+    TOKEN,
+    WORKER,
+    Channel,
+    reader_of,
+)
+from galileo.wire import token as tokens
 
 
 class AsyncBrokers(AsyncChannels):
@@ -30,6 +43,10 @@ class AsyncBrokers(AsyncChannels):
         Args:
             broker: with a sink, if workers shall push.
 
+        Raises:
+            InputError: a channel would read what the broker stores, and its notifications would
+                come back for ever.
+
         Example:
             >>> await client.create_broker(galileo.Broker("ops", galileo.Into("alerts")))
             >>> mail = galileo.Broker("mail", channels=["hot"], hold="30d")
@@ -38,6 +55,9 @@ class AsyncBrokers(AsyncChannels):
             True
         """
         instance_of(Broker, broker, "a broker, such as galileo.Broker('mail')")
+        if isinstance(broker.sink, Into):
+            others = [other for other in await self.brokers() if other.name != broker.name]
+            check_circles(await self.channels(), [*others, broker])
         with suppress(DatasetExists):  # Of another definition, the upsert refuses the columns.
             await self.create_table(BROKERS)
         definition = json.dumps(broker.to_dict())
@@ -112,23 +132,36 @@ class AsyncBrokers(AsyncChannels):
         """
         known = await self._channel(channel)
         stored = await self.table(known.position_table)
-        found = [
-            Delivery(
-                channel=channel,
-                broker=row[BROKER],
-                token=row[TOKEN] or "",
-                worker=row[WORKER] or "",
-                failure=row[FAILURE] or "",
-            )
-            for row in stored.rows.to_pylist()
-        ]
+        ends = {one.partition: one.execution for one in await self.describe_channel(channel)}
+        found = [_delivery(known, row, ends) for row in stored.rows.to_pylist()]
         return sorted(found, key=lambda one: one.broker)
+
+    async def _check_sinks(self, channel: Channel) -> None:
+        with suppress(Forbidden):  # Who may not read brokers may create channels.
+            check_circles([*await self.channels(), channel], await self.brokers())
 
     async def _change_broker(self, name: str, **changes: Any) -> None:
         names = [broker.name for broker in await self.brokers()]
         if name not in names:
             raise unknown_broker(name, names)
         await change_row(self, BROKERS, name, **changes)
+
+
+def _delivery(channel: Channel, row: dict[str, Any], ends: Mapping[int, int]) -> Delivery:
+    """What a row of positions says, where executions have come to `ends` by partition."""
+    token = row[TOKEN] or ""
+    cursor = tokens.decode(token, ccq_id=reader_of(channel, row[BROKER])) if token else EMPTY_CURSOR
+    return Delivery(
+        channel=channel.name,
+        broker=row[BROKER],
+        token=token,
+        worker=row[WORKER] or "",
+        failure=row[FAILURE] or "",
+        failed_at=row[FAILED_AT],
+        retry_at=row[RETRY_AT],
+        behind=sum(max(0, end - cursor[partition]) for partition, end in ends.items()),
+        gone=row[GONE] or 0,
+    )
 
 
 def _broker(row: dict[str, Any]) -> Broker:

@@ -13,16 +13,19 @@ import pyarrow as pa
 from galileo.client.arguments import dataset_name, instance_of
 from galileo.client.async_tables import AsyncTables, Keys
 from galileo.client.ingestion import Progress
-from galileo.client.numbered_rows import REVISION, change_row, read_row, replace_row
+from galileo.client.numbered_rows import REVISION, read_row, replace_row, update_row
 from galileo.client.results import ChannelPartition, Notifications, Receipt
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import GalileoError, InputError
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import from_ipc
+from galileo.model.broker import check_names
 from galileo.model.channel import (
+    ACKNOWLEDGED,
     BROKER,
     LEFT,
     MATCHES_SCHEMA,
+    PROGRESS,
     SHARE_BYTES_MAX,
     TOKEN,
     WORKER,
@@ -60,7 +63,8 @@ class AsyncChannels(AsyncTables):
         Raises:
             DatasetExists: the name is taken; `details["same"]` says whether by this channel.
             UnknownDataset: there is no such dataset.
-            InputError: the template is none of the dataset.
+            InputError: the template is none of the dataset, or brokers with a sink `Into` would
+                store its notifications where it reads.
 
         Example:
             >>> hot = galileo.Channel("hot", "weather", "temperature > :least", period="1s")
@@ -71,7 +75,12 @@ class AsyncChannels(AsyncTables):
             channel,
             "a channel, such as galileo.Channel('hot', 'weather', 'temperature > :least')",
         )
+        await self._check_sinks(channel)
         await self._create(channel.unbound)
+
+    async def _check_sinks(self, channel: Channel) -> None:
+        """Raises InputError if what brokers store would come back to a channel."""
+        raise NotImplementedError
 
     async def channels(self) -> list[Channel]:
         """All channels.
@@ -195,7 +204,11 @@ class AsyncChannels(AsyncTables):
         reader = _reader(known, broker)
         if token:
             tokens.decode(token, ccq_id=reader)
-        await change_row(self, known.positions, broker, **{TOKEN: token})
+
+        def change(row: dict[str, Any]) -> dict[str, Any]:
+            return {TOKEN: token, PROGRESS: "", ACKNOWLEDGED: row[REVISION] + 1}
+
+        await update_row(self, known.positions, broker, change)
 
     async def follow(
         self, channel: str, broker: str, *, token: str = "", wait: Duration | None = None
@@ -382,14 +395,22 @@ def _reader(channel: Channel, broker: str) -> str:
 
 def _with_broker(rows: pa.Table, broker: str | None) -> pa.Table:
     if broker is None:
+        if BROKER in rows.column_names:
+            check_names(_texts(rows.column(BROKER)))
         return rows
     if BROKER in rows.column_names:
         raise InputError(
             "expected the broker as a column of the subscriptions or as an argument, got both",
             parameter="broker",
         )
-    instance_of(str, broker, "the name of a broker")
+    check_names([instance_of(str, broker, "the name of a broker")])
     return rows.append_column(BROKER, pa.repeat(pa.scalar(broker), rows.num_rows))
+
+
+def _texts(column: pa.ChunkedArray) -> list[str | None]:
+    """The distinct texts of a column; none of one of another type, which is refused later."""
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    return column.unique().to_pylist() if is_text else []
 
 
 def _notifications(

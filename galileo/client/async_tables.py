@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from galileo.client.arguments import check_progress, dataset_name, instance_of, shown
@@ -26,7 +27,15 @@ from galileo.geo import geoarrow
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.enrichment import Lookup, Step
 from galileo.model.schema import unknown_table
-from galileo.model.table import DELETED, Table, deleted_rows, is_of_row, versions_of
+from galileo.model.table import (
+    DELETED,
+    Table,
+    deleted_rows,
+    hashes_of,
+    is_of_row,
+    partitions_of,
+    versions_of,
+)
 from galileo.query import joins
 from galileo.wire.caller import Connection
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
@@ -217,6 +226,19 @@ class AsyncTables(AsyncObservations):
             dataset=known.key, after=cursor_to_pb(_cursor(after, "after"))
         )
         return await self._read_versions(known, request, until=until)
+
+    async def _reachable_rows(self, name: str, known: pa.Table) -> tuple[pa.Table, int]:
+        """The rows of a table, and how many were read.
+
+        Behind them are those of `known` whose partitions cannot be reached.
+        """
+        table = await self._table(name)
+        request = storage_pb2.ReadTableRequest(dataset=table.key, partial=True)
+        answer = await self._read_versions(table, request, until=None)
+        rows = answer.rows.drop_columns([DELETED])
+        places = partitions_of(table, hashes_of(table, known))
+        lacking = known.filter(pa.array(~np.isin(places, [*answer.cursor])))
+        return pa.concat_tables([rows, lacking]), rows.num_rows
 
     async def _enrich(
         self, observations: pa.Table, steps: Sequence[Step], tables: Mapping[str, Table]

@@ -391,6 +391,10 @@ class BlockingCalls(BlockingBase):
         Args:
             broker: with a sink, if workers shall push.
 
+        Raises:
+            InputError: a channel would read what the broker stores, and its notifications would
+                come back for ever.
+
         Example:
             >>> client.create_broker(galileo.Broker("ops", galileo.Into("alerts")))
             >>> mail = galileo.Broker("mail", channels=["hot"], hold="30d")
@@ -474,7 +478,8 @@ class BlockingCalls(BlockingBase):
         Raises:
             DatasetExists: the name is taken; `details["same"]` says whether by this channel.
             UnknownDataset: there is no such dataset.
-            InputError: the template is none of the dataset.
+            InputError: the template is none of the dataset, or brokers with a sink `Into` would
+                store its notifications where it reads.
 
         Example:
             >>> hot = galileo.Channel("hot", "weather", "temperature > :least", period="1s")

@@ -395,6 +395,11 @@ class Delivery:
         token: names what the broker has handled, or its endpoint has accepted.
         worker: which worker pushes for it; "" for none.
         failure: why the endpoint takes nothing at present; "" if it does.
+        failed_at: when that was; None if there is no failure.
+        retry_at: until when the worker waits at most; None if it does not.
+        behind: executions behind the token, in partitions whose nodes can be reached.
+        gone: executions that `keep` deleted before they were pushed. It cannot be determined
+            whether the broker had notifications in them.
     """
 
     channel: str
@@ -402,6 +407,10 @@ class Delivery:
     token: str
     worker: str
     failure: str
+    failed_at: dt.datetime | None
+    retry_at: dt.datetime | None
+    behind: int
+    gone: int
 
 
 @dataclass(frozen=True, slots=True)

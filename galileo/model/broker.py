@@ -10,7 +10,8 @@ Brokers are the rows of the table `BROKERS`. The workers that run are the rows o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from string import Formatter
 from typing import Any, ClassVar, TypeAlias
@@ -19,7 +20,15 @@ from urllib.parse import SplitResult, urlsplit
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from galileo.errors import Forbidden, InvalidSchema, UnknownBroker, reason_of
+from galileo.errors import (
+    Forbidden,
+    InputError,
+    InvalidObservations,
+    InvalidSchema,
+    UnknownBroker,
+    reason_of,
+)
+from galileo.model.channel import Channel
 from galileo.model.schema import absence, dataset_name, read_json
 from galileo.model.table import Table
 from galileo.model.times import MICROS, Duration, seconds
@@ -83,6 +92,8 @@ class Mqtt:
         secret: the name of the file with "user:password"; "" without.
         wis2: URL of an HTTP gateway of the cluster, to which messages then link: they are WIS2
             notification messages. "": they are GeoJSON features.
+        metadata_id: of WIS2 messages, the identifier of the discovery metadata of the dataset, such
+            as "urn:wmo:md:ch-meteoswiss:air".
 
     Example:
         >>> galileo.Mqtt("mqtts://broker.example.org", topic="smog/{subscription}").topic
@@ -94,6 +105,7 @@ class Mqtt:
     topic: str = "galileo/{channel}/{subscription}"
     secret: str = ""
     wis2: str = ""
+    metadata_id: str = ""
 
     def __post_init__(self) -> None:
         parts = _url(self.url, ("mqtts", "mqtt"))
@@ -103,6 +115,9 @@ class Mqtt:
         _secret(self.secret)
         if self.wis2:
             _url(self.wis2, ("https", "http"))
+        if bool(self.wis2) != bool(re.fullmatch(r"urn:wmo:md:[^\s:]+:\S+", self.metadata_id)):
+            wanted = "metadata_id='urn:wmo:md:centre:dataset' with wis2=, and without it none"
+            raise _wrong(wanted, self.metadata_id, "metadata_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +185,16 @@ class Broker:
         sink: where workers push notifications to; None: the broker pulls them.
         channels: whose notifications are pushed, and whose results are held; none: those of all
             channels, and those in which it has a position.
+        attempts_max: how often a chunk of notifications is sent that the endpoint fails to take,
+            before it is halved, and in the end one notification becomes a dead letter. None:
+            without end.
+        age_max: for how long that is tried, such as "10m". None: without end.
         hold: for how long results of a channel that it has not acknowledged are kept beyond the
             channel's `keep`, such as "30d"; at most 90 days. None: not at all.
 
     Attributes:
         hold_us: microseconds; 0: results are not held.
+        age_max_us: microseconds; None: there is no bound.
         paused: why nothing is pushed at present; "" if it is. The cluster sets it.
 
     Example:
@@ -186,6 +206,8 @@ class Broker:
     sink: Sink | None
     channels: tuple[str, ...]
     hold_us: int
+    attempts_max: int | None
+    age_max_us: int | None
     paused: str
 
     def __init__(
@@ -195,6 +217,8 @@ class Broker:
         *,
         channels: Sequence[str] = (),
         hold: Duration | None = None,
+        attempts_max: int | None = None,
+        age_max: Duration | None = None,
         paused: str = "",
     ) -> None:
         if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -203,10 +227,16 @@ class Broker:
             raise _wrong("a galileo.Webhook, Mqtt, Kafka or Into as the sink", sink, "sink")
         if isinstance(channels, str):
             raise _wrong("a list of the names of channels", channels, "channels")
+        if attempts_max is not None and (type(attempts_max) is not int or attempts_max < 1):
+            raise _wrong("a number of attempts of at least 1", attempts_max, "attempts_max")
+        if isinstance(sink, Into | None) and not attempts_max is age_max is None:
+            raise _wrong("bounds of attempts with a sink outside of the cluster", sink, "sink")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "sink", sink)
         object.__setattr__(self, "channels", tuple(map(dataset_name, channels)))
         object.__setattr__(self, "hold_us", 0 if hold is None else _hold_us(hold))
+        object.__setattr__(self, "attempts_max", attempts_max)
+        object.__setattr__(self, "age_max_us", None if age_max is None else _age_us(age_max))
         object.__setattr__(self, "paused", paused)
 
     def takes(self, channel: str) -> bool:
@@ -244,6 +274,8 @@ class Broker:
             "sink": sink,
             "channels": list(self.channels),
             "hold_us": self.hold_us,
+            "attempts_max": self.attempts_max,
+            "age_max_us": self.age_max_us,
         }
 
     @staticmethod
@@ -265,11 +297,14 @@ class Broker:
                 fields = dict(given)
                 sink = SINKS[fields.pop("kind")](**fields)
             hold = int(raw.get("hold_us", 0)) / MICROS
+            age_max = raw.get("age_max_us")
             return Broker(
                 raw["name"],
                 sink,
                 channels=raw.get("channels", ()),
                 hold=hold or None,
+                attempts_max=raw.get("attempts_max"),
+                age_max=None if age_max is None else int(age_max) / MICROS,
                 paused=raw.get("paused", ""),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -309,6 +344,39 @@ def check_brokers(patterns: Sequence[str], names: pa.Array | pa.ChunkedArray) ->
         )
 
 
+def check_names(names: Iterable[str | None]) -> None:
+    """Raises InvalidObservations if one of some texts is no name of a broker; null may stand."""
+    for name in names:
+        if name is not None and not NAME.fullmatch(name):
+            raise InvalidObservations(
+                "expected the name of a broker, of at most 200 characters without '/', got "
+                f"{name!r:.200}",
+                expected="broker_name",
+            )
+
+
+def check_circles(channels: Sequence[Channel], brokers: Sequence[Broker]) -> None:
+    """Raises InputError if channels read what brokers store of their notifications."""
+    targets = defaultdict[str, set[str]](set)
+    for channel in channels:
+        for broker in brokers:
+            if isinstance(broker.sink, Into) and broker.takes(channel.name):
+                for source in channel.sources:
+                    targets[source].add(broker.sink.target)
+    for source in sorted(targets):
+        reached, pending = set[str](), {source}
+        while pending:
+            pending = set().union(*(targets.get(name, set()) for name in pending)) - reached
+            reached |= pending
+        if source in reached:
+            raise InputError(
+                "expected sinks whose rows do not come back to their channels, got a circle "
+                f"through {source!r}; store into another dataset or table, or name the channels of "
+                "the broker",
+                parameter="sink",
+            )
+
+
 def unknown_broker(name: str, names: Sequence[str]) -> UnknownBroker:
     """The error about an unknown broker; it suggests the nearest of `names`."""
     words, close = absence("broker", name, names)
@@ -344,6 +412,12 @@ def _hold_us(hold: Duration) -> int:
     if not 1 / MICROS <= hold_s <= HOLD_MAX_S:
         raise _wrong("results to be held for at most 90 days", hold, "hold")
     return round(hold_s * MICROS)
+
+
+def _age_us(age: Duration) -> int:
+    if (age_s := seconds(age)) < 0:
+        raise _wrong("a time of at least 0 seconds", age, "age_max")
+    return round(age_s * MICROS)
 
 
 def _secret(name: Any) -> None:

@@ -55,6 +55,11 @@ TOKEN = "token"
 """The column of a broker's position."""
 WORKER, FAILURE = "worker", "failure"
 """The columns of which worker pushes for a broker, and why its endpoint takes nothing now."""
+FAILED_AT, RETRY_AT = "failed_at", "retry_at"
+"""The columns of when the endpoint failed, and until when the worker waits."""
+PROGRESS, ACKNOWLEDGED, GONE = "progress", "acknowledged", "gone"
+"""The columns of how far executions behind the token are delivered, as JSON; of the revision with
+which `acknowledge` has set the token; and of how many executions were deleted before delivery."""
 NO_BROKER = ""
 """In place of a broker: the row with the cut."""
 PERIOD_MIN_S, PERIOD_MAX_S = 0.1, 366 * 86_400.0
@@ -78,6 +83,11 @@ _POSITION_COLUMNS: dict[str, ColumnType] = {
     "revision": "int",
     WORKER: "text",
     FAILURE: "text",
+    FAILED_AT: "time",
+    RETRY_AT: "time",
+    PROGRESS: "text",
+    ACKNOWLEDGED: "int",
+    GONE: "int",
 }
 _DEAD_LETTER_COLUMNS: dict[str, ColumnType] = {
     ID: "text",
@@ -348,6 +358,12 @@ class Channel(StoredSchema):
     def steps(self) -> tuple[Step, ...]:
         """Those of `lookup` and `enrich`, each of which has another table."""
         return *self.lookup, *self.enrich
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """The dataset, and the tables whose changes are news."""
+        tables = [self.subscription_table, *(step.table for step in self.lookup)]
+        return frozenset([self.dataset, *(tables if self.compares else [])])
 
     @property
     def reference_tables(self) -> dict[str, Table]:

@@ -430,6 +430,7 @@ async def read_from_owners(
     name: str,
     live: TopologyState,
     timeout_s: float,
+    is_partial: bool = False,
 ) -> AsyncGenerator[T, None]:
     """The answers of the owners of a task's partitions, one after the other.
 
@@ -444,6 +445,7 @@ async def read_from_owners(
         name: of this node.
         live: its topology.
         timeout_s: for how long owners are looked for.
+        is_partial: whether shares of owners that cannot be reached are left out.
 
     Raises:
         GalileoError: of an owner.
@@ -469,6 +471,8 @@ async def read_from_owners(
                     yield part
         except GalileoError as error:
             moved = None if is_begun else as_moved(error, live)
+            if moved is None and is_partial and not is_begun and isinstance(error, TransientError):
+                continue
             if moved is None:
                 raise
             await patience.after(moved)

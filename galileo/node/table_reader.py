@@ -78,8 +78,14 @@ class TableReader:
         self._executor = executor
         self._options = options
 
-    async def read(self, task: TableTask) -> AsyncGenerator[TablePart, None]:
+    async def read(
+        self, task: TableTask, *, is_partial: bool = False
+    ) -> AsyncGenerator[TablePart, None]:
         """The rows of all partitions, a bounded piece at a time, in no particular order.
+
+        Args:
+            task: what to read.
+            is_partial: whether partitions that cannot be reached are left out.
 
         Raises:
             InputError: it is no table, or the cursors are not of this cluster.
@@ -95,6 +101,7 @@ class TableReader:
             name=self._name,
             live=self._topology,
             timeout_s=retry_timeout_s(self._options, self._topology),
+            is_partial=is_partial,
         )
         async with aclosing(parts):
             async for part in parts:

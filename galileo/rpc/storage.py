@@ -175,8 +175,12 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         task = table_task_from_pb(request, shard.schema)
         if brokers:
             _check_keys(shard.schema, task.keys, brokers)
-        read = tables.read_local if request.local else tables.read
-        async with aclosing(read(task)) as parts:
+        answer = (
+            tables.read_local(task)
+            if request.local
+            else tables.read(task, is_partial=request.partial)
+        )
+        async with aclosing(answer) as parts:
             async for part in parts:
                 if len(part.reached):
                     yield storage_pb2.ReadTablePart(reached=cursor_to_pb(part.reached))

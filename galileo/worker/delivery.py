@@ -1,20 +1,24 @@
 """Pushes the notifications of one channel to one broker's endpoint.
 
 At least once, in the order of `follow`, with one chunk under way. What is delivered is a function
-of the log of executions, and so are the keys of chunks; a chunk that is delivered again, by
+of the log of executions, and so are the chunks and their keys; a chunk that is delivered again, by
 whichever worker, has the key that it had before.
 
-The broker's row in the table of positions says which worker pushes, and behind which token. Each
-change of the row is a compare-and-set (`galileo.client.numbered_rows`), so a worker that another
-one has replaced can push what it has at hand, and cannot move the position. The position is moved
-after the endpoint has accepted what lies before it.
+The broker's row in the table of positions says which worker pushes, behind which token, and how
+many notifications of executions behind the token are delivered, in whole chunks. Each change of the
+row is a compare-and-set (`galileo.client.numbered_rows`), and no attempt begins unless the row was
+unchanged `CHECK_S` ago. So a worker that another one has replaced, or that was paused, sends
+nothing that is old, and cannot move the position. The position is moved after the endpoint has
+accepted what lies before it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime as dt
+import json
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -24,13 +28,26 @@ from typing import Any
 import pyarrow as pa
 
 from galileo.client.async_client import AsyncClient
+from galileo.client.ingestion import in_thread
 from galileo.client.notification_json import features
 from galileo.client.numbered_rows import REVISION, read_row, replace_row
 from galileo.client.results import Notifications
 from galileo.clock import Clock
 from galileo.errors import BatchConflict, GalileoError, UnknownDataset
 from galileo.model.broker import Broker, Sink
-from galileo.model.channel import BROKER, FAILURE, TOKEN, WORKER, Channel
+from galileo.model.channel import (
+    ACKNOWLEDGED,
+    BROKER,
+    FAILED_AT,
+    FAILURE,
+    GONE,
+    PROGRESS,
+    RETRY_AT,
+    TOKEN,
+    WORKER,
+    Channel,
+)
+from galileo.model.times import MICROS
 from galileo.worker.endpoints import (
     Chunk,
     DeliveryError,
@@ -50,6 +67,12 @@ IDLE_ACKNOWLEDGE_S = 60.0
 """A token that advances without notifications is stored so often."""
 RETRY_MIN_S, RETRY_MAX_S = 0.5, 300.0
 """Longest waits after the first failure of an endpoint, and after many."""
+RETRY_AFTER_MAX_S = 3_600.0
+"""The longest wait that an endpoint can ask for."""
+CHECK_S = 2.0
+"""The row of the broker is read again before an attempt if it was read longer ago."""
+WAIT_CHECK_S = 5.0
+"""While an attempt waits, the row is read so often: a change ends the wait."""
 REFUSED_MAX = 100
 """Notifications that an endpoint refuses one after the other before the broker is paused."""
 CLAIM_S = 1.0
@@ -70,10 +93,11 @@ class TakenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A channel and a broker with a sink."""
+    """A channel and a broker with a sink; `revision` grows with each change of the broker."""
 
     channel: Channel
     broker: Broker
+    revision: int = 0
 
     @property
     def sink(self) -> Sink:
@@ -122,8 +146,12 @@ class Delivery:
         self._positions = pair.channel.positions
         self._dead_letters = pair.channel.dead_letters
         self._row: dict[str, Any] = {}
+        self._checked_at = 0.0
         self._may_hold = False  # A change that was interrupted may be stored.
-        self._token = ""
+        self._is_new = True
+        self._token, self._progress = "", dict[int, tuple[int, int]]()
+        self._begun_at = self._moved_at = 0.0
+        self._endpoint: Endpoint | None = None
         self._name = pair.name
         self._refused = 0
         self._holder = "", 0.0
@@ -159,13 +187,13 @@ class Delivery:
             GalileoError: the cluster does not answer.
         """
         await self._claim()
-        endpoint = await self._opened()
         try:
-            await self._follow(endpoint)
+            await self._follow()
         finally:
-            await endpoint.close()
+            await self._close()
 
     async def _claim(self) -> None:
+        begun = self._now()
         row = await read_row(self._client, self._positions, self._pair.broker.name)
         holder = row.get(WORKER) or ""
         if holder not in ("", self._worker) and self._is_alive(holder):
@@ -174,84 +202,159 @@ class Delivery:
             if self._now() - self._holder[1] < TAKE_OVER_S:
                 self._may_hold = False
                 raise TakenError
-        self._row, self._token, self._may_hold = row, row.get(TOKEN) or "", True
-        if holder != self._worker:
-            await self._store(worker=self._worker)
+        self._row, self._checked_at, self._may_hold = row, begun, True
+        self._token, self._begun_at = row.get(TOKEN) or "", begun
+        progress = json.loads(row.get(PROGRESS) or "{}")
+        self._progress = {int(p): (execution, done) for p, (execution, done) in progress.items()}
+        if holder != self._worker or self._is_new:
+            await self._store(worker=self._worker, failure="", failed_at=None, retry_at=None)
             log.info("%s: pushing", self._name)
+        self._is_new = False
 
-    async def _opened(self) -> Endpoint:
-        attempt = 0
-        while True:
+    async def _connect(self) -> Endpoint:
+        """The endpoint; opens it if it is not open."""
+        attempts = 0
+        while self._endpoint is None:
             try:
-                return await self._open_endpoint(self._pair.sink)
+                self._endpoint = await self._open_endpoint(self._pair.sink)
             except DisabledError:
                 raise
             except DeliveryError as error:
-                await self._wait_after(error, attempt)
-                attempt += 1
+                await self._wait_after(error, attempts)
+                attempts += 1
             except GalileoError as error:  # Of the secret, the address or a missing library.
                 raise DisabledError(error.message) from error
+        return self._endpoint
 
-    async def _follow(self, endpoint: Endpoint) -> None:
+    async def _close(self) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            await endpoint.close()
+
+    async def _follow(self) -> None:
         channel, broker = self._pair.channel.name, self._pair.broker.name
-        moved_at = self._now()
+        self._moved_at = self._now()
+        await self._connect()
         while True:
             batches = await self._client.fetch_notifications(
                 channel, broker, token=self._token, wait=WAIT_S, bytes_max=ANSWER_BYTES
             )
-            delivered = False
+            is_news = False
             for batch in batches:
                 if batch.gone:
-                    log.warning("%s: results were deleted before they were delivered", self._name)
+                    await self._report_gone(batch)
                 if len(batch):
-                    await self._deliver_execution(endpoint, batch)
-                    delivered = True
+                    await self._deliver_execution(batch)
+                    is_news = True
                 self._token = batch.token
-                if delivered and self._now() - moved_at > ACKNOWLEDGE_S:
-                    await self._store(token=self._token, failure="")
-                    moved_at, delivered = self._now(), False
-            if not any(map(len, batches)):
-                await self._check_position()
-            idle_s = self._now() - moved_at
-            if delivered or (idle_s > IDLE_ACKNOWLEDGE_S and self._token != self._row.get(TOKEN)):
-                await self._store(token=self._token, failure="")
-                moved_at = self._now()
+                if batch.execution or batch.gone:
+                    self._progress.pop(batch.partition, None)
+                if is_news:
+                    await self._move(after_s=ACKNOWLEDGE_S)
+            if is_news:
+                await self._move(after_s=0.0)
+            elif self._token != self._row.get(TOKEN):
+                await self._move(after_s=IDLE_ACKNOWLEDGE_S)
+            await self._check_position(WAIT_S)
 
-    async def _deliver_execution(self, endpoint: Endpoint, batch: Notifications) -> None:
-        size = endpoint.pairs_max or len(batch)
-        for start in range(0, len(batch), size):
-            await self._deliver(endpoint, batch, start, min(start + size, len(batch)))
+    async def _report_gone(self, batch: Notifications) -> None:
+        """Tells the endpoint which executions are deleted, and counts them.
+
+        A broker that begins does not get what was deleted before.
+        """
+        is_beginning = not self._row.get(TOKEN) and self._now() - self._begun_at < self._kept_s
+        gone = [one for one in batch.gone if one.first > 1 or not is_beginning]
+        if not gone:
+            return
+        count = sum(one.last - one.first + 1 for one in gone)
+        log.warning("%s: %d executions were deleted before delivery: %s", self._name, count, gone)
+        await self._deliver(dataclasses.replace(batch, gone=tuple(gone)), 0, 0)
+        self._metrics.count_gone(self._pair.channel.name, self._pair.broker.name, count)
+        self._token = batch.token  # It has no notifications besides.
+        await self._store_position(gone=(self._row.get(GONE) or 0) + count)
+
+    @property
+    def _kept_s(self) -> float:
+        return (self._pair.channel.keep_us + self._pair.broker.hold_us) / MICROS
+
+    async def _deliver_execution(self, batch: Notifications) -> None:
+        """Delivers an execution chunk by chunk, behind those that are delivered already."""
+        size = (await self._connect()).pairs_max or len(batch)
+        execution, done = self._progress.get(batch.partition, (0, 0))
+        for start in range(done if execution == batch.execution else 0, len(batch), size):
+            stop = min(start + size, len(batch))
+            await self._deliver(batch, start, stop)
+            self._progress[batch.partition] = batch.execution, stop
+            await self._move(after_s=ACKNOWLEDGE_S)
 
     async def _deliver(
-        self, endpoint: Endpoint, batch: Notifications, start: int, stop: int
+        self,
+        batch: Notifications,
+        start: int,
+        stop: int,
+        *,
+        failing_since: float | None = None,
     ) -> None:
         """Delivers the notifications from `start` to `stop` of an execution.
 
-        What is refused is halved until one notification is left, which becomes a dead letter.
+        What is refused, or has failed for too long by the broker's bounds, is halved until one
+        notification is left, which becomes a dead letter.
         """
-        chunk = self._chunk(batch, start, stop)
-        attempt = 0
-        while True:
-            begun = self._now()
-            try:
-                await endpoint.deliver(chunk)
-            except DisabledError:
-                raise
-            except RefusedError as error:
-                if stop - start == 1:
-                    await self._bury(chunk, error.reason)
-                    return
-                middle = (start + stop) // 2
-                await self._deliver(endpoint, batch, start, middle)
-                await self._deliver(endpoint, batch, middle, stop)
-                return
-            except DeliveryError as error:
-                await self._wait_after(error, attempt)
-                attempt += 1
-            else:
+        chunk = await in_thread(self._chunk, batch, start, stop)
+        refused, attempts = await self._attempt(chunk), 1
+        while type(refused) is DeliveryError:
+            failing_since = self._now() if failing_since is None else failing_since
+            if self._is_over(attempts, failing_since):
+                reason = f"{refused.reason} (attempt {attempts})"
+                refused = RefusedError(reason, [0] if stop - start == 1 else [])
+                break
+            await self._wait_after(refused, attempts - 1)
+            refused, attempts = await self._attempt(chunk), attempts + 1
+        if not isinstance(refused, RefusedError):
+            return
+        if refused.numbers or stop - start <= 1:
+            for number in refused.numbers or range(stop - start):
+                place = start + number
+                letter = await in_thread(self._chunk, batch, place, place + 1)
+                await self._bury(letter, refused.reason)
+            return
+        middle = (start + stop) // 2
+        await self._deliver(batch, start, middle, failing_since=failing_since)
+        await self._deliver(batch, middle, stop, failing_since=failing_since)
+
+    async def _attempt(self, chunk: Chunk) -> DeliveryError | None:
+        """Sends a chunk once; why it is not accepted.
+
+        Raises:
+            DisabledError, GalileoError: as of `_push`.
+        """
+        endpoint = await self._connect()
+        await self._check_position(CHECK_S)
+        begun, size = self._now(), len(chunk.notifications)
+        try:
+            await endpoint.deliver(chunk)
+        except DisabledError:
+            raise
+        except RefusedError as error:
+            accepted = size - len(error.numbers) if error.numbers else 0
+            if accepted:
                 self._refused = 0
-                self._count(ACCEPTED, stop - start, took_s=self._now() - begun)
-                return
+                self._count(ACCEPTED, accepted, took_s=self._now() - begun)
+            return error
+        except DeliveryError as error:
+            await self._close()
+            return error
+        self._refused = 0
+        self._count(ACCEPTED, size, took_s=self._now() - begun)
+        return None
+
+    def _is_over(self, attempts: int, failing_since: float) -> bool:
+        """Whether the bounds of the broker end the attempts."""
+        broker = self._pair.broker
+        failing_us = (self._now() - failing_since) * MICROS
+        return (broker.attempts_max is not None and attempts >= broker.attempts_max) or (
+            broker.age_max_us is not None and failing_us >= broker.age_max_us
+        )
 
     def _chunk(self, batch: Notifications, start: int, stop: int) -> Chunk:
         """The notifications from `start` to `stop` of an execution."""
@@ -264,16 +367,30 @@ class Delivery:
             stream=f"{channel.key}/{broker}/{batch.partition}",
             offset=start,
             notifications=batch if is_whole else batch.slice(start, stop),
+            acknowledged=self._row.get(ACKNOWLEDGED) or 0,
         )
 
-    async def _wait_after(self, error: DeliveryError, attempt: int) -> None:
-        """Waits before the next attempt, and stores the first failure, which `deliveries` shows."""
+    async def _wait_after(self, error: DeliveryError, attempts: int) -> None:
+        """Waits before the next attempt; stores why and until when, which `deliveries` shows.
+
+        Raises:
+            BatchConflict: someone else has changed the row; the next attempt comes at once.
+        """
         self._count(FAILED, 0)
-        if not self._row.get(FAILURE):
+        if self._row.get(FAILURE) != error.reason:
             log.warning("%s: %s", self._name, error.reason)
-            await self._store(token=self._token, failure=error.reason)
-        bound_s = min(RETRY_MAX_S, RETRY_MIN_S * 2 ** min(attempt, 20))
-        await asyncio.sleep(max(error.after_s, self._random.uniform(0.0, bound_s)))
+        bound_s = min(RETRY_MAX_S, RETRY_MIN_S * 2 ** min(attempts, 20))
+        wait_s = max(min(error.after_s, RETRY_AFTER_MAX_S), self._random.uniform(0.0, bound_s))
+        until, at = self._now() + wait_s, self._time()
+        failure = {
+            FAILURE: error.reason,
+            FAILED_AT: at,
+            RETRY_AT: at + dt.timedelta(seconds=wait_s),
+        }
+        await self._store_position(**failure)
+        while (left_s := until - self._now()) > 0:
+            await asyncio.sleep(min(left_s, WAIT_CHECK_S))
+            await self._check_position(WAIT_CHECK_S)
 
     async def _bury(self, chunk: Chunk, reason: str) -> None:
         """Stores a notification that the endpoint refuses as a dead letter.
@@ -284,18 +401,29 @@ class Delivery:
         self._refused += 1
         if self._refused > REFUSED_MAX:
             raise DisabledError(f"the endpoint has refused {REFUSED_MAX} notifications: {reason}")
+        key = chunk.key_of(0)
         letter = {
-            "id": chunk.key,
+            "id": key,
             BROKER: chunk.broker,
             "subscription": chunk.notifications.subscriptions()[0].as_py(),
             "reason": reason,
-            "at": dt.datetime.fromtimestamp(self._clock.wall(), dt.UTC),
+            "at": self._time(),
             "notification": features(chunk.notifications)[0].as_py(),
         }
         rows = pa.Table.from_pylist([letter], schema=self._dead_letters.arrow_schema)
         await self._client.upsert(self._dead_letters.name, rows)
         self._count(DEAD, 1)
-        log.warning("%s: %s is a dead letter: %s", self._name, chunk.key, reason)
+        log.warning("%s: %s is a dead letter: %s", self._name, key, reason)
+
+    async def _move(self, *, after_s: float) -> None:
+        """Moves the position to what is accepted, if it was not moved for so long."""
+        if self._now() - self._moved_at >= after_s:
+            await self._store_position(failure="", failed_at=None, retry_at=None)
+
+    async def _store_position(self, **changes: Any) -> None:
+        """Stores what is accepted, and changes the row besides; errors as `_store`."""
+        await self._store(token=self._token, progress=json.dumps(self._progress), **changes)
+        self._moved_at = self._now()
 
     async def _store(self, **changes: Any) -> None:
         """Changes the row of the broker.
@@ -303,17 +431,29 @@ class Delivery:
         Raises:
             BatchConflict: someone else has changed it.
         """
+        begun = self._now()
         self._row = await replace_row(self._client, self._positions, self._row, **changes)
+        self._checked_at = begun
 
-    async def _check_position(self) -> None:
-        """Raises BatchConflict if someone else has changed the row, say to deliver once more."""
+    async def _check_position(self, age_max_s: float) -> None:
+        """Reads the row again, unless it was unchanged within `age_max_s`.
+
+        Raises:
+            BatchConflict: someone else has changed it, say to deliver once more.
+        """
+        begun = self._now()
+        if begun - self._checked_at < age_max_s:
+            return
         row = await read_row(self._client, self._positions, self._pair.broker.name)
         if row[REVISION] != self._row[REVISION]:
             raise BatchConflict("the position was moved")
+        self._checked_at = begun
 
     async def _pause(self, reason: str) -> None:
         log.warning("broker %s is paused: %s", self._pair.broker.name, reason)
         await self._client.pause_broker(self._pair.broker.name, reason)
+        with contextlib.suppress(GalileoError):
+            await self._store_position(failure=reason, failed_at=self._time(), retry_at=None)
 
     async def _release(self) -> None:
         """Lets another worker take the pair over at once, behind what is delivered."""
@@ -322,11 +462,14 @@ class Delivery:
         with contextlib.suppress(GalileoError, TimeoutError):
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
                 try:
-                    await self._store(token=self._token, worker="")
+                    await self._store_position(worker="")
                 except BatchConflict:  # Perhaps with the change that the end has interrupted.
                     self._row = await read_row(self._client, self._positions, self._row[BROKER])
                     if self._row.get(WORKER) == self._worker:
                         await self._store(worker="")
+
+    def _time(self) -> dt.datetime:
+        return dt.datetime.fromtimestamp(self._clock.wall(), dt.UTC)
 
     def _now(self) -> float:
         return self._clock.monotonic()

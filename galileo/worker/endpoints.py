@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from galileo.client.async_client import AsyncClient
+from galileo.client.notification_json import document
 from galileo.client.results import Notifications
 from galileo.model.broker import Into, Kafka, Mqtt, Sink, Webhook
 from galileo.worker.addresses import AddressPolicy
 from galileo.worker.options import WorkerOptions
 
-EVENT_TYPE = "galileo.notifications"
+EVENT_TYPE, GONE_TYPE = "galileo.notifications", "galileo.gone"
 
 
 class DeliveryError(Exception):
@@ -30,7 +31,17 @@ class DeliveryError(Exception):
 
 
 class RefusedError(DeliveryError):
-    """It refuses what is in the chunk, and will again."""
+    """It refuses what is in the chunk, and will again.
+
+    Args:
+        reason: why.
+        numbers: of the notifications of the chunk that are refused, where the others are accepted;
+            none if it is not known which ones are to blame.
+    """
+
+    def __init__(self, reason: str, numbers: Sequence[int] = ()) -> None:
+        super().__init__(reason)
+        self.numbers = numbers
 
 
 class DisabledError(DeliveryError):
@@ -47,7 +58,8 @@ class Chunk:
         broker: likewise.
         stream: names channel, generation, broker and partition.
         offset: the number of the first notification in its execution.
-        notifications: of one execution.
+        notifications: of one execution; none where there is only something gone.
+        acknowledged: changes when someone moves the position, say to deliver once more.
     """
 
     channel: str
@@ -56,22 +68,32 @@ class Chunk:
     stream: str
     offset: int
     notifications: Notifications
+    acknowledged: int = 0
 
     @property
     def key(self) -> str:
-        """Names the chunk; the same at each attempt, also of another worker."""
-        return self.key_of(0)
+        """Names what is in the chunk; the same at each attempt, also of another worker."""
+        if self.notifications.gone:
+            ranges = (f"{one.first}-{one.last}" for one in self.notifications.gone)
+            return f"{self.stream}/gone/{','.join(ranges)}"
+        return f"{self.key_of(0)}-{self.offset + len(self.notifications) - 1}"
 
     def key_of(self, number: int) -> str:
-        """Names the notification with this number in the chunk; likewise."""
+        """Names the notification with this number in the chunk, as `key` does."""
         return f"{self.stream}/{self.notifications.execution}/{self.offset + number}"
+
+    @property
+    def document(self) -> bytes:
+        """All of it as one JSON document."""
+        names = {"channel": self.channel, "broker": self.broker, "offset": self.offset}
+        return document(self.notifications, **names)
 
     @property
     def attributes(self) -> Mapping[str, str]:
         """The attributes of a CloudEvent (version 1.0) with all of them, but for its id."""
         return {
             "specversion": "1.0",
-            "type": EVENT_TYPE,
+            "type": GONE_TYPE if self.notifications.gone else EVENT_TYPE,
             "source": f"/channels/{self.channel}",
             "subject": self.broker,
         }
@@ -90,7 +112,8 @@ class Endpoint(Protocol):
         """Returns when all of a chunk is accepted.
 
         Raises:
-            DeliveryError: it is not, or this is not known.
+            DeliveryError: it is not, or this is not known. The endpoint is closed, unless the error
+                is a RefusedError, and a new one is opened for the next attempt.
         """
 
     async def close(self) -> None:
@@ -120,7 +143,10 @@ async def open_endpoint(
         ConfigError: its secret is missing, or its address is not allowed.
         MissingExtra: its library is not installed.
     """
-    secret = options.secret(sink.secret) if not isinstance(sink, Into) and sink.secret else ""
+
+    def secret() -> str:
+        return options.secret(sink.secret) if not isinstance(sink, Into) and sink.secret else ""
+
     # Each protocol has a library of its own, which is imported where it is used.
     if isinstance(sink, Webhook):
         from galileo.worker.webhook import WebhookEndpoint
@@ -129,11 +155,11 @@ async def open_endpoint(
     if isinstance(sink, Mqtt):
         from galileo.worker.mqtt import MqttEndpoint
 
-        return await MqttEndpoint.connect(sink, secret, policy)
+        return await MqttEndpoint.connect(sink, secret(), policy)
     if isinstance(sink, Kafka):
         from galileo.worker.kafka import KafkaEndpoint
 
-        return await KafkaEndpoint.connect(sink, secret, policy)
+        return await KafkaEndpoint.connect(sink, secret(), policy)
     from galileo.worker.into import IntoEndpoint
 
     return IntoEndpoint(sink, client)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from galileo.client.ingestion import in_thread
 from galileo.client.notification_json import MEDIA_TYPE, features
 from galileo.errors import ConfigError
 from galileo.model.broker import Kafka
@@ -42,11 +42,12 @@ class KafkaEndpoint:
         producer: of them.
     """
 
-    pairs_max = 10_000
+    pairs_max = 1_000
 
     def __init__(self, sink: Kafka, producer: Producer) -> None:
         self._sink = sink
         self._producer = producer
+        self._is_closed = False
 
     @classmethod
     async def connect(cls, sink: Kafka, secret: str, policy: AddressPolicy) -> KafkaEndpoint:
@@ -66,16 +67,19 @@ class KafkaEndpoint:
             "message.timeout.ms": int(TIMEOUT_S * 1_000),
         }
         try:
-            producer = await asyncio.to_thread(Producer, settings)
+            producer = await in_thread(Producer, settings)
         except KafkaException as error:
             raise ConfigError(f"expected settings of librdkafka: {error}") from error
         return cls(sink, producer)
 
     async def deliver(self, chunk: Chunk) -> None:
-        await asyncio.to_thread(self._deliver, chunk)
+        await in_thread(self._deliver, chunk)
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._producer.flush, 0)
+        """Also drops what is not sent yet, which would otherwise come after newer messages."""
+        self._is_closed = True
+        await in_thread(self._producer.purge)
+        await in_thread(self._producer.flush, 0)
 
     def _deliver(self, chunk: Chunk) -> None:
         topic = self._sink.topic.format(channel=chunk.channel, broker=chunk.broker)
@@ -86,6 +90,9 @@ class KafkaEndpoint:
                 failures.append(error)
 
         common = _headers(chunk)
+        if chunk.notifications.gone:
+            headers: Headers = [*common, ("ce_id", chunk.key.encode())]
+            self._produce(topic, "", chunk.document.decode(), headers, on_delivery)
         names = chunk.notifications.subscriptions()
         texts = features(chunk.notifications)
         for number, (name, text) in enumerate(zip(names, texts, strict=True)):
@@ -105,7 +112,7 @@ class KafkaEndpoint:
         headers: Headers,
         on_delivery: Any,
     ) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 self._producer.produce(
                     topic, text.encode(), key.encode(), on_delivery=on_delivery, headers=headers

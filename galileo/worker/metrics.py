@@ -18,6 +18,7 @@ class WorkerMetrics:
     def __init__(self) -> None:
         self._attempts: Counter[tuple[str, str, str]] = Counter()
         self._notifications: Counter[tuple[str, str, str]] = Counter()
+        self._gone: Counter[tuple[str, str]] = Counter()
         self._failing: set[tuple[str, str]] = set()
         self._durations: defaultdict[tuple[str, str], DurationHistogram] = defaultdict(
             lambda: DurationHistogram(BOUNDS_S)
@@ -42,6 +43,10 @@ class WorkerMetrics:
         if took_s is not None:
             self._durations[channel, broker].observe(took_s)
 
+    def count_gone(self, channel: str, broker: str, executions: int) -> None:
+        """Counts executions whose notifications were deleted before they were pushed."""
+        self._gone[channel, broker] += executions
+
     def end(self, channel: str, broker: str) -> None:
         """Forgets that a pair fails: this worker pushes for it no more."""
         self._failing.discard((channel, broker))
@@ -59,6 +64,10 @@ class WorkerMetrics:
         name = "galileo_worker_notifications_total"
         yield from metric_head(name, "Notifications that are accepted, or dead letters", "counter")
         yield from _counts(name, self._notifications)
+        name = "galileo_worker_gone_total"
+        yield from metric_head(name, "Executions that were deleted before delivery", "counter")
+        for pair, count in sorted(self._gone.items()):
+            yield f"{name}{{{_labels(*pair)}}} {count}"
         name = "galileo_worker_failing"
         yield from metric_head(
             name, "Brokers of channels whose endpoint takes nothing now", "gauge"

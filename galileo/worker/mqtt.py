@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,6 +15,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from galileo.client.ingestion import in_thread
 from galileo.client.notification_json import MEDIA_TYPE, features
 from galileo.model.broker import Mqtt
 from galileo.worker.addresses import AddressPolicy
@@ -28,10 +32,11 @@ PORTS = {"mqtt": 1883, "mqtts": 8883}
 TIMEOUT_S = 30.0
 PACKET_BYTES_MAX = 268_435_460
 """Of the protocol; a server may announce less."""
+TOPIC_BYTES_MAX = 65_535
 HEAD_BYTES_MAX = 1_024
-"""Of a message besides topic, key and payload."""
+"""Of a message besides topic, attributes and payload."""
 IN_FLIGHT_MAX = 256
-"""Messages that wait for their acknowledgements."""
+"""Messages that wait for their acknowledgements, and of a chunk."""
 KEEP_ALIVE_S = 30
 _UNUSABLE = "/+#"
 _REFUSED = ("Packet too large", "Payload format invalid", "Topic name invalid")
@@ -39,17 +44,23 @@ _DISABLED = ("Not authorized", "Bad user name or password", "Banned", "Bad authe
 
 
 class MqttEndpoint:
-    """A connection to an MQTT server; paho's thread serves it, and connects again by itself."""
+    """A connection to an MQTT server, which paho's thread serves.
 
-    pairs_max = 10_000
+    It is never connected again: paho would send once more what it has, with the earlier secret, to
+    whatever address the name has by then. The worker opens a new endpoint after each failure.
+    """
+
+    pairs_max = IN_FLIGHT_MAX
 
     def __init__(self, sink: Mqtt, client: mqtt.Client) -> None:
         self._sink = sink
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._connected: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._packet_bytes_max = PACKET_BYTES_MAX
-        self._waiting: dict[int, asyncio.Future[ReasonCode]] = {}
+        self._ended = ""
+        self._codes: dict[int, ReasonCode] = {}
+        self._awaited = 0
+        self._answered: asyncio.Future[ReasonCode] = self._loop.create_future()
         client.on_connect = self._on_connect
         client.on_publish = self._on_publish
         client.on_disconnect = self._on_disconnect
@@ -66,7 +77,9 @@ class MqttEndpoint:
         parts = urlsplit(sink.url)
         host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         await check_host(policy, host, port)
-        client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+        client = mqtt.Client(
+            CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5, reconnect_on_failure=False
+        )
         client.max_inflight_messages_set(IN_FLIGHT_MAX)
         if secret:
             user, _, password = secret.partition(":")
@@ -74,113 +87,138 @@ class MqttEndpoint:
         if parts.scheme == "mqtts":
             client.tls_set()
         endpoint = cls(sink, client)
-        client.connect_async(host, port, keepalive=KEEP_ALIVE_S)
-        client.loop_start()
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                code = await endpoint._connected
+                await in_thread(partial(client.connect, host, port, keepalive=KEEP_ALIVE_S))
+                client.loop_start()
+                code = await endpoint._answered
+            if code.is_failure:
+                raise _error(code)
         except BaseException as error:
             await endpoint.close()
-            if isinstance(error, TimeoutError):
-                raise DeliveryError(f"{host}:{port} has not accepted a connection") from error
+            if isinstance(error, OSError):  # TimeoutError is one.
+                reason = str(error) or f"no answer within {TIMEOUT_S:g} s"
+                raise DeliveryError(f"{host}:{port}: {reason}") from error
             raise
-        if code.is_failure:
-            await endpoint.close()
-            raise _error(code)
         return endpoint
 
     async def deliver(self, chunk: Chunk) -> None:
-        texts = await asyncio.to_thread(features, chunk.notifications)
-        names = await asyncio.to_thread(chunk.notifications.subscriptions)
-        answers: list[asyncio.Future[ReasonCode]] = []
+        messages = await in_thread(self._messages, chunk)
+        fitting = {n: one for n, one in messages.items() if one.size <= self._packet_bytes_max}
+        refused = dict.fromkeys(
+            messages.keys() - fitting.keys(),
+            f"the server takes messages up to {self._packet_bytes_max} bytes",
+        )
+        self._codes.clear()
+        self._awaited = len(fitting)
+        self._answered = self._loop.create_future()
+        if self._ended:
+            raise DeliveryError(self._ended)
         try:
-            async with asyncio.timeout(TIMEOUT_S) as timeout:
-                for number, (name, text) in enumerate(zip(names, texts, strict=True)):
-                    if number >= IN_FLIGHT_MAX:
-                        await self._accepted(answers[number - IN_FLIGHT_MAX])
-                        timeout.reschedule(self._loop.time() + TIMEOUT_S)
-                    answers.append(self._publish(chunk, number, name.as_py(), str(text)))
-                for answer in answers[-IN_FLIGHT_MAX:]:
-                    await self._accepted(answer)
+            async with asyncio.timeout(TIMEOUT_S):
+                numbers = await in_thread(self._publish, fitting)
+                if fitting:
+                    await self._answered
         except TimeoutError as error:
             raise DeliveryError(f"no acknowledgement within {TIMEOUT_S:g} s") from error
-        finally:
-            for answer in answers:
-                if not answer.cancel() and not answer.cancelled():
-                    answer.exception()  # Another one is raised; asyncio would log this one.
+        for packet, code in sorted(self._codes.items()):
+            if not code.is_failure:
+                continue
+            failure = _error(code)
+            if not isinstance(failure, RefusedError):
+                raise failure
+            refused[numbers[packet]] = failure.reason
+        if refused:
+            raise RefusedError(next(iter(refused.values())), sorted(refused))
 
     async def close(self) -> None:
+        self._ended = "closed"
         self._client.disconnect()
-        await asyncio.to_thread(self._client.loop_stop)
+        await in_thread(self._client.loop_stop)
 
-    def _publish(
-        self, chunk: Chunk, number: int, subscription: str, text: str
-    ) -> asyncio.Future[ReasonCode]:
-        names = {
-            "channel": chunk.channel,
-            "broker": chunk.broker,
-            "subscription": subscription,
-        }
-        topic = self._sink.topic.format(
-            **{name: _topic_level(value) for name, value in names.items()}
-        )
-        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        properties.ContentType = MEDIA_TYPE
-        attributes = {**chunk.attributes, "id": chunk.key_of(number)}
-        properties.UserProperty = list(attributes.items())
-        if self._sink.wis2:
-            text = message(
-                text,
-                gateway=self._sink.wis2,
-                dataset=chunk.dataset,
-                topic=topic,
-                key=chunk.key_of(number),
-            )
-        size = len(text.encode()) + len(topic.encode()) + len(chunk.key) + HEAD_BYTES_MAX
-        if size > self._packet_bytes_max:
-            raise RefusedError(f"the server takes messages up to {self._packet_bytes_max} bytes")
-        answer: asyncio.Future[ReasonCode] = self._loop.create_future()
-        try:
-            sent = self._client.publish(topic, text, qos=1, properties=properties)
-        except ValueError as error:
-            raise RefusedError(str(error)) from error
-        if sent.rc != mqtt.MQTT_ERR_SUCCESS:
-            raise DeliveryError(mqtt.error_string(sent.rc))
-        # Callbacks reach the loop after this function has returned.
-        self._waiting[sent.mid] = answer
-        answer.add_done_callback(lambda _: self._waiting.pop(sent.mid, None))
-        return answer
+    def _messages(self, chunk: Chunk) -> dict[int, _Message]:
+        """The messages of a chunk by their numbers in it."""
+        if chunk.notifications.gone:
+            topic = self._topic(chunk, "")
+            return {0: _Message.of(chunk, topic, chunk.document.decode(), chunk.key)}
+        texts, names = features(chunk.notifications), chunk.notifications.subscriptions()
+        messages = {}
+        for number, (name, text) in enumerate(
+            zip(names.to_pylist(), texts.to_pylist(), strict=True)
+        ):
+            topic, key = self._topic(chunk, name), chunk.key_of(number)
+            if self._sink.wis2:
+                text = message(text, sink=self._sink, dataset=chunk.dataset, topic=topic, key=key)
+            messages[number] = _Message.of(chunk, topic, text, key)
+        return messages
 
-    async def _accepted(self, answer: asyncio.Future[ReasonCode]) -> None:
-        code = await answer
-        if code.is_failure:
-            raise _error(code)
+    def _topic(self, chunk: Chunk, subscription: str) -> str:
+        names = {"channel": chunk.channel, "broker": chunk.broker, "subscription": subscription}
+        return self._sink.topic.format(**{name: _topic_level(one) for name, one in names.items()})
+
+    def _publish(self, messages: Mapping[int, _Message]) -> dict[int, int]:
+        """Sends messages; their numbers by those of their packets. Runs in a thread."""
+        numbers = {}
+        for number, one in messages.items():
+            if self._ended:  # Another worker may push by now.
+                raise DeliveryError(self._ended)
+            sent = self._client.publish(one.topic, one.payload, qos=1, properties=one.properties)
+            if sent.rc != mqtt.MQTT_ERR_SUCCESS:
+                raise DeliveryError(self._ended or mqtt.error_string(sent.rc))
+            numbers[sent.mid] = number
+        return numbers
 
     def _on_connect(
         self, client: Any, data: Any, flags: Any, code: ReasonCode, properties: Any
     ) -> None:
         self._packet_bytes_max = getattr(properties, "MaximumPacketSize", self._packet_bytes_max)
-        self._loop.call_soon_threadsafe(_settle, self._connected, code)
+        self._loop.call_soon_threadsafe(_settle, self._answered, code)
 
     def _on_publish(self, client: Any, data: Any, mid: int, code: ReasonCode, _: Any) -> None:
-        self._loop.call_soon_threadsafe(self._acknowledge, mid, code)
+        self._codes[mid] = code
+        if len(self._codes) == self._awaited:
+            self._loop.call_soon_threadsafe(_settle, self._answered, code)
 
     def _on_disconnect(self, client: Any, data: Any, flags: Any, code: ReasonCode, _: Any) -> None:
-        self._loop.call_soon_threadsafe(self._disconnect, code)
-
-    def _acknowledge(self, mid: int, code: ReasonCode) -> None:
-        if mid in self._waiting:
-            _settle(self._waiting[mid], code)
-
-    def _disconnect(self, code: ReasonCode) -> None:
-        for answer in list(self._waiting.values()):
-            if not answer.done():
-                answer.set_exception(DeliveryError(f"disconnected: {code}"))
+        self._ended = self._ended or f"disconnected: {code}"
+        self._loop.call_soon_threadsafe(_settle, self._answered, DeliveryError(self._ended))
 
 
-def _settle(answer: asyncio.Future[ReasonCode], code: ReasonCode) -> None:
-    if not answer.done():
-        answer.set_result(code)
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """What is published; its packet is smaller than `size`."""
+
+    topic: str
+    payload: bytes
+    attributes: Mapping[str, str]
+
+    @classmethod
+    def of(cls, chunk: Chunk, topic: str, text: str, key: str) -> _Message:
+        return cls(topic, text.encode(), {**chunk.attributes, "id": key})
+
+    @property
+    def size(self) -> int:
+        topic_bytes = len(self.topic.encode())
+        if topic_bytes > TOPIC_BYTES_MAX:
+            return PACKET_BYTES_MAX + 1
+        return len(self.payload) + topic_bytes + len(str(self.attributes).encode()) + HEAD_BYTES_MAX
+
+    @property
+    def properties(self) -> Properties:
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        properties.ContentType = MEDIA_TYPE
+        properties.UserProperty = list(self.attributes.items())
+        return properties
+
+
+def _settle(answer: asyncio.Future[ReasonCode], result: ReasonCode | DeliveryError) -> None:
+    if answer.done():
+        return
+    if isinstance(result, DeliveryError):
+        answer.set_exception(result)
+        answer.exception()  # Perhaps it is not awaited; asyncio would log it.
+    else:
+        answer.set_result(result)
 
 
 def _topic_level(value: str) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import email.utils
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +15,8 @@ from standardwebhooks import Webhook as Signer
 from standardwebhooks.webhooks import EmptyWebhookSecretError
 from yarl import URL
 
-from galileo.client.notification_json import MEDIA_TYPE, document
+from galileo.client.ingestion import in_thread
+from galileo.client.notification_json import MEDIA_TYPE
 from galileo.errors import ConfigError
 from galileo.model.broker import Webhook
 from galileo.version import VERSION
@@ -38,7 +39,8 @@ class WebhookEndpoint:
 
     Args:
         sink: what to call.
-        secret: the signing secret, base64 with "whsec_" before it; "": requests are not signed.
+        secret: reads the signing secret, base64 with "whsec_" before it, for each request; "":
+            requests are not signed.
         policy: which addresses may be called.
 
     Raises:
@@ -47,9 +49,10 @@ class WebhookEndpoint:
 
     pairs_max = 10_000
 
-    def __init__(self, sink: Webhook, secret: str, policy: AddressPolicy) -> None:
+    def __init__(self, sink: Webhook, secret: Callable[[], str], policy: AddressPolicy) -> None:
         self._url = URL(sink.url, encoded=True)
-        self._signer = _signer(secret) if secret else None
+        self._secret = secret
+        _signer(secret())
         host = self._url.host or ""
         if host.replace(".", "").isdigit() or ":" in host:
             policy.check(host, [host])
@@ -61,10 +64,10 @@ class WebhookEndpoint:
         )
 
     async def deliver(self, chunk: Chunk) -> None:
-        body = await asyncio.to_thread(_body, chunk)
         try:
+            body, headers = await in_thread(self._request, chunk)
             async with self._session.post(
-                self._url, data=body, headers=self._headers(chunk, body), allow_redirects=False
+                self._url, data=body, headers=headers, allow_redirects=False
             ) as response:
                 if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
                     return
@@ -79,15 +82,16 @@ class WebhookEndpoint:
     async def close(self) -> None:
         await self._session.close()
 
-    def _headers(self, chunk: Chunk, body: bytes) -> dict[str, str]:
-        now = dt.datetime.now(dt.UTC)
+    def _request(self, chunk: Chunk) -> tuple[bytes, dict[str, str]]:
+        """The body and the headers."""
+        now, body, signer = dt.datetime.now(dt.UTC), chunk.document, _signer(self._secret())
         headers = {f"ce-{name}": _ascii(value) for name, value in chunk.attributes.items()}
         headers["ce-id"] = headers["webhook-id"] = key = _ascii(chunk.key)
         headers["Content-Type"] = MEDIA_TYPE
         headers["webhook-timestamp"] = str(int(now.timestamp()))
-        if self._signer is not None:
-            headers["webhook-signature"] = self._signer.sign(key, now, body.decode())
-        return headers
+        if signer is not None:
+            headers["webhook-signature"] = signer.sign(key, now, body.decode())
+        return body, headers
 
 
 class _CheckedResolver(AbstractResolver):
@@ -106,19 +110,13 @@ class _CheckedResolver(AbstractResolver):
         await self._resolver.close()
 
 
-def _signer(secret: str) -> Signer:
+def _signer(secret: str) -> Signer | None:
     try:
-        return Signer(secret)
+        return Signer(secret) if secret else None
     except (ValueError, RuntimeError, EmptyWebhookSecretError) as error:
         raise ConfigError(
             f"expected a signing secret in base64, such as 'whsec_...': {error}", expected="secret"
         ) from None
-
-
-def _body(chunk: Chunk) -> bytes:
-    return document(
-        chunk.notifications, channel=chunk.channel, broker=chunk.broker, offset=chunk.offset
-    )
 
 
 def _ascii(text: str) -> str:

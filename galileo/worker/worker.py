@@ -6,6 +6,11 @@ channel and a broker belongs to the living worker that a hash selects (rendezvou
 gives up a pair that is not its own any more, and takes one over when its holder has given it up or
 is dead. Two workers that see different ones alive can both push for a pair; the compare-and-set of
 its position then stops one of them.
+
+The sign of life, the look at the cluster and each delivery are tasks of their own, and what needs
+much processor time is done in threads. A worker that does not reach the cluster stops nothing: its
+deliveries send nothing while they cannot read their positions. While partitions of a table cannot
+be reached, a look goes on with what it knew of them.
 """
 
 from __future__ import annotations
@@ -17,12 +22,17 @@ import os
 import random
 import secrets
 import socket
+from collections.abc import Awaitable, Callable
+
+import pyarrow as pa
 
 from galileo.client.async_client import AsyncClient
+from galileo.client.numbered_rows import REVISION
 from galileo.clock import Clock, SystemClock
-from galileo.errors import DatasetExists, GalileoError
+from galileo.errors import DatasetExists, GalileoError, Unavailable, UnknownDataset
 from galileo.hashing import text64
-from galileo.model.broker import WORKERS, Sink
+from galileo.model.broker import BROKERS, WORKERS, Broker, Sink
+from galileo.model.table import Table
 from galileo.worker.addresses import AddressPolicy
 from galileo.worker.delivery import Delivery, Pair
 from galileo.worker.endpoints import Endpoint, open_endpoint
@@ -56,16 +66,17 @@ class Worker:
     def __init__(
         self, client: AsyncClient, options: WorkerOptions, *, clock: Clock | None = None
     ) -> None:
-        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.name = _fresh_name()
         self.metrics = WorkerMetrics()
-        self._looked_at = -float("inf")
+        self._looked_at = self._seen_at = -float("inf")
         self.random_state = random.Random()
         self._client = client
         self._clock = clock or SystemClock()
         self._options = options
         self._policy = AddressPolicy(options.allow)
-        self._beat = 0
+        self._number = 0
         self._beats: dict[str, tuple[int, float]] = {}
+        self._known: dict[str, pa.Table] = {}
         self._running: dict[Pair, asyncio.Task[None]] = {}
 
     @property
@@ -75,68 +86,98 @@ class Worker:
 
     async def run(self) -> None:
         """Pushes until it is cancelled; then other workers take over at once."""
+        tasks = [asyncio.create_task(self._repeat(step)) for step in (self._beat, self._look)]
         try:
-            while True:
-                begun = self._now()
-                try:
-                    async with asyncio.timeout(LEASE_S / 2):
-                        await self._look()
-                except (GalileoError, TimeoutError) as error:
-                    log.warning("the cluster does not answer: %s", error or "no answer in time")
-                    if self._now() - self._looked_at > LEASE_S / 2:
-                        await self._stop(list(self._running))
-                await asyncio.sleep(max(0.0, begun + LOOK_S - self._now()))
+            await asyncio.gather(*tasks)
         finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             await self._stop(list(self._running))
             with contextlib.suppress(GalileoError, TimeoutError):
                 async with asyncio.timeout(LEASE_S / 2):
                     await self._client.delete(WORKERS.name, [self.name])
 
-    def is_alive(self, worker: str) -> bool:
-        """Whether a worker has given a sign of life within the time of a lease."""
-        _, at = self._beats.get(worker, (0, -float("inf")))
-        return self._now() - at < LEASE_S
+    async def _repeat(self, step: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            begun = self._now()
+            try:
+                async with asyncio.timeout(LEASE_S / 2):
+                    await step()
+            except (GalileoError, TimeoutError) as error:
+                reason = str(error) or f"no answer within {LEASE_S / 2:g} s"
+                log.warning("the cluster does not answer: %s", reason)
+            await asyncio.sleep(max(0.0, begun + LOOK_S - self._now()))
 
-    async def _look(self) -> None:
-        """Gives a sign of life, reads who lives and what there is to do, and starts or ends it."""
-        if self._beat == 0:
+    def is_alive(self, worker: str) -> bool:
+        """Whether a worker gave a sign of life within the time of a lease before the last look."""
+        _, at = self._beats.get(worker, (0, -float("inf")))
+        return self._seen_at - at < LEASE_S
+
+    async def _beat(self) -> None:
+        """Gives a sign of life."""
+        if self._number == 0:
             with contextlib.suppress(DatasetExists):
                 await self._client.create_table(WORKERS)
+        try:
+            row = {"name": [self.name], "beat": [self._number + 1]}
+            await self._client.upsert(WORKERS.name, row)
+            self._number += 1
+        except Unavailable:
+            if self._number == 0:  # Another name is perhaps in a partition that can be reached.
+                self.name = _fresh_name()
+            raise
+
+    async def _look(self) -> None:
+        """Reads who lives and what there is to do, and starts or ends it."""
         begun = self._now()
-        self._beat += 1
-        await self._client.upsert(WORKERS.name, {"name": [self.name], "beat": [self._beat]})
         await self._note_beats()
-        brokers = await self._client.brokers()
+        rows, _ = await self._read(BROKERS)
         channels = await self._client.channels()
-        wanted = {
-            pair
-            for broker in brokers
+        pairs = [
+            Pair(channel, broker, row[REVISION])
+            for row in rows.to_pylist()
+            if row["definition"] and not row["paused"]
+            for broker in [Broker.from_json(row["definition"])]
             for channel in channels
-            if not broker.paused and broker.takes(channel.name)
-            if self._owner(pair := Pair(channel, broker)) == self.name
-        }
+            if broker.takes(channel.name)
+        ]
+        wanted = {pair for pair in pairs if self._owner(pair) == self.name}
         self._looked_at = begun
         ended = [pair for pair, task in self._running.items() if task.done()]
         await self._stop([pair for pair in self._running if pair not in wanted] + ended)
         for pair in sorted(wanted - self._running.keys(), key=lambda pair: pair.name):
             self._running[pair] = asyncio.create_task(self._delivery(pair).run())
 
+    async def _read(self, table: Table) -> tuple[pa.Table, int]:
+        """The rows of a table, and how many of them were read.
+
+        The others are what was known of partitions that cannot be reached.
+        """
+        known, read = self._known.get(table.name, table.arrow_schema.empty_table()), 0
+        with contextlib.suppress(UnknownDataset):
+            known, read = await self._client._reachable_rows(table.name, known)
+            self._known[table.name] = known
+        return known, read
+
     async def _note_beats(self) -> None:
-        seen_at = self._now()
-        stored = await self._client.table(WORKERS.name)
-        rows = zip(stored.rows["name"].to_pylist(), stored.rows["beat"].to_pylist(), strict=True)
-        beats = dict(rows)
-        for worker, beat in beats.items():
-            if self._beats.get(worker, (None, 0.0))[0] != beat:
-                self._beats[worker] = beat, seen_at
-        self._beats = {worker: self._beats[worker] for worker in beats}
+        rows, read = await self._read(WORKERS)
+        names, numbers = (rows.column(name).to_pylist() for name in ("name", "beat"))
+        seen_at, before = self._now(), self._seen_at
+        self._seen_at = seen_at
+        for place, (worker, beat) in enumerate(zip(names, numbers, strict=True)):
+            known, at = self._beats.get(worker, (None, seen_at))
+            if place >= read:  # It may live: time stands still for it.
+                at += seen_at - before
+            self._beats[worker] = beat, at if beat == known else seen_at
+        self._beats = {worker: self._beats[worker] for worker in names}
         gone = [name for name, (_, at) in self._beats.items() if seen_at - at > FORGET_S]
         if gone:
             await self._client.delete(WORKERS.name, gone)
 
     def _owner(self, pair: Pair) -> str:
-        living = [worker for worker in self._beats if self.is_alive(worker)]
-        return max(living, key=lambda worker: text64(pair.name, worker), default="")
+        living = {self.name, *(worker for worker in self._beats if self.is_alive(worker))}
+        return max(living, key=lambda worker: text64(pair.name, worker))
 
     def _delivery(self, pair: Pair) -> Delivery:
         return Delivery(
@@ -169,3 +210,7 @@ class Worker:
 
     def _now(self) -> float:
         return self._clock.monotonic()
+
+
+def _fresh_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pandas as pd
@@ -9,6 +10,7 @@ import pyarrow as pa
 
 import galileo
 from galileo.client.results import Notifications
+from galileo.cursor import CommitRange
 from galileo.model.channel import LEFT, MATCHES_SCHEMA
 from galileo.model.schema import Schema
 from galileo.worker.endpoints import Chunk
@@ -55,3 +57,12 @@ def chunk(
         offset=offset,
         notifications=notifications(matches),
     )
+
+
+def nothing_but_gone() -> Chunk:
+    """What is said about executions 3 to 7."""
+    whole = notifications([((0,), ("anna",))], execution=0)
+    rows, matches = whole.observations.slice(0, 0), whole.matches.slice(0, 0)
+    gone = (CommitRange(2, 3, 7),)
+    batch = dataclasses.replace(whole, observations=rows, matches=matches, gone=gone)
+    return dataclasses.replace(chunk(), notifications=batch)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import getpass
+import hashlib
 import json
 import shutil
 import socket
@@ -16,7 +18,7 @@ import paho.mqtt.client as mqtt
 import pandas as pd
 import pytest
 import pytest_asyncio
-from made_up_notifications import chunk
+from made_up_notifications import chunk, nothing_but_gone
 from paho.mqtt.enums import CallbackAPIVersion
 
 import galileo
@@ -108,7 +110,10 @@ async def open_endpoint() -> AsyncIterator[Callable[..., object]]:
     opened: list[MqttEndpoint] = []
 
     async def endpoint(server: Server, secret: str = "", wis2: str = "") -> MqttEndpoint:
-        sink = galileo.Mqtt(server.url, topic="smog/{subscription}", wis2=wis2)
+        metadata_id = "urn:wmo:md:ch-example:air" if wis2 else ""
+        sink = galileo.Mqtt(
+            server.url, topic="smog/{subscription}", wis2=wis2, metadata_id=metadata_id
+        )
         opened.append(await MqttEndpoint.connect(sink, secret, HERE))
         return opened[-1]
 
@@ -155,7 +160,14 @@ async def test_messages_of_wis2_link_to_a_gateway(start, open_endpoint) -> None:
     assert first["properties"]["data_id"] == "smog/anna/smog/ops/2/7/0"
     assert first["properties"]["datetime"] == "2024-06-01T12:00:00Z"
     assert pd.Timestamp(first["properties"]["pubtime"]).tz is not None
+    assert first["properties"]["metadata_id"] == "urn:wmo:md:ch-example:air"
+    assert first["properties"]["cache"] is False
     content = first["properties"]["content"]
+    digest = hashlib.sha512(content["value"].encode()).digest()
+    assert first["properties"]["integrity"] == {
+        "method": "sha512",
+        "value": base64.b64encode(digest).decode(),
+    }
     assert content["size"] == len(content["value"].encode())
     assert json.loads(content["value"])["subscription"] == "anna"
     [link] = first["links"]
@@ -176,21 +188,23 @@ async def test_what_has_a_meaning_in_topics_is_encoded(start, open_endpoint) -> 
     assert [message.topic for message in got] == ["smog/a%2Fb", "smog/%23", "smog/ä%25"]
 
 
-async def test_an_endpoint_goes_on_after_the_server_was_away(start, open_endpoint) -> None:
+async def test_a_connection_that_ends_is_not_opened_again_and_leaves_no_copies(
+    start, open_endpoint
+) -> None:
     server = start("allow_anonymous true")
     endpoint = await open_endpoint(server)
     server.stop()
-    with pytest.raises(DeliveryError) as failed:
-        await endpoint.deliver(chunk(MANY))
-    assert type(failed.value) is DeliveryError
+    for _ in range(3):
+        with pytest.raises(DeliveryError) as failed:
+            await endpoint.deliver(chunk(MANY))
+        assert type(failed.value) is DeliveryError
     server.start()
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
-        try:
-            await endpoint.deliver(chunk())
-            return
-        except DeliveryError:
-            assert time.monotonic() < deadline
+    subscriber = Subscriber(server.port)
+    with pytest.raises(DeliveryError):
+        await endpoint.deliver(chunk())
+    await (await open_endpoint(server)).deliver(chunk([((0,), ("last",))]))
+    assert [message.topic for message in subscriber.wait_for(1)] == ["smog/last"]
+    subscriber.close()
 
 
 @pytest.fixture
@@ -224,5 +238,28 @@ async def test_a_topic_without_permission_disables_the_broker(
 async def test_messages_that_are_too_large_are_refused(start, open_endpoint) -> None:
     server = start("allow_anonymous true", "max_packet_size 4000")
     endpoint = await open_endpoint(server)
-    with pytest.raises(RefusedError):
-        await endpoint.deliver(chunk([((0,), ("s" * 3_000,))]))
+    subscriber = Subscriber(server.port)
+    with pytest.raises(RefusedError) as refused:
+        await endpoint.deliver(chunk([((0,), ("anna", "s" * 3_000, "bert"))]))
+    assert refused.value.numbers == [1]
+    assert len(subscriber.wait_for(2)) == 2
+    subscriber.close()
+
+
+async def test_a_topic_that_is_too_long_is_refused(start, open_endpoint) -> None:
+    endpoint = await open_endpoint(start("allow_anonymous true"))
+    with pytest.raises(RefusedError) as refused:
+        await endpoint.deliver(chunk([((0,), ("s" * 70_000,))]))
+    assert refused.value.numbers == [0]
+
+
+async def test_what_is_gone_is_said_once_for_all_subscriptions(start, open_endpoint) -> None:
+    server = start("allow_anonymous true")
+    subscriber = Subscriber(server.port)
+    await (await open_endpoint(server)).deliver(nothing_but_gone())
+    [message] = subscriber.wait_for(1)
+    subscriber.close()
+    assert message.topic == "smog/"
+    assert json.loads(message.payload)["gone"] == [{"partition": 2, "first": 3, "last": 7}]
+    attributes = dict(message.properties.UserProperty)
+    assert (attributes["type"], attributes["id"]) == ("galileo.gone", "smog/ops/2/gone/3-7")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import aiohttp.web
 import pytest
 import pytest_asyncio
-from made_up_notifications import chunk
+from made_up_notifications import chunk, nothing_but_gone
 from standardwebhooks import Webhook as Verifier
 from standardwebhooks import WebhookVerificationError
 
@@ -54,7 +54,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 async def deliver(
     url: str, *, secret: str = "", policy: AddressPolicy = HERE, broker: str = "ops"
 ) -> None:
-    endpoint = WebhookEndpoint(galileo.Webhook(url), secret, policy)
+    endpoint = WebhookEndpoint(galileo.Webhook(url), lambda: secret, policy)
     try:
         await endpoint.deliver(chunk(broker=broker, offset=20))
     finally:
@@ -69,7 +69,7 @@ async def test_a_request_has_the_document_and_is_signed(receiver: Receiver) -> N
     assert (document["channel"], document["broker"], document["offset"]) == ("smog", "ops", 20)
     with pytest.raises(WebhookVerificationError):
         Verifier(SECRET).verify(body.replace(b"anna", b"anne"), headers)
-    assert headers["webhook-id"] == headers["ce-id"] == "smog/ops/2/7/20"
+    assert headers["webhook-id"] == headers["ce-id"] == "smog/ops/2/7/20-23"
     assert headers["ce-specversion"] == "1.0"
     assert headers["ce-source"] == "/channels/smog"
     assert headers["Content-Type"] == "application/geo+json"
@@ -161,4 +161,30 @@ async def test_addresses_in_other_forms_are_refused(receiver: Receiver, host: st
 
 async def test_a_secret_has_to_be_base64() -> None:
     with pytest.raises(ConfigError):
-        WebhookEndpoint(galileo.Webhook("https://example.org"), "whsec_$", HERE)
+        WebhookEndpoint(galileo.Webhook("https://example.org"), lambda: "whsec_$", HERE)
+
+
+async def test_each_request_is_signed_with_the_secret_that_is_there_then(
+    receiver: Receiver,
+) -> None:
+    secrets = [SECRET, "whsec_" + base64.b64encode(b"another secret of 24 byte").decode()]
+    current = secrets[0]
+    endpoint = WebhookEndpoint(galileo.Webhook(receiver.url), lambda: current, HERE)
+    await endpoint.deliver(chunk())
+    current = secrets[1]
+    await endpoint.deliver(chunk())
+    await endpoint.close()
+    for secret, (headers, body) in zip(secrets, receiver.got, strict=True):
+        assert Verifier(secret).verify(body, headers)
+
+
+async def test_what_is_gone_is_a_document_without_features(receiver: Receiver) -> None:
+    endpoint = WebhookEndpoint(galileo.Webhook(receiver.url), str, HERE)
+    await endpoint.deliver(nothing_but_gone())
+    await endpoint.close()
+    [(headers, body)] = receiver.got
+    assert headers["webhook-id"] == "smog/ops/2/gone/3-7"
+    assert headers["ce-type"] == "galileo.gone"
+    document = json.loads(body)
+    assert (document["features"], document["notifications"]) == ([], 0)
+    assert document["gone"] == [{"partition": 2, "first": 3, "last": 7}]

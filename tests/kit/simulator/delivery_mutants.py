@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from dataclasses import fields
 from typing import Any
 
 from galileo.client.numbered_rows import read_row, replace_row
 from galileo.client.results import Notifications
 from galileo.worker.delivery import Delivery
-from galileo.worker.endpoints import Chunk, DeliveryError, Endpoint, RefusedError
+from galileo.worker.endpoints import Chunk, DeliveryError, RefusedError
 
 
 class StoresPositionFirst(Delivery):
     """At most once: a crash in between loses notifications."""
 
-    async def _deliver_execution(self, endpoint: Endpoint, batch: Notifications) -> None:
+    async def _deliver_execution(self, batch: Notifications) -> None:
         await self._store(token=batch.token, failure="")
-        await super()._deliver_execution(endpoint, batch)
+        await super()._deliver_execution(batch)
 
 
 class IgnoresOthers(Delivery):
@@ -27,95 +28,62 @@ class IgnoresOthers(Delivery):
         row = await read_row(self._client, self._positions, self._pair.broker.name)
         self._row = await replace_row(self._client, self._positions, row, **changes)
 
-
-class _Changed:
-    """An endpoint that a mutant wraps."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self.pairs_max = endpoint.pairs_max
-
-    async def deliver(self, chunk: Chunk) -> None:
-        await self._endpoint.deliver(chunk)
-
-    async def close(self) -> None:
-        await self._endpoint.close()
-
-
-class _Renamed(_Changed):
-    async def deliver(self, chunk: Chunk) -> None:
-        shifted = dataclasses.replace(chunk, offset=0)
-        await self._endpoint.deliver(shifted)
+    async def _check_position(self, age_max_s: float) -> None:
+        pass
 
 
 class CountsFromEachChunk(Delivery):
     """Two chunks of an execution have the same keys."""
 
-    async def _opened(self) -> Endpoint:
-        return _Renamed(await super()._opened())
+    def _chunk(self, batch: Notifications, start: int, stop: int) -> Chunk:
+        return dataclasses.replace(super()._chunk(batch, start, stop), offset=0)
 
 
-class _Believed(_Changed):
-    async def deliver(self, chunk: Chunk) -> None:
-        try:
-            await self._endpoint.deliver(chunk)
-        except RefusedError:
-            raise
-        except DeliveryError:
-            return
+class _NamedByBegin(Chunk):
+    @property
+    def key(self) -> str:
+        return self.key_of(0)
+
+
+class NamesHalvesAsTheWhole(Delivery):
+    """The first half of a refused chunk has the key of the whole."""
+
+    def _chunk(self, batch: Notifications, start: int, stop: int) -> Chunk:
+        chunk = super()._chunk(batch, start, stop)
+        return _NamedByBegin(**{one.name: getattr(chunk, one.name) for one in fields(chunk)})
 
 
 class TakesFailuresForSuccess(Delivery):
     """What the endpoint has not accepted is lost."""
 
-    async def _opened(self) -> Endpoint:
-        return _Believed(await super()._opened())
+    async def _attempt(self, chunk: Chunk) -> DeliveryError | None:
+        error = await super()._attempt(chunk)
+        return error if isinstance(error, RefusedError) else None
 
 
 class BuriesWholeChunks(Delivery):
     """What is in a chunk with poison is lost with it."""
 
-    async def _deliver(
-        self, endpoint: Endpoint, batch: Notifications, start: int, stop: int
-    ) -> None:
-        if stop - start == 1:
-            await super()._deliver(endpoint, batch, start, stop)
-            return
-        chunk = self._chunk(batch, start, stop)
-        try:
-            await endpoint.deliver(chunk)
-        except RefusedError as error:
-            await self._bury(chunk, error.reason)
-        except DeliveryError:
-            await super()._deliver(endpoint, batch, start, stop)
+    async def _attempt(self, chunk: Chunk) -> DeliveryError | None:
+        error = await super()._attempt(chunk)
+        return RefusedError(error.reason, [0]) if isinstance(error, RefusedError) else error
 
 
 class GivesUp(Delivery):
     """An endpoint that is away for long gets dead letters in place of notifications."""
 
-    async def _wait_after(self, error: DeliveryError, attempt: int) -> None:
-        if attempt >= 2:
-            raise RefusedError(error.reason)
-        await super()._wait_after(error, attempt)
-
-    async def _deliver(
-        self, endpoint: Endpoint, batch: Notifications, start: int, stop: int
-    ) -> None:
-        try:
-            await super()._deliver(endpoint, batch, start, stop)
-        except RefusedError as error:
-            chunk = self._chunk(batch, start, stop)
-            await self._bury(chunk, error.reason)
+    def _is_over(self, attempts: int, failing_since: float) -> bool:
+        return attempts >= 3
 
 
 class SendsChunksTogether(Delivery):
     """Chunks overtake each other."""
 
-    async def _deliver_execution(self, endpoint: Endpoint, batch: Notifications) -> None:
-        size = endpoint.pairs_max or len(batch)
+    async def _deliver_execution(self, batch: Notifications) -> None:
+        size = (await self._connect()).pairs_max or len(batch)
         await asyncio.gather(
             *(
-                self._deliver(endpoint, batch, start, min(start + size, len(batch)))
+                self._deliver(batch, start, min(start + size, len(batch)))
                 for start in range(0, len(batch), size)
             )
         )
@@ -129,6 +97,31 @@ class WaitsForEver(Delivery):
         await super()._claim()
 
 
+class ForgetsProgress(Delivery):
+    """Who takes over within an execution begins it again."""
+
+    async def _claim(self) -> None:
+        await super()._claim()
+        self._progress = {}
+
+
+class ReportsChunksEarly(Delivery):
+    """The position is past a chunk before it is accepted."""
+
+    async def _deliver(
+        self, batch: Notifications, start: int, stop: int, **since: float | None
+    ) -> None:
+        self._progress[batch.partition] = batch.execution, stop
+        await super()._deliver(batch, start, stop, **since)
+
+
+class TrustsItsLastLook(Delivery):
+    """A worker that was stopped goes on with what it had, though another one has taken over."""
+
+    async def _check_position(self, age_max_s: float) -> None:
+        pass
+
+
 DELIVERY_MUTANTS: dict[str, type[Delivery]] = {
     "position-before-acceptance": StoresPositionFirst,
     "fence-ignored": IgnoresOthers,
@@ -138,4 +131,8 @@ DELIVERY_MUTANTS: dict[str, type[Delivery]] = {
     "retries-end": GivesUp,
     "chunks-together": SendsChunksTogether,
     "lost-release": WaitsForEver,
+    "keys-of-halves": NamesHalvesAsTheWhole,
+    "progress-forgotten": ForgetsProgress,
+    "progress-before-acceptance": ReportsChunksEarly,
+    "position-not-read": TrustsItsLastLook,
 }

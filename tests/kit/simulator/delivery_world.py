@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 
 import galileo
+import galileo.worker.delivery
 import galileo.worker.worker
 from galileo.client import async_tables
 from galileo.client.async_brokers import AsyncBrokers
@@ -33,6 +37,7 @@ from galileo.model.broker import Broker, Into
 from galileo.model.channel import (
     BROKER,
     MATCHES_SCHEMA,
+    PROGRESS,
     TOKEN,
     WORKER,
     Channel,
@@ -40,7 +45,7 @@ from galileo.model.channel import (
     reader_of,
 )
 from galileo.model.schema import Schema, existing_dataset
-from galileo.model.table import DELETED, Table
+from galileo.model.table import DELETED, Table, hashes_of, partitions_of
 from galileo.wire import token as tokens
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.v1 import channels_pb2, storage_pb2
@@ -52,12 +57,17 @@ from simulator.delivery_mutants import DELIVERY_MUTANTS
 from simulator.loop import demand
 from simulator.virtual_time import SimulatedClock, SimulatedLoop, run_simulated
 
-FAULTS = ("crashes", "pauses", "cluster", "endpoints", "operator", "poison", "cleaning")
+FAULTS = ("crashes", "pauses", "cluster", "away", "endpoints", "operator", "poison", "cleaning")
 FAULTS_UNTIL_S = 45.0
 DRAIN_MAX_S = 400.0
 PAIRS_MAX = 4
 """Of a chunk, so that executions have several."""
 CLEANED_S = 300.0
+OLD_S = 6.0
+"""What is settled for so long is not sent any more: the row is read again before an attempt."""
+_real_sleep = asyncio.sleep
+_CLIENT: ContextVar[MemoryClient] = ContextVar("client")
+"""Of the worker whose task runs."""
 _DATASET = Schema("weather", [galileo.Feature("number", type="int")])
 
 
@@ -82,21 +92,27 @@ class Journal:
         self.without = without
         self.is_calm = False
         self.down_until = 0.0
+        self.away_partition, self.away_until = 0, 0.0
         self.tables: dict[str, Table] = {}
         self.rows: dict[str, dict[Any, dict[str, Any]]] = {}
         self.batches: dict[tuple[str, str, int], tuple[list[dict[str, Any]], float]] = {}
         self.channels: dict[str, Channel] = {}
         self.executions: dict[str, dict[int, list[Execution]]] = {}
+        self.dropped: dict[tuple[str, int], int] = {}
         self.changed = asyncio.Event()
         self.due: dict[tuple[str, str], dict[int, list[tuple[str, str, int]]]] = {}
         self.violations: list[str] = []
-        self.on_token: Callable[[str, str, str, str], None] = lambda *_: None
+        self.on_position: Callable[[str, str, dict[str, Any]], None] = lambda *_: None
         self._numbers = 0
 
     def note(self, holds: bool, otherwise: str) -> None:
         """Notes a violation, which `DeliveryWorld` raises: workers go on after any error."""
         if not holds:
             self.violations.append(otherwise)
+
+    def away(self) -> int:
+        """The partition of tables that cannot be reached now; -1 if all can."""
+        return self.away_partition if now() < self.away_until else -1
 
     def allows(self, fault: str) -> bool:
         return not self.is_calm and fault not in self.without
@@ -116,12 +132,26 @@ class Journal:
 
     def execute(self, channel: str, partition: int, brokers: Collection[str]) -> None:
         """Adds an execution with made-up matches for some brokers."""
-        log = self.executions[channel][partition]
-        execution = Execution(len(log) + 1)
+        found = {}
         for broker in sorted(brokers):
             count = self.random.randint(1, 3)
             observations = self._observations(count)
-            matches = self._matches(count)
+            found[broker] = observations, self._matches(count)
+        self.store(channel, partition, found)
+
+    def notify(self, channel: str, broker: str, subscriptions: Collection[str]) -> None:
+        """Adds an execution of partition 0 in which one observation is for some subscriptions."""
+        record = {"rows": [0], "subscriptions": list(subscriptions), "left": False}
+        matches = pa.Table.from_pylist([record], schema=MATCHES_SCHEMA)
+        self.store(channel, 0, {broker: (self._observations(1), matches)})
+
+    def store(
+        self, channel: str, partition: int, found: Mapping[str, tuple[pa.Table, pa.Table]]
+    ) -> None:
+        """Adds an execution with the observations and matches of some brokers."""
+        log = self.executions[channel][partition]
+        execution = Execution(len(log) + 1)
+        for broker, (observations, matches) in found.items():
             execution.shares[broker] = to_ipc(observations), to_ipc(matches)
             key = f"{channel}/{broker}/{partition}/{execution.number}"
             numbers = observations.column("number").to_pylist()
@@ -150,9 +180,10 @@ class Journal:
 
     def _matches(self, count: int) -> pa.Table:
         records = []
+        ids_max = 4 if self.random.random() < 0.95 else 60
         for _ in range(self.random.randint(1, 2)):
             rows = sorted(self.random.sample(range(count), self.random.randint(1, count)))
-            ids = [f"s{self.random.randrange(100)}" for _ in range(self.random.randint(1, 4))]
+            ids = [f"s{self.random.randrange(100)}" for _ in range(self.random.randint(1, ids_max))]
             if self.allows("poison") and self.random.random() < 0.04:
                 ids[0] = f"poison{self.random.randrange(100)}"
             records.append({"rows": rows, "subscriptions": ids, "left": False})
@@ -175,8 +206,8 @@ class Journal:
                 continue
             before = self.rows[table.name].get(key, {})
             self.rows[table.name][key] = row
-            if TOKEN in row and row[TOKEN] != before.get(TOKEN):
-                self.on_token(caller, table.name.partition(".")[0], row[BROKER], row[TOKEN] or "")
+            if TOKEN in row and any(row[name] != before.get(name) for name in (TOKEN, PROGRESS)):
+                self.on_position(caller, table.name.partition(".")[0], row)
         return 0
 
 
@@ -221,7 +252,7 @@ class MemoryClient(AsyncBrokers):
         A process that is paused runs no timers: what is cancelled meanwhile ends when it goes on.
         """
         if self.is_dead:
-            await asyncio.sleep(1e9)
+            await _real_sleep(1e9)
         cancelled = None
         while not self.resumed.is_set():
             try:
@@ -235,6 +266,13 @@ class MemoryClient(AsyncBrokers):
         journal = self._journal
         if journal.allows("cluster") and journal.random.random() < 0.02:
             raise Unavailable("the answer is lost")
+
+    def _lose_release(self, rows: pa.Table) -> None:
+        """Loses some changes by which a worker gives a pair up."""
+        is_release = WORKER in rows.column_names and not rows.column(WORKER)[0].as_py()
+        may_fail = self.name != "operator" and self._journal.allows("cluster")
+        if is_release and may_fail and self._journal.random.random() < 0.3:
+            raise Unavailable("the release is lost")
 
     async def _list(self, name: str = "") -> Any:
         await self._reach()
@@ -251,7 +289,7 @@ class MemoryClient(AsyncBrokers):
         return str(schema.to_json())
 
     async def _ingest(
-        self, table: Table, rows: pa.Table, *, producer: str, batch: int
+        self, table: Table, rows: pa.Table, *, producer: str, batch: int, is_named: bool = False
     ) -> list[storage_pb2.IngestReply]:
         """Stores rows; what is sent arrives, also if the caller does not wait for it."""
         sent = self._store_rows(table, rows, producer=producer, batch=batch)
@@ -263,6 +301,10 @@ class MemoryClient(AsyncBrokers):
         self, table: Table, rows: pa.Table, *, producer: str, batch: int
     ) -> list[storage_pb2.IngestReply]:
         await self._reach()
+        places = partitions_of(table, hashes_of(table, rows)).tolist()
+        if self._journal.allows("away") and self._journal.away() in places:
+            raise Unavailable("a partition is away")
+        self._lose_release(rows)
         count = rows.num_rows
         known = self._journal.upsert(table, rows.to_pylist(), producer, batch, self.name)
         self._lose()
@@ -280,7 +322,15 @@ class MemoryClient(AsyncBrokers):
         else:
             chosen = [row | {DELETED: False} for row in stored.values()]
         rows = pa.Table.from_pylist(chosen, schema=table.observation_schema)
-        return galileo.client.TableRows(rows, EMPTY_CURSOR)
+        reached = set(range(table.partitions))
+        if self._journal.allows("away"):
+            asked = set(partitions_of(table, hashes_of(table, rows)).tolist())
+            reached.discard(self._journal.away())
+            if asked - reached and not request.partial:
+                raise Unavailable("a partition is away")
+            here = np.isin(partitions_of(table, hashes_of(table, rows)), [*reached])
+            rows = rows.filter(pa.array(here))
+        return galileo.client.TableRows(rows, Cursor(dict.fromkeys(reached, 1)))
 
     async def _follow(
         self, channel: Channel, broker: str, after: Cursor, *, wait_s: float, bytes_max: int
@@ -300,6 +350,12 @@ class MemoryClient(AsyncBrokers):
     def _parts(self, channel: str, broker: str, after: Cursor) -> Any:
         most = self._journal.random.randint(1, 6)
         for partition, log in self._journal.executions[channel].items():
+            dropped = self._journal.dropped.get((channel, partition), 0)
+            if after[partition] < dropped:
+                gone = Cursor({partition: dropped})
+                after = after.join(gone)
+                gone_pb = cursor_to_pb(gone)
+                yield channels_pb2.FollowPart(partition=partition, reached=gone_pb, gone=gone_pb)
             for execution in log[after[partition] : after[partition] + most]:
                 reached = cursor_to_pb(Cursor({partition: execution.number}))
                 share = execution.shares.get(broker)
@@ -321,8 +377,28 @@ class Ledger:
 
     accepted: list[tuple[str, str, int]] = field(default_factory=list)
     payloads: dict[str, tuple[str, int]] = field(default_factory=dict)
+    chunks: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    positions: list[tuple[float, Cursor, dict[int, list[int]]]] = field(default_factory=list)
     down_until: float = 0.0
     denied_until: float = 0.0
+
+    def receive(self, chunk: Chunk, journal: Journal) -> None:
+        """Judges what has arrived, whatever the answer: its key, and whether it is old."""
+        pairs = _pairs(chunk.notifications)
+        same = self.chunks.setdefault(chunk.key, pairs) == pairs
+        journal.note(same, f"{chunk.key} was the key of other notifications")
+        journal.note(not self._is_old(chunk), f"{chunk.key} was sent long after it was settled")
+
+    def _is_old(self, chunk: Chunk) -> bool:
+        """Whether all positions that were stored lately are past a chunk."""
+        partition, execution = chunk.notifications.partition, chunk.notifications.execution
+        stop = chunk.offset + len(chunk.notifications)
+        for stored_at, cursor, progress in reversed(self.positions):
+            if cursor[partition] < execution and progress.get(partition, []) < [execution, stop]:
+                return False
+            if now() - stored_at > OLD_S:
+                return True
+        return False
 
     def take(self, chunk: Chunk, journal: Journal) -> None:
         for number, (subscription, observation) in enumerate(_pairs(chunk.notifications)):
@@ -345,8 +421,13 @@ class FlakyEndpoint:
 
     async def deliver(self, chunk: Chunk) -> None:
         journal, ledger = self._journal, self._ledgers[chunk.channel, chunk.broker]
-        await asyncio.sleep(journal.random.expovariate(20.0))
-        await self._client.alive()
+        if not self._client.resumed.is_set():  # A process that is stopped sends nothing.
+            await self._client.alive()
+            raise DeliveryError("the connection was lost")
+        await _real_sleep(journal.random.expovariate(20.0))
+        if self._client.is_dead:
+            await self._client.alive()
+        ledger.receive(chunk, journal)
         if journal.allows("endpoints"):
             if now() < ledger.denied_until:
                 raise DisabledError("401")
@@ -396,7 +477,7 @@ class DeliveryWorld:
         self._loop = loop
         self._operator = MemoryClient(self.journal, "operator")
         self._ends: dict[tuple[str, str], Cursor] = {}
-        self.journal.on_token = self._check_token
+        self.journal.on_position = self._check_position
 
     async def run(self) -> Counter[str]:
         journal = self.journal
@@ -430,8 +511,7 @@ class DeliveryWorld:
         client = MemoryClient(self.journal, "")
         clock = SimulatedClock(self._loop)
         worker = Worker(client, WorkerOptions(), clock=clock)  # type: ignore[arg-type]
-        # Names of production are of host, process and chance.
-        worker.name = client.name = f"w{self.counters['workers']}"
+        client.name = worker.name
         worker.random_state = Random(self.random.random())
         self.counters["workers"] += 1
         self._started[worker.name] = worker
@@ -441,7 +521,10 @@ class DeliveryWorld:
             return FlakyEndpoint(client, self.journal, self._ledgers)
 
         worker.open_endpoint = opened  # type: ignore[method-assign]
-        self._workers.append((client, asyncio.create_task(worker.run())))
+        context = copy_context()
+        context.run(_CLIENT.set, client)
+        task = asyncio.create_task(worker.run(), context=context)
+        self._workers.append((client, task))
 
     def _raise_violations(self) -> None:
         demand(not self.journal.violations, "; ".join(self.journal.violations[:3]))
@@ -460,6 +543,10 @@ class DeliveryWorld:
         if journal.allows("cluster") and self._likely(0.03):
             journal.down_until = now() + self.random.uniform(1.0, 12.0)
             self.counters["outages"] += 1
+        if journal.allows("away") and self._likely(0.03):
+            journal.away_partition = self.random.randrange(4)
+            journal.away_until = now() + self.random.uniform(1.0, 25.0)
+            self.counters["partitions away"] += 1
         if ledgers and journal.allows("endpoints"):
             ledger = self.random.choice(ledgers)
             if self._likely(0.1):
@@ -518,7 +605,7 @@ class DeliveryWorld:
             self.journal.execute(name, 0, ["a", "b"])
         await asyncio.sleep(self.random.uniform(0.0, 0.2))
         pairs = [
-            (client.name, pair)
+            (self._started[client.name].name, pair)
             for client, _ in self._workers
             for pair in self._started[client.name]._running
         ]
@@ -562,9 +649,12 @@ class DeliveryWorld:
         }
         return Cursor({partition: end for partition, end in ends.items() if end})
 
-    def _check_token(self, caller: str, channel: str, broker: str, token: str) -> None:
+    def _check_position(self, caller: str, channel: str, row: dict[str, Any]) -> None:
         """A worker never stores a position past what is settled, nor an earlier one."""
-        cursor = self._cursor(channel, broker, token)
+        broker = row[BROKER]
+        cursor = self._cursor(channel, broker, row[TOKEN] or "")
+        progress = {int(p): done for p, done in json.loads(row[PROGRESS] or "{}").items()}
+        self._ledgers[channel, broker].positions.append((now(), cursor, progress))
         before = self._ends.get((channel, broker), EMPTY_CURSOR)
         self._ends[channel, broker] = cursor
         if caller == "operator":
@@ -574,9 +664,12 @@ class DeliveryWorld:
         settled = self._settled(channel, broker)
         for partition, due in self.journal.due.get((channel, broker), {}).items():
             for key, *_ in due:
-                if int(key.split("/")[3]) <= cursor[partition]:
+                execution, place = map(int, key.split("/")[3:])
+                done = progress.get(partition, [0, 0])
+                if execution <= cursor[partition] or (execution == done[0] and place < done[1]):
                     note(key in settled, f"{caller} has stored a position past {key}")
         self.counters["positions"] += 1
+        self.counters["positions in executions"] += bool(progress)
 
     def _judge(self) -> None:
         self._raise_violations()
@@ -599,7 +692,14 @@ class DeliveryWorld:
             self.counters["dead letters"] += len(letters)
 
 
-async def _at_once(call: Callable[..., Any], *arguments: Any) -> Any:
+async def _sleep(delay_s: float) -> None:
+    """In place of `asyncio.sleep`: what a process has waited for comes when it is not stopped."""
+    await _real_sleep(delay_s)
+    if (client := _CLIENT.get(None)) is not None:
+        await client.alive()
+
+
+async def at_once(call: Callable[..., Any], *arguments: Any) -> Any:
     """In place of a thread, which real time would pass in."""
     return call(*arguments)
 
@@ -614,8 +714,12 @@ def run_deliveries(
     """Plays one world; raises Violation."""
 
     delivery = DELIVERY_MUTANTS.get(variant, Delivery)
+    names = map("w{}".format, itertools.count())  # Those of production are of host and chance.
     with (
-        patch.object(async_tables, "in_thread", _at_once),
+        patch.object(asyncio, "sleep", _sleep),
+        patch.object(async_tables, "in_thread", at_once),
+        patch.object(galileo.worker.worker, "_fresh_name", lambda: next(names)),
+        patch.object(galileo.worker.delivery, "in_thread", at_once),
         patch.object(galileo.worker.worker, "Delivery", delivery),
     ):
         counters = run_simulated(

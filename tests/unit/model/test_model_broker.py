@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import galileo
-from galileo.errors import InputError, InvalidSchema
-from galileo.model.broker import Broker
+from galileo.errors import InputError, InvalidObservations, InvalidSchema
+from galileo.model.broker import Broker, check_circles, check_names
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,7 @@ from galileo.model.broker import Broker
         galileo.Webhook("https://example.org/alerts?x=1", secret="ops.2"),
         galileo.Webhook("http://[::1]:8080"),
         galileo.Mqtt("mqtts://example.org", topic="{broker}/{channel}/{subscription}"),
+        galileo.Mqtt("mqtt://a", wis2="https://a.org", metadata_id="urn:wmo:md:ch-a:air"),
         galileo.Kafka("a:9092,b:9092", topic="alerts"),
         galileo.Into("alerts"),
     ],
@@ -26,6 +27,12 @@ from galileo.model.broker import Broker
 def test_broker_is_the_same_after_json(sink: Any) -> None:
     broker = Broker("ops of the north", sink, channels=["smog"], hold="36h")
     assert Broker.from_json(json.dumps(broker.to_dict())) == broker
+
+
+def test_bounds_are_the_same_after_json() -> None:
+    broker = Broker("ops", galileo.Webhook("https://a.org"), attempts_max=3, age_max="10m")
+    assert Broker.from_json(json.dumps(broker.to_dict())) == broker
+    assert (broker.attempts_max, broker.age_max_us) == (3, 600 * 10**6)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +53,13 @@ def test_broker_is_the_same_after_json(sink: Any) -> None:
         (lambda: galileo.Mqtt("mqtt://example.org", topic="smog/#"), "topic"),
         (lambda: galileo.Mqtt("mqtt://example.org", topic="{pm10}"), "topic"),
         (lambda: galileo.Mqtt("mqtt://example.org", topic="{channel.__class__}"), "topic"),
+        (lambda: galileo.Mqtt("mqtt://a.org", wis2="https://a.org"), "metadata_id"),
+        (lambda: galileo.Mqtt("mqtt://a.org", metadata_id="urn:wmo:md:a:b"), "metadata_id"),
+        (lambda: galileo.Mqtt("mqtt://a", wis2="http://a", metadata_id="a:b"), "metadata_id"),
+        (lambda: Broker("a", galileo.Webhook("https://a.org"), attempts_max=0), "attempts_max"),
+        (lambda: Broker("a", galileo.Webhook("https://a.org"), attempts_max=True), "attempts_max"),
+        (lambda: Broker("a", galileo.Into("alerts"), attempts_max=3), "sink"),
+        (lambda: Broker("a", age_max="1h"), "sink"),
         (lambda: galileo.Kafka("example.org", topic="a"), "servers"),
         (lambda: galileo.Kafka("a:9092", topic="{subscription}"), "topic"),
         (lambda: galileo.Kafka("a:9092", topic="a b"), "topic"),
@@ -84,3 +98,60 @@ def test_broker_holds_the_channels_it_names_or_those_with_a_position(has_positio
     assert not named.holds("near", has_position=has_position)
     assert Broker("mail", hold="1d").holds("smog", has_position=has_position) == has_position
     assert not Broker("mail", channels=["smog"]).holds("smog", has_position=has_position)
+
+
+def channel(name: str, dataset: str, **options: Any) -> galileo.Channel:
+    return galileo.Channel(name, dataset, "pm10 > :least", **options)
+
+
+def into(name: str, target: str, *channels: str) -> Broker:
+    return Broker(name, galileo.Into(target), channels=channels)
+
+
+@pytest.mark.parametrize(
+    ("channels", "brokers"),
+    [
+        ([channel("smog", "air")], [into("a", "air")]),
+        (
+            [channel("smog", "air"), channel("high", "b")],
+            [into("a", "b", "smog"), into("c", "air")],
+        ),
+        (
+            [channel("one", "a"), channel("two", "b"), channel("three", "c")],
+            [into("x", "b", "one"), into("y", "c", "two"), into("z", "a", "three")],
+        ),
+        (
+            [channel("near", "air", new="either", lookup={"ships": ":ship"})],
+            [into("a", "ships", "near")],
+        ),
+        ([channel("near", "air", new="both")], [into("a", "near.subscriptions", "near")]),
+    ],
+)
+def test_sinks_that_feed_their_channels_are_refused(channels: Any, brokers: Any) -> None:
+    with pytest.raises(InputError, match="circle"):
+        check_circles(channels, brokers)
+
+
+@pytest.mark.parametrize(
+    ("channels", "brokers"),
+    [
+        ([channel("smog", "air")], [into("a", "alerts"), Broker("b")]),
+        ([channel("smog", "air"), channel("high", "b")], [into("a", "b", "smog")]),
+        ([channel("smog", "air"), channel("other", "b")], [into("a", "air", "other")]),
+        (
+            [channel("near", "air", lookup={"ships": ":ship"})],
+            [into("a", "ships", "near")],
+        ),
+    ],
+)
+def test_sinks_in_a_row_are_no_circle(channels: Any, brokers: Any) -> None:
+    check_circles(channels, brokers)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a" * 201, "a\n"])
+def test_subscriptions_name_brokers_that_could_be_created(name: str) -> None:
+    with pytest.raises(InvalidSchema):
+        Broker(name)
+    with pytest.raises(InvalidObservations):
+        check_names(["ops", None, name])
+    check_names(["ops", None])

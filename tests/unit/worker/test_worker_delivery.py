@@ -1,0 +1,354 @@
+"""Deliveries in virtual time, with a cluster in memory and an endpoint that a test controls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from simulator.delivery_world import FAULTS, Journal, MemoryClient, at_once, now
+from simulator.virtual_time import SimulatedClock, SimulatedLoop, run_simulated
+
+import galileo.worker.delivery
+from galileo.client import async_tables
+from galileo.client.results import Delivery
+from galileo.model.broker import BROKERS, Broker, Webhook
+from galileo.model.table import hashes_of, partitions_of
+from galileo.worker.delivery import CHECK_S, REFUSED_MAX, RETRY_AFTER_MAX_S, WAIT_CHECK_S
+from galileo.worker.endpoints import Chunk, DeliveryError, RefusedError
+from galileo.worker.options import WorkerOptions
+from galileo.worker.worker import LOOK_S, Worker
+
+POISON = "poison"
+Scene = Callable[["Stage"], Awaitable[None]]
+
+
+class Endpoint:
+    """Keeps what comes.
+
+    Attributes:
+        error: what it answers; None: it accepts.
+        poison: what it answers to a chunk with a subscription that begins with "poison".
+        came: times and chunks.
+        accepted: the keys of notifications.
+    """
+
+    pairs_max = 4
+
+    def __init__(self) -> None:
+        self.error: DeliveryError | None = None
+        self.poison: DeliveryError = RefusedError("422")
+        self.took_s = 0.01
+        self.came: list[tuple[float, Chunk]] = []
+        self.accepted: list[str] = []
+
+    async def deliver(self, chunk: Chunk) -> None:
+        self.came.append((now(), chunk))
+        await asyncio.sleep(self.took_s)
+        if self.error is not None:
+            raise self.error
+        names = chunk.notifications.subscriptions().to_pylist()
+        if any(name.startswith(POISON) for name in names):
+            raise self.poison
+        self.accepted += [chunk.key_of(number) for number in range(len(names))]
+
+    async def close(self) -> None:
+        pass
+
+
+class Stage:
+    """A channel "one" of one partition, a broker "a", and a worker with its endpoint."""
+
+    def __init__(self, loop: SimulatedLoop, faults: set[str]) -> None:
+        self.journal = Journal(1, without=set(FAULTS) - faults)
+        self.journal.add_channel("one", 1)
+        self.operator = MemoryClient(self.journal, "operator")
+        self.endpoint = Endpoint()
+        self.opened: list[float] = []
+        self._loop = loop
+        self.running: list[tuple[MemoryClient, asyncio.Task[None]]] = []
+        self.workers: list[Worker] = []
+
+    def start(self) -> None:
+        client = MemoryClient(self.journal, "")
+        clock = SimulatedClock(self._loop)
+        worker = Worker(client, WorkerOptions(), clock=clock)  # type: ignore[arg-type]
+
+        async def opened(_: Any) -> Endpoint:
+            self.opened.append(now())
+            return self.endpoint
+
+        worker.open_endpoint = opened  # type: ignore[assignment,method-assign]
+        self.running.append((client, asyncio.create_task(worker.run())))
+        self.workers.append(worker)
+
+    def kill(self) -> None:
+        client, task = self.running.pop()
+        client.is_dead = True
+        task.cancel()
+
+    async def delivery(self) -> Delivery:
+        row = self.journal.rows["one.positions"]["a",]
+        return galileo.client.async_brokers._delivery(self.journal.channels["one"], row, {})
+
+    @property
+    def letters(self) -> list[str]:
+        return [row["subscription"] for row in self.journal.rows["one.dead-letters"].values()]
+
+
+def play(scene: Scene, *, faults: set[str] = frozenset(), **options: Any) -> None:  # type: ignore[assignment]
+    async def run(loop: SimulatedLoop) -> None:
+        stage = Stage(loop, faults)
+        await create(stage, **options)
+        stage.start()
+        await scene(stage)
+        for _, task in stage.running:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in stage.running), return_exceptions=True)
+
+    with (
+        patch.object(async_tables, "in_thread", at_once),
+        patch.object(galileo.worker.delivery, "in_thread", at_once),
+    ):
+        run_simulated(1, run)
+
+
+async def create(stage: Stage, **options: Any) -> None:
+    await stage.operator.create_broker(Broker("a", Webhook("https://example.org"), **options))
+
+
+async def until(holds: Callable[[], bool], *, within_s: float = 100.0) -> None:
+    deadline = now() + within_s
+    while not holds():
+        assert now() < deadline
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_refusals_that_do_not_follow_each_other_do_not_pause_a_broker() -> None:
+    async def scene(stage: Stage) -> None:
+        for number in range(120):
+            if number == 60:
+                stage.journal.notify("one", "a", ["good"])
+            stage.journal.notify("one", "a", [f"{POISON}{number}"])
+        assert 60 < REFUSED_MAX < 120
+        await until(lambda: len(stage.letters) == 120)
+        assert not (await stage.operator.brokers())[0].paused
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("asked_s", "waited_s"), [(30.0, 30.0), (1e8, 100.0)])
+def test_an_endpoint_gets_the_pause_it_asks_for_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch, asked_s: float, waited_s: float
+) -> None:
+    assert RETRY_AFTER_MAX_S == 3_600.0
+    monkeypatch.setattr(galileo.worker.delivery, "RETRY_AFTER_MAX_S", 100.0)
+
+    async def scene(stage: Stage) -> None:
+        stage.endpoint.error = DeliveryError("503", asked_s)
+        stage.journal.notify("one", "a", ["anna"])
+        await until(lambda: len(stage.endpoint.came) == 2, within_s=2 * waited_s + 10.0)
+        (first, _), (second, _) = stage.endpoint.came
+        assert waited_s <= second - first < waited_s + 2.0
+        await asyncio.sleep(1.0)
+        delivery = await stage.delivery()
+        assert delivery.failure == "503"
+        assert delivery.retry_at is not None
+        assert delivery.failed_at is not None
+        assert (delivery.retry_at - delivery.failed_at).total_seconds() == waited_s
+
+    play(scene)
+
+
+@pytest.mark.parametrize("how", ["resume", "acknowledge", "create"])
+def test_who_resumes_acknowledges_or_changes_a_broker_ends_its_wait(how: str) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.endpoint.error = DeliveryError("503", 3_000.0)
+        stage.journal.notify("one", "a", ["anna"])
+        await until(lambda: len(stage.endpoint.came) == 1)
+        await asyncio.sleep(10.0)
+        assert len(stage.endpoint.came) == 1
+        begun, stage.endpoint.error = now(), None
+        if how == "resume":
+            await stage.operator.resume_broker("a")
+        elif how == "acknowledge":
+            await stage.operator.acknowledge("one", "a", "")
+        else:
+            await create(stage)
+        await until(lambda: bool(stage.endpoint.accepted))
+        assert now() - begun < WAIT_CHECK_S + LOOK_S + 1.0
+
+    play(scene)
+
+
+def test_a_position_behind_a_failing_execution_takes_effect() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.endpoint.poison = DeliveryError("500")
+        stage.journal.notify("one", "a", [POISON])
+        stage.journal.notify("one", "a", ["good"])
+        await until(lambda: len(stage.endpoint.came) > 2)
+        first = (await stage.operator.fetch_notifications("one", "a"))[0]
+        await stage.operator.acknowledge("one", "a", first.token)
+        await until(lambda: bool(stage.endpoint.accepted))
+        assert [key.split("/")[3] for key in stage.endpoint.accepted] == ["2"]
+
+    play(scene)
+
+
+def test_each_attempt_after_a_failure_opens_the_endpoint_anew() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.endpoint.error = DeliveryError("connection lost")
+        stage.journal.notify("one", "a", ["anna"])
+        await until(lambda: len(stage.endpoint.came) == 4)
+        assert len(stage.opened) == 4
+
+    play(scene)
+
+
+def test_the_failure_is_the_present_one_until_a_success_or_another_definition() -> None:
+    async def scene(stage: Stage) -> None:
+        async def shows(failure: str) -> None:
+            deadline = now() + 100.0
+            while (await stage.delivery()).failure != failure:
+                assert now() < deadline
+                await asyncio.sleep(0.1)
+
+        stage.endpoint.error = DeliveryError("certificate")
+        stage.journal.notify("one", "a", ["anna"])
+        await until(lambda: bool(stage.endpoint.came))
+        await shows("certificate")
+        stage.endpoint.error = DeliveryError("404")
+        await shows("404")
+        stage.endpoint.error = None
+        await shows("")
+        assert (await stage.delivery()).failed_at is None
+        stage.endpoint.error = DeliveryError("500", 3_000.0)
+        stage.journal.notify("one", "a", ["bert"])
+        await shows("500")
+        stage.endpoint.took_s, stage.endpoint.error = 50.0, None
+        await create(stage)
+        await shows("")
+
+    play(scene)
+
+
+@pytest.mark.parametrize("bound", [{"attempts_max": 3}, {"age_max": "20s"}])
+def test_what_fails_beyond_a_bound_becomes_a_dead_letter(bound: dict[str, Any]) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.endpoint.poison = DeliveryError("500")
+        stage.journal.notify("one", "a", ["anna", "bert", f"{POISON}1", "cleo"])
+        stage.journal.notify("one", "a", ["dora"])
+        await until(lambda: len(stage.endpoint.accepted) == 4, within_s=300.0)
+        assert stage.letters == [f"{POISON}1"]
+        if "attempts_max" in bound:
+            assert sum(len(chunk.notifications) == 4 for _, chunk in stage.endpoint.came) == 3
+        else:
+            assert stage.endpoint.came[-1][0] - stage.endpoint.came[0][0] >= 20.0
+
+    play(scene, **bound)
+
+
+def test_without_bounds_a_failing_endpoint_gets_no_dead_letters() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.endpoint.error = DeliveryError("500")
+        stage.journal.notify("one", "a", ["anna"])
+        await asyncio.sleep(600.0)
+        assert not stage.letters
+        stage.endpoint.error = None
+        await until(lambda: bool(stage.endpoint.accepted), within_s=400.0)
+
+    play(scene)
+
+
+def test_what_is_deleted_before_it_is_pushed_is_counted_and_said() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.journal.dropped["one", 0] = 0
+        stage.journal.notify("one", "a", ["anna"])
+        await until(lambda: bool(stage.endpoint.accepted))
+        await asyncio.sleep(2.0)
+        stage.endpoint.error = DeliveryError("503")
+        stage.journal.notify("one", "a", ["bert"])
+        await until(lambda: len(stage.endpoint.came) > 1)
+        for _ in range(4):
+            stage.journal.notify("one", "a", ["cleo"])
+        stage.journal.dropped["one", 0] = 4
+        stage.endpoint.error = None
+        await until(lambda: len(stage.endpoint.accepted) == 4)
+        assert [key.split("/")[3] for key in stage.endpoint.accepted] == ["1", "2", "5", "6"]
+        [gone] = [chunk for _, chunk in stage.endpoint.came if chunk.notifications.gone]
+        assert gone.key.endswith("/0/gone/3-4")
+        assert (await stage.delivery()).gone == 2
+        metric = 'galileo_worker_gone_total{channel="one",broker="a"} 2'
+        assert metric in stage.workers[0].metrics.exposed()
+
+    play(scene)
+
+
+def test_a_broker_that_begins_is_not_told_what_was_deleted_before() -> None:
+    async def scene(stage: Stage) -> None:
+        for _ in range(3):
+            stage.journal.notify("one", "a", ["anna"])
+        stage.journal.dropped["one", 0] = 2
+        await until(lambda: bool(stage.endpoint.accepted))
+        assert not [chunk for _, chunk in stage.endpoint.came if chunk.notifications.gone]
+        assert (await stage.delivery()).gone == 0
+
+    play(scene)
+
+
+def test_who_takes_over_goes_on_within_an_execution() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.endpoint.took_s = 0.1
+        stage.journal.notify("one", "a", [f"s{number}" for number in range(400)])
+        await until(lambda: len(stage.endpoint.accepted) >= 200)
+        stage.kill()
+        stage.start()
+        await until(lambda: len(set(stage.endpoint.accepted)) == 400)
+        assert len(stage.endpoint.accepted) - 400 <= 1.2 / 0.1 * Endpoint.pairs_max
+
+    play(scene)
+
+
+def test_a_worker_that_is_cut_off_sends_nothing_and_goes_on_later() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.endpoint.error = DeliveryError("503")
+        stage.journal.notify("one", "a", ["anna"])
+        await until(lambda: len(stage.endpoint.came) > 1)
+        cut_at = now()
+        stage.journal.down_until = cut_at + 60.0
+        await asyncio.sleep(60.0)
+        assert all(at < cut_at + CHECK_S for at, _ in stage.endpoint.came)
+        stage.endpoint.error = None
+        await until(lambda: bool(stage.endpoint.accepted))
+
+    play(scene, faults={"cluster"})
+
+
+def test_a_worker_goes_on_with_what_it_knows_while_a_partition_is_away() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.journal.notify("one", "a", ["anna"])
+        await until(lambda: len(stage.endpoint.accepted) == 1)
+        brokers = stage.journal.tables[BROKERS.name]
+        row = stage.journal.rows[BROKERS.name]["a",]
+        hashes = hashes_of(brokers, galileo.worker.delivery.pa.Table.from_pylist([row]))
+        stage.journal.away_partition = int(partitions_of(brokers, hashes)[0])
+        assert stage.journal.away_partition, "the position is in partition 0"
+        stage.journal.away_until = now() + 100.0
+        stage.journal.notify("one", "a", ["bert"])
+        await until(lambda: len(stage.endpoint.accepted) == 2)
+        await asyncio.sleep(30.0)
+        stage.journal.notify("one", "a", ["cleo"])
+        await until(lambda: len(stage.endpoint.accepted) == 3)
+        assert now() < stage.journal.away_until
+
+    play(scene, faults={"away"})
