@@ -138,7 +138,7 @@ def _ingest_file(
         )
     if receipt.created:
         _report_created(output, client.schema(dataset), is_chosen=options["index"] is not None)
-        if left_out := source.left_out():
+        if (left_out := source.left_out()) and not source.mapping.features:
             output.note(f"galileo: not taken from {path.name}: {format_names(left_out)}")
     skipped = ""
     if receipt.skipped:

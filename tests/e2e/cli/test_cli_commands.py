@@ -190,6 +190,17 @@ def test_ingest_of_an_invalid_file_creates_no_dataset(
     assert f"{ROWS} observations stored\n" in stored
 
 
+def test_ingest_with_create_names_what_it_left_out(
+    run: Run, tmp_path: Path, fresh_name: Fresh
+) -> None:
+    file = tmp_path / "tagged.parquet"
+    frame().assign(tags=[["a"]] * ROWS).to_parquet(file)
+    done = run("ingest", fresh_name("tagged"), str(file), "--create")
+    assert "galileo: not taken from tagged.parquet: tags\n" in done.stderr
+    mapped = ["--map", "temperature=temperature"]
+    assert run("ingest", fresh_name("tagged"), str(file), "--create", *mapped).stderr == ""
+
+
 def test_ingest_list_shows_variables_of_a_file(run: Run, csv: Path) -> None:
     listed = values(run("ingest", "any", str(csv), "--list", "--json"))
     by_name = {one["variable"]: one for one in listed}
