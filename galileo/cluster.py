@@ -136,7 +136,7 @@ class LocalCluster:
         self._address_of = dict(zip(names, addresses, strict=True))
         self._groups_joined: dict[str, str] = {}
         for number, group in enumerate(joined, start=nodes):
-            self._remember_joined(group, name=names[number], address=addresses[number])
+            self._groups_joined[names[number]] = group
         removed = self._removed()
         self.nodes = tuple(
             self._local_node(name, address)
@@ -157,7 +157,7 @@ class LocalCluster:
         if stored is None:
             return
         known = stored["groups"]
-        count = sum(not node.get("joined") for group in known for node in group["nodes"])
+        count = sum(len(group["nodes"]) for group in known)
         if (count, len(known)) != (nodes, groups):
             raise ConfigError(
                 f"the data in {self.directory} belongs to {count} nodes in {len(known)} groups, "
@@ -364,7 +364,7 @@ class LocalCluster:
             with Client(*self.addresses, proof=self._proof) as client:
                 client.add_node(name, address, group=group, new_group=True)
         self._address_of[name] = address
-        self._remember_joined(group, name=name, address=address)
+        self._groups_joined[name] = group
         node = self._local_node(name, address)
         self.nodes = (*self.nodes, node)
         self._store_addresses()
@@ -400,25 +400,16 @@ class LocalCluster:
         self.nodes = tuple(one for one in self.nodes if one is not node)
         (self.directory / REMOVED).write_text(json.dumps([*self._removed(), name]))
 
-    def _joined(self) -> list[str | int]:
-        """The group of each added node: its name, or its number if files named the node."""
+    def _joined(self) -> list[str]:
+        """The group of each added node."""
         path = self.directory / JOINED
-        groups: list[str | int] = json.loads(path.read_text()) if path.exists() else []
+        groups: list[str] = json.loads(path.read_text()) if path.exists() else []
         return groups
 
     def _removed(self) -> list[str]:
         path = self.directory / REMOVED
         names: list[str] = json.loads(path.read_text()) if path.exists() else []
         return names
-
-    def _remember_joined(self, group: str | int, *, name: str, address: str) -> None:
-        """Nodes that earlier versions added stand in the [cluster] table of all files."""
-        if isinstance(group, str):
-            self._groups_joined[name] = group
-            return
-        ordinal = int(name.rpartition("-")[2]) - 1
-        member = {"name": name, "address": address, "ordinal": ordinal, "joined": True}
-        self._topology["groups"][group]["nodes"].append(member)
 
     def _local_node(self, name: str, address: str) -> LocalNode:
         return LocalNode(

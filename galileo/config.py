@@ -256,8 +256,6 @@ SECTIONS: dict[str, type] = {
     "quotas": Quotas,
     "audit": AuditSection,
 }
-MOVED_KEYS = {"evaluator": {"master": "spark", "heap_mb": "spark"}}
-"""Keys that earlier versions had in another section, and the section that has them now."""
 ZERO_KEYS = frozenset({"spark.tasks", "storage.scrub_days"})
 """Numbers for which zero has a meaning."""
 UPLOAD_POLICIES = ("disabled", "sandboxed")
@@ -291,7 +289,7 @@ def load(
     Raises:
         ConfigError: the file cannot be read, or a key or value is wrong.
     """
-    raw = {} if path is None else _moved(read(path))
+    raw = {} if path is None else read(path)
     variables = os.environ if environment is None else environment
     try:
         for assignment in [*_from_environment(variables), *overrides]:
@@ -318,37 +316,11 @@ def read(path: Path) -> dict[str, Any]:
 def from_dict(raw: Mapping[str, Any]) -> Config:
     """Builds and checks the configuration. Raises ConfigError."""
     _refuse_unknown("section", raw, [*SECTIONS, "cluster"])
-    raw = _moved(raw)
     sections = {name: _section(name, raw.get(name, {})) for name in SECTIONS}
     topology, is_joining = _topology_of(raw, sections["node"])
     config = Config(topology, is_joining, **sections)
     _check(config)
     return config
-
-
-def _moved(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with the keys of earlier versions in their present sections.
-
-    Raises:
-        ConfigError: a key is set in both sections.
-    """
-    result = dict(raw)
-    for old, keys in MOVED_KEYS.items():
-        table = result.get(old)
-        for key in [key for key in keys if isinstance(table, Mapping) and key in table]:
-            new = keys[key]
-            target = result.get(new, {})
-            _refuse_other_than_table(new, target)
-            if key in target:
-                raise ConfigError(
-                    f"expected {new}.{key} or {old}.{key}, its name in earlier versions, got "
-                    f"both; remove {old}.{key}",
-                    expected="one_key",
-                    key=f"{old}.{key}",
-                )
-            result[new] = {**target, key: result[old][key]}
-            result[old] = {name: value for name, value in result[old].items() if name != key}
-    return result
 
 
 def _section(name: str, raw: Any) -> Any:
@@ -423,7 +395,6 @@ def _from_environment(variables: Mapping[str, str]) -> list[str]:
 def _assign(raw: dict[str, Any], assignment: str) -> None:
     target, equals, value = assignment.partition("=")
     section, dot, key = target.strip().partition(".")
-    section = MOVED_KEYS.get(section, {}).get(key, section)
     if not equals or not dot or section not in SECTIONS:
         raise ConfigError(
             "expected section.key=value with a section of "
@@ -623,10 +594,6 @@ def problems(raw: Mapping[str, Any]) -> list[str]:
 
 def _find_errors(raw: Mapping[str, Any]) -> list[str]:
     messages: list[str] = []
-    try:
-        raw = _moved(raw)
-    except ConfigError as error:
-        return [error.message]
     sections = {name: SECTIONS[name]() for name in SECTIONS}
     for name, values in raw.items():
         try:

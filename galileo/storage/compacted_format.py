@@ -26,10 +26,7 @@ from galileo.storage.frame import Body, FrameHeader, checksum, padded
 from galileo.storage.sequential_reader import OpenFile, SequentialReader
 
 MAGIC = b"\x89GLM\x0d\x0a\x1a\xa7"
-FORMAT_VERSION = 2
-FORMAT_VERSION_ADDED = 3
-"""Of files with commits that have features that were added to the dataset."""
-FORMAT_VERSIONS = (1, 2, 3)
+FORMAT_VERSION = 1
 TRAILER_BYTES = 64
 COMPRESSION = "zstd"
 
@@ -54,8 +51,6 @@ _COMMITS = pa.schema(
         ("added", pa.uint16()),
     ]
 )
-_COLUMNS_LACKING = {1: 2, 2: 1, 3: 0}
-"""Columns at the end that earlier formats do not have: they are zero."""
 _BLOCKS = pa.schema(
     [
         ("commits", pa.int64()),
@@ -163,23 +158,20 @@ def decode_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
 
 def encode_index(headers: list[FrameHeader], entries: list[BlockEntry]) -> list[Any]:
     """The buffers behind the blocks: index and trailer."""
-    has_added = any(header.added for header in headers)
-    version = FORMAT_VERSION_ADDED if has_added else FORMAT_VERSION
-    stored = _stored_columns(version)
     columns = [
         pa.array([getattr(header, column.name) for header in headers], column.type)
-        for column in stored
+        for column in _COMMITS
     ]
     rows = [
         pa.array([getattr(entry, name) for entry in entries], _BLOCKS.field(name).type)
         for name in _BLOCKS.names
     ]
-    commits = encode_batch(pa.RecordBatch.from_arrays(columns, schema=stored))
+    commits = encode_batch(pa.RecordBatch.from_arrays(columns, schema=_COMMITS))
     blocks = encode_batch(pa.RecordBatch.from_arrays(rows, schema=_BLOCKS))
     index = [*commits.buffers, *blocks.buffers]
     offset = sum(entry.paths_bytes + entry.observations_bytes for entry in entries)
     fixed = _TRAILER.pack(
-        *(MAGIC, version, headers[0].partition, headers[0].sequence),
+        *(MAGIC, FORMAT_VERSION, headers[0].partition, headers[0].sequence),
         *(offset, commits.size, blocks.size, checksum(index)),
     )
     covered = fixed.ljust(TRAILER_BYTES - _CRC.size, b"\0")
@@ -202,47 +194,32 @@ def read_index(path: Path, *, open_file: OpenFile = _open_for_index) -> Index:
         length = window.size
         place = max(0, length - TRAILER_BYTES)
         trailer = window.all_bytes_at(place, TRAILER_BYTES)
-        version, partition, first, offset, commits_bytes, blocks_bytes, crc = _trailer(trailer)
+        partition, first, offset, commits_bytes, blocks_bytes, crc = _trailer(trailer)
         data = window.all_bytes_at(offset, commits_bytes + blocks_bytes)
     if offset + commits_bytes + blocks_bytes != place or checksum([data]) != crc:
         raise CorruptData("the checksum or the length of the index is wrong")
-    commits = _decode_commits(data[:commits_bytes], version)
+    commits = decode_batch(data[:commits_bytes], _COMMITS)
     blocks = _place_entries(decode_batch(data[commits_bytes:], _BLOCKS), first_sequence=first)
     if blocks[-1].next_commit != commits.num_rows or _end(blocks[-1]) != offset:
         raise CorruptData("the index does not describe its file")
     return Index(partition, first, commits, blocks, length)
 
 
-def _stored_columns(version: int) -> pa.Schema:
-    """The columns of the commits in a file of a format."""
-    return pa.schema(list(_COMMITS)[: len(_COMMITS) - _COLUMNS_LACKING[version]])
-
-
-def _decode_commits(data: bytes, version: int) -> pa.RecordBatch:
-    stored = _stored_columns(version)
-    commits = decode_batch(data, stored)
-    zeros = [
-        pa.array(np.zeros(commits.num_rows, dtype=np.uint64), column.type)
-        for column in list(_COMMITS)[len(stored) :]
-    ]
-    return pa.RecordBatch.from_arrays([*commits.columns, *zeros], schema=_COMMITS)
-
-
-def _trailer(data: bytes) -> tuple[int, int, int, int, int, int, int]:
+def _trailer(data: bytes) -> tuple[int, int, int, int, int, int]:
     covered, crc = data[: -_CRC.size], data[-_CRC.size :]
     if len(data) < TRAILER_BYTES or _CRC.pack(checksum([covered])) != crc:
         raise CorruptData("the checksum of the trailer is wrong")
     magic, version, *numbers = _TRAILER.unpack_from(covered)
     if magic != MAGIC:
         raise CorruptData("expected the trailer of a merged segment, got another")
-    if version not in FORMAT_VERSIONS:
+    if version != FORMAT_VERSION:
         raise ConfigError(
-            f"expected merged segments of format {' or '.join(map(str, FORMAT_VERSIONS))}, got "
-            f"{version}; start the version of Galileo that wrote them",
+            f"expected merged segments of format {FORMAT_VERSION}, got {version}; start the "
+            "version of Galileo that wrote them",
             expected="format_version",
         )
     partition, first, offset, commits_bytes, blocks_bytes, index_crc = numbers
-    return version, partition, first, offset, commits_bytes, blocks_bytes, index_crc
+    return partition, first, offset, commits_bytes, blocks_bytes, index_crc
 
 
 def _place_entries(rows: pa.RecordBatch, *, first_sequence: int) -> tuple[Block, ...]:

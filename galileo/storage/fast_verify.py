@@ -14,7 +14,6 @@ from google_crc32c import value as crc32c
 from galileo.storage.frame import (
     ALIGNMENT,
     FORMAT_VERSION,
-    FORMAT_VERSION_ADDED,
     HEADER_BYTES_MAX,
     HEADER_BYTES_MIN,
     MAGIC,
@@ -24,7 +23,6 @@ from galileo.storage.frame import (
 # batch, rows, paths and the time, the lengths of the bodies, the epoch, and their checksums.
 _FRONT = struct.Struct("<8sHHIQ")
 _BODIES = struct.Struct("<IIQII")
-_BODIES_1 = struct.Struct("<QQII")
 _BODIES_PLACE = 56
 _CRC = struct.Struct("<I")
 _SIZES = frozenset(range(HEADER_BYTES_MIN, HEADER_BYTES_MAX + 1, ALIGNMENT))
@@ -47,23 +45,15 @@ def skip_valid_frames(
     """
     view, cut, size = memoryview(memory), memory.slice, memory.size
     front, bodies, crc_at = _FRONT.unpack_from, _BODIES.unpack_from, _CRC.unpack_from
-    bodies_1 = _BODIES_1.unpack_from
     while place + HEADER_BYTES_MIN <= size:
         magic, version, length, of, number = front(view, place)
-        if magic != MAGIC or length not in _SIZES:
+        if magic != MAGIC or version != FORMAT_VERSION or length not in _SIZES:
             break
-        if version in (FORMAT_VERSION, FORMAT_VERSION_ADDED):
-            paths_length, observations_length, _, paths_crc, observations_crc = bodies(
-                view, place + _BODIES_PLACE
-            )
-            paths_bytes = paths_length * ALIGNMENT
-            observations_bytes = observations_length * ALIGNMENT
-        elif version == 1:
-            paths_bytes, observations_bytes, paths_crc, observations_crc = bodies_1(
-                view, place + _BODIES_PLACE
-            )
-        else:
-            break
+        paths_length, observations_length, _, paths_crc, observations_crc = bodies(
+            view, place + _BODIES_PLACE
+        )
+        paths_bytes = paths_length * ALIGNMENT
+        observations_bytes = observations_length * ALIGNMENT
         paths = place + length
         observations = paths + paths_bytes
         end = observations + observations_bytes

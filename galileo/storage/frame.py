@@ -23,11 +23,7 @@ from galileo.errors import ConfigError, CorruptData, InputError
 from galileo.model.schema import StoredSchema
 
 MAGIC = b"\x89GLF\x0d\x0a\x1a\xa7"
-FORMAT_VERSION = 2
-FORMAT_VERSION_ADDED = 3
-"""Of frames with features that were added to the dataset."""
-FORMAT_VERSIONS = (1, 2, 3)
-"""Those that are read; in the first a frame has no epoch."""
+FORMAT_VERSION = 1
 ALIGNMENT = 64
 PRODUCER_BYTES_MAX = 255
 BATCH_MAX = 2**64 - 1
@@ -36,14 +32,10 @@ HEADER_BYTES_MAX = 384
 
 # magic, version, header bytes, partition; sequence; distances to group and committed, batch; rows,
 # paths; committed at; lengths of paths and observations by `ALIGNMENT`, epoch; paths crc,
-# observations crc; producer bytes
-_FIELDS = struct.Struct("<8sHHIQIIQIIqIIQIIB")
-# The first format: group instead of the distances, lengths in bytes, no epoch.
-_FIELDS_1 = struct.Struct("<8sHHIQQQIIqQQIIB")
+# observations crc; added; producer bytes
+_FIELDS = struct.Struct("<8sHHIQIIQIIqIIQIIHB")
 _FRONT = struct.Struct("<HH")
 _CRC = struct.Struct("<I")
-_ADDED = struct.Struct("<H")
-"""Behind the producer in format 3: how many of the added features the frame has."""
 
 Buffer: TypeAlias = Any
 """Immutable contiguous bytes: `bytes` or `pyarrow.Buffer`."""
@@ -83,8 +75,7 @@ class FrameHeader:
 
     @property
     def header_bytes(self) -> int:
-        added = _ADDED.size if self.added else 0
-        return padded(_FIELDS.size + len(self.producer.encode()) + added + _CRC.size)
+        return padded(_FIELDS.size + len(self.producer.encode()) + _CRC.size)
 
     @property
     def paths_offset(self) -> int:
@@ -123,20 +114,7 @@ def checksum(buffers: Iterable[Buffer], crc: int = 0) -> int:
 
 def encode_body(batch: pa.RecordBatch) -> Body:
     """The body of a batch; batches of equal values have the same one, however they were made."""
-    return _encode_as_given(_without_unread_bytes(batch))
-
-
-def is_body_crc(crc: int, batch: pa.RecordBatch) -> bool:
-    """Whether a body with this checksum has the values of a batch.
-
-    Earlier versions encoded batches as they were given. A body of theirs is found if the batch was
-    made in the same way.
-    """
-    return crc in (encode_body(batch).crc, _encode_as_given(batch).crc)
-
-
-def _encode_as_given(batch: pa.RecordBatch) -> Body:
-    message = batch.serialize()
+    message = _without_unread_bytes(batch).serialize()
     buffers = (message, bytes(padded(message.size) - message.size))
     return Body(buffers, padded(message.size), checksum(buffers))
 
@@ -214,14 +192,13 @@ def encode_header(header: FrameHeader) -> bytes:
     """The header's bytes; its checksum is their last four."""
     name, size, sequence = header.producer.encode(), header.header_bytes, header.sequence
     fields = _FIELDS.pack(
-        *(MAGIC, FORMAT_VERSION_ADDED if header.added else FORMAT_VERSION, size, header.partition),
+        *(MAGIC, FORMAT_VERSION, size, header.partition),
         *(sequence, sequence - header.group, sequence - header.committed, header.batch),
         *(header.rows, header.paths, header.committed_at_us),
         *(header.paths_bytes // ALIGNMENT, header.observations_bytes // ALIGNMENT, header.epoch),
-        *(header.paths_crc, header.observations_crc, len(name)),
+        *(header.paths_crc, header.observations_crc, header.added, len(name)),
     )
-    added = _ADDED.pack(header.added) if header.added else b""
-    covered = (fields + name + added).ljust(size - _CRC.size, b"\0")
+    covered = (fields + name).ljust(size - _CRC.size, b"\0")
     return covered + _CRC.pack(checksum([covered]))
 
 
@@ -240,30 +217,25 @@ def decode_header(data: bytes) -> FrameHeader:
     covered, crc = data[: size - _CRC.size], data[size - _CRC.size : size]
     if _CRC.pack(checksum([covered])) != crc:
         raise CorruptData("the checksum of the frame header is wrong")
-    if version not in FORMAT_VERSIONS:
+    if version != FORMAT_VERSION:
         raise ConfigError(
-            f"expected stored frames of format {' or '.join(map(str, FORMAT_VERSIONS))}, got "
-            f"{version}; start the version of Galileo that wrote them",
+            f"expected stored frames of format {FORMAT_VERSION}, got {version}; start the version "
+            "of Galileo that wrote them",
             expected="format_version",
         )
-    _, _, _, *numbers, name_bytes = (_FIELDS_1 if version == 1 else _FIELDS).unpack_from(covered)
-    added = 0
-    if version == FORMAT_VERSION_ADDED:
-        (added,) = _ADDED.unpack_from(covered, _FIELDS.size + name_bytes)
-        if added == 0:
-            raise CorruptData("expected a frame with added features, got one without")
+    _, _, _, *numbers, name_bytes = _FIELDS.unpack_from(covered)
     try:
         name = covered[_FIELDS.size : _FIELDS.size + name_bytes].decode()
     except UnicodeDecodeError as error:
         raise CorruptData(
             f"expected a producer's name in UTF-8: {error}", expected="producer"
         ) from error
-    return _header_1(numbers, name) if version == 1 else _header_2(numbers, name, added)
+    return _header(numbers, name)
 
 
-def _header_2(numbers: list[int], producer: str, added: int) -> FrameHeader:
+def _header(numbers: list[int], producer: str) -> FrameHeader:
     partition, sequence, group, committed, batch, rows, paths, committed_at_us = numbers[:8]
-    paths_length, observations_length, epoch, paths_crc, observations_crc = numbers[8:]
+    paths_length, observations_length, epoch, paths_crc, observations_crc, added = numbers[8:]
     return FrameHeader(
         partition=partition,
         sequence=sequence,
@@ -280,25 +252,4 @@ def _header_2(numbers: list[int], producer: str, added: int) -> FrameHeader:
         epoch=epoch,
         committed=sequence - committed,
         added=added,
-    )
-
-
-def _header_1(numbers: list[int], producer: str) -> FrameHeader:
-    partition, sequence, group, batch, rows, paths, committed_at_us = numbers[:7]
-    paths_bytes, observations_bytes, paths_crc, observations_crc = numbers[7:]
-    return FrameHeader(
-        partition=partition,
-        sequence=sequence,
-        group=group,
-        producer=producer,
-        batch=batch,
-        rows=rows,
-        paths=paths,
-        committed_at_us=committed_at_us,
-        paths_bytes=paths_bytes,
-        observations_bytes=observations_bytes,
-        paths_crc=paths_crc,
-        observations_crc=observations_crc,
-        epoch=0,
-        committed=sequence,
     )

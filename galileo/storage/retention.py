@@ -23,7 +23,7 @@ from galileo.model.schema import StoredSchema
 from galileo.storage.commits import RECORD, SEAL, Commit, Committed, conflict, to_record_batch
 from galileo.storage.compacted_segment import CompactedSegment, compacted_segment_paths, load_index
 from galileo.storage.disk import Disk
-from galileo.storage.frame import is_body_crc
+from galileo.storage.frame import encode_body
 from galileo.storage.metadata_files import MetadataFiles, load_record
 from galileo.storage.segment import Segment, corrupt_error, segment_paths
 
@@ -41,8 +41,7 @@ BATCHES = pa.schema(
         ("sequence", pa.uint64()),
         ("rows", pa.uint32()),
         ("paths", pa.uint32()),
-        # Of the observations as they were stored, or the low bits of a record's digest; null in
-        # marks that an earlier version wrote.
+        # Of the observations as they were stored, or the low bits of a record's digest.
         ("observations_crc", pa.uint32()),
     ]
 )
@@ -145,8 +144,8 @@ class TruncatedProducers:
             "observations",
             may_be_empty=commit.is_seal,
         )
-        is_same = first.rows == sent.num_rows and (
-            crc is None or any(is_body_crc(crc, form) for form in _earlier_forms(sent, schema))
+        is_same = first.rows == sent.num_rows and any(
+            crc == encode_body(form).crc for form in _earlier_forms(sent, schema)
         )
         return first if is_same else conflict(commit, first)
 
@@ -236,11 +235,7 @@ class LogStart:
                 "start the version of Galileo that wrote them",
                 expected="format_version",
             )
-        table = table.replace_schema_metadata()
-        if "observations_crc" not in table.schema.names:
-            unknown = pa.nulls(table.num_rows, pa.uint32())
-            table = table.append_column(BATCHES.field("observations_crc"), unknown)
-        return LogStart(until, TruncatedProducers(table), sealed_epoch)
+        return LogStart(until, TruncatedProducers(table.replace_schema_metadata()), sealed_epoch)
 
 
 NOTHING_TRUNCATED = LogStart()

@@ -551,19 +551,10 @@ class Store:
             return self._batches_of(kind).load_all()
 
     def _batches_of(self, kind: str) -> MetadataLog:
-        """Takes over what an earlier version saved singly, and deletes it once it is there."""
-        metadata_log = self._batches.get(kind)
-        if metadata_log is None:
-            singly = self._records_of(kind)
+        if kind not in self._batches:
             directory = self._directory / "records" / f"{kind}.batches"
-            metadata_log = MetadataLog(directory, self._options.disk)
-            loaded = singly.load_all()
-            new = {name: data for name, data in loaded.items() if name not in metadata_log}
-            metadata_log.save(new)
-            for name in loaded:
-                singly.delete(name)
-            self._batches[kind] = metadata_log
-        return metadata_log
+            self._batches[kind] = MetadataLog(directory, self._options.disk)
+        return self._batches[kind]
 
     def _records_of(self, kind: str) -> MetadataFiles:
         if kind not in self._records:

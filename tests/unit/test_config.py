@@ -400,25 +400,6 @@ def test_config_loopback_address_is_accepted(address: str) -> None:
 # --- Spark ---------------------------------------------------------------------------------------
 
 
-def test_load_spark_keys_of_earlier_versions_are_those_of_spark(write: Write) -> None:
-    raw = {**BASE, "evaluator": {"master": "spark://h:1", "heap_mb": 600, "idle_timeout_s": 9.0}}
-    assert config.problems(raw) == []
-    loaded = config.load(write(raw), environment={})
-    assert (loaded.spark.master, loaded.spark.heap_mb) == ("spark://h:1", 600)
-    assert loaded.evaluator.idle_timeout_s == 9.0
-    for name in ("GALILEO_EVALUATOR__HEAP_MB", "GALILEO_SPARK__HEAP_MB"):
-        assert config.load(write(raw), environment={name: "700"}).spark.heap_mb == 700
-    flags = ["evaluator.master=local[3]"]
-    assert config.load(write(raw), environment={}, overrides=flags).spark.master == "local[3]"
-
-
-def test_load_spark_key_in_both_sections_is_refused(write: Write) -> None:
-    raw = {**BASE, "evaluator": {"heap_mb": 600}, "spark": {"heap_mb": 600}}
-    with raises(ConfigError, expected="one_key", key="evaluator.heap_mb"):
-        config.load(write(raw), environment={})
-    assert len(config.problems(raw)) == 1
-
-
 def test_load_spark_settings_nested_or_dotted_are_the_same(tmp_path: Path, write: Write) -> None:
     path = write(BASE)
     text = path.read_text()

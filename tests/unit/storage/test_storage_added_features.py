@@ -232,14 +232,12 @@ def first_frame(directory: Path, sequence: int = 1) -> bytes:
     return data[offset:]
 
 
-def test_frames_have_another_format_only_with_added_features(tmp_path: Path) -> None:
+def test_frames_count_the_added_features_that_they_have(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.create_dataset(BASE)
         store.journal("air", PARTITION).append([commit(BASE, 0)])
         store.add_features(WIDER)
         store.journal("air", PARTITION).append([commit(BASE, 1), commit(WIDER, 2)])
-    versions = [first_frame(tmp_path, sequence)[8] for sequence in (1, 2, 3)]
-    assert versions == [2, 2, 3]
     headers = [decode_header(first_frame(tmp_path, sequence)[:384]) for sequence in (1, 2, 3)]
     assert [header.added for header in headers] == [0, 0, 1]
 

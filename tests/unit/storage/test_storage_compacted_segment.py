@@ -10,7 +10,7 @@ import pytest
 from expected_errors import raises
 
 from galileo.errors import ConfigError, CorruptData
-from galileo.storage.compacted_format import FORMAT_VERSIONS, TRAILER_BYTES, read_index
+from galileo.storage.compacted_format import FORMAT_VERSION, TRAILER_BYTES, read_index
 from galileo.storage.compacted_segment import compacted_segment_paths
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.frame import ALIGNMENT, checksum
@@ -124,7 +124,7 @@ def test_compacted_segment_later_format_raises_and_is_kept(
 ) -> None:
     stored = bytearray(merged.read_bytes())
     trailer = memoryview(stored)[-TRAILER_BYTES:]
-    trailer[8:12] = (max(FORMAT_VERSIONS) + 1).to_bytes(4, "little")
+    trailer[8:12] = (FORMAT_VERSION + 1).to_bytes(4, "little")
     trailer[-4:] = checksum([bytes(trailer[:-4])]).to_bytes(4, "little")
     merged.write_bytes(stored)
     with raises(ConfigError, expected="format_version"):

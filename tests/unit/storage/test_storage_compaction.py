@@ -440,7 +440,7 @@ def test_journal_merge_file_reads_differently_is_discarded(
     journal = open_journal(stored, SMALL).journal
     before = sorted(stored.iterdir())
     journal._disk = LyingDisk()
-    with raises(CorruptData, offset=19648):
+    with raises(CorruptData, offset=19776):
         journal.merge(EVERYTHING, unhurried)
     assert sorted(stored.iterdir()) == before
     check_holds(journal, commits)

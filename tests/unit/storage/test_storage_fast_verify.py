@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from galileo.storage.fast_verify import skip_valid_frames
-from galileo.storage.frame import FORMAT_VERSIONS, HEADER_BYTES_MAX, checksum, decode_header
+from galileo.storage.frame import FORMAT_VERSION, HEADER_BYTES_MAX, checksum, decode_header
 from galileo.storage.journal import Commit
 from galileo.storage.writer import JournalOptions
 
@@ -79,6 +79,6 @@ def test_skip_valid_frames_foreign_frame_stops_before_it(segment: bytes) -> None
 def test_skip_valid_frames_later_format_stops_before_it(segment: bytes) -> None:
     end = list(starts(segment))[1]
     header = bytearray(segment[: decode_header(segment).header_bytes])
-    header[8:10] = struct.pack("<H", max(FORMAT_VERSIONS) + 1)
+    header[8:10] = struct.pack("<H", FORMAT_VERSION + 1)
     header[-4:] = struct.pack("<I", checksum([bytes(header[:-4])]))
     assert walked(bytes(header) + segment[len(header) : end]) == (0, 1)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 
 import google_crc32c
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from galileo.errors import ConfigError, CorruptData, InputError
 from galileo.storage.frame import (
     ALIGNMENT,
-    FORMAT_VERSIONS,
+    FORMAT_VERSION,
     HEADER_BYTES_MAX,
     HEADER_BYTES_MIN,
     Body,
@@ -24,7 +23,6 @@ from galileo.storage.frame import (
     decode_header,
     encode_body,
     encode_header,
-    is_body_crc,
     producer_name,
 )
 
@@ -94,32 +92,10 @@ def test_decode_header_truncated_raises_corrupt_data(
 @given(HEADERS)
 def test_decode_header_later_format_raises_config_error(header: FrameHeader) -> None:
     stored = bytearray(encode_header(header))
-    stored[8:10] = struct.pack("<H", max(FORMAT_VERSIONS) + 1)
+    stored[8:10] = struct.pack("<H", FORMAT_VERSION + 1)
     stored[-4:] = struct.pack("<I", google_crc32c.value(bytes(stored[:-4])))
     with raises(ConfigError, expected="format_version"):
         decode_header(bytes(stored))
-
-
-def header_of_format_1(header: FrameHeader) -> bytes:
-    """As versions before replication wrote it."""
-    name, size = header.producer.encode(), header.header_bytes
-    fields = struct.pack(
-        "<8sHHIQQQIIqQQIIB",
-        *(b"\x89GLF\x0d\x0a\x1a\xa7", 1, size, header.partition),
-        *(header.sequence, header.group, header.batch),
-        *(header.rows, header.paths, header.committed_at_us),
-        *(header.paths_bytes, header.observations_bytes),
-        *(header.paths_crc, header.observations_crc, len(name)),
-    )
-    covered = (fields + name).ljust(size - 4, b"\0")
-    return covered + struct.pack("<I", google_crc32c.value(covered))
-
-
-@given(HEADERS)
-def test_decode_header_of_format_1_has_no_epoch_and_is_committed(header: FrameHeader) -> None:
-    header = replace(header, added=0)
-    decoded = decode_header(header_of_format_1(header))
-    assert decoded == replace(header, epoch=0, committed=header.sequence)
 
 
 def test_header_with_name_of_client_has_128_bytes() -> None:
@@ -197,17 +173,6 @@ def test_batches_of_equal_values_have_equal_bodies(
 
 def bytes_of(body: Body) -> bytes:
     return b"".join(bytes(buffer) for buffer in body.buffers)
-
-
-def test_body_crc_of_earlier_version_is_known() -> None:
-    batch = batch_of([(1.0, "a", True), (2.0, "b", None), (None, "c", False)]).slice(0, 2)
-    message = batch.serialize()
-    earlier = checksum([message, bytes(-message.size % ALIGNMENT)])
-
-    assert earlier != encode_body(batch).crc
-    assert is_body_crc(earlier, batch)
-    assert is_body_crc(encode_body(batch).crc, batch)
-    assert not is_body_crc(earlier, batch.slice(0, 1))
 
 
 def test_decode_body_shares_memory_of_buffer() -> None:

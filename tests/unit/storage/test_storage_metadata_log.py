@@ -15,8 +15,6 @@ from galileo.errors import CorruptData, InputError, PartitionReadOnly
 from galileo.storage.disk import RealDisk
 from galileo.storage.metadata_files import MetadataFiles
 from galileo.storage.metadata_log import MetadataLog
-from galileo.storage.store import Store
-from galileo.storage.writer import JournalOptions
 
 
 class CountingDisk(RealDisk):
@@ -136,21 +134,3 @@ def test_metadata_log_invalid_length_raises_corrupt_data(tmp_path: Path) -> None
     MetadataFiles(tmp_path, CountingDisk()).save(f"{1:016d}", entry)
     with raises(CorruptData, offset=0):
         MetadataLog(tmp_path, CountingDisk())
-
-
-def test_metadata_log_single_records_are_taken_over(tmp_path: Path) -> None:
-    def opened() -> Store:
-        store = Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0)
-        store.recover(lambda *_: None)
-        return store
-
-    with opened() as store:
-        store.save_record("ccq", "one", b"1")
-        store.save_record("ccq", "two", b"2")
-        assert store.load_batches("ccq") == {"one": b"1", "two": b"2"}
-        store.save_batch("ccq", {"one": b"changed", "two": None})
-    # As if the process had died before it deleted the single ones.
-    MetadataFiles(tmp_path / "records" / "ccq", RealDisk()).save("one", b"1")
-    with opened() as store:
-        assert store.load_batches("ccq") == {"one": b"changed"}
-        assert store.load_records("ccq") == {}

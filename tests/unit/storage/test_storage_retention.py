@@ -21,12 +21,9 @@ from mortal_disk import Died, MortalDisk
 
 from galileo.errors import BatchConflict, ConfigError, CorruptData, GalileoError, PartitionReadOnly
 from galileo.model.schema import Schema
-from galileo.storage import retention
 from galileo.storage.commits import Commit, Committed
 from galileo.storage.compaction import CompactionOptions
-from galileo.storage.disk import RealDisk
 from galileo.storage.journal import PartitionJournal
-from galileo.storage.metadata_files import MetadataFiles, load_record
 from galileo.storage.retention import (
     BATCHES,
     BATCHES_KEPT_MAX,
@@ -164,27 +161,6 @@ def test_dropped_batch_is_known_however_its_rows_were_sent(
 
     assert isinstance(result, Committed)
     assert result.duplicate
-
-
-def test_log_start_of_earlier_version_compares_rows_only(
-    stored: Path, commits: list[Commit], make_commit: Make, open_journal: Open
-) -> None:
-    open_journal(stored, SMALL).journal.drop(3)
-    with pa.ipc.open_stream(load_record(log_start_path(stored))) as reader:
-        table = reader.read_all().drop_columns(["observations_crc"])
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    MetadataFiles(stored, RealDisk()).save(retention.LOG_START_FILE, bytes(sink.getvalue()))
-    journal = open_journal(stored, SMALL).journal
-    rows, producer = commits[0].observations.num_rows, commits[0].producer
-    other = replace(make_commit(99, rows=rows, producer=producer), batch=0)
-    for sent in (commits[0], other):
-        [result] = journal.append([sent])
-        assert result.duplicate
-    journal.seal()
-    journal.drop(len(commits))
-    check_knows(journal, commits, dropped=len(commits))
 
 
 def dropped_batches(names: Sequence[str]) -> pa.Table:
