@@ -18,12 +18,14 @@ from galileo.formats.columns import (
     check_decoded,
     check_width,
     coordinates_of,
+    find_columns,
     other_columns,
     typed_variables,
 )
 from galileo.formats.mapping import Mapping as FileMapping
 from galileo.formats.source import rebatch
 from galileo.model.observations import is_text
+from galileo.model.schema import COORDINATES
 
 PIECE_ROWS = 65_536
 PREFIXED_ROWS = 64
@@ -39,6 +41,7 @@ def open_parquet(path: Path, mapping: FileMapping) -> ColumnReader:
         infos, names = typed_variables(file.schema_arrow), file.schema_arrow.names
         others = other_columns(file.schema_arrow)
         rows = file.metadata.num_rows
+        _refuse_geometries(path, file.schema_arrow, mapping)
     return ColumnReader(
         coordinates_of(mapping, names),
         infos,
@@ -47,6 +50,19 @@ def open_parquet(path: Path, mapping: FileMapping) -> ColumnReader:
         mapping,
         others,
     )
+
+
+def _refuse_geometries(path: Path, schema: pa.Schema, mapping: FileMapping) -> None:
+    """Raises InputError if a file has its places as geometries, which only frames may have."""
+    has_places = mapping.latitude or "latitude" in find_columns(schema.names, COORDINATES[:1])
+    if b"geo" in (schema.metadata or {}) and not has_places:
+        raise InputError(
+            f"expected columns of latitude and longitude in {path}, got geometries (GeoParquet); "
+            f"in Python write client.ingest(dataset, geopandas.read_parquet({str(path)!r})), which "
+            "takes points, or store the rows in a table with galileo table upsert",
+            expected="coordinate",
+            column="latitude",
+        )
 
 
 def scan_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

@@ -7,6 +7,7 @@ coordinate becomes the column `elevation`.
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,13 @@ NESTING_MAX = 64
 SCAN_BYTES = 16 << 20
 ELEVATION = "elevation"
 
+_CRS84 = r"(?:urn:ogc:def:crs:|https?://www\.opengis\.net/def/crs/|\[)?OGC[:/][\d.]*[:/]?CRS84h?\]?"
+_CRS_MEMBERS = {
+    "crs": re.compile(rf"(?i)name|{_CRS84}|(?:urn:ogc:def:crs:)?EPSG:[\d.]*:?(?:4326|4979)"),
+    "coordRefSys": re.compile(rf"(?i){_CRS84}"),
+}
+"""Members that name a reference system, of GeoJSON before RFC 7946 and of JSON-FG, and what may be
+in them. Positions are longitude and latitude in a `crs`, whatever EPSG says of the order."""
 _STEPS = np.zeros(256, np.int8)
 _STEPS[[ord("["), ord("{")]], _STEPS[[ord("]"), ord("}")]] = 1, -1
 _IS_BETWEEN = np.isin(np.arange(256), list(b" \t\r\n}"))
@@ -140,6 +148,8 @@ def _check_text(data: pa.Buffer, *, scan_bytes: int = SCAN_BYTES) -> None:
 def _features(path: Path) -> pa.StructArray:
     document = read_json(path, "a GeoJSON collection")
     names = document.column_names
+    named = [name for name in _CRS_MEMBERS if name in names]
+    _check_crs(path, {name: document.column(name).combine_chunks() for name in named})
     if document.num_rows == 1 and "features" not in names and "geometry" in names:
         return document.to_struct_array().combine_chunks()
     collection = document.column("features") if "features" in names else None
@@ -188,7 +198,11 @@ def _check_nesting(path: Path, data: pa.Buffer, *, scan_bytes: int = SCAN_BYTES)
                 bound=NESTING_MAX,
             )
         if ((depths <= 0) & ~_IS_BETWEEN[part]).any():
-            raise InputError(f"expected JSON objects in {path}, got others", expected="objects")
+            raise InputError(
+                f"expected JSON objects in {path}, got others; of an array of objects, "
+                "jq -c '.[]' FILE > FILE.ndjson makes JSON lines",
+                expected="objects",
+            )
         depth, is_text = int(depths[-1]), bool(in_text[-1])
 
 
@@ -233,11 +247,35 @@ def _flat(path: Path, features: pa.StructArray) -> pa.Table:
         pa.types.is_struct(geometry.type) or pa.types.is_null(geometry.type)
     ):
         raise InputError(f"expected features with a geometry in {path}", expected="geometry")
+    _check_crs(path, members)
     columns = _members(members["properties"]) if "properties" in members else {}
     columns = {name: column for name, column in columns.items() if name not in ("", None)}
     if "id" in members:
         columns.setdefault("id", members["id"])
     return columns_of_json(path, columns | _position(path, geometry))
+
+
+def _check_crs(path: Path, members: dict[str, pa.Array]) -> None:
+    """Raises InputError if members name another reference system than longitude and latitude."""
+    for name, accepted in _CRS_MEMBERS.items():
+        named = _values(members[name]) if name in members else set()
+        others = sorted(text for text in named if not accepted.fullmatch(text))
+        if others:
+            raise InputError(
+                f"expected longitudes and latitudes in degrees in {path}, got {name!r} with "
+                f"{', '.join(others):.100}; convert the file, such as by ogr2ogr -t_srs OGC:CRS84 "
+                "-lco RFC7946=YES",
+                expected="crs",
+            )
+
+
+def _values(array: pa.Array) -> set[str]:
+    """The texts and numbers within values of any type."""
+    if pa.types.is_struct(array.type):
+        return set().union(*map(_values, array.flatten()))
+    if pa.types.is_list(array.type):
+        return _values(array.flatten())
+    return set(map(str, array.drop_null().unique().to_pylist()))
 
 
 def columns_of_json(path: Path, columns: dict[str, pa.Array]) -> pa.Table:
@@ -263,6 +301,7 @@ def _position(path: Path, geometry: pa.StructArray) -> dict[str, pa.Array]:
     if pa.types.is_null(geometry.type):
         return dict.fromkeys(COORDINATES[1::-1], geometry.cast(pa.float64()))
     members = _members(geometry)
+    _check_crs(path, members)
     types = members.get("type")
     if types is None or not pa.types.is_string(types.type):
         raise InputError(

@@ -28,6 +28,13 @@ def open_ndjson(path: Path, mapping: Mapping) -> ColumnReader:
         return empty_reader(mapping)
     if not document.column_names:
         raise InputError(f"expected an object in each line of {path}", expected="json_lines")
+    if {"type", "geometry", "properties"} <= {*document.column_names}:
+        raise InputError(
+            f"expected an object with a value for each column in each line of {path}, got GeoJSON "
+            """features; jq -s '{type: "FeatureCollection", features: .}' FILE > FILE.geojson """
+            "makes a collection of them",
+            expected="json_lines",
+        )
     others = other_columns(document.schema)  # Arrow's lists of nulls are damaged; none is read.
     names = [name for name in document.column_names if name not in others]
     table = columns_of_json(path, {name: document.column(name) for name in names})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,11 @@ FIELD_METADATA = {
 
 _ACCEPTED = (WKB, b"geoarrow.wkt", b"ogc.wkb", b"ogc.wkt")
 _DEGREES = ("OGC:CRS84", "EPSG:4326")
+_OTHER_DEGREES = re.compile(
+    r"(?i)\W(?:grads?|gon|radians?)\W"
+    r"|(?:primem|prime_meridian)\W+(?:name\W+)?(?!greenwich)\w"
+)
+"""Units and prime meridians in PROJJSON and WKT with which the degrees are others."""
 
 
 def with_metadata(table: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -55,6 +61,13 @@ def check_column(schema: pa.Schema, name: str) -> None:
             expected="wkb",
         )
     columns = _dict(_json((schema.metadata or {}).get(b"geo")).get("columns"))
+    encoding = _dict(columns.get(name)).get("encoding")
+    if encoding not in (None, "WKB", "WKT"):
+        raise InputError(
+            f"expected WKB, got GeoParquet in the encoding {encoding!r:.100}; with GeoPandas write "
+            ".to_parquet(path, geometry_encoding='WKB')",
+            expected="wkb",
+        )
     for crs in (_json(metadata).get("crs"), _dict(columns.get(name)).get("crs")):
         if not _is_in_degrees(crs):
             raise InputError(
@@ -93,6 +106,8 @@ def _is_in_degrees(crs: Any) -> bool:
         return True
     if isinstance(crs, str) and crs.lstrip().startswith("{"):
         crs = _json(crs)
+    if _OTHER_DEGREES.search(json.dumps(crs)):
+        return False
     if isinstance(crs, dict):
         return crs.get("type") == "GeographicCRS"
     return str(crs).upper() in _DEGREES or str(crs).upper().startswith(("GEOGCRS", "GEOGCS"))

@@ -191,3 +191,43 @@ def test_geojson_number_as_time_may_have_a_fraction(path: Path, time: float) -> 
     write(path, point([8.0, 50.0], time=time, v=1.5), point([8.0, 50.0], time=1e300, v=1.5))
     with raises(InvalidObservations, column="time", row=1):
         read(path)
+
+
+def named(text: str) -> dict[str, Any]:
+    return {"type": "name", "properties": {"name": text}}
+
+
+CRS84 = "urn:ogc:def:crs:OGC:1.3:CRS84"
+MEMBERS: list[tuple[dict[str, Any], bool]] = [
+    ({"crs": None}, True),
+    ({"crs": named(CRS84)}, True),
+    ({"crs": named("OGC:CRS84")}, True),
+    ({"crs": named("urn:ogc:def:crs:EPSG::4326")}, True),
+    ({"crs": named("EPSG:4326")}, True),
+    ({"crs": named("urn:ogc:def:crs:EPSG::3857")}, False),
+    ({"crs": named("EPSG:43260")}, False),
+    ({"crs": {"type": "EPSG", "properties": {"code": 3857}}}, False),
+    ({"crs": {"type": "link", "properties": {"href": "http://example.com/4326"}}}, False),
+    ({"coordRefSys": "http://www.opengis.net/def/crs/OGC/1.3/CRS84"}, True),
+    ({"coordRefSys": "[OGC:CRS84]"}, True),
+    ({"coordRefSys": "http://www.opengis.net/def/crs/EPSG/0/4326"}, False),
+    ({"coordRefSys": ["[OGC:CRS84]", "[EPSG:5773]"]}, False),
+    ({"coordRefSys": {"type": "Reference", "href": "[EPSG:3857]"}}, False),
+]
+
+
+@pytest.mark.parametrize(("members", "is_taken"), MEMBERS)
+@pytest.mark.parametrize("place", ["collection", "feature", "geometry", "single feature"])
+def test_geojson_in_another_reference_system_raises(
+    path: Path, members: dict[str, Any], is_taken: bool, place: str
+) -> None:
+    first, second = point([8.0, 50.0], time=0, v=1.5), point([8.0, 50.0], time=0, v=1.5)
+    collection = {"type": "FeatureCollection", "features": [first, second]}
+    target = {"collection": collection, "geometry": second["geometry"]}.get(place, second)
+    target |= members
+    path.write_text(json.dumps(second if place == "single feature" else collection))
+    if is_taken:
+        assert read(path).column("latitude").to_pylist()[0] == 50.0
+    else:
+        with raises(InputError, expected="crs"):
+            read(path)

@@ -58,3 +58,9 @@ def test_ndjson_number_that_overflows_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(ROW).replace('"t": 1', '"t": 1e999'))
     with raises(InputError, expected="properties_of_one_type"):
         open_source(path)
+
+
+def test_ndjson_of_geojson_features_says_what_makes_a_collection(tmp_path: Path) -> None:
+    feature = {"type": "Feature", "geometry": {"type": "Point"}, "properties": {"t": 1}}
+    with raises(InputError, expected="json_lines"):
+        read(tmp_path / "x.ndjson", feature)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyproj
 import pytest
 import shapely
 from expected_errors import raises
@@ -320,6 +321,9 @@ def test_comb_whose_validity_takes_long_is_not_examined_by_nodes() -> None:
 # --- coordinate reference systems ------------------------------------------------------------
 
 
+DEGREES = (4326, 4269, 4979)
+
+
 def of_file(column: dict[str, Any]) -> pa.Schema:
     geo = json.dumps({"primary_column": "g", "columns": {"g": column}})
     return pa.schema([pa.field("g", pa.binary())], metadata={"geo": geo})
@@ -344,6 +348,8 @@ def extension(name: str, **metadata: Any) -> pa.Schema:
         of_file({"encoding": "WKB"}),
         of_file({"encoding": "WKB", "crs": None}),
         of_file({"encoding": "WKB", "crs": {"type": "GeographicCRS"}}),
+        *(of_file({"encoding": "WKB", "crs": pyproj.CRS(code).to_json_dict()}) for code in DEGREES),
+        *(extension("geoarrow.wkb", crs=pyproj.CRS(code).to_wkt()) for code in DEGREES),
         pa.schema([pa.field("g", pa.binary())], metadata={"geo": "damaged"}),
         pa.schema([pa.field("g", pa.binary())], metadata={"geo": "[1]"}),
     ],
@@ -360,6 +366,12 @@ def test_columns_in_degrees_are_accepted(schema: pa.Schema) -> None:
         (extension("geoarrow.wkb", crs={"type": "ProjectedCRS", "name": "UTM"}), "crs"),
         (extension("geoarrow.wkb", crs='PROJCRS["UTM"]'), "crs"),
         (of_file({"encoding": "WKB", "crs": {"type": "ProjectedCRS", "name": "UTM"}}), "crs"),
+        (of_file({"encoding": "polygon"}), "wkb"),
+        *(
+            (extension("geoarrow.wkb", crs=crs), "crs")
+            for code in (4807, 4901, 4810)  # In grads, from Paris, in degrees from Paris.
+            for crs in (pyproj.CRS(code).to_json_dict(), pyproj.CRS(code).to_wkt())
+        ),
     ],
 )
 def test_columns_in_other_units_and_encodings_are_refused(schema: pa.Schema, expected: str) -> None:
