@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
 import pytest
@@ -40,10 +40,11 @@ def channel(client: galileo.Client, fresh_name: Fresh) -> Iterator[str]:
     client.drop_dataset(name)
 
 
-def observe(client: galileo.Client, channel: str, numbers: list[int]) -> None:
+def observe(client: galileo.Client, channel: str, numbers: Sequence[int | None]) -> None:
     """Ingests observations that match all, and waits until they are executed."""
     place = {"latitude": 1.0, "longitude": 1.0, "time": NOON, "pm10": 50.0}
     rows = pd.DataFrame([place | {"number": number} for number in numbers])
+    rows["number"] = rows["number"].astype("Int64")
     await_executed(client, channel, client.ingest(f"air-{channel}", rows).reached)
 
 

@@ -20,7 +20,7 @@ from webhook_receiver import WebhookReceiver, once, wait_until
 
 import galileo
 from galileo.cli.main import main
-from galileo.errors import InvalidSchema, UnknownBroker
+from galileo.errors import InputError, InvalidSchema, UnknownBroker
 from galileo.local_services import LocalWorker
 
 
@@ -172,6 +172,66 @@ def test_rows_of_a_table_and_a_dataset_are_stored_once(
 
 
 @pytest.mark.usefixtures("worker")
+def test_a_row_that_does_not_fit_its_target_is_a_dead_letter_and_the_rest_goes_on(
+    client: galileo.Client, channel: str, fresh_name: Fresh
+) -> None:
+    table = fresh_name("alerts")
+    columns = {"subscription": "text", "number": "int"}
+    client.create_table(galileo.Table(table, columns, key=["subscription", "number"]))
+    client.create_broker(galileo.Broker("nulls", galileo.Into(table), channels=[channel]))
+    ids = subscribe(client, channel, "nulls", 3)
+    observe(client, channel, [1, None, 2])
+    letters = f"{channel}.dead-letters"
+    wait_until(lambda: len(client.table(table)) == 6 and len(client.table(letters)) == 3)
+    assert sorted(client.table(letters).rows["subscription"].to_pylist()) == sorted(ids)
+    assert not [broker.paused for broker in client.brokers() if broker.paused]
+    observe(client, channel, [3])
+    wait_until(lambda: len(client.table(table)) == 9)
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_replay_stores_rows_again_that_a_table_has_lost(
+    client: galileo.Client, channel: str, fresh_name: Fresh
+) -> None:
+    table = fresh_name("alerts")
+    columns = {"subscription": "text", "number": "int"}
+    client.create_table(galileo.Table(table, columns, key="subscription"))
+    client.create_broker(galileo.Broker("twice", galileo.Into(table), channels=[channel]))
+    ids = subscribe(client, channel, "twice", 5)
+    observe(client, channel, [1])
+    wait_until(lambda: len(client.table(table)) == 5)
+    client.delete(table, ids)
+    client.acknowledge(channel, "twice", "")
+    wait_until(lambda: len(client.table(table)) == 5)
+
+
+def test_a_sink_into_the_source_of_its_channel_is_refused(
+    client: galileo.Client, channel: str, fresh_name: Fresh
+) -> None:
+    source, target = f"air-{channel}", fresh_name("fed")
+    features = [galileo.Feature("number", type="int"), galileo.Feature("pm10")]
+    client.create_dataset(galileo.Schema(target, features, geohash_precision=3))
+    with pytest.raises(InputError, match="circle"):
+        client.create_broker(galileo.Broker("own", galileo.Into(source), channels=[channel]))
+    client.create_broker(galileo.Broker("first", galileo.Into(target), channels=[channel]))
+    client.create_broker(galileo.Broker("second", galileo.Into(source), channels=["later"]))
+    with pytest.raises(InputError, match="circle"):
+        client.create_channel(galileo.Channel("later", target, "pm10 > :least"))
+    assert not [one.name for one in client.channels() if one.name == "later"]
+
+
+def test_subscriptions_have_brokers_that_could_be_created(
+    client: galileo.Client, channel: str
+) -> None:
+    for rows, broker in (
+        ({"id": ["a"], "least": [1.0]}, "ops/a"),
+        ({"id": ["a"], "least": [1.0], "broker": ["ops/a"]}, None),
+    ):
+        with pytest.raises(InputError, match="name of a broker"):
+            client.subscribe(channel, rows, broker=broker)
+
+
+@pytest.mark.usefixtures("worker")
 def test_a_target_that_does_not_fit_pauses_the_broker_with_the_reason(
     client: galileo.Client, channel: str
 ) -> None:
@@ -209,7 +269,8 @@ def test_the_commands_of_brokers(
         return done.output
 
     assert "No broker was created." in run("list")
-    run("create", "ops", "--webhook", "https://example.org/a", "--secret", "ops")
+    assert "created" in run("create", "ops", "--webhook", "https://example.org/b")
+    assert "changed" in run("create", "ops", "--webhook", "https://example.org/a", "--secret", "a")
     run("create", "live", "--mqtt", "mqtts://example.org", "--topic", "{channel}")
     run("create", "all", "--kafka", "a:9092", "--channel", channel)
     run("create", "rows", "--into", "alerts")
@@ -221,10 +282,11 @@ def test_the_commands_of_brokers(
     assert "into alerts" in run("list")
     run("pause", "ops", "--reason", "it moves")
     assert "it moves" in run("list")
-    run("resume", "ops")
-    assert "it moves" not in run("list")
     assert channel not in run("status", channel)
     run("replay", channel, "ops")
+    assert "paused: it moves" in run("status", channel)
+    run("resume", "ops")
+    assert "it moves" not in run("list")
     found = json.loads(run("status", channel, "--json"))["deliveries"]
     assert "ops" in {one["broker"] for one in found}
     for wrong in (

@@ -227,6 +227,7 @@ class MemoryClient(AsyncBrokers):
         self._journal = journal
         self._tables: dict[str, Table] = {}
         self._channels: dict[str, Channel] = {}
+        self._schemas = {}
         self._group_commit = GroupCommit(self._send_group)
         self._router: Any = SimpleNamespace(ingest=self._ingest)
 
