@@ -14,7 +14,6 @@ changes it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from galileo.client.async_tables import AsyncTables
 
 REVISION = "revision"
-ATTEMPTS_MAX = 100
 
 
 async def read_row(client: AsyncTables, table: Table, key: str) -> dict[str, Any]:
@@ -56,7 +54,7 @@ async def change_row(client: AsyncTables, table: Table, key: str, **changes: Any
     """Changes some values of a row, whatever the others are by then.
 
     Raises:
-        BatchConflict: others change the row all the time.
+        BatchConflict: others change the row until the patience of the client ends.
     """
     await update_row(client, table, key, lambda _: changes)
 
@@ -75,11 +73,12 @@ async def update_row(
         key: of the row.
         change: called with the row, perhaps more than once; what it raises ends this call.
     """
-    for _ in range(ATTEMPTS_MAX - 1):
+    backoff = client._caller.backoff()
+    while True:
         row = await read_row(client, table, key)
-        changes = change(row)
-        with suppress(BatchConflict):
-            await replace_row(client, table, row, **changes)
+        try:
+            await replace_row(client, table, row, **change(row))
+        except BatchConflict as error:
+            await backoff.after(error)
+        else:
             return
-    row = await read_row(client, table, key)
-    await replace_row(client, table, row, **change(row))

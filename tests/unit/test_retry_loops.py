@@ -1,9 +1,10 @@
 """Loops that go on after an error of a call pause, and those of callers have a deadline.
 
-The test reads the source. A `while` loop goes on after an error if a handler in it does not end by
-`raise`, `return` or `break`. Such a loop has to pause. In the packages of callers the pauses are
-those of a `Backoff`, which ends with the deadline of the call. Loops that take the next piece of
-work instead of repeating the last one stand in `NEXT_PIECE`.
+The test reads the source. A loop, `while` or over a range, goes on after an error if it suppresses
+the error, or has a handler that does not end by `raise`, `return` or `break`. Such a loop has to
+pause. In the packages of callers the pauses are those of a `Backoff`, which ends with the deadline
+of the call. Loops that take the next piece of work instead of repeating the last one stand in
+`NEXT_PIECE`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ NEXT_PIECE = {
     "client/blocking_portal:serve": "each item is asked for by the reader",
     "node/channel_executor:_fetch": "the next read begins after what retention dropped",
     "node/channel_reader:_pieces": "the next read begins after what retention dropped",
+    "node/local_analytics:aggregate": "the search begins with what the index has now",
+    "node/local_analytics:latest": "the search begins with what the index has now",
+    "node/local_analytics:nearest": "the search begins with what the index has now",
+    "node/table_reader:_read": "the rows are looked for anew where the cleaner has put them",
     "node/scrub_runner:_run": "a request ends the wait and begins a round",
     "server/definition_registers:_process": "each message is taken from a queue",
     "server/peer_messaging:_deliver": "an exchange takes all that is due, whether it fails or not",
@@ -33,30 +38,41 @@ NEXT_PIECE = {
 """Loops without a pause, and what ends them."""
 
 
-def loops() -> Iterator[tuple[str, ast.While]]:
-    """The `while` loops that go on after an error, by module and function."""
+def loops() -> Iterator[tuple[str, ast.AST]]:
+    """The loops that go on after an error, by module and function."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             module = path.relative_to(ROOT).with_suffix("").as_posix()
             for function in ast.walk(ast.parse(path.read_text())):
                 if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                    for loop in own_nodes(function, ast.While):
-                        if any(goes_on(one) for one in own_nodes(loop, ast.ExceptHandler)):
-                            yield f"{module}:{function.name}", loop
+                    for loop in filter(is_retry, nodes_of(function)):
+                        yield f"{module}:{function.name}", loop
 
 
-def own_nodes(parent: ast.AST, kind: type) -> Iterator[ast.AST]:
-    """The nodes of a kind in a function or loop, without those of functions and loops within."""
+def nodes_of(parent: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function or loop without those of functions within, nor of loops in a loop."""
     for child in ast.iter_child_nodes(parent):
-        if isinstance(child, kind):
-            yield child
-        is_loop = isinstance(child, ast.While) and kind is not ast.While
-        if not is_loop and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from own_nodes(child, kind)
+        yield child
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        if not is_function and not (is_loop(parent) and is_loop(child)):
+            yield from nodes_of(child)
 
 
-def goes_on(handler: ast.ExceptHandler) -> bool:
-    return not isinstance(handler.body[-1], ast.Raise | ast.Return | ast.Break)
+def is_loop(node: ast.AST) -> bool:
+    if isinstance(node, ast.For):
+        return isinstance(node.iter, ast.Call) and "range" in calls(node.iter)
+    return isinstance(node, ast.While)
+
+
+def is_retry(node: ast.AST) -> bool:
+    return is_loop(node) and any(map(goes_on, nodes_of(node)))
+
+
+def goes_on(node: ast.AST) -> bool:
+    if isinstance(node, ast.With):
+        return any("suppress" in calls(item) for item in node.items)
+    is_handler = isinstance(node, ast.ExceptHandler)
+    return is_handler and not isinstance(node.body[-1], ast.Raise | ast.Return | ast.Break)
 
 
 def calls(loop: ast.AST) -> set[str]:

@@ -6,6 +6,7 @@ its own number, of which a partition takes the first one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -24,8 +25,6 @@ from galileo.spark.source.writing import BatchNumbers, WriteSpec, send
 from galileo.wire import reader_rows
 from galileo.wire.caller import CallOptions
 from galileo.wire.v1 import storage_pb2
-
-ATTEMPTS_MAX = 100
 
 
 def advance_reader(
@@ -61,16 +60,20 @@ def advance_reader(
             keys=options.keys,
             is_table=True,
         )
-        for _ in range(ATTEMPTS_MAX):
+        backoff = client.backoff()
+        while True:
             row = _row(client, table, reader)
             revision = (row["revision"] or 0) + 1
             changes = reader_rows.advance(row, reader, cursor, hold_us=options.hold_us)
             changed = row | changes | {"revision": revision}
             rows = pa.Table.from_pylist([changed], schema=table.arrow_schema)
-            with suppress(BatchConflict):
-                send(rows.to_batches(), spec, BatchNumbers(row_producer(table, rows), 0, revision))
+            numbers = BatchNumbers(row_producer(table, rows), 0, revision)
+            try:
+                send(rows.to_batches(), spec, numbers)
                 return
-    raise Overloaded(f"others change reader {options.reader!r} all the time; try again")
+            except BatchConflict:
+                words = f"others change reader {options.reader!r} all the time; try again"
+                time.sleep(backoff.pause_s(Overloaded(words)))
 
 
 def _table(client: BlockingClient) -> Table:

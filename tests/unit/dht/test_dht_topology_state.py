@@ -58,6 +58,18 @@ def test_topology_state_adopt_known_moves_keeps_topology() -> None:
     assert live.current is adopted
 
 
+def test_topology_state_replace_nodes_keeps_later_moves_and_addresses() -> None:
+    live = TopologyState(TOPOLOGY)
+    live.adopt([Move(0, 2, "b"), Move(1, 3, "a"), Move(4, 1, "d")])
+    assert live.relocate("a", "elsewhere:1", epoch=1)
+    registered = (Move(0, 1, "a"), Move(1, 4, "b"))
+    without_d = replace(TOPOLOGY.groups[1], nodes=(C,))
+    groups = (TOPOLOGY.groups[0], without_d)
+    live.replace_nodes(replace(TOPOLOGY, version=2, groups=groups, moved=registered))
+    assert live.current.moved == (Move(0, 2, "b"), Move(1, 4, "b"))
+    assert live.current.by_name["a"].address == "elsewhere:1"
+
+
 def test_topology_state_adopt_move_to_unknown_node_is_ignored() -> None:
     live = TopologyState(TOPOLOGY)
     live.adopt([Move(0, 1, "z")])
