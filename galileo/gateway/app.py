@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from http import HTTPStatus
 from typing import Any
@@ -91,6 +92,9 @@ class Gateway:
             for route in ROUTES
         ]
         self._routes += MapPage(self._encoders).routes
+        for one in self._routes:  # Starlette's patterns end before a line feed, and have no others.
+            pattern = one.path_regex.pattern.removesuffix("$")
+            one.path_regex = re.compile(rf"{pattern}\Z", re.DOTALL)
         self.metrics = GatewayMetrics()
         self.metrics.readers = lambda: self.callers.readers
         self.app = self._application()
@@ -114,7 +118,7 @@ class Gateway:
             middleware=[cors] if self._options.origins else [],
             exception_handlers={HTTPException: _refused, Exception: _failed},
         )
-        inner.router.redirect_slashes = False  # Such an answer names the scheme of this process.
+        inner.router.redirect_slashes = False  # `_refused` redirects by the proxy's URL.
         return _Outer(inner, self._options, self.metrics)
 
     async def close(self) -> None:
@@ -260,9 +264,13 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
+    path = request.url.path
+    if status == HTTPStatus.NOT_FOUND and path.endswith("/") and request.scope["path"] != "/":
+        shorter = str(request.url.replace(path=path.rstrip("/")))
+        return Response(status_code=HTTPStatus.PERMANENT_REDIRECT, headers={"Location": shorter})
     if status == HTTPStatus.NOT_FOUND:
         paths = ", ".join(route.path for route in ROUTES)
-        return problem(status, f"there is no {request.url.path}; expected one of {paths}")
+        return problem(status, f"there is no {path}; expected one of {paths}")
     return problem(status, str(error.detail), headers=headers)
 
 

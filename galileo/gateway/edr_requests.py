@@ -97,7 +97,10 @@ def edr_request(kind: str, query: QueryParams, schema: Schema, accept: str) -> E
     Raises:
         InputError: a parameter is missing, unknown, given twice, or malformed.
     """
-    given = parameters.single_values(query, (*_OWN[kind], *_COMMON))
+    known = (*_OWN[kind], *_COMMON)
+    if "z" in query and "z" not in known:
+        raise InputError("observations have no height; leave out z", parameter="z")
+    given = parameters.single_values(query, known)
     crs = crs_of(given, "crs")
     format = preferred(given["f"].lower() if "f" in given else None, accept, FORMATS)
     if format not in TEXT_FORMATS:

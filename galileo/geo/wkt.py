@@ -61,7 +61,10 @@ def from_wkt(
                 f"expected WKT of a {kind}: {error}", expected="coordinates"
             ) from error
         if shapely.has_z(shape):
-            raise InputError("expected two coordinates in each position", expected="coordinates")
+            raise InputError(
+                "expected two coordinates in each position, since observations have no height",
+                expected="coordinates",
+            )
         if to_degrees is not None:
             shape = shapely.transform(shape, to_degrees)
     regions.checked(shape, kind)

@@ -230,3 +230,23 @@ def test_memory_file_is_known_by_its_path(body: MemoryFile, tmp_path: Any) -> No
     assert (body.size, body.path.read_bytes()) == (3, b"abc")
     assert is_memory_file(body.path)
     assert not is_memory_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "column"),
+    [
+        ("latitude,longitude,temperature", "time"),
+        ("LAT,Lat,longitude,time,temperature", "latitude"),
+        ("latitude,longitude,TIME,Time,temperature", "time"),
+    ],
+)
+def test_strict_source_says_nothing_of_options_of_commands(
+    body: MemoryFile, header: str, column: str
+) -> None:
+    row = ",".join("1" for _ in header.split(","))
+    body.write(f"{header}\n{row}\n".encode())
+    with pytest.raises(InputError) as refused:
+        list(StrictSource(body.path, "csv", SCHEMA).batches())
+    assert "--" not in str(refused.value)
+    assert "mapping=" not in str(refused.value)
+    assert refused.value.details["column"] == column

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import pytest
 from expected_errors import raises
 from starlette.responses import Response
+from starlette.routing import Match
 
 from galileo import errors
 from galileo.errors import ConfigError
@@ -21,7 +22,7 @@ from galileo.gateway.events import EventResponse, opened
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.parameters import TABLE
-from galileo.gateway.routes import ROUTES
+from galileo.gateway.routes import ROUTES, path_parameters
 
 ORIGIN = "https://maps.example"
 
@@ -191,3 +192,45 @@ async def test_errors_that_pass_let_readers_of_events_come_back(
         return
     answer = await ask(await opened(fails()), "/")
     assert (answer.status, answer.body) == (200, f"retry: {retry_ms}\n\n".encode())
+
+
+async def matched(gateway: Gateway, path: str) -> dict[str, str] | None:
+    """The parameters of the route that a path has; None for none."""
+    for route in gateway._routes:
+        match, child = route.matches({"type": "http", "method": "GET", "path": path})
+        if match is Match.FULL:
+            return dict(child["path_params"])
+    return None
+
+
+async def test_line_feeds_belong_to_the_parameters_of_a_path() -> None:
+    gateway = Gateway(GatewayOptions(nodes=("127.0.0.1:1",)))
+    parts = {name: "1" for route in ROUTES for name in path_parameters(route)}
+    for route in ROUTES:
+        path, own = route.path.format(**parts), path_parameters(route)
+        if "GET" not in route.methods:
+            continue
+        assert await matched(gateway, path) == dict.fromkeys(own, "1")
+        odd = await matched(gateway, f"{path}\n")
+        assert odd is None or "1\n" in odd.values(), path
+        for name in own:
+            inside = await matched(gateway, route.path.format(**{**parts, name: "a\nb"}))
+            assert inside is not None
+            assert inside[name] == "a\nb", (path, name)
+    await gateway.close()
+
+
+async def test_slash_at_the_end_of_a_path_leads_to_the_path_without_it() -> None:
+    async with app_of(root_path="/geo", proxies=("127.0.0.1",), hosts=("maps.example",)) as app:
+        forwarded = {"x_forwarded_host": "maps.example", "x_forwarded_proto": "https"}
+        for path in ("/conformance", "/collections/rain/items", "/map"):
+            answer = await ask(app, f"{path}/?f=json", **forwarded)
+            location = f"https://maps.example/geo{path}?f=json"
+            assert (answer.status, answer.headers["location"]) == (308, location)
+        assert (
+            (await ask(app, "//evil.example/", **forwarded))
+            .headers["location"]
+            .startswith("https://maps.example/geo/")
+        )
+        assert (await ask(app, "/nowhere")).status == 404
+        assert (await ask(app, "/", **forwarded)).status == 200

@@ -98,6 +98,7 @@ def test_edr_request_of_a_line_has_its_corridor() -> None:
         ("position", "coords=POINT(1 2)&parameter-name=temprature", "parameter-name"),
         ("position", "coords=POINT(1 2)&parameter-name=", "parameter-name"),
         ("position", "coords=POINT(1 2)&datetime=x", "datetime"),
+        ("position", "coords=POINT(1 2)&z=0/10", "z"),
         ("position", "coords=GEOMETRYCOLLECTION(" * 3_000, "coords"),
         ("area", f"coords=POLYGON(({RING}))", "coords"),
         ("area", "coords=POLYGON((0 0,1 1,1 0,0 1,0 0))", "coords"),
