@@ -130,7 +130,7 @@ def test_client_without_extras_works_and_names_missing_ones() -> None:
     ("arguments", "purpose", "extra"),
     [
         (["serve", "--config", "/dev/null"], "this command", "server"),
-        pytest.param(["up"], "LocalCluster", "server", marks=pytest.mark.slow),
+        pytest.param(["up"], "a cluster on this machine", "server", marks=pytest.mark.slow),
         pytest.param(
             ["sparql", "weather", "ASK {}"], "galileo sparql", "rdf", marks=pytest.mark.slow
         ),

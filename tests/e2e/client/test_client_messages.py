@@ -403,7 +403,11 @@ WRONG: dict[str, Case] = {
     ),
     "a depth": (lambda w: list(w.c.tree(w.name, depth="x")), "invalid_input", "depth .* got 'x'"),
     "labels as text": (lambda w: w.c.read(w.name), "invalid_input", "labels, .* got a str"),
-    "a column": (lambda w: w.c.select(w.name, columns=["temp"]), "invalid_input", "got temp"),
+    "a column": (
+        lambda w: w.c.select(w.name, columns=["temp"]),
+        "invalid_input",
+        "no column .temp.",
+    ),
     "what is plotted": (lambda w: w.labels.plot("foo"), "invalid_input", "numbers .* got 'foo'"),
     "what is written": (
         lambda w: galileo.to_geojson(5),

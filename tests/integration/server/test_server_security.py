@@ -579,7 +579,7 @@ def test_node_with_a_readable_token_file_does_not_start(config: Path, tmp_path: 
         ("auth.token_file", "expected auth.token_file to be a readable file"),
         ("tls.key", "got no tls.certificate"),
         ("security.insecure", "expected bool for security.insecure, got '(a token)'"),
-        ("node.listen", "expected host:port to listen on, got '(a token)'"),
+        ("node.listen", "expected host:port as node.listen, got '(a token)'"),
     ],
 )
 def test_config_error_of_a_misplaced_secret_does_not_repeat_it(

@@ -81,6 +81,18 @@ def test_circle_intersects_boxes_of_its_points_is_true(circle, seed, precision):
     assert not circle.covers(boxes)[~inside].any()
 
 
+def test_circle_through_the_farthest_corner_of_a_box_is_in_doubt():
+    """Half chords are rounded, so a box is covered, or outside, only beyond the rounding."""
+    box = tuple(np.array([edge]) for edge in (3.0, 1.0, 4.0, 2.0))
+    inner, outer = Circle(0.0, 0.0, 0.0).nearest(box), Circle(0.0, 0.0, 0.0).farthest(box)
+    near_m, far_m = (float(circles.metres(chord)[0]) for chord in (inner, outer))
+    assert not Circle(0.0, 0.0, far_m).covers(box).any()
+    assert not Circle(0.0, 0.0, far_m + 1e-6).covers(box).any()
+    assert Circle(0.0, 0.0, far_m + 1e-4).covers(box).all()
+    assert Circle(0.0, 0.0, near_m - 1e-6).intersects(box).all()
+    assert not Circle(0.0, 0.0, near_m - 1e-4).intersects(box).any()
+
+
 def edge_points(circle, random):
     """Points at the radius from the centre, give or take, in all directions; the poles too."""
     angle = circle.radius_m / EARTH_RADIUS_M * random.choice([0.5, 1 - 1e-12, 1, 1 + 1e-12, 2], 300)

@@ -23,6 +23,12 @@ def truth(values: list[float], share: float) -> float:
     return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
 
 
+def test_least_value_is_not_that_of_a_group_that_may_be_empty() -> None:
+    groups = Bounded(np.array([0.0, 5.0]), np.array([1.0, 6.0]), np.array([0, 2]), np.array([3, 2]))
+    [least] = quantiles(groups, [0.0])
+    assert (least.low, least.high) == (0.0, 6.0)
+
+
 @given(
     spans=st.lists(
         st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)),

@@ -140,6 +140,18 @@ def test_maintain_little_waste_keeps_run(world):
     assert graph.count() == 3800
 
 
+def test_maintain_rewrites_a_run_from_a_quarter_of_waste_on(world):
+    graph = MetadataGraph(world.schema, memtable_paths_max=4000)
+    for sequence in range(1, 41):
+        graph.insert(world.batch(sequence, 100), partition=0, sequence=sequence)
+    graph.drop_before(0, 10)
+    assert graph.runs == 1
+    assert not graph.maintain()
+    graph.drop_before(0, 11)
+    assert graph.maintain()
+    assert graph.count() == 3000
+
+
 def test_drop_before_all_commits_drops_late_inserts(world):
     graph = _filled(world, commits=40)
     graph.drop_before(0, 41)

@@ -16,7 +16,8 @@ from galileo.errors import CorruptData, InputError
 from galileo.labels import to_ipc
 from galileo.model.times import TIME_TYPE
 from galileo.packing import FORMAT_VERSION, ROWS_MAX, Compression, pack, streams, unpack
-from galileo.packing.integers import encode_numbers
+from galileo.packing.bits import encode_bits
+from galileo.packing.integers import _Encoding, decode_numbers, encode_numbers
 
 int64s = st.integers(-(2**63), 2**63 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)
@@ -293,6 +294,24 @@ def test_unpack_uncompressed_damaged_raises(where: int) -> None:
     data[where % len(data)] ^= 0x40
     with pytest.raises((CorruptData, InputError)):
         unpack(bytes(data), many(3).schema)
+
+
+@pytest.mark.parametrize(("gaps", "is_damaged"), [([98, 0], False), ([99, 0], True)])
+def test_decode_exceptions_beyond_the_last_number_raises(gaps: list[int], is_damaged: bool) -> None:
+    writer = streams.ByteWriter()
+    for number in (_Encoding.FOR, 0, 1, len(gaps)):  # 100 numbers of one bit
+        writer.write_number(number)
+    encode_bits(writer, np.zeros(100, dtype=np.uint64), width=1)
+    for numbers, width in ((gaps, 7), ([1] * len(gaps), 1)):
+        writer.write_number(width)
+        writer.write_number(0)
+        encode_bits(writer, np.array(numbers, dtype=np.uint64), width=width)
+    reader = streams.ByteReader(writer.bytes())
+    if is_damaged:
+        with pytest.raises(CorruptData):
+            decode_numbers(reader, count=100)
+    else:
+        assert decode_numbers(reader, count=100)[97:].tolist() == [0, 2, 2]
 
 
 def test_unpack_uncompressed_no_stream_raises_corrupt_data() -> None:

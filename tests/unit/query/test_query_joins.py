@@ -239,6 +239,17 @@ def test_changes_of_a_reference_give_what_all_rows_give(seed: int) -> None:
     assert made.nbytes > made.rows.nbytes
 
 
+def test_updated_rows_that_stay_have_the_number_of_their_state() -> None:
+    """Else all rows would be news after each change."""
+    old = [{"id": name, "stars": 1, "place": None} for name in "abc"]
+    before = reference(RATINGS, old)
+    changes = [{"id": "b", "stars": 2, "place": None, "deleted": False}]
+    after = before.updated(pa.Table.from_pylist(changes, RATINGS.observation_schema))
+    since = dict(zip(after.rows["id"].to_pylist(), after.since.tolist(), strict=True))
+    assert before.since.tolist() == [before.number] * 3
+    assert since == {"a": before.number, "b": after.number, "c": before.number}
+
+
 def test_table_without_geometries_joins_nothing_by_place() -> None:
     rows: list[Row] = [{"id": f"r{number}", "stars": 1, "place": None} for number in range(3)]
     seen = observations(random.Random(0), 5)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import shapely
 from expected_errors import raises
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError, QuerySyntaxError, UnknownProperty, UnsupportedQuery
@@ -235,6 +235,7 @@ def test_parse_point_in_extra_brackets_is_accepted():
 ENDS = st.none() | st.integers(-4, 4)
 
 
+@example(spans=[(0, 5), (1, 2)])
 @given(spans=st.lists(st.tuples(ENDS, ENDS), max_size=5))
 def test_outside_random_spans_equals_test_of_every_time(spans):
     def lies_in(span, time):
