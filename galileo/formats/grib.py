@@ -22,7 +22,7 @@ from galileo.formats.grib_fields import POINTS_MAX, Field, Step, open_fields, sc
 from galileo.formats.grib_split import read_fields
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import library_errors, table_of
-from galileo.formats.variables import VariableInfo
+from galileo.formats.variables import VariableInfo, format_names
 from galileo.model.times import TIME_TYPE, micros
 from galileo.optional_imports import library
 
@@ -57,23 +57,35 @@ def open_grib(path: Path, mapping: Mapping) -> GribReader:
     eccodes = library("eccodes", purpose="reading GRIB")
     constant = None if mapping.constant_time is None else micros(mapping.constant_time)
     with path.open("rb") as file, library_errors(path, format="GRIB"):
-        fields = scan(eccodes, file, needs_time=constant is None)
+        fields, others = scan(eccodes, file, needs_time=constant is None)
+    if others and not fields:
+        raise InputError(
+            f"expected values at points in {path}, got {format_names(others)}; transform them to "
+            "a grid of latitudes and longitudes first",
+            expected="places",
+        )
     if not fields:
         raise InputError(f"{path} has no GRIB messages", expected="messages")
-    return GribReader(path, fields, constant_us=constant, eccodes=eccodes)
+    return GribReader(path, fields, others=others, constant_us=constant, eccodes=eccodes)
 
 
 class GribReader:
     """A `Reader` of the fields of one file."""
 
     def __init__(
-        self, path: Path, fields: Sequence[Field], *, constant_us: int | None, eccodes: Any
+        self,
+        path: Path,
+        fields: Sequence[Field],
+        *,
+        others: Sequence[str],
+        constant_us: int | None,
+        eccodes: Any,
     ) -> None:
         self._path = path
         self._fields = fields
         self._constant_us = constant_us
         self._eccodes = eccodes
-        self.others: Sequence[str] = ()
+        self.others = others
         self._members = len({field.step.member for field in fields}) > 1
 
     @property

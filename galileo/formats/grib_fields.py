@@ -73,12 +73,14 @@ def open_fields(eccodes: Any, message: bytes) -> Iterator[Any]:
         eccodes.codes_release(handle)
 
 
-def scan(eccodes: Any, file: BinaryIO, *, needs_time: bool) -> list[Field]:
-    """All fields of a file, with names that are unique within a step."""
-    return _disambiguate(list(_fields(eccodes, file, needs_time=needs_time)))
+def scan(eccodes: Any, file: BinaryIO, *, needs_time: bool) -> tuple[list[Field], list[str]]:
+    """The fields of a file, with names that are unique within a step, and those without points."""
+    fields = list(_fields(eccodes, file, needs_time=needs_time))
+    others = dict.fromkeys(name for name in fields if isinstance(name, str))
+    return _disambiguate([field for field in fields if isinstance(field, Field)]), list(others)
 
 
-def _fields(eccodes: Any, file: BinaryIO, *, needs_time: bool) -> Iterator[Field]:
+def _fields(eccodes: Any, file: BinaryIO, *, needs_time: bool) -> Iterator[Field | str]:
     for place in message_offsets(file):
         for number, message in enumerate(read_fields(file, place)):
             with open_fields(eccodes, message) as handle:
@@ -91,13 +93,14 @@ def _fields(eccodes: Any, file: BinaryIO, *, needs_time: bool) -> Iterator[Field
                         f"expected numbers and dates in the GRIB message at byte {place.offset}, "
                         f"got other values: {error}; check or replace the file"
                     ) from error
-                _check_points(field)
+                if isinstance(field, Field):
+                    _check_points(field)
                 yield field
 
 
 def _field(
     eccodes: Any, handle: Any, *, place: MessageOffset, number: int, needs_time: bool
-) -> Field:
+) -> Field | str:
     def get(key: str, default: Any = "", kind: type | None = None) -> Any:
         try:
             return eccodes.codes_get(handle, key, kind)
@@ -105,13 +108,8 @@ def _field(
             return default
 
     base, alias = _names(get)
-    if (grid := get("gridType", "unknown")) in ("unknown", "sh"):
-        raise InputError(
-            f"expected values at points in the GRIB message at byte {place.offset}, got {base!r} "
-            f"on a grid of type {grid}; transform it to a grid of latitudes and longitudes first",
-            expected="places",
-            offset=place.offset,
-        )
+    if (grid := get("gridType", "unknown")) in ("unknown", "sh"):  # Or spherical harmonics.
+        return f"{base} (grid type {grid})"
     if needs_time and not get("validityDate"):
         raise InputError(
             f"expected a valid time in the GRIB message at byte {place.offset}, got none; give the "

@@ -509,10 +509,14 @@ def test_grib_field_without_known_places_is_refused(write: Callable[..., Path], 
     sample = "sh_sfc_grib2" if kind == "sh" else "regular_ll_sfc_grib2"
     handle = eccodes.codes_grib_new_from_samples(sample)
     eccodes.codes_set(handle, "gridType", kind)
-    path = write(bytes(eccodes.codes_get_message(handle)))
+    data = bytes(eccodes.codes_get_message(handle))
     eccodes.codes_release(handle)
     with raises(InputError, expected="places"):
-        read(path)
+        read(write(data))
+    if kind == "sh":
+        path = write(data, message(ramp(1), shortName="2t"))
+        assert read(path).num_rows == NI * NJ
+        assert open_source(path).left_out() == ["t (grid type sh)"]
 
 
 def test_grib_invalid_date_raises(write: Callable[..., Path]) -> None:
