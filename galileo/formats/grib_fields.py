@@ -19,7 +19,8 @@ from galileo.model.times import MICROS, micros
 DIGITS = "0123456789"
 POINTS_MAX = 100_000_000
 """Points of a field: 800 MB of values. A damaged message can claim any number."""
-_SECONDS, _HOURS = 13, 1
+_STEP_UNITS_S = {0: 60, 1: 3600, 13: 1}
+_HOURS = 1
 _MONTHS = {3: 1, 4: 12, 5: 120, 6: 360, 7: 1200}
 """Months of the units of steps that are months, years, decades, normals and centuries."""
 _HOURS_OF_MONTH = 720
@@ -198,21 +199,23 @@ def _time_us(date: int, clock: int) -> int:
 def _valid_us(get: Any, reference_us: int) -> int:
     """The valid time, exact to the second and by the calendar; the reference time if none is known.
 
-    ecCodes' valid time leaves out seconds, and counts 30 days for a month and 365 for a year.
+    ecCodes' valid time leaves out seconds, counts 30 days for a month and 365 for a year, and is
+    wrong for some steps below zero.
     """
     if not get("validityDate"):
         return reference_us
-    whole_minutes_us = _time_us(get("validityDate"), get("validityTime"))
     interval_second = get("secondOfEndOfOverallTimeInterval", None)
     if interval_second is not None:
-        return whole_minutes_us + int(interval_second * (interval_second < 60)) * MICROS
+        end_us = _time_us(get("validityDate"), get("validityTime"))
+        return end_us + int(interval_second * (interval_second < 60)) * MICROS
     months = _MONTHS.get(get("indicatorOfUnitOfTimeRange"))
     if months is not None:
         end = get("endStep") // _HOURS_OF_MONTH if get("stepUnits") == _HOURS else get("endStep")
         return _add_months(reference_us, months * get("forecastTime", end))
-    if get("stepUnits") == _SECONDS:
-        return reference_us + int(str(get("endStep")).removesuffix("s")) * MICROS
-    return whole_minutes_us + int(get("second", 0)) * MICROS
+    unit_s = _STEP_UNITS_S.get(get("stepUnits"))
+    if unit_s is not None:
+        return reference_us + int(str(get("endStep")).rstrip("ms")) * unit_s * MICROS
+    return _time_us(get("validityDate"), get("validityTime")) + int(get("second", 0)) * MICROS
 
 
 def _add_months(time_us: int, months: int) -> int:

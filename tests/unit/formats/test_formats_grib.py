@@ -474,6 +474,9 @@ INTERVAL_END = {
         ({"indicatorOfUnitOfTimeRange": 5, "forecastTime": 2}, utc(2040, 2, 29, 6)),
         ({"indicatorOfUnitOfTimeRange": 6, "forecastTime": 1}, utc(2050, 2, 28, 6)),
         ({"indicatorOfUnitOfTimeRange": 7, "forecastTime": 1}, utc(2120, 2, 29, 6)),
+        ({"dataTime": 630, "forecastTime": -3}, utc(2020, 2, 29, 3, 30)),
+        ({"edition": 1, "indicatorOfUnitOfTimeRange": 0, "P1": 90}, utc(2020, 2, 29, 7, 30)),
+        ({"edition": 1, "indicatorOfUnitOfTimeRange": 13, "P1": 3}, utc(2020, 2, 29, 6, 45)),
         (STATISTICS | INTERVAL_END, utc(2020, 3, 1, 7, 0, 36)),
         ({"edition": 1, "indicatorOfUnitOfTimeRange": 3, "P1": 2}, utc(2020, 4, 29, 6)),
         (
