@@ -31,7 +31,13 @@ from galileo.model.schema import Schema
 from galileo.model.versions import DatasetVersion
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.caller import Caller, Connection
-from galileo.wire.codec import cursor_from_pb, grouping_to_pb, key_to_pb, versions_from_pb
+from galileo.wire.codec import (
+    cursor_from_pb,
+    grouping_to_pb,
+    key_to_pb,
+    number_from_pb,
+    versions_from_pb,
+)
 from galileo.wire.v1 import analytics_pb2
 from galileo.wire.v1.analytics_pb2_grpc import AnalyticsStub
 from galileo.wire.value_json import values_from_json, values_to_json
@@ -166,8 +172,8 @@ def _summary(reply: analytics_pb2.SummariseReply, feature: str) -> FeatureSummar
         paths=reply.paths,
         observations=reply.observations,
         nulls=reply.nulls,
-        minimum=reply.minimum if reply.HasField("minimum") else None,
-        maximum=reply.maximum if reply.HasField("maximum") else None,
+        minimum=number_from_pb(reply.minimum),
+        maximum=number_from_pb(reply.maximum),
         total=reply.total,
         edges=tuple(reply.edges),
         counts=tuple(reply.counts),

@@ -14,7 +14,7 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.windows import instant
 from galileo.optional_imports import library
 from galileo.wire.caller import Caller, Connection
-from galileo.wire.codec import cursor_from_pb
+from galileo.wire.codec import cursor_from_pb, number_from_pb
 from galileo.wire.v1 import analytics_pb2
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _feature(
         *named,
         count=count,
         nulls=value.nulls,
-        minimum=value.minimum if value.HasField("minimum") else None,
-        maximum=value.maximum if value.HasField("maximum") else None,
+        minimum=number_from_pb(value.minimum),
+        maximum=number_from_pb(value.maximum),
         mean=value.total / count if count else None,
     )

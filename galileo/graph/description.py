@@ -153,7 +153,7 @@ class Descriptions:
             if isinstance(column, TextColumn):
                 texts[feature.name] = self._text_counts(column.codes, weights)
             else:
-                numbers[feature.name] = moments(column.numbers, column.valid, weights)
+                numbers[feature.name] = moments(column, weights)
         observations = int(weights.sum())
         return Description(observations, len(paths), self._extent(paths), numbers, texts)
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from galileo.errors import InputError
 from galileo.graph.run_scan import Check, RunScan, never_cancelled, scan_portions
 from galileo.model.schema import Schema
-from galileo.query.columns import Mask, NumberColumn, take_rows
+from galileo.query.columns import IntColumn, NumberColumn, take_rows
 
 BINS_MAX = 10_000
 """Bins of one histogram."""
@@ -122,11 +122,16 @@ def summarise(
     return moments.summary(histogram)
 
 
-def moments(values: Numbers, valid: Mask, weights: Weights) -> Summary:
-    """The summary of paths with these values, where valid, weighted by their observations."""
-    sums = _Moments()
+def exact_numbers(column: NumberColumn) -> Numbers | npt.NDArray[np.int64]:
+    """The numbers of a column, in which integers are exact."""
+    return column.values if isinstance(column, IntColumn) else column.numbers
+
+
+def moments(column: NumberColumn, weights: Weights) -> Summary:
+    """The summary of paths with the values of a column, weighted by their observations."""
+    sums, valid = _Moments(), column.valid
     counted = weights[valid]
-    sums.add(values[valid], counted, paths=(len(weights), int(weights.sum())))
+    sums.add(exact_numbers(column)[valid], counted, paths=(len(weights), int(weights.sum())))
     return sums.summary(None)
 
 
@@ -196,16 +201,18 @@ class _Moments:
     maximum: float = -math.inf
     totals: list[float] = field(default_factory=list)
 
-    def add(self, values: Numbers, weights: Weights, *, paths: tuple[int, int]) -> None:
+    def add(
+        self, values: Numbers | npt.NDArray[np.int64], weights: Weights, *, paths: tuple[int, int]
+    ) -> None:
         """Add values with their weights, and (paths, observations) including missing values."""
         self.paths += paths[0]
         self.observations += paths[1]
         if len(values):
             self.valued += int(weights.sum())
-            self.minimum = min(self.minimum, float(values.min()))
-            self.maximum = max(self.maximum, float(values.max()))
+            self.minimum = min(self.minimum, values.min().item())
+            self.maximum = max(self.maximum, values.max().item())
             with np.errstate(over="ignore", invalid="ignore"):
-                self.totals.append(float(np.sum(values * weights)))
+                self.totals.append(float(np.sum(values.astype(np.float64) * weights)))
 
     def summary(self, histogram: Histogram | None) -> Summary:
         total, some = _sum(self.totals), self.valued > 0
@@ -223,17 +230,19 @@ class _Moments:
 
 def _portions(
     tasks: Sequence[RunScan], feature: str, check: Check
-) -> Iterator[tuple[Numbers, Weights, tuple[int, int]]]:
+) -> Iterator[tuple[Numbers | npt.NDArray[np.int64], Weights, tuple[int, int]]]:
     """Valid values, their weights, and (paths, observations) of each portion."""
     for run, rows in scan_portions(tasks, check=check):
         column = cast(NumberColumn, run.paths.columns.features[feature].take(rows))
         weights = take_rows(run.paths.rows, rows).astype(np.int64)
         valid = column.valid
         whole = (len(column), int(weights.sum()))
-        yield column.numbers[valid], weights[valid], whole
+        yield exact_numbers(column)[valid], weights[valid], whole
 
 
-def _count_bins(values: Numbers, weights: Weights, edges: Numbers) -> Weights:
+def _count_bins(
+    values: Numbers | npt.NDArray[np.int64], weights: Weights, edges: Numbers
+) -> Weights:
     at = np.searchsorted(edges, values, side="right")
     at[values == edges[-1]] = len(edges) - 1
     counts = np.bincount(at, weights=weights, minlength=len(edges) + 1)

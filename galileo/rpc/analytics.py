@@ -35,6 +35,7 @@ from galileo.wire.codec import (
     cursor_to_pb,
     grouping_from_pb,
     key_from_pb,
+    number_to_pb,
     table_chunks,
     versions_to_pb,
 )
@@ -347,8 +348,8 @@ def _summary(
         paths=summary.paths,
         observations=summary.observations,
         nulls=summary.missing,
-        minimum=summary.minimum,
-        maximum=summary.maximum,
+        minimum=number_to_pb(summary.minimum),
+        maximum=number_to_pb(summary.maximum),
         total=summary.total,
         edges=[] if histogram is None else histogram.edges.tolist(),
         counts=[] if histogram is None else histogram.counts.tolist(),

@@ -40,6 +40,8 @@ from galileo.wire.codec import (
     cursor_to_pb,
     grouping_to_pb,
     key_to_pb,
+    number_from_pb,
+    number_to_pb,
     table_of,
     versions_from_pb,
 )
@@ -196,8 +198,8 @@ def _summary(value: analytics_pb2.SummariseReply) -> Summary:
         paths=value.paths,
         observations=value.observations,
         missing=value.nulls,
-        minimum=value.minimum if value.HasField("minimum") else None,
-        maximum=value.maximum if value.HasField("maximum") else None,
+        minimum=number_from_pb(value.minimum),
+        maximum=number_from_pb(value.maximum),
         total=value.total,
         mean=value.total / valued if valued else None,
         histogram=Histogram(
@@ -231,8 +233,8 @@ def described_to_pb(
             continue
         numbers = description.numbers[feature.name]
         value.nulls, value.total = numbers.missing, numbers.total
-        if numbers.minimum is not None and numbers.maximum is not None:
-            value.minimum, value.maximum = numbers.minimum, numbers.maximum
+        value.minimum.CopyFrom(number_to_pb(numbers.minimum) or analytics_pb2.Number())
+        value.maximum.CopyFrom(number_to_pb(numbers.maximum) or analytics_pb2.Number())
     return reply
 
 
@@ -271,8 +273,8 @@ def _numbers(value: analytics_pb2.FeatureStatistics, reply: analytics_pb2.Descri
         paths=reply.paths,
         observations=reply.observations,
         missing=value.nulls,
-        minimum=value.minimum if value.HasField("minimum") else None,
-        maximum=value.maximum if value.HasField("maximum") else None,
+        minimum=number_from_pb(value.minimum),
+        maximum=number_from_pb(value.maximum),
         total=value.total,
         mean=value.total / valued if valued else None,
         histogram=None,

@@ -57,6 +57,20 @@ def cursor_from_pb(value: common_pb2.Cursor) -> Cursor:
     return Cursor(dict(zip(value.partitions, value.sequences, strict=True)))
 
 
+def number_to_pb(value: float | None) -> analytics_pb2.Number | None:
+    """A number, exact if it is whole; None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, int):
+        return analytics_pb2.Number(whole=value)
+    return analytics_pb2.Number(real=value)
+
+
+def number_from_pb(value: analytics_pb2.Number) -> float | None:
+    """A number; None if the message has none."""
+    return {"whole": value.whole, "real": value.real}.get(value.WhichOneof("number") or "")
+
+
 def grouping_to_pb(grouping: Grouping) -> analytics_pb2.AggregateRequest:
     """A request with the keys and statistics of a grouping."""
     return analytics_pb2.AggregateRequest(

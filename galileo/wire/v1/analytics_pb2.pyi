@@ -418,6 +418,31 @@ class SummariseRequest(_message.Message):
 Global___SummariseRequest: _TypeAlias = SummariseRequest  # noqa: Y015
 
 @_typing.final
+class Number(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REAL_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    real: _builtins.float
+    whole: _builtins.int
+    """of a feature of integers, which doubles would round"""
+    def __init__(
+        self,
+        *,
+        real: _builtins.float = ...,
+        whole: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "real", b"real", "whole", b"whole"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "real", b"real", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_number: _TypeAlias = _typing.Literal["real", "whole"]  # noqa: Y015
+    _WhichOneofArgType_number: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_number) -> _WhichOneofReturnType_number | None: ...
+
+Global___Number: _TypeAlias = Number  # noqa: Y015
+
+@_typing.final
 class SummariseReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -436,9 +461,13 @@ class SummariseReply(_message.Message):
     paths: _builtins.int
     observations: _builtins.int
     nulls: _builtins.int
-    minimum: _builtins.float
-    maximum: _builtins.float
     total: _builtins.float
+    @_builtins.property
+    def minimum(self) -> Global___Number:
+        """absent: no value"""
+
+    @_builtins.property
+    def maximum(self) -> Global___Number: ...
     @_builtins.property
     def edges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """none: no histogram"""
@@ -458,26 +487,19 @@ class SummariseReply(_message.Message):
         paths: _builtins.int = ...,
         observations: _builtins.int = ...,
         nulls: _builtins.int = ...,
-        minimum: _builtins.float | None = ...,
-        maximum: _builtins.float | None = ...,
+        minimum: Global___Number | None = ...,
+        maximum: Global___Number | None = ...,
         total: _builtins.float = ...,
         edges: _abc.Iterable[_builtins.float] | None = ...,
         counts: _abc.Iterable[_builtins.int] | None = ...,
         frontier: _common_pb2.Cursor | None = ...,
         missing: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "frontier", b"frontier", "maximum", b"maximum", "minimum", b"minimum"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier", "maximum", b"maximum", "minimum", b"minimum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "counts", b"counts", "edges", b"edges", "frontier", b"frontier", "maximum", b"maximum", "minimum", b"minimum", "missing", b"missing", "nulls", b"nulls", "observations", b"observations", "paths", b"paths", "query_json", b"query_json", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "edges", b"edges", "frontier", b"frontier", "maximum", b"maximum", "minimum", b"minimum", "missing", b"missing", "nulls", b"nulls", "observations", b"observations", "paths", b"paths", "query_json", b"query_json", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__maximum: _TypeAlias = _typing.Literal["maximum"]  # noqa: Y015
-    _WhichOneofArgType__maximum: _TypeAlias = _typing.Literal["_maximum", b"_maximum"]  # noqa: Y015
-    _WhichOneofReturnType__minimum: _TypeAlias = _typing.Literal["minimum"]  # noqa: Y015
-    _WhichOneofArgType__minimum: _TypeAlias = _typing.Literal["_minimum", b"_minimum"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__maximum) -> _WhichOneofReturnType__maximum | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__minimum) -> _WhichOneofReturnType__minimum | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SummariseReply: _TypeAlias = SummariseReply  # noqa: Y015
 
@@ -986,10 +1008,14 @@ class FeatureStatistics(_message.Message):
     MANY_VALUES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     nulls: _builtins.int
-    minimum: _builtins.float
-    maximum: _builtins.float
     total: _builtins.float
     many_values: _builtins.bool
+    @_builtins.property
+    def minimum(self) -> Global___Number:
+        """absent: no value"""
+
+    @_builtins.property
+    def maximum(self) -> Global___Number: ...
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___ValueCount]:
         """of a text feature: all that it has, unless `many_values`"""
@@ -999,24 +1025,17 @@ class FeatureStatistics(_message.Message):
         *,
         name: _builtins.str = ...,
         nulls: _builtins.int = ...,
-        minimum: _builtins.float | None = ...,
-        maximum: _builtins.float | None = ...,
+        minimum: Global___Number | None = ...,
+        maximum: Global___Number | None = ...,
         total: _builtins.float = ...,
         values: _abc.Iterable[Global___ValueCount] | None = ...,
         many_values: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "maximum", b"maximum", "minimum", b"minimum"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["maximum", b"maximum", "minimum", b"minimum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "many_values", b"many_values", "maximum", b"maximum", "minimum", b"minimum", "name", b"name", "nulls", b"nulls", "total", b"total", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["many_values", b"many_values", "maximum", b"maximum", "minimum", b"minimum", "name", b"name", "nulls", b"nulls", "total", b"total", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__maximum: _TypeAlias = _typing.Literal["maximum"]  # noqa: Y015
-    _WhichOneofArgType__maximum: _TypeAlias = _typing.Literal["_maximum", b"_maximum"]  # noqa: Y015
-    _WhichOneofReturnType__minimum: _TypeAlias = _typing.Literal["minimum"]  # noqa: Y015
-    _WhichOneofArgType__minimum: _TypeAlias = _typing.Literal["_minimum", b"_minimum"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__maximum) -> _WhichOneofReturnType__maximum | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__minimum) -> _WhichOneofReturnType__minimum | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FeatureStatistics: _TypeAlias = FeatureStatistics  # noqa: Y015
 

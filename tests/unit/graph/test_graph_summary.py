@@ -19,6 +19,8 @@ from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.query.query import parse
+from galileo.wire.codec import number_from_pb, number_to_pb
+from galileo.wire.v1 import analytics_pb2
 
 EDGES = st.lists(st.integers(-2, 12).map(float), min_size=2, max_size=6, unique=True).map(sorted)
 
@@ -181,6 +183,30 @@ def test_summarise_total_beyond_double_is_infinite(parts, total):
         assert summary.total == pytest.approx(total, nan_ok=True)
         assert (summary.minimum, summary.maximum) == (min(flat), max(flat))
         assert summary.observations == len(flat)
+
+
+@pytest.mark.parametrize("parts", [[[2**53 + 1, 3], [2**53 + 3]], [[-(2**63), 2**63 - 1], [0]]])
+def test_extremes_of_integers_are_exact(parts):
+    schema = Schema("d", [Feature("n", type="int")], geohash_precision=1, time_bucket="1h")
+    graphs, whole = [], MetadataGraph(schema)
+    for sequence, values in enumerate(parts, start=1):
+        where = np.zeros(len(values), dtype=np.int64)
+        columns = [where, where, times_from_micros(where), pa.array(values)]
+        table = pa.table(columns, names=["latitude", "longitude", "time", "n"])
+        batch = paths.index(schema, table.cast(schema.observation_schema))[1]
+        graphs.append(MetadataGraph(schema))
+        for graph in (graphs[-1], whole):
+            graph.insert(batch, partition=0, sequence=sequence)
+    query = parse("", schema)
+    merged = merge_summaries([graph.summarise(query, "n") for graph in graphs])
+    flat = [value for values in parts for value in values]
+    described = whole.describe(frozenset([0])).numbers["n"]
+    for summary in (whole.summarise(query, "n", bins=3), merged, described):
+        assert (summary.minimum, summary.maximum) == (min(flat), max(flat))
+        assert type(summary.minimum) is int
+        sent = number_to_pb(summary.maximum).SerializeToString()
+        assert number_from_pb(analytics_pb2.Number.FromString(sent)) == max(flat)
+    assert number_from_pb(analytics_pb2.Number()) is None
 
 
 @given(
