@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -10,7 +10,6 @@ from galileo.election.model import merge_terms, tenure
 from galileo.model.windows import Window
 from galileo.packing import Compression
 from galileo.samplers import SamplerSpec
-from galileo.wire.tagged_json import OMITTED_DEFAULT
 
 Ending: TypeAlias = Literal["cancelled", "expired", "dropped"]
 
@@ -42,7 +41,7 @@ class Ccq:
     compression: Compression = Compression.NONE
     window: Window | None = None
     owner: str = ""
-    added: int = field(default=0, metadata={OMITTED_DEFAULT: True})
+    added: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compression", Compression(self.compression))  # Of JSON: a text.

@@ -26,8 +26,7 @@ from galileo.model.times import Instant, iso, micros
 from galileo.model.windows import WindowChange, instant
 
 APPLICATION_ID = 0x47414C53  # "GALS"
-FORMAT = 2
-FORMAT_BEFORE_WINDOWS = 1
+FORMAT = 1
 BUSY_TIMEOUT_S = 10.0
 UPDATE_BYTES_MAX = 4 << 30
 """Of the labels of one update, unpacked; they were written here."""
@@ -39,21 +38,17 @@ CREATE TABLE reader (
     schema TEXT NOT NULL, query TEXT NOT NULL
 );
 CREATE TABLE updates (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, labels INTEGER NOT NULL, arrow BLOB NOT NULL
+    number INTEGER PRIMARY KEY AUTOINCREMENT, labels INTEGER NOT NULL, arrow BLOB NOT NULL,
+    first_us INTEGER, last_us INTEGER
 );
 CREATE TABLE gone (
     partition INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
     PRIMARY KEY (partition, first)
 );
-"""
-# What format 2 has and format 1 has not; updates that were stored in format 1 have no bounds.
-_WINDOWS = """
 CREATE TABLE windows (
     start INTEGER PRIMARY KEY, end INTEGER NOT NULL, labels INTEGER NOT NULL,
     closed INTEGER NOT NULL
 );
-ALTER TABLE updates ADD COLUMN first_us INTEGER;
-ALTER TABLE updates ADD COLUMN last_us INTEGER;
 """
 
 
@@ -313,11 +308,10 @@ class Spool:
         return Labels(schema, labels.table, query=held[0][1])
 
     def _updates_around(self, window: SpooledWindow | WindowChange) -> Iterator[SpooledUpdate]:
-        """The updates that may have labels of a window; those of format 1 may have any."""
+        """The updates that may have labels of a window."""
         after = 0
         while rows := self._all(
-            f"{_NEXT} WHERE number > ? AND (first_us IS NULL OR (first_us < ? AND last_us >= ?)) "
-            "ORDER BY number LIMIT 1",
+            f"{_NEXT} WHERE number > ? AND first_us < ? AND last_us >= ? ORDER BY number LIMIT 1",
             *(after, window.end_us, window.start_us),
         ):
             after = rows[0][0]
@@ -374,20 +368,15 @@ class Spool:
             (tables,) = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             if not tables and not application:
                 database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                self._make(_TABLES + _WINDOWS)
-            elif (application, version) == (APPLICATION_ID, FORMAT_BEFORE_WINDOWS):
-                self._make(_WINDOWS)
+                for statement in filter(str.strip, _TABLES.split(";")):
+                    database.execute(statement)
+                database.execute(f"PRAGMA user_version = {FORMAT}")
             elif (application, version) != (APPLICATION_ID, FORMAT):
                 raise self._foreign()
         except BaseException:
             database.execute("ROLLBACK")
             raise
         database.execute("COMMIT")
-
-    def _make(self, statements: str) -> None:
-        for statement in filter(str.strip, statements.split(";")):
-            self._database.execute(statement)
-        self._database.execute(f"PRAGMA user_version = {FORMAT}")
 
     def _foreign(self) -> InputError:
         return InputError(

@@ -1,9 +1,7 @@
 """Tagged JSON: the encoding of machine messages and stored records.
 
 A frozen dataclass becomes an object with a tag under `$`, by default its class name; tuples become
-lists and are decoded as tuples. Only the given classes and their fields are decoded. A field whose
-metadata has `OMITTED_DEFAULT` is left out where it has its default value, so that an earlier
-version, which lacks the field, can read values that do not need it.
+lists and are decoded as tuples. Only the given classes and their fields are decoded.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.samplers import SamplerSpec
 
-OMITTED_DEFAULT = "omitted_default"
 _TAG = "$"
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 
@@ -34,7 +31,6 @@ class TaggedJson:
         self._tags = {cls: cls.__name__ for cls in classes} | dict(tags or {})
         self._classes = {tag: cls for cls, tag in self._tags.items()}
         self._fields = {cls: [f.name for f in dataclasses.fields(cls)] for cls in self._tags}
-        self._omitted = {cls: _omitted_defaults(cls) for cls in self._tags}
 
     def encode(self, value: Any) -> bytes:
         return json.dumps(self._plain(value), separators=(",", ":")).encode()
@@ -60,9 +56,6 @@ class TaggedJson:
         names = self._fields.get(cls)
         if names is not None:
             plain = {name: self._plain(getattr(value, name)) for name in names}
-            for name, default in self._omitted[cls].items():
-                if plain[name] == default:
-                    del plain[name]
             return {_TAG: self._tags[cls], **plain}
         if isinstance(value, tuple | list):
             return [self._plain(item) for item in value]
@@ -87,8 +80,3 @@ class TaggedJson:
         if name == "SamplerSpec":
             return SamplerSpec.from_json(plain["json"])
         return self._classes[name](**{key: self._value(item) for key, item in plain.items()})
-
-
-def _omitted_defaults(cls: type) -> dict[str, Any]:
-    fields = dataclasses.fields(cls)
-    return {one.name: one.default for one in fields if OMITTED_DEFAULT in one.metadata}

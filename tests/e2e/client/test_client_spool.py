@@ -26,7 +26,6 @@ from galileo.cli.main import main
 from galileo.client import Labels, Spool, SpooledWindow, Update, WindowChange
 from galileo.cursor import CommitRange
 from galileo.errors import CcqCancelled, CorruptData, InputError, SpoolConflict, TransientError
-from galileo.labels import to_ipc
 from galileo.model.schema import Feature, Schema
 
 SCHEMA = Schema("gauges", [Feature("level", "m")], geohash_precision=3, time_bucket="1h")
@@ -118,7 +117,7 @@ def test_spool_keeps_gone_commits(path):
             other.store("ccq-1", Update(labels(), "t4", gone=(CommitRange(3, 10, 11),)))
         assert other.gone == spool.gone == (CommitRange(0, 1, 2), gone)
     result = CliRunner().invoke(main, ["ccq", "spool", str(path)])
-    assert "2 ranges of commits dropped by retention" in result.output
+    assert "dropped by retention: 2 ranges of commits" in result.output
 
 
 def test_spool_of_another_query_is_refused(path):
@@ -270,41 +269,6 @@ def test_spool_conflict_stores_no_windows(path):
         with pytest.raises(SpoolConflict):
             two.store("ccq-1", Update(labels(1), "t1", windows=(change(0, 1, "closed"),)))
         assert two.windows() == (SpooledWindow(0, 2 * HOUR_US, 1, is_closed=False),)
-
-
-# The tables of format 1, as they were written before there were windows.
-FORMAT_1 = """
-CREATE TABLE reader (
-    one INTEGER PRIMARY KEY CHECK (one = 1), ccq TEXT NOT NULL, token TEXT NOT NULL,
-    schema TEXT NOT NULL, query TEXT NOT NULL
-);
-CREATE TABLE updates (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, labels INTEGER NOT NULL, arrow BLOB NOT NULL
-);
-CREATE TABLE gone (
-    partition INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
-    PRIMARY KEY (partition, first)
-);
-PRAGMA application_id = 1195461715;
-PRAGMA user_version = 1;
-"""
-
-
-def test_spool_of_format_1_is_upgraded(path):
-    database = sqlite3.connect(path)
-    database.executescript(FORMAT_1)
-    schema = SCHEMA.to_json()
-    database.execute("INSERT INTO reader VALUES (1, 'ccq-1', 't1', ?, '')", (schema,))
-    data = to_ipc(labels(1, 2, hour=1).table, compression="lz4")
-    database.execute("INSERT INTO updates (labels, arrow) VALUES (2, ?)", (data,))
-    database.commit()
-    database.close()
-    with Spool(path) as spool:
-        assert (spool.token, spool.windows()) == ("t1", ())
-        spool.store("ccq-1", Update(labels(3, hour=0), "t2", windows=(change(0, 1, "open"),)))
-    with Spool(path) as spool:
-        assert rows_of(spool.labels(spool.window("1970-01-01"))) == [1, 2, 3]
-        assert rows_of(spool.labels(change(5, 0, "closed"))) == []
 
 
 # --- with a cluster --------------------------------------------------------------------------
