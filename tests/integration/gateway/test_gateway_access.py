@@ -11,6 +11,7 @@ import ssl
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -198,10 +199,11 @@ async def test_gateway_certificate_gives_callers_no_rights(
         assert (await get(url + RAIN, context=trusting))[0] == 401
         assert (await get(url + RAIN, reader, context=trusting))[1]["numberReturned"] == 1
         of_node = replace(options, cluster_keys=keys_in(server))
-        url = await stack.enter_async_context(gateway(of_node))
-        for authorization in ("", reader):
-            status, document = await get(url + RAIN, authorization, context=trusting)
-            assert (status, document["kind"]) == (403, "forbidden")
+        for anonymous in (False, True):
+            url = await stack.enter_async_context(gateway(replace(of_node, anonymous=anonymous)))
+            for path, authorization in product((RAIN, "/whoami"), ("", reader)):
+                status, document = await get(url + path, authorization, context=trusting)
+                assert (status, document["kind"]) == (403, "forbidden"), path
 
 
 async def test_gateway_of_a_cluster_without_tokens_needs_anonymous(

@@ -384,6 +384,7 @@ def test_cut_and_rest_are_the_whole() -> None:
         assert keys == [(p, s) for p, s in log.matches if s <= at[p]]
         assert until.covers(at)
         assert part.more == (at != until)
+        assert at.covers(part.frontier), "it says that it is complete as far as its labels"
 
 
 def test_merged_frame_names_its_query_and_links_from_the_root() -> None:
