@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as AbstractMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -66,55 +67,47 @@ def open_grib(path: Path, mapping: Mapping) -> GribReader:
         )
     if not fields:
         raise InputError(f"{path} has no GRIB messages", expected="messages")
-    return GribReader(path, fields, others=others, constant_us=constant, eccodes=eccodes)
+    return GribReader(path, fields, others, constant, eccodes)
 
 
+@dataclass(frozen=True, slots=True)
 class GribReader:
-    """A `Reader` of the fields of one file."""
+    """A `Reader` of the fields of one file; `constant_us` is the time of all rows, if any."""
 
-    def __init__(
-        self,
-        path: Path,
-        fields: Sequence[Field],
-        *,
-        others: Sequence[str],
-        constant_us: int | None,
-        eccodes: Any,
-    ) -> None:
-        self._path = path
-        self._fields = fields
-        self._constant_us = constant_us
-        self._eccodes = eccodes
-        self.others = others
-        self._members = len({field.step.member for field in fields}) > 1
+    path: Path
+    fields: Sequence[Field]
+    others: Sequence[str]
+    constant_us: int | None
+    eccodes: Any
 
     @property
     def rows(self) -> int:
         """Points of all steps, for any variables."""
-        return sum({field.step: field.points for field in self._fields}.values())
+        return sum({field.step: field.points for field in self.fields}.values())
 
     def variables(self) -> list[VariableInfo]:
         """All variables; those on the grid with the most values are the default."""
         grids = Counter[str]()
         by_name: dict[str, list[Field]] = defaultdict(list)
-        for field in self._fields:
+        for field in self.fields:
             grids[field.step.grid] += field.points
             by_name[field.variable.name].append(field)
         largest = grids.most_common(1)[0][0]
         infos = [_info(name, fields, largest=largest) for name, fields in by_name.items()]
         member = VariableInfo(MEMBER, description="ensemble member", type="int")
-        return [*infos, member] if self._members else infos
+        members = {field.step.member for field in self.fields}
+        return [*infos, member] if len(members) > 1 else infos
 
     def coordinate_variables(self) -> Sequence[VariableInfo]:
         return []
 
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
         steps: dict[Step, dict[str, Field]] = defaultdict(dict)
-        for field in self._fields:
+        for field in self.fields:
             if field.variable.name in names:
                 steps[field.step][field.variable.name] = field
         points: dict[str, tuple[Floats, Floats]] = {}
-        with self._path.open("rb") as file, library_errors(self._path, format="GRIB"):
+        with self.path.open("rb") as file, library_errors(self.path, format="GRIB"):
             for step in sorted(steps):
                 yield self._table(file, step, fields=steps[step], names=names, points=points)
 
@@ -131,18 +124,18 @@ class GribReader:
         for place in dict.fromkeys(field.place for field in fields.values()):
             messages = read_fields(file, place)
             for name in (name for name, field in fields.items() if field.place == place):
-                with open_fields(self._eccodes, messages[fields[name].number]) as handle:
+                with open_fields(self.eccodes, messages[fields[name].number]) as handle:
                     if step.grid not in points:
-                        points[step.grid] = _points(self._eccodes, handle, self._path)
-                    decoded[name] = _values(self._eccodes, handle, self._path)
+                        points[step.grid] = _points(self.eccodes, handle, self.path)
+                    decoded[name] = _values(self.eccodes, handle, self.path)
         latitude, longitude = points[step.grid]
         for name, values in decoded.items():
             if not len(values) == len(latitude) == len(longitude):
                 raise InputError(
                     f"expected a value of {name!r} for each of {len(latitude)} points in "
-                    f"{self._path}, got {len(values)}; check or replace it"
+                    f"{self.path}, got {len(values)}; check or replace it"
                 )
-        time_us = step.valid_us if self._constant_us is None else self._constant_us
+        time_us = step.valid_us if self.constant_us is None else self.constant_us
         coordinates = [
             pa.array(latitude),
             pa.array(longitude),

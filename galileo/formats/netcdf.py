@@ -64,7 +64,7 @@ def open_netcdf(
     with library_errors(path, format="NetCDF"), netcdf.Dataset(path) as file:
         groups = [f"group {name}" for name in file.groups]
     try:
-        return _reader(
+        return NetcdfReader(
             lambda: _open(path, xarray),
             mapping,
             default_fills=netcdf.default_fillvals,
@@ -84,68 +84,44 @@ def read_dataset(dataset: Any, mapping: Mapping) -> NetcdfReader:
     recognised as missing.
     """
     xarray = library("xarray", purpose="reading a Dataset")
-    return _reader(lambda: _decoded("a Dataset", dataset, xarray), mapping, default_fills={})
+    return NetcdfReader(lambda: _decoded("a Dataset", dataset, xarray), mapping, default_fills={})
 
 
 OpenDataset = Callable[[], AbstractContextManager[Any]]
 
 
-def _reader(
-    open: OpenDataset,
-    mapping: Mapping,
-    *,
-    default_fills: dict[str, Any],
-    groups: Sequence[str] = (),
-    slab_values_max: int = SLAB_VALUES_MAX,
-) -> NetcdfReader:
-    with open() as dataset:
-        dataset, named = with_constants(dataset.set_coords(_related(dataset)), mapping)
-        grid = find_grid(dataset, named)
-        dataset = dataset.set_coords([name for name in grid.names if name in dataset])
-        coordinates = [
-            replace(_info(dataset[name], name, default=False), role=role)
-            for role, name in zip(COORDINATES, grid.names, strict=True)
-            if name in dataset.variables
-        ]
-        variables = _list_variables(dataset, grid)
-        names = {variable_slice.variable for _, variable_slice in variables}
-        others = [str(name) for name in dataset.data_vars if name not in names]
-    return NetcdfReader(
-        open,
-        grid,
-        mapping=mapping,
-        variables=variables,
-        coordinates=coordinates,
-        others=[*others, *groups],
-        default_fills=default_fills,
-        slab_values_max=slab_values_max,
-    )
-
-
 class NetcdfReader:
-    """A `Reader` of a file or Dataset, in slabs."""
+    """A `Reader` of a file or Dataset, in slabs.
+
+    Raises:
+        InputError: it has no coordinates.
+    """
 
     def __init__(
         self,
         open: OpenDataset,
-        grid: Grid,
-        *,
         mapping: Mapping,
-        variables: Sequence[tuple[VariableInfo, VariableSlice]],
-        coordinates: Sequence[VariableInfo],
-        others: Sequence[str],
+        *,
         default_fills: dict[str, Any],
-        slab_values_max: int,
+        groups: Sequence[str] = (),
+        slab_values_max: int = SLAB_VALUES_MAX,
     ) -> None:
-        self.others = others
-        self._slab_values_max = slab_values_max
-        self._open = open
-        self._grid = grid
-        self._mapping = mapping
+        self._open, self._mapping = open, mapping
+        self._default_fills, self._slab_values_max = default_fills, slab_values_max
+        with open() as dataset:
+            dataset, named = with_constants(dataset.set_coords(_related(dataset)), mapping)
+            self._grid = grid = find_grid(dataset, named)
+            dataset = dataset.set_coords([name for name in grid.names if name in dataset])
+            self._coordinates = [
+                replace(_info(dataset[name], name, default=False), role=role)
+                for role, name in zip(COORDINATES, grid.names, strict=True)
+                if name in dataset.variables
+            ]
+            variables = _list_variables(dataset, grid)
         self._infos = [info for info, _ in variables]
         self._slices = {info.name: variable_slice for info, variable_slice in variables}
-        self._coordinates = coordinates
-        self._default_fills = default_fills
+        names = {variable_slice.variable for variable_slice in self._slices.values()}
+        self.others = [*(str(name) for name in dataset.data_vars if name not in names), *groups]
 
     @property
     def rows(self) -> int:
