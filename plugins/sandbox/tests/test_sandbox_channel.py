@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 from galileo_sandbox import channel, protocol
+from galileo_sandbox.bubblewrap import program
 from galileo_sandbox.channel import ResponseReader, SandboxTerminated, SharedMemory
+from galileo_sandbox.confinement import this_machine
+from galileo_sandbox.probe import unavailable_reason
 
 MIB = 1 << 20
 
@@ -54,3 +58,13 @@ def test_shared_memory_of_a_large_call_is_freed(monkeypatch: pytest.MonkeyPatch)
         memory.trim()
         assert os.fstat(memory.reader).st_size == kept
     memory.close()
+
+
+def test_sandbox_is_available_where_bubblewrap_works() -> None:
+    """Else all tests that need it would be skipped for a mistake of ours."""
+    if (bubblewrap := program()) is None or this_machine() is None:
+        pytest.skip("bubblewrap is not installed, or these processors are unknown")
+    words = [bubblewrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+    if subprocess.run(words, capture_output=True, timeout=60, check=False).returncode:
+        pytest.skip("bubblewrap does not work on this machine")
+    assert unavailable_reason() is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from galileo.errors import (
     Unavailable,
     UnknownDataset,
 )
+from galileo.model.rows import FirstRows, RowOptions
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
 from galileo.node.query_options import QueryOptions
+from galileo.node.row_reader import first_rows
 
 Make = Callable[..., pa.Table]
 
@@ -193,3 +196,18 @@ async def test_read_commit_that_is_not_there_raises(
     [partition, *_] = (p for node in cluster.nodes for p in node.catalog.shard("nam").journals)
     with raises(InputError, partition=partition, sequence=sequence):
         await read(cluster, parts((partition, sequence, 0, 1)))
+
+
+async def test_first_rows_close_their_tables_when_they_have_enough() -> None:
+    taken = 0
+
+    async def tables() -> AsyncIterator[pa.Table]:
+        nonlocal taken
+        for _ in range(100):
+            taken += 1
+            yield pa.table({"value": range(10)})
+
+    with ThreadPoolExecutor(1) as executor:
+        first = first_rows(tables(), FirstRows(RowOptions(limit=15)), executor=executor)
+        assert sum([table.num_rows async for table in first]) == 15
+    assert taken == 2

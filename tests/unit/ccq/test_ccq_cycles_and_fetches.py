@@ -27,6 +27,7 @@ from galileo.ccq.events import (
     StartCycle,
 )
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.election.model import NODES_MAX
 from galileo.errors import Failure
 
 # --- cycles ----------------------------------------------------------------------------------
@@ -76,6 +77,18 @@ def test_cycle_result_of_other_term_is_ignored():
     result = CycleResult("q", 7, EMPTY_CURSOR, to_labels([path(0, 1)]), Cursor({0: 1}))
     driver.feed(CycleFinished(1, (result,)))
     assert driver.machine.coordinated["q"].evaluated == EMPTY_CURSOR
+
+
+def test_cycle_of_earlier_term_that_fails_leaves_the_running_one_alone():
+    driver = Driver()
+    driver.lead()
+    driver.feed(CommitsObserved("d", Cursor({0: 1})))
+    (first,) = driver.tick(1.0)
+    driver.lead(term=2 * NODES_MAX)
+    (second,) = only(driver.tick(2.0), StartCycle)
+    driver.feed(CycleFailed(first.cycle_id, Failure("unavailable", "spark")))
+    assert driver.machine.coordinated["q"].cycles.running == second.cycle_id
+    assert only(driver.tick(9.0), StartCycle) == []
 
 
 FAILURE = Failure("sampler_failed", "division by zero")
