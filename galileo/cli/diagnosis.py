@@ -239,7 +239,7 @@ def unevenness(loads: Mapping[str, float]) -> Iterator[Finding]:
     yield Finding(
         "warning",
         "",
-        f"{busiest} stores {loads[busiest]:.1f} times its mean if groups store the same{others}",
+        f"{busiest} holds {loads[busiest]:.1f} times its fair share{others}",
         "this node is full and slow first: its group has fewer nodes than others, or it has more "
         "partitions than others of its group",
         "give partitions to the others with `galileo rebalance`; for a new cluster, "

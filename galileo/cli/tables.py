@@ -148,7 +148,7 @@ def upsert(session: Session, *, name: str, files: tuple[Path, ...]) -> None:
 @click.pass_obj
 @handle_errors
 def delete(session: Session, *, name: str, keys: tuple[str, ...], path: Path | None) -> None:
-    """Delete the rows with some KEYS from the table NAME; keys without a row do no harm.
+    """Delete the rows with some KEYS from the table NAME; unknown keys are ignored.
 
     If the key has several columns, name the keys in a file.
 

@@ -150,7 +150,7 @@ class AsyncChannels(AsyncTables):
         )
 
     async def unsubscribe(self, channel: str, ids: Keys) -> Receipt:
-        """Removes subscriptions; ids that are not there do no harm.
+        """Removes subscriptions; unknown ids are ignored.
 
         What is committed to the dataset after the call has returned is not matched any more.
 

@@ -139,7 +139,7 @@ class AsyncTables(AsyncObservations):
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
     ) -> Receipt:
-        """Deletes the rows with some keys; keys without a row do no harm. Else as `upsert`.
+        """Deletes the rows with some keys; unknown keys are ignored. Else as `upsert`.
 
         Args:
             table: its name.

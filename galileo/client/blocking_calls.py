@@ -549,7 +549,7 @@ class BlockingCalls(BlockingBase):
         )
 
     def unsubscribe(self, channel: str, ids: Keys) -> Receipt:
-        """Removes subscriptions; ids that are not there do no harm.
+        """Removes subscriptions; unknown ids are ignored.
 
         What is committed to the dataset after the call has returned is not matched any more.
 
@@ -760,7 +760,7 @@ class BlockingCalls(BlockingBase):
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
     ) -> Receipt:
-        """Deletes the rows with some keys; keys without a row do no harm. Else as `upsert`.
+        """Deletes the rows with some keys; unknown keys are ignored. Else as `upsert`.
 
         Args:
             table: its name.

@@ -132,9 +132,7 @@ def test_diagnosis_of_uneven_load_is_one_finding() -> None:
     busy = replace(WELL, relative_load=1.5)
     [(severity, node, what)] = found(busy, replace(WELL, name="b", relative_load=0.0))
     assert (severity, node) == ("warning", "")
-    assert what == (
-        "a stores 1.5 times its mean if groups store the same, and 1 of 2 nodes store nothing"
-    )
+    assert what == ("a holds 1.5 times its fair share, and 1 of 2 nodes store nothing")
     assert found(replace(WELL, relative_load=1.2)) == []
 
 

@@ -228,7 +228,7 @@ def test_config_check_of_uneven_groups_warns(tmp_path: Path) -> None:
     done = run("config", "check", str(file), "--json")
     assert done.exit_code == 0
     [warning] = json.loads(done.stdout)["warnings"]
-    assert warning.startswith("c stores 1.5 times its mean if groups store the same; ")
+    assert warning.startswith("c holds 1.5 times its fair share; ")
     shown = run("config", "check", str(file)).stdout
-    assert f"{file}: warning: c stores 1.5 times its mean" in shown
+    assert f"{file}: warning: c holds 1.5 times its fair share" in shown
     assert "1 file checked, no problems" in shown
