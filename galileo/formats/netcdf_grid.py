@@ -238,7 +238,7 @@ def decode_times(values: Any, variable: Any) -> pa.Array:
     try:
         texts[known] = _texts(unique[known], variable)
         times = time_column(pa.array(texts, pa.string()))
-    except (InputError, TypeError, ValueError, OverflowError) as error:
+    except (InputError, AttributeError, TypeError, ValueError, OverflowError) as error:
         raise InvalidObservations(
             f"expected times in variable {variable.name!r}, units "
             f"{variable.attrs.get('units')!r}: {error}",

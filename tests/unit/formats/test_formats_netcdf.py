@@ -433,6 +433,12 @@ def test_netcdf_nanoseconds_become_the_microsecond_they_lie_in(word: str) -> Non
     assert decode_times(numbers, variable).cast(pa.int64()).to_pylist() == list(numbers // 1000)
 
 
+def test_netcdf_times_that_are_no_dates_are_refused() -> None:
+    variable = named(xarray.Variable(("time",), np.array([float("nan")], dtype=object)))
+    with raises(InvalidObservations, expected="times", variable="time"):
+        decode_times(variable.to_numpy(), variable)
+
+
 def named(variable: Any) -> Any:
     return xarray.DataArray(variable, name="time")
 

@@ -135,4 +135,4 @@ def test_netcdf_some_damaged_attributes_are_as_in_xarray_or_refused(tmp_path: Pa
 @pytest.mark.filterwarnings("ignore")
 def test_netcdf_many_damaged_attributes_are_as_in_xarray_or_refused(tmp_path: Path) -> None:
     """Every attribute and every odd value, on each variable in turn."""
-    assert checked(tmp_path / "file.nc", list(cases())[::13]) > 500
+    assert checked(tmp_path / "file.nc", list(cases())[::37]) > 150
