@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from galileo.formats.columns import (
 )
 from galileo.formats.mapping import Mapping as FileMapping
 from galileo.formats.source import rebatch
+from galileo.geo.geoarrow import with_systems
 from galileo.model.observations import is_text
 from galileo.model.schema import COORDINATES
 
@@ -77,7 +79,9 @@ def scan_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
         rows = PREFIXED_ROWS if has_prefixes else PIECE_ROWS
         batches = file.iter_batches(rows, columns=None if columns is None else list(columns))
         pieces = itertools.chain.from_iterable(_validate(path, one, columns) for one in batches)
-        yield from rebatch(pieces, rows_max=PIECE_ROWS) if has_prefixes else pieces
+        systems = _systems(file.schema)
+        for piece in rebatch(pieces, rows_max=PIECE_ROWS) if has_prefixes else pieces:
+            yield with_systems(piece, systems) if systems else piece
 
 
 @contextmanager
@@ -89,6 +93,15 @@ def _open_parquet(path: Path) -> Iterator[tuple[pq.ParquetFile, Mapping[str, set
     coded = [name for name in texts if not encodings.get(name, set()) - _DICTIONARY_ENCODINGS]
     with pq.ParquetFile(path, read_dictionary=coded) as file:
         yield file, encodings
+
+
+def _systems(schema: pq.ParquetSchema) -> dict[str, str]:
+    """The reference systems that columns of Parquet's types Geometry and Geography name."""
+    kinds = {
+        schema.column(number).path: json.loads(schema.column(number).logical_type.to_json())
+        for number in range(len(schema))
+    }
+    return {name: str(kind["crs"]) for name, kind in kinds.items() if kind.get("crs")}
 
 
 def _encodings(metadata: pq.FileMetaData) -> dict[str, set[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ FIELD_METADATA = {
 """Of a field with geometries as WKB, in degrees of longitude and latitude."""
 
 _ACCEPTED = (WKB, b"geoarrow.wkt", b"ogc.wkb", b"ogc.wkt")
-_DEGREES = ("OGC:CRS84", "EPSG:4326")
+_DEGREES = ("OGC:CRS84", "EPSG:4326", "SRID:4326")
 _OTHER_DEGREES = re.compile(
     r"(?i)\W(?:grads?|gon|radians?)\W"
     r"|(?:primem|prime_meridian)\W+(?:name\W+)?(?!greenwich)\w"
@@ -31,11 +31,21 @@ _OTHER_DEGREES = re.compile(
 
 def with_metadata(table: pa.Table, names: Sequence[str]) -> pa.Table:
     """The table whose fields of these names have `FIELD_METADATA`; nothing is copied."""
+    return _with(table, dict.fromkeys(names, FIELD_METADATA))
+
+
+def with_systems(table: pa.Table, systems: Mapping[str, str]) -> pa.Table:
+    """The table whose fields say the coordinate reference system of their geometries (WKB)."""
+    about = {name: json.dumps({"crs": crs}).encode() for name, crs in systems.items()}
+    return _with(table, {name: {NAME: WKB, METADATA: text} for name, text in about.items()})
+
+
+def _with(table: pa.Table, metadata: Mapping[str, Mapping[bytes, bytes]]) -> pa.Table:
     fields = [
-        field.with_metadata(FIELD_METADATA) if field.name in names else field
+        field.with_metadata(dict(metadata[field.name])) if field.name in metadata else field
         for field in table.schema
     ]
-    return pa.table(table.columns, schema=pa.schema(fields))
+    return pa.table(table.columns, schema=pa.schema(fields, table.schema.metadata))
 
 
 def geometry_columns(schema: pa.Schema) -> tuple[str, ...]:

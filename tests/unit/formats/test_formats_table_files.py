@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +15,11 @@ import shapely
 from expected_errors import raises
 from parameters import keep_quick
 
-from galileo.errors import InputError
+from galileo.errors import InputError, InvalidObservations
 from galileo.formats.table_files import open_rows
 from galileo.geo.geometry_columns import to_stored
 from galileo.geo.regions import VERTICES_MAX
+from galileo.model.table import Table, versions_of
 
 COLUMNS = pa.schema([("id", pa.string()), ("n", pa.int64()), ("place", pa.binary())])
 POINT = shapely.Point(-105.25, 40.125)
@@ -102,3 +104,51 @@ def test_damaged_arrow_files_are_refused(tmp_path: Path) -> None:
         writer.write_batch(pa.record_batch([wrong], schema=schema))
     with raises(InputError):
         list(open_rows(path, COLUMNS))
+
+
+class WkbType(pa.ExtensionType):
+    """Geometries, which Arrow writes as Parquet's types Geometry and Geography."""
+
+    def __init__(self, metadata: dict[str, Any]) -> None:
+        self._metadata = json.dumps(metadata).encode()
+        super().__init__(pa.binary(), "geoarrow.wkb")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return self._metadata
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> WkbType:
+        return cls(json.loads(serialized))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "is_stored"),
+    [
+        ({}, True),
+        ({"crs": "OGC:CRS84"}, True),
+        ({"crs": "EPSG:4326"}, True),
+        ({"crs": "srid:4326"}, True),
+        ({"crs": "srid:5070"}, False),
+        ({"crs": "EPSG:3857", "edges": "spherical"}, False),
+        ({"crs": {"type": "ProjectedCRS", "name": "UTM"}}, False),
+    ],
+)
+def test_parquet_geometries_say_their_reference_system(
+    tmp_path: Path, metadata: dict[str, Any], is_stored: bool
+) -> None:
+    path = tmp_path / "x.parquet"
+    points = pa.array([shapely.to_wkb(shapely.Point(8, 50))])
+    typed = pa.ExtensionArray.from_storage(WkbType(metadata), points)
+    pa.register_extension_type(WkbType({}))
+    try:
+        pq.write_table(pa.table({"i": [1], "place": typed}), path, store_schema=False)
+    finally:
+        pa.unregister_extension_type("geoarrow.wkb")
+    assert '"Geo' in pq.ParquetFile(path).schema.column(1).logical_type.to_json()
+    table = Table("t", {"i": "int", "place": "geometry"}, key="i")
+    rows = pa.concat_tables(open_rows(path, table.arrow_schema))
+    if is_stored:
+        assert versions_of(table, rows).column("place").to_pylist() == points.to_pylist()
+    else:
+        with raises(InvalidObservations, expected="crs", column="place"):
+            versions_of(table, rows)
