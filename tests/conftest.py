@@ -164,19 +164,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=turn)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Bounds each test of a turn."""
-    if item.config.option.turn is not None:
-        item.add_marker(pytest.mark.timeout(rota.TIMEOUT_S), append=False)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
     """Puts the tests of a turn in order: those that `scripts/test` leaves out."""
     turn = session.config.option.turn
     if turn is not None:
-        left_out = [item for item in session.items if _is_long(item)]
+        left_out = [item for item in session.items if _is_long(item) and _has_end(item)]
         session.items = rota.in_turn(left_out, turn, file_of=lambda item: item.path)
         session.testscollected = len(left_out)
     return (yield)
@@ -188,13 +181,27 @@ def _is_long(item: pytest.Item) -> bool:
     )
 
 
+def _has_end(item: pytest.Item) -> bool:
+    """Whether a test is bounded; faults take minutes each, and `scripts/chaos` runs them."""
+    limit = item.get_closest_marker("timeout")
+    return item.get_closest_marker("fault") is None and (limit is None or limit.args[0] > 0)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    """Passes over a test for which a turn has no time."""
-    turn, slow = item.config.stash.get(TURN, None), item.get_closest_marker("slow")
-    if turn is None or turn.has_time(*(slow.args if slow is not None else ())):
+    """Passes over a test for which a turn has no time; bounds others that have no bound."""
+    turn = item.config.stash.get(TURN, None)
+    if turn is None:
         return None
-    return True
+    slow, limit = item.get_closest_marker("slow"), item.get_closest_marker("timeout")
+    expected_s = rota.EXPECTED_S
+    if limit is None:
+        item.add_marker(pytest.mark.timeout(rota.TIMEOUT_S))
+    elif limit.args[0] > rota.TIMEOUT_S:
+        expected_s = rota.LONG_EXPECTED_S
+    if slow is not None and slow.args:
+        expected_s = slow.args[0]
+    return None if turn.has_time(expected_s) else True
 
 
 def pytest_collection_finish() -> None:

@@ -17,8 +17,11 @@ TURN_S = 300.0
 """A turn starts no test that is expected to end later than this after its begin."""
 EXPECTED_S = 30.0
 """How long a test may take whose mark `slow` does not say more: `@pytest.mark.slow(90)`."""
+LONG_EXPECTED_S = 120.0
+"""The same where the test has a mark `timeout` of more than `TIMEOUT_S`."""
 TIMEOUT_S = 240.0
-"""The longest that a test may take in a turn, which a test that hangs makes so much longer."""
+"""The limit of tests in a turn that have no mark `timeout`; a test that hangs makes a turn so much
+longer."""
 
 STEP = 20
 """A turn begins at the first test of a file, or so many tests behind that."""
@@ -48,6 +51,6 @@ class Turn:
         self._monotonic = monotonic
         self._begun = monotonic()
 
-    def has_time(self, expected_s: float = EXPECTED_S) -> bool:
+    def has_time(self, expected_s: float) -> bool:
         """Whether a test that takes so long may start."""
         return self._monotonic() - self._begun + expected_s <= TURN_S

@@ -28,9 +28,9 @@ def test_turns_begin_at_every_file_and_all_over_a_long_one() -> None:
 def test_turn_starts_only_what_can_end_in_time() -> None:
     now = 5.0
     turn = Turn(lambda: now)
-    assert turn.has_time()
+    assert turn.has_time(EXPECTED_S)
     assert not turn.has_time(TURN_S + 1)
     now += TURN_S - EXPECTED_S
-    assert turn.has_time()
+    assert turn.has_time(EXPECTED_S)
     now += 1
-    assert not turn.has_time()
+    assert not turn.has_time(EXPECTED_S)

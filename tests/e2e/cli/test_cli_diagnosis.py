@@ -150,7 +150,16 @@ def test_diagnosis_of_racks_is_one_finding_for_all_nodes(spread: RackSpread, sai
 
 
 PUSHED = Broker("ops", Into("alerts"))
-WORKS = Delivery("smog", "ops", token="", worker="w", failure="")
+WORKS = Delivery(
+    *("smog", "ops"),
+    token="",
+    worker="w",
+    failure="",
+    failed_at=None,
+    retry_at=None,
+    behind=0,
+    gone=0,
+)
 
 
 @pytest.mark.parametrize(
