@@ -84,7 +84,7 @@ def read_dataset(dataset: Any, mapping: Mapping) -> NetcdfReader:
     recognised as missing.
     """
     xarray = library("xarray", purpose="reading a Dataset")
-    return NetcdfReader(lambda: _decoded("a Dataset", dataset, xarray), mapping, default_fills={})
+    return NetcdfReader(lambda: _decoded("the Dataset", dataset, xarray), mapping, default_fills={})
 
 
 OpenDataset = Callable[[], AbstractContextManager[Any]]

@@ -61,8 +61,8 @@ def library_errors(name: object, *, format: str) -> Iterator[None]:
             raise
         notes = [note.partition("\n")[0] for note in getattr(error, "__notes__", ())]
         raise InputError(
-            f"expected a whole {format} file at {name}: its library raised "
-            f"{type(error).__name__}: {'; '.join([str(error), *notes])}",
+            f"expected {name} to be readable {format}, got {type(error).__name__} of its library: "
+            f"{'; '.join([str(error), *notes])}; correct or replace it",
             expected="whole_file",
             format=format,
         ) from error
