@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from galileo.client.arguments import dataset_name, instance_of
 from galileo.client.async_tables import AsyncTables, Keys
-from galileo.client.ingestion import Progress
+from galileo.client.ingestion import Progress, in_thread
 from galileo.client.numbered_rows import REVISION, read_row, replace_row, update_row
 from galileo.client.results import ChannelPartition, Notifications, Receipt
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
@@ -291,19 +291,7 @@ class AsyncChannels(AsyncTables):
         cursor = tokens.decode(token, ccq_id=reader) if token else EMPTY_CURSOR
         wait_s = 0.0 if wait is None else seconds(wait)
         parts = await self._follow(known, broker, cursor, wait_s=wait_s, bytes_max=bytes_max)
-        batches = []
-        for part in parts:
-            gone = tuple(
-                CommitRange(partition, cursor[partition] + 1, last)
-                for partition, last in cursor_from_pb(part.gone).items()
-            )
-            cursor = cursor.join(cursor_from_pb(part.reached))
-            if part.execution or gone:
-                batches.append(_notifications(known, part, tokens.encode(reader, cursor), gone))
-        reached = tokens.encode(reader, cursor)
-        if not batches or batches[-1].token != reached:
-            batches.append(_notifications(known, channels_pb2.FollowPart(), reached, ()))
-        return batches
+        return await in_thread(_batches, known, reader, cursor, parts)
 
     async def describe_channel(self, channel: str) -> list[ChannelPartition]:
         """How far the executions are, for each partition of the subscriptions.
@@ -411,6 +399,25 @@ def _texts(column: pa.ChunkedArray) -> list[str | None]:
     """The distinct texts of a column; none of one of another type, which is refused later."""
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     return column.unique().to_pylist() if is_text else []
+
+
+def _batches(
+    channel: Channel, reader: str, cursor: Cursor, parts: Sequence[channels_pb2.FollowPart]
+) -> list[Notifications]:
+    """What follows a cursor; the last item has the token to go on with. Runs in a thread."""
+    batches = []
+    for part in parts:
+        gone = tuple(
+            CommitRange(partition, cursor[partition] + 1, last)
+            for partition, last in cursor_from_pb(part.gone).items()
+        )
+        cursor = cursor.join(cursor_from_pb(part.reached))
+        if part.execution or gone:
+            batches.append(_notifications(channel, part, tokens.encode(reader, cursor), gone))
+    reached = tokens.encode(reader, cursor)
+    if not batches or batches[-1].token != reached:
+        batches.append(_notifications(channel, channels_pb2.FollowPart(), reached, ()))
+    return batches
 
 
 def _notifications(

@@ -135,6 +135,8 @@ class MqttEndpoint:
         self._ended = "closed"
         self._client.disconnect()
         await in_thread(self._client.loop_stop)
+        # Without a cycle the client closes its sockets as soon as the endpoint is dropped.
+        self._client.on_connect = self._client.on_publish = self._client.on_disconnect = None
 
     def _messages(self, chunk: Chunk) -> dict[int, _Message]:
         """The messages of a chunk by their numbers in it."""

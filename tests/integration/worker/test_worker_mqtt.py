@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import base64
-import getpass
 import hashlib
 import json
-import shutil
-import socket
 import subprocess
 import time
 import uuid
@@ -19,6 +16,7 @@ import pandas as pd
 import pytest
 import pytest_asyncio
 from made_up_notifications import chunk, nothing_but_gone
+from mosquitto import START_TIMEOUT_S, MosquittoServer, needs_mosquitto
 from paho.mqtt.enums import CallbackAPIVersion
 
 import galileo
@@ -26,55 +24,18 @@ from galileo.worker.addresses import AddressPolicy
 from galileo.worker.endpoints import DeliveryError, DisabledError, RefusedError
 from galileo.worker.mqtt import MqttEndpoint
 
-MOSQUITTO = shutil.which("mosquitto") or "/usr/sbin/mosquitto"
-START_TIMEOUT_S = 30.0
 HERE = AddressPolicy(["127.0.0.1"])
 MANY = [(tuple(range(20)), tuple(f"s{number}" for number in range(50)))]
-pytestmark = pytest.mark.skipif(
-    not Path(MOSQUITTO).exists(), reason="mosquitto is not installed (Debian: mosquitto)"
-)
-
-
-class Server:
-    """A mosquitto process, which can be stopped and started again at its address."""
-
-    def __init__(self, directory: Path, port: int, *settings: str) -> None:
-        self.url = f"mqtt://127.0.0.1:{port}"
-        self.port = port
-        self._path = directory / "mosquitto.conf"
-        lines = [f"listener {port} 127.0.0.1", "max_queued_messages 0", *settings]
-        lines.append(f"user {getpass.getuser()}")
-        self._path.write_text("\n".join(lines))
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            [MOSQUITTO, "-c", str(self._path)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port)).close()
-                return
-            except OSError:
-                assert time.monotonic() < deadline, "mosquitto does not listen"
-                time.sleep(0.02)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+pytestmark = needs_mosquitto
 
 
 @pytest.fixture
-def start(tmp_path: Path, unused_tcp_port: int) -> Iterator[Callable[..., Server]]:
+def start(tmp_path: Path, unused_tcp_port: int) -> Iterator[Callable[..., MosquittoServer]]:
     """Starts a server with some settings."""
-    running: list[Server] = []
+    running: list[MosquittoServer] = []
 
-    def started(*settings: str) -> Server:
-        running.append(Server(tmp_path, unused_tcp_port, *settings))
+    def started(*settings: str) -> MosquittoServer:
+        running.append(MosquittoServer(tmp_path, unused_tcp_port, *settings))
         running[0].start()
         return running[0]
 
@@ -109,7 +70,7 @@ class Subscriber:
 async def open_endpoint() -> AsyncIterator[Callable[..., object]]:
     opened: list[MqttEndpoint] = []
 
-    async def endpoint(server: Server, secret: str = "", wis2: str = "") -> MqttEndpoint:
+    async def endpoint(server: MosquittoServer, secret: str = "", wis2: str = "") -> MqttEndpoint:
         metadata_id = "urn:wmo:md:ch-example:air" if wis2 else ""
         sink = galileo.Mqtt(
             server.url, topic="smog/{subscription}", wis2=wis2, metadata_id=metadata_id

@@ -26,7 +26,7 @@ import pyarrow as pa
 import galileo
 import galileo.worker.delivery
 import galileo.worker.worker
-from galileo.client import async_tables
+from galileo.client import async_channels, async_tables
 from galileo.client.async_brokers import AsyncBrokers
 from galileo.client.group_commit import GroupCommit
 from galileo.client.results import Notifications
@@ -718,6 +718,7 @@ def run_deliveries(
     names = map("w{}".format, itertools.count())  # Those of production are of host and chance.
     with (
         patch.object(asyncio, "sleep", _sleep),
+        patch.object(async_channels, "in_thread", at_once),
         patch.object(async_tables, "in_thread", at_once),
         patch.object(galileo.worker.worker, "_fresh_name", lambda: next(names)),
         patch.object(galileo.worker.delivery, "in_thread", at_once),

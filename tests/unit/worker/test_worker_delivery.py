@@ -13,7 +13,7 @@ from simulator.delivery_world import FAULTS, Journal, MemoryClient, at_once, now
 from simulator.virtual_time import SimulatedClock, SimulatedLoop, run_simulated
 
 import galileo.worker.delivery
-from galileo.client import async_tables
+from galileo.client import async_channels, async_tables
 from galileo.client.results import Delivery
 from galileo.model.broker import BROKERS, Broker, Webhook
 from galileo.model.table import hashes_of, partitions_of
@@ -110,6 +110,7 @@ def play(scene: Scene, *, faults: set[str] = frozenset(), **options: Any) -> Non
         await asyncio.gather(*(task for _, task in stage.running), return_exceptions=True)
 
     with (
+        patch.object(async_channels, "in_thread", at_once),
         patch.object(async_tables, "in_thread", at_once),
         patch.object(galileo.worker.delivery, "in_thread", at_once),
     ):
@@ -187,6 +188,23 @@ def test_who_resumes_acknowledges_or_changes_a_broker_ends_its_wait(how: str) ->
             await create(stage)
         await until(lambda: bool(stage.endpoint.accepted))
         assert now() - begun < WAIT_CHECK_S + LOOK_S + 1.0
+
+    play(scene)
+
+
+def test_nothing_is_sent_for_a_broker_that_is_paused_or_dropped() -> None:
+    async def scene(stage: Stage) -> None:
+        for stop in (stage.operator.pause_broker, stage.operator.drop_broker):
+            await create(stage)
+            count = len(stage.endpoint.came)
+            stage.journal.notify("one", "a", ["anna"])
+            await until(lambda c=count: len(stage.endpoint.came) > c)  # type: ignore[misc]
+            await stop("a")
+            await asyncio.sleep(3 * LOOK_S)
+            count = len(stage.endpoint.came)
+            stage.journal.notify("one", "a", ["bert"])
+            await asyncio.sleep(30.0)
+            assert len(stage.endpoint.came) == count
 
     play(scene)
 
