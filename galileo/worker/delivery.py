@@ -310,7 +310,7 @@ class Delivery:
                 break
             await self._wait_after(refused, attempts - 1)
             refused, attempts = await self._attempt(chunk), attempts + 1
-        if not isinstance(refused, RefusedError):
+        if not isinstance(refused, RefusedError) or start == stop:
             return
         if refused.numbers or stop - start <= 1:
             for number in refused.numbers or range(stop - start):
@@ -337,7 +337,7 @@ class Delivery:
             raise
         except RefusedError as error:
             accepted = size - len(error.numbers) if error.numbers else 0
-            if accepted:
+            if accepted > 0:
                 self._refused = 0
                 self._count(ACCEPTED, accepted, took_s=self._now() - begun)
             return error

@@ -83,26 +83,34 @@ class KafkaEndpoint:
 
     def _deliver(self, chunk: Chunk) -> None:
         topic = self._sink.topic.format(channel=chunk.channel, broker=chunk.broker)
-        failures: list[KafkaError] = []
+        failures: dict[int, DeliveryError] = {}
 
-        def on_delivery(error: KafkaError | None, _: Any) -> None:
-            if error is not None:
-                failures.append(error)
+        def produce(number: int, subscription: str, text: str, key: str) -> None:
+            def on_delivery(error: KafkaError | None, _: Any) -> None:
+                if error is not None:
+                    failures[number] = _error(error)
+
+            headers: Headers = [*common, ("ce_id", key.encode())]
+            try:
+                self._produce(topic, subscription, text, headers, on_delivery)
+            except RefusedError as error:
+                failures[number] = error
 
         common = _headers(chunk)
         if chunk.notifications.gone:
-            headers: Headers = [*common, ("ce_id", chunk.key.encode())]
-            self._produce(topic, "", chunk.document.decode(), headers, on_delivery)
+            produce(0, "", chunk.document.decode(), chunk.key)
         names = chunk.notifications.subscriptions()
         texts = features(chunk.notifications)
         for number, (name, text) in enumerate(zip(names, texts, strict=True)):
-            headers = [*common, ("ce_id", chunk.key_of(number).encode())]
-            self._produce(topic, name.as_py(), text.as_py(), headers, on_delivery)
+            produce(number, name.as_py(), text.as_py(), chunk.key_of(number))
         left = self._producer.flush(TIMEOUT_S + 5.0)
-        if failures:
-            raise _error(failures[0])
+        for failure in failures.values():
+            if not isinstance(failure, RefusedError):
+                raise failure
         if left:
             raise DeliveryError(f"{left} messages were not acknowledged")
+        if failures:
+            raise RefusedError(next(iter(failures.values())).reason, sorted(failures))
 
     def _produce(
         self,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
-from made_up_notifications import chunk
+from made_up_notifications import chunk, nothing_but_gone
 
 import galileo
 from galileo.errors import ConfigError
@@ -64,10 +65,33 @@ async def test_each_notification_is_a_message_with_its_subscription_as_key(serve
 async def test_messages_that_are_too_large_are_refused(servers: str) -> None:
     sink = galileo.Kafka(servers, topic="large")
     endpoint = await KafkaEndpoint.connect(sink, "message.max.bytes=1500", HERE)
-    with pytest.raises(RefusedError):
-        await endpoint.deliver(chunk([((0,), ("s" * 3_000,))]))
-    await endpoint.deliver(chunk())
+    with pytest.raises(RefusedError) as refused:
+        await endpoint.deliver(chunk([((0,), ("anna", "s" * 3_000, "bert"))]))
+    assert refused.value.numbers == [1]
     await endpoint.close()
+    assert sorted(one.key() for one in consumed(servers, "large", 2)) == [b"anna", b"bert"]
+
+
+async def test_what_is_gone_is_a_message_without_a_key(servers: str) -> None:
+    endpoint = await KafkaEndpoint.connect(galileo.Kafka(servers, topic="gone"), "", HERE)
+    await endpoint.deliver(nothing_but_gone())
+    await endpoint.close()
+    [message] = consumed(servers, "gone", 1)
+    assert json.loads(message.value())["gone"] == [{"partition": 2, "first": 3, "last": 7}]
+    assert dict(message.headers())["ce_type"] == b"galileo.gone"
+
+
+async def test_an_endpoint_that_is_closed_sends_nothing_later(unused_tcp_port: int) -> None:
+    sink = galileo.Kafka(f"127.0.0.1:{unused_tcp_port}", topic="away")
+    endpoint = await KafkaEndpoint.connect(sink, "log_level=0", HERE)
+    delivery = asyncio.create_task(endpoint.deliver(chunk()))
+    for _ in range(1_000):
+        await asyncio.sleep(0.01)
+        if len(endpoint._producer):
+            break
+    delivery.cancel()
+    await endpoint.close()
+    assert not len(endpoint._producer)
 
 
 async def test_settings_of_the_library_come_from_the_secret(servers: str) -> None:

@@ -31,6 +31,7 @@ class Endpoint:
 
     Attributes:
         error: what it answers; None: it accepts.
+        gone: what it answers to what is gone; None: it accepts.
         poison: what it answers to a chunk with a subscription that begins with "poison".
         came: times and chunks.
         accepted: the keys of notifications.
@@ -41,6 +42,7 @@ class Endpoint:
     def __init__(self) -> None:
         self.error: DeliveryError | None = None
         self.poison: DeliveryError = RefusedError("422")
+        self.gone: DeliveryError | None = None
         self.took_s = 0.01
         self.came: list[tuple[float, Chunk]] = []
         self.accepted: list[str] = []
@@ -50,6 +52,8 @@ class Endpoint:
         await asyncio.sleep(self.took_s)
         if self.error is not None:
             raise self.error
+        if chunk.notifications.gone and self.gone is not None:
+            raise self.gone
         names = chunk.notifications.subscriptions().to_pylist()
         if any(name.startswith(POISON) for name in names):
             raise self.poison
@@ -288,8 +292,12 @@ def test_without_bounds_a_failing_endpoint_gets_no_dead_letters() -> None:
     play(scene)
 
 
-def test_what_is_deleted_before_it_is_pushed_is_counted_and_said() -> None:
+@pytest.mark.parametrize("answer", [None, RefusedError("422"), RefusedError("413", [0])])
+def test_what_is_deleted_before_it_is_pushed_is_counted_and_said(
+    answer: DeliveryError | None,
+) -> None:
     async def scene(stage: Stage) -> None:
+        stage.endpoint.gone = answer
         stage.journal.dropped["one", 0] = 0
         stage.journal.notify("one", "a", ["anna"])
         await until(lambda: bool(stage.endpoint.accepted))
