@@ -7,6 +7,7 @@ one variable only.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -75,6 +76,13 @@ def resolve(variables: Sequence[VariableInfo], text: str) -> VariableInfo:
     )
     if len(candidates) == 1:
         return candidates[0]
+    if len({variable.name for variable in candidates}) == 1:
+        raise InputError(
+            f"expected each column of the file once, got {text!r} {len(candidates)} times; rename "
+            "the others",
+            expected="unique",
+            variable=text,
+        )
     if candidates:
         raise InputError(
             f"{text!r} matches {len(candidates)} variables of the file; name one of them: "
@@ -174,6 +182,6 @@ def feature_name(text: str) -> str:
 def _unused(name: str, taken: Collection[str]) -> str:
     if name not in taken:
         return name
-    stem = name[: NAME_LENGTH_MAX - 4]
-    numbered = (f"{stem}_{number}" for number in range(2, FEATURES_MAX + 2))
+    stem = name[: NAME_LENGTH_MAX - 5]
+    numbered = (f"{stem}_{number}" for number in itertools.count(2))
     return next(candidate for candidate in numbered if candidate not in taken)

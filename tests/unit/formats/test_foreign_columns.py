@@ -15,12 +15,14 @@ from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
+from galileo.client.table_formats import WRITERS as EXPORTS
 from galileo.errors import InputError
 from galileo.formats import Source, open_source
 from galileo.formats.mapping import Mapping
 from galileo.formats.memory import open_table
 from galileo.formats.source import suggest_schema
 from galileo.formats.variables import VariableInfo, default_features
+from galileo.model.observations import normalise
 from galileo.model.schema import Feature, Schema
 
 PLACE = {"latitude": 40.0, "longitude": -105.0, "time": "2014-03-01T00:00:00Z"}
@@ -156,6 +158,13 @@ def test_file_wider_than_a_dataset_is_bound_by_name(tmp_path: Path) -> None:
     path, row = tmp_path / "x", PLACE | {f"c{number}": 1.5 for number in range(300)}
     schema = Schema("x", [Feature("c7")])
     assert values(source_of("csv", path, [row], mapping=Mapping(), schema=schema)) == [{"c7": 1.5}]
+    row = (
+        PLACE
+        | {f"{name}" * 70: 1.5 for name in "абвг"}
+        | {f"\N{EURO SIGN}{i}": 2.5 for i in range(300)}
+    )
+    row |= {chr(0x4E00 + number): 3.5 for number in range(300)} | {"c7": 0.5}
+    assert values(source_of("csv", path, [row], mapping=Mapping(), schema=schema)) == [{"c7": 0.5}]
 
 
 # --- columns and files without values --------------------------------------------------------
@@ -235,3 +244,29 @@ def test_parquet_without_rows_is_empty_and_has_types(tmp_path: Path) -> None:
     schema = suggest_schema(open_source(path), "x")
     assert [feature.type for feature in schema.features] == ["float", "int"]
     assert values(open_source(path, schema=schema)) == []
+
+
+# --- there and back --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "ndjson", "geojson", "geoparquet"])
+def test_exported_observations_are_read_as_they_were(tmp_path: Path, form: str) -> None:
+    rows = [
+        {"v": 1.5, "n": (1 << 53) + 1, "s": "", "b": True, "gust": None},
+        {"v": None, "n": None, "s": "NA", "b": False, "gust": None},
+        {"v": -0.0, "n": -(1 << 63), "s": None, "b": None, "gust": None},
+        {"v": 1e300, "n": 0, "s": 'null "\n\\', "b": None, "gust": None},
+    ]
+    types: dict[str, Any] = {"v": "float", "n": "int", "s": "text", "b": "bool", "gust": "float"}
+    schema = Schema("x", [Feature(name, type=kind) for name, kind in types.items()])
+    table = normalise(schema, pa.Table.from_pylist([PLACE | row for row in rows]))
+    path = tmp_path / "x"
+    with path.open("wb") as sink:
+        writer = EXPORTS[form](sink, table.schema)
+        writer.write(table)
+        writer.close()
+    reader = {"geoparquet": "parquet"}.get(form, form)
+    read = open_source(path, format=reader, schema=schema)
+    found = pa.concat_tables(normalise(schema, batch) for batch in read.batches())
+    assert found.select([*types]).to_pylist() == rows
+    assert found.select([*PLACE]).equals(table.select([*PLACE]))

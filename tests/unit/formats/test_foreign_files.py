@@ -176,7 +176,7 @@ FILES: dict[str, Expected] = {
     "pq/decimal.parquet": rows(1, ["v:float"], PLACE, DAY, [1.2345678901234568e16]),
     "pq/decimal0.parquet": rows(1, ["v:float"], PLACE, DAY, [1.2345678901234567e19]),
     "pq/dict.parquet": rows(2, ["v:text"], PLACE, DAY, ["a"]),
-    "pq/dup_cols.parquet": refused(InputError, "one_variable", None),
+    "pq/dup_cols.parquet": refused(InputError, "unique", None),
     "pq/duration.parquet": rows(2, ["w:float"], PLACE, DAY, [1.0]),
     "pq/epoch_f64_precision.parquet": rows(
         1,

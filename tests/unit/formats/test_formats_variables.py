@@ -62,6 +62,11 @@ def test_resolve_many_candidates_names_first_twelve() -> None:
         resolve([VariableInfo(name) for name in names], "t")
 
 
+def test_resolve_a_name_that_several_variables_have_raises() -> None:
+    with raises(InputError, expected="unique", variable="t"):
+        resolve([VariableInfo("t"), VariableInfo("t")], "t")
+
+
 def test_default_features_unambiguous_names_are_short() -> None:
     assert [feature for feature, _ in default_features(LEVELS)] == [
         "t_surface",
