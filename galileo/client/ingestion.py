@@ -62,19 +62,31 @@ async def send_all(
     """Sends everything and returns when all of it is durable; see `AsyncClient.ingest`."""
     batches: list[_Replies] = []
     running: _Running = {}
+    is_request = isinstance(data, OneRequest)
     try:
-        async with aclosing(sending.batches(data)) as unsent:
-            async for batch in unsent:
+        async with aclosing(sending.batches(data.tables if is_request else data)) as unsent:
+            marked = (
+                _until_last(unsent) if is_request else ((batch, False) async for batch in unsent)
+            )
+            async for batch, is_last in marked:
                 size = batch.table.nbytes
                 while _is_full(running, size):
                     batches += await _some(running, progress)
+                if is_request:  # In order: another request is refused before its first new batch.
+                    await router.record(
+                        sending.schema,
+                        batch.table,
+                        producer=batch.producer,
+                        batch=batch.number,
+                        is_last=is_last,
+                    )
                 sent = router.ingest(
                     sending.schema,
                     batch.table,
                     producer=batch.producer,
                     batch=batch.number,
                     is_new=batch.producer == sending.fresh_name,
-                    is_named=batch.producer == sending.producer,
+                    is_named=batch.producer == sending.producer and not is_request,
                 )
                 running[asyncio.create_task(sent)] = size
         while running:
@@ -87,6 +99,19 @@ async def send_all(
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
     return _receipt(sending, batches)
+
+
+async def _until_last(
+    batches: AsyncGenerator[Batch, None],
+) -> AsyncGenerator[tuple[Batch, bool], None]:
+    """Batches, and whether each is the last one, for which the next one is awaited."""
+    before = await anext(batches, None)
+    async for batch in batches:
+        assert before is not None, "there is a batch before the second one"
+        yield before, False
+        before = batch
+    if before is not None:
+        yield before, True
 
 
 def _receipt(sending: Sending, batches: list[_Replies]) -> Receipt:
@@ -103,6 +128,16 @@ def _receipt(sending: Sending, batches: list[_Replies]) -> Receipt:
         producer=sending.name,
         skipped=sending.skipped,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OneRequest:
+    """Tables that are stored under the numbers of a producer together or not at all.
+
+    A request of other tables under the number of the first one stores nothing.
+    """
+
+    tables: AsyncIterator[pa.Table]
 
 
 class Batch(NamedTuple):

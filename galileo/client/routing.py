@@ -82,13 +82,13 @@ class Router:
             RangesChanged: the ranges went on changing until the call's patience ended.
             GalileoError: of a node; other nodes may have stored their rows.
         """
+        if is_named:
+            await self.record(schema, table, producer=producer, batch=batch)
         backoff = self._caller.backoff(self.options.ingest_patience_s)
         topology = self._topology or await self._read_topology(backoff)
         head = storage_pb2.IngestRequest(
             dataset=schema.key, producer=producer, batch=batch, added=schema.added
         )
-        if is_named:
-            await self._record(topology, schema, table, head=head, backoff=backoff)
         head.first_epoch = topology.range_epoch if is_new else 1
         while True:
             head.range_epoch = topology.range_epoch
@@ -98,20 +98,34 @@ class Router:
                 await backoff.after(error)
                 topology = await self._learn_ranges(error, backoff)
 
-    async def _record(
+    async def record(
         self,
-        topology: Topology,
         schema: StoredSchema,
         table: pa.Table,
         *,
-        head: storage_pb2.IngestRequest,
-        backoff: Backoff,
+        producer: str,
+        batch: int,
+        is_last: bool = False,
     ) -> None:
-        """Has the digest of the whole batch recorded before any of its rows is stored."""
-        record = storage_pb2.IngestRequest()
-        record.CopyFrom(head)
-        record.digest = await asyncio.to_thread(rows_digest, table)
-        home = placement.home_of_producer(topology, schema, head.producer)
+        """Has the digest of a whole batch recorded, before any of its rows is stored.
+
+        Args:
+            schema: of the dataset.
+            table: the rows.
+            producer: of the batch.
+            batch: its number.
+            is_last: whether it ends a request, which is recorded, too.
+
+        Raises:
+            BatchConflict: another batch has this number.
+        """
+        backoff = self._caller.backoff(self.options.ingest_patience_s)
+        topology = self._topology or await self._read_topology(backoff)
+        digest = max(1, await asyncio.to_thread(rows_digest, table) ^ is_last)
+        record = storage_pb2.IngestRequest(
+            dataset=schema.key, producer=producer, batch=batch, added=schema.added, digest=digest
+        )
+        home = placement.home_of_producer(topology, schema, producer)
         owner = topology.by_name[placement.owner(topology, home)].address
         nothing = stream_of(table.slice(0, 0))
         await self._send(topology, owner, Bulk(record, nothing), backoff.left_s)
@@ -202,7 +216,7 @@ async def _first_result(calls: Sequence[asyncio.Task[Reply]]) -> Reply:
     waiting = set(calls)
     while True:
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for call in done:
-            error = call.exception()
+        errors = {call: call.exception() for call in done}
+        for call, error in errors.items():
             if error is None or not waiting or not isinstance(error, TransientError):
                 return call.result()

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from galileo.client.async_client import AsyncClient
+from galileo.client.ingestion import OneRequest
 from galileo.client.results import Receipt
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.memory_file import MemoryFile
@@ -121,7 +122,7 @@ class IngestRoute:
                 source = await self._source(client, dataset, _Sent(body, format, system))
                 receipt = await client.ingest(
                     dataset,
-                    self._tables(source),
+                    OneRequest(self._tables(source)),
                     producer=key.producer,
                     first_batch=key.first_batch,
                 )

@@ -148,6 +148,11 @@ async def test_ingest_key_identifies_a_request(tmp_path: Path) -> None:
         parquet = "application/vnd.apache.parquet"
         _, receipt = await served.post(as_parquet, parquet, Idempotency_Key="buoys:7")
         assert receipt["duplicates"] == 70_000, "the same observations in another format"
+        for other in (table(65_536), table(70_001), table(200_000), table(69_999)):
+            amounts = await served.client.count("rain")
+            status, problem = await served.post(encoded("csv", other), Idempotency_Key="buoys:7")
+            assert (status, problem["kind"]) == (409, "batch_conflict")
+            assert await served.client.count("rain") == amounts
         _, receipt = await served.post(body, Idempotency_Key="buoys:8")
         assert receipt["duplicates"] == 0, "another request"
         other = encoded("csv", table(5))

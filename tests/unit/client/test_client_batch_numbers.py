@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pyarrow.parquet
 import pytest
 
 import galileo
-from galileo.client.ingestion import Sending, send_all
-from galileo.errors import InputError
+from galileo.client.ingestion import OneRequest, Sending, send_all
+from galileo.errors import BatchConflict, InputError
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("amount")])
 
@@ -43,6 +44,12 @@ class Recording:
 
     def __init__(self) -> None:
         self.said: list[tuple[bool, bool]] = []
+        self.recorded: list[tuple[int, bool]] = []
+
+    async def record(self, *_: Any, batch: int, is_last: bool, **__: Any) -> None:
+        if batch == 2:
+            raise BatchConflict("used")
+        self.recorded.append((batch, is_last))
 
     async def ingest(self, *_: Any, is_new: bool, is_named: bool, **__: Any) -> list[Any]:
         self.said.append((is_new, is_named))
@@ -69,3 +76,24 @@ async def test_batches_are_new_under_generated_names_alone(
     router = Recording()
     await send_all(router, Sending(SCHEMA, producer, batch_rows=2), data=data, progress=None)  # type: ignore[arg-type]
     assert router.said == [said] * 3
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5])
+async def test_batches_of_a_request_are_recorded_in_order_and_the_last_one_as_such(
+    rows: int,
+) -> None:
+    async def tables() -> AsyncIterator[pa.Table]:
+        for start in range(0, rows, 2):
+            yield table(rows).slice(start, 2)
+
+    router, sending = Recording(), Sending(SCHEMA, "http")
+    sent = send_all(router, sending, data=OneRequest(tables()), progress=None)  # type: ignore[arg-type]
+    if rows > 4:
+        with pytest.raises(BatchConflict):
+            await sent
+    else:
+        await sent
+    count = -(-rows // 2)
+    expected = [(number, number == count - 1) for number in range(count)]
+    assert router.recorded == expected[:2]
+    assert router.said == [(False, False)] * len(expected[:2])
