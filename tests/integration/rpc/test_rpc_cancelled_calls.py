@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,6 +23,7 @@ from galileo.gateway.hub import Hubs
 from galileo.gateway.request_bodies import RequestBodies
 from galileo.gateway.shared_calls import SharedCalls
 from galileo.model.quotas import Quotas
+from galileo.node.group_commit import GroupCommit
 from galileo.node.local_analytics import LocalAnalytics
 from galileo.node.query_options import QueryOptions
 from galileo.rdf.fair_queue import FairQueue
@@ -167,6 +168,27 @@ def analytics() -> Case:
     return Case(call, lambda: answers._working, go)
 
 
+def group_commit() -> Case:
+    """A commit behind one that is being written."""
+    go, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def write(commits: Any, *, executor: Any) -> dict[int, list[None]]:
+        asyncio.run_coroutine_threadsafe(go.wait(), loop).result()
+        return {partition: [None] * len(each) for partition, each in commits.items()}
+
+    shard: Any = SimpleNamespace(write=write, durable_s=0.0, wants_maintenance=False)
+    executor, commit = ThreadPoolExecutor(2), cast(Any, None)
+    commits = GroupCommit(shard, executor=executor, syncing=executor, waiting_max=9)
+
+    async def call() -> None:
+        await asyncio.wrap_future(commits.submit({0: commit}))
+
+    def taken() -> int:
+        return sum(commits.waiting.values()) + (not commits.is_idle(0))
+
+    return Case(call, taken, go, [asyncio.create_task(call())])
+
+
 def shared_calls() -> Case:
     shared, go = SharedCalls[str, bool](), asyncio.Event()
     return Case(lambda: shared.call("key", go.wait), lambda: len(shared), go)
@@ -266,6 +288,7 @@ CASES: dict[str, Callable[[], Case]] = {
             streamed_queries,
             submissions,
             analytics,
+            group_commit,
             shared_calls,
             hub_fetch,
             hub_reader,

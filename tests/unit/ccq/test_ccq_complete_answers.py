@@ -175,4 +175,4 @@ def test_answer_has_all_labels_or_names_what_it_lacks(
         if answer.cursor[p] < coordinated[p] and not answer.more:
             assert p in answer.missing
         if p in away and token[p] > max(held[p], known[p]):
-            assert p in answer.missing, "nobody has confirmed that"
+            assert p in answer.missing, "no node has confirmed that"
