@@ -198,7 +198,7 @@ WRONG: dict[str, Case] = {
     "an expiration within the interval": (
         lambda w: w.c.submit(w.name, interval="1h", expiration="1m"),
         "invalid_input",
-        "got an interval of 3,600 s and an expiration of 60 s; choose a shorter interval",
+        "got an interval of 1h and an expiration of 1m; choose a shorter interval",
     ),
     "a long wait": (lambda w: w.c.fetch(w.ccq, wait="2h"), "invalid_input", "0 to 60 s"),
     "a token": (
