@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from galileo.cluster import LocalCluster as LocalCluster
     from galileo.errors import GalileoError as GalileoError
     from galileo.errors import GalileoWarning as GalileoWarning
+    from galileo.formats.csv_options import CsvOptions as CsvOptions
     from galileo.model.broker import Broker as Broker
     from galileo.model.broker import Into as Into
     from galileo.model.broker import Kafka as Kafka
@@ -81,6 +82,7 @@ _HOMES = {
     "TreeView": "galileo.client.tree_view",
     "LocalCluster": "galileo.cluster",
     **dict.fromkeys(("GalileoError", "GalileoWarning"), "galileo.errors"),
+    "CsvOptions": "galileo.formats.csv_options",
     **dict.fromkeys(("Broker", "Into", "Kafka", "Mqtt", "Webhook"), "galileo.model.broker"),
     "Channel": "galileo.model.channel",
     **dict.fromkeys(("Lookup", "Near", "Nearest", "Within"), "galileo.model.enrichment"),

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from galileo.cli.datasets import drop_stored
 from galileo.cli.lazy import Group
-from galileo.cli.options import EXISTING_FILE
+from galileo.cli.options import EXISTING_FILE, FILE_OR_STDIN, csv_options
 from galileo.cli.output import Output, counted, handle_errors, time_left, to_json
 from galileo.cli.positions import PositionFile
 from galileo.cli.session import Session, json_option
@@ -23,6 +23,7 @@ from galileo.cli.watch_display import stop_when_reader_ends
 from galileo.client import ChannelPartition, Client, Notifications
 from galileo.client.json_lines import json_columns, json_lines, json_values
 from galileo.errors import InputError
+from galileo.formats import CsvOptions
 from galileo.model.channel import ID, LEFT, Channel, New, reader_of
 from galileo.model.enrichment import Step, lookups_to_dict, step_from_dict, step_to_dict
 from galileo.model.schema import unknown_channel
@@ -211,7 +212,7 @@ def show(session: Session, *, name: str) -> None:
 
 @channel.command()
 @click.argument("name")
-@click.argument("files", nargs=-1, type=EXISTING_FILE)
+@click.argument("files", nargs=-1, type=FILE_OR_STDIN)
 @click.option("--broker", help="The broker of all of them, in place of a column.")
 @click.option("--id", "subscription", metavar="ID", help="Store one subscription with this id.")
 @click.option(
@@ -221,6 +222,7 @@ def show(session: Session, *, name: str) -> None:
     metavar="NAME=VALUE",
     help="A parameter of the subscription ID.",
 )
+@csv_options
 @json_option
 @click.pass_obj
 @handle_errors
@@ -232,11 +234,13 @@ def subscribe(
     broker: str | None,
     subscription: str | None,
     settings: tuple[str, ...],
+    csv: dict[str, Any],
 ) -> None:
     """Store subscriptions to the channel NAME, in place of those with the same ids.
 
     FILES are Parquet, Arrow, CSV or JSON lines, with the columns id and broker and one for each
-    parameter. With --id it is a single subscription. Running the same command again does no harm.
+    parameter; - is CSV on standard input. With --id it is a single subscription. Running the same
+    command again does no harm.
 
     \b
     Example:
@@ -250,6 +254,7 @@ def subscribe(
     with session.client() as client:
         store = partial(client.subscribe, name, broker=broker)
         if subscription is None:
+            store = partial(store, csv=CsvOptions(**csv) if csv else None)
             store_files(session.output, files, store, noun="subscription")
             return
         receipt = store(_subscription(_known(client, name), subscription, settings))

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from galileo.cli.options import EXISTING_FILE
+from galileo.cli.options import FILE_OR_STDIN, STDIN, csv_options, readable
 from galileo.cli.output import Output, counted, handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.client import Client
+from galileo.client.results import Receipt
 from galileo.errors import InputError
-from galileo.formats import Mapping, Source, VariableInfo, open_source
-from galileo.formats.expressions import names
-from galileo.formats.source import DEFAULT_INDEXED_MAX
+from galileo.formats import CsvOptions, Mapping, Source, VariableInfo, open_source
+from galileo.formats.expressions import Literal, names
+from galileo.formats.source import DEFAULT_INDEXED_MAX, skipped_words
 from galileo.formats.variables import format_names
-from galileo.model.schema import Schema
+from galileo.model.schema import Feature, Schema
 
 SAMPLED_MAX = 64
 """Variables of a file whose values a list shows: reading them costs time."""
@@ -27,7 +30,7 @@ INDEXED_NAMED = 6
 
 @click.command()
 @click.argument("dataset")
-@click.argument("files", nargs=-1, type=EXISTING_FILE)
+@click.argument("files", nargs=-1, type=FILE_OR_STDIN)
 @click.option(
     "--map",
     "maps",
@@ -70,6 +73,7 @@ INDEXED_NAMED = 6
     metavar="TEXT",
     help="Only variables with TEXT in their name, role, units or description (with --list).",
 )
+@csv_options
 @json_option
 @click.pass_obj
 @handle_errors
@@ -87,8 +91,9 @@ def ingest(
     bucket: str,
     only_list: bool,
     wanted: str,
+    csv: dict[str, Any],
 ) -> None:
-    """Ingest files of observations, such as CSV, Parquet, NetCDF or GRIB.
+    """Ingest files of observations, such as CSV, Parquet, NetCDF or GRIB; - is standard input.
 
     Running the same command again stores nothing twice: batches are known by the file's
     content, so an ingest that broke off is resumed by repeating it.
@@ -101,20 +106,16 @@ def ingest(
       galileo ingest tower tower.csv --create \\
           --map latitude=39.1 --map longitude=-105.5
       galileo ingest nam.t00z.grib2 --list --filter wind
+      galileo ingest storms ibtracs.csv --create --units --map time=ISO_TIME \\
+          --map wind=WMO_WIND --bad-rows bad.csv
     """
-    mapping = Mapping.of(maps, missing)
-    if only_list and Path(dataset).is_file():
+    mapping = Mapping.of(maps, missing, CsvOptions(**csv))
+    if only_list and (Path(dataset) == STDIN or Path(dataset).exists()):
         files = (Path(dataset), *files)
     if not files:
         raise click.UsageError("Missing argument 'FILES...'.")
     if only_list:
-        rows: list[dict[str, Any]] = []
-        for path in files:
-            source = open_source(path, mapping=mapping, format=file_format)
-            rows += _variables(source, name=path.name, wanted=wanted)
-        if len(files) == 1 and not session.output.as_json:
-            rows = [{name: row[name] for name in row if name != "file"} for row in rows]
-        session.output.rows(rows, empty="The files offer no such variables.")
+        _list(session.output, files, mapping, file_format, wanted)
         return
     options = {
         "create": create,
@@ -124,8 +125,9 @@ def ingest(
     }
     with session.client() as client, session.output.noting_warnings():
         for path in files:
-            source = open_source(path, mapping=mapping, format=file_format)
-            _ingest_file(session.output, client, source, path=path, dataset=dataset, **options)
+            with readable(path, suffix=f".{file_format or 'csv'}") as file:
+                source = open_source(file, mapping=mapping, format=file_format)
+                _ingest_file(session.output, client, source, path=path, dataset=dataset, **options)
 
 
 def _ingest_file(
@@ -137,34 +139,56 @@ def _ingest_file(
             dataset, source, progress=lambda rows: bar.advance(task, rows), **options
         )
     if receipt.created:
-        _report_created(output, client.schema(dataset), is_chosen=options["index"] is not None)
+        _report_created(output, client.schema(dataset), source, options)
         if (left_out := source.left_out()) and not source.mapping.features:
             output.note(f"galileo: not taken from {path.name}: {format_names(left_out)}")
-    skipped = ""
-    if receipt.skipped:
-        skipped = f", {counted(receipt.skipped, 'row')} without a value skipped"
-    again = f", {receipt.duplicate_rows:,} of them stored before" if receipt.duplicate_rows else ""
     output.value(
         {
             "file": str(path),
             "rows": receipt.rows,
             "duplicate_rows": receipt.duplicate_rows,
             "skipped": receipt.skipped,
+            "lacking": dict(receipt.lacking),
             "paths": receipt.paths,
             "reached": receipt.reached,
             "created": receipt.created,
         },
-        words=f"{path.name}: {counted(receipt.rows, 'observation')} stored{again}{skipped}",
+        words=f"{path.name}: {_stored(receipt)}",
     )
+    if receipt.skipped and not receipt.rows:
+        raise InputError("expected an observation, got none: all rows were skipped")
 
 
-def _report_created(output: Output, schema: Schema, *, is_chosen: bool) -> None:
+def _stored(receipt: Receipt) -> str:
+    """What was stored and skipped, for people."""
+    words = f"{counted(receipt.rows, 'observation')} stored"
+    if receipt.duplicate_rows:
+        new = receipt.rows - receipt.duplicate_rows
+        words = f"{new:,} new, {receipt.duplicate_rows:,} already stored"
+    return words + (f"; skipped {skipped_words(receipt.lacking)}" if receipt.skipped else "")
+
+
+def _report_created(
+    output: Output, schema: Schema, source: Source, options: dict[str, Any]
+) -> None:
+    """Prints what was chosen for a new dataset, and what was left out."""
     count = len(schema.features)
     if not output.as_json:
-        noun = "feature" if count == 1 else "features"
-        output.value(None, words=f"Created dataset {schema.name} ({count} {noun})")
+        output.value(
+            None,
+            words=f"Created dataset {schema.name} ({counted(count, 'feature')}), with blocks of "
+            f"{schema.geohash_precision} geohash characters and {options['bucket']}: "
+            + format_names([_described(feature) for feature in schema.features]),
+        )
+    sources = {variable.name: variable for variable in source.variables()}
+    used = {name for binding in source.bindings for name in names(binding.expression or Literal(0))}
+    for variable in (sources[name] for name in sources if name in used):
+        if variable.type == "text" and variable.reason:
+            output.note(
+                f"galileo: {variable.name}: {variable.reason}, so it is text{_remedy(variable)}"
+            )
     indexed = [feature.name for feature in schema.features if feature.indexed]
-    if not is_chosen and count > len(indexed) == DEFAULT_INDEXED_MAX:
+    if options["index"] is None and count > len(indexed) == DEFAULT_INDEXED_MAX:
         output.note(
             f"galileo: only the first {len(indexed)} of {count} features are indexed, so that "
             f"queries can use no others: {', '.join(indexed[:INDEXED_NAMED])}, and "
@@ -173,7 +197,36 @@ def _report_created(output: Output, schema: Schema, *, is_chosen: bool) -> None:
         )
 
 
+def _described(feature: Feature) -> str:
+    return f"{feature.name} {feature.type}" + ("" if feature.indexed else " (not indexed)")
+
+
+def _remedy(variable: VariableInfo) -> str:
+    """How to read a column of numbers and a few words as numbers."""
+    words = "".join(f" --missing {shlex.quote(word)}" for word in variable.words)
+    verb = "reads them" if len(variable.words) > 1 else "reads it"
+    return f"; {words.strip()} {verb} as missing, in a new dataset" if words else ""
+
+
 # --- listing ---------------------------------------------------------------------------------
+
+
+def _list(
+    output: Output, files: Sequence[Path], mapping: Mapping, file_format: str | None, wanted: str
+) -> None:
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for path in files:
+        with readable(path, suffix=f".{file_format or 'csv'}") as file:
+            source = open_source(file, mapping=mapping, format=file_format, is_place_needed=False)
+            rows += _variables(source, name=path.name, wanted=wanted)
+            if source.place_error is not None:
+                notes.append(f"galileo: {path}: {source.place_error.command_message}")
+    if len(files) == 1 and not output.as_json:
+        rows = [{name: row[name] for name in row if name != "file"} for row in rows]
+    output.rows(rows, empty="The files offer no such variables.")
+    for note in notes:
+        output.note(note)
 
 
 def _variables(source: Source, *, name: str, wanted: str) -> list[dict[str, Any]]:
@@ -189,7 +242,7 @@ def _variables(source: Source, *, name: str, wanted: str) -> list[dict[str, Any]
             "sample": samples.get(each.name, []),
             "units": each.units,
             "dimensions": ", ".join(map(str, each.dims)),
-            "description": each.description,
+            "description": each.description or each.reason,
         }
         for each in variables
     ]

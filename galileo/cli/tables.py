@@ -22,13 +22,14 @@ from galileo.cli.data import (
 )
 from galileo.cli.datasets import drop_stored
 from galileo.cli.lazy import Group
-from galileo.cli.options import EXISTING_FILE
+from galileo.cli.options import EXISTING_FILE, FILE_OR_STDIN, csv_options, readable
 from galileo.cli.output import Output, counted, handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.client import Client, Receipt, TableRows
 from galileo.client.table_formats import rows_with_geojson, with_wkt
 from galileo.cursor import Cursor
 from galileo.errors import InputError, InvalidToken
+from galileo.formats import CsvOptions
 from galileo.geo.geoarrow import geometry_columns
 from galileo.model.table import Table
 from galileo.wire import token
@@ -121,23 +122,25 @@ def list_tables(session: Session) -> None:
 
 @table.command()
 @click.argument("name")
-@click.argument("files", nargs=-1, required=True, type=EXISTING_FILE)
+@click.argument("files", nargs=-1, required=True, type=FILE_OR_STDIN)
+@csv_options
 @json_option
 @click.pass_obj
 @handle_errors
-def upsert(session: Session, *, name: str, files: tuple[Path, ...]) -> None:
+def upsert(session: Session, *, name: str, files: tuple[Path, ...], csv: dict[str, Any]) -> None:
     """Store the rows of FILES in the table NAME, in place of those with the same keys.
 
-    Files are Parquet, Arrow, CSV or JSON lines. Of rows with the same key the last one counts. A
-    row is replaced as a whole: a column that a file lacks becomes null. Running the same command
-    again does no harm.
+    Files are Parquet, Arrow, CSV or JSON lines; - is CSV on standard input. Of rows with the same
+    key the last one counts. A row is replaced as a whole: a column that a file lacks becomes null.
+    Running the same command again does no harm.
 
     \b
     Example:
       galileo table upsert shelters shelters.csv
     """
     with session.client() as client:
-        store_files(session.output, files, partial(client.upsert, name), noun="row")
+        store = partial(client.upsert, name, csv=CsvOptions(**csv) if csv else None)
+        store_files(session.output, files, store, noun="row")
 
 
 @table.command()
@@ -307,15 +310,19 @@ def store_files(
 ) -> None:
     """Stores one file after the other, with a bar of its progress."""
     for path in files:
-        with output.progress(unit=f"{noun}s") as bar:
+        progress = output.progress(unit=f"{noun}s")
+        with output.noting_warnings(), readable(path) as file, progress as bar:
             task = bar.add_task(path.name, total=None)
-            receipt = store(path, progress=partial(bar.advance, task))
-        report_receipt(output, receipt, f"{path.name}: {counted(receipt.rows, noun)} stored")
+            receipt = store(file, progress=partial(bar.advance, task))
+        words = counted(receipt.rows, noun)
+        if receipt.keys is not None and receipt.keys != receipt.rows:
+            words = f"{words}, {counted(receipt.keys, 'key')}"
+        report_receipt(output, receipt, f"{path.name}: {words} stored")
 
 
 def report_receipt(output: Output, receipt: Receipt, words: str) -> None:
     """Prints what a call stored, for people as `words`."""
-    facts = {"rows": receipt.rows, "batches": receipt.batches, "producer": receipt.producer}
+    facts = {name: getattr(receipt, name) for name in ("rows", "keys", "batches", "producer")}
     output.value(facts, words=words)
 
 

@@ -17,6 +17,7 @@ from galileo.client.numbered_rows import REVISION, read_row, replace_row, update
 from galileo.client.results import ChannelPartition, Notifications, Receipt
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import GalileoError, InputError
+from galileo.formats import CsvOptions
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import from_ipc
 from galileo.model.broker import check_names
@@ -100,6 +101,7 @@ class AsyncChannels(AsyncTables):
         subscriptions: Any,
         *,
         broker: str | None = None,
+        csv: CsvOptions | None = None,
         producer: str | None = None,
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
@@ -115,6 +117,7 @@ class AsyncChannels(AsyncTables):
             subscriptions: rows as of `upsert`, with the columns `id`, `broker`, and one for each
                 parameter.
             broker: of all of them, in place of the column.
+            csv: how a CSV file is written.
             producer: as of `upsert`, and so are the rest.
             first_batch: likewise.
             batch_rows: likewise.
@@ -143,6 +146,7 @@ class AsyncChannels(AsyncTables):
             known.subscription_table,
             subscriptions,
             prepare,
+            csv=csv,
             producer=producer,
             first_batch=first_batch,
             batch_rows=batch_rows,

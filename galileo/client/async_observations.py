@@ -30,8 +30,8 @@ from galileo.client.queries import LabelBatches
 from galileo.client.results import Labels, Receipt
 from galileo.client.routing import Router
 from galileo.errors import InputError, UnknownDataset
+from galileo.formats import CsvOptions, Source, open_source, suggest_schema
 from galileo.formats import Mapping as FileMapping
-from galileo.formats import Source, open_source, suggest_schema
 from galileo.formats.mapping import Sentinels, Sources
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
@@ -64,6 +64,7 @@ class AsyncObservations(AsyncCcqs):
         *,
         mapping: Sources | None = None,
         missing: Sentinels | None = None,
+        csv: CsvOptions | None = None,
         format: str | None = None,
         producer: str | None = None,
         first_batch: int = 0,
@@ -90,6 +91,7 @@ class AsyncObservations(AsyncCcqs):
                 place, a time or a value are skipped.
             missing: values that mean a missing one: `-9999`, a list of such, or by variable,
                 `{"temp": -9999}`. They make a table be read as a mapping does.
+            csv: how CSV files are written, such as `galileo.CsvOptions(separator=";")`.
             format: of files, where neither their first bytes nor their names say it.
             producer: name under which the batches are numbered. Ingesting the same data again
                 under the same name and `batch_rows` stores nothing twice. By default files have
@@ -120,7 +122,7 @@ class AsyncObservations(AsyncCcqs):
             producer,
             first_batch=first_batch,
             batch_rows=batch_rows,
-            mapping=FileMapping.of(mapping, missing),
+            mapping=FileMapping.of(mapping, missing, csv),
             format=format,
             read_schema=partial(self._read_schema, dataset),
         )
@@ -139,6 +141,7 @@ class AsyncObservations(AsyncCcqs):
         create: bool = False,
         mapping: Sources | None = None,
         missing: Sentinels | None = None,
+        csv: CsvOptions | None = None,
         format: str | None = None,
         index: Sequence[str] | None = None,
         precision: int = 5,
@@ -160,6 +163,7 @@ class AsyncObservations(AsyncCcqs):
             mapping: as for `ingest`; without one, features are taken by name, and all of the
                 largest grid in a new dataset.
             missing: as for `ingest`.
+            csv: as for `ingest`.
             format: as for `ingest`.
             index: with `create`, the features that queries can use; by default those that are
                 mapped, or the first 32.
@@ -196,7 +200,7 @@ class AsyncObservations(AsyncCcqs):
                 "data) stores tables and DataFrames"
             )
         else:
-            read_by = FileMapping.of(mapping, missing)
+            read_by = FileMapping.of(mapping, missing, csv)
             source = await in_thread(
                 partial(open_source, Path(path), mapping=read_by, format=format)
             )

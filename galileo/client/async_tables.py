@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.client.arguments import check_progress, dataset_name, instance_of, shown
@@ -20,6 +21,7 @@ from galileo.client.ingestion import Progress, in_thread
 from galileo.client.results import Receipt, TableRows
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError, InputError
+from galileo.formats import CsvOptions
 from galileo.formats.memory import is_table, opened, plain_tables
 from galileo.formats.source import BATCH_ROWS, split_by_bytes
 from galileo.formats.table_files import open_rows
@@ -45,6 +47,8 @@ from galileo.wire.v1.storage_pb2_grpc import StorageStub
 Result = TypeVar("Result")
 Keys: TypeAlias = Any
 """A table with the key's columns, or a list of keys if the key has one column."""
+KEYS_COUNTED_MAX = 10_000_000
+"""Rows of a call whose keys are counted; their hashes take 8 bytes each."""
 
 
 class AsyncTables(AsyncObservations):
@@ -84,6 +88,7 @@ class AsyncTables(AsyncObservations):
         table: str,
         rows: Any,
         *,
+        csv: CsvOptions | None = None,
         producer: str | None = None,
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
@@ -101,6 +106,7 @@ class AsyncTables(AsyncObservations):
                 reader, or another object with `__arrow_c_stream__`, of the table's columns; or the
                 path of a Parquet, Arrow, CSV or JSON lines file. Geometries are WKB, WKT, shapely
                 geometries, GeoJSON or boxes, as docs/tables.md says.
+            csv: how a CSV file is written.
             producer: name under which the batches are numbered. The same rows again under the same
                 name, number and `batch_rows` are stored once; by default the name is a fresh one.
             first_batch: the number of the first batch.
@@ -123,6 +129,7 @@ class AsyncTables(AsyncObservations):
             table,
             rows,
             lambda _, piece: piece,
+            csv=csv,
             producer=producer,
             first_batch=first_batch,
             batch_rows=batch_rows,
@@ -309,6 +316,7 @@ class AsyncTables(AsyncObservations):
         prepare: Callable[[Table, pa.Table], pa.Table],
         *,
         rows_of: Callable[[Table, Any], Any] = lambda _, rows: rows,
+        csv: CsvOptions | None = None,
         producer: str | None,
         first_batch: int,
         batch_rows: int,
@@ -322,7 +330,8 @@ class AsyncTables(AsyncObservations):
 
         async def store(table: Table) -> Receipt:
             with opened(rows_of(table, rows)) as data:
-                pieces: Iterator[pa.Table] = (prepare(table, some) for some in _pieces(table, data))
+                read = _pieces(table, data, csv)
+                pieces: Iterator[pa.Table] = (prepare(table, some) for some in read)
                 if producer is None:
                     begun = await in_thread(lambda: list(itertools.islice(pieces, 2)))
                     if len(begun) == 1 and begun[0].num_rows <= min(batch_rows, CALL_ROWS_MAX):
@@ -360,8 +369,11 @@ class AsyncTables(AsyncObservations):
         versions = (versions_of(table, piece) for piece in pieces)
         sender = producer or f"client-{uuid.uuid4().hex}"
         number = stored = duplicates = 0
+        hashes: list[npt.NDArray[np.uint64]] = []
         reached = EMPTY_CURSOR
         while (whole := await in_thread(next, versions, None)) is not None:
+            if stored <= KEYS_COUNTED_MAX:
+                hashes.append(hashes_of(table, whole)[:, 0])
             for start in range(0, whole.num_rows, batch_rows):
                 for batch in split_by_bytes(whole.slice(start, batch_rows)):
                     try:
@@ -388,13 +400,14 @@ class AsyncTables(AsyncObservations):
             duplicate_rows=duplicates,
             reached=reached,
             producer=sender,
+            keys=len(np.unique(np.concatenate(hashes))) if 0 < stored <= KEYS_COUNTED_MAX else None,
         )
 
 
-def _pieces(table: Table, rows: Any) -> Iterator[pa.Table]:
+def _pieces(table: Table, rows: Any, csv: CsvOptions | None = None) -> Iterator[pa.Table]:
     """The rows of a table in memory or of a file."""
     if isinstance(rows, str | os.PathLike):
-        return open_rows(Path(rows), table.arrow_schema)
+        return open_rows(Path(rows), table.arrow_schema, csv)
     if is_table(rows):
         return _tables(table, rows)
     raise InputError(

@@ -58,7 +58,7 @@ from galileo.client.scrubs import ScrubProgress
 from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import Spool
 from galileo.cursor import Cursor
-from galileo.formats import Source
+from galileo.formats import CsvOptions, Source
 from galileo.formats.mapping import Sentinels, Sources
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
@@ -502,6 +502,7 @@ class BlockingCalls(BlockingBase):
         subscriptions: Any,
         *,
         broker: str | None = None,
+        csv: CsvOptions | None = None,
         producer: str | None = None,
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
@@ -517,6 +518,7 @@ class BlockingCalls(BlockingBase):
             subscriptions: rows as of `upsert`, with the columns `id`, `broker`, and one for each
                 parameter.
             broker: of all of them, in place of the column.
+            csv: how a CSV file is written.
             producer: as of `upsert`, and so are the rest.
             first_batch: likewise.
             batch_rows: likewise.
@@ -541,6 +543,7 @@ class BlockingCalls(BlockingBase):
                 channel,
                 subscriptions,
                 broker=broker,
+                csv=csv,
                 producer=producer,
                 first_batch=first_batch,
                 batch_rows=batch_rows,
@@ -704,6 +707,7 @@ class BlockingCalls(BlockingBase):
         table: str,
         rows: Any,
         *,
+        csv: CsvOptions | None = None,
         producer: str | None = None,
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
@@ -721,6 +725,7 @@ class BlockingCalls(BlockingBase):
                 reader, or another object with `__arrow_c_stream__`, of the table's columns; or the
                 path of a Parquet, Arrow, CSV or JSON lines file. Geometries are WKB, WKT, shapely
                 geometries, GeoJSON or boxes, as docs/tables.md says.
+            csv: how a CSV file is written.
             producer: name under which the batches are numbered. The same rows again under the same
                 name, number and `batch_rows` are stored once; by default the name is a fresh one.
             first_batch: the number of the first batch.
@@ -743,6 +748,7 @@ class BlockingCalls(BlockingBase):
             self._client.upsert(
                 table,
                 rows,
+                csv=csv,
                 producer=producer,
                 first_batch=first_batch,
                 batch_rows=batch_rows,
@@ -839,6 +845,7 @@ class BlockingCalls(BlockingBase):
         *,
         mapping: Sources | None = None,
         missing: Sentinels | None = None,
+        csv: CsvOptions | None = None,
         format: str | None = None,
         producer: str | None = None,
         first_batch: int = 0,
@@ -865,6 +872,7 @@ class BlockingCalls(BlockingBase):
                 place, a time or a value are skipped.
             missing: values that mean a missing one: `-9999`, a list of such, or by variable,
                 `{"temp": -9999}`. They make a table be read as a mapping does.
+            csv: how CSV files are written, such as `galileo.CsvOptions(separator=";")`.
             format: of files, where neither their first bytes nor their names say it.
             producer: name under which the batches are numbered. Ingesting the same data again
                 under the same name and `batch_rows` stores nothing twice. By default files have
@@ -894,6 +902,7 @@ class BlockingCalls(BlockingBase):
                 data,
                 mapping=mapping,
                 missing=missing,
+                csv=csv,
                 format=format,
                 producer=producer,
                 first_batch=first_batch,
@@ -910,6 +919,7 @@ class BlockingCalls(BlockingBase):
         create: bool = False,
         mapping: Sources | None = None,
         missing: Sentinels | None = None,
+        csv: CsvOptions | None = None,
         format: str | None = None,
         index: Sequence[str] | None = None,
         precision: int = 5,
@@ -931,6 +941,7 @@ class BlockingCalls(BlockingBase):
             mapping: as for `ingest`; without one, features are taken by name, and all of the
                 largest grid in a new dataset.
             missing: as for `ingest`.
+            csv: as for `ingest`.
             format: as for `ingest`.
             index: with `create`, the features that queries can use; by default those that are
                 mapped, or the first 32.
@@ -966,6 +977,7 @@ class BlockingCalls(BlockingBase):
                 create=create,
                 mapping=mapping,
                 missing=missing,
+                csv=csv,
                 format=format,
                 index=index,
                 precision=precision,

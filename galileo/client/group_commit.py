@@ -80,7 +80,9 @@ class GroupCommit:
         for call in group:
             waiting.pop(call, None)
             if receipt is not None:
-                call.receipt = dataclasses.replace(receipt, rows=call.rows.num_rows)
+                keys = receipt.keys if len(group) == 1 else None
+                rows = call.rows.num_rows
+                call.receipt = dataclasses.replace(receipt, rows=rows, keys=keys)
 
 
 def _pieces(tables: Sequence[pa.Table]) -> list[pa.Table]:

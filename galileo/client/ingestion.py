@@ -8,6 +8,7 @@ import os
 import threading
 import uuid
 import warnings
+from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -34,7 +35,7 @@ from galileo.formats import Mapping as FileMapping
 from galileo.formats import Source, open_source
 from galileo.formats.memory import is_grid, is_table, named_tables, open_grid, open_table, opened
 from galileo.formats.reader import Reader
-from galileo.formats.source import BATCH_ROWS, rebatch, split_by_bytes
+from galileo.formats.source import BATCH_ROWS, rebatch, skipped_words, split_by_bytes
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema, has_columns
 from galileo.optional_imports import is_frame, is_series
@@ -126,7 +127,8 @@ def _receipt(sending: Sending, batches: list[_Replies]) -> Receipt:
         duplicate_rows=sum(reply.duplicate_rows for reply in replies),
         reached=reached,
         producer=sending.name,
-        skipped=sending.skipped,
+        skipped=sending.lacking.total(),
+        lacking=sending.lacking,
     )
 
 
@@ -166,7 +168,7 @@ class Sending:
     Attributes:
         name: the producer of the latest batch.
         fresh_name: the producer that no other call has used; None if the caller named one.
-        skipped: rows that were left out so far.
+        lacking: rows that were left out so far, by what they lack.
     """
 
     schema: Schema
@@ -178,7 +180,7 @@ class Sending:
     read_schema: Callable[[], Awaitable[Schema]] | None = None
     name: str = ""
     fresh_name: str | None = None
-    skipped: int = 0
+    lacking: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         if not isinstance(self.batch_rows, int | np.integer) or self.batch_rows < 1:
@@ -241,8 +243,8 @@ class Sending:
     async def _read(self, source: Source) -> AsyncGenerator[pa.Table, None]:
         async for table in _stepped(source.batches(self.batch_rows)):
             yield normalise(self.schema, table)
-        self.skipped += source.skipped
-        for words in source.sentinels.warnings():
+        self.lacking += source.lacking
+        for words in source.warnings():
             warnings.warn(GalileoWarning(words), stacklevel=1)
 
     async def _update_schema(self) -> None:
@@ -320,8 +322,16 @@ def check_first_batch(source: Source, schema: Schema) -> None:
 
     A schema's features are for ever: a wrong file or mapping must not leave a dataset behind.
     """
-    for table in itertools.islice(source.bound_to(schema).batches(), 1):
+    bound = source.bound_to(schema)
+    table = next(bound.batches(), None)
+    if table is not None:
         normalise(schema, table)
+    elif bound.skipped:
+        raise InputError(
+            f"expected an observation, got none: {skipped_words(bound.lacking)}; the dataset was "
+            "not created",
+            expected="observations",
+        )
 
 
 async def _each(data: Batches) -> AsyncGenerator[Any, None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -168,6 +169,8 @@ class Receipt:
             that of whatever else was sent.
         skipped: rows of files, grids and mapped tables that were left out: without a place, a time
             or a value.
+        lacking: of `skipped`, the rows by what they lack: "latitude", "longitude", "time", "value".
+        keys: different keys among the rows of a table; None where they were not counted.
         created: whether `ingest_file` has created the dataset.
 
     Example:
@@ -183,6 +186,8 @@ class Receipt:
     reached: Cursor
     producer: str
     skipped: int = 0
+    lacking: Mapping[str, int] = field(default_factory=dict)
+    keys: int | None = None
     created: bool = False
 
 

@@ -1,8 +1,17 @@
 """Files of observations; `detection.READERS` lists the formats."""
 
+from galileo.formats.csv_options import CsvOptions
 from galileo.formats.detection import FORMATS, open_source
 from galileo.formats.mapping import Mapping
 from galileo.formats.source import Source, suggest_schema
 from galileo.formats.variables import VariableInfo
 
-__all__ = ["FORMATS", "Mapping", "Source", "VariableInfo", "open_source", "suggest_schema"]
+__all__ = [
+    "FORMATS",
+    "CsvOptions",
+    "Mapping",
+    "Source",
+    "VariableInfo",
+    "open_source",
+    "suggest_schema",
+]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from galileo.arrays import plain_type
-from galileo.errors import InputError, UnknownProperty
+from galileo.errors import InputError, InvalidObservations, UnknownProperty
+from galileo.formats.bad_rows import BadRows
+from galileo.formats.csv_options import CsvOptions
 from galileo.formats.expressions import Columns, Expression, Literal, Name, parse
 from galileo.formats.expressions import names as expression_names
 from galileo.formats.mapping import Mapping
@@ -47,15 +53,22 @@ DECODED_BYTES_MAX = 256 << 20
 IDENTIFIER_ROWS_MIN = 20
 IDENTIFIER_SHARE = 0.5
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """The sources of coordinates; `time` as in `Mapping`, empty if it is constant."""
+    """The sources of coordinates; `time` as in `Mapping`, empty if it is constant.
+
+    Attributes:
+        error: says which of them is missing; None if none is.
+    """
 
     latitude: Expression
     longitude: Expression
     time: str
     constant_us: int | None
+    error: InputError | None = None
 
     @property
     def roles(self) -> dict[str, str]:
@@ -74,14 +87,29 @@ class ColumnReader:
 
     Attributes:
         others: columns that cannot be features, such as lists.
+        csv: how a CSV file is written; None for others.
+        names: of all columns, where `infos` are costly.
+        line_of: the line of a row, where rows have lines.
+        bad_rows: collects rows with a mistake; None where a mistake is an error.
     """
 
     coordinates: Coordinates
-    infos: tuple[VariableInfo, ...]
+    infos: Collection[VariableInfo]
     rows: int | None
     scan: Callable[[Sequence[str]], Iterable[pa.Table]]
     mapping: Mapping
     others: tuple[str, ...] = ()
+    csv: CsvOptions | None = None
+    names: tuple[str, ...] = ()
+    line_of: Callable[[int], int] | None = None
+    bad_rows: BadRows | None = None
+
+    def named_variables(self) -> Sequence[VariableInfo]:
+        """The variables, perhaps without their types: quick, and enough where types are known."""
+        if not self.names:
+            return self.variables()
+        roles = self.coordinates.roles
+        return [VariableInfo(name) for name in self.names if name not in roles]
 
     def variables(self) -> Sequence[VariableInfo]:
         return [info for info in self.infos if info.name not in self.coordinates.roles]
@@ -91,15 +119,21 @@ class ColumnReader:
         return [replace(info, role=roles[info.name]) for info in self.infos if info.name in roles]
 
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
+        if self.coordinates.error is not None:
+            raise self.coordinates.error
         sources = tuple(dict.fromkeys((*self.coordinates.roles, *names)))
         first_row = 0
+        if self.bad_rows is not None:
+            self.bad_rows.mistakes.clear()
         for table in self.scan(sources):
             columns = {
                 name: null_sentinels(one_array(table.column(name)), self.mapping.sentinels(name))
                 for name in sources
             }
-            rows = Columns(columns, rows=table.num_rows, first_row=first_row)
-            coordinates = _evaluate_coordinates(self.coordinates, rows)
+            rows = Columns(columns, table.num_rows, first_row, self.csv)
+            coordinates = evaluate_rows(
+                rows, partial(_evaluate_coordinates, self.coordinates), self.bad_rows
+            )
             yield table_of(coordinates, [columns[name] for name in names], names=names)
             first_row += table.num_rows
 
@@ -109,7 +143,44 @@ def _evaluate_coordinates(where: Coordinates, columns: Columns) -> list[pa.Array
     if where.constant_us is not None:
         return [*degrees, pa.repeat(pa.scalar(where.constant_us, TIME_TYPE), columns.rows)]
     parts = [columns.arrays[name] for name in time_columns(where.time)]
-    return [*degrees, times(parts, where.time, first_row=columns.first_row)]
+    return [*degrees, times(parts, where.time, first_row=columns.first_row, csv=columns.csv)]
+
+
+def evaluate_rows(
+    columns: Columns, evaluate: Callable[[Columns], Result], bad_rows: BadRows | None
+) -> Result:
+    """What `evaluate` makes of some rows; bad rows are noted, and null in all columns."""
+    while True:
+        try:
+            return evaluate(columns)
+        except InvalidObservations as error:
+            row = error.details.get("row", -1) - columns.first_row
+            if bad_rows is None or not 0 <= row < columns.rows:
+                raise
+            words = error.message.replace(f" in row {row + columns.first_row}", "")
+            bad_rows.add(row + columns.first_row, words.partition("; ")[0])
+            is_bad = np.arange(columns.rows) == row
+            arrays = {
+                name: pc.if_else(is_bad, pa.scalar(None, array.type), array)
+                for name, array in columns.arrays.items()
+            }
+            columns = replace(columns, arrays=arrays)
+
+
+def located(
+    error: InvalidObservations, line_of: Callable[[int], int] | None
+) -> InvalidObservations:
+    """The error with the number of the line, if the rows of the file have lines."""
+    row = error.details.get("row")
+    if line_of is None or row is None or "line" in error.details:
+        return error
+    line = line_of(row)
+    words = error.message.replace(f" in row {row}", f" in line {line}")
+    if row == 0:
+        words += "; a line of units is skipped by --units (in Python: CsvOptions(units=True))"
+    if re.search(r"'[-+]?[0-9.]*,[0-9]+'", words):
+        words += "; decimal commas are read by --decimal , (in Python: CsvOptions(decimal=','))"
+    return InvalidObservations(words, **error.details, line=line)
 
 
 def empty_reader(mapping: Mapping) -> ColumnReader:
@@ -121,16 +192,18 @@ def empty_reader(mapping: Mapping) -> ColumnReader:
 def coordinates_of(mapping: Mapping, names: Sequence[str]) -> Coordinates:
     """The coordinate columns among `names`: those of the mapping, else those with usual names.
 
-    Raises:
-        InputError: one is missing or ambiguous; says how to map it.
+    If one is missing or ambiguous, the `error` says how to map it.
     """
-    constant = None if mapping.constant_time is None else micros(mapping.constant_time)
-    return Coordinates(
-        _degrees("latitude", mapping.latitude, names=names),
-        _degrees("longitude", mapping.longitude, names=names),
-        "" if constant is not None else _time(mapping.time, names),
-        constant,
-    )
+    try:
+        constant = None if mapping.constant_time is None else micros(mapping.constant_time)
+        return Coordinates(
+            _degrees("latitude", mapping.latitude, names=names),
+            _degrees("longitude", mapping.longitude, names=names),
+            "" if constant is not None else _time(mapping.time, names),
+            constant,
+        )
+    except InputError as error:
+        return Coordinates(Literal(0.0), Literal(0.0), "", 0, error)
 
 
 def find_columns(names: Sequence[str], among: Sequence[str] = COORDINATES) -> dict[str, str]:

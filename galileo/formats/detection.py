@@ -9,6 +9,7 @@ from pathlib import Path
 from galileo.errors import InputError
 from galileo.formats.arrow_files import open_arrow, open_parquet
 from galileo.formats.csv import open_delimited
+from galileo.formats.csv_options import CsvOptions
 from galileo.formats.geojson import open_geojson
 from galileo.formats.mapping import Mapping
 from galileo.formats.ndjson import open_ndjson
@@ -75,6 +76,7 @@ def open_source(
     mapping: Mapping | None = None,
     schema: Schema | None = None,
     format: str | None = None,
+    is_place_needed: bool = True,
 ) -> Source:
     """Opens a file of observations.
 
@@ -84,6 +86,8 @@ def open_source(
             a schema, those with the names of its features.
         schema: of the dataset for the observations; determines features and types.
         format: one of `FORMATS`; None detects it.
+        is_place_needed: whether a file without places or times is an error; else `place_error` of
+            the source says what is missing, and its variables can be looked at.
 
     Raises:
         InputError: there is no such file, its format is unknown, it is damaged, or it has no
@@ -101,9 +105,16 @@ def open_source(
             format=str(name),
         )
     mapping = mapping or Mapping()
-    return Source(
-        path, READERS[name].open(path, mapping), format=name, mapping=mapping, schema=schema
-    )
+    if name != "csv" and mapping.csv != CsvOptions():
+        raise InputError(
+            f"expected a CSV file for the options of CSV, got {READERS[name].title} in {path}",
+            expected="csv",
+        )
+    reader = READERS[name].open(path, mapping)
+    source = Source(path, reader, format=name, mapping=mapping, schema=schema)
+    if is_place_needed and source.place_error is not None:
+        raise source.place_error
+    return source
 
 
 def detect(path: Path) -> str:

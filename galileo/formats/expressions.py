@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import InputError
-from galileo.formats.type_conversion import convert, null_sentinels
+from galileo.formats.csv_options import CsvOptions
+from galileo.formats.type_conversion import convert, null_sentinels, plain_texts
 from galileo.model.schema import FeatureType
 
 Floats = npt.NDArray[np.float64]
@@ -335,11 +336,13 @@ class Columns:
 
     Attributes:
         first_row: number of the first of them within the file, for messages.
+        csv: how a CSV file writes them; None for other files.
     """
 
     arrays: Mapping[str, pa.Array]
     rows: int
     first_row: int
+    csv: CsvOptions | None = None
 
     def evaluate(self, expression: Expression, kind: FeatureType) -> pa.Array:
         """The values of an expression, of the Arrow type of `kind`.
@@ -380,4 +383,6 @@ class Columns:
             return pa.array(function.apply(*numbers), from_pandas=True)
 
     def _converted(self, array: pa.Array, kind: FeatureType, source: Expression) -> pa.Array:
+        if self.csv is not None and kind != "text":
+            array = plain_texts(array, self.csv)
         return convert(array, kind, name=str(source), first_row=self.first_row)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 from collections.abc import Mapping as AbstractMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from galileo.errors import InputError
+from galileo.formats.csv_options import CsvOptions
 from galileo.model.schema import COORDINATES
 
 CONSTANT = "@"
@@ -34,6 +35,7 @@ class Mapping:
             `epoch_s(x)` and `epoch_ms(x)` read numbers of seconds and milliseconds.
         constant_time: the time of all rows, for files without times.
         missing: pairs of a variable (empty for all) and a value that means a missing value.
+        csv: how a CSV file is written.
     """
 
     features: tuple[tuple[str, str], ...] = ()
@@ -42,10 +44,13 @@ class Mapping:
     time: str | None = None
     constant_time: str | None = None
     missing: tuple[tuple[str, str], ...] = ()
+    csv: CsvOptions = field(default_factory=CsvOptions)
 
     @staticmethod
-    def of(sources: Sources | None, missing: Sentinels | None = None) -> Mapping:
-        """A mapping from the argument of a call.
+    def of(
+        sources: Sources | None, missing: Sentinels | None = None, csv: CsvOptions | None = None
+    ) -> Mapping:
+        """A mapping from the arguments of a call.
 
         Raises:
             InputError: it has the wrong type or form.
@@ -62,7 +67,8 @@ class Mapping:
             mapping = Mapping.parse(sources or ())
         else:
             raise InputError(f"expected a mapping such as {{'temperature': '2t'}}, got {sources!r}")
-        return replace(mapping, missing=mapping.missing + tuple(_sentinels(missing)))
+        missing_pairs = mapping.missing + tuple(_sentinels(missing))
+        return replace(mapping, missing=missing_pairs, csv=csv or mapping.csv)
 
     @property
     def is_empty(self) -> bool:

@@ -39,9 +39,12 @@ class SentinelSearch:
 
     def __init__(self) -> None:
         self._columns: dict[str, _Column] = {}
+        self._texts: dict[str, bool] = {}
 
     def add(self, name: str, column: pa.Array) -> None:
-        """Adds the next piece of a column; ignores columns that are not numbers."""
+        """Adds the next piece of a column, of which texts are looked at in the first piece."""
+        if pa.types.is_string(column.type) and name not in self._texts:
+            self._texts[name] = _are_fractions(column)
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             return
         statistics = self._columns.setdefault(name, _Column())
@@ -57,8 +60,14 @@ class SentinelSearch:
             statistics.low, statistics.high = min(statistics.low, low), max(statistics.high, high)
 
     def warnings(self) -> list[str]:
-        """A message for each suspicious value of a column."""
-        return [
+        """A message for each suspicious value of a column, and for numbers in texts."""
+        texts = [
+            f"the values of variable {name!r} are numbers and were stored as texts, since its "
+            "feature is a text; for numbers, ingest the file into a new dataset"
+            for name, are_fractions in self._texts.items()
+            if are_fractions
+        ]
+        return texts + [
             f"variable {name!r} is {value:g} in {count:,} of {column.rows:,} rows, and {value:g} "
             "was stored as a number. If it means a missing value, ingest the file into a new "
             f"dataset with --missing {value:g} (in Python: missing={value:g})"
@@ -66,6 +75,13 @@ class SentinelSearch:
             for value, count in sorted(column.counts.items())
             if count >= RECURS_MIN and column.is_outlier(value)
         ]
+
+
+def _are_fractions(column: pa.Array) -> bool:
+    """Whether all texts are numbers and some have a fraction, so that they are no codes."""
+    texts = column.drop_null()
+    fits = pc.all(pc.match_substring_regex(texts, r"^\s*[-+]?[0-9]*\.?[0-9]+\s*$")).as_py()
+    return bool(len(texts) and fits and pc.any(pc.match_substring(texts, ".")).as_py())
 
 
 def _extremes(column: pa.Array) -> tuple[float | None, float | None]:

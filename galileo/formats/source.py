@@ -11,15 +11,18 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations, InvalidSchema, UnknownProperty
+from galileo.formats.columns import ColumnReader, evaluate_rows, located
+from galileo.formats.csv_options import CsvOptions
 from galileo.formats.expressions import (
     Columns,
     Expression,
@@ -53,6 +56,7 @@ from galileo.model.schema import (
 )
 from galileo.model.times import Duration
 
+Counts: TypeAlias = AbstractMapping[str, int]
 BATCH_ROWS = 65_536
 BATCH_BYTES_MAX = 32 << 20
 """Arrow bytes of a batch; batches with many columns or long texts have fewer rows."""
@@ -83,9 +87,8 @@ class Source:
         path: of the file; None for data in memory.
         format: name of its format.
         mapping: of variables to features.
-        skipped: rows that the latest `batches` has skipped so far, since they have no place or
-            time, or all features are missing.
-        sentinels: common sentinels that the latest `batches` has so far read as numbers.
+        lacking: rows that the latest `batches` has skipped so far, by what they lack: "latitude",
+            "longitude", "time", or a "value" of a feature.
     """
 
     def __init__(
@@ -100,8 +103,9 @@ class Source:
         self.path = path
         self.format = format
         self.mapping = mapping
-        self.skipped = 0
-        self.sentinels = SentinelSearch()
+        self.lacking = Counter[str]()
+        self._notes: list[str] = []
+        self._sentinels = SentinelSearch()
         self._reader = reader
         self._schema = schema
 
@@ -115,6 +119,21 @@ class Source:
     def rows(self) -> int | None:
         """Rows of the file including skipped ones, exact or estimated; None if unknown."""
         return self._reader.rows
+
+    @property
+    def skipped(self) -> int:
+        """Rows that the latest `batches` has skipped so far."""
+        return self.lacking.total()
+
+    def warnings(self) -> list[str]:
+        """What is suspicious about the values that the latest `batches` has read, and bad rows."""
+        return [*self._notes, *self._sentinels.warnings()]
+
+    @property
+    def place_error(self) -> InputError | None:
+        """Says which coordinate was not found; None if none is missing."""
+        reader = self._reader
+        return reader.coordinates.error if isinstance(reader, ColumnReader) else None
 
     def variables(self) -> list[VariableInfo]:
         return list(self._reader.variables())
@@ -133,9 +152,12 @@ class Source:
 
     def samples(self, names: Sequence[str]) -> dict[str, list[Any]]:
         """Some values of variables from the first rows; empty if the file has no rows."""
-        roles = {info.name: info.role for info in self._reader.coordinate_variables()}
+        roles = self._roles()
         read = [name for name in names if name not in roles]
-        table = next(iter(self._reader.tables(read)), None)
+        tables = self._reader.tables(read)
+        if self.place_error and isinstance(self._reader, ColumnReader):
+            tables = iter(self._reader.scan(read))
+        table = next(tables, None)
         if table is None:
             return {}
         columns = {name: roles.get(name, name) for name in names}
@@ -154,9 +176,11 @@ class Source:
             InputError: the mapping, the file and the schema contradict each other.
         """
         if self._schema is not None:
-            if self._reader.rows == 0 and not self.all_variables():  # It names no columns, either.
+            if (
+                self._reader.rows == 0 and not self._named_variables()
+            ):  # It names no columns, either.
                 return tuple(Binding(f.name, f.type, f.unit, None) for f in self._schema.features)
-            return _bound_to_schema(self._schema, self.mapping, variables=self._reader.variables())
+            return _bound_to_schema(self._schema, self.mapping, variables=self._named_variables())
         variables = self._reader.variables()
         pairs = self.mapping.features or default_features(variables, self._reader.others)
         return tuple(_bind(name, text, variables=variables) for name, text in pairs)
@@ -172,8 +196,8 @@ class Source:
             raise InputError(
                 f"expected batches of at least 1 row, got {rows_max}", option="rows_max"
             )
-        self.skipped = 0
-        self.sentinels = SentinelSearch()
+        self.lacking = Counter()
+        self._sentinels = SentinelSearch()
         return rebatch(self._tables(), rows_max=rows_max)
 
     def digest(self, rows_max: int = BATCH_ROWS) -> str:
@@ -196,6 +220,7 @@ class Source:
             "place": [self.mapping.latitude, self.mapping.longitude],
             "time": [self.mapping.time, self.mapping.constant_time],
             "missing": self.mapping.missing,
+            "csv": self.mapping.csv.to_dict(),
             "schema": schema.to_json() if schema else "",
             "rows_max": rows_max,
         }
@@ -203,16 +228,32 @@ class Source:
         return f"file-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def _tables(self) -> Iterator[pa.Table]:
-        missing = self._missing()
+        missing, reader = self._missing(), self._reader
+        rows = reader if isinstance(reader, ColumnReader) else None
         first_row = 0
-        for raw in self._reader.tables(_names_read(self.bindings)):
-            table = _map_features(
-                raw, self.bindings, first_row=first_row, missing=missing, search=self.sentinels
-            )
-            first_row += raw.num_rows
-            valid = table.filter(pa.array(_valid_rows(table, self.bindings)))
-            self.skipped += table.num_rows - valid.num_rows
-            yield valid
+        try:
+            for raw in reader.tables(_names_read(self.bindings)):
+                columns = _columns(raw, missing, first_row, rows.csv if rows else None)
+                bad_rows = rows.bad_rows if rows else None
+                features = evaluate_rows(columns, self._features, bad_rows)
+                coordinates = [
+                    null_sentinels(one_array(column), missing.sentinels(name))
+                    for name, column in zip(COORDINATES, raw.columns, strict=False)
+                ]
+                table = table_of(coordinates, features, names=[b.feature for b in self.bindings])
+                if bad_rows is not None:
+                    table = table.filter(bad_rows.are_good(first_row, raw.num_rows))
+                first_row += raw.num_rows
+                is_valid, lacking = _valid_rows(table, self.bindings)
+                self.lacking.update(lacking)
+                yield table.filter(pa.array(is_valid))
+            if rows and rows.bad_rows is not None:
+                self._notes = rows.bad_rows.write()
+        except InvalidObservations as error:
+            raise located(error, rows.line_of if rows else None) from error
+
+    def _features(self, columns: Columns) -> list[pa.Array]:
+        return _evaluate_features(columns, self.bindings, self._sentinels)
 
     def _missing(self) -> Mapping:
         """A mapping of the sentinels, with full names of variables.
@@ -220,13 +261,34 @@ class Source:
         Raises:
             InputError: a sentinel is for an unknown variable.
         """
-        coordinates = {info.name for info in self._reader.coordinate_variables()} | {*COORDINATES}
-        variables = self._reader.variables()
+        coordinates = {*self._roles(), *COORDINATES}
+        variables = self._named_variables()
         pairs = [
             (name if not name or name in coordinates else resolve(variables, name).name, value)
             for name, value in self.mapping.missing
         ]
         return Mapping(missing=tuple(pairs))
+
+    def _named_variables(self) -> Sequence[VariableInfo]:
+        """The variables, perhaps without their types."""
+        if isinstance(self._reader, ColumnReader):
+            return self._reader.named_variables()
+        return self._reader.variables()
+
+    def _roles(self) -> dict[str, str]:
+        """The coordinate of each variable that is one."""
+        if isinstance(self._reader, ColumnReader):
+            return self._reader.coordinates.roles
+        return {info.name: info.role for info in self._reader.coordinate_variables()}
+
+
+def skipped_words(lacking: Counts) -> str:
+    """Rows that were skipped, for people: `4 rows without a latitude`."""
+    return ", ".join(
+        f"{count:,} {'row' if count == 1 else 'rows'} without a {name}"
+        for name, count in lacking.items()
+        if count
+    )
 
 
 def suggest_schema(
@@ -372,23 +434,21 @@ def _names_read(bindings: Sequence[Binding]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(read))
 
 
-def _map_features(
-    raw: pa.Table,
-    bindings: Sequence[Binding],
-    *,
-    first_row: int,
-    missing: Mapping,
-    search: SentinelSearch,
-) -> pa.Table:
-    arrays = [
-        null_sentinels(one_array(column), missing.sentinels(name))
-        for name, column in zip(raw.column_names, raw.columns, strict=True)
-    ]
+def _columns(raw: pa.Table, missing: Mapping, first_row: int, csv: CsvOptions | None) -> Columns:
+    """The variables of some rows, without sentinels."""
     count = len(COORDINATES)
-    by_name = dict(zip(raw.column_names[count:], arrays[count:], strict=True))
-    columns = Columns(by_name, rows=raw.num_rows, first_row=first_row)
+    arrays = {
+        name: null_sentinels(one_array(column), missing.sentinels(name))
+        for name, column in list(zip(raw.column_names, raw.columns, strict=True))[count:]
+    }
+    return Columns(arrays, raw.num_rows, first_row, csv)
+
+
+def _evaluate_features(
+    columns: Columns, bindings: Sequence[Binding], search: SentinelSearch
+) -> list[pa.Array]:
     features = [
-        pa.nulls(raw.num_rows, ARROW_TYPES[b.type or "text"])
+        pa.nulls(columns.rows, ARROW_TYPES[b.type or "text"])
         if b.expression is None
         else columns.evaluate(b.expression, b.type or "text")
         for b in bindings
@@ -401,7 +461,7 @@ def _map_features(
                 # In a file of texts, only some columns are numbers.
                 with contextlib.suppress(InvalidObservations):
                     search.add(name, columns.evaluate(Name(name), "float"))
-    return table_of(arrays[:count], features, names=[b.feature for b in bindings])
+    return features
 
 
 def _sample(column: pa.ChunkedArray) -> list[Any]:
@@ -410,15 +470,20 @@ def _sample(column: pa.ChunkedArray) -> list[Any]:
     return sample
 
 
-def _valid_rows(table: pa.Table, bindings: Sequence[Binding]) -> Any:
-    """Rows with a place, a time and a value in at least one feature.
+def _valid_rows(table: pa.Table, bindings: Sequence[Binding]) -> tuple[Any, dict[str, int]]:
+    """Rows with a place, a time and a value in at least one feature; what the others lack.
 
     Features that are constant, such as the name of a station, do not count.
     """
-    known = [_valid(table, name) for name in COORDINATES]
+    is_valid = np.ones(table.num_rows, dtype=bool)
     features = [_valid(table, b.feature) for b in bindings if b.expression and names(b.expression)]
-    present = np.logical_and.reduce(known)
-    return present & np.logical_or.reduce(features) if features else present
+    has_value = np.logical_or.reduce(features) if features else is_valid
+    lacking = {}
+    for name in (*COORDINATES, "value"):
+        has_it = has_value if name == "value" else _valid(table, name)
+        lacking[name] = int((is_valid & ~has_it).sum())
+        is_valid = is_valid & has_it
+    return is_valid, lacking
 
 
 def _valid(table: pa.Table, name: str) -> Any:

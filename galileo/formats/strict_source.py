@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.columns import ColumnReader
 from galileo.formats.detection import READERS
+from galileo.formats.expressions import Columns, Name
 from galileo.formats.geojson import ELEVATION
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import table_of
 from galileo.formats.source import BATCH_ROWS, rebatch
 from galileo.formats.text_mistakes import first_mistake
-from galileo.formats.type_conversion import convert, one_array
+from galileo.formats.type_conversion import one_array
 from galileo.geo.regions import Floats
 from galileo.model.observations import normalise
 from galileo.model.schema import ARROW_TYPES, Schema, nearest_name
@@ -61,9 +62,12 @@ class StrictSource:
         self._schema = schema
         try:
             reader = READERS[format].open(path, Mapping())
+            assert isinstance(reader, ColumnReader), "these formats are tables"
+            if reader.coordinates.error is not None:
+                raise reader.coordinates.error
+            reader.variables()
         except InputError as error:
             self._explain(error)
-        assert isinstance(reader, ColumnReader), "these formats are tables"
         self._reader = reader
         self._names = _features_of(reader, schema)
 
@@ -90,13 +94,10 @@ class StrictSource:
             first_row += raw.num_rows
 
     def _observations(self, raw: pa.Table, first_row: int) -> pa.Table:
+        arrays = {name: one_array(raw.column(name)) for name in self._names}
+        columns = Columns(arrays, raw.num_rows, first_row, self._reader.csv)
         features = [
-            convert(
-                one_array(raw.column(feature.name)),
-                feature.type,
-                name=feature.name,
-                first_row=first_row,
-            )
+            columns.evaluate(Name(feature.name), feature.type)
             if feature.name in self._names
             else pa.nulls(raw.num_rows, ARROW_TYPES[feature.type])
             for feature in self._schema.features

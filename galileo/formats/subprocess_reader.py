@@ -90,7 +90,8 @@ class SubprocessReader:
         path.open("rb").close()
         self._readers = readers
         self._path = path
-        self._request = {"path": str(path), "format": format, "mapping": asdict(mapping)}
+        facts = {name: value for name, value in asdict(mapping).items() if name != "csv"}
+        self._request = {"path": str(path), "format": format, "mapping": facts}
         process = readers.acquire()
         try:
             self._description = self._open(process)

@@ -3,64 +3,98 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.csv as pcsv
 import pyarrow.json as pjson
 
-from galileo.errors import InputError
+from galileo.errors import GalileoWarning, InputError, InvalidObservations
 from galileo.formats.arrow_files import scan_arrow, scan_parquet
+from galileo.formats.bad_rows import BadRows
+from galileo.formats.columns import evaluate_rows, located
+from galileo.formats.csv import ROW_BYTES_MAX, open_csv
+from galileo.formats.csv_options import CsvOptions
+from galileo.formats.expressions import Columns, Name
+from galileo.formats.type_conversion import feature_type, one_array, times
 
-ROW_BYTES_MAX = 16 << 20
-"""Bytes of a row of CSV or JSON lines; a geometry can take some of them."""
-
-Opener = Callable[[Path, pa.Schema], Iterator[pa.Table]]
+Opener = Callable[[Path, pa.Schema, CsvOptions], Iterator[pa.Table]]
+_CSV = CsvOptions()
 
 
-def open_rows(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
+def open_rows(
+    path: Path, columns: pa.Schema, options: CsvOptions | None = None
+) -> Iterator[pa.Table]:
     """The rows of a file, a piece at a time, by the end of its name.
 
     Args:
-        path: of the file; .parquet, .arrow, .feather, .csv, .tsv, .ndjson or .jsonl.
+        path: of the file; .parquet, .arrow, .feather, .csv, .tsv, .txt, .ndjson or .jsonl, and CSV
+            perhaps compressed, .csv.gz.
         columns: the types that columns of these names have in texts.
+        options: how a CSV file is written.
 
     Raises:
         InputError: the file is of no such format, cannot be read, or is damaged.
     """
-    opener = OPENERS.get(path.suffix.lower())
-    if opener is None:
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    opener = OPENERS.get(suffix.lower())
+    if opener is None or (opener is not open_csv_rows and (suffix != path.suffix or options)):
         raise InputError(
             f"expected a file ending in {', '.join(OPENERS)}, got {path.name!r}", parameter="file"
         )
     try:
-        yield from opener(path, columns)
+        yield from opener(path, columns, options or _CSV)
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
         raise InputError(f"{path} cannot be read: {error}", parameter="file") from error
 
 
-def _parquet(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
+def _parquet(path: Path, columns: pa.Schema, _: CsvOptions) -> Iterator[pa.Table]:
     return scan_parquet(path)
 
 
-def _arrow(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
+def _arrow(path: Path, columns: pa.Schema, _: CsvOptions) -> Iterator[pa.Table]:
     return scan_arrow(path)
 
 
-def _delimited(delimiter: str) -> Opener:
-    def open_file(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
-        convert = pcsv.ConvertOptions(column_types=_in_texts(columns), strings_can_be_null=True)
-        parse = pcsv.ParseOptions(delimiter=delimiter)
-        read = pcsv.ReadOptions(block_size=ROW_BYTES_MAX)
-        with pcsv.open_csv(path, read, parse, convert) as reader:
-            for batch in reader:
-                yield pa.Table.from_batches([batch])
+def open_csv_rows(path: Path, columns: pa.Schema, options: CsvOptions = _CSV) -> Iterator[pa.Table]:
+    """The rows of a CSV file; columns that are not in `columns` stay texts.
 
-    return open_file
+    Raises:
+        InputError: a row does not fit; the details have its `row` and `line`.
+    """
+    file = open_csv(path, options)
+    bad_rows = BadRows.of(options, file.records)
+    first_row = 0
+    for texts in file.scan(file.names):
+        arrays = {name: one_array(texts.column(name)) for name in file.names}
+        rows = Columns(arrays, texts.num_rows, first_row, options)
+        try:
+            table = evaluate_rows(rows, partial(_typed, columns=columns), bad_rows)
+        except InvalidObservations as error:
+            raise located(error, file.line_of) from error
+        if bad_rows is not None:
+            table = table.filter(bad_rows.are_good(first_row, texts.num_rows))
+        yield table
+        first_row += texts.num_rows
+    for words in bad_rows.write() if bad_rows is not None else ():
+        warnings.warn(GalileoWarning(words), stacklevel=1)
 
 
-def _json_lines(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
+def _typed(rows: Columns, *, columns: pa.Schema) -> pa.Table:
+    """Texts as the types of a table; geometries stay WKT, which is parsed later."""
+    return pa.table({name: _column(rows, name, columns) for name in rows.arrays})
+
+
+def _column(rows: Columns, name: str, columns: pa.Schema) -> pa.Array:
+    kind = columns.field(name).type if name in columns.names else pa.string()
+    if pa.types.is_timestamp(kind):
+        return times([rows.arrays[name]], name, first_row=rows.first_row, csv=rows.csv)
+    return rows.evaluate(Name(name), feature_type(kind) or "text")
+
+
+def _json_lines(path: Path, columns: pa.Schema, _: CsvOptions) -> Iterator[pa.Table]:
     geometries = [column.name for column in columns if pa.types.is_binary(column.type)]
     read = pjson.ReadOptions(block_size=ROW_BYTES_MAX)
     parse = pjson.ParseOptions(explicit_schema=_in_texts(columns))
@@ -102,8 +136,9 @@ OPENERS: dict[str, Opener] = {
     ".parquet": _parquet,
     ".arrow": _arrow,
     ".feather": _arrow,
-    ".csv": _delimited(","),
-    ".tsv": _delimited("\t"),
+    ".csv": open_csv_rows,
+    ".tsv": open_csv_rows,
+    ".txt": open_csv_rows,
     ".ndjson": _json_lines,
     ".jsonl": _json_lines,
 }

@@ -1,4 +1,4 @@
-"""Finds the row of a mistake in a text file that Arrow refuses as a whole.
+"""Finds the row of a mistake in a JSON file that Arrow refuses as a whole.
 
 Arrow's parsers are fast and do not say where a mistake is. The functions here are slow and run only
 after an error.
@@ -6,7 +6,6 @@ after an error.
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from galileo.formats.csv import find_header
 from galileo.model.schema import Schema
 
 SHOWN_MAX = 80
@@ -54,33 +52,10 @@ def first_mistake(path: Path, format: str, schema: Schema) -> TextMistake | None
         schema: of the dataset for the rows.
     """
     finders: dict[str, Callable[[Path, Schema], TextMistake | None]] = {
-        "csv": _in_csv,
         "geojson": lambda path, schema: _in_json(_features(path), schema, _feature_mistake),
         "ndjson": lambda path, schema: _in_json(_lines(path), schema, _values_mistake),
     }
     return finders[format](path, schema) if format in finders else None
-
-
-# --- CSV -------------------------------------------------------------------------------------
-
-
-def _in_csv(path: Path, schema: Schema) -> TextMistake | None:
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-        header = find_header(path, lines)
-        rows = enumerate(csv.reader(lines, delimiter=header.delimiter))
-        while True:
-            try:
-                row, fields = next(rows)
-            except StopIteration:
-                return None
-            except csv.Error as error:
-                return TextMistake(0, "", str(error))
-            if fields and len(fields) != len(header.names):
-                words = f"expected {len(header.names)} fields, got {len(fields)}"
-                return TextMistake(row, "", words)
-            for name, field in zip(header.names, fields, strict=False):
-                if "\N{REPLACEMENT CHARACTER}" in field:
-                    return TextMistake(row, name, "expected text in UTF-8, got other bytes")
 
 
 # --- JSON ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,23 +14,35 @@ import pyarrow.compute as pc
 
 from galileo import arrays
 from galileo.errors import InputError, InvalidObservations
+from galileo.formats.csv_options import NULL_WORDS, CsvOptions
 from galileo.model.observations import is_text, nan_to_null
 from galileo.model.schema import ARROW_TYPES, FeatureType
-from galileo.model.times import MICROS, TIME_MAX_US, TIME_TYPE, time_column
+from galileo.model.times import (
+    MICROS,
+    TIME_MAX_US,
+    TIME_TYPE,
+    in_zone,
+    local_times,
+    time_column,
+)
 
 EPOCH_UNITS_US = {"epoch_s": MICROS, "epoch_ms": MICROS // 1000}
 SHOWN_MAX = 40
 """Characters of a value in an error message."""
+WORDS_MAX = 3
+"""Different words in a column of numbers that a message counts."""
 TIME_PARTS = ("year", "month", "day", "hour", "minute", "second")
 DAY = TIME_PARTS.index("day")
 _PART_RANGES = ((1, 10_000), (1, 13), (1, 32), (0, 24), (0, 60), (0, 61))
 """The least value of each part, and the first one that is too large."""
 
 _NUMBER = {
-    "int": r"^-?[0-9]{1,18}$",
+    "int": r"^[-+]?[0-9]+$",
     "float": r"^[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|(?i:inf|infinity))$",
-    "bool": r"^(?i:true|false)$",
+    "bool": r"^(?i:true|false|0|1)$",
 }
+_CODE = r"^[-+]?0[0-9]"
+_COMMA_NUMBER = r"^[-+]?[0-9]{1,3}(?:\.?[0-9]{3})*(?:,[0-9]*)?(?:[eE][-+]?[0-9]+)?$"
 _EPOCH = re.compile(r"(epoch_s|epoch_ms)\s*\(\s*(.+?)\s*\)")
 
 
@@ -78,14 +91,95 @@ def _equal(column: pa.Array, sentinel: str) -> pa.Array | None:
         return None
 
 
-def guess_type(column: pa.Array) -> FeatureType:
-    """The narrowest feature type for all values of a column of texts."""
-    texts = column.drop_null()
-    kinds: tuple[FeatureType, ...] = ("int", "float", "bool")
-    for kind in kinds:
-        if len(texts) and pc.all(pc.match_substring_regex(texts, _NUMBER[kind])).as_py():
-            return kind
-    return "text"
+def plain_texts(column: pa.Array, csv: CsvOptions, *, is_number: bool = True) -> pa.Array:
+    """The texts of a CSV file as numbers, truth values and times are written elsewhere.
+
+    `NULL_WORDS` are null, blanks around a value do not count, and numbers have a decimal point.
+    """
+    if not is_text(column.type):
+        return column
+    texts = pc.utf8_trim_whitespace(column)
+    if is_number and csv.decimal == ",":
+        is_grouped = pc.match_substring_regex(texts, _COMMA_NUMBER)
+        points = pc.replace_substring(pc.replace_substring(texts, ".", ""), ",", ".")
+        unclear = pc.match_substring_regex(texts, _NUMBER["float"])  # Such as 1.5.
+        others = pc.if_else(unclear, pc.binary_join_element_wise(texts, " with a point", ""), texts)
+        texts = pc.if_else(is_grouped, points, others)
+    is_missing = pc.is_in(texts, value_set=pa.array(NULL_WORDS))
+    return pc.if_else(is_missing, pa.scalar(None, texts.type), texts)
+
+
+class TypeGuess:
+    """The narrowest type for all values of a column of texts that comes in pieces.
+
+    Digits that begin with 0, and more digits than 64 bits hold, are texts: they are most often
+    codes, which lose something as numbers.
+    """
+
+    def __init__(self) -> None:
+        self._counts = Counter[str]()
+        self._words = Counter[str]()
+        self._code = ""
+
+    def add(self, texts: pa.Array | pa.ChunkedArray) -> None:
+        """Adds the next texts, as `plain_texts` has them."""
+        texts = one_array(texts).drop_null()
+        if self._code or len(self._words) > WORDS_MAX:
+            return
+        for kind in ("int", "float", "bool"):
+            fits = pc.match_substring_regex(texts, _NUMBER[kind])
+            these, texts = texts.filter(fits), texts.filter(pc.invert(fits))
+            self._counts[kind] += len(these)
+            if kind == "int":
+                is_code = pc.match_substring_regex(these, _CODE)
+                self._code = these.filter(is_code)[0].as_py() if pc.any(is_code).as_py() else ""
+                self._counts["long"] += not self._code and not _fit_int64(these)
+        for word in texts.value_counts():
+            self._words[word["values"].as_py()] += word["counts"].as_py()
+            if len(self._words) > WORDS_MAX:
+                return
+
+    @property
+    def type(self) -> FeatureType | None:
+        """None if there was no value."""
+        counts = self._counts
+        numbers = counts["int"] + counts["float"]
+        if self._words or self._code or (numbers and counts["bool"]):
+            return "text"
+        if counts["float"] or not numbers:
+            return "float" if numbers else "bool" if counts["bool"] else None
+        return "text" if counts["long"] else "int"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words in a column of numbers, if they are few."""
+        numbers = self._counts["int"] + self._counts["float"]
+        return tuple(self._words) if numbers and len(self._words) <= WORDS_MAX else ()
+
+    @property
+    def reason(self) -> str:
+        """Why a column of numbers is text; "" for others."""
+        numbers = self._counts["int"] + self._counts["float"]
+        if self._code and not self._words:
+            return f"values such as {self._code!r} begin with 0"
+        if self.type == "text" and self._counts["long"] and not self._words:
+            return "some values have more digits than an int holds"
+        if not self.words:
+            return ""
+        total = numbers + self._counts["bool"] + self._words.total()
+        words = (
+            f"{count:,} {'is' if count == 1 else 'are'} {word!r}"
+            for word, count in self._words.most_common()
+        )
+        return f"{numbers:,} of {total:,} values are numbers, {', '.join(words)}"
+
+
+def _fit_int64(digits: pa.Array) -> bool:
+    try:
+        pc.cast(_strip_plus(digits, "int"), pa.int64())
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def feature_type(kind: pa.DataType) -> FeatureType | None:
@@ -192,30 +286,57 @@ def time_columns(source: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in source.split(","))
 
 
-def times(columns: Sequence[pa.Array], source: str, *, first_row: int) -> pa.Array:
+def times(
+    columns: Sequence[pa.Array], source: str, *, first_row: int, csv: CsvOptions | None = None
+) -> pa.Array:
     """Times from the columns of `time_columns(source)`; null where a part is null.
+
+    Args:
+        columns: texts, numbers or times.
+        source: the mapping's `time`.
+        first_row: number of the first row within the file, for messages.
+        csv: how times are written, if they come from a CSV file.
 
     Raises:
         InvalidObservations: a value is not a time.
     """
     epoch = _EPOCH.fullmatch(source)
     try:
+        if csv is not None:
+            columns = [
+                plain_texts(c, csv, is_number=bool(epoch) or len(columns) > 1) for c in columns
+            ]
         if epoch:
             return _from_epoch(columns[0], EPOCH_UNITS_US[epoch[1]], name=epoch[2], row=first_row)
         if len(columns) > 1:
-            return _from_parts(columns, time_columns(source), first_row=first_row)
+            parts = _from_parts(columns, time_columns(source), first_row=first_row)
+            return in_zone(parts, csv.time_zone) if csv and csv.time_zone else parts
+        if csv is not None and is_text(columns[0].type):
+            return local_times(columns[0], format=csv.time_format, zone=csv.time_zone)
         return one_array(time_column(columns[0]))
     except InvalidObservations:
         raise
     except (InputError, pa.ArrowInvalid) as error:
         row = error.details.get("row") if isinstance(error, InputError) else None
+        words, place = str(error), f"the rows from {first_row}"
+        if row is not None:
+            words, place = words.replace(f" in row {row}", ""), f"row {first_row + row}"
         raise InvalidObservations(
-            f"{source!r} has no times in the rows from {first_row}: {error}; for numbers map "
-            f"time=epoch_s({source}) or epoch_ms({source})",
+            f"{source!r} has no time in {place}: {words}; {_advice(columns[0], source, csv)}",
             expected="times",
             column=source,
             **({} if row is None else {"row": first_row + row}),
         ) from error
+
+
+def _advice(column: pa.Array, source: str, csv: CsvOptions | None) -> str:
+    """What to do about a column without times."""
+    epoch = (
+        f"for seconds or milliseconds since 1970 map time=epoch_s({source}) or epoch_ms({source})"
+    )
+    if csv is None or not is_text(column.type):
+        return epoch
+    return f"name their format, as of strptime, by --time-format (in Python: csv=...), or {epoch}"
 
 
 def _from_epoch(column: pa.Array, unit_us: int, *, name: str, row: int) -> pa.Array:

@@ -37,6 +37,8 @@ class VariableInfo:
         default: whether it becomes a feature without a mapping.
         identifier: whether nearly all rows have distinct values, such as ids or URLs.
         role: its coordinate; empty for a variable that can be a feature.
+        reason: why a column of numbers is text; empty for others.
+        words: the texts in a column of numbers that make it text, if they are few.
     """
 
     name: str
@@ -48,6 +50,8 @@ class VariableInfo:
     default: bool = True
     identifier: bool = False
     role: str = ""
+    reason: str = ""
+    words: tuple[str, ...] = ()
 
 
 def qualified_name(base: str, qualifiers: Qualifiers) -> str:

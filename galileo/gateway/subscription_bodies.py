@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations
-from galileo.formats.table_files import OPENERS
+from galileo.formats.table_files import open_csv_rows
 from galileo.model.channel import ID
 from galileo.rdf.protocol import Refused
 
@@ -45,10 +45,9 @@ def tables_of(path: Path, format: str, columns: pa.Schema) -> Iterator[pa.Table]
     Raises:
         InputError: it is malformed; `details` have its `row` or `column` where they are known.
         Refused: a document in JSON is too large.
-        pyarrow.ArrowException: CSV is malformed.
     """
     if format == "csv":
-        yield from OPENERS[".csv"](path, columns)
+        yield from open_csv_rows(path, columns)
         return
     with path.open("rb") as file:
         if format == "json":

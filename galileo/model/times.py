@@ -56,6 +56,9 @@ _TIME = (
 )
 _TWICE = ("month", "day", "hour", "minute", "second", "fraction")
 _TIME_IN_PYTHON = re.compile(_TIME, re.ASCII)
+_ZONE = r"[Tt ]\s*\d.*(?:[Zz]|UTC|[-+]\d\d(?::?\d\d)?)\s*$"
+_ROLLED_DAYS = 3
+"""Days at the begin of a month that Arrow makes of days that the month before does not have."""
 _WITH_ZONE = re.compile(r"\d[Zz]$|:\d+[-+]\d")
 _EPOCH = dt.datetime(1970, 1, 1)
 _MICROSECOND = dt.timedelta(microseconds=1)
@@ -203,6 +206,68 @@ def time_column(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Arra
         expected="times",
         column="time",
     )
+
+
+def local_times(texts: pa.Array, *, format: str, zone: str) -> pa.Array:
+    """Times of texts as `TIME_TYPE`.
+
+    Args:
+        texts: times, or null.
+        format: as of `strptime`; "" for ISO 8601.
+        zone: of times that say none; "" for UTC. Of an hour that clocks show twice, it is the
+            first.
+
+    Raises:
+        InputError: a text is no such time, or one that clocks of the zone skip; names the row.
+    """
+    if format:
+        times = pc.strptime(texts, format=format, unit="us", error_is_null=True)
+        is_wrong = pc.or_(pc.xor(times.is_null(), texts.is_null()), _is_rolled(texts, format))
+        _refuse_text(is_wrong, texts, f"times of the format {format!r}")
+        has_zone = pa.scalar(times.type.tz is not None)
+    else:
+        times, has_zone = time_column(texts), pc.match_substring_regex(texts, _ZONE)
+    times = pc.cast(pc.cast(times, pa.int64()), TIME_TYPE)
+    return times if not zone else pc.if_else(has_zone, times, in_zone(times, zone, texts=texts))
+
+
+def in_zone(times: pa.Array, zone: str, *, texts: pa.Array | None = None) -> pa.Array:
+    """Times that were read as UTC and are those of clocks in a zone.
+
+    Raises:
+        InputError: clocks of the zone skip one of them; names the row.
+    """
+    naive = pc.cast(pc.cast(times, pa.int64()), pa.timestamp("us"))
+    there = pc.assume_timezone(naive, zone, ambiguous="earliest", nonexistent="earliest")
+    skipped = pc.fill_null(pc.not_equal(pc.local_timestamp(there), naive), False)
+    _refuse_text(
+        skipped, naive if texts is None else texts, f"times of {zone}, as clocks show them"
+    )
+    return pc.cast(pc.cast(there, pa.int64()), TIME_TYPE)
+
+
+def _is_rolled(texts: pa.Array, format: str) -> pa.Array:
+    """Whether a text names a day that its month does not have, of which Arrow makes a later one."""
+    if "%z" in format:
+        texts = pc.replace_substring_regex(texts, r"[-+]\d\d:?\d\d$", "")
+        format = format.replace("%z", "")
+    times = pc.strptime(texts, format=format, unit="s", error_is_null=True)
+    again, given = (
+        pc.replace_substring_regex(pc.utf8_lower(column), r"\b0+(\d)", r"\1")
+        for column in (pc.strftime(times, format=format), texts)
+    )
+    is_early = pc.less_equal(pc.day(times), _ROLLED_DAYS)
+    return pc.fill_null(pc.and_(is_early, pc.not_equal(again, given)), False)
+
+
+def _refuse_text(flags: pa.Array, texts: pa.Array, expected: str) -> None:
+    row = flags.index(pa.scalar(True)).as_py()
+    if row >= 0:
+        raise InputError(
+            f"expected {expected}, got {str(texts[row].as_py())!r} in row {row}",
+            row=row,
+            expected="time_format",
+        )
 
 
 def _in_micros(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:

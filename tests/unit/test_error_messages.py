@@ -135,7 +135,7 @@ MESSAGES: list[tuple[Callable[[Path], Any], str]] = [
     ),
     (
         lambda path: csv(path, "lat,lon,time,t\n1,2,2020-01-01,3\n10N,2,2020-01-01,3\n"),
-        "expected float values in 'lat', got '10N' in row 1; correct the file, or give the "
+        "expected float values in 'lat', got '10N' in line 3; correct the file, or give the "
         "feature another type",
     ),
     (

@@ -17,6 +17,7 @@ PUBLIC = [
     "Channel",
     "Client",
     "Condition",
+    "CsvOptions",
     "Feature",
     "GalileoError",
     "GalileoWarning",

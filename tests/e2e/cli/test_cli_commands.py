@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +93,7 @@ def test_dataset_create_and_ingest_print_text(run: Run, csv: Path, fresh_name: F
     assert f"created dataset {name}" in run("dataset", "create", name, *features).stdout
     assert "120 observations stored\n" in run("ingest", name, str(csv)).stdout
     again = run("ingest", name, str(csv)).stdout
-    assert "120 observations stored, 120 of them stored before" in again
+    assert "0 new, 120 already stored" in again
 
 
 def test_dataset_create_and_ingest_print_json(run: Run, csv: Path, fresh_name: Fresh) -> None:
@@ -186,7 +188,8 @@ def test_ingest_of_an_invalid_file_creates_no_dataset(
     right = tmp_path / "right.csv"
     frame().to_csv(right, index=False)
     stored = run("ingest", name, str(right), "--create").stdout
-    assert f"Created dataset {name} (2 features)\n" in stored
+    assert f"Created dataset {name} (2 features), with blocks of 5 geohash characters" in stored
+    assert "and 1h: temperature float, wind_speed float\n" in stored
     assert f"{ROWS} observations stored\n" in stored
 
 
@@ -199,6 +202,79 @@ def test_ingest_with_create_names_what_it_left_out(
     assert "galileo: not taken from tagged.parquet: tags\n" in done.stderr
     mapped = ["--map", "temperature=temperature"]
     assert run("ingest", fresh_name("tagged"), str(file), "--create", *mapped).stderr == ""
+
+
+def test_ingest_says_what_was_chosen_and_left_out(
+    run: Run, tmp_path: Path, fresh_name: Fresh
+) -> None:
+    name, path = fresh_name("buoys"), tmp_path / "buoys.csv"
+    rows = "1,2,2020-01-01,0.5,,007\n" * 3 + "1,2,2020-01-01,MM,,008\n"
+    path.write_text("lat,lon,time,wvht,gust,id\n" + rows)
+    printed = run("ingest", name, str(path), "--create")
+    assert (
+        "wvht: 3 of 4 values are numbers, 1 is 'MM', so it is text; --missing MM" in printed.stderr
+    )
+    assert "id: values such as '007' begin with 0, so it is text" in printed.stderr
+    assert "not taken from buoys.csv: gust" in printed.stderr
+    printed = run("ingest", name, str(path), "--missing", "MM")
+    assert "'wvht' are numbers and were stored as texts" in printed.stderr
+
+
+def test_rows_without_a_place_are_named_and_create_nothing(
+    run: Run, tmp_path: Path, fresh_name: Fresh
+) -> None:
+    name, path, good = fresh_name("nowhere"), tmp_path / "nowhere.csv", tmp_path / "good.csv"
+    path.write_text("lat,lon,time,t\n" + ",2,2020-01-01,1\n" * 4)
+    good.write_text("lat,lon,time,t\n1,2,2020-01-01,1\n,2,2020-01-01,1\n")
+    assert "4 rows without a latitude" in run("ingest", name, str(path), "--create", fails=2).stderr
+    assert "[unknown_dataset]" in run("query", name, fails=2).stderr
+    stored = run("ingest", name, str(good), "--create").stdout
+    assert "1 observation stored; skipped 1 row without a latitude" in stored
+    printed = run("ingest", name, str(path), fails=2)
+    assert "0 observations stored; skipped 4 rows without a latitude" in printed.stdout
+
+
+def test_dialects_and_bad_rows_of_a_csv_file(run: Run, tmp_path: Path, fresh_name: Fresh) -> None:
+    name, path, bad = fresh_name("dialects"), tmp_path / "rows.txt", tmp_path / "bad.csv"
+    lines = ["Breite;Länge;Zeit;t", "48,1;11,5;01.02.2024 13:00;1.234,5", "48,1;11,5;nie;1", "1;2"]
+    path.write_bytes("\n".join(lines).encode("latin-1"))
+    options = ["--encoding", "latin-1", "--decimal", ",", "--time-format", "%d.%m.%Y %H:%M"]
+    options += ["--map", "latitude=Breite", "--map", "longitude=Länge", "--map", "time=Zeit"]
+    options += ["--time-zone", "Europe/Berlin"]
+    refused = run("ingest", name, str(path), "--create", "--map", "t=t", *options, fails=2).stderr
+    assert f"in line 3 of {path}" in refused or "line 4" in refused
+    options += ["--bad-rows", str(bad)]
+    printed = run("ingest", name, str(path), "--create", "--map", "t=t", *options)
+    assert "1 observation stored" in printed.stdout
+    assert f"2 bad rows were left out and written to {bad}" in printed.stderr
+    assert [line.split(",")[0] for line in bad.read_text().splitlines()] == ["line", "3", "4"]
+    [row] = values(run("read", name, "--json", "--columns", "time,t"))["rows"]
+    assert (row["time"], row["t"]) == ("2024-02-01T12:00:00Z", 1234.5)
+
+
+def test_pipes_are_read_as_files(run: Run, csv: Path, tmp_path: Path, fresh_name: Fresh) -> None:
+    name, pipe = fresh_name("piped"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(csv.read_bytes()))
+    writer.start()
+    assert f"{ROWS} observations stored" in run("ingest", name, str(pipe), "--create").stdout
+    writer.join()
+    assert f"0 new, {ROWS} already stored" in run("ingest", name, str(csv)).stdout
+
+
+def test_error_names_the_file(run: Run, csv: Path, tmp_path: Path, fresh_name: Fresh) -> None:
+    name, other = fresh_name("several"), tmp_path / "other.csv"
+    other.write_text("city,location\nBern,1\n")
+    refused = run("ingest", name, str(csv), str(other), "--create", fails=2).stderr
+    assert f"{other}: found no column for the latitude" in refused
+
+
+def test_ingest_list_shows_a_file_without_places(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "nowhere.csv"
+    path.write_text("when,wind\n2020-01-01,3.5\n")
+    listed = run("ingest", str(path), "--list", "--json")
+    assert [row["variable"] for row in values(listed)] == ["when", "wind"]
+    assert "found no column for the latitude" in listed.stderr
 
 
 def test_ingest_list_shows_variables_of_a_file(run: Run, csv: Path) -> None:

@@ -61,7 +61,7 @@ def test_start_page_runs_as_written(
         assert "3 observations stored" in outputs["galileo ingest reports reports.csv --create"]
         assert "humidity" in outputs["galileo dataset show reports"]
         again = terminal.type("galileo ingest reports reports.csv")
-        assert "3 of them stored before" in again
+        assert "0 new, 3 already stored" in again
         assert pyarrow.parquet.read_table("warm.parquet").num_rows == 2
         [watched] = [text for line, text in outputs.items() if line.startswith("galileo ccq watch")]
         assert "2 labels" in watched

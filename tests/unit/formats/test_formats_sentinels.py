@@ -70,4 +70,4 @@ def test_sentinel_search_given_sentinels_are_not_reported(tmp_path: Path) -> Non
     ):
         source = open_source(file, mapping=Mapping.of(sources, missing))
         assert sum(table.num_rows for table in source.batches()) == (4 if missing else 8)
-        assert len(source.sentinels.warnings()) == count
+        assert len(source.warnings()) == count

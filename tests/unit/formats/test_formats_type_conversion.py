@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InvalidObservations
-from galileo.formats.type_conversion import convert, guess_type, time_columns, times
+from galileo.formats.type_conversion import TypeGuess, convert, time_columns, times
 from galileo.model.schema import FeatureType
 from galileo.model.times import TIME_TYPE
 
@@ -25,13 +25,25 @@ from galileo.model.times import TIME_TYPE
         (["true", "False"], "bool"),
         (["12a"], "text"),
         (["1", "x"], "text"),
-        ([None, None], "text"),
-        (["99999999999999999999"], "float"),
+        ([None, None], None),
+        (["1234567890123456789", "+9223372036854775807"], "int"),
+        (["9223372036854775808", "1"], "text"),
+        (["9223372036854775808", "1.5"], "float"),
+        (["01", "2"], "text"),
+        (["0", "-0", "+0"], "int"),
+        (["0.5", "00.5"], "float"),
+        (["1", "true"], "text"),
         (["-"], "text"),
     ],
 )
-def test_guess_type_uses_every_value(texts: list[str | None], kind: str) -> None:
-    assert guess_type(pa.array(texts, pa.string())) == kind
+def test_guess_type_uses_every_value(texts: list[str | None], kind: str | None) -> None:
+    guess = TypeGuess()
+    for piece in texts:
+        guess.add(pa.array([piece], pa.string()))
+    assert guess.type == kind
+    whole = TypeGuess()
+    whole.add(pa.array(texts, pa.string()))
+    assert whole.type == kind
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=20))
