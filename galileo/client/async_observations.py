@@ -247,7 +247,7 @@ class AsyncObservations(AsyncCcqs):
             progress: called with the labels of each piece as it comes.
 
         Raises:
-            IncompleteAnswer: a complete answer is required, and a node is away.
+            IncompleteAnswer: a complete answer is required, and a node is down.
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
             UnknownSampler: a node does not have the sampler.
             SamplerFailed: the sampler raised; `details["traceback"]` says where.
@@ -290,7 +290,7 @@ class AsyncObservations(AsyncCcqs):
 
         Raises:
             IncompleteAnswer: while it is read, at its end: a complete answer is required, and a
-                node is away.
+                node is down.
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
             Unavailable: while it is read: the node that answers was lost. Ask again then, and
                 drop what was given.

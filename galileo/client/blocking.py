@@ -30,7 +30,7 @@ def connect(
     Args:
         address: of any node, as "host:port" or "host"; the default port is 7701. Without one:
             GALILEO_NODE, else the profile, else the node on this machine.
-        more: of others, tried when the first is away.
+        more: of others, tried when the first is down.
         timeout: retry unreachable or busy nodes for up to this long.
         profile: of ~/.config/galileo/config.toml; else that of GALILEO_PROFILE, else "default".
             What the arguments leave open comes from the environment, then from the profile; a
