@@ -407,16 +407,8 @@ def _bound_to_schema(
             expected="mapped_feature",
             feature=missing[0],
         )
-    return tuple(
-        _bound_as(feature, sources[feature.name], variables=variables)
-        for feature in schema.features
-    )
-
-
-def _bound_as(feature: Feature, text: str | None, *, variables: Sequence[VariableInfo]) -> Binding:
-    """Binds a feature of a schema, which determines its type."""
-    expression = None if text is None else _expression(text, variables)
-    return Binding(feature.name, feature.type, feature.unit, expression)
+    expressions = {n: _expression(text, variables) for n, text in sources.items() if text}
+    return tuple(Binding(f.name, f.type, f.unit, expressions.get(f.name)) for f in schema.features)
 
 
 def _by_feature_name(variables: Sequence[VariableInfo]) -> dict[str, str]:

@@ -264,8 +264,7 @@ def _conversion_error(
         values = np.asarray(pc.fill_null(column, 0)).astype(np.float64)
         fits = pa.array((values == np.trunc(values)) & (np.abs(values) < 2.0**63))
     row = fits.index(pa.scalar(False)).as_py()
-    shown = str(column[row].as_py()) if row >= 0 else "one that does not fit 64 bits"
-    shown = repr(shown) if is_text(column.type) and row >= 0 else shown
+    shown = repr(column[row].as_py()) if row >= 0 else "one that does not fit 64 bits"
     place = f" in row {first_row + row}" if row >= 0 else ""
     return InvalidObservations(
         f"expected {kind} values in {name!r}, got {shown}{place}; "

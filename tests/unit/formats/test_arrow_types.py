@@ -253,7 +253,7 @@ def test_source_of_each_type_is_read_or_refused(
 
 
 @pytest.mark.parametrize("column", EACH)
-@pytest.mark.parametrize("library", ["pandas", "pandas of Arrow", "polars", "polars reader"])
+@pytest.mark.parametrize("library", ["pandas", "pandas of Arrow", "polars"])
 def test_frame_of_each_type_is_read_or_refused(library: str, column: pa.Array) -> None:
     try:
         if library == "pandas":

@@ -154,6 +154,7 @@ WRONG_GEOJSON: list[tuple[bytes, int | None, str | None]] = [
     ),
     (collection(GOOD, 5), 1, None),
     (collection(GOOD, GOOD)[:-9], 1, None),
+    (collection(GOOD, {**GOOD, "crs": {"properties": {"name": "EPSG:3857"}}}), None, None),
     (b"", 0, None),
     (b"[]", 0, None),
     (b"null", 0, None),
