@@ -51,6 +51,11 @@ def quoted(text):
     return "'" + text.replace("'", "''") + "'"
 
 
+def escaped(text):
+    """A text of CQL2, in which a backslash begins an escape."""
+    return quoted(text.replace("\\", "\\\\"))
+
+
 def double(number):
     return f"CAST({number!r} AS DOUBLE)"
 
@@ -134,7 +139,7 @@ class Maker:
         sign, value, folded = self.sign(), self.text(), self.folded()
         cql2, sql = operands(folded)
         return leaf(
-            f"{cql2('s')} {sign} {cql2(quoted(value))}",
+            f"{cql2('s')} {sign} {cql2(escaped(value))}",
             f"{sql('s')} {sign} {sql(quoted(value))}",
             "s",
             lambda found: SIGNS[sign](fold(found, folded).encode(), fold(value, folded).encode()),
@@ -144,7 +149,7 @@ class Maker:
         but, folded, some = self.but(), self.folded(), self.several(self.text)
         cql2, sql = operands(folded)
         return leaf(
-            f"{cql2('s')} {but}IN ({', '.join(cql2(quoted(x)) for x in some)})",
+            f"{cql2('s')} {but}IN ({', '.join(cql2(escaped(x)) for x in some)})",
             f"{sql('s')} {but}IN ({', '.join(sql(quoted(x)) for x in some)})",
             "s",
             lambda found: (fold(found, folded) in [fold(x, folded) for x in some]) != bool(but),
