@@ -370,7 +370,7 @@ def _shown(text: str) -> str:
 
 def counted(count: int, noun: str) -> str:
     """A number of things for people, such as "1 row" or "2 queries"."""
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeo" else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
 
 
