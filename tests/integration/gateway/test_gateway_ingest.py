@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -23,7 +24,7 @@ from proving import Tokens, token_file
 import galileo
 from galileo.client import Credentials
 from galileo.client.json_lines import json_lines
-from galileo.gateway import ingestion, request_bodies
+from galileo.gateway import edr, ingestion, request_bodies
 from galileo.gateway.ingestion import REQUEST_TYPES
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.request_bodies import BODY_BYTES_MAX
@@ -280,6 +281,22 @@ async def test_first_page_says_how_many_observations_there_are(tmp_path: Path) -
         assert "numberMatched" not in await served.get(following.removeprefix(served.url))
         assert (await served.get(f"{PATH}?f=json&station=s1"))["numberMatched"] == 4, "one page"
         assert "numberMatched" not in await served.get(f"{PATH}?limit=3&station=s1")
+
+
+async def test_values_of_an_answer_in_coverage_json_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edr, "VALUES_MAX", 20)
+    path = "/collections/rain/radius?coords=POINT(8%2040)&within=900&within-units=km"
+    async with serving(tmp_path) as served:
+        assert (await served.post(encoded("csv", table(10))))[0] == 201
+        assert (await served.get(path))["type"] == "CoverageCollection"
+        assert (await served.post(encoded("csv", table(1, first=10))))[0] == 201
+        with pytest.raises(HTTPError) as refused:  # Each observation has two values.
+            await served.get(path)
+        refused.value.close()
+        assert refused.value.code == 400
+        assert (await served.get(f"{path}&parameter-name=amount"))["type"] == "CoverageCollection"
 
 
 async def test_ingest_size_of_bodies_is_bounded(

@@ -367,6 +367,40 @@ def test_next_step_of_readers_at_behind_and_ahead_of_the_events() -> None:
         log.next_step(tokens.encode("ccq-2", Cursor({1: 1})))
 
 
+async def test_reader_behind_a_missing_partition_asks_again_after_a_heartbeat() -> None:
+    first, middle, last = (tokens.encode(CCQ, Cursor({0: at})) for at in (1, 4, 5))
+
+    class AwayClient:
+        """A client whose partition is missing in the first answer to a fetch."""
+
+        fetches = 0
+
+        async def fetch(self, ccq: str, *, token: str = "", labels_max: int = 0) -> Update:
+            self.fetches += 1
+            if self.fetches == 1:
+                return Update(labels_of([]), token)
+            return Update(labels_of([(0, 3)]), last, frontier=Cursor({0: 5}))
+
+        async def watch(
+            self, ccq: str, *, token: str = "", labels_max: int = 0
+        ) -> AsyncIterator[Update]:
+            yield Update(labels_of([]), last, frontier=Cursor({0: 5}))
+            await asyncio.get_running_loop().create_future()
+
+    client, hubs = AwayClient(), Hubs()
+    async with asyncio.timeout(60), hubs.joined(CCQ, client=client, token=middle) as joined:
+        while joined.log.token != last:
+            await joined.changed(60)
+        reader = QueryReader(hubs, client, CCQ, token=first)
+        async with aclosing(
+            reader.events(hub.Fetched(Update(labels_of([]), first), None), heartbeat_s=0.001)
+        ) as events:
+            event = await anext(events)
+            while event is None:
+                event = await anext(events)
+    assert (event.before, event.after, client.fetches) == (first, last, 2)
+
+
 def test_cut_and_rest_are_the_whole() -> None:
     rng = random.Random(3)
     for _ in range(100):

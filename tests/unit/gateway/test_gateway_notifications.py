@@ -205,3 +205,9 @@ async def test_reader_gets_each_item_once_and_goes_on_behind_executions_without_
     with raises(Unavailable):
         await reader("").fetch()
     encoders.close()
+
+
+def test_page_ends_with_the_item_that_reaches_its_limit() -> None:
+    items: Any = [range(2), range(3), range(0), range(1)]
+    for limit, taken in ((1, 1), (2, 1), (3, 2), (5, 2), (6, 4), (7, 4)):
+        assert len(within_limit(items, limit)) == taken, limit

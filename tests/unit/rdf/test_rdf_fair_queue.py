@@ -89,7 +89,7 @@ async def test_fair_queue_running_query_is_not_evicted():
     turns, order = FairQueue(1), []
     [running] = await askers(turns, order, "a")
     with raises(Overloaded, bound=1):
-        async with turns.acquire("b", until=time.monotonic() + WITHIN_S):
+        async with turns.acquire("b", until=time.monotonic() + 1):
             pass
     await running.end()
 
@@ -113,3 +113,15 @@ async def test_fair_queue_waiting_query_ends_by_timeout_cancel_and_close():
     await running.end()
     assert order == ["a"]
     assert len(turns) == 0
+
+
+async def test_fair_queue_host_with_as_many_queries_keeps_its_own():
+    turns, order = FairQueue(3), []
+    first, second, other = await askers(turns, order, "a", "a", "b")
+    with raises(Overloaded):  # Its host would have two of three places, as the other has.
+        async with turns.acquire("b", until=time.monotonic() + 1):
+            pass
+    for one in (first, other, second):
+        await one.has_begun.wait()
+        await one.end()
+    assert order == ["a", "b", "a"]
