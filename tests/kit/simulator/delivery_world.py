@@ -47,6 +47,7 @@ from galileo.model.channel import (
 from galileo.model.schema import Schema, existing_dataset
 from galileo.model.table import DELETED, Table, hashes_of, partitions_of
 from galileo.wire import token as tokens
+from galileo.wire.caller import Backoff, BackoffClock
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.v1 import channels_pb2, storage_pb2
 from galileo.worker.delivery import Delivery
@@ -230,6 +231,8 @@ class MemoryClient(AsyncBrokers):
         self._schemas = {}
         self._group_commit = GroupCommit(self._send_group)
         self._router: Any = SimpleNamespace(ingest=self._ingest)
+        clock = BackoffClock(now, _real_sleep, journal.random.random)
+        self._caller: Any = SimpleNamespace(backoff=lambda: Backoff(clock, patience_s=60.0))
 
     async def _reach(self) -> None:
         """Waits as long as a call takes.

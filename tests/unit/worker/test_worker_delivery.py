@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from simulator.delivery_world import FAULTS, Journal, MemoryClient, at_once, now
 from simulator.virtual_time import SimulatedClock, SimulatedLoop, run_simulated
@@ -15,12 +16,12 @@ from simulator.virtual_time import SimulatedClock, SimulatedLoop, run_simulated
 import galileo.worker.delivery
 from galileo.client import async_channels, async_tables
 from galileo.client.results import Delivery
-from galileo.model.broker import BROKERS, Broker, Webhook
+from galileo.model.broker import BROKERS, WORKERS, Broker, Webhook
 from galileo.model.table import hashes_of, partitions_of
 from galileo.worker.delivery import CHECK_S, REFUSED_MAX, RETRY_AFTER_MAX_S, WAIT_CHECK_S
 from galileo.worker.endpoints import Chunk, DeliveryError, RefusedError
 from galileo.worker.options import WorkerOptions
-from galileo.worker.worker import LOOK_S, Worker
+from galileo.worker.worker import LEASE_S, LOOK_S, Worker
 
 POISON = "poison"
 Scene = Callable[["Stage"], Awaitable[None]]
@@ -345,6 +346,37 @@ def test_who_takes_over_goes_on_within_an_execution() -> None:
     play(scene)
 
 
+def test_a_replay_begins_at_the_begin_of_an_execution() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.endpoint.took_s = 0.1
+        stage.journal.notify("one", "a", [f"s{number}" for number in range(400)])
+        await until(lambda: len(stage.endpoint.accepted) >= 200)
+        assert stage.journal.rows["one.positions"]["a",]["progress"] != "{}"
+        await stage.operator.acknowledge("one", "a", "")
+        await until(lambda: len(set(stage.endpoint.accepted)) == 400)
+        assert stage.endpoint.accepted.count(stage.endpoint.accepted[0]) == 2
+
+    play(scene)
+
+
+def test_a_worker_whose_row_is_away_counts_as_it_did_before() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.start()
+        await asyncio.sleep(5.0)
+        workers = stage.journal.tables[WORKERS.name]
+        first, second = stage.workers
+        rows = pa.table({"name": [second.name]})
+        stage.journal.away_partition = int(partitions_of(workers, hashes_of(workers, rows))[0])
+        stage.journal.away_until = now() + 50.0
+        await asyncio.sleep(45.0)
+        assert first.is_alive(second.name)
+        stage.kill()
+        await asyncio.sleep(5.0 + 2 * LEASE_S)
+        assert not first.is_alive(second.name)
+
+    play(scene, faults={"away"})
+
+
 def test_a_worker_that_is_cut_off_sends_nothing_and_goes_on_later() -> None:
     async def scene(stage: Stage) -> None:
         stage.endpoint.error = DeliveryError("503")
@@ -366,7 +398,7 @@ def test_a_worker_goes_on_with_what_it_knows_while_a_partition_is_away() -> None
         await until(lambda: len(stage.endpoint.accepted) == 1)
         brokers = stage.journal.tables[BROKERS.name]
         row = stage.journal.rows[BROKERS.name]["a",]
-        hashes = hashes_of(brokers, galileo.worker.delivery.pa.Table.from_pylist([row]))
+        hashes = hashes_of(brokers, pa.Table.from_pylist([row]))
         stage.journal.away_partition = int(partitions_of(brokers, hashes)[0])
         assert stage.journal.away_partition, "the position is in partition 0"
         stage.journal.away_until = now() + 100.0
