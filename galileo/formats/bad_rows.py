@@ -13,6 +13,7 @@ import pyarrow as pa
 from galileo.errors import InputError
 from galileo.formats.csv_options import CsvOptions
 
+HEADER = ["file", "line", "mistake", "row"]
 BAD_ROWS_MAX = 1000
 """Rows with a wrong value in a file; with more, the options are wrong rather than the rows."""
 
@@ -52,17 +53,26 @@ class BadRows:
     """Collects the rows of a pass over a file that have a wrong value.
 
     Args:
-        path: of the CSV file that gets them.
+        path: of the CSV file that gets them; several files can share it.
+        source: path of the file.
         records: reads the rows of the file one by one.
     """
 
     path: Path
+    source: Path
     records: Callable[[], Iterator[Record]]
     mistakes: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: CsvOptions, records: Callable[[], Iterator[Record]]) -> BadRows | None:
-        return None if options.bad_rows is None else cls(Path(options.bad_rows), records)
+    def of(
+        cls, options: CsvOptions, source: Path, records: Callable[[], Iterator[Record]]
+    ) -> BadRows | None:
+        """None if a bad row is an error."""
+        if options.bad_rows is None:
+            return None
+        collector = cls(Path(options.bad_rows), source, records)
+        collector._of_other_files()  # So that it fails before anything is stored.
+        return collector
 
     def add(self, row: int, words: str) -> None:
         """Notes what is wrong with a row, whose fields are as many as in the header."""
@@ -82,20 +92,37 @@ class BadRows:
         return pa.array(good)
 
     def write(self) -> list[str]:
-        """Writes all bad rows of the file: line number, mistake and the row.
+        """Writes all bad rows of the file, in place of those of an earlier pass.
 
         Returns:
             A message about them, if there are any.
         """
-        row = count = 0
+        row, rows = 0, self._of_other_files()
+        others = len(rows)
+        for record in self.records():
+            words = record.mistake or self.mistakes.get(row, "")
+            row += not record.mistake
+            if words:
+                rows.append([str(self.source), str(record.line), words, record.text.rstrip("\r\n")])
         with self.path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("line", "mistake", "row"))
-            for record in self.records():
-                words = record.mistake or self.mistakes.get(row, "")
-                row += not record.mistake
-                if words:
-                    count += 1
-                    writer.writerow((record.line, words, record.text.rstrip("\r\n")))
+            csv.writer(file).writerows([HEADER, *rows])
+        count = len(rows) - others
         noun = "row was" if count == 1 else "rows were"
         return [f"{count:,} bad {noun} left out and written to {self.path}"] if count else []
+
+    def _of_other_files(self) -> list[list[str]]:
+        """The bad rows of other files, which the file has already.
+
+        Raises:
+            InputError: it is no file of bad rows, and would be overwritten.
+        """
+        if not self.path.exists():
+            return []
+        with self.path.open(encoding="utf-8", errors="replace", newline="") as file:
+            header, *rows = [*csv.reader(file)] or [HEADER]
+        if header != HEADER:
+            raise InputError(
+                f"expected no file, or one of bad rows, at {self.path}, got another; name another",
+                option="bad_rows",
+            )
+        return [row for row in rows if row[0] != str(self.source)]

@@ -167,7 +167,7 @@ def open_delimited(path: Path, mapping: Mapping) -> ColumnReader:
         csv=mapping.csv,
         names=file.names,
         line_of=file.line_of,
-        bad_rows=BadRows.of(mapping.csv, file.records),
+        bad_rows=BadRows.of(mapping.csv, path, file.records),
     )
 
 

@@ -65,7 +65,7 @@ def open_csv_rows(path: Path, columns: pa.Schema, options: CsvOptions = _CSV) ->
         InputError: a row does not fit; the details have its `row` and `line`.
     """
     file = open_csv(path, options)
-    bad_rows = BadRows.of(options, file.records)
+    bad_rows = BadRows.of(options, path, file.records)
     first_row = 0
     for texts in file.scan(file.names):
         arrays = {name: one_array(texts.column(name)) for name in file.names}

@@ -119,6 +119,9 @@ class SubscriptionRoutes:
                 rows, size = rows + table.num_rows, size + table.nbytes
                 _check_size(rows, size)
             return pa.concat_tables([columns.empty_table(), *tables], promote_options="permissive")
+        except InputError as error:  # The path of a body means nothing to its sender.
+            words = error.message.replace(str(body.path), "the body")
+            raise type(error)(words, **error.details) from error
         except (pa.ArrowException, UnicodeDecodeError) as error:
             raise InputError(f"expected a whole {format} body: {error}") from error
 

@@ -247,7 +247,7 @@ def test_dialects_and_bad_rows_of_a_csv_file(run: Run, tmp_path: Path, fresh_nam
     printed = run("ingest", name, str(path), "--create", "--map", "t=t", *options)
     assert "1 observation stored" in printed.stdout
     assert f"2 bad rows were left out and written to {bad}" in printed.stderr
-    assert [line.split(",")[0] for line in bad.read_text().splitlines()] == ["line", "3", "4"]
+    assert [line.split(",")[1] for line in bad.read_text().splitlines()] == ["line", "3", "4"]
     [row] = values(run("read", name, "--json", "--columns", "time,t"))["rows"]
     assert (row["time"], row["t"]) == ("2024-02-01T12:00:00Z", 1234.5)
 

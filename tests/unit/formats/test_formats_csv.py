@@ -490,6 +490,22 @@ def test_bad_rows_are_kept_aside_with_line_and_mistake(path: Path, tmp_path: Pat
     assert rows.column("t").to_pylist() == [1, 3, 4, 6]
 
 
+def test_files_share_a_file_of_bad_rows_and_others_are_not_overwritten(
+    path: Path, tmp_path: Path
+) -> None:
+    other, bad = path.with_name("other.csv"), tmp_path / "bad.csv"
+    csv = CsvOptions(bad_rows=bad)
+    for file in (path, other, path):
+        file.write_text("lat,lon,time,t\n1,2,2020-01-01,1\n1,2\n")
+        assert len(read(file, csv=csv)) == 1
+    kept = pd.read_csv(bad)
+    assert kept["file"].to_list() == [str(other), str(path)]
+    bad.write_text("a,b\n1,2\n")
+    with raises(InputError, option="bad_rows"):
+        read(path, csv=csv)
+    assert bad.read_text() == "a,b\n1,2\n"
+
+
 def test_too_many_bad_rows_raise(path: Path, tmp_path: Path) -> None:
     path.write_text("lat,lon,time,t\n" + "x,2,2020-01-01,1\n" * (BAD_ROWS_MAX + 1))
     with raises(InputError, bound=BAD_ROWS_MAX):
