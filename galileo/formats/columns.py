@@ -175,6 +175,8 @@ def located(
     if line_of is None or row is None or "line" in error.details:
         return error
     line = line_of(row)
+    if not line:
+        return error
     words = error.message.replace(f" in row {row}", f" in line {line}")
     if row == 0:
         words += "; a line of units is skipped by --units (in Python: CsvOptions(units=True))"

@@ -109,9 +109,9 @@ class CsvFile:
             raise InputError(words, expected="csv", line=line) from error
 
     def line_of(self, row: int) -> int:
-        """The number of the line in which a row begins."""
-        rows = (record for record in self.records() if not record.mistake)
-        return next(itertools.islice(rows, row, None)).line
+        """The number of the line in which a row begins; 0 if it is not known."""
+        lines = (record.line for record in self.records() if not record.mistake)
+        return next(itertools.islice(lines, row, None), 0)
 
     def _mistake(self, error: Exception) -> InputError:
         """The first row that does not fit the header, after Arrow refused some rows."""
@@ -185,7 +185,8 @@ def open_csv(path: Path, options: CsvOptions) -> CsvFile:
     """
     with _readable(path):
         block = next(_blocks(path, options.encoding), b"")
-    text = io.StringIO(block.decode(errors="replace"), newline="")
+    # Other bytes are kept, so that the place of the rows in the block is right.
+    text = io.StringIO(block.decode(errors="surrogateescape"), newline="")
     lines = list(itertools.islice(text, options.skip + HEADER_LINES_MAX))
     comments: list[int] = []
     first = options.skip
@@ -228,7 +229,7 @@ def open_csv(path: Path, options: CsvOptions) -> CsvFile:
             units, begin = (second if options.units else []), after
     names = [name or f"column_{number}" for number, name in enumerate(names, start=1)]
     _check_names(path, names)
-    start = len("".join(lines[:begin]).encode())
+    start = len("".join(lines[:begin]).encode(errors="surrogateescape"))
     return CsvFile(path, options, tuple(names), tuple(units), separator, begin + 1, start)
 
 
@@ -256,9 +257,10 @@ def _separator(header: str, row: str, quote: str) -> str:
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
     check_width(path, len(names))
-    damaged = [name for name in names if "\N{REPLACEMENT CHARACTER}" in name]
-    if damaged:
-        raise _not_text(path, f"in the column name {damaged[0]!r}")
+    for name in names:
+        shown = name.encode(errors="surrogateescape").decode(errors="replace")
+        if shown != name:
+            raise _not_text(path, f"in the column name {shown!r}")
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise InputError(

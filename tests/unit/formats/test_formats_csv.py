@@ -141,6 +141,15 @@ def test_csv_invalid_table_raises(path: Path, text: str, expected: str) -> None:
         list(open_source(path).batches())
 
 
+def test_other_bytes_in_comments_move_no_row(path: Path) -> None:
+    text = "# K\xf6ln \xe9\xe9\nlat,lon,time,t\n12,2,2020-01-01,3\n"
+    path.write_bytes(text.encode("latin-1"))
+    assert read(path).column("latitude").to_pylist() == [12.0]
+    path.write_bytes("lat,lon,time,K\xf6ln\n12,2,2020-01-01,3\n".encode("latin-1"))
+    with raises(InputError, expected="csv"):
+        open_source(path)
+
+
 def test_csv_row_of_other_width_raises_with_line(path: Path) -> None:
     path.write_text('lat,lon,time,t\n1,2,2020-01-01,"a\n\nb"\n\n1,2,2020-01-01\n')
     with raises(InvalidObservations, expected="csv", row=1, line=6):
