@@ -87,7 +87,7 @@ LOOPS = dict(loops())
 
 
 @pytest.mark.parametrize("place", [place for place in LOOPS if place not in NEXT_PIECE])
-def test_a_loop_that_goes_on_after_an_error_pauses(place: str) -> None:
+def test_loop_that_goes_on_after_an_error_pauses(place: str) -> None:
     pauses = OF_BACKOFF if place.startswith(CALLERS) else PAUSES
     assert calls(LOOPS[place]) & pauses
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -343,8 +344,9 @@ def test_integers_become_floats_if_these_are_exact(values: list[Any], is_held: b
             kept = [None if v is None else int(v) for v in read().to_pylist()]
             assert kept == values[: len(kept)] or kept == [v for v in values if v is not None]
         else:
-            with pytest.raises(GalileoError, match=r"9007199254740993|9223372036854775807"):
+            with pytest.raises(GalileoError) as refused:
                 read()
+            assert re.search("9007199254740993|9223372036854775807", refused.value.message)
 
 
 def test_exactness_of_random_integers_is_that_of_python() -> None:
@@ -369,8 +371,9 @@ def test_whole_decimals_are_exact_integers(kind: pa.DataType) -> None:
     assert stored(in_memory(table, "v=v x=nullif(x,4)"), schema).column("x").to_pylist() == numbers
     table = table_with(pa.array([Decimal(1 << 63)] * 3, kind))
     for read in (lambda: normalise(schema, table), lambda: stored(in_memory(table), schema)):
-        with pytest.raises(GalileoError, match="int"):
+        with pytest.raises(GalileoError) as refused:
             read()
+        assert "int" in refused.value.message
 
 
 def test_text_that_runs_or_codes_repeat_is_bounded() -> None:

@@ -526,15 +526,17 @@ def test_netcdf_file_without_features_names_its_variables(path: Path) -> None:
         put_places(dataset)
         put_times(dataset)
         put(dataset, "zonal", ("time", "zone"), np.ones((2, 4)))
-    with pytest.raises(InputError, match=r"nothing, and without usable values zonal$"):
+    with pytest.raises(InputError) as refused:
         assert open_source(path).features
+    assert refused.value.message.endswith("nothing, and without usable values zonal")
 
 
 def test_netcdf_file_of_groups_is_refused_with_their_names(path: Path) -> None:
     with writing(path) as dataset:
         dataset.createGroup("PRODUCT")
-    with pytest.raises(InputError, match=r"Groups are not read: group PRODUCT$"):
+    with pytest.raises(InputError) as refused:
         open_source(path)
+    assert refused.value.message.endswith("Groups are not read: group PRODUCT")
 
 
 def test_netcdf_distances_on_a_map_are_named(path: Path) -> None:
@@ -543,8 +545,9 @@ def test_netcdf_distances_on_a_map_are_named(path: Path) -> None:
         put(dataset, "y", ("y",), [1e6], standard_name="projection_y_coordinate", units="m")
         put(dataset, "x", ("x",), [1e6], standard_name="projection_x_coordinate", units="m")
         put(dataset, "t", ("time", "y", "x"), [[[1.0]]])
-    with pytest.raises(InputError, match=r"y and x are distances on a map"):
+    with pytest.raises(InputError) as refused:
         open_source(path)
+    assert "y and x are distances on a map" in refused.value.message
 
 
 def test_netcdf_mistake_of_the_reader_is_no_error_of_the_file(

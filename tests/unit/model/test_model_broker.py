@@ -128,8 +128,9 @@ def into(name: str, target: str, *channels: str) -> Broker:
     ],
 )
 def test_sinks_that_feed_their_channels_are_refused(channels: Any, brokers: Any) -> None:
-    with pytest.raises(InputError, match="circle"):
+    with pytest.raises(InputError) as refused:
         check_circles(channels, brokers)
+    assert "circle" in refused.value.message
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_refusals_that_do_not_follow_each_other_do_not_pause_a_broker() -> None:
 
 
 @pytest.mark.parametrize(("asked_s", "waited_s"), [(30.0, 30.0), (1e8, 100.0)])
-def test_an_endpoint_gets_the_pause_it_asks_for_up_to_a_bound(
+def test_endpoint_gets_the_pause_it_asks_for_up_to_a_bound(
     monkeypatch: pytest.MonkeyPatch, asked_s: float, waited_s: float
 ) -> None:
     assert RETRY_AFTER_MAX_S == 3_600.0
@@ -177,7 +177,7 @@ def test_an_endpoint_gets_the_pause_it_asks_for_up_to_a_bound(
 
 
 @pytest.mark.parametrize("how", ["resume", "acknowledge", "create"])
-def test_who_resumes_acknowledges_or_changes_a_broker_ends_its_wait(how: str) -> None:
+def test_wait_ends_when_a_broker_is_resumed_acknowledged_or_changed(how: str) -> None:
     async def scene(stage: Stage) -> None:
         stage.endpoint.error = DeliveryError("503", 3_000.0)
         stage.journal.notify("one", "a", ["anna"])
@@ -197,7 +197,7 @@ def test_who_resumes_acknowledges_or_changes_a_broker_ends_its_wait(how: str) ->
     play(scene)
 
 
-def test_nothing_is_sent_for_a_broker_that_is_paused_or_dropped() -> None:
+def test_broker_that_is_paused_or_dropped_is_sent_nothing() -> None:
     async def scene(stage: Stage) -> None:
         for stop in (stage.operator.pause_broker, stage.operator.drop_broker):
             await create(stage)
@@ -214,7 +214,7 @@ def test_nothing_is_sent_for_a_broker_that_is_paused_or_dropped() -> None:
     play(scene)
 
 
-def test_a_position_behind_a_failing_execution_takes_effect() -> None:
+def test_position_behind_a_failing_execution_takes_effect() -> None:
     async def scene(stage: Stage) -> None:
         stage.endpoint.poison = DeliveryError("500")
         stage.journal.notify("one", "a", [POISON])
@@ -238,7 +238,7 @@ def test_each_attempt_after_a_failure_opens_the_endpoint_anew() -> None:
     play(scene)
 
 
-def test_the_failure_is_the_present_one_until_a_success_or_another_definition() -> None:
+def test_failure_is_the_present_one_until_a_success_or_another_definition() -> None:
     async def scene(stage: Stage) -> None:
         async def shows(failure: str) -> None:
             deadline = now() + 100.0
@@ -266,7 +266,7 @@ def test_the_failure_is_the_present_one_until_a_success_or_another_definition() 
 
 
 @pytest.mark.parametrize("bound", [{"attempts_max": 3}, {"age_max": "20s"}])
-def test_what_fails_beyond_a_bound_becomes_a_dead_letter(bound: dict[str, Any]) -> None:
+def test_chunk_that_fails_beyond_a_bound_becomes_a_dead_letter(bound: dict[str, Any]) -> None:
     async def scene(stage: Stage) -> None:
         stage.endpoint.poison = DeliveryError("500")
         stage.journal.notify("one", "a", ["anna", "bert", f"{POISON}1", "cleo"])
@@ -294,7 +294,7 @@ def test_without_bounds_a_failing_endpoint_gets_no_dead_letters() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, RefusedError("422"), RefusedError("413", [0])])
-def test_what_is_deleted_before_it_is_pushed_is_counted_and_said(
+def test_results_deleted_before_they_are_pushed_are_counted_and_said(
     answer: DeliveryError | None,
 ) -> None:
     async def scene(stage: Stage) -> None:
@@ -321,7 +321,7 @@ def test_what_is_deleted_before_it_is_pushed_is_counted_and_said(
     play(scene)
 
 
-def test_a_broker_that_begins_is_not_told_what_was_deleted_before() -> None:
+def test_broker_that_begins_is_not_told_what_was_deleted_before() -> None:
     async def scene(stage: Stage) -> None:
         for _ in range(3):
             stage.journal.notify("one", "a", ["anna"])
@@ -333,7 +333,7 @@ def test_a_broker_that_begins_is_not_told_what_was_deleted_before() -> None:
     play(scene)
 
 
-def test_who_takes_over_goes_on_within_an_execution() -> None:
+def test_worker_that_takes_over_goes_on_within_an_execution() -> None:
     async def scene(stage: Stage) -> None:
         stage.endpoint.took_s = 0.1
         stage.journal.notify("one", "a", [f"s{number}" for number in range(400)])
@@ -346,7 +346,7 @@ def test_who_takes_over_goes_on_within_an_execution() -> None:
     play(scene)
 
 
-def test_a_replay_begins_at_the_begin_of_an_execution() -> None:
+def test_replay_begins_at_the_begin_of_an_execution() -> None:
     async def scene(stage: Stage) -> None:
         stage.endpoint.took_s = 0.1
         stage.journal.notify("one", "a", [f"s{number}" for number in range(400)])
@@ -359,7 +359,7 @@ def test_a_replay_begins_at_the_begin_of_an_execution() -> None:
     play(scene)
 
 
-def test_a_worker_whose_row_is_away_counts_as_it_did_before() -> None:
+def test_worker_whose_row_is_away_counts_as_it_did_before() -> None:
     async def scene(stage: Stage) -> None:
         stage.start()
         await asyncio.sleep(5.0)
@@ -377,7 +377,7 @@ def test_a_worker_whose_row_is_away_counts_as_it_did_before() -> None:
     play(scene, faults={"away"})
 
 
-def test_a_worker_that_is_cut_off_sends_nothing_and_goes_on_later() -> None:
+def test_worker_that_is_cut_off_sends_nothing_and_goes_on_later() -> None:
     async def scene(stage: Stage) -> None:
         stage.endpoint.error = DeliveryError("503")
         stage.journal.notify("one", "a", ["anna"])
@@ -392,7 +392,7 @@ def test_a_worker_that_is_cut_off_sends_nothing_and_goes_on_later() -> None:
     play(scene, faults={"cluster"})
 
 
-def test_a_worker_goes_on_with_what_it_knows_while_a_partition_is_away() -> None:
+def test_worker_goes_on_with_what_it_knows_while_a_partition_is_away() -> None:
     async def scene(stage: Stage) -> None:
         stage.journal.notify("one", "a", ["anna"])
         await until(lambda: len(stage.endpoint.accepted) == 1)

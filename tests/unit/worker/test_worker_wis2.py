@@ -27,7 +27,7 @@ def sent(text: str) -> tuple[str, dict[str, Any]]:
     return feature, json.loads(whole)["properties"]
 
 
-def test_a_small_feature_is_inline_with_its_digest() -> None:
+def test_small_feature_is_inline_with_its_digest() -> None:
     feature, properties = sent("ä")
     assert properties["content"]["value"] == feature
     digest = base64.b64decode(properties["integrity"]["value"])
@@ -38,7 +38,7 @@ def test_a_small_feature_is_inline_with_its_digest() -> None:
 
 
 @pytest.mark.parametrize("text", ["a" * 4_096, '"' * 1_900, "ä" * 2_100])
-def test_a_feature_that_makes_the_message_too_large_is_linked_alone(text: str) -> None:
+def test_feature_that_makes_the_message_too_large_is_linked_alone(text: str) -> None:
     _, properties = sent(text)
     assert "content" not in properties
     assert "integrity" not in properties
