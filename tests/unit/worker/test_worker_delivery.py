@@ -410,3 +410,21 @@ def test_worker_goes_on_with_what_it_knows_while_a_partition_is_away() -> None:
         assert now() < stage.journal.away_until
 
     play(scene, faults={"away"})
+
+
+def test_a_follower_does_not_move_a_position_while_a_worker_pushes() -> None:
+    async def scene(stage: Stage) -> None:
+        for _ in range(2):
+            stage.journal.notify("one", "a", ["anna"])
+        await until(lambda: len(stage.endpoint.accepted) == 2)
+        await asyncio.sleep(2.0)
+        given = await stage.operator.position("one", "a")
+        first = (await stage.operator.fetch_notifications("one", "a"))[0].token
+        assert not await stage.operator._advance("one", "a", given, first)
+        for client, task in stage.running:
+            task.cancel()
+            await asyncio.wait([task])
+            assert not client.is_dead
+        assert await stage.operator._advance("one", "a", given, first)
+
+    play(scene)
