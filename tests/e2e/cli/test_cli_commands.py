@@ -252,6 +252,24 @@ def test_dialects_and_bad_rows_of_a_csv_file(run: Run, tmp_path: Path, fresh_nam
     assert (row["time"], row["t"]) == ("2024-02-01T12:00:00Z", 1234.5)
 
 
+def test_table_survives_its_own_csv_and_counts_keys(
+    run: Run, tmp_path: Path, fresh_name: Fresh
+) -> None:
+    name, copy = fresh_name("countries"), fresh_name("copied")
+    given, exported = tmp_path / "rows.csv", tmp_path / "out.csv"
+    for table in (name, copy):
+        columns = ["--column", "id:text", "--column", "n:int", "--column", "note:text"]
+        run("table", "create", table, *columns, "--key", "id")
+    given.write_text('id,n,note\nNA,1,""\n007,NA,NULL\nNA,2," x "\n"a\nb",,\n')
+    assert "4 rows, 3 keys stored" in run("table", "upsert", name, str(given)).stdout
+    run("table", "show", name, "--output", str(exported))
+    assert "3 rows stored" in run("table", "upsert", copy, str(exported)).stdout
+    rows = [values(run("table", "show", each, "--json"))["rows"] for each in (name, copy)]
+    expected = {"NA": (2, " x "), "007": (None, "NULL"), "a\nb": (None, None)}
+    for found in rows:
+        assert {row["id"]: (row["n"], row["note"]) for row in found} == expected
+
+
 def test_pipes_are_read_as_files(run: Run, csv: Path, tmp_path: Path, fresh_name: Fresh) -> None:
     name, pipe = fresh_name("piped"), tmp_path / "pipe"
     os.mkfifo(pipe)
