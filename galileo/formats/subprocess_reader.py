@@ -115,8 +115,9 @@ class SubprocessReader:
         return self._infos("coordinates")
 
     def _infos(self, which: str) -> list[VariableInfo]:
+        tuples = ("dims", "aliases", "words")  # JSON has made lists of them.
         return [
-            VariableInfo(**info | {"dims": tuple(info["dims"]), "aliases": tuple(info["aliases"])})
+            VariableInfo(**info | {name: tuple(info[name]) for name in tuples})
             for info in self._description[which]
         ]
 
