@@ -15,9 +15,9 @@ from simulator.loop import Violation
 SEEDS = 300
 SEEDS_QUICK = 3
 MUTANT_SEEDS = 3
-CONVICTED_FROM = {"fence-ignored": 3, "lost-release": 3, "position-not-read": 14}
+CONVICTED_FROM = {"fence-ignored": 17, "lost-release": 15}
 """The first seed to try with a mutant; 0 for the others."""
-SLOW = {"lost-release", "position-not-read"}
+SLOW = {"lost-release"}
 SOMETIMES = (
     "accepted",
     "crashes",

@@ -115,13 +115,6 @@ class ReportsChunksEarly(Delivery):
         await super()._deliver(batch, start, stop, **since)
 
 
-class TrustsItsLastLook(Delivery):
-    """A worker that was stopped goes on with what it had, though another one has taken over."""
-
-    async def _check_position(self, age_max_s: float) -> None:
-        pass
-
-
 DELIVERY_MUTANTS: dict[str, type[Delivery]] = {
     "position-before-acceptance": StoresPositionFirst,
     "fence-ignored": IgnoresOthers,
@@ -134,5 +127,4 @@ DELIVERY_MUTANTS: dict[str, type[Delivery]] = {
     "keys-of-halves": NamesHalvesAsTheWhole,
     "progress-forgotten": ForgetsProgress,
     "progress-before-acceptance": ReportsChunksEarly,
-    "position-not-read": TrustsItsLastLook,
 }
