@@ -355,12 +355,12 @@ def follow(
                     client.acknowledge(name, broker, token)
                 if limit is not None and count >= limit:
                     break
-        finally:
             if not count:
                 session.output.note(
                     f"galileo: nothing came for broker {broker!r}; do subscriptions of {name} name "
                     "it?"
                 )
+        finally:
             if token:
                 session.output.note(f"token: {token}")
 

@@ -71,7 +71,7 @@ COMMANDS = {
     "graph": LazyCommand("galileo.cli.analytics:graph", "The metadata graph of a dataset."),
     "ingest": LazyCommand(
         "galileo.cli.ingest:ingest",
-        "Ingest files of observations, such as CSV, Parquet, NetCDF or GRIB.",
+        "Ingest files of observations, such as CSV, Parquet, NetCDF or GRIB; - is standard input.",
     ),
     "latest": LazyCommand(
         "galileo.cli.aggregate:latest",

@@ -175,7 +175,9 @@ def test_follow_continues_at_a_token_and_at_a_file(
     run("subscribe", hot, "--id", "anna", "--set", "least=285", "--broker", "me")
     run("subscribe", hot, "--id", "bert", "--set", "least=300", "--broker", "me")
     follow = ("follow", hot, "me", "--wait", SETTLED_S)
-    assert run(*follow).output == ""
+    nothing = run(*follow)
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+    assert "nothing came for broker 'me'" in nothing.stderr
     warm(client, air, hot, 284.0, 291.0)
     first = run(*follow)
     assert first.stdout == (
@@ -198,7 +200,7 @@ def test_follow_continues_at_a_token_and_at_a_file(
     tokens = [json.loads(line).get("token") for line in last.stdout.splitlines()]
     assert tokens[-1] == token_of(last) == file.read_text().strip()
     assert notified(run(*resumed)) == []
-    assert run("follow", hot, "you", "--wait", SETTLED_S).output == ""
+    assert run("follow", hot, "you", "--wait", SETTLED_S).stdout == ""
     file.write_text("no token\n")
     assert f"{file} holds no position of {hot}" in run(*resumed, fails=2).stderr
     refused = run("follow", hot, "you", "--token", token, fails=2)

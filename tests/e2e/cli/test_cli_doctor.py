@@ -69,7 +69,8 @@ def test_doctor_finds_a_killed_node(
     pair.nodes[1].kill()
     deadline = time.monotonic() + WITHIN_S
     words = f"does not answer at {pair.addresses[1]}: connection refused"
-    while findings(done := run(*node, "doctor", "--json")) != [words]:
+    expected = [words, "each partition has one copy"]
+    while findings(done := run(*node, "doctor", "--json")) != expected:
         assert time.monotonic() < deadline, findings(done)
         time.sleep(0.2)
     assert done.exit_code == 1
