@@ -53,6 +53,26 @@ REMEDIES = {
         "change a copy, which to_graph() returns",
         "write a copy with galileo sparql export, and change that",
     ),
+    "csv_encoding": Remedy(
+        "name its encoding, such as CsvOptions(encoding='latin-1')",
+        "name its encoding by --encoding, such as latin-1",
+    ),
+    "csv_bad_rows": Remedy(
+        "name another separator or quotation mark, or keep such rows aside: "
+        "CsvOptions(bad_rows=FILE)",
+        "name another separator or quotation mark, or keep such rows aside by --bad-rows FILE",
+    ),
+    "csv_names": Remedy(
+        "name the columns: CsvOptions(names=[...])", "name the columns with --names"
+    ),
+    "csv_units": Remedy(
+        "a line of units is skipped by CsvOptions(units=True)",
+        "a line of units is skipped by --units",
+    ),
+    "csv_decimal": Remedy(
+        "decimal commas are read by CsvOptions(decimal=',')",
+        "decimal commas are read by --decimal ,",
+    ),
     "send_sampler": Remedy(
         "send it first with send_sampler",
         "send it first with galileo sampler upload",

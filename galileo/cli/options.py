@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from galileo.errors import InputError
+from galileo.errors import InputError, NotPermitted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -164,6 +164,8 @@ def readable(path: Path, *, suffix: str = ".csv") -> Iterator[Path]:
             copy = Path(file.name)
         try:
             yield copy
+        except NotPermitted:  # An error about the caller, not about the file.
+            raise
         except InputError as error:
             name = "standard input" if path == STDIN else str(path)
             words = error.message.replace(str(copy), name)

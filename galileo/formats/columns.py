@@ -178,11 +178,12 @@ def located(
     if not line:
         return error
     words = error.message.replace(f" in row {row}", f" in line {line}")
-    if row == 0:
-        words += "; a line of units is skipped by --units (in Python: CsvOptions(units=True))"
+    details = {**error.details, "line": line}
     if re.search(r"'[-+]?[0-9.]*,[0-9]+'", words):
-        words += "; decimal commas are read by --decimal , (in Python: CsvOptions(decimal=','))"
-    return InvalidObservations(words, **error.details, line=line)
+        details["remedy"] = "csv_decimal"
+    elif row == 0:
+        details["remedy"] = "csv_units"
+    return type(error)(words, **details)
 
 
 def empty_reader(mapping: Mapping) -> ColumnReader:

@@ -43,11 +43,6 @@ ROW_BYTES_MAX = 16 << 20
 HEADER_LINES_MAX = 1000
 WORDS_MIN = 3
 """Words of a line that white space may separate where no other separator is there."""
-NOT_TEXT = "name its encoding by --encoding, such as latin-1 (in Python: CsvOptions(encoding=...))"
-NOT_AS_WIDE = (
-    "name another separator or quotation mark, or keep such rows aside by --bad-rows FILE "
-    "(in Python: CsvOptions(bad_rows=FILE))"
-)
 csv.field_size_limit(ROW_BYTES_MAX)  # Of the whole process; Python's own is less than a geometry.
 _NUMBER = re.compile(r"\s*[-+]?[0-9.]+\s*")
 _USGS_TYPE = re.compile(r"[0-9]+[sdn]")
@@ -118,9 +113,9 @@ class CsvFile:
         for row, record in enumerate(self.records()):
             if record.mistake:
                 is_damaged = record.column >= 0
-                advice = NOT_TEXT if is_damaged else NOT_AS_WIDE
                 return InvalidObservations(
-                    f"{record.mistake} in line {record.line} of {self.path}; {advice}",
+                    f"{record.mistake} in line {record.line} of {self.path}",
+                    remedy="csv_encoding" if is_damaged else "csv_bad_rows",
                     expected="csv",
                     row=row,
                     line=record.line,
@@ -220,8 +215,8 @@ def open_csv(path: Path, options: CsvOptions) -> CsvFile:
                 names, units, begin = headers[0], [*headers[1:2], []][0], first
             elif all(map(_NUMBER.fullmatch, names)):
                 raise InputError(
-                    f"expected the names of the columns in line {first + 1} of {path}, got numbers;"
-                    " name the columns with --names (in Python: CsvOptions(names=[...]))",
+                    f"expected the names of the columns in line {first + 1} of {path}, got numbers",
+                    remedy="csv_names",
                     expected="header",
                 )
         second, after = fields(begin)
@@ -394,7 +389,9 @@ def _readable(path: Path) -> Iterator[None]:
 
 def _not_text(path: Path, place: str) -> InputError:
     return InputError(
-        f"expected text in UTF-8 in {path}, got other bytes {place}; {NOT_TEXT}", expected="csv"
+        f"expected text in UTF-8 in {path}, got other bytes {place}",
+        remedy="csv_encoding",
+        expected="csv",
     )
 
 

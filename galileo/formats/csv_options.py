@@ -75,7 +75,12 @@ class CsvOptions:
             raise _wrong("time_zone", "one such as 'America/Denver'", self.time_zone) from error
 
     def to_dict(self) -> dict[str, Any]:
-        """What determines the rows of a file, for a digest."""
+        """What determines the rows of a file, for a digest.
+
+        Example:
+            >>> galileo.CsvOptions(separator=";").to_dict()["separator"]
+            ';'
+        """
         values = {name: getattr(self, name) for name in self.__slots__}
         return values | {"bad_rows": self.bad_rows is not None}
 

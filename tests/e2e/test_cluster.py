@@ -22,7 +22,6 @@ from galileo.cli.main import main
 from galileo.cluster import stop_evaluator
 from galileo.config import load
 from galileo.dht import placement
-from galileo.dht.topology import Topology
 from galileo.errors import ConfigError, InputError, Unavailable
 from galileo.model.schema import Feature, Schema
 from galileo.spark.runtime_dir import RuntimeDir
@@ -36,8 +35,6 @@ ROWS = pd.DataFrame(
         "temperature": [270.0, 280.0, 290.0, 300.0],
     }
 )
-DRAWN_BY_RENDEZVOUS = {0: "node-3", 1: "node-2", 2: "node-1", 3: "node-3"}
-"""What the first version has stored of three nodes in one group of four partitions."""
 IMPATIENT = {"membership": {"heartbeat_interval_s": 0.1, "failure_timeout_s": 3.0}}
 
 
@@ -93,44 +90,6 @@ def test_local_cluster_restarted_has_its_data_and_all_nodes(tmp_path: Path) -> N
             labels = client.query("nam")
             assert labels.complete
             assert client.read(labels).num_rows == 4
-
-
-def test_local_cluster_of_an_earlier_version_reads_its_placement(tmp_path: Path) -> None:
-    cluster = galileo.LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=1)
-    cluster._topology.pop("placement")
-    for node in cluster.nodes:
-        node._write_config()
-        (tmp_path / node.name).mkdir()
-    topology = load(tmp_path / "node-1.toml", environment={}).topology
-    assert topology.placement == "rendezvous"
-    assert placement.owners(topology) == DRAWN_BY_RENDEZVOUS
-    again = galileo.LocalCluster(3, directory=tmp_path)
-    assert again._topology["placement"] == "rendezvous"
-
-
-@pytest.mark.slow
-def test_local_cluster_of_an_earlier_version_keeps_its_placement(tmp_path: Path) -> None:
-    """Files of that version name no rule of placement, and had four partitions in each group."""
-    cluster = galileo.LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=1)
-    cluster._topology.pop("placement")
-    with cluster, galileo.connect(*cluster.addresses) as client:
-        client.create_dataset(SCHEMA)
-        client.ingest("nam", ROWS)
-        before = Topology.from_json(client.topology_json())
-        labels = sorted(client.query("nam").texts().to_pylist())
-        rows = {node.name: node.datasets for node in client.status().nodes}
-    assert before.placement == "rendezvous"
-    again = galileo.LocalCluster(3, 1, tmp_path)
-    with again, galileo.connect(*again.addresses) as client:
-        after = Topology.from_json(client.topology_json())
-        assert placement.owners(after) == placement.owners(before) == DRAWN_BY_RENDEZVOUS
-        assert sorted(client.query("nam").texts().to_pylist()) == labels
-        assert client.read(client.query("nam")).num_rows == 4
-        assert {n.name: n.datasets[0]["rows"] for n in client.status().nodes} == {
-            name: datasets[0]["rows"] for name, datasets in rows.items()
-        }
-        client.ingest("nam", ROWS)
-        assert client.count("nam") == 8
 
 
 def test_local_cluster_new_places_partitions_evenly(tmp_path: Path) -> None:

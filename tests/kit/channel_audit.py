@@ -328,6 +328,8 @@ class ChannelAudit:
                 self.table: (self.changes, self._changes),
                 self.channel.key: (self.log, self._execution),
             }
+            if key == self.dataset and not rows.num_rows:  # The record of a batch.
+                self.commits[partition].setdefault(sequence, [])
             if key not in of_key or not rows.num_rows:
                 continue
             log, decode = of_key[key]

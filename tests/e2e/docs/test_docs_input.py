@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,15 @@ ANSWERS = {
 """Of the one row that each query finds, some values."""
 
 
+@pytest.fixture
+def no_datasets(client: galileo.Client) -> Iterator[None]:
+    """Other pages use the names of the datasets for their own."""
+    yield
+    for name in {schema.name for schema in client.datasets()} & ANSWERS.keys():
+        client.drop_dataset(name)
+
+
+@pytest.mark.usefixtures("no_datasets")
 def test_commands_lead_from_a_file_to_its_first_query(
     cluster: galileo.LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,12 +297,13 @@ async def test_a_mistake_in_a_body_stores_nothing(
             (b"", "application/json", "invalid_input"),
             (b"[", "application/json", "invalid_input"),
             (b"", "text/csv", "invalid_input"),
-            (b"id,broker,least,at\na,me,much,b\n", "text/csv", "invalid_input"),
-            (b"id,broker,least,at\na,me,1\n", "text/csv", "invalid_input"),
-            (b"id,broker,least,at\n\xff,me,1,b\n", "text/csv", "invalid_input"),
+            (b"id,broker,least,at\na,me,much,b\n", "text/csv", "invalid_observations"),
+            (b"id,broker,least,at\na,me,1\n", "text/csv", "invalid_observations"),
+            (b"id,broker,least,at\n\xff,me,1,b\n", "text/csv", "invalid_observations"),
         ):
             status, problem = await served.ask("POST", path, body, media_type)
             assert (status, problem["kind"]) == (400, kind), (body, problem)
+            assert "--" not in problem["detail"], "options of commands mean nothing here"
             assert "/proc" not in problem["detail"]
         for body, media_type in (
             ([], "application/json"),

@@ -76,7 +76,7 @@ def test_sample_batches_repeat_and_fit_suggested_schema(sample_data: Path, name:
     for one, two in zip(first.batches(50_000), second.batches(50_000), strict=True):
         assert one.equals(two)
         rows += normalise(schema, two).num_rows
-    assert rows + first.skipped == first.rows
+    assert first.rows in (None, rows + first.skipped)
 
 
 # --- CSV and GeoJSON -------------------------------------------------------------------------

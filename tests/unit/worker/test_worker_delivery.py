@@ -412,7 +412,7 @@ def test_worker_goes_on_with_what_it_knows_while_a_partition_is_away() -> None:
     play(scene, faults={"away"})
 
 
-def test_a_follower_does_not_move_a_position_while_a_worker_pushes() -> None:
+def test_follower_does_not_move_a_position_while_a_worker_pushes() -> None:
     async def scene(stage: Stage) -> None:
         for _ in range(2):
             stage.journal.notify("one", "a", ["anna"])
