@@ -55,11 +55,11 @@ class AsyncBrokers(AsyncChannels):
             True
         """
         instance_of(Broker, broker, "a broker, such as galileo.Broker('mail')")
+        with suppress(DatasetExists):  # Of another definition, the upsert refuses the columns.
+            await self.create_table(BROKERS)  # Who may not create brokers is refused here.
         if isinstance(broker.sink, Into):
             others = [other for other in await self.brokers() if other.name != broker.name]
             check_circles(await self.channels(), [*others, broker])
-        with suppress(DatasetExists):  # Of another definition, the upsert refuses the columns.
-            await self.create_table(BROKERS)
         definition = json.dumps(broker.to_dict())
         await change_row(self, BROKERS, broker.name, definition=definition, paused="")
 
