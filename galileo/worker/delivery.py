@@ -166,10 +166,7 @@ class Delivery:
                     await asyncio.sleep(CLAIM_S)
                 except BatchConflict:
                     log.info("%s: the position was moved", self._name)
-                except DisabledError as error:
-                    await self._pause(error.reason)
-                    return
-                except UnknownDataset:
+                except (DisabledError, UnknownDataset):
                     return
                 except GalileoError as error:
                     log.warning("%s: %s", self._name, error)
@@ -183,12 +180,15 @@ class Delivery:
 
         Raises:
             TakenError, BatchConflict: another worker has it, or someone has moved the position.
-            DisabledError: the endpoint accepts nothing until someone changes something.
+            DisabledError: the endpoint accepts nothing, and the broker is paused.
             GalileoError: the cluster does not answer.
         """
         await self._claim()
         try:
             await self._follow()
+        except DisabledError as error:
+            await self._pause(error.reason)
+            raise
         finally:
             await self._close()
 
@@ -249,8 +249,6 @@ class Delivery:
                 self._token = batch.token
                 if batch.execution or batch.gone:
                     self._progress.pop(batch.partition, None)
-                if is_news:
-                    await self._move(after_s=ACKNOWLEDGE_S)
             if is_news:
                 await self._move(after_s=0.0)
             elif self._token != self._row.get(TOKEN):

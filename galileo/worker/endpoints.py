@@ -55,7 +55,7 @@ class Chunk:
     Attributes:
         channel: its name.
         dataset: of the observations.
-        broker: likewise.
+        broker: its name.
         stream: names channel, generation, broker and partition.
         offset: the number of the first notification in its execution.
         notifications: of one execution; none where there is only something gone.
@@ -84,13 +84,13 @@ class Chunk:
 
     @property
     def document(self) -> bytes:
-        """All of it as one JSON document."""
+        """The whole chunk as one JSON document."""
         names = {"channel": self.channel, "broker": self.broker, "offset": self.offset}
         return document(self.notifications, **names)
 
     @property
     def attributes(self) -> Mapping[str, str]:
-        """The attributes of a CloudEvent (version 1.0) with all of them, but for its id."""
+        """The attributes of a CloudEvent (version 1.0) with the chunk, but for its id."""
         return {
             "specversion": "1.0",
             "type": GONE_TYPE if self.notifications.gone else EVENT_TYPE,

@@ -86,13 +86,11 @@ class Worker:
 
     async def run(self) -> None:
         """Pushes until it is cancelled; then other workers take over at once."""
-        tasks = [asyncio.create_task(self._repeat(step)) for step in (self._beat, self._look)]
         try:
-            await asyncio.gather(*tasks)
+            async with asyncio.TaskGroup() as tasks:
+                for step in (self._beat, self._look):
+                    tasks.create_task(self._repeat(step))
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
             await self._stop(list(self._running))
             with contextlib.suppress(GalileoError, TimeoutError):
                 async with asyncio.timeout(LEASE_S / 2):
@@ -148,6 +146,9 @@ class Worker:
         await self._stop([pair for pair in self._running if pair not in wanted] + ended)
         for pair in sorted(wanted - self._running.keys(), key=lambda pair: pair.name):
             self._running[pair] = asyncio.create_task(self._delivery(pair).run())
+        forgotten = [name for name, (_, at) in self._beats.items() if self._seen_at - at > FORGET_S]
+        if forgotten:  # At the end, since the rows may be where nothing can be stored.
+            await self._client.delete(WORKERS.name, forgotten)
 
     async def _read(self, table: Table) -> tuple[pa.Table, int]:
         """The rows of a table, and how many of them were read.
@@ -171,9 +172,6 @@ class Worker:
                 at += seen_at - before
             self._beats[worker] = beat, at if beat == known else seen_at
         self._beats = {worker: self._beats[worker] for worker in names}
-        gone = [name for name, (_, at) in self._beats.items() if seen_at - at > FORGET_S]
-        if gone:
-            await self._client.delete(WORKERS.name, gone)
 
     def _owner(self, pair: Pair) -> str:
         living = {self.name, *(worker for worker in self._beats if self.is_alive(worker))}

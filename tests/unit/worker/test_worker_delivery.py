@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pyarrow as pa
 import pytest
@@ -14,14 +14,16 @@ from simulator.delivery_world import FAULTS, Journal, MemoryClient, at_once, now
 from simulator.virtual_time import SimulatedClock, SimulatedLoop, run_simulated
 
 import galileo.worker.delivery
+import galileo.worker.worker
 from galileo.client import async_channels, async_tables
 from galileo.client.results import Delivery
+from galileo.errors import Unavailable
 from galileo.model.broker import BROKERS, WORKERS, Broker, Webhook
 from galileo.model.table import hashes_of, partitions_of
 from galileo.worker.delivery import CHECK_S, REFUSED_MAX, RETRY_AFTER_MAX_S, WAIT_CHECK_S
-from galileo.worker.endpoints import Chunk, DeliveryError, RefusedError
+from galileo.worker.endpoints import Chunk, DeliveryError, DisabledError, RefusedError
 from galileo.worker.options import WorkerOptions
-from galileo.worker.worker import LEASE_S, LOOK_S, Worker
+from galileo.worker.worker import FORGET_S, LEASE_S, LOOK_S, Worker
 
 POISON = "poison"
 Scene = Callable[["Stage"], Awaitable[None]]
@@ -210,6 +212,37 @@ def test_broker_that_is_paused_or_dropped_is_sent_nothing() -> None:
             stage.journal.notify("one", "a", ["bert"])
             await asyncio.sleep(30.0)
             assert len(stage.endpoint.came) == count
+
+    play(scene)
+
+
+def test_broker_dropped_before_a_worker_can_pause_it_is_no_failure_of_the_worker() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.endpoint.error, stage.endpoint.took_s = DisabledError("401"), 0.2
+        stage.journal.notify("one", "a", ["anna"])
+        await until(lambda: bool(stage.endpoint.came))
+        await stage.operator.drop_broker("a")
+        with patch.object(galileo.worker.worker.log, "error") as failure:
+            await asyncio.sleep(3 * LOOK_S)
+        assert len(stage.endpoint.came) == 1
+        assert not failure.called
+
+    play(scene)
+
+
+def test_worker_pushes_while_dead_workers_cannot_be_forgotten() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.start()
+        await asyncio.sleep(5.0)
+        stage.kill()
+        client, _ = stage.running[0]
+        refusal = AsyncMock(side_effect=Unavailable("no majority"))
+        with patch.object(client, "delete", refusal):
+            await asyncio.sleep(FORGET_S + LEASE_S)
+            assert refusal.called
+            await stage.operator.create_broker(Broker("b", Webhook("https://example.org")))
+            stage.journal.notify("one", "b", ["anna"])
+            await until(lambda: bool(stage.endpoint.accepted))
 
     play(scene)
 
