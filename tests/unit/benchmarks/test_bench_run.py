@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -38,11 +40,16 @@ def started(scratch: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A directory with a short path: Spark has sockets below it, whose paths are bounded."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_bench_with_small_sizes_measures_every_area(tmp_path):
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+def test_bench_with_small_sizes_measures_every_area(tmp_path, scratch):
     markdown, values = tmp_path / "figures.md", tmp_path / "figures.json"
     bench = started(scratch, *("--markdown-file", str(markdown), "--json-file", str(values)))
     output, progress = bench.communicate()
@@ -66,10 +73,8 @@ def test_bench_with_small_sizes_measures_every_area(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-def test_bench_when_cancelled_leaves_nothing_behind(tmp_path, number):
+def test_bench_when_cancelled_leaves_nothing_behind(tmp_path, scratch, number):
     report = tmp_path / "figures.md"
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
     options = ("--only", "cycle", "--markdown-file", str(report))
     bench = started(scratch, *options)
     assert bench.stderr is not None
