@@ -18,10 +18,8 @@ from galileo.formats.columns import (
     ColumnReader,
     check_decoded,
     check_width,
-    coordinates_of,
     find_columns,
-    other_columns,
-    typed_variables,
+    typed_reader,
 )
 from galileo.formats.mapping import Mapping as FileMapping
 from galileo.formats.source import rebatch
@@ -40,18 +38,13 @@ _DICTIONARY_ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_
 def open_parquet(path: Path, mapping: FileMapping) -> ColumnReader:
     with _readable(path, "Parquet"), pq.ParquetFile(path) as file:
         check_width(path, len(file.schema_arrow.names))
-        infos, names = typed_variables(file.schema_arrow), file.schema_arrow.names
-        others = other_columns(file.schema_arrow)
-        rows = file.metadata.num_rows
         _refuse_geometries(path, file.schema_arrow, mapping)
-    return ColumnReader(
-        coordinates_of(mapping, names),
-        infos,
-        rows,
-        lambda columns: scan_parquet(path, columns),
-        mapping,
-        others,
-    )
+        return typed_reader(
+            file.schema_arrow,
+            lambda columns: scan_parquet(path, columns),
+            mapping,
+            rows=file.metadata.num_rows,
+        )
 
 
 def _refuse_geometries(path: Path, schema: pa.Schema, mapping: FileMapping) -> None:
@@ -120,15 +113,7 @@ def open_arrow(path: Path, mapping: FileMapping) -> ColumnReader:
             pa.ipc.open_file(file).schema if _is_file(path) else pa.ipc.open_stream(file).schema
         )
         check_width(path, len(schema.names))
-        infos, names = typed_variables(schema), schema.names
-    return ColumnReader(
-        coordinates_of(mapping, names),
-        infos,
-        None,
-        lambda columns: scan_arrow(path, columns),
-        mapping,
-        other_columns(schema),
-    )
+    return typed_reader(schema, lambda columns: scan_arrow(path, columns), mapping)
 
 
 def scan_arrow(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

@@ -186,6 +186,18 @@ def located(
     return type(error)(words, **details)
 
 
+def typed_reader(
+    schema: pa.Schema,
+    scan: Callable[[Sequence[str]], Iterable[pa.Table]],
+    mapping: Mapping,
+    *,
+    rows: int | None = None,
+) -> ColumnReader:
+    """A reader of a table whose columns have types."""
+    where, others = coordinates_of(mapping, schema.names), other_columns(schema)
+    return ColumnReader(where, typed_variables(schema), rows, scan, mapping, others)
+
+
 def empty_reader(mapping: Mapping) -> ColumnReader:
     """A reader of a file without rows, which therefore has no names of columns."""
     nowhere = Coordinates(Literal(0.0), Literal(0.0), "", 0)

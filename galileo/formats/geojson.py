@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,17 +19,13 @@ import pyarrow.json as pj
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.columns import (
     ColumnReader,
-    Coordinates,
     check_width,
-    coordinates_of,
     empty_reader,
     is_identifier,
-    other_columns,
-    typed_variables,
+    typed_reader,
 )
 from galileo.formats.mapping import Mapping
 from galileo.formats.memory_file import is_memory_file
-from galileo.formats.variables import VariableInfo
 from galileo.model.schema import COORDINATES
 
 FILE_BYTES_MAX = 1 << 30
@@ -61,35 +56,27 @@ def open_geojson(path: Path, mapping: Mapping) -> ColumnReader:
     features = _features(path)
     if not len(features):
         return empty_reader(mapping)
-    table = _flat(path, features)
-    where = coordinates_of_json(mapping, table)
+    return json_reader(_flat(path, features), mapping)
 
-    def scan(columns: Sequence[str]) -> list[pa.Table]:
-        return [table.select(list(columns))]
 
-    return ColumnReader(
-        where,
-        infos_of_json(table),
-        table.num_rows,
-        scan,
-        mapping,
-        other_columns(table.schema),
+def json_reader(table: pa.Table, mapping: Mapping, others: tuple[str, ...] = ()) -> ColumnReader:
+    """A reader of a table that was parsed, in which times that are numbers are milliseconds.
+
+    Args:
+        table: the columns that can be read.
+        mapping: of the file.
+        others: names of columns that are not in the table.
+    """
+    reader = typed_reader(
+        table.schema, lambda names: [table.select(list(names))], mapping, rows=table.num_rows
     )
-
-
-def coordinates_of_json(mapping: Mapping, table: pa.Table) -> Coordinates:
-    """The coordinates, where times that are numbers are milliseconds."""
-    where = coordinates_of(mapping, table.column_names)
-    if where.time not in table.column_names or not _is_number(table.column(where.time).type):
-        return where
-    return replace(where, time=f"epoch_ms({where.time})")
-
-
-def infos_of_json(table: pa.Table) -> tuple[VariableInfo, ...]:
-    return tuple(
-        replace(info, identifier=is_identifier(table.column(info.name)))
-        for info in typed_variables(table.schema)
+    where = reader.coordinates
+    if where.time in table.column_names and _is_number(table.column(where.time).type):
+        where = replace(where, time=f"epoch_ms({where.time})")
+    infos = tuple(
+        replace(info, identifier=is_identifier(table.column(info.name))) for info in reader.infos
     )
+    return replace(reader, coordinates=where, infos=infos, others=(*reader.others, *others))
 
 
 def read_json(path: Path, title: str) -> pa.Table:

@@ -13,14 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.errors import GalileoError, InvalidObservations
-from galileo.formats.columns import (
-    ColumnReader,
-    Coordinates,
-    coordinates_of,
-    find_columns,
-    other_columns,
-    typed_variables,
-)
+from galileo.formats.columns import ColumnReader, find_columns, typed_reader
 from galileo.formats.mapping import Mapping as FileMapping
 from galileo.formats.netcdf import read_dataset
 from galileo.formats.reader import Reader
@@ -95,15 +88,9 @@ def open_table(data: Any, mapping: FileMapping) -> ColumnReader:
         levels = [name for name in frame.index.names if name is not None]
         data = as_table(frame.reset_index(levels) if levels else frame)
     schema, tables = _stream(data)
-    where: Coordinates = coordinates_of(mapping, schema.names)
     rows = data.num_rows if isinstance(data, pa.Table | pa.RecordBatch) else None
-    return ColumnReader(
-        where,
-        typed_variables(schema),
-        rows,
-        lambda columns: (table.select(list(columns)) for table in tables),
-        mapping,
-        other_columns(schema),
+    return typed_reader(
+        schema, lambda columns: (t.select(list(columns)) for t in tables), mapping, rows=rows
     )
 
 

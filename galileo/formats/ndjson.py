@@ -5,14 +5,11 @@ A number as time is milliseconds since 1970, as in GeoJSON.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-
-import pyarrow as pa
 
 from galileo.errors import InputError
 from galileo.formats.columns import ColumnReader, empty_reader, other_columns
-from galileo.formats.geojson import columns_of_json, coordinates_of_json, infos_of_json, read_json
+from galileo.formats.geojson import columns_of_json, json_reader, read_json
 from galileo.formats.mapping import Mapping
 
 
@@ -38,16 +35,4 @@ def open_ndjson(path: Path, mapping: Mapping) -> ColumnReader:
     others = other_columns(document.schema)  # Arrow's lists of nulls are damaged; none is read.
     names = [name for name in document.column_names if name not in others]
     table = columns_of_json(path, {name: document.column(name) for name in names})
-    where = coordinates_of_json(mapping, table)
-
-    def scan(columns: Sequence[str]) -> list[pa.Table]:
-        return [table.select(list(columns))]
-
-    return ColumnReader(
-        where,
-        infos_of_json(table),
-        table.num_rows,
-        scan,
-        mapping,
-        others,
-    )
+    return json_reader(table, mapping, others)
