@@ -94,32 +94,19 @@ class SubprocessReader:
         self._request = {"path": str(path), "format": format, "mapping": facts}
         process = readers.acquire()
         try:
-            self._description = self._open(process)
+            description = self._open(process)
         finally:
             readers.release(process)
-
-    @property
-    def rows(self) -> int | None:
-        rows: int | None = self._description["rows"]
-        return rows
-
-    @property
-    def others(self) -> Sequence[str]:
-        others: list[str] = self._description["others"]
-        return others
+        self.rows: int | None = description["rows"]
+        self.others: list[str] = description["others"]
+        self._variables = [_info(each) for each in description["variables"]]
+        self._coordinates = [_info(each) for each in description["coordinates"]]
 
     def variables(self) -> Sequence[VariableInfo]:
-        return self._infos("variables")
+        return self._variables
 
     def coordinate_variables(self) -> Sequence[VariableInfo]:
-        return self._infos("coordinates")
-
-    def _infos(self, which: str) -> list[VariableInfo]:
-        tuples = ("dims", "aliases", "words")  # JSON has made lists of them.
-        return [
-            VariableInfo(**info | {name: tuple(info[name]) for name in tuples})
-            for info in self._description[which]
-        ]
+        return self._coordinates
 
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
         process = self._readers.acquire()
@@ -162,6 +149,11 @@ class SubprocessReader:
             cls = by_kind().get(refusal["kind"], InputError)
             raise cls(refusal["message"], **refusal["details"])
         raise InternalError(f"reading {self._path} failed with an internal error: {body.decode()}")
+
+
+def _info(described: dict[str, Any]) -> VariableInfo:
+    tuples = ("dims", "aliases", "words")  # JSON has made lists of them.
+    return VariableInfo(**described | {name: tuple(described[name]) for name in tuples})
 
 
 class WorkerDied(Exception):
