@@ -84,28 +84,16 @@ class Function:
     unit: str | None = None
 
 
-def _hypot(u: Floats, v: Floats) -> Floats:
-    return np.hypot(u, v)
-
-
-def _celsius_to_kelvin(values: Floats) -> Floats:
-    return values + ZERO_CELSIUS_K
-
-
-def _fahrenheit_to_kelvin(values: Floats) -> Floats:
-    return (values - 32.0) * 5.0 / 9.0 + ZERO_CELSIUS_K
-
-
 def _divide(dividend: Floats, divisor: Floats) -> Floats:
     """The quotient, missing where the divisor is 0."""
     return dividend / np.where(divisor == 0, np.nan, divisor)
 
 
 FUNCTIONS = {
-    "hypot": Function(2, 2, _hypot),
-    "wind_speed": Function(2, 2, _hypot),
-    "celsius_to_kelvin": Function(1, 1, _celsius_to_kelvin, "K"),
-    "fahrenheit_to_kelvin": Function(1, 1, _fahrenheit_to_kelvin, "K"),
+    "hypot": Function(2, 2, np.hypot),
+    "wind_speed": Function(2, 2, np.hypot),
+    "celsius_to_kelvin": Function(1, 1, lambda c: c + ZERO_CELSIUS_K, "K"),
+    "fahrenheit_to_kelvin": Function(1, 1, lambda f: (f - 32) * 5 / 9 + ZERO_CELSIUS_K, "K"),
     NULLIF: Function(2, ARGUMENTS_MAX, None),
     COALESCE: Function(2, ARGUMENTS_MAX, None),
 }
@@ -206,7 +194,10 @@ class _Parser:
         if kind == "name":
             return self._call(text) if self._next == ("sign", "(") else Name(text)
         if (kind, text) == ("sign", "-"):
-            return _negated(self.expression(_UNARY_POWER))
+            operand = self.expression(_UNARY_POWER)
+            if isinstance(operand, Literal) and not isinstance(operand.value, str):
+                return Literal(-operand.value)
+            return Call(NEGATIVE, (operand,))
         if (kind, text) == ("sign", "("):
             inner = self.expression(0)
             self.expect("sign", ")")
@@ -241,12 +232,6 @@ class _Parser:
 
     def _take(self) -> Token:
         return self._tokens.pop() if self._tokens else _END
-
-
-def _negated(operand: Expression) -> Expression:
-    if isinstance(operand, Literal) and not isinstance(operand.value, str):
-        return Literal(-operand.value)
-    return Call(NEGATIVE, (operand,))
 
 
 def _check_arguments(name: str, arguments: list[Expression], *, text: str) -> None:

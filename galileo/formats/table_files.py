@@ -50,14 +50,6 @@ def open_rows(
         raise InputError(f"{path} cannot be read: {error}", parameter="file") from error
 
 
-def _parquet(path: Path, columns: pa.Schema, _: CsvOptions) -> Iterator[pa.Table]:
-    return scan_parquet(path)
-
-
-def _arrow(path: Path, columns: pa.Schema, _: CsvOptions) -> Iterator[pa.Table]:
-    return scan_arrow(path)
-
-
 def open_csv_rows(path: Path, columns: pa.Schema, options: CsvOptions = _CSV) -> Iterator[pa.Table]:
     """The rows of a CSV file; columns that are not in `columns` stay texts.
 
@@ -97,7 +89,14 @@ def _column(rows: Columns, name: str, columns: pa.Schema) -> pa.Array:
 def _json_lines(path: Path, columns: pa.Schema, _: CsvOptions) -> Iterator[pa.Table]:
     geometries = [column.name for column in columns if pa.types.is_binary(column.type)]
     read = pjson.ReadOptions(block_size=ROW_BYTES_MAX)
-    parse = pjson.ParseOptions(explicit_schema=_in_texts(columns))
+    # Times, which may have no zone, and geometries, which may be WKT, are parsed later.
+    texts = [
+        one.with_type(pa.string())
+        if pa.types.is_timestamp(one.type) or pa.types.is_binary(one.type)
+        else one
+        for one in columns
+    ]
+    parse = pjson.ParseOptions(explicit_schema=pa.schema(texts))
     try:
         table = pjson.read_json(path, read, parse)
     except pa.ArrowInvalid:
@@ -120,22 +119,10 @@ def _geojson_as_texts(path: Path, names: Collection[str]) -> pa.BufferReader:
     return pa.BufferReader("\n".join(lines).encode())
 
 
-def _in_texts(columns: pa.Schema) -> pa.Schema:
-    """The types as texts have them: times, which may have no zone, and WKT are parsed later."""
-    return pa.schema(
-        pa.field(one.name, pa.string() if _is_parsed_later(one.type) else one.type)
-        for one in columns
-    )
-
-
-def _is_parsed_later(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_binary(kind))
-
-
 OPENERS: dict[str, Opener] = {
-    ".parquet": _parquet,
-    ".arrow": _arrow,
-    ".feather": _arrow,
+    ".parquet": lambda path, *_: scan_parquet(path),
+    ".arrow": lambda path, *_: scan_arrow(path),
+    ".feather": lambda path, *_: scan_arrow(path),
     ".csv": open_csv_rows,
     ".tsv": open_csv_rows,
     ".txt": open_csv_rows,
