@@ -129,11 +129,7 @@ class StrictSource:
             mistake = first_mistake(self._path, self._format, self._schema)
         if mistake is None:
             raise error
-        column = {"column": mistake.column} if mistake.column else {}
-        place = f" in column {mistake.column!r}" if mistake.column else ""
-        raise InvalidObservations(
-            f"{mistake.words}{place} of row {mistake.row}", row=mistake.row, **column
-        ) from error
+        raise mistake from error
 
 
 def _features_of(reader: ColumnReader, schema: Schema) -> tuple[str, ...]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from galileo.errors import InvalidObservations
 from galileo.model.schema import Schema
 
 SHOWN_MAX = 80
@@ -28,51 +28,28 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TextMistake:
-    """The first mistake of a text.
-
-    Attributes:
-        row: its number, from 0.
-        column: its name; "" if the row as a whole is wrong.
-        words: what was expected, and what the row has.
-    """
-
-    row: int
-    column: str
-    words: str
-
-
-def first_mistake(path: Path, format: str, schema: Schema) -> TextMistake | None:
-    """The first row that does not fit a schema; None if no row is wrong alone.
+def first_mistake(path: Path, format: str, schema: Schema) -> InvalidObservations | None:
+    """The error of the first row that does not fit a schema; None if no row is wrong alone.
 
     Args:
         path: of a file in a format that `open_source` refused.
         format: of the file; others than texts have no rows.
         schema: of the dataset for the rows.
     """
-    finders: dict[str, Callable[[Path, Schema], TextMistake | None]] = {
-        "geojson": lambda path, schema: _in_json(_features(path), schema, _feature_mistake),
-        "ndjson": lambda path, schema: _in_json(_lines(path), schema, _values_mistake),
-    }
-    return finders[format](path, schema) if format in finders else None
-
-
-# --- JSON ------------------------------------------------------------------------------------
-
-
-def _in_json(
-    rows: Iterator[Any], schema: Schema, check: Callable[[Any, Schema], tuple[str, str] | None]
-) -> TextMistake | None:
-    row = 0
+    if format not in ("geojson", "ndjson"):
+        return None
+    is_geojson, row = format == "geojson", 0
+    check = _feature_mistake if is_geojson else _values_mistake
     try:
-        for row, value in enumerate(rows):
-            found = check(value, schema)
-            if found is not None:
-                return TextMistake(row, *found)
+        for row, value in enumerate(_features(path) if is_geojson else _lines(path)):
+            if found := check(value, schema):
+                column, words = found
+                place = f" in column {column!r}" if column else ""
+                details = {"column": column} if column else {}
+                return InvalidObservations(f"{words}{place} of row {row}", row=row, **details)
             row += 1
     except (ValueError, RecursionError) as error:
-        return TextMistake(row, "", f"expected JSON: {error}")
+        return InvalidObservations(f"expected JSON: {error} of row {row}", row=row)
     return None
 
 
