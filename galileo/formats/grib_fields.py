@@ -230,8 +230,9 @@ def _add_months(time_us: int, months: int) -> int:
 
 def _disambiguate(fields: Sequence[Field]) -> list[Field]:
     """Adds the interval, then a number, to names of fields with the same variable and step."""
-    clashing = _clashes(fields)
-    longer = [_with_interval(field) if field.variable in clashing else field for field in fields]
+    counts = Counter((field.variable, field.step) for field in fields)
+    clashing = {variable for (variable, _), count in counts.items() if count > 1}
+    longer = [_add_qualifiers(f, f.interval) if f.variable in clashing else f for f in fields]
     seen = Counter[tuple[Variable, Step]]()
     result: list[Field] = []
     for field in longer:
@@ -240,15 +241,6 @@ def _disambiguate(fields: Sequence[Field]) -> list[Field]:
         extra: Qualifiers = (("number", str(seen[key])),) if seen[key] > 1 else ()
         result.append(_add_qualifiers(field, extra))
     return result
-
-
-def _clashes(fields: Sequence[Field]) -> set[Variable]:
-    counts = Counter((field.variable, field.step) for field in fields)
-    return {variable for (variable, _), count in counts.items() if count > 1}
-
-
-def _with_interval(field: Field) -> Field:
-    return _add_qualifiers(field, field.interval)
 
 
 def _add_qualifiers(field: Field, extra: Qualifiers) -> Field:
