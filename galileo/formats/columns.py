@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.arrays import plain_type
-from galileo.errors import InputError, InvalidObservations, UnknownProperty
+from galileo.errors import InputError, InvalidObservations
 from galileo.formats.bad_rows import BadRows
 from galileo.formats.csv_options import CsvOptions
 from galileo.formats.expressions import Columns, Expression, Literal, Name, parse
@@ -29,9 +29,9 @@ from galileo.formats.type_conversion import (
     time_columns,
     times,
 )
-from galileo.formats.variables import VariableInfo, format_names
+from galileo.formats.variables import VariableInfo, format_names, unknown_name
 from galileo.model.observations import is_text, text_bytes
-from galileo.model.schema import COORDINATES, nearest_name
+from galileo.model.schema import COORDINATES
 from galileo.model.times import TIME_TYPE, micros
 
 USUAL_NAMES: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -242,13 +242,7 @@ def _degrees(coordinate: str, source: str | None, *, names: Sequence[str]) -> Ex
 
 def _check_known(name: str, names: Sequence[str]) -> None:
     if name not in names:
-        close = nearest_name(name, names)
-        hint = f"; did you mean {close!r}?" if close else "."
-        raise UnknownProperty(
-            f"there is no column {name!r}{hint} The columns are {format_names(names)}",
-            nearest=close,
-            column=name,
-        )
+        raise unknown_name("column", name, names)
     if names.count(name) > 1:
         raise InputError(
             f"expected column {name!r} once, got it {names.count(name)} times; rename the others",

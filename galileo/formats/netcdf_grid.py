@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from galileo.errors import InputError, InvalidObservations, UnknownProperty
+from galileo.errors import InputError, InvalidObservations
 from galileo.formats.columns import USUAL_NAMES, advice
 from galileo.formats.expressions import Literal, parse
 from galileo.formats.mapping import Mapping
-from galileo.formats.variables import format_names
-from galileo.model.schema import COORDINATES, nearest_name
+from galileo.formats.variables import format_names, unknown_name
+from galileo.model.schema import COORDINATES
 from galileo.model.times import micros, time_column
 from galileo.optional_imports import library
 
@@ -33,6 +34,10 @@ TIMES = (
 )
 LATITUDE_UNITS = ("degrees_north", "degree_north", "degrees_n", "degree_n", "degreesn", "degreen")
 LONGITUDE_UNITS = ("degrees_east", "degree_east", "degrees_e", "degree_e", "degreese", "degreee")
+_DEGREES = {
+    "latitude": (LATITUDES, LATITUDE_UNITS),
+    "longitude": (LONGITUDES, LONGITUDE_UNITS),
+}
 SINCE = " since "
 DEFAULT_CALENDAR = "standard"
 # The grammar of UDUNITS, which the CF conventions refer to. cftime ignores what it does not know.
@@ -76,9 +81,10 @@ def find_grid(dataset: Any, mapping: Mapping) -> Grid:
     Raises:
         InputError: one is missing; says how to map it.
     """
-    latitude = mapping.latitude or _best(dataset, "latitude", fits=_is_latitude, usual=LATITUDES)
-    longitude = mapping.longitude or _best(
-        dataset, "longitude", fits=_is_longitude, usual=LONGITUDES
+    latitude, longitude = (
+        getattr(mapping, coordinate)
+        or _best(dataset, coordinate, fits=partial(_is_degrees, coordinate), usual=usual)
+        for coordinate, (usual, _) in _DEGREES.items()
     )
     constant = None if mapping.constant_time is None else micros(mapping.constant_time)
     time = ""
@@ -86,7 +92,8 @@ def find_grid(dataset: Any, mapping: Mapping) -> Grid:
         time = mapping.time or _best(dataset, "time", fits=_is_time, usual=TIMES)
     names = [name for name in (time, latitude, longitude) if name]
     for name in names:
-        _check_known(dataset, name)
+        if name not in dataset.variables:
+            raise unknown_name("variable", name, [str(known) for known in dataset.variables])
     for name in (latitude, longitude):
         if dataset[name].dtype.kind not in "iuf":
             raise InputError(
@@ -136,18 +143,6 @@ def _refuse_ragged(dataset: Any, dims: Sequence[str]) -> None:
             )
 
 
-def _check_known(dataset: Any, name: str) -> None:
-    if name not in dataset.variables:
-        names = [str(known) for known in dataset.variables]
-        close = nearest_name(name, names)
-        hint = f"; did you mean {close!r}?" if close else "."
-        raise UnknownProperty(
-            f"there is no variable {name!r}{hint} The variables are {format_names(names)}",
-            nearest=close,
-            variable=name,
-        )
-
-
 def _best(
     dataset: Any, coordinate: str, *, fits: Callable[[Any], bool], usual: Sequence[str]
 ) -> str:
@@ -178,21 +173,12 @@ def _best(
     return max(names, key=merit)
 
 
-def _is_latitude(variable: Any) -> bool:
-    return _is_degrees(variable, "latitude", names=LATITUDES, units=LATITUDE_UNITS)
-
-
-def _is_longitude(variable: Any) -> bool:
-    return _is_degrees(variable, "longitude", names=LONGITUDES, units=LONGITUDE_UNITS)
-
-
-def _is_degrees(
-    variable: Any, standard_name: str, *, names: Sequence[str], units: Sequence[str]
-) -> bool:
+def _is_degrees(coordinate: str, variable: Any) -> bool:
     if variable.dtype.kind not in "iuf":
         return False
+    names, units = _DEGREES[coordinate]
     name = attribute(variable, "standard_name")
-    return name == standard_name or (
+    return name == coordinate or (
         not name
         and (attribute(variable, "units").lower() in units or str(variable.name).lower() in names)
     )

@@ -98,6 +98,14 @@ def resolve(variables: Sequence[VariableInfo], text: str) -> VariableInfo:
     raise _unknown(variables, text)
 
 
+def unknown_name(kind: str, name: str, names: Sequence[str]) -> UnknownProperty:
+    """An error for a name that is none of `names`, which are those of columns or variables."""
+    close = nearest_name(name, names)
+    hint = f"; did you mean {close!r}?" if close else "."
+    words = f"there is no {kind} {name!r}{hint} The {kind}s are {format_names(names)}"
+    return UnknownProperty(words, nearest=close, **{kind: name})
+
+
 def _unknown(variables: Sequence[VariableInfo], text: str) -> UnknownProperty:
     names = [variable.name for variable in variables]
     close = nearest_name(text, names)
