@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations, InvalidSchema, UnknownProperty
 from galileo.formats.columns import ColumnReader, evaluate_rows, located
-from galileo.formats.csv_options import CsvOptions
 from galileo.formats.expressions import (
     Columns,
     Expression,
@@ -107,6 +106,7 @@ class Source:
         self._notes: list[str] = []
         self._sentinels = SentinelSearch()
         self._reader = reader
+        self._table = reader if isinstance(reader, ColumnReader) else None
         self._schema = schema
 
     def bound_to(self, schema: Schema) -> Source:
@@ -132,8 +132,7 @@ class Source:
     @property
     def place_error(self) -> InputError | None:
         """Says which coordinate was not found; None if none is missing."""
-        reader = self._reader
-        return reader.coordinates.error if isinstance(reader, ColumnReader) else None
+        return self._table.coordinates.error if self._table else None
 
     def variables(self) -> list[VariableInfo]:
         return list(self._reader.variables())
@@ -155,8 +154,8 @@ class Source:
         roles = self._roles()
         read = [name for name in names if name not in roles]
         tables = self._reader.tables(read)
-        if self.place_error and isinstance(self._reader, ColumnReader):
-            tables = iter(self._reader.scan(read))
+        if self._table and self.place_error:
+            tables = iter(self._table.scan(read))
         table = next(tables, None)
         if table is None:
             return {}
@@ -209,12 +208,14 @@ class Source:
         if self.path is None:
             raise InputError("expected a file for a digest, got data in memory")
         schema, bindings = self._schema, self.bindings
+        with self.path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
         if schema is not None:
             schema = schema.narrowed_to(b.feature for b in bindings if b.expression)
             bindings = bindings[: len(schema.features)]
         inputs = {
             "version": READING_VERSION,
-            "content": _content_digest(self.path),
+            "content": content,
             "format": self.format,
             "features": [[b.feature, b.type, str(b.expression or "")] for b in bindings],
             "place": [self.mapping.latitude, self.mapping.longitude],
@@ -228,19 +229,19 @@ class Source:
         return f"file-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def _tables(self) -> Iterator[pa.Table]:
-        missing, reader = self._missing(), self._reader
-        rows = reader if isinstance(reader, ColumnReader) else None
-        first_row = 0
+        missing, rows = self._missing(), self._table
+        first_row, count = 0, len(COORDINATES)
         try:
-            for raw in reader.tables(_names_read(self.bindings)):
-                columns = _columns(raw, missing, first_row, rows.csv if rows else None)
+            for raw in self._reader.tables(_names_read(self.bindings)):
+                arrays = [
+                    null_sentinels(one_array(column), missing.sentinels(name))
+                    for name, column in zip(raw.column_names, raw.columns, strict=True)
+                ]
+                variables = dict(zip(raw.column_names[count:], arrays[count:], strict=True))
+                columns = Columns(variables, raw.num_rows, first_row, rows.csv if rows else None)
                 bad_rows = rows.bad_rows if rows else None
                 features = evaluate_rows(columns, self._features, bad_rows)
-                coordinates = [
-                    null_sentinels(one_array(column), missing.sentinels(name))
-                    for name, column in zip(COORDINATES, raw.columns, strict=False)
-                ]
-                table = table_of(coordinates, features, names=[b.feature for b in self.bindings])
+                table = table_of(arrays[:count], features, names=[b.feature for b in self.bindings])
                 if bad_rows is not None:
                     table = table.filter(bad_rows.are_good(first_row, raw.num_rows))
                 first_row += raw.num_rows
@@ -253,7 +254,22 @@ class Source:
             raise located(error, rows.line_of if rows else None) from error
 
     def _features(self, columns: Columns) -> list[pa.Array]:
-        return _evaluate_features(columns, self.bindings, self._sentinels)
+        """The values of the features, in which sentinels are searched."""
+        features = [
+            pa.nulls(columns.rows, ARROW_TYPES[b.type or "text"])
+            if b.expression is None
+            else columns.evaluate(b.expression, b.type or "text")
+            for b in self.bindings
+        ]
+        for binding, feature in zip(self.bindings, features, strict=True):
+            if isinstance(binding.expression, Name):
+                self._sentinels.add(str(binding.expression), feature)
+            elif binding.expression is not None:
+                for name in names(binding.expression):
+                    # In a file of texts, only some columns are numbers.
+                    with contextlib.suppress(InvalidObservations):
+                        self._sentinels.add(name, columns.evaluate(Name(name), "float"))
+        return features
 
     def _missing(self) -> Mapping:
         """A mapping of the sentinels, with full names of variables.
@@ -271,14 +287,12 @@ class Source:
 
     def _named_variables(self) -> Sequence[VariableInfo]:
         """The variables, perhaps without their types."""
-        if isinstance(self._reader, ColumnReader):
-            return self._reader.named_variables()
-        return self._reader.variables()
+        return self._table.named_variables() if self._table else self._reader.variables()
 
     def _roles(self) -> dict[str, str]:
         """The coordinate of each variable that is one."""
-        if isinstance(self._reader, ColumnReader):
-            return self._reader.coordinates.roles
+        if self._table:
+            return self._table.coordinates.roles
         return {info.name: info.role for info in self._reader.coordinate_variables()}
 
 
@@ -426,36 +440,6 @@ def _names_read(bindings: Sequence[Binding]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(read))
 
 
-def _columns(raw: pa.Table, missing: Mapping, first_row: int, csv: CsvOptions | None) -> Columns:
-    """The variables of some rows, without sentinels."""
-    count = len(COORDINATES)
-    arrays = {
-        name: null_sentinels(one_array(column), missing.sentinels(name))
-        for name, column in list(zip(raw.column_names, raw.columns, strict=True))[count:]
-    }
-    return Columns(arrays, raw.num_rows, first_row, csv)
-
-
-def _evaluate_features(
-    columns: Columns, bindings: Sequence[Binding], search: SentinelSearch
-) -> list[pa.Array]:
-    features = [
-        pa.nulls(columns.rows, ARROW_TYPES[b.type or "text"])
-        if b.expression is None
-        else columns.evaluate(b.expression, b.type or "text")
-        for b in bindings
-    ]
-    for binding, feature in zip(bindings, features, strict=True):
-        if isinstance(binding.expression, Name):
-            search.add(str(binding.expression), feature)
-        elif binding.expression is not None:
-            for name in names(binding.expression):
-                # In a file of texts, only some columns are numbers.
-                with contextlib.suppress(InvalidObservations):
-                    search.add(name, columns.evaluate(Name(name), "float"))
-    return features
-
-
 def _sample(column: pa.ChunkedArray) -> list[Any]:
     values = one_array(column.slice(0, SAMPLE_ROWS)).drop_null().unique()
     sample: list[Any] = values[:SAMPLE_VALUES].to_pylist()
@@ -514,8 +498,3 @@ def split_by_bytes(table: pa.Table) -> Iterator[pa.Table]:
     half = table.num_rows // 2
     yield from split_by_bytes(table.slice(0, half))
     yield from split_by_bytes(table.slice(half))
-
-
-def _content_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
