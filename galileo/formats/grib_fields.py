@@ -171,12 +171,8 @@ def _level(get: Any) -> str:
     top, bottom = (get(key, None, float) for key in ("topLevel", "bottomLevel"))
     if top == bottom or top is None or bottom is None:
         level = get("level", 0.0, float)
-        return _number_text(level) if level else ""
-    return f"{_number_text(top)}-{_number_text(bottom)}"
-
-
-def _number_text(value: float) -> str:
-    return f"{value:.10g}"
+        return f"{level:.10g}" if level else ""
+    return f"{top:.10g}-{bottom:.10g}"
 
 
 def _interval(get: Any) -> Qualifiers:

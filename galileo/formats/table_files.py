@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -59,11 +58,15 @@ def open_csv_rows(path: Path, columns: pa.Schema, options: CsvOptions = _CSV) ->
     file = open_csv(path, options)
     bad_rows = BadRows.of(options, path, file.records)
     first_row = 0
+
+    def typed(rows: Columns) -> pa.Table:
+        return pa.table({name: _column(rows, name, columns) for name in rows.arrays})
+
     for texts in file.scan(file.names):
         arrays = {name: one_array(texts.column(name)) for name in file.names}
         rows = Columns(arrays, texts.num_rows, first_row, options)
         try:
-            table = evaluate_rows(rows, partial(_typed, columns=columns), bad_rows)
+            table = evaluate_rows(rows, typed, bad_rows)
         except InvalidObservations as error:
             raise located(error, file.line_of) from error
         if bad_rows is not None:
@@ -74,12 +77,8 @@ def open_csv_rows(path: Path, columns: pa.Schema, options: CsvOptions = _CSV) ->
         warnings.warn(GalileoWarning(words), stacklevel=1)
 
 
-def _typed(rows: Columns, *, columns: pa.Schema) -> pa.Table:
-    """Texts as the types of a table; geometries stay WKT, which is parsed later."""
-    return pa.table({name: _column(rows, name, columns) for name in rows.arrays})
-
-
 def _column(rows: Columns, name: str, columns: pa.Schema) -> pa.Array:
+    """Texts as the type of a column; geometries stay WKT, which is parsed later."""
     kind = columns.field(name).type if name in columns.names else pa.string()
     if pa.types.is_timestamp(kind):
         return times([rows.arrays[name]], name, first_row=rows.first_row, csv=rows.csv)
