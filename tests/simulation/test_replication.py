@@ -15,7 +15,7 @@ SEEDS_QUICK = (1, 2, 6, 8, 9, 24, 28, 29, 34, 42, 44, 49)
 """Short worlds that together have everything that is expected."""
 MUTANT_SEEDS = 20
 CONVICTED_FROM = {
-    "acknowledges_unsynced": 158,
+    "acknowledges_unsynced": 276,
     "announces_appended": 48,
     "publishes_appended": 153,
     "counts_one_less": 0,
