@@ -193,19 +193,6 @@ def _check_nesting(path: Path, data: pa.Buffer, *, scan_bytes: int = SCAN_BYTES)
         depth, is_text = int(depths[-1]), bool(in_text[-1])
 
 
-def _refuse_overflow(path: Path, columns: dict[str, pa.Array]) -> None:
-    """Raises InvalidObservations for infinities, which are numbers beyond 64-bit floats in JSON."""
-    for name, column in columns.items():
-        if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
-            row = pc.is_inf(column).index(pa.scalar(True)).as_py()
-            raise InvalidObservations(
-                f"expected numbers that 64-bit floats can hold in {name!r} of {path}, got a larger "
-                f"one in feature {row}; correct the file",
-                row=row,
-                column=name,
-            )
-
-
 def _parse(data: pa.Buffer, *, schema: pa.Schema | None = None) -> pa.Table:
     # To Arrow one object is one row, so the whole file must be one block.
     return pj.read_json(
@@ -272,7 +259,16 @@ def columns_of_json(path: Path, columns: dict[str, pa.Array]) -> pa.Table:
         InputError: there are too many, or a number is too large.
     """
     check_width(path, len(columns))
-    _refuse_overflow(path, columns)
+    for name, column in columns.items():
+        # In JSON, infinities are numbers beyond 64-bit floats.
+        row = pc.is_inf(column).index(True).as_py() if pa.types.is_floating(column.type) else -1
+        if row >= 0:
+            raise InvalidObservations(
+                f"expected numbers that 64-bit floats can hold in {name!r} of {path}, got a larger "
+                f"one in feature {row}; correct the file",
+                row=row,
+                column=name,
+            )
     return pa.table(columns)
 
 
