@@ -124,12 +124,10 @@ class StrictSource:
             words, _, _ = error.message.partition(";")  # The rest is about options of commands.
             column = error.details["column"]
             raise InvalidObservations(f"{words}; name one column {column!r}", **error.details)
-        mistake = None
-        if "row" not in error.details:
-            mistake = first_mistake(self._path, self._format, self._schema)
-        if mistake is None:
-            raise error
-        raise mistake from error
+        has_row = "row" in error.details
+        if not has_row and (mistake := first_mistake(self._path, self._format, self._schema)):
+            raise mistake from error
+        raise error
 
 
 def _features_of(reader: ColumnReader, schema: Schema) -> tuple[str, ...]:
