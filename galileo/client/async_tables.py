@@ -373,7 +373,7 @@ class AsyncTables(AsyncObservations):
         reached = EMPTY_CURSOR
         while (whole := await in_thread(next, versions, None)) is not None:
             if stored <= KEYS_COUNTED_MAX:
-                hashes.append(hashes_of(table, whole)[:, 0])
+                hashes.append((await in_thread(hashes_of, table, whole))[:, 0])
             for start in range(0, whole.num_rows, batch_rows):
                 for batch in split_by_bytes(whole.slice(start, batch_rows)):
                     try:
@@ -393,6 +393,7 @@ class AsyncTables(AsyncObservations):
                         reached = reached.join(cursor_from_pb(reply.reached))
                     if progress is not None:
                         progress(batch.num_rows)
+        is_counted = 0 < stored <= KEYS_COUNTED_MAX
         return Receipt(
             rows=stored,
             paths=0,
@@ -400,7 +401,7 @@ class AsyncTables(AsyncObservations):
             duplicate_rows=duplicates,
             reached=reached,
             producer=sender,
-            keys=len(np.unique(np.concatenate(hashes))) if 0 < stored <= KEYS_COUNTED_MAX else None,
+            keys=len(await in_thread(np.unique, np.concatenate(hashes))) if is_counted else None,
         )
 
 
