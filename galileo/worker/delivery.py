@@ -58,7 +58,7 @@ from galileo.worker.endpoints import (
 from galileo.worker.metrics import ACCEPTED, DEAD, FAILED, WorkerMetrics
 
 ANSWER_BYTES = 4 << 20
-"""Of executions that are read for a broker at a time; the last one may be larger."""
+"""Bytes of executions that are read for a broker at a time; the last one may be larger."""
 WAIT_S = 5.0
 """How long a call for notifications waits for some."""
 ACKNOWLEDGE_S = 1.0
@@ -153,6 +153,7 @@ class Delivery:
         self._begun_at = self._moved_at = 0.0
         self._endpoint: Endpoint | None = None
         self._name = pair.name
+        self._names = pair.channel.name, pair.broker.name
         self._refused = 0
         self._holder = "", 0.0
 
@@ -172,7 +173,7 @@ class Delivery:
                     log.warning("%s: %s", self._name, error)
                     await asyncio.sleep(CLAIM_S)
         finally:
-            self._metrics.end(self._pair.channel.name, self._pair.broker.name)
+            self._metrics.end(*self._names)
             await self._release()
 
     async def _push(self) -> None:
@@ -232,12 +233,11 @@ class Delivery:
             await endpoint.close()
 
     async def _follow(self) -> None:
-        channel, broker = self._pair.channel.name, self._pair.broker.name
         self._moved_at = self._now()
         await self._connect()
         while True:
             batches = await self._client.fetch_notifications(
-                channel, broker, token=self._token, wait=WAIT_S, bytes_max=ANSWER_BYTES
+                *self._names, token=self._token, wait=WAIT_S, bytes_max=ANSWER_BYTES
             )
             is_news = False
             for batch in batches:
@@ -267,7 +267,7 @@ class Delivery:
         count = sum(one.last - one.first + 1 for one in gone)
         log.warning("%s: %d executions were deleted before delivery: %s", self._name, count, gone)
         await self._deliver(dataclasses.replace(batch, gone=tuple(gone)), 0, 0)
-        self._metrics.count_gone(self._pair.channel.name, self._pair.broker.name, count)
+        self._metrics.count_gone(*self._names, count)
         self._token = batch.token  # It has no notifications besides.
         await self._store_position(gone=(self._row.get(GONE) or 0) + count)
 
@@ -303,15 +303,14 @@ class Delivery:
         while type(refused) is DeliveryError:
             failing_since = self._now() if failing_since is None else failing_since
             if self._is_over(attempts, failing_since):
-                reason = f"{refused.reason} (attempt {attempts})"
-                refused = RefusedError(reason, [0] if stop - start == 1 else [])
+                refused = RefusedError(f"{refused.reason} (attempt {attempts})")
                 break
             await self._wait_after(refused, attempts - 1)
             refused, attempts = await self._attempt(chunk), attempts + 1
         if not isinstance(refused, RefusedError) or start == stop:
             return
-        if refused.numbers or stop - start <= 1:
-            for number in refused.numbers or range(stop - start):
+        if refused.numbers or stop - start == 1:
+            for number in refused.numbers or [0]:
                 place = start + number
                 letter = await in_thread(self._chunk, batch, place, place + 1)
                 await self._bury(letter, refused.reason)
@@ -473,10 +472,4 @@ class Delivery:
         return self._clock.monotonic()
 
     def _count(self, outcome: str, notifications: int, *, took_s: float | None = None) -> None:
-        self._metrics.count(
-            self._pair.channel.name,
-            self._pair.broker.name,
-            outcome,
-            notifications=notifications,
-            took_s=took_s,
-        )
+        self._metrics.count(*self._names, outcome, notifications=notifications, took_s=took_s)
