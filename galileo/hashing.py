@@ -50,6 +50,8 @@ def split_digests(data: bytes) -> list[bytes]:
 _SEEDS = np.array([0x243F6A8885A308D3, 0x13198A2E03707344], dtype=np.uint64)
 """Of the two halves of a hash of 128 bits; digits of pi."""
 _WORD_BYTES = 8
+LONG_BYTES = 1 << 10
+"""Texts that are longer count in a digest of rows by a digest of their own."""
 
 
 def hash128(columns: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
@@ -97,9 +99,21 @@ def _words(table: pa.Table, name: str) -> Iterator[pa.Array]:
         column = column.cast(pa.int64())
     is_texts = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
     present = pc.is_valid(column).cast(pa.int64())
+    if is_texts:
+        sizes = pc.binary_length(column).cast(pa.int64())
+        present = pc.fill_null(pc.add(sizes, 1), 0)
+        column = _shortened(column, pc.fill_null(pc.greater(sizes, LONG_BYTES), False))
     yield pc.add(pc.multiply(present, 2), text64(name) >> 2)
     empty = pa.scalar("" if is_texts else 0)
     yield pc.fill_null(column, empty.cast(column.type))
+
+
+def _shortened(texts: pa.Array, is_long: pa.Array) -> pa.Array:
+    """Texts with digests in place of the long ones: `_mix_texts` takes a step for eight bytes."""
+    if not is_long.true_count:
+        return texts
+    digests = [hashlib.blake2b(one.as_buffer()).hexdigest() for one in texts.filter(is_long)]
+    return pc.replace_with_mask(texts, is_long, pa.array(digests).cast(texts.type))
 
 
 def _mix_texts(hashes: npt.NDArray[np.uint64], texts: pa.Array) -> None:

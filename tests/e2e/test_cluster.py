@@ -255,7 +255,7 @@ def test_local_cluster_refused_restart_still_stops_its_evaluator(
 @pytest.mark.parametrize(
     ("settings", "logged"),
     [
-        ({"node": {"listen": "nowhere"}}, "host:port to listen on"),
+        ({"node": {"listen": "nowhere"}}, "host:port as node.listen"),
         ({"limits": {"ccqs_max": 0}}, "expected limits.ccqs_max above zero, got 0"),
     ],
 )

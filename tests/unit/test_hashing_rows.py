@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pyarrow as pa
 
-from galileo.hashing import _SEEDS, hash128, mix64, rows_digest
+from galileo.hashing import _SEEDS, LONG_BYTES, hash128, mix64, rows_digest
 
 MASK = 2**64 - 1
 HASHES_OF_TEXTS = [
@@ -108,3 +108,16 @@ def test_rows_digest_counts_equal_rows_and_takes_dictionaries_and_chunks() -> No
     assert rows_digest(table) == rows_digest(encoded)
     assert rows_digest(table) == rows_digest(pa.concat_tables([table.slice(2), table.slice(0, 2)]))
     assert rows_digest(table.slice(0, 0)) > 0
+
+
+def test_rows_digest_of_long_texts_differs_by_each_byte() -> None:
+    """Texts of one length around the bound, of which each byte counts, and nulls beside them."""
+    digests = set()
+    for size in (LONG_BYTES - 1, LONG_BYTES, LONG_BYTES + 1, 5 * LONG_BYTES):
+        for at in (0, size // 2, size - 1):
+            for letter in "bc":
+                text = "a" * at + letter + "a" * (size - at - 1)
+                table = pa.table({"t": ["short", text, None]})
+                digests.add(rows_digest(table))
+                assert rows_digest(table) == rows_digest(table.take([2, 1, 0]))
+    assert len(digests) == 24
