@@ -107,7 +107,7 @@ def _problems(file: Path) -> list[str]:
 def _differences(files: tuple[Path, ...]) -> list[tuple[Path, str]]:
     """Files of one cluster must agree about it, and no two are of one node.
 
-    Nodes that join a cluster have its topology from there, so their files say nothing of it.
+    Nodes that join a cluster read its topology from other nodes, so their files have no [cluster].
     """
     named: dict[str, Path] = {}
     differences, described = [], list[tuple[Path, Topology]]()

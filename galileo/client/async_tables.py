@@ -235,9 +235,9 @@ class AsyncTables(AsyncObservations):
         return await self._read_versions(known, request, until=until)
 
     async def _reachable_rows(self, name: str, known: pa.Table) -> tuple[pa.Table, int]:
-        """The rows of a table, and how many were read.
+        """The rows of a table, and how many of them were read.
 
-        Behind them are those of `known` whose partitions cannot be reached.
+        Rows of `known` follow for the partitions that cannot be reached.
         """
         table = await self._table(name)
         request = storage_pb2.ReadTableRequest(dataset=table.key, partial=True)

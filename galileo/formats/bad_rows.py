@@ -92,7 +92,7 @@ class BadRows:
         return pa.array(good)
 
     def write(self) -> list[str]:
-        """Writes all bad rows of the file, in place of those of an earlier pass.
+        """Writes all bad rows of the file, and removes what an earlier pass wrote about it.
 
         Returns:
             A message about them, if there are any.

@@ -175,11 +175,10 @@ class Source:
             InputError: the mapping, the file and the schema contradict each other.
         """
         if self._schema is not None:
-            if (
-                self._reader.rows == 0 and not self._named_variables()
-            ):  # It names no columns, either.
+            variables = self._named_variables()
+            if self._reader.rows == 0 and not variables:  # It names no columns, either.
                 return tuple(Binding(f.name, f.type, f.unit, None) for f in self._schema.features)
-            return _bound_to_schema(self._schema, self.mapping, variables=self._named_variables())
+            return _bound_to_schema(self._schema, self.mapping, variables=variables)
         variables = self._reader.variables()
         pairs = self.mapping.features or default_features(variables, self._reader.others)
         return tuple(_bind(name, text, variables=variables) for name, text in pairs)
