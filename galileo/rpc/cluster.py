@@ -25,6 +25,33 @@ from galileo.wire.codec import removed_to_pb, report_to_pb
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
+SHOWN_TO_ALL = frozenset(
+    {
+        "name",
+        "group",
+        "address",
+        "state",
+        "cpu_share",
+        "memory_bytes",
+        "memory_free_bytes",
+        "load",
+        "uptime_s",
+        "pid",
+        "wall_s",
+        "ccqs_coordinated",
+        "ccqs_overloaded",
+        "cache_bytes",
+        "held_bytes",
+        "spilled_bytes",
+        "calls",
+        "partitions",
+        "under_replicated",
+        "replica_lag",
+        "topology_version",
+    }
+)
+"""Fields of a node's status that name no dataset, so that every caller of `Status` may see them."""
+
 
 class PeerInbox(Protocol):
     """Receives heartbeats and machine messages; `server.peer_messaging` implements it."""
@@ -151,7 +178,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         else:
             names = [node.name for node in self._node.topology.nodes]
             statuses = await asyncio.gather(*(self._status_of(name) for name in names))
-        return cluster_pb2.StatusReply(nodes=[_visible(status, caller) for status in statuses])
+        return cluster_pb2.StatusReply(nodes=[visible(status, caller) for status in statuses])
 
     @unary
     async def Topology(  # noqa: N802
@@ -302,11 +329,11 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
 
 
 def _check_admin(caller: Principal) -> None:
-    """Diagnostics are costly and show continuous queries of all owners."""
-    if not caller.is_admin:
+    """Diagnostics are costly, and show continuous queries of all owners and datasets."""
+    if not (caller.is_admin and caller.may_use_all):
         raise Forbidden(
-            f"expected the role admin to examine a node, {caller.name!r} does not have it; ask an "
-            "administrator of the cluster",
+            "expected the role admin and grants on all datasets to examine a node, "
+            f"{caller.name!r} does not have them; ask an administrator of the cluster",
             roles=["admin"],
         )
 
@@ -315,14 +342,19 @@ async def _name_of(caller: Principal) -> cluster_pb2.Caller:
     return cluster_pb2.Caller(name=caller.name)
 
 
-def _visible(status: cluster_pb2.NodeStatus, caller: Principal) -> cluster_pb2.NodeStatus:
-    """The status of a node without the datasets that the caller may not use."""
-    if all(caller.may_use(dataset.dataset) for dataset in status.datasets):
+def visible(status: cluster_pb2.NodeStatus, caller: Principal) -> cluster_pb2.NodeStatus:
+    """What a caller may see of the status of a node.
+
+    Without grants on all datasets these are the fields `SHOWN_TO_ALL` and the datasets with a
+    grant. All else is left out, also what a newer node adds to its status.
+    """
+    if caller.may_use_all:
         return status
     shown = cluster_pb2.NodeStatus()
     shown.CopyFrom(status)
-    del shown.datasets[:]
-    del shown.stopped[:]
-    del shown.lost[:]
+    shown.DiscardUnknownFields()
+    for field, _ in status.ListFields():
+        if field.name not in SHOWN_TO_ALL:
+            shown.ClearField(field.name)  # type: ignore[arg-type]
     shown.datasets.extend(dataset for dataset in status.datasets if caller.may_use(dataset.dataset))
     return shown
