@@ -161,9 +161,8 @@ class LocalCluster:
         if (count, len(known)) != (nodes, groups):
             raise ConfigError(
                 f"the data in {self.directory} belongs to {count} nodes in {len(known)} groups, "
-                f"got {nodes} nodes in {groups} groups; start with --nodes {count} --groups "
-                f"{len(known)} (nodes={count}, groups={len(known)} in Python), or name another "
-                "directory",
+                f"got {nodes} nodes in {groups} groups",
+                remedy="cluster_counts",
                 expected={"nodes": count, "groups": len(known)},
             )
 

@@ -502,8 +502,8 @@ def _check_listen(config: Config) -> None:
     if not is_admitted and not is_loopback(config.listen):
         raise ConfigError(
             f"expected a loopback address to listen on, got {config.listen!r}: connections are not "
-            "encrypted; name certificates in [tls], or set security.insecure = true (--insecure) "
-            "to serve a trusted network without encryption",
+            "encrypted",
+            remedy="node_insecure",
             expected="loopback",
             key="listen",
         )

@@ -8,16 +8,21 @@ raises the class that the node raised.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to do about an error: in Python, and on the command line."""
+    """What to do about an error: in Python, on the command line, and over HTTP.
+
+    A name in braces stands for the value that the error has in `details`.
+    """
 
     python: str
     command: str
+    http: str = ""
 
 
 REMEDIES = {
@@ -65,6 +70,15 @@ REMEDIES = {
     "csv_names": Remedy(
         "name the columns: CsvOptions(names=[...])", "name the columns with --names"
     ),
+    "csv_header": Remedy(
+        "if the first line has no names, name the columns with CsvOptions(names=[...]), or skip "
+        "lines with CsvOptions(skip=N)",
+        "if the first line has no names, name the columns with --names, or skip lines with --skip",
+    ),
+    "csv_times": Remedy(
+        "name the format of the times, as of strptime: CsvOptions(time_format=...)",
+        "name the format of the times, as of strptime, with --time-format",
+    ),
     "csv_units": Remedy(
         "a line of units is skipped by CsvOptions(units=True)",
         "a line of units is skipped by --units",
@@ -73,15 +87,109 @@ REMEDIES = {
         "decimal commas are read by CsvOptions(decimal=',')",
         "decimal commas are read by --decimal ,",
     ),
+    "epoch": Remedy(
+        "for seconds or milliseconds since 1970, use mapping={{'time': 'epoch_s({column})'}} or "
+        "epoch_ms({column})",
+        "for seconds or milliseconds since 1970, use --map 'time=epoch_s({column})' or "
+        "epoch_ms({column})",
+    ),
+    "degrees": Remedy(
+        "name it with mapping={{{column!r}: 'COLUMN'}}, or give a value for all rows, such as "
+        "mapping={{{column!r}: '39.1'}}",
+        "name it with --map {column}=COLUMN, or give a value for all rows, such as "
+        "--map {column}=39.1",
+        "name one column {column!r}",
+    ),
+    "time": Remedy(
+        "name it with mapping={{'time': 'COLUMN'}}, or give the time of all rows, such as "
+        "mapping={{'time': '@2012-03-01T06:00Z'}}",
+        "name it with --map time=COLUMN, or give the time of all rows, such as "
+        "--map time=@2012-03-01T06:00Z",
+        "name one column 'time'",
+    ),
+    "time_of_all": Remedy(
+        "give the time of all rows, such as mapping={{'time': '@2012-03-01T06:00Z'}}",
+        "give the time of all rows, such as --map time=@2012-03-01T06:00Z",
+    ),
+    "one_column": Remedy(
+        "choose one, such as mapping={{{column!r}: {candidates[0]!r}}}",
+        "choose one, such as --map {column}={candidates[0]}",
+        "name one column {column!r}",
+    ),
+    "coordinate_variable": Remedy(
+        "name the variable with mapping={{{variable!r}: 'VARIABLE'}}",
+        "name the variable with --map {variable}=VARIABLE",
+    ),
+    "geometries": Remedy(
+        "pass geopandas.read_parquet(FILE) to ingest, which takes points, or store the rows in "
+        "a table with upsert",
+        "in Python write client.ingest(dataset, geopandas.read_parquet(FILE)), which takes "
+        "points, or store the rows in a table with galileo table upsert",
+    ),
+    "missing_value": Remedy(
+        "if it means a missing value, ingest the file into a new dataset with missing={number}",
+        "if it means a missing value, ingest the file into a new dataset with --missing {number}",
+    ),
+    "cluster_counts": Remedy(
+        "start with nodes={expected[nodes]} and groups={expected[groups]}, or name another "
+        "directory",
+        "start with --nodes {expected[nodes]} --groups {expected[groups]}, or name another "
+        "directory",
+    ),
+    "node_insecure": Remedy(
+        "name certificates in [tls], or set security.insecure = true to serve a trusted network "
+        "without encryption",
+        "name certificates in [tls], or set security.insecure = true (--insecure) to serve a "
+        "trusted network without encryption",
+    ),
+    "gateway_insecure": Remedy(
+        "name a certificate and its key, or set insecure if the network is trusted",
+        "name a certificate and its key (--certificate, --key), or add --insecure if the network "
+        "is trusted",
+    ),
+    "public": Remedy(
+        "to serve a trusted network, set public=True", "to serve a trusted network, add --public"
+    ),
+    "node_alive": Remedy(
+        "remove it without lost=True, or stop it first",
+        "remove it without --lost, or stop it first",
+    ),
     "send_sampler": Remedy(
         "send it first with send_sampler",
         "send it first with galileo sampler upload",
     ),
 }
-"""By the name that an error carries as `details["remedy"]`."""
+"""By the names, separated by spaces, that an error carries as `details["remedy"]`."""
 
 
-class GalileoError(Exception):
+class _Advice:
+    """A message and details, of which `remedy` names what to do."""
+
+    message: str
+    details: dict[str, Any]
+
+    def __str__(self) -> str:
+        return self._advise(lambda remedy: remedy.python)
+
+    @property
+    def command_message(self) -> str:
+        """The message with the remedies for the command line."""
+        return self._advise(lambda remedy: remedy.command)
+
+    @property
+    def http_message(self) -> str:
+        """The message with the remedies for HTTP."""
+        return self._advise(lambda remedy: remedy.http)
+
+    def _advise(self, words: Callable[[Remedy], str]) -> str:
+        names = str(self.details.get("remedy", "")).split()
+        advice = [
+            words(REMEDIES[name]).format_map(self.details) for name in names if name in REMEDIES
+        ]
+        return "; ".join([self.message, *filter(None, advice)])
+
+
+class GalileoError(_Advice, Exception):
     """Root of all errors of this package.
 
     Attributes:
@@ -104,22 +212,6 @@ class GalileoError(Exception):
         super().__init__(message)
         self.message = message
         self.details: dict[str, Any] = details
-
-    def __str__(self) -> str:
-        return self._with(self.remedy.python if self.remedy else "")
-
-    @property
-    def remedy(self) -> Remedy | None:
-        """What to do, if that differs between Python and the command line."""
-        return REMEDIES.get(str(self.details.get("remedy")))
-
-    @property
-    def command_message(self) -> str:
-        """The message with the remedy for the command line."""
-        return self._with(self.remedy.command if self.remedy else "")
-
-    def _with(self, remedy: str) -> str:
-        return f"{self.message}; {remedy}" if remedy else self.message
 
 
 # --- fix the input ---------------------------------------------------------------------------
@@ -377,7 +469,7 @@ class CorruptData(InternalError):
     kind = "corrupt_data"
 
 
-class GalileoWarning(UserWarning):
+class GalileoWarning(_Advice, UserWarning):
     """A call that is valid but probably wrong, such as a misspelt feature in SPARQL.
 
     Example:
@@ -389,8 +481,10 @@ class GalileoWarning(UserWarning):
         'GalileoWarning'
     """
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
+        self.message = message
+        self.details = details
 
 
 def reason_of(error: Exception) -> str:

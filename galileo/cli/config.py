@@ -101,7 +101,7 @@ def _problems(file: Path) -> list[str]:
     try:
         return configuration.problems(configuration.read(file))
     except ConfigError as error:
-        return [error.message]
+        return [error.command_message]
 
 
 def _differences(files: tuple[Path, ...]) -> list[tuple[Path, str]]:

@@ -167,7 +167,8 @@ class Output:
             warnings.simplefilter("always", GalileoWarning)
             yield
         for warning in caught:
-            self.note(f"galileo: {warning.message}")
+            assert isinstance(warning.message, GalileoWarning)
+            self.note(f"galileo: {warning.message.command_message}")
 
     @contextlib.contextmanager
     def counting(self, what: str, *, unit: str = "") -> Iterator[Callable[[int], None]]:

@@ -133,7 +133,8 @@ def serve(
     )
 
     def stale(error: GalileoError) -> None:
-        session.output.note(f"{source} no longer grows, its labels are still served: {error}")
+        words = error.command_message
+        session.output.note(f"{source} no longer grows, its labels are still served: {words}")
 
     source_graph = opened(
         session,

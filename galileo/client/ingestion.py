@@ -30,7 +30,7 @@ import pyarrow as pa
 from galileo.client.results import Receipt
 from galileo.client.routing import Router
 from galileo.cursor import EMPTY_CURSOR
-from galileo.errors import GalileoError, GalileoWarning, InputError, InvalidObservations
+from galileo.errors import GalileoError, InputError, InvalidObservations
 from galileo.formats import Mapping as FileMapping
 from galileo.formats import Source, open_source
 from galileo.formats.memory import is_grid, is_table, named_tables, open_grid, open_table, opened
@@ -244,8 +244,8 @@ class Sending:
         async for table in _stepped(source.batches(self.batch_rows)):
             yield normalise(self.schema, table)
         self.lacking += source.lacking
-        for words in source.warnings():
-            warnings.warn(GalileoWarning(words), stacklevel=1)
+        for warning in source.warnings():
+            warnings.warn(warning, stacklevel=1)
 
     async def _update_schema(self) -> None:
         if self.read_schema is not None:

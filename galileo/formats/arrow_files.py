@@ -52,9 +52,8 @@ def _refuse_geometries(path: Path, schema: pa.Schema, mapping: FileMapping) -> N
     has_places = mapping.latitude or "latitude" in find_columns(schema.names, COORDINATES[:1])
     if b"geo" in (schema.metadata or {}) and not has_places:
         raise InputError(
-            f"expected columns of latitude and longitude in {path}, got geometries (GeoParquet); "
-            f"in Python write client.ingest(dataset, geopandas.read_parquet({str(path)!r})), which "
-            "takes points, or store the rows in a table with galileo table upsert",
+            f"expected columns of latitude and longitude in {path}, got geometries (GeoParquet)",
+            remedy="geometries",
             expected="coordinate",
             column="latitude",
         )

@@ -180,9 +180,10 @@ def located(
     words = error.message.replace(f" in row {row}", f" in line {line}")
     details = {**error.details, "line": line}
     if re.search(r"'[-+]?[0-9.]*,[0-9]+'", words):
-        details["remedy"] = "csv_decimal"
-    elif row == 0:
-        details["remedy"] = "csv_units"
+        remedy = "csv_decimal"
+    else:
+        remedy = "csv_units" if row == 0 else ""
+    details["remedy"] = f"{details.get('remedy', '')} {remedy}".strip()
     return type(error)(words, **details)
 
 
@@ -258,9 +259,10 @@ def _usual(coordinate: str, names: Sequence[str]) -> str | None:
         exact = [name for name in matching if name == coordinate]
         if len(matching) > 1 and len(exact) != 1:
             raise InputError(
-                f"several columns could be the {coordinate}: {format_names(matching)}; choose one "
-                f"with {advice(coordinate, matching[0])}",
+                f"several columns could be the {coordinate}: {format_names(matching)}",
+                remedy="one_column",
                 expected="one_column",
+                candidates=matching,
                 column=coordinate,
             )
         if matching:
@@ -270,19 +272,13 @@ def _usual(coordinate: str, names: Sequence[str]) -> str | None:
 
 def _absent(coordinate: str, names: Sequence[str]) -> NoReturn:
     usual = [name for group in USUAL_NAMES[coordinate] for name in group]
-    constant = "@2012-03-01T06:00Z" if coordinate == "time" else "39.1"
     raise InputError(
-        f"found no column for the {coordinate}, such as {', '.join(usual)}; name it with "
-        f"{advice(coordinate, 'COLUMN')}, or give a value for all rows: {coordinate}={constant}. "
-        f"The columns are {format_names(names)}",
+        f"found no column for the {coordinate}, such as {', '.join(usual)}, among the columns "
+        f"{format_names(names)}",
+        remedy="time" if coordinate == "time" else "degrees",
         expected="coordinate",
         column=coordinate,
     )
-
-
-def advice(coordinate: str, column: str) -> str:
-    """The option that names the column of a coordinate, for the command line and Python."""
-    return f"--map {coordinate}={column} (in Python mapping={{{coordinate!r}: {column!r}}})"
 
 
 def _time(source: str | None, names: Sequence[str]) -> str:

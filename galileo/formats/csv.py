@@ -259,8 +259,8 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise InputError(
-            f"expected each column of {path} once, got {', '.join(twice)} again; if the first line "
-            "has no names, name the columns with --names, or skip lines with --skip",
+            f"expected each column of {path} once, got {', '.join(twice)} again",
+            remedy="csv_header",
             expected="unique",
             column=twice[0],
         )

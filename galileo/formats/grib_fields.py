@@ -11,7 +11,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from galileo.errors import InputError
-from galileo.formats.columns import advice
 from galileo.formats.grib_split import MessageOffset, message_offsets, read_fields
 from galileo.formats.variables import Qualifiers, qualified_name
 from galileo.model.times import MICROS, micros
@@ -113,8 +112,8 @@ def _field(
         return f"{base} (grid type {grid})"
     if needs_time and not get("validityDate"):
         raise InputError(
-            f"expected a valid time in the GRIB message at byte {place.offset}, got none; give the "
-            f"time of all rows with {advice('time', '@2012-03-01T06:00Z')}",
+            f"expected a valid time in the GRIB message at byte {place.offset}, got none",
+            remedy="time_of_all",
             expected="valid_time",
             offset=place.offset,
         )

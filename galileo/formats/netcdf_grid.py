@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations
-from galileo.formats.columns import USUAL_NAMES, advice
+from galileo.formats.columns import USUAL_NAMES
 from galileo.formats.expressions import Literal, parse
 from galileo.formats.mapping import Mapping
 from galileo.formats.variables import format_names, unknown_name
@@ -157,8 +157,8 @@ def _best(
         hint = f"; {' and '.join(projected)} are distances on a map" if projected else ""
         raise InputError(
             f"found no variable for the {coordinate}, with the standard_name or units of the CF "
-            f"conventions{hint}; name it with {advice(coordinate, 'VARIABLE')}. The variables "
-            f"are {format_names([str(name) for name in dataset.variables])}",
+            f"conventions, among {format_names([str(name) for name in dataset.variables])}{hint}",
+            remedy="coordinate_variable",
             expected="coordinate",
             variable=coordinate,
         )

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from galileo.errors import GalileoWarning
+
 USUAL = (
     *(-99, -999, -9999, -99999, -999999, -32768, 999, 9999, 99999, 999999),
     *(-99.9, -999.9, -9999.9, 999.9, 9999.9, 1e20, -1e20, 1e30, -1e30, 1e36),
@@ -59,18 +61,23 @@ class SentinelSearch:
         if low is not None and high is not None:
             statistics.low, statistics.high = min(statistics.low, low), max(statistics.high, high)
 
-    def warnings(self) -> list[str]:
-        """A message for each suspicious value of a column, and for numbers in texts."""
+    def warnings(self) -> list[GalileoWarning]:
+        """A warning for each suspicious value of a column, and for numbers in texts."""
         texts = [
-            f"the values of variable {name!r} are numbers and were stored as texts, since its "
-            "feature is a text; for numbers, ingest the file into a new dataset"
+            GalileoWarning(
+                f"the values of variable {name!r} are numbers and were stored as texts, since its "
+                "feature is a text; for numbers, ingest the file into a new dataset"
+            )
             for name, are_fractions in self._texts.items()
             if are_fractions
         ]
         return texts + [
-            f"variable {name!r} is {value:g} in {count:,} of {column.rows:,} rows, and {value:g} "
-            "was stored as a number. If it means a missing value, ingest the file into a new "
-            f"dataset with --missing {value:g} (in Python: missing={value:g})"
+            GalileoWarning(
+                f"variable {name!r} is {value:g} in {count:,} of {column.rows:,} rows, and "
+                f"{value:g} was stored as a number",
+                remedy="missing_value",
+                number=_as_usual(value),
+            )
             for name, column in self._columns.items()
             for value, count in sorted(column.counts.items())
             if count >= RECURS_MIN and column.is_outlier(value)
@@ -82,6 +89,11 @@ def _are_fractions(column: pa.Array) -> bool:
     texts = column.drop_null()
     fits = pc.all(pc.match_substring_regex(texts, r"^\s*[-+]?[0-9]*\.?[0-9]+\s*$")).as_py()
     return bool(len(texts) and fits and pc.any(pc.match_substring(texts, ".")).as_py())
+
+
+def _as_usual(value: float) -> str:
+    """The text of a usual sentinel, with all of its digits."""
+    return next(str(usual) for usual in USUAL if np.float32(usual) == np.float32(value))
 
 
 def _extremes(column: pa.Array) -> tuple[float | None, float | None]:

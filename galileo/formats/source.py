@@ -20,7 +20,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from galileo.errors import InputError, InvalidObservations, InvalidSchema, UnknownProperty
+from galileo.errors import (
+    GalileoWarning,
+    InputError,
+    InvalidObservations,
+    InvalidSchema,
+    UnknownProperty,
+)
 from galileo.formats.columns import ColumnReader, evaluate_rows, located
 from galileo.formats.expressions import (
     Columns,
@@ -125,9 +131,9 @@ class Source:
         """Rows that the latest `batches` has skipped so far."""
         return self.lacking.total()
 
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[GalileoWarning]:
         """What is suspicious about the values that the latest `batches` has read, and bad rows."""
-        return [*self._notes, *self._sentinels.warnings()]
+        return [*map(GalileoWarning, self._notes), *self._sentinels.warnings()]
 
     @property
     def place_error(self) -> InputError | None:

@@ -120,10 +120,6 @@ class StrictSource:
 
     def _explain(self, error: InputError) -> NoReturn:
         """Raises the error, with the row of the first mistake if the reader did not name it."""
-        if error.details.get("expected") in ("coordinate", "one_column"):
-            words, _, _ = error.message.partition(";")  # The rest is about options of commands.
-            column = error.details["column"]
-            raise InvalidObservations(f"{words}; name one column {column!r}", **error.details)
         has_row = "row" in error.details
         if not has_row and (mistake := first_mistake(self._path, self._format, self._schema)):
             raise mistake from error

@@ -321,21 +321,12 @@ def times(
         if row is not None:
             words, place = words.replace(f" in row {row}", ""), f"row {first_row + row}"
         raise InvalidObservations(
-            f"{source!r} has no time in {place}: {words}; {_advice(columns[0], source, csv)}",
+            f"{source!r} has no time in {place}: {words}",
+            remedy="csv_times epoch" if csv is not None and is_text(columns[0].type) else "epoch",
             expected="times",
             column=source,
             **({} if row is None else {"row": first_row + row}),
         ) from error
-
-
-def _advice(column: pa.Array, source: str, csv: CsvOptions | None) -> str:
-    """What to do about a column without times."""
-    epoch = (
-        f"for seconds or milliseconds since 1970 map time=epoch_s({source}) or epoch_ms({source})"
-    )
-    if csv is None or not is_text(column.type):
-        return epoch
-    return f"name their format, as of strptime, by --time-format (in Python: csv=...), or {epoch}"
 
 
 def _from_epoch(column: pa.Array, unit_us: int, *, name: str, row: int) -> pa.Array:
@@ -349,8 +340,9 @@ def _from_epoch(column: pa.Array, unit_us: int, *, name: str, row: int) -> pa.Ar
         wrong = outside.index(pa.scalar(True)).as_py()
         raise InvalidObservations(
             f"expected numbers of times of the years 1 to 9999 in {name!r}, got "
-            f"{column[wrong].as_py()} in row {row + wrong}; where it means a missing value, name "
-            "it with --missing (in Python missing=)",
+            f"{column[wrong].as_py()} in row {row + wrong}",
+            remedy="missing_value",
+            number=str(column[wrong].as_py()),
             row=row + wrong,
             column=name,
         )

@@ -339,6 +339,6 @@ class _Outer:
 
 
 async def _misdirected(scope: Any, receive: Any, send: Any) -> None:
-    text = "expected a Host of this gateway; name further ones with --host-name"
+    text = "expected a Host of this gateway, got another; its operator can add names"
     response = problem(HTTPStatus.MISDIRECTED_REQUEST, text)
     await response(scope, receive, send)

@@ -73,7 +73,7 @@ class Callers:
         if self._readers.total() >= readers_max or self._readers[token] >= (readers_max + 1) // 2:
             raise Overloaded(
                 f"expected at most {readers_max} readers of events, and half of them of one "
-                "caller; start the gateway with more --connections, or read at another one",
+                "caller; end some, or read at another gateway",
                 bound=readers_max,
             )
         with _counted(self._readers, token):
@@ -121,7 +121,7 @@ class Callers:
             raise Forbidden(
                 "the cluster asks for no tokens, so each caller of this gateway would have the "
                 "rights of its certificate; give tokens to callers (galileo token create), or "
-                "start the gateway with --anonymous"
+                "start the gateway for anonymous callers"
             )
         self._is_checked = True
 

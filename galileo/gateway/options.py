@@ -79,8 +79,8 @@ class GatewayOptions:
         if not (self.certificate or self.insecure or is_loopback(self.host)):
             raise ConfigError(
                 f"expected TLS to serve other machines at {self.host}, or others on the network "
-                "could read tokens; name a certificate and its key (--certificate, --key), or add "
-                "--insecure if the network is trusted",
+                "could read tokens",
+                remedy="gateway_insecure",
                 expected="tls",
             )
         if not _ROOT_PATH.fullmatch(self.root_path):

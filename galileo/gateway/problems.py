@@ -68,7 +68,7 @@ def problem_document(error: GalileoError) -> dict[str, Any]:
         if key not in ("remedy", request_id.DETAIL)
     }
     members: dict[str, Any] = {"kind": error.kind, "details": details}
-    return _document(status_of(error), error.message, members)
+    return _document(status_of(error), error.http_message, members)
 
 
 def problem(

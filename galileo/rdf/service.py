@@ -65,7 +65,8 @@ class EndpointOptions:
         if not self.public and not is_loopback(self.host):
             raise ConfigError(
                 "expected a loopback address, since the endpoint does not authenticate clients, "
-                f"got {self.host!r}; to serve a trusted network, set public (--public)",
+                f"got {self.host!r}",
+                remedy="public",
                 expected="loopback",
             )
         if min(self.queries_max, self.connections_max, self.answers_mib_max) < 1:

@@ -123,8 +123,8 @@ class ClusterNodes:
         while self._is_alive(name):
             if time.monotonic() > deadline:
                 raise InputError(
-                    f"expected a node that is gone for good, got {name!r}, which is heard from; "
-                    "remove it without --lost, or stop it first",
+                    f"expected a node that is gone for good, got {name!r}, which is heard from",
+                    remedy="node_alive",
                     node=name,
                 )
             await asyncio.sleep(PROGRESS_S)

@@ -59,7 +59,7 @@ class AddressPolicy:
             if not any(address in network for network in self._networks):
                 raise ConfigError(
                     f"expected a public address of host {host!r}, got {address}; to let sinks "
-                    "reach it, start the worker with --allow and the host or its network",
+                    "reach it, allow the host or its network where the worker is started",
                     expected="allowed_address",
                 )
 

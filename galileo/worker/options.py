@@ -31,7 +31,7 @@ class WorkerOptions:
         """
         if self.secrets is None:
             raise ConfigError(
-                f"expected a directory with the secret {name!r}; name it by --secrets",
+                f"expected a directory with the secret {name!r}; start the worker with one",
                 expected="secrets",
             )
         try:

@@ -129,9 +129,22 @@ MESSAGES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda path: open_source(path / "none.csv"), "there is no file at {path}/none.csv"),
     (
         lambda path: csv(path, "a,lon,time,t\n1,2,2020-01-01,3\n"),
-        "found no column for the latitude, such as latitude, lat, y; name it with --map "
-        "latitude=COLUMN (in Python mapping={'latitude': 'COLUMN'}), or give a value for all "
-        "rows: latitude=39.1. The columns are a, lon, time, t",
+        "found no column for the latitude, such as latitude, lat, y, among the columns a, lon, "
+        "time, t; name it with mapping={'latitude': 'COLUMN'}, or give a value for all rows, such "
+        "as mapping={'latitude': '39.1'}",
+    ),
+    (
+        lambda path: csv(path, "lat,Lat,lon,time,t\n1,1,2,2020-01-01,3\n"),
+        "several columns could be the latitude: lat, Lat; choose one, such as "
+        "mapping={'latitude': 'lat'}",
+    ),
+    (
+        lambda path: csv(path, "lat,lon,time,t\n1,2,1.3.2020,3\n"),
+        "'time' has no time in line 2: expected ISO 8601 texts of the years 1 to 9999 in column "
+        "'time', got '1.3.2020'; name the format of the times, as of strptime: "
+        "CsvOptions(time_format=...); for seconds or milliseconds since 1970, use "
+        "mapping={'time': 'epoch_s(time)'} or epoch_ms(time); a line of units is skipped by "
+        "CsvOptions(units=True)",
     ),
     (
         lambda path: csv(path, "lat,lon,time,t\n1,2,2020-01-01,3\n10N,2,2020-01-01,3\n"),
@@ -195,8 +208,8 @@ MESSAGES: list[tuple[Callable[[Path], Any], str]] = [
     (
         lambda _: config.from_dict({**NODE, "node": {**NODE["node"], "listen": "10.0.0.1:1"}}),
         "expected a loopback address to listen on, got '10.0.0.1:1': connections are not "
-        "encrypted; name certificates in [tls], or set security.insecure = true (--insecure) to"
-        " serve a trusted network without encryption",
+        "encrypted; name certificates in [tls], or set security.insecure = true to serve a trusted "
+        "network without encryption",
     ),
     (
         lambda path: config.load(path / "absent.toml", environment={}),

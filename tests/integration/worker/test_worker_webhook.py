@@ -146,9 +146,8 @@ async def test_an_endpoint_that_is_away_is_tried_again_later(unused_tcp_port: in
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254"])
 async def test_addresses_that_are_not_public_need_permission(receiver: Receiver, host: str) -> None:
     url = receiver.url.replace("127.0.0.1", host)
-    with pytest.raises((ConfigError, DisabledError)) as refused:
+    with pytest.raises((ConfigError, DisabledError), match="allow the host or its network"):
         await deliver(url, policy=AddressPolicy(["10.0.0.0/8"]))
-    assert "--allow" in str(refused.value)
     assert not receiver.got
 
 

@@ -6,11 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from galileo.errors import GalileoWarning
 from galileo.formats import Mapping, open_source
-from galileo.formats.sentinels import SentinelSearch
+from galileo.formats.sentinels import USUAL, SentinelSearch
+from galileo.formats.type_conversion import null_sentinels
 
 
-def found(*pieces: pa.Array) -> list[str]:
+def found(*pieces: pa.Array) -> list[GalileoWarning]:
     search = SentinelSearch()
     for piece in pieces:
         search.add("t", piece)
@@ -30,9 +32,21 @@ def found(*pieces: pa.Array) -> list[str]:
 def test_sentinel_search_recurring_sentinel_is_reported(
     values: list[float], kind: pa.DataType, said: str
 ) -> None:
-    [words] = found(pa.array(values).cast(kind))
-    assert words.startswith(f"variable 't' is {said}, and {said.split()[0]} was stored as a number")
-    assert f"--missing {said.split()[0]} " in words
+    [warning] = found(pa.array(values).cast(kind))
+    words = f"variable 't' is {said}, and {said.split()[0]} was stored as a number; "
+    assert str(warning).startswith(words)
+    assert str(warning).endswith(f"with missing={said.split()[0]}")
+    assert warning.command_message.endswith(f"with --missing {said.split()[0]}")
+
+
+@pytest.mark.parametrize("value", USUAL)
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()], ids=str)
+def test_sentinel_search_names_each_sentinel_so_that_it_is_read_as_missing(
+    value: float, kind: pa.DataType
+) -> None:
+    column = pa.array([value] * 3, pa.float64()).cast(kind)
+    [warning] = found(column)
+    assert null_sentinels(column, [warning.details["number"]]).null_count == 3
 
 
 @pytest.mark.parametrize(
@@ -55,7 +69,7 @@ def test_sentinel_search_other_values_are_not_reported(column: pa.Array) -> None
 
 def test_sentinel_search_pieces_are_counted_together() -> None:
     [words] = found(pa.array([-999.0, 980.0]), pa.array([-999.0]), pa.array([1030.0, -999.0]))
-    assert "-999 in 3 of 5 rows" in words
+    assert "-999 in 3 of 5 rows" in str(words)
     assert found(pa.array([999] * 3), pa.array([500, 3000])) == []
 
 
