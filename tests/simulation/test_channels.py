@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from parameters import keep_quick
 from replica_nodes import topology_of, until
 from simulator.channel_mutants import CHANNEL_MUTANTS, run_channel_variant
 from simulator.channel_world import (
@@ -48,8 +49,22 @@ CONVICTED_FROM = {
 """The first seed to try with a mutant; 0 for others."""
 SCENARIOS = {"last_execution_dropped", "own_cut", "unsubscribe_lost_in_take_over"}
 """Mutants that `test_node_channels.py` convicts."""
-QUICK_REPEATS = {"repeats_after_take_over", "repeats_bound_by_clock", "repeats_new_alone"}
-"""Mutants of repetitive channels that are tried each time."""
+SLOW_MUTANTS = {
+    "absent_as_matched",
+    "deletions_dropped_alone",
+    "matched_by_one_dropped",
+    "subscriptions_before_frontier",
+    "unknown_as_matched",
+    "unmatched_dropped",
+    *(
+        one
+        for one in CHANNEL_MUTANTS
+        if one.startswith(
+            ("absent_subscriptions", "cleaned", "repeats", "rows_cleaned", "rows_newer")
+        )
+    ),
+} - {"repeats_bound_by_clock", "repeats_new_alone"}
+"""Mutants whose conviction takes longer than two seconds."""
 EXPECTED = (
     "calls repeated",
     "commits repeated",
@@ -90,18 +105,10 @@ def test_channels_same_seed_gives_same_history(seed: int) -> None:
 
 @pytest.mark.parametrize(
     "mutant",
-    [
-        pytest.param(
-            one,
-            marks=pytest.mark.slow
-            if one.startswith(
-                ("absent_subscriptions", "cleaned", "repeats", "rows_cleaned", "rows_newer")
-            )
-            and one not in QUICK_REPEATS
-            else (),
-        )
-        for one in sorted(CHANNEL_MUTANTS.keys() - SCENARIOS)
-    ],
+    keep_quick(
+        sorted(CHANNEL_MUTANTS.keys() - SCENARIOS),
+        *(CHANNEL_MUTANTS.keys() - SCENARIOS - SLOW_MUTANTS),
+    ),
 )
 def test_channels_mutant_is_convicted(mutant: str) -> None:
     first = CONVICTED_FROM.get(mutant, 0)

@@ -13,7 +13,7 @@ from simulator.delivery_world import FAULTS, run_deliveries
 from simulator.loop import Violation
 
 SEEDS = 300
-SEEDS_QUICK = 3
+SEEDS_QUICK = 2
 MUTANT_SEEDS = 3
 CONVICTED_FROM = {"fence-ignored": 17, "lost-release": 15, "retries-end": 6}
 """The first seed to try with a mutant; 0 for the others."""
@@ -56,7 +56,7 @@ def play(seeds: range) -> Counter[str]:
 
 def test_everything_is_delivered_in_order_whatever_fails() -> None:
     seen = play(range(SEEDS_QUICK))
-    assert seen["accepted"] > 1_000
+    assert seen["accepted"] > 300 * SEEDS_QUICK
     assert seen["repeated"] < seen["accepted"] / 4
 
 

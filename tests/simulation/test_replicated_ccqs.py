@@ -31,6 +31,8 @@ CONVICTED_FROM = {
     "counts_one_less": 2,
 }
 """The first seed to try with each mutant, of a short world that convicts it."""
+SLOW_MUTANTS = {"advances_to_end_of_log", "leads_before_it_is_open", "publishes_appended"}
+"""Mutants whose conviction takes longer than the others together."""
 SOMETIMES = (
     "answers served again",
     "backfills",
@@ -110,7 +112,13 @@ def test_replicated_ccqs_same_seed_gives_the_same_run() -> None:
     assert first.trace_hash != play(0).trace_hash
 
 
-@pytest.mark.parametrize(("mutant", "first"), CONVICTED_FROM.items())
+@pytest.mark.parametrize(
+    ("mutant", "first"),
+    [
+        pytest.param(*one, marks=pytest.mark.slow if one[0] in SLOW_MUTANTS else ())
+        for one in CONVICTED_FROM.items()
+    ],
+)
 def test_replicated_ccqs_mutant_is_convicted(mutant: str, first: int) -> None:
     for seed in range(first, first + MUTANT_SEEDS):
         try:

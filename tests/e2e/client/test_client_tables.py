@@ -56,7 +56,7 @@ def test_random_upserts_and_deletions_are_those_of_a_dict(
 ) -> None:
     chance, expected = random.Random(5), dict[str, dict[str, Any]]()
     states: list[tuple[Cursor, dict[str, dict[str, Any]]]] = []
-    for _ in range(40):
+    for _ in range(20):
         keys = [f"k{chance.randrange(30)}" for _ in range(chance.randint(1, 8))]
         if chance.random() < 0.7:
             rows = [
@@ -74,7 +74,7 @@ def test_random_upserts_and_deletions_are_those_of_a_dict(
         found = by_id(client.table(name, keys=some).rows)
         assert found == {key: row for key, row in expected.items() if key in some}
         states.append((answer.cursor, expected))
-    for _ in range(20):
+    for _ in range(10):
         first, last = sorted(chance.choices(range(len(states)), k=2))
         (before, rows_before), (after, rows_after) = states[first], states[last]
         assert by_id(client.table(name, at=before).rows) == rows_before

@@ -45,6 +45,7 @@ def is_leaving(client: Client, node: str) -> bool:
     return Topology.from_json(client.topology_json()).by_name[node].leaving
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_cluster_nodes_join_and_leave_under_load_without_loss(
     tmp_path: Path, evaluator: dict[str, Any]

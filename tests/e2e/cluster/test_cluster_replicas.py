@@ -65,6 +65,7 @@ def _sequences(node: NodeStatus) -> dict[int, int]:
     return {int(p): s for facts in node.datasets for p, s in facts["sequences"].items()}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_cluster_with_replicas_loses_nothing_with_a_disk(
     tmp_path: Path, evaluator: dict[str, Any]

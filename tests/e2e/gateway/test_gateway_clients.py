@@ -216,6 +216,7 @@ def test_pandas_reads_files(served: Served, format: str) -> None:
     pd.testing.assert_frame_equal(read, sorted_by_count(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("ogrinfo") is None, reason="ogrinfo is not installed (gdal-bin)")
 def test_ogrinfo_describes_a_filter(served: Served) -> None:
     layer = [f"OAPIF:{served.gateway.url}", served.dataset]

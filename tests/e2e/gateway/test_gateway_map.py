@@ -478,6 +478,7 @@ def channel(dataset: tuple[galileo.Client, str]) -> str:
     return f"{name}-in"
 
 
+@pytest.mark.slow
 def test_an_area_is_subscribed_and_its_notifications_are_shown(
     browser: Any, gateway: LocalGateway, dataset: tuple[galileo.Client, str], channel: str
 ) -> None:

@@ -317,7 +317,7 @@ async def test_subscriptions_have_the_rows_of_the_cut_whatever_happens(
 @pytest.mark.parametrize(
     ("seed", "steps", "mode"),
     [
-        (0, 8, {"new": "both"}),
+        (0, 5, {"new": "both"}),
         (1, 8, {"new": "either", "leave": True}),
         *(pytest.param(n, 16, {"new": "both"}, marks=pytest.mark.slow) for n in range(2, 6)),
         *(pytest.param(n, 16, {"new": "either"}, marks=pytest.mark.slow) for n in range(6, 10)),

@@ -182,6 +182,10 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 @pytest.fixture
 async def copies(cluster: Cluster) -> Cluster:
     """A cluster with copies whose registers are founded."""
+    return await founded(cluster)
+
+
+async def founded(cluster: Cluster) -> Cluster:
     for name in "abcd":
         cluster.start(name, COPIES)
     await cluster.until_seated("abc")
@@ -230,7 +234,9 @@ async def test_features_that_are_added_at_once_at_all_nodes_are_all_there(copies
         assert await node.schema(name, added=4) == widest
 
 
-async def test_without_a_majority_of_the_voters_no_features_are_added(copies: Cluster) -> None:
+async def test_without_a_majority_of_the_voters_no_features_are_added(cluster: Cluster) -> None:
+    cluster.options = RegisterOptions(change_s=0.5)
+    copies = await founded(cluster)
     [name] = homed("a")
     await copies.nodes["a"].create_dataset(schema(name))
     copies.away |= {"b", "c"}

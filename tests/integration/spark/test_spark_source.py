@@ -322,6 +322,7 @@ def ships(client: galileo.Client, fresh_name: Make) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_a_table_is_read_as_it_was_when_it_was_loaded(
     spark: SparkSession, cluster: galileo.LocalCluster, client: galileo.Client, ships: str
 ) -> None:
@@ -343,6 +344,7 @@ def test_a_table_is_read_as_it_was_when_it_was_loaded(
     assert joined.collect()[0].name == "Aurora"
 
 
+@pytest.mark.slow
 def test_a_table_without_rows_has_columns_and_wrong_options_are_refused(
     spark: SparkSession, cluster: galileo.LocalCluster, client: galileo.Client, fresh_name: Make
 ) -> None:

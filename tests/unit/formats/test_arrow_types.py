@@ -126,6 +126,22 @@ COLUMNS: list[pa.Array] = [
     pa.ExtensionArray.from_storage(pa.opaque(pa.null(), "x", "y"), pa.nulls(3)),
 ]  # fmt: skip
 EACH = [pytest.param(column, id=str(column.type)) for column in COLUMNS]
+
+
+def each_at(*doors: str) -> list[Any]:
+    """Each type at each door; the quick tests have each type at one of them."""
+    return [
+        pytest.param(
+            door,
+            column,
+            id=f"{door}-{column.type}",
+            marks=() if (number + index) % len(doors) == 0 else pytest.mark.slow,
+        )
+        for index, door in enumerate(doors)
+        for number, column in enumerate(COLUMNS)
+    ]
+
+
 KINDS: tuple[FeatureType, ...] = ("float", "int", "text", "bool")
 LATITUDES = pa.array([40.0, 41.0, 42.0])
 TIMES = pa.array([NOON.replace(tzinfo=UTC)] * 3, pa.timestamp("us", "UTC"))
@@ -216,8 +232,7 @@ def test_table_of_each_type_is_normalised_or_refused(column: pa.Array) -> None:
         check(lambda name=name: normalise(schema, table_with(column, name=name)), column)
 
 
-@pytest.mark.parametrize("column", EACH)
-@pytest.mark.parametrize("form", ["memory", "parquet", "arrow"])
+@pytest.mark.parametrize(("form", "column"), each_at("memory", "parquet", "arrow"))
 def test_source_of_each_type_is_read_or_refused(
     tmp_path: Path, form: str, column: pa.Array
 ) -> None:
@@ -253,8 +268,7 @@ def test_source_of_each_type_is_read_or_refused(
             )
 
 
-@pytest.mark.parametrize("column", EACH)
-@pytest.mark.parametrize("library", ["pandas", "pandas of Arrow", "polars"])
+@pytest.mark.parametrize(("library", "column"), each_at("pandas", "pandas of Arrow", "polars"))
 def test_frame_of_each_type_is_read_or_refused(library: str, column: pa.Array) -> None:
     try:
         if library == "pandas":

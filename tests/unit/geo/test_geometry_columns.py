@@ -223,6 +223,7 @@ def test_columns_of_other_types_are_refused(values: Any) -> None:
         to_stored(column(values))
 
 
+@pytest.mark.slow
 def test_largest_geometries_are_accepted() -> None:
     parts = np.arange(regions.VERTICES_MAX // 4) / 200 - 60
     boxes = shapely.box(parts, 0, parts + 0.004, 1)[: regions.VERTICES_MAX // 5]

@@ -288,7 +288,7 @@ def few_are_many(monkeypatch):
 @pytest.mark.usefixtures("few_are_many")
 @pytest.mark.parametrize("simple", [True, False])
 def test_random_histories_find_what_queries_of_all_subscriptions_find(simple: bool) -> None:
-    @examples(150)
+    @examples(60)
     @given(seed=st.integers(0, 1 << 32))
     def check(seed: int) -> None:
         history = History(seed, simple=simple)
