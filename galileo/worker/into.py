@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -61,9 +62,9 @@ class IntoEndpoint:
             if fitting.num_rows:
                 number = batch.execution * BATCHES_OF_EXECUTION_MAX
                 name = f"into-{digest(producer).hex()}"
-                await store(self._target, fitting, producer=name, first_batch=number)
-        except BatchConflict:  # Stored before the target had the features that it has now.
-            return
+                # A conflict: it was stored before the target had the features that it has now.
+                with contextlib.suppress(BatchConflict):
+                    await store(self._target, fitting, producer=name, first_batch=number)
         except (InputError, UnknownDataset) as error:
             raise DisabledError(error.message) from error
         except GalileoError as error:

@@ -190,6 +190,24 @@ def test_a_row_that_does_not_fit_its_target_is_a_dead_letter_and_the_rest_goes_o
 
 
 @pytest.mark.usefixtures("worker")
+def test_a_replay_into_a_dataset_with_more_features_reports_what_does_not_fit_again(
+    client: galileo.Client, channel: str, fresh_name: Fresh
+) -> None:
+    dataset, letters = fresh_name("matched"), f"{channel}.dead-letters"
+    number = galileo.Feature("number", type="float")
+    client.create_dataset(galileo.Schema(dataset, [number], geohash_precision=3))
+    client.create_broker(galileo.Broker("more", galileo.Into(dataset), channels=[channel]))
+    subscribe(client, channel, "more", 1)
+    observe(client, channel, [1, 2**53 + 1])
+    wait_until(lambda: client.count(dataset) == 1 and len(client.table(letters)) == 1)
+    client.add_features(dataset, [galileo.Feature("pm10", type="float")])
+    client.delete(letters, client.table(letters).rows["id"].to_pylist())
+    client.acknowledge(channel, "more", "")
+    wait_until(lambda: len(client.table(letters)) == 1)
+    assert client.count(dataset) == 1
+
+
+@pytest.mark.usefixtures("worker")
 def test_a_replay_stores_rows_again_that_a_table_has_lost(
     client: galileo.Client, channel: str, fresh_name: Fresh
 ) -> None:
