@@ -7,6 +7,7 @@
   makes the next one afterwards, so that a slow reader holds one piece.
 - A connection that ends cancels the task that answers its request.
 - An application that fails before its answer is complete closes the connection.
+- A request for a whole URL is one for its path, with the host of the URL (RFC 9112, 3.2.2).
 
 The protocol reports each step to `galileo.connection_limits`, which chooses the connection to close
 when there are too many. `tests/unit/http_serving/test_http_serving_uvicorn.py` checks what this
@@ -19,6 +20,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import re
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import unquote
 
 import h11
 from uvicorn.config import Config
@@ -39,6 +42,7 @@ HEAD_BYTES_MAX = 64 << 10
 PIECE_BYTES = 256 << 10
 LAST_PIECE_BYTES = 64 << 10
 """A last piece up to this size is not awaited; the timeout of the next request bounds it."""
+_ABSOLUTE_FORM = re.compile(rb"https?://([^/@]+)(/.*)?", re.IGNORECASE)
 LINGER_S = 2.0
 """How long a refused client, which may still send, has to read the reason."""
 
@@ -199,6 +203,7 @@ class BoundedProtocol(H11Protocol):
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Runs the application; ends quietly when the connection has ended."""
         self._task = asyncio.current_task()
+        scope.update(_origin_form(scope))
         try:
             await self._app(scope, receive, functools.partial(self._send, send, scope))
         except asyncio.CancelledError:
@@ -251,6 +256,20 @@ class BoundedProtocol(H11Protocol):
             await self._lost.wait()
             raise ConnectionResetError("the client disconnected")
         self._limiter.record_written(self._connection)
+
+
+def _origin_form(scope: Any) -> dict[str, Any]:
+    """What differs in the scope of a request whose target is a whole URL; nothing for a path."""
+    target = _ABSOLUTE_FORM.fullmatch(scope["raw_path"])
+    if target is None:
+        return {}
+    host, path = target[1], target[2] or b"/"
+    headers = [pair for pair in scope["headers"] if pair[0] != b"host"]
+    return {
+        "path": unquote(path.decode("ascii")),
+        "raw_path": path,
+        "headers": [(b"host", host), *headers],
+    }
 
 
 def _status_of(error: BaseException | None) -> HTTPStatus:

@@ -122,6 +122,36 @@ def test_server_keeps_connections_and_answers_pipelined_requests() -> None:
         assert answers.count(b"HTTP/1.1 200 OK") == 6
 
 
+async def described(scope: Any, receive: Any, send: Any) -> None:
+    host = dict(scope["headers"])[b"host"].decode()
+    query = scope["query_string"].decode()
+    words = [host, scope["path"], scope["raw_path"].decode(), query, scope["scheme"]]
+    await respond(send, " ".join(words).encode())
+
+
+@pytest.mark.parametrize(
+    ("target", "seen"),
+    [
+        ("/a%20b?c=%2F", "localhost /a b /a%20b c=%2F http"),
+        ("http://maps.example:81/a%20b?c=%2F", "maps.example:81 /a b /a%20b c=%2F http"),
+        ("HTTP://maps.example", "maps.example / /  http"),
+        ("https://[::1]:8/?x", "[::1]:8 / / x http"),
+        ("http://maps.example?x=http://b/c", "maps.example / / x=http://b/c http"),
+        ("/http://b/c", "localhost /http://b/c /http://b/c  http"),
+        ("http://user@maps.example/a", "localhost" + " http://user@maps.example/a" * 2 + "  http"),
+        ("http:///a", "localhost http:///a http:///a  http"),
+    ],
+)
+def test_server_request_for_a_url_is_one_for_its_path_at_its_host(target: str, seen: str) -> None:
+    with served(described) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WITHIN_S)
+        connection.putrequest("GET", target, skip_host=True)
+        connection.putheader("Host", "localhost")
+        connection.endheaders()
+        assert connection.getresponse().read().decode() == seen
+        connection.close()
+
+
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
 def test_server_of_every_address_takes_ipv4_and_ipv6() -> None:
     server = HttpServer(hello, host="::", port=0, limits=LIMITS)
