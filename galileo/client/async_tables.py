@@ -234,19 +234,6 @@ class AsyncTables(AsyncObservations):
         )
         return await self._read_versions(known, request, until=until)
 
-    async def _reachable_rows(self, name: str, known: pa.Table) -> tuple[pa.Table, int]:
-        """The rows of a table, and how many of them were read.
-
-        Rows of `known` follow for the partitions that cannot be reached.
-        """
-        table = await self._table(name)
-        request = storage_pb2.ReadTableRequest(dataset=table.key, partial=True)
-        answer = await self._read_versions(table, request, until=None)
-        rows = answer.rows.drop_columns([DELETED])
-        places = partitions_of(table, hashes_of(table, known))
-        lacking = known.filter(pa.array(~np.isin(places, [*answer.cursor])))
-        return pa.concat_tables([rows, lacking]), rows.num_rows
-
     async def _enrich(
         self, observations: pa.Table, steps: Sequence[Step], tables: Mapping[str, Table]
     ) -> pa.Table:
@@ -372,8 +359,10 @@ class AsyncTables(AsyncObservations):
         hashes: list[npt.NDArray[np.uint64]] = []
         reached = EMPTY_CURSOR
         while (whole := await in_thread(next, versions, None)) is not None:
+            keys = await in_thread(hashes_of, table, whole)
             if stored <= KEYS_COUNTED_MAX:
-                hashes.append((await in_thread(hashes_of, table, whole))[:, 0])
+                hashes.append(keys[:, 0])
+            places, sent = partitions_of(table, keys), 0
             for start in range(0, whole.num_rows, batch_rows):
                 for batch in split_by_bytes(whole.slice(start, batch_rows)):
                     try:
@@ -383,11 +372,12 @@ class AsyncTables(AsyncObservations):
                             producer=sender,
                             batch=first_batch + number,
                             is_named=producer is not None and not is_of_row(table, batch, producer),
+                            partitions=places[sent : sent + batch.num_rows],
                         )
                     except GalileoError as error:
                         error.details.setdefault("producer", sender)
                         raise
-                    number += 1
+                    number, sent = number + 1, sent + batch.num_rows
                     for reply in replies:
                         stored, duplicates = stored + reply.rows, duplicates + reply.duplicate_rows
                         reached = reached.join(cursor_from_pb(reply.reached))
@@ -403,6 +393,25 @@ class AsyncTables(AsyncObservations):
             producer=sender,
             keys=len(await in_thread(np.unique, np.concatenate(hashes))) if is_counted else None,
         )
+
+
+async def reachable_rows(
+    client: AsyncTables, name: str, *, known: pa.Table
+) -> tuple[pa.Table, int]:
+    """The rows of a table, and how many of them were read.
+
+    Rows of `known` follow for the partitions that cannot be reached.
+
+    Raises:
+        UnknownDataset: there is no such table.
+    """
+    table = await client._table(name)
+    request = storage_pb2.ReadTableRequest(dataset=table.key, partial=True)
+    answer = await client._read_versions(table, request, until=None)
+    rows = answer.rows.drop_columns([DELETED])
+    places = partitions_of(table, hashes_of(table, known))
+    lacking = known.filter(pa.array(~np.isin(places, [*answer.cursor])))
+    return pa.concat_tables([rows, lacking]), rows.num_rows
 
 
 def _pieces(table: Table, rows: Any, csv: CsvOptions | None = None) -> Iterator[pa.Table]:

@@ -20,9 +20,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from galileo import request_id, spans
@@ -66,6 +68,7 @@ class Router:
         batch: int,
         is_new: bool = False,
         is_named: bool = False,
+        partitions: npt.NDArray[np.int32] | None = None,
     ) -> list[storage_pb2.IngestReply]:
         """Stores one batch of normalised rows, durable when it returns; the reply of each owner.
 
@@ -76,6 +79,7 @@ class Router:
             batch: its number.
             is_new: whether it is certain that no other call has sent it.
             is_named: whether the caller chose its number, so that it may be another batch's too.
+            partitions: of the rows of a table, which no change of ranges moves; None: of others.
 
         Raises:
             BatchConflict: another batch has this number; nothing is stored.
@@ -93,7 +97,8 @@ class Router:
         while True:
             head.range_epoch = topology.range_epoch
             try:
-                return await self._send_parts(topology, schema, table, head, backoff=backoff)
+                parts = placement.split_by_owner(topology, schema, table, partitions=partitions)
+                return await self._send_parts(topology, parts, head, backoff=backoff)
             except RangesChanged as error:
                 await backoff.after(error)
                 topology = await self._learn_ranges(error, backoff)
@@ -133,14 +138,12 @@ class Router:
     async def _send_parts(
         self,
         topology: Topology,
-        schema: StoredSchema,
-        table: pa.Table,
+        parts: Mapping[str, pa.Table],
         head: storage_pb2.IngestRequest,
         *,
         backoff: Backoff,
     ) -> list[storage_pb2.IngestReply]:
         """Sends each owner its rows; an error about the ranges comes before others."""
-        parts = placement.split_by_owner(topology, schema, table)
         addresses = {node: topology.by_name[node].address for node in parts}
         calls = (
             self._send(topology, addresses[node], Bulk(head, stream_of(rows)), backoff.left_s)

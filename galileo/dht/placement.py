@@ -77,7 +77,11 @@ def ranges_hash(topology: Topology) -> int:
 
 
 def split_by_owner(
-    topology: Topology, schema: StoredSchema, table: pa.Table
+    topology: Topology,
+    schema: StoredSchema,
+    table: pa.Table,
+    *,
+    partitions: npt.NDArray[np.int32] | None = None,
 ) -> dict[str, pa.Table]:
     """The rows of each node that owns some, in their order; a table that is one owner's is itself.
 
@@ -85,12 +89,14 @@ def split_by_owner(
         topology: of the cluster.
         schema: of the dataset or table.
         table: normalised observations, or versions.
+        partitions: of the rows, if they are known.
     """
     by_partition = owners(topology)
     nodes = sorted(set(by_partition.values()))
     if len(nodes) == 1 and table.num_rows:
         return {nodes[0]: table}
-    partitions = _partitions_of_rows(topology, schema, table)
+    if partitions is None:
+        partitions = _partitions_of_rows(topology, schema, table)
     numbers = np.array([nodes.index(by_partition[p]) for p in topology.partitions])
     of_row = numbers[partitions]
     present = np.unique(of_row).tolist()

@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable
 import pyarrow as pa
 
 from galileo.client.async_client import AsyncClient
+from galileo.client.async_tables import reachable_rows
 from galileo.client.numbered_rows import REVISION
 from galileo.clock import Clock, SystemClock
 from galileo.errors import DatasetExists, GalileoError, Unavailable, UnknownDataset
@@ -157,7 +158,7 @@ class Worker:
         """
         known, read = self._known.get(table.name, table.arrow_schema.empty_table()), 0
         with contextlib.suppress(UnknownDataset):
-            known, read = await self._client._reachable_rows(table.name, known)
+            known, read = await reachable_rows(self._client, table.name, known=known)
             self._known[table.name] = known
         return known, read
 

@@ -25,6 +25,7 @@ from galileo.hashing import rows_digest
 from galileo.labels import from_ipc
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
+from galileo.model.table import Table, hashes_of, partitions_of, versions_of
 from galileo.model.times import times_from_micros
 from galileo.storage.commits import ranges_changed
 from galileo.wire.caller import AvoidedAddresses, BackoffClock, Caller, CallOptions, Connection
@@ -194,6 +195,21 @@ async def test_split_by_owner_one_owner_is_same_table() -> None:
     table = observations(50)
     assert placement.split_by_owner(alone, SCHEMA, table)["a"] is table
     assert placement.split_by_owner(alone, SCHEMA, table.slice(0, 0)) == {}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_split_by_owner_with_known_partitions_is_that_of_computed_ones(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    table = Table("shelters", {"id": "int"}, "id").spread(len(TOPOLOGY.partitions))
+    rows = versions_of(table, pa.table({"id": rng.integers(0, 50, 200)}))
+    places = partitions_of(table, hashes_of(table, rows))
+    computed = placement.split_by_owner(TOPOLOGY, table, rows)
+    assert placement.split_by_owner(TOPOLOGY, table, rows, partitions=places) == computed
+    elsewhere = rng.permutation(places)
+    parts = placement.split_by_owner(TOPOLOGY, table, rows, partitions=elsewhere)
+    for node, part in parts.items():
+        owned = [placement.owner(TOPOLOGY, place) == node for place in elsewhere.tolist()]
+        assert part == rows.filter(pa.array(owned)), "the given partitions count"
 
 
 async def test_router_stale_topology_is_read_again_rarely() -> None:
