@@ -27,8 +27,9 @@ from galileo.spark.job import JobRequest, request_from_pb
 from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.node_scanner import NodeScanner
 from galileo.wire.channel import open_channel
-from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2, peers_pb2_grpc
+from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2
 from galileo.wire.match_codec import part_from_pb, sequences_to_bytes
+from galileo.wire.services import PEER_STORAGE, stub_of
 
 DATASET = "nam"
 TIMEOUT_S = 120.0
@@ -108,7 +109,7 @@ async def stood(topology: Topology, dataset: str, queries: Sequence[str]) -> Non
     """Has all nodes index queries."""
     for node in topology.nodes:
         channel = open_channel(node.address)
-        stub = peers_pb2_grpc.PeerStorageStub(channel)
+        stub = stub_of(PEER_STORAGE, channel)
         for start in range(0, len(queries), STOOD_TOGETHER):
             some = queries[start : start + STOOD_TOGETHER]
             request = peers_pb2.RegisterQueriesRequest(dataset=dataset, queries_json=some)

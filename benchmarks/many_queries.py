@@ -28,7 +28,8 @@ from galileo.spark.job import request_from_pb
 from galileo.spark.node_scanner import NodeScanner
 from galileo.wire.channel import open_channel
 from galileo.wire.codec import cursor_to_pb
-from galileo.wire.v1 import storage_pb2, storage_pb2_grpc
+from galileo.wire.services import STORAGE, stub_of
+from galileo.wire.v1 import storage_pb2
 
 DATASET = "boxes"
 TIMEOUT_S = 600.0
@@ -113,7 +114,7 @@ class _Node:
             for number, query in enumerate(queries)
         ]
         channel = open_channel(self.topology.nodes[0].address)
-        call = storage_pb2_grpc.StorageStub(channel).Scan(
+        call = stub_of(STORAGE, channel).Scan(
             storage_pb2.ScanRequest(items=items), timeout=TIMEOUT_S
         )
         found: dict[int, int] = {}

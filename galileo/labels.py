@@ -316,7 +316,9 @@ def to_ipc(table: pa.Table, *, compression: str | None = None) -> bytes:
     return data
 
 
-def from_ipc(data: bytes, schema: pa.Schema, *, bytes_max: int | None = None) -> pa.Table:
+def from_ipc(
+    data: bytes | pa.Buffer, schema: pa.Schema, *, bytes_max: int | None = None
+) -> pa.Table:
     """The table of an Arrow IPC stream, checked against the schema that it must have.
 
     Raises:

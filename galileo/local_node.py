@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from galileo.config import NODE_ENVIRONMENT
 from galileo.errors import Unavailable
 from galileo.wire.channel import open_blocking_channel
+from galileo.wire.services import HEALTH
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles, without_token
 
 START_TIMEOUT_S = 300.0
@@ -148,8 +149,7 @@ class LocalNode:
     def _serves(self) -> bool:
         with open_blocking_channel(self.address, self._keys) as channel:
             try:
-                stub = health_pb2_grpc.HealthStub(channel)
-                reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+                reply = channel.stub(HEALTH).Check(health_pb2.HealthCheckRequest(), timeout=1.0)
             except grpc.RpcError:
                 return False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

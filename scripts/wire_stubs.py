@@ -21,7 +21,7 @@ def files() -> dict[str, str]:
         out = Path(directory)
         command = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=proto"]
         command += [f"--plugin=protoc-gen-mypy={plugin}", f"--python_out={out}"]
-        command += [f"--grpc_python_out={out}", f"--mypy_out=quiet:{out}"]
+        command.append(f"--mypy_out=quiet:{out}")
         subprocess.run(
             [*command, *(str(path.relative_to(ROOT)) for path in protos)], cwd=ROOT, check=True
         )

@@ -38,8 +38,8 @@ from galileo.wire.codec import (
     number_from_pb,
     versions_from_pb,
 )
+from galileo.wire.services import ANALYTICS
 from galileo.wire.v1 import analytics_pb2
-from galileo.wire.v1.analytics_pb2_grpc import AnalyticsStub
 from galileo.wire.value_json import values_from_json, values_to_json
 
 CHILDREN = 10_000
@@ -364,8 +364,7 @@ def _text(value: Any, schema: Schema, level: str) -> str:
 
 async def analytics_of(node: Connection, method: str, request: Any) -> Any:
     """The answer of a node's analytics service."""
-    stub = AnalyticsStub
-    return await node.unary(stub, method, request, timeout_s=node.options.analytics_s)
+    return await node.unary(ANALYTICS, method, request, timeout_s=node.options.analytics_s)
 
 
 async def _collect(
@@ -373,8 +372,8 @@ async def _collect(
 ) -> tuple[analytics_pb2.AnalyticsHead, pa.Table, analytics_pb2.AnalyticsTail]:
     """The parts of a streamed answer."""
     head, tables = analytics_pb2.AnalyticsHead(), []
-    stub, timeout_s = AnalyticsStub, node.options.analytics_s
-    with node.stream(stub, method, request, timeout_s=timeout_s) as stream:
+    timeout_s = node.options.analytics_s
+    with node.stream(ANALYTICS, method, request, timeout_s=timeout_s) as stream:
         while True:
             part = await stream.next()
             kind = part.WhichOneof("part")

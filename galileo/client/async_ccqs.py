@@ -28,8 +28,8 @@ from galileo.model.windows import Window
 from galileo.query.builder import QueryLike, query_text
 from galileo.rdf.incremental_graph import LABELS_MAX
 from galileo.wire.caller import Connection
+from galileo.wire.services import CONTINUOUS
 from galileo.wire.v1 import continuous_pb2
-from galileo.wire.v1.continuous_pb2_grpc import ContinuousStub
 
 INTERVAL = "1s"
 EXPIRATION = "30d"
@@ -89,8 +89,8 @@ class AsyncCcqs(AsyncSamplers):
         )
 
         async def attempt(node: Connection) -> Ccq:
-            stub, timeout_s = ContinuousStub, node.options.answer_s
-            with node.stream(stub, "Submit", request, timeout_s=timeout_s) as stream:
+            timeout_s = node.options.answer_s
+            with node.stream(CONTINUOUS, "Submit", request, timeout_s=timeout_s) as stream:
                 return await decode.collect_submission(stream)
 
         ccq = await self._caller.call(attempt)
@@ -227,7 +227,7 @@ class AsyncCcqs(AsyncSamplers):
         """
         key = (await self.schema(dataset)).key if dataset else ""
         request = continuous_pb2.ListRequest(dataset=key)
-        reply = await self._caller.unary(ContinuousStub, "List", request)
+        reply = await self._caller.unary(CONTINUOUS, "List", request)
         return [decode.ccq_info(value) for value in reply.ccqs]
 
     async def cancel(self, ccq: CcqLike) -> None:
@@ -238,7 +238,7 @@ class AsyncCcqs(AsyncSamplers):
             >>> await client.cancel(ccq)
         """
         request = continuous_pb2.CancelRequest(ccq_id=ccq_id_of(ccq))
-        await self._caller.unary(ContinuousStub, "Cancel", request)
+        await self._caller.unary(CONTINUOUS, "Cancel", request)
 
 
 def _first_token(spool: Spool, ccq_id: str, *, stored_token: str, given: str) -> str:

@@ -40,8 +40,8 @@ from galileo.wire import token as tokens
 from galileo.wire.caller import Connection
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
 from galileo.wire.follow_parts import FollowParts
+from galileo.wire.services import CHANNELS
 from galileo.wire.v1 import channels_pb2
-from galileo.wire.v1.channels_pb2_grpc import ChannelsStub
 
 ANSWER_BYTES = 16 << 20
 """A call for notifications ends after so many bytes; the next one goes on there."""
@@ -309,7 +309,7 @@ class AsyncChannels(AsyncTables):
         """
         known = await self._channel(channel)
         request = channels_pb2.DescribeChannelRequest(dataset=known.key)
-        reply = await self._caller.unary(ChannelsStub, "DescribeChannel", request)
+        reply = await self._caller.unary(CHANNELS, "DescribeChannel", request)
         return [
             ChannelPartition(
                 partition=one.partition,
@@ -337,7 +337,7 @@ class AsyncChannels(AsyncTables):
         async def attempt(node: Connection) -> list[channels_pb2.FollowPart]:
             whole, size, pieces = list[channels_pb2.FollowPart](), 0, FollowParts()
             timeout_s = wait_s + node.options.answer_s
-            with node.stream(ChannelsStub, "Follow", request, timeout_s=timeout_s) as stream:
+            with node.stream(CHANNELS, "Follow", request, timeout_s=timeout_s) as stream:
                 async for message in stream:
                     part = pieces.take(message)
                     if part is not None:

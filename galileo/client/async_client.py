@@ -25,9 +25,8 @@ from galileo.model.channel import Channel
 from galileo.model.table import Table
 from galileo.model.times import Duration, seconds
 from galileo.wire.caller import Caller, CallOptions, Stream
+from galileo.wire.services import CLUSTER, PARTITIONS
 from galileo.wire.v1 import cluster_pb2, partitions_pb2
-from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
-from galileo.wire.v1.partitions_pb2_grpc import PartitionsStub
 
 NOT_PICKLABLE = "a client has connections and cannot be pickled; connect in each process"
 
@@ -112,7 +111,7 @@ class AsyncClient(AsyncReaders):
             >>> [node.state for node in status.nodes]
             ['up', 'up', 'up']
         """
-        reply = await self._caller.unary(ClusterStub, "Status", cluster_pb2.StatusRequest())
+        reply = await self._caller.unary(CLUSTER, "Status", cluster_pb2.StatusRequest())
         return ClusterStatus(tuple(decode.node_status(node) for node in reply.nodes))
 
     async def drain(self, node: str, *, undo: bool = False) -> None:
@@ -143,7 +142,7 @@ class AsyncClient(AsyncReaders):
                 node=node,
             )
         request = cluster_pb2.DrainRequest(node=node, undo=undo)
-        await self._caller.unary(ClusterStub, "Drain", request)
+        await self._caller.unary(CLUSTER, "Drain", request)
 
     def move(self, partition: int, *, to: str) -> AsyncIterator[MoveProgress]:
         """Moves a partition to another node of its group, without downtime.
@@ -182,7 +181,7 @@ class AsyncClient(AsyncReaders):
         async def rest() -> AsyncGenerator[MoveProgress, None]:
             """The progress of the move; a repeated request continues it."""
             stream, part = await self._caller.open(
-                lambda node: node.stream(PartitionsStub, "Move", request),
+                lambda node: node.stream(PARTITIONS, "Move", request),
                 Stream.read,
             )
             with stream:
@@ -233,7 +232,7 @@ class AsyncClient(AsyncReaders):
         request = cluster_pb2.AddNodeRequest(
             name=name, address=address, group=group, weight=weight, rack=rack, new_group=new_group
         )
-        await self._caller.unary(ClusterStub, "AddNode", request)
+        await self._caller.unary(CLUSTER, "AddNode", request)
 
     def remove_node(
         self, node: str, *, to: str = "", lost: bool = False
@@ -315,7 +314,7 @@ class AsyncClient(AsyncReaders):
         """
         instance_of(int, replicas, "a number of copies")
         request = cluster_pb2.SetReplicasRequest(replicas=max(replicas, 0))
-        reply = await self._caller.unary(ClusterStub, "SetReplicas", request)
+        reply = await self._caller.unary(CLUSTER, "SetReplicas", request)
         return tuple(reply.restart)
 
     def set_ranges(self, ranges: Sequence[tuple[str, str]]) -> AsyncIterator[RangesProgress]:
@@ -396,5 +395,5 @@ class AsyncClient(AsyncReaders):
             >>> len(json.loads(await client.topology_json())["groups"])
             2
         """
-        reply = await self._caller.unary(ClusterStub, "Topology", cluster_pb2.TopologyRequest())
+        reply = await self._caller.unary(CLUSTER, "Topology", cluster_pb2.TopologyRequest())
         return str(reply.topology_json)

@@ -26,8 +26,8 @@ from galileo.model.schema import (
 from galileo.model.stored_schema import stored_schema_from_json
 from galileo.model.table import Table
 from galileo.wire.caller import Connection
+from galileo.wire.services import CLUSTER
 from galileo.wire.v1 import cluster_pb2
-from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
 SCHEMA_AGE_MAX_S = 5.0
 """A cached schema that is older is read again, since another client may have added features."""
@@ -112,7 +112,7 @@ class AsyncDatasets(AsyncAnalytics):
         async def attempt(node: Connection) -> Schema:
             nonlocal attempts
             attempts += 1
-            reply = await node.unary(ClusterStub, "AddFeatures", request)
+            reply = await node.unary(CLUSTER, "AddFeatures", request)
             return Schema.from_json(reply.schema_json)
 
         try:
@@ -160,8 +160,8 @@ class AsyncDatasets(AsyncAnalytics):
         async def attempt(node: Connection) -> Any:
             nonlocal attempts
             attempts += 1
-            stub, timeout_s = ClusterStub, node.options.answer_s
-            return await node.unary(stub, "DropDataset", request, timeout_s=timeout_s)
+            timeout_s = node.options.answer_s
+            return await node.unary(CLUSTER, "DropDataset", request, timeout_s=timeout_s)
 
         try:
             reply = await self._caller.call(attempt)
@@ -193,7 +193,7 @@ class AsyncDatasets(AsyncAnalytics):
         request = cluster_pb2.SetRetentionRequest(
             dataset=dataset_name(dataset), retention_json=retention.to_json() if retention else ""
         )
-        await self._caller.unary(ClusterStub, "SetRetention", request)
+        await self._caller.unary(CLUSTER, "SetRetention", request)
 
     async def retention(self, dataset: str) -> Retention | None:
         """The retention policy of a dataset; None where everything is kept.
@@ -206,7 +206,7 @@ class AsyncDatasets(AsyncAnalytics):
             True
         """
         request = cluster_pb2.GetRetentionRequest(dataset=dataset_name(dataset))
-        reply = await self._caller.unary(ClusterStub, "GetRetention", request)
+        reply = await self._caller.unary(CLUSTER, "GetRetention", request)
         return VersionedRetention.from_json(reply.numbered_json).retention
 
     async def apply_retention(self, dataset: str) -> tuple[RetentionReport, ...]:
@@ -225,7 +225,7 @@ class AsyncDatasets(AsyncAnalytics):
         """
         request = cluster_pb2.ApplyRetentionRequest(dataset=dataset_name(dataset))
         reply = await self._caller.unary(
-            ClusterStub,
+            CLUSTER,
             "ApplyRetention",
             request,
             timeout_s=self._caller.options.answer_s,
@@ -264,7 +264,7 @@ class AsyncDatasets(AsyncAnalytics):
     async def _create(self, schema: StoredSchema) -> str:
         """Creates a dataset, table or channel; as JSON what was created."""
         request = cluster_pb2.CreateDatasetRequest(schema_json=schema.to_json())
-        reply = await self._caller.unary(ClusterStub, "CreateDataset", request)
+        reply = await self._caller.unary(CLUSTER, "CreateDataset", request)
         created: str = reply.schema_json
         return created
 
@@ -272,7 +272,7 @@ class AsyncDatasets(AsyncAnalytics):
         """All datasets, tables and channels, or the one of a name."""
         request = cluster_pb2.ListDatasetsRequest(name=name)
         reply: cluster_pb2.ListDatasetsReply = await self._caller.unary(
-            ClusterStub, "ListDatasets", request
+            CLUSTER, "ListDatasets", request
         )
         return reply
 
@@ -323,7 +323,5 @@ class AsyncDatasets(AsyncAnalytics):
             >>> caller.name
             ''
         """
-        reply = await self._caller.unary(
-            ClusterStub, "Status", cluster_pb2.StatusRequest(caller=True)
-        )
+        reply = await self._caller.unary(CLUSTER, "Status", cluster_pb2.StatusRequest(caller=True))
         return decode.caller_identity(reply.caller)

@@ -24,8 +24,8 @@ from galileo.model.schema import StoredSchema
 from galileo.model.times import MICROS, Duration
 from galileo.wire import reader_rows
 from galileo.wire.codec import cursor_from_pb
+from galileo.wire.services import CLUSTER
 from galileo.wire.v1 import cluster_pb2
-from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
 
 class AsyncReaders(AsyncBrokers):
@@ -46,7 +46,7 @@ class AsyncReaders(AsyncBrokers):
         """
         known = await self._read_schema(dataset)
         stored = await self._stored_readers(known)
-        reply = await self._caller.unary(ClusterStub, "Status", cluster_pb2.StatusRequest())
+        reply = await self._caller.unary(CLUSTER, "Status", cluster_pb2.StatusRequest())
         facts = (one for node in reply.nodes for one in node.datasets if one.dataset == known.key)
         published = Cursor.joined(cursor_from_pb(one.sequences) for one in facts)
         return [_reader(known, reader, published) for reader in stored]

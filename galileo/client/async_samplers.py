@@ -13,8 +13,8 @@ from galileo.client.results import RevokedSampler, UploadedSampler
 from galileo.errors import InputError
 from galileo.sampler_package import SamplerArchive
 from galileo.samplers import SamplerSpec, sampler
+from galileo.wire.services import SAMPLERS
 from galileo.wire.v1 import samplers_pb2
-from galileo.wire.v1.samplers_pb2_grpc import SamplersStub
 
 SamplerLike: TypeAlias = SamplerSpec | SamplerArchive
 """A sampler, or an archive of one: without options and with a random seed."""
@@ -49,7 +49,7 @@ class AsyncSamplers(AsyncDatasets):
         instance_of(SamplerArchive, archive, "an archive as galileo.sampler_archive(path) makes it")
         request = samplers_pb2.UploadSamplerRequest(archive=archive.data, sent_by=_sender())
         reply = await self._caller.unary(
-            SamplersStub,
+            SAMPLERS,
             "Upload",
             request,
             timeout_s=self._caller.options.answer_s,
@@ -66,7 +66,7 @@ class AsyncSamplers(AsyncDatasets):
             >>> "thin" in {sent.name for sent in await client.sent_samplers()}
             True
         """
-        reply = await self._caller.unary(SamplersStub, "List", samplers_pb2.ListSamplersRequest())
+        reply = await self._caller.unary(SAMPLERS, "List", samplers_pb2.ListSamplersRequest())
         return [decode.sent_sampler(value) for value in reply.samplers]
 
     async def revoke_sampler(self, digest: str) -> RevokedSampler:
@@ -88,8 +88,8 @@ class AsyncSamplers(AsyncDatasets):
             ()
         """
         request = samplers_pb2.RevokeSamplerRequest(digest=await self._find_digest(digest))
-        stub, timeout_s = SamplersStub, self._caller.options.answer_s
-        reply = await self._caller.unary(stub, "Revoke", request, timeout_s=timeout_s)
+        timeout_s = self._caller.options.answer_s
+        reply = await self._caller.unary(SAMPLERS, "Revoke", request, timeout_s=timeout_s)
         self._sent_digests.discard(request.digest)
         return RevokedSampler(decode.sent_sampler(reply.sampler), tuple(reply.away))
 

@@ -41,8 +41,8 @@ from galileo.model.table import (
 from galileo.query import joins
 from galileo.wire.caller import Connection
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
+from galileo.wire.services import STORAGE
 from galileo.wire.v1 import storage_pb2
-from galileo.wire.v1.storage_pb2_grpc import StorageStub
 
 Result = TypeVar("Result")
 Keys: TypeAlias = Any
@@ -259,7 +259,7 @@ class AsyncTables(AsyncObservations):
 
         async def attempt(node: Connection) -> TableRows:
             rows, reached = [columns.empty_table()], EMPTY_CURSOR
-            async for part in node.stream(StorageStub, "ReadTable", request):
+            async for part in node.stream(STORAGE, "ReadTable", request):
                 reached = reached.join(cursor_from_pb(part.reached))
                 if part.rows:
                     rows.append(from_ipc(part.rows, columns))

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from galileo.dht.topology import Topology, is_address, with_port
 from galileo.errors import InputError
 from galileo.wire.caller import DEFAULTS, BackoffClock, Caller, CallOptions, Connection
+from galileo.wire.services import CLUSTER
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import cluster_pb2
-from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
 
 def cluster_caller(
@@ -60,7 +60,7 @@ async def _members(node: Connection) -> list[str]:
 async def topology_of(node: Connection) -> Topology:
     """The topology that a node knows."""
     reply = await node.unary(
-        ClusterStub,
+        CLUSTER,
         "Topology",
         cluster_pb2.TopologyRequest(),
         timeout_s=node.options.topology_s,

@@ -21,8 +21,8 @@ from galileo.client.results import Update
 from galileo.errors import DeadlineExceeded, InputError, NotOwner, TransientError
 from galileo.packing import FORMAT_VERSION
 from galileo.wire.caller import AvoidedAddresses, Caller, CallOptions, Connection, Stream
+from galileo.wire.services import CONTINUOUS
 from galileo.wire.v1 import continuous_pb2
-from galileo.wire.v1.continuous_pb2_grpc import ContinuousStub
 
 COORDINATORS_MAX = 4_096
 
@@ -100,7 +100,7 @@ class Fetcher:
             nonlocal token
             first = ask(token, wait_s=0.0)
             stream, update = await self._caller.open(
-                lambda node: node.stream(ContinuousStub, "Watch"),
+                lambda node: node.stream(CONTINUOUS, "Watch"),
                 lambda stream: _next_update(stream, first, options),
             )
             with stream:
@@ -130,8 +130,7 @@ class Fetcher:
             DeadlineExceeded: it does not begin in time.
         """
         timeout_s = node.options.answer_s + request.wait_s
-        stub = ContinuousStub
-        with node.stream(stub, "Fetch", request, timeout_s=timeout_s) as stream:
+        with node.stream(CONTINUOUS, "Fetch", request, timeout_s=timeout_s) as stream:
             parts = await decode.update_parts(
                 stream, begins_within_s=begins_within_s, part_s=node.options.fetch_part_s
             )

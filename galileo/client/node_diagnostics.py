@@ -16,9 +16,9 @@ from galileo.dht.rack_spread import RackSpread, rack_spread
 from galileo.dht.topology import NodeInfo, Topology
 from galileo.errors import GalileoError, NotPermitted
 from galileo.wire.caller import Caller, CallOptions, Connection
+from galileo.wire.services import CLUSTER
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import cluster_pb2
-from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,8 @@ def _relative_load(topology: Topology, node: str) -> float:
 
 async def _status(node: Connection, *, is_whole: bool) -> cluster_pb2.NodeStatus:
     request = cluster_pb2.StatusRequest(local=True, condition=is_whole)
-    stub, timeout_s = ClusterStub, node.options.condition_s
-    reply = await node.unary(stub, "Status", request, timeout_s=timeout_s)
+    timeout_s = node.options.condition_s
+    reply = await node.unary(CLUSTER, "Status", request, timeout_s=timeout_s)
     condition: cluster_pb2.NodeStatus = reply.nodes[0]
     return condition
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from galileo.errors import InputError, Unavailable
 from galileo.wire.caller import Caller, Stream
+from galileo.wire.services import CLUSTER
 from galileo.wire.v1 import cluster_pb2
-from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def remove_node(
         """The progress of the removal; a repeated request shows that of the same removal."""
         try:
             stream, part = await caller.open(
-                lambda one: one.stream(ClusterStub, "RemoveNode", request), Stream.read
+                lambda one: one.stream(CLUSTER, "RemoveNode", request), Stream.read
             )
         except InputError as error:
             if shown is None or error.details.get("node") != node:
@@ -72,6 +72,6 @@ async def keep_node(caller: Caller, node: str) -> None:
     """See `AsyncClient.keep_node`."""
     request = cluster_pb2.RemoveNodeRequest(node=node, undo=True)
     stream, _ = await caller.open(
-        lambda one: one.stream(ClusterStub, "RemoveNode", request), Stream.read
+        lambda one: one.stream(CLUSTER, "RemoveNode", request), Stream.read
     )
     stream.cancel()

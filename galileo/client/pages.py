@@ -22,8 +22,8 @@ from galileo.optional_imports import to_pandas
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire import page_token
 from galileo.wire.caller import Caller, Connection
+from galileo.wire.services import STORAGE
 from galileo.wire.v1 import storage_pb2
-from galileo.wire.v1.storage_pb2_grpc import StorageStub
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,8 +115,8 @@ async def page(
         request.start.CopyFrom(page_token.decode(after, dataset=schema.key, query=query))
 
     async def attempt(node: Connection) -> Page:
-        stub, timeout_s, tables = StorageStub, node.options.answer_s, list[pa.Table]()
-        with node.stream(stub, "Page", request, timeout_s=timeout_s) as stream:
+        timeout_s, tables = node.options.answer_s, list[pa.Table]()
+        with node.stream(STORAGE, "Page", request, timeout_s=timeout_s) as stream:
             while not (part := await stream.next()).last:
                 tables.append(read_stream(part.rows))
         following = None

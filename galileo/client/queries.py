@@ -36,9 +36,9 @@ from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.caller import Caller, Connection, Stream
 from galileo.wire.codec import cursor_from_pb, table_chunks, table_of
+from galileo.wire.services import QUERY, STORAGE
 from galileo.wire.v1 import query_pb2, storage_pb2
-from galileo.wire.v1.query_pb2_grpc import QueryStub
-from galileo.wire.v1.storage_pb2_grpc import StorageStub
+from galileo.wire.zero_copy import Bulk
 
 PARTS_PER_READ = 100_000
 ENDPOINTS_AT_ONCE = 8
@@ -91,8 +91,8 @@ async def collect(
 def _run_query(
     node: Connection, request: query_pb2.QueryRequest, *, timeout_s: float | None = None
 ) -> Stream:
-    stub, part_s = QueryStub, node.options.part_s
-    return node.stream(stub, "Run", request, timeout_s=timeout_s, part_s=part_s)
+    part_s = node.options.part_s
+    return node.stream(QUERY, "Run", request, timeout_s=timeout_s, part_s=part_s)
 
 
 def _endpoint_request(
@@ -409,7 +409,7 @@ def rows_of_parts(
         nonlocal rows_read
         skip, part_s = rows_read, caller.options.part_s
         stream, part = await caller.open(
-            lambda node: node.stream(StorageStub, "Read", request, part_s=part_s),
+            lambda node: node.stream(STORAGE, "Read", request, part_s=part_s),
             Stream.read,
         )
         with stream:
@@ -441,10 +441,10 @@ async def select(
     report = of_total(progress)
 
     async def attempt(node: Connection) -> pa.Table:
-        chunks, missing, rows = list[bytes](), list[int](), 0
+        chunks, missing, rows = list[pa.Buffer](), list[int](), 0
         async for part in _select_parts(node, request):
-            missing.extend(part.missing)
-            if part.observations:
+            missing.extend(part.head.missing)
+            if part.observations.size:
                 chunks.append(part.observations)
                 if report is not None:
                     rows += read_stream(part.observations).num_rows
@@ -463,15 +463,15 @@ async def select_batches(
     request = _select_request(schema, query, options, require_complete=True)
     arrow_schema, rows = options.arrow_schema(schema), 0
     stream, part = await caller.open(
-        lambda node: node.stream(StorageStub, "Select", request, part_s=node.options.part_s),
+        lambda node: node.stream(STORAGE, "Select", request, part_s=node.options.part_s),
         Stream.next,
     )
     with stream:
         try:
             while True:
-                observations, is_last = part.observations, part.last
+                observations, is_last = part.observations, part.head.last
                 del part  # It has the observations once more, and the caller may wait for long.
-                if observations:
+                if observations.size:
                     table = from_ipc(observations, arrow_schema)
                     rows += table.num_rows
                     yield table
@@ -506,21 +506,21 @@ async def count(caller: Caller, dataset: str, query: str) -> int:
     request = storage_pb2.SelectRequest(dataset=dataset, query=query, count_only=True)
 
     async def attempt(node: Connection) -> int:
-        return sum([part.rows async for part in _select_parts(node, request)])
+        return sum([part.head.rows async for part in _select_parts(node, request)])
 
     return await caller.call(attempt)
 
 
 async def _select_parts(
     node: Connection, request: storage_pb2.SelectRequest
-) -> AsyncIterator[storage_pb2.SelectPart]:
+) -> AsyncIterator[Bulk[storage_pb2.SelectPart]]:
     """The parts of an answer up to the last one; does not wait for the end of the stream."""
-    stub, timeout_s = StorageStub, node.options.answer_s
-    with node.stream(stub, "Select", request, timeout_s=timeout_s) as stream:
+    timeout_s = node.options.answer_s
+    with node.stream(STORAGE, "Select", request, timeout_s=timeout_s) as stream:
         while True:
             part = await stream.next()
             yield part
-            if part.last:
+            if part.head.last:
                 return
 
 

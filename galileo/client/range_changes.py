@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from galileo.client.arguments import instance_of
 from galileo.errors import InputError, Unavailable
 from galileo.wire.caller import Caller, Stream
+from galileo.wire.services import CLUSTER
 from galileo.wire.v1 import cluster_pb2
-from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def set_ranges(
 
     async def rest() -> AsyncGenerator[RangesProgress, None]:
         stream, part = await caller.open(
-            lambda one: one.stream(ClusterStub, "SetRanges", request), Stream.read
+            lambda one: one.stream(CLUSTER, "SetRanges", request), Stream.read
         )
         with stream:
             while part is not None:
@@ -56,7 +56,7 @@ async def keep_ranges(caller: Caller) -> None:
     """See `AsyncClient.keep_ranges`."""
     request = cluster_pb2.SetRangesRequest(undo=True)
     stream, _ = await caller.open(
-        lambda one: one.stream(ClusterStub, "SetRanges", request), Stream.read
+        lambda one: one.stream(CLUSTER, "SetRanges", request), Stream.read
     )
     stream.cancel()
 

@@ -35,8 +35,9 @@ from galileo.errors import RangesChanged, TransientError
 from galileo.hashing import rows_digest
 from galileo.model.schema import StoredSchema
 from galileo.wire.caller import Backoff, Caller, Connection
+from galileo.wire.services import STORAGE
 from galileo.wire.v1 import storage_pb2
-from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
+from galileo.wire.zero_copy import Bulk, stream_of
 
 Reply = TypeVar("Reply")
 
@@ -188,7 +189,7 @@ class Router:
         patience_s: float,
     ) -> storage_pb2.IngestReply:
         async def attempt(node: Connection) -> storage_pb2.IngestReply:
-            reply: storage_pb2.IngestReply = await node.unary(BulkStub, "Ingest", request)
+            reply: storage_pb2.IngestReply = await node.unary(STORAGE, "Ingest", request)
             return reply
 
         direct = self._caller.call_owner(owner, attempt, patience_s=patience_s)

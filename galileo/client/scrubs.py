@@ -12,8 +12,8 @@ from galileo.dht.topology import NodeInfo
 from galileo.dht.topology_changes import known_node
 from galileo.errors import GalileoError, NotPermitted
 from galileo.wire.caller import Caller, Connection
+from galileo.wire.services import CLUSTER
 from galileo.wire.v1 import cluster_pb2
-from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
 POLL_S = 0.5
 
@@ -76,6 +76,6 @@ async def _ask(
 async def _scrub(node: Connection, *, begin: bool) -> cluster_pb2.ScrubReply:
     request = cluster_pb2.ScrubRequest(begin=begin)
     reply: cluster_pb2.ScrubReply = await node.unary(
-        ClusterStub, "Scrub", request, timeout_s=node.options.condition_s
+        CLUSTER, "Scrub", request, timeout_s=node.options.condition_s
     )
     return reply

@@ -40,7 +40,7 @@ from galileo.wire.codec import (
     versions_to_pb,
 )
 from galileo.wire.status import error_to_pb
-from galileo.wire.v1 import analytics_pb2, analytics_pb2_grpc
+from galileo.wire.v1 import analytics_pb2
 from galileo.wire.value_json import values_from_json
 
 CHILDREN = 10_000
@@ -58,7 +58,7 @@ _Asking: TypeAlias = (
 _Parts = AsyncGenerator[analytics_pb2.AnalyticsPart, None]
 
 
-class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
+class AnalyticsServicer:
     def __init__(
         self,
         node: StorageNode,

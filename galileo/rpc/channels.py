@@ -12,12 +12,12 @@ from galileo.node.storage_node import StorageNode
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.peers import GrpcPeers
 from galileo.wire.codec import CHUNK_BYTES_MAX, cursor_from_pb, cursor_to_pb
-from galileo.wire.v1 import channels_pb2, channels_pb2_grpc
+from galileo.wire.v1 import channels_pb2
 
 WAIT_MAX_S = 60.0
 
 
-class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
+class ChannelsServicer:
     def __init__(self, node: StorageNode, peers: GrpcPeers) -> None:
         self._node = node
         self._peers = peers

@@ -23,7 +23,7 @@ from galileo.rpc.identity import Identify, anonymous
 from galileo.rpc.peers import GrpcPeers
 from galileo.wire.codec import removed_to_pb, report_to_pb
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
+from galileo.wire.v1 import cluster_pb2
 
 SHOWN_TO_ALL = frozenset(
     {
@@ -87,7 +87,7 @@ class RangeChanges(Protocol):
     async def undo(self) -> None: ...
 
 
-class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
+class ClusterServicer:
     def __init__(
         self,
         node: StorageNode,

@@ -29,7 +29,7 @@ from galileo.wire.codec import (
     windows_to_pb,
 )
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
+from galileo.wire.v1 import continuous_pb2
 
 WAIT_MAX_S = 60.0
 PART_BYTES = 1 << 20
@@ -159,7 +159,7 @@ class CcqApi(Protocol):
         ...
 
 
-class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
+class ContinuousServicer:
     def __init__(
         self,
         face: CcqApi,

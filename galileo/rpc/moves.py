@@ -20,11 +20,11 @@ from galileo.node.storage_node import StorageNode
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.peers import GrpcPeers
 from galileo.storage.frame import checksum
-from galileo.wire.internal.v1 import migration_pb2, migration_pb2_grpc
+from galileo.wire.internal.v1 import migration_pb2
 from galileo.wire.v1 import partitions_pb2
 
 
-class MovesServicer(migration_pb2_grpc.MigrationServicer):
+class MovesServicer:
     def __init__(self, node: StorageNode, taking: PartitionTarget, *, peers: GrpcPeers) -> None:
         self._node = node
         self._taking = taking

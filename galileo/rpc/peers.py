@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from google.protobuf.descriptor import ServiceDescriptor
 
 from galileo.cursor import EMPTY_CURSOR
 from galileo.dht import definitions
@@ -45,18 +46,25 @@ from galileo.packing.arrow_streams import read_stream
 from galileo.rpc.continuous import CcqInfo, facts_from_pb
 from galileo.rpc.samplers import sampler_from_pb, sampler_to_pb
 from galileo.samplers import observed_schema
-from galileo.wire.caller import Caller, Connection, Stream, Stub
+from galileo.wire.caller import Caller, Connection, Stream
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, removed_from_pb, report_from_pb
 from galileo.wire.follow_parts import FollowParts
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.internal.v1.migration_pb2_grpc import MigrationStub
-from galileo.wire.internal.v1.peers_pb2_grpc import (
-    PeerClusterStub,
-    PeerContinuousStub,
-    PeerSamplersStub,
-    PeerStorageStub,
+from galileo.wire.services import (
+    ANALYTICS,
+    CHANNELS,
+    CLUSTER,
+    CONTINUOUS,
+    MIGRATION,
+    PARTITIONS,
+    PEER_CLUSTER,
+    PEER_CONTINUOUS,
+    PEER_SAMPLERS,
+    PEER_STORAGE,
+    REPLICATION,
+    SAMPLERS,
+    STORAGE,
 )
-from galileo.wire.internal.v1.replication_pb2_grpc import ReplicationStub
 from galileo.wire.status import error_from_pb
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import (
@@ -68,14 +76,7 @@ from galileo.wire.v1 import (
     samplers_pb2,
     storage_pb2,
 )
-from galileo.wire.v1.analytics_pb2_grpc import AnalyticsStub
-from galileo.wire.v1.channels_pb2_grpc import ChannelsStub
-from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
-from galileo.wire.v1.continuous_pb2_grpc import ContinuousStub
-from galileo.wire.v1.partitions_pb2_grpc import PartitionsStub
-from galileo.wire.v1.samplers_pb2_grpc import SamplersStub
-from galileo.wire.v1.storage_pb2_grpc import StorageStub
-from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
+from galileo.wire.zero_copy import Bulk, stream_of
 
 SCAN_GROUP_WAIT_S = 0.2
 """The longest that small scans wait for those before them at the same node, which may be slow."""
@@ -160,7 +161,7 @@ class GrpcPeers:
             digest=task.digest,
         )
         request = Bulk(head, stream_of(task.observations))
-        reply = await self._call(node, BulkStub, "Commit", request, self.options.commit_s)
+        reply = await self._call(node, PEER_STORAGE, "Commit", request, self.options.commit_s)
         reached = cursor_from_pb(reply.reached)
         return CommitAnswer(reply.rows, reply.paths, reply.duplicate_rows, reached)
 
@@ -174,9 +175,7 @@ class GrpcPeers:
             epochs=epochs,
             partitions=partitions,
         )
-        reply = await self._call(
-            node, PeerStorageStub, "FindBatches", request, self.options.commit_s
-        )
+        reply = await self._call(node, PEER_STORAGE, "FindBatches", request, self.options.commit_s)
         pairs = zip(reply.sequences, reply.last_batches, strict=True)
         return [FoundBatch(sequence, last) for sequence, last in pairs]
 
@@ -196,12 +195,12 @@ class GrpcPeers:
     ) -> list[list[ScanAnswer] | Exception | None]:
         request = storage_pb2.ScanRequest(items=[scan_task_to_pb(task) for task in tasks])
         timeout_s = self.options.scan_s
-        reply = await self._call(node, PeerStorageStub, "ScanSmall", request, timeout_s)
+        reply = await self._call(node, PEER_STORAGE, "ScanSmall", request, timeout_s)
         return [_small_answer(scan, task) for scan, task in zip(reply.scans, tasks, strict=True)]
 
     async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         request = storage_pb2.ScanRequest(items=[scan_task_to_pb(task) for task in tasks])
-        async with aclosing(self._stream(node, StorageStub, "Scan", request)) as replies:
+        async with aclosing(self._stream(node, STORAGE, "Scan", request)) as replies:
             async for reply in replies:
                 for part in reply.parts:
                     yield _scan_answer(part)
@@ -222,7 +221,7 @@ class GrpcPeers:
         )
         whole = observed_schema(schema)
         columns = whole if task.is_numbered else task.options.arrow_schema(schema)
-        async with aclosing(self._stream(node, StorageStub, "Read", request)) as parts:
+        async with aclosing(self._stream(node, STORAGE, "Read", request)) as parts:
             async for part in parts:
                 yield from_ipc(part.observations, columns)
 
@@ -230,7 +229,7 @@ class GrpcPeers:
         self, node: str, task: TableTask, table: Table
     ) -> AsyncGenerator[TablePart, None]:
         request, columns = table_task_to_pb(task), table.observation_schema
-        async with aclosing(self._stream(node, StorageStub, "ReadTable", request)) as parts:
+        async with aclosing(self._stream(node, STORAGE, "ReadTable", request)) as parts:
             async for part in parts:
                 rows = from_ipc(part.rows, columns) if part.rows else columns.empty_table()
                 yield TablePart(rows, cursor_from_pb(part.reached))
@@ -246,7 +245,7 @@ class GrpcPeers:
             local=True,
         )
         pieces = FollowParts()
-        async with aclosing(self._stream(node, ChannelsStub, "Follow", request)) as messages:
+        async with aclosing(self._stream(node, CHANNELS, "Follow", request)) as messages:
             async for message in messages:
                 if (part := pieces.take(message)) is not None:
                     yield _executions_part(part)
@@ -255,14 +254,14 @@ class GrpcPeers:
         """How far a node's own partitions of a channel are."""
         request = channels_pb2.DescribeChannelRequest(dataset=channel, local=True)
         reply: channels_pb2.DescribeChannelReply = await self._call(
-            node, ChannelsStub, "DescribeChannel", request
+            node, CHANNELS, "DescribeChannel", request
         )
         return reply
 
     async def register_queries(self, node: str, dataset: str, texts: Sequence[str]) -> None:
         """Registers continuous queries at a node."""
         request = peers_pb2.RegisterQueriesRequest(dataset=dataset, queries_json=texts)
-        await self._call(node, PeerStorageStub, "RegisterQueries", request, self.options.scan_s)
+        await self._call(node, PEER_STORAGE, "RegisterQueries", request, self.options.scan_s)
 
     async def create_dataset(
         self, node: str, schema: StoredSchema, *, replicate: bool
@@ -270,24 +269,24 @@ class GrpcPeers:
         request = cluster_pb2.CreateDatasetRequest(
             schema_json=schema.to_json(), replicate=replicate
         )
-        reply = await self._call(node, ClusterStub, "CreateDataset", request)
+        reply = await self._call(node, CLUSTER, "CreateDataset", request)
         return stored_schema_from_json(reply.schema_json)
 
     async def add_features(self, node: str, dataset: str, features: Sequence[Feature]) -> Schema:
         request = cluster_pb2.AddFeaturesRequest(
             dataset=dataset, features_json=features_to_json(features)
         )
-        reply = await self._call(node, ClusterStub, "AddFeatures", request)
+        reply = await self._call(node, CLUSTER, "AddFeatures", request)
         return Schema.from_json(reply.schema_json)
 
     async def drop_dataset(self, node: str, dataset: str) -> dict[str, Removed | GalileoError]:
         request = cluster_pb2.DropDatasetRequest(dataset=dataset)
-        reply = await self._call(node, ClusterStub, "DropDataset", request, self.options.scan_s)
+        reply = await self._call(node, CLUSTER, "DropDataset", request, self.options.scan_s)
         return removed_from_pb(reply)
 
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed:
         request = cluster_pb2.DropDatasetRequest(dataset=name, generations=generations)
-        reply = await self._call(node, ClusterStub, "DropDataset", request)
+        reply = await self._call(node, CLUSTER, "DropDataset", request)
         removed = removed_from_pb(reply)[node]
         if isinstance(removed, GalileoError):
             raise removed
@@ -295,13 +294,13 @@ class GrpcPeers:
 
     async def datasets(self, node: str) -> list[StoredSchema]:
         request = cluster_pb2.ListDatasetsRequest()
-        reply = await self._call(node, ClusterStub, "ListDatasets", request)
+        reply = await self._call(node, CLUSTER, "ListDatasets", request)
         texts = [*reply.schemas_json, *reply.tables_json, *reply.channels_json]
         return [stored_schema_from_json(text) for text in texts]
 
     async def definitions(self, node: str, slot: int) -> Definitions:
         request = peers_pb2.ReadDefinitionsRequest(slot=slot)
-        reply = await self._call(node, PeerClusterStub, "ReadDefinitions", request)
+        reply = await self._call(node, PEER_CLUSTER, "ReadDefinitions", request)
         return definitions.decode(reply.definitions_json)
 
     async def set_retention(
@@ -310,7 +309,7 @@ class GrpcPeers:
         request = cluster_pb2.SetRetentionRequest(
             dataset=dataset, retention_json=retention.to_json() if retention else ""
         )
-        reply = await self._call(node, ClusterStub, "SetRetention", request)
+        reply = await self._call(node, CLUSTER, "SetRetention", request)
         return VersionedRetention.from_json(reply.numbered_json)
 
     async def apply_retention(
@@ -319,37 +318,35 @@ class GrpcPeers:
         request = cluster_pb2.ApplyRetentionRequest(
             dataset=dataset, local=True, numbered_json=retention.to_json()
         )
-        reply = await self._call(
-            node, ClusterStub, "ApplyRetention", request, self.options.retention_s
-        )
+        reply = await self._call(node, CLUSTER, "ApplyRetention", request, self.options.retention_s)
         return report_from_pb(reply.reports[0])
 
     async def get_sampler(self, node: str, digest: str) -> tuple[UploadedSampler, bytes]:
         request = peers_pb2.GetSamplerRequest(digest=digest, local=True)
-        reply = await self._call(node, PeerSamplersStub, "Get", request, self.options.sampler_s)
+        reply = await self._call(node, PEER_SAMPLERS, "Get", request, self.options.sampler_s)
         return sampler_from_pb(reply.sampler), reply.archive
 
     async def keep_sampler(self, node: str, sampler: UploadedSampler, data: bytes) -> None:
         request = samplers_pb2.UploadSamplerRequest(archive=data, kept=sampler_to_pb(sampler))
-        await self._call(node, SamplersStub, "Upload", request, self.options.sampler_s)
+        await self._call(node, SAMPLERS, "Upload", request, self.options.sampler_s)
 
     async def revoke_sampler(self, node: str, digest: str) -> None:
         request = samplers_pb2.RevokeSamplerRequest(digest=digest, local=True)
-        await self._call(node, SamplersStub, "Revoke", request, self.options.sampler_s)
+        await self._call(node, SAMPLERS, "Revoke", request, self.options.sampler_s)
 
     async def status(self, node: str) -> cluster_pb2.StatusReply:
         request = cluster_pb2.StatusRequest(local=True)
-        reply: cluster_pb2.StatusReply = await self._call(node, ClusterStub, "Status", request)
+        reply: cluster_pb2.StatusReply = await self._call(node, CLUSTER, "Status", request)
         return reply
 
     async def drain(self, node: str, request: cluster_pb2.DrainRequest) -> cluster_pb2.DrainReply:
-        reply: cluster_pb2.DrainReply = await self._call(node, ClusterStub, "Drain", request)
+        reply: cluster_pb2.DrainReply = await self._call(node, CLUSTER, "Drain", request)
         return reply
 
     async def remove_node(self, node: str, leaving: str) -> None:
         """Has a node remove another from the topology, which has no partitions any more."""
         request = cluster_pb2.RemoveNodeRequest(node=leaving, is_drained=True)
-        async with aclosing(self._stream(node, ClusterStub, "RemoveNode", request)) as parts:
+        async with aclosing(self._stream(node, CLUSTER, "RemoveNode", request)) as parts:
             async for _ in parts:
                 pass
 
@@ -357,30 +354,30 @@ class GrpcPeers:
         self, node: str, request: cluster_pb2.RemoveNodeRequest
     ) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]:
         """Has a node leave the cluster."""
-        return self._stream(node, ClusterStub, "RemoveNode", request, self.options.move_part_s)
+        return self._stream(node, CLUSTER, "RemoveNode", request, self.options.move_part_s)
 
     def move(
         self, node: str, request: partitions_pb2.MoveRequest
     ) -> AsyncGenerator[partitions_pb2.MoveProgress, None]:
         """Moves a partition to a node."""
         part_s = self.options.move_part_s
-        return self._stream(node, PartitionsStub, "Move", request, part_s)
+        return self._stream(node, PARTITIONS, "Move", request, part_s)
 
     async def moving(self, node: str, method: str, request: Any) -> Any:
         """Calls a node about one of its partitions."""
-        return await self._call(node, MigrationStub, method, request, self.options.move_s)
+        return await self._call(node, MIGRATION, method, request, self.options.move_s)
 
     async def replicating(self, node: str, method: str, request: Any) -> Any:
         """Sends messages of replicas, also to dead nodes."""
         is_large = method == "ReplicateFrames"
         timeout_s = self.options.frames_s if is_large else self.options.gossip_s
         connection = self._connection(node)
-        return await connection.unary(ReplicationStub, method, request, timeout_s=timeout_s)
+        return await connection.unary(REPLICATION, method, request, timeout_s=timeout_s)
 
     async def exchange(self, node: str, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
         """Sends gossip, also to dead nodes, so that a restarted one is detected."""
         reply: peers_pb2.GossipReply = await self._connection(node).unary(
-            PeerClusterStub, "Gossip", request, timeout_s=self.options.gossip_s
+            PEER_CLUSTER, "Gossip", request, timeout_s=self.options.gossip_s
         )
         return reply
 
@@ -388,23 +385,23 @@ class GrpcPeers:
         self, node: str, request: continuous_pb2.FetchRequest
     ) -> AsyncIterator[continuous_pb2.FetchPart]:
         part_s = self.options.scan_s + request.wait_s
-        return self._stream(node, ContinuousStub, "Fetch", request, part_s)
+        return self._stream(node, CONTINUOUS, "Fetch", request, part_s)
 
     async def cancel(self, node: str, ccq_id: str) -> None:
         """Cancels a CCQ at its coordinator."""
         request = continuous_pb2.CancelRequest(ccq_id=ccq_id, forwarded=True)
-        await self._call(node, ContinuousStub, "Cancel", request)
+        await self._call(node, CONTINUOUS, "Cancel", request)
 
     async def ccqs(self, node: str, *, dataset: str) -> list[CcqInfo]:
         """The CCQs with a record at a node, ended ones included; dataset empty: of all."""
         request = continuous_pb2.ListRequest(forwarded=True, dataset=dataset)
-        reply = await self._call(node, ContinuousStub, "List", request)
+        reply = await self._call(node, CONTINUOUS, "List", request)
         return [facts_from_pb(ccq) for ccq in reply.ccqs]
 
     async def ccq_counts(self, node: str) -> dict[str, int]:
         """The number of CCQs that a node coordinates, by owner."""
         request = continuous_pb2.ListRequest(counts_only=True)
-        reply = await self._call(node, ContinuousStub, "List", request)
+        reply = await self._call(node, CONTINUOUS, "List", request)
         return dict(reply.owned)
 
     def held(
@@ -412,29 +409,39 @@ class GrpcPeers:
     ) -> AsyncIterator[peers_pb2.HandedOffCachePart]:
         """Reads a handed-off cache of a node."""
         part_s = self.options.call_s
-        return self._stream(node, PeerContinuousStub, "ReadHandedOffCache", request, part_s)
+        return self._stream(node, PEER_CONTINUOUS, "ReadHandedOffCache", request, part_s)
 
     async def explore(self, node: str, method: str, request: Any) -> Any:
         """Calls a unary method of the analytics service."""
-        return await self._call(node, AnalyticsStub, method, request, self.options.scan_s)
+        return await self._call(node, ANALYTICS, method, request, self.options.scan_s)
 
     def explore_parts(
         self, node: str, method: str, request: Any
     ) -> AsyncGenerator[analytics_pb2.AnalyticsPart, None]:
         """Calls a streaming method of the analytics service."""
-        return self._stream(node, AnalyticsStub, method, request)
+        return self._stream(node, ANALYTICS, method, request)
 
     async def _call(
-        self, node: str, stub: Stub, method: str, request: Any, timeout_s: float | None = None
+        self,
+        node: str,
+        service: ServiceDescriptor,
+        method: str,
+        request: Any,
+        timeout_s: float | None = None,
     ) -> Any:
         timeout_s = timeout_s or self.options.call_s
-        return await self._live(node).unary(stub, method, request, timeout_s=timeout_s)
+        return await self._live(node).unary(service, method, request, timeout_s=timeout_s)
 
     async def _stream(
-        self, node: str, stub: Stub, method: str, request: Any, part_s: float | None = None
+        self,
+        node: str,
+        service: ServiceDescriptor,
+        method: str,
+        request: Any,
+        part_s: float | None = None,
     ) -> AsyncGenerator[Any, None]:
         part_s = part_s or self.options.scan_s
-        with self._live(node).stream(stub, method, request, part_s=part_s) as stream:
+        with self._live(node).stream(service, method, request, part_s=part_s) as stream:
             while (part := await self._next_part(node, stream)) is not None:
                 yield part
 

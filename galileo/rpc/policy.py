@@ -14,41 +14,17 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from galileo.wire.internal.v1 import migration_pb2, peers_pb2, replication_pb2
-from galileo.wire.v1 import (
-    analytics_pb2,
-    channels_pb2,
-    cluster_pb2,
-    continuous_pb2,
-    partitions_pb2,
-    query_pb2,
-    samplers_pb2,
-    storage_pb2,
-)
+from galileo.wire.services import NODE_SERVICES
 from galileo.wire.v1.policy_pb2 import Policy, nodes_only, policy
 from galileo.wire.zero_copy import Bulk
 
-FILES = (
-    *(storage_pb2, query_pb2, analytics_pb2, continuous_pb2, cluster_pb2, partitions_pb2),
-    *(channels_pb2, samplers_pb2, peers_pb2, migration_pb2, replication_pb2),
-)
-"""The modules whose services a node serves."""
-
-
-def service_names() -> list[str]:
-    """Full names of the services that a node serves."""
-    return [
-        service.full_name for file in FILES for service in file.DESCRIPTOR.services_by_name.values()
-    ]
-
 
 def _policies() -> Iterator[tuple[str, Policy]]:
-    for file in FILES:
-        for service in file.DESCRIPTOR.services_by_name.values():
-            for method in service.methods:
-                options = method.GetOptions()
-                if options.HasExtension(policy):
-                    yield f"/{service.full_name}/{method.name}", options.Extensions[policy]
+    for service in NODE_SERVICES:
+        for method in service.methods:
+            options = method.GetOptions()
+            if options.HasExtension(policy):
+                yield f"/{service.full_name}/{method.name}", options.Extensions[policy]
 
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(dict(_policies()))

@@ -15,14 +15,14 @@ from galileo.rpc.error_mapping import Context, streaming
 from galileo.rpc.quotas import QuotaResolver
 from galileo.samplers import SamplerSpec
 from galileo.wire.codec import cursor_to_pb, label_messages
-from galileo.wire.v1 import query_pb2, query_pb2_grpc
+from galileo.wire.v1 import query_pb2
 
 RETRY_AFTER_S = 0.5
 HELD_LABELS_MAX = 1_024
 """Labels up to this number, of several nodes, are combined into one message."""
 
 
-class QueryServicer(query_pb2_grpc.QueryServicer):
+class QueryServicer:
     def __init__(self, node: StorageNode, allowances: QuotaResolver | None = None) -> None:
         self._node = node
         self._allowances = allowances or QuotaResolver()

@@ -15,13 +15,12 @@ from galileo.replication.values import Epochs, Member, ReplicaSet
 from galileo.rpc.error_mapping import Context, unary
 from galileo.rpc.peers import GrpcPeers
 from galileo.wire.internal.v1 import replication_pb2 as pb
-from galileo.wire.internal.v1 import replication_pb2_grpc
 
 SMALL_BYTES = 1 << 20
 """A request up to this size needs no memory set aside."""
 
 
-class ReplicationServicer(replication_pb2_grpc.ReplicationServicer):
+class ReplicationServicer:
     def __init__(self, node: StorageNode) -> None:
         self._node = node
 

@@ -10,12 +10,12 @@ from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context, unary
 from galileo.rpc.identity import Identify, anonymous
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.v1 import samplers_pb2, samplers_pb2_grpc
+from galileo.wire.v1 import samplers_pb2
 
 InUse = Callable[[Principal], Awaitable[Mapping[str, Sequence[str]]]]
 
 
-class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
+class SamplersServicer:
     """Uploads, lists, returns and revokes samplers.
 
     Args:

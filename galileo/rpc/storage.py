@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 
-import grpc.aio
 import numpy as np
 import pyarrow as pa
 
@@ -48,11 +47,12 @@ from galileo.wire.codec import (
     row_messages,
     row_streams,
 )
-from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import cursors_from_bytes, replies_of, sequences_from_bytes
+from galileo.wire.services import STORAGE
 from galileo.wire.status import error_to_pb
-from galileo.wire.v1 import storage_pb2, storage_pb2_grpc
-from galileo.wire.zero_copy import STORAGE, Bulk, add_bulk_handlers
+from galileo.wire.v1 import storage_pb2
+from galileo.wire.zero_copy import Bulk
 
 _NOTHING = pa.py_buffer(b"")
 SCAN_ITEMS_MAX = 100_000
@@ -62,14 +62,7 @@ MATCH_ITEMS_MAX = 1_000_000
 PARTITION_MAX = 2**31 - 1
 
 
-def add_storage(servicer: StorageServicer, server: grpc.aio.Server) -> None:
-    """Adds the service to a server; bulk methods get their requests as `Bulk`."""
-    storage_pb2_grpc.add_StorageServicer_to_server(servicer, server)
-    peers_pb2_grpc.add_PeerStorageServicer_to_server(servicer, server)
-    add_bulk_handlers(servicer, server)
-
-
-class StorageServicer(storage_pb2_grpc.StorageServicer):
+class StorageServicer:
     def __init__(self, node: StorageNode, allowances: QuotaResolver | None = None) -> None:
         self._node = node
         self._allowances = allowances or QuotaResolver()
@@ -306,7 +299,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         Raises:
             UnknownDataset: the caller may use tables of channels alone, and it is none.
         """
-        caller, name = CALLER.get(), f"/{STORAGE}/{method}"
+        caller, name = CALLER.get(), f"/{STORAGE.full_name}/{method}"
         if caller is None or has_all_rows(caller, name, table.name):
             return ()
         if await self._node.channel_of(table) is not None:

@@ -18,8 +18,8 @@ from galileo.server.topology_register import (
 )
 from galileo.storage.store import Store
 from galileo.wire.caller import Caller
+from galileo.wire.services import CLUSTER
 from galileo.wire.v1 import cluster_pb2
-from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
 PLACEMENT, REMOVED = "placement", "removed"
 RETRY_S = 1.0
@@ -86,7 +86,7 @@ async def _join(config: Config, store: Store) -> None:
             for address in config.node.join:
                 try:
                     reply = await caller.connection(address).unary(
-                        ClusterStub, "AddNode", request, timeout_s=CALL_S
+                        CLUSTER, "AddNode", request, timeout_s=CALL_S
                     )
                 except TransientError as error:
                     log.warning("waiting to join the cluster of %s: %s", address, error)

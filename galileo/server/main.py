@@ -9,14 +9,15 @@ import math
 import os
 import secrets
 import signal
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2_grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from galileo.ccq import events as ccq
@@ -54,12 +55,11 @@ from galileo.rpc.continuous import ContinuousServicer
 from galileo.rpc.moves import GrpcMigrationPeer, MovesServicer
 from galileo.rpc.ownership import Ownership
 from galileo.rpc.peers import GrpcPeers
-from galileo.rpc.policy import service_names
 from galileo.rpc.query import QueryServicer
 from galileo.rpc.rate_limit import Callers
 from galileo.rpc.replication import GrpcReplicaLink, ReplicationServicer
 from galileo.rpc.samplers import SamplersServicer
-from galileo.rpc.storage import StorageServicer, add_storage
+from galileo.rpc.storage import StorageServicer
 from galileo.sampler_runtime import SandboxLimits
 from galileo.server.cgroup_memory import memory
 from galileo.server.cluster_ccqs import ClusterCcqs
@@ -84,16 +84,27 @@ from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 from galileo.version import VERSION
 from galileo.wire.channel import server_options
-from galileo.wire.internal.v1 import migration_pb2_grpc, peers_pb2_grpc, replication_pb2_grpc
+from galileo.wire.services import (
+    ANALYTICS,
+    CHANNELS,
+    CLUSTER,
+    CONTINUOUS,
+    HEALTH,
+    MIGRATION,
+    NODE_SERVICES,
+    PARTITIONS,
+    PEER_CLUSTER,
+    PEER_CONTINUOUS,
+    PEER_SAMPLERS,
+    PEER_STORAGE,
+    QUERY,
+    REPLICATION,
+    SAMPLERS,
+    STORAGE,
+    add_service,
+)
 from galileo.wire.v1 import (
-    analytics_pb2_grpc,
-    channels_pb2_grpc,
     cluster_pb2,
-    cluster_pb2_grpc,
-    continuous_pb2_grpc,
-    partitions_pb2_grpc,
-    query_pb2_grpc,
-    samplers_pb2_grpc,
 )
 
 USAGE_INTERVAL_S = 1.0
@@ -271,17 +282,32 @@ class NodeProcess:
     async def _open(self) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
         server = grpc.aio.server(options=server_options(), interceptors=self._interceptors())
         healthy = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+        add_service(HEALTH, healthy, server)
+        servicers = self._servicers()
+        for service in NODE_SERVICES:
+            add_service(service, servicers[service], server)
+        names = [service.full_name for service in (*NODE_SERVICES, HEALTH)]
+        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+        keys = self._config.keys
+        try:
+            if keys.is_tls:
+                server.add_secure_port(self._config.listen, self._security.credentials())
+            else:
+                server.add_insecure_port(self._config.listen)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"expected a free port to listen on, got {self._config.listen}: {error}"
+            ) from error
+        await healthy.set("", NOT_SERVING)
+        await server.start()
+        return server, healthy
+
+    def _servicers(self) -> Mapping[ServiceDescriptor, object]:
+        """The objects that answer the calls of each service of `NODE_SERVICES`."""
         allowances, identify = self._security.allowances, self._security.identify
-        add_storage(StorageServicer(self.node, allowances), server)
-        query_pb2_grpc.add_QueryServicer_to_server(QueryServicer(self.node, allowances), server)
-        analytics_pb2_grpc.add_AnalyticsServicer_to_server(
-            AnalyticsServicer(self.node, self._exploration, allowances), server
-        )
+        storage = StorageServicer(self.node, allowances)
         ownership = Ownership(identify, self._queries.find)
         continuous = ContinuousServicer(self._queries, ownership, allowances)
-        continuous_pb2_grpc.add_ContinuousServicer_to_server(continuous, server)
-        peers_pb2_grpc.add_PeerContinuousServicer_to_server(continuous, server)
         cluster = ClusterServicer(
             self.node,
             peers=self._peers,
@@ -297,39 +323,27 @@ class NodeProcess:
             ccqs_of=self._ccqs_of,
             describe=Callers(self._security.metering, owned_by=self._ccqs.owned_by).describe,
         )
-        cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
-        peers_pb2_grpc.add_PeerClusterServicer_to_server(cluster, server)
         target = self.node.taking(GrpcMigrationPeer(self._peers))
         moves = MovesServicer(self.node, target, peers=self._peers)
-        partitions_pb2_grpc.add_PartitionsServicer_to_server(moves, server)
-        migration_pb2_grpc.add_MigrationServicer_to_server(moves, server)
-        replication_pb2_grpc.add_ReplicationServicer_to_server(
-            ReplicationServicer(self.node), server
-        )
-        channels_pb2_grpc.add_ChannelsServicer_to_server(
-            ChannelsServicer(self.node, self._peers), server
-        )
         samplers = SamplersServicer(
             self.node.samplers, in_use=self._samplers_in_use, identify=identify
         )
-        samplers_pb2_grpc.add_SamplersServicer_to_server(samplers, server)
-        peers_pb2_grpc.add_PeerSamplersServicer_to_server(samplers, server)
-        reflection.enable_server_reflection(
-            [*service_names(), health.SERVICE_NAME, reflection.SERVICE_NAME], server
-        )
-        keys = self._config.keys
-        try:
-            if keys.is_tls:
-                server.add_secure_port(self._config.listen, self._security.credentials())
-            else:
-                server.add_insecure_port(self._config.listen)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"expected a free port to listen on, got {self._config.listen}: {error}"
-            ) from error
-        await healthy.set("", NOT_SERVING)
-        await server.start()
-        return server, healthy
+        return {
+            STORAGE: storage,
+            PEER_STORAGE: storage,
+            QUERY: QueryServicer(self.node, allowances),
+            ANALYTICS: AnalyticsServicer(self.node, self._exploration, allowances),
+            CONTINUOUS: continuous,
+            PEER_CONTINUOUS: continuous,
+            CLUSTER: cluster,
+            PEER_CLUSTER: cluster,
+            PARTITIONS: moves,
+            MIGRATION: moves,
+            REPLICATION: ReplicationServicer(self.node),
+            CHANNELS: ChannelsServicer(self.node, self._peers),
+            SAMPLERS: samplers,
+            PEER_SAMPLERS: samplers,
+        }
 
     def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
         """The interceptors, outermost first.

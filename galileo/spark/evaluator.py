@@ -39,7 +39,8 @@ from galileo.spark.session import open_engine
 from galileo.tracing import tracing
 from galileo.wire.channel import server_options
 from galileo.wire.context_propagation import begin_request, outgoing_metadata
-from galileo.wire.internal.v1 import evaluator_pb2, evaluator_pb2_grpc
+from galileo.wire.internal.v1 import evaluator_pb2
+from galileo.wire.services import EVALUATOR, add_service
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
 EXIT_OK = 0
@@ -70,7 +71,7 @@ class Lease:
         return self._clock.monotonic() - self._last > self._idle_s
 
 
-class EvaluatorService(evaluator_pb2_grpc.EvaluatorServicer):
+class EvaluatorService:
     """Decodes requests, submits them to the queue, and encodes results."""
 
     def __init__(self, queue: JobQueue, lease: Lease, jobs: JobRunner) -> None:
@@ -198,7 +199,7 @@ async def _serve(
 async def _open_server(service: EvaluatorService) -> tuple[grpc.aio.Server, EvaluatorRecord]:
     draft = EvaluatorRecord.of_this_process("")
     server = grpc.aio.server(interceptors=[TokenGuard(draft.token)], options=server_options())
-    evaluator_pb2_grpc.add_EvaluatorServicer_to_server(service, server)
+    add_service(EVALUATOR, service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, dataclasses.replace(draft, address=f"127.0.0.1:{port}")

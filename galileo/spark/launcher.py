@@ -24,7 +24,8 @@ from galileo.errors import DeadlineExceeded, GalileoError, TransientError, Unava
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime_dir import TOKEN_KEY, EvaluatorRecord, RuntimeDir
 from galileo.wire.channel import open_channel
-from galileo.wire.internal.v1 import evaluator_pb2, evaluator_pb2_grpc
+from galileo.wire.internal.v1 import evaluator_pb2
+from galileo.wire.services import EVALUATOR
 from galileo.wire.status import error_of_rpc
 from galileo.wire.tls_credentials import without_token
 
@@ -215,7 +216,7 @@ class EvaluatorClient:
     async def _call(self, method: str, request: Any, *, timeout_s: float) -> Any:
         assert self._channel is not None
         assert self._record is not None
-        call = getattr(evaluator_pb2_grpc.EvaluatorStub(self._channel), method)
+        call = getattr(self._channel.stub(EVALUATOR), method)
         metadata = ((TOKEN_KEY, self._record.token),)
         try:
             reply = await call(request, timeout=timeout_s, metadata=metadata)

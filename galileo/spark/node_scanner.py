@@ -19,8 +19,8 @@ from galileo.spark.job import Group, NodeQuery, NodeRequest
 from galileo.wire.caller import Caller, Connection, Stream
 from galileo.wire.context_propagation import continue_request
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.internal.v1.peers_pb2_grpc import PeerStorageStub
 from galileo.wire.match_codec import MatchReplies, sequences_to_bytes
+from galileo.wire.services import PEER_STORAGE
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 CHANNELS_MAX = 256
@@ -91,7 +91,7 @@ async def fetch(
     failure: GalileoError | None = None
     with continue_request(group.origin):
         stream = node.stream(
-            PeerStorageStub, "Match", match_request(query, group), timeout_s=timeout_s
+            PEER_STORAGE, "Match", match_request(query, group), timeout_s=timeout_s
         )
     with stream:
         try:

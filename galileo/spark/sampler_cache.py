@@ -19,7 +19,7 @@ from galileo.samplers import Sampler, SamplerSpec
 from galileo.wire.blocking_caller import BlockingCaller
 from galileo.wire.caller import CallOptions
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.internal.v1.peers_pb2_grpc import PeerSamplersStub
+from galileo.wire.services import PEER_SAMPLERS
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 OPTIONS = CallOptions(call_s=5.0, patience_s=0.0)
@@ -132,5 +132,5 @@ def get_over_grpc(
 ) -> peers_pb2.GetSamplerReply:
     """Calls a node on a new channel, since calls are rare and threads share no channel."""
     with BlockingCaller([address], options=OPTIONS, keys=keys) as caller:
-        reply: peers_pb2.GetSamplerReply = caller.unary(PeerSamplersStub, "Get", request)
+        reply: peers_pb2.GetSamplerReply = caller.unary(PEER_SAMPLERS, "Get", request)
         return reply

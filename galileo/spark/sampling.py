@@ -26,9 +26,9 @@ from galileo.samplers import Observe, Sampler, SamplerSpec, numbered_parts, obse
 from galileo.spark.cpu_time_limit import WAITING_FACTOR, CpuTimeLimit, TimeLimitExceeded
 from galileo.wire.blocking_caller import BlockingCaller
 from galileo.wire.caller import CallOptions
+from galileo.wire.services import STORAGE
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import storage_pb2
-from galileo.wire.v1.storage_pb2_grpc import StorageStub
 
 RETRY_NEXT_CYCLE = (TransientError, NotOwner, Cancelled, DataExpired)
 """Errors of reading observations after which the query keeps its cursor until the next cycle."""
@@ -154,6 +154,6 @@ class ObservationReader:
         )
         options = CallOptions(stream_s=self.timeout_s, patience_s=0.0)
         with BlockingCaller([self.address], options=options, keys=self.keys) as caller:
-            parts = caller.stream(StorageStub, "Read", request)
+            parts = caller.stream(STORAGE, "Read", request)
             tables = [from_ipc(part.observations, columns) for part in parts]
         return pa.concat_tables([columns.empty_table(), *tables])

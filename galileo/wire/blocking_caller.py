@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import grpc
+from google.protobuf.descriptor import ServiceDescriptor
 
 from galileo.errors import Cancelled, GalileoError, IncompleteAnswer, TransientError
-from galileo.wire.caller import DEFAULTS, Backoff, BackoffClock, CallOptions, Result, Stub
+from galileo.wire.caller import DEFAULTS, Backoff, BackoffClock, CallOptions, Result
 from galileo.wire.channel import open_blocking_channel
 from galileo.wire.status import error_of_rpc
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
@@ -48,16 +49,19 @@ class BlockingCaller:
         for channel in self._channels.values():
             channel.close()
 
-    def unary(self, stub: Stub, method: str, request: Any, *, first: str = "") -> Any:
+    def unary(
+        self, service: ServiceDescriptor, method: str, request: Any, *, first: str = ""
+    ) -> Any:
         """The answer to a request, within `call_s`; arguments and errors as `call`."""
-        return self.call(
-            lambda channel: getattr(stub(channel), method)(request, timeout=self.options.call_s),
-            first=first,
-        )
+
+        def attempt(channel: Any) -> Any:
+            return getattr(channel.stub(service), method)(request, timeout=self.options.call_s)
+
+        return self.call(attempt, first=first)
 
     def stream(
         self,
-        stub: Stub,
+        service: ServiceDescriptor,
         method: str,
         request: Any,
         *,
@@ -66,14 +70,14 @@ class BlockingCaller:
         """The parts of an answer; tries other nodes until the first part has arrived.
 
         Args:
-            stub: of the service.
+            service: its descriptor.
             method: its name.
             request: to be sent.
             check: raises a GalileoError if another node is to be called because of the first part.
         """
 
         def attempt(channel: grpc.Channel) -> tuple[Any, Any]:
-            call = getattr(stub(channel), method)(request, timeout=self.options.stream_s)
+            call = getattr(channel.stub(service), method)(request, timeout=self.options.stream_s)
             first = next(call, None)
             try:
                 if first is not None:

@@ -30,11 +30,12 @@ from collections.abc import (
 from contextlib import aclosing
 from dataclasses import dataclass
 from math import inf
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health_pb2
 
 from galileo import request_id, spans
 from galileo.errors import (
@@ -46,13 +47,12 @@ from galileo.errors import (
 )
 from galileo.wire import forks, tls_probe
 from galileo.wire.channel import Channels, SharedChannels
+from galileo.wire.services import HEALTH
 from galileo.wire.status import CLOSED, error_of_rpc
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
-Stub: TypeAlias = Callable[[Any], Any]
-"""The generated class of a service's methods, which is made of a channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,10 +264,15 @@ class Connection:
     name: str = "the node"
 
     async def unary(
-        self, stub: Stub, method: str, request: Any, *, timeout_s: float | None = None
+        self,
+        service: ServiceDescriptor,
+        method: str,
+        request: Any,
+        *,
+        timeout_s: float | None = None,
     ) -> Any:
         """The answer to a request, by default within `call_s`; errors of gRPC as GalileoError."""
-        call = getattr(self.channel.stub(stub), method)
+        call = getattr(self.channel.stub(service), method)
         try:
             return await call(request, timeout=timeout_s or self.options.call_s)
         except grpc.RpcError as error:
@@ -275,7 +280,7 @@ class Connection:
 
     def stream(
         self,
-        stub: Stub,
+        service: ServiceDescriptor,
         method: str,
         request: Any = None,
         *,
@@ -285,14 +290,14 @@ class Connection:
         """The answer to a request as a stream; without a request, one that takes requests.
 
         Args:
-            stub: of the service.
+            service: its descriptor.
             method: its name.
             request: to be sent.
             timeout_s: deadline of the stream, by default `stream_s`.
             part_s: time to each part.
         """
         requests = () if request is None else (request,)
-        method_of = getattr(self.channel.stub(stub), method)
+        method_of = getattr(self.channel.stub(service), method)
         call = method_of(*requests, timeout=timeout_s or self.options.stream_s)
         asked = self.asked or self.address
         return Stream(call, address=self.address, asked=asked, name=self.name, part_s=part_s)
@@ -394,7 +399,7 @@ class Caller:
 
     async def unary(
         self,
-        stub: Stub,
+        service: ServiceDescriptor,
         method: str,
         request: Any,
         *,
@@ -403,7 +408,7 @@ class Caller:
     ) -> Any:
         """`call` for one request with one answer; arguments as `Connection.unary`."""
         return await self.call(
-            lambda node: node.unary(stub, method, request, timeout_s=timeout_s),
+            lambda node: node.unary(service, method, request, timeout_s=timeout_s),
             patience_s=patience_s,
         )
 
@@ -604,7 +609,7 @@ class Caller:
         request = health_pb2.HealthCheckRequest()
         try:
             await self.connection(address).unary(
-                health_pb2_grpc.HealthStub, "Check", request, timeout_s=self.options.health_s
+                HEALTH, "Check", request, timeout_s=self.options.health_s
             )
         except DeadlineExceeded:
             return False

@@ -8,15 +8,18 @@ import resource
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import ServiceDescriptor
 
 from galileo import spans
 from galileo.errors import ConfigError
 from galileo.wire import forks
 from galileo.wire.context_propagation import outgoing_metadata
+from galileo.wire.services import stub_of
 from galileo.wire.tls_credentials import NO_TLS_FILES, LoadedTls, TlsFiles, TlsLoader
 
 MESSAGE_BYTES_MAX = 64 << 20
@@ -85,13 +88,13 @@ class InstrumentedChannel:
     def __init__(self, channel: Any, token: str = "") -> None:
         self._channel = channel
         self._proof = ((TOKEN_KEY, TOKEN_SCHEME + token),) if token else ()
-        self._stubs: dict[Callable[[Any], Any], Any] = {}
+        self._stubs: dict[ServiceDescriptor, SimpleNamespace] = {}
 
-    def stub(self, kind: Callable[[Any], Any]) -> Any:
-        """The stub of a generated class, made once: it makes all methods of its service."""
-        if kind not in self._stubs:
-            self._stubs[kind] = kind(self)
-        return self._stubs[kind]
+    def stub(self, service: ServiceDescriptor) -> SimpleNamespace:
+        """`stub_of` the service, made once."""
+        if service not in self._stubs:
+            self._stubs[service] = stub_of(service, self)
+        return self._stubs[service]
 
     def with_token(self, token: str) -> InstrumentedChannel:
         """The same connection, whose calls carry another token."""

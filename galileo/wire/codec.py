@@ -268,7 +268,7 @@ def kept_rows(table: pa.Table, rows: KeptRows | None) -> pa.Table:
     return pa.concat_tables(slices) if slices else table.slice(0, 0)
 
 
-def table_of(chunks: Iterable[bytes], schema: pa.Schema) -> pa.Table:
+def table_of(chunks: Iterable[bytes | pa.Buffer], schema: pa.Schema) -> pa.Table:
     """The table of `table_chunks`.
 
     Raises:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import grpc
-import grpc.aio
 import pyarrow as pa
 from google.protobuf.message import DecodeError, Message
 
@@ -20,7 +18,8 @@ from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import storage_pb2
 
 FIELD = "observations"
-STORAGE, PEER_STORAGE = "galileo.v1.Storage", "galileo.internal.v1.PeerStorage"
+BULK = frozenset([storage_pb2.IngestRequest, storage_pb2.SelectPart, peers_pb2.CommitRequest])
+"""The messages that callers and servers hold as `Bulk`."""
 
 HEAD_FIELDS_MAX = 100
 """Fields of a message without its observations; they are parsed here, not in C."""
@@ -102,60 +101,14 @@ def has_more_fields(data: bytes, most: int) -> bool:
     return count > most
 
 
-def add_bulk_handlers(servicer: Any, server: grpc.aio.Server) -> None:
-    """Serves the storage methods whose messages have observations as `Bulk`."""
-    ingest = _unary(servicer.Ingest, storage_pb2.IngestRequest, storage_pb2.IngestReply)
-    commit = _unary(servicer.Commit, peers_pb2.CommitRequest, peers_pb2.CommitReply)
-    select = grpc.unary_stream_rpc_method_handler(
-        servicer.Select,
-        request_deserializer=storage_pb2.SelectRequest.FromString,
-        response_serializer=encode,
-    )
-    handlers = {"Ingest": ingest, "Select": select}
-    server.add_registered_method_handlers(STORAGE, handlers)
-    server.add_registered_method_handlers(PEER_STORAGE, {"Commit": commit})
+def serializer(kind: type[Message]) -> Callable[[Any], bytes]:
+    """The function that encodes messages of a kind; those in `BULK` are given as `Bulk`."""
+    return encode if kind in BULK else kind.SerializeToString
 
 
-def _unary(
-    handler: Any, request: type[Message], reply: type[Message]
-) -> grpc.RpcMethodHandler[Any, Any]:
-    return grpc.unary_unary_rpc_method_handler(
-        handler, request_deserializer=decoder(request), response_serializer=reply.SerializeToString
-    )
-
-
-class BulkStub:
-    """The methods of the storage services with a `Bulk` as request or answer.
-
-    Args:
-        channel: of `grpc` or `grpc.aio`.
-    """
-
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
-
-    @property
-    def Ingest(self) -> Any:  # noqa: N802
-        return self._call(STORAGE, "Ingest", storage_pb2.IngestReply)
-
-    @property
-    def Commit(self) -> Any:  # noqa: N802
-        return self._call(PEER_STORAGE, "Commit", peers_pb2.CommitReply)
-
-    @property
-    def Select(self) -> Any:  # noqa: N802
-        return self._channel.unary_stream(
-            f"/{STORAGE}/Select",
-            request_serializer=storage_pb2.SelectRequest.SerializeToString,
-            response_deserializer=decoder(storage_pb2.SelectPart),
-        )
-
-    def _call(self, service: str, method: str, reply: type[Message]) -> Any:
-        return self._channel.unary_unary(
-            f"/{service}/{method}",
-            request_serializer=encode,
-            response_deserializer=reply.FromString,
-        )
+def deserializer(kind: type[Message]) -> Callable[[bytes], Any]:
+    """The function that decodes messages of a kind, those in `BULK` to `Bulk`."""
+    return decoder(kind) if kind in BULK else kind.FromString
 
 
 def _aligned(view: memoryview) -> pa.Buffer:

@@ -9,17 +9,15 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf import message_factory
-from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from galileo.rpc import policy
 from galileo.rpc.access import Role
-from galileo.wire.internal.v1 import evaluator_pb2
+from galileo.wire.services import EVALUATOR, HEALTH, NODE_SERVICES
 from galileo.wire.status import SENDING_FAILED
 from galileo.wire.v1 import channels_pb2, cluster_pb2, storage_pb2
 
-FILES = (*policy.FILES, evaluator_pb2, health_pb2, reflection_pb2)
-SERVICES = [one for file in FILES for one in file.DESCRIPTOR.services_by_name.values()]
+REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+SERVICES = (*NODE_SERVICES, EVALUATOR, HEALTH, REFLECTION)
 METHODS = {f"/{s.full_name}/{m.name}": m for s in SERVICES for m in s.methods}
 
 LETTERS = {

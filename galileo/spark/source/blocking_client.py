@@ -11,12 +11,11 @@ from galileo.model.schema import Schema, unknown_dataset, unknown_table
 from galileo.model.table import Table
 from galileo.wire.blocking_caller import BlockingCaller
 from galileo.wire.caller import Backoff, CallOptions
+from galileo.wire.services import CLUSTER, STORAGE
 from galileo.wire.status import error_from_pb
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import cluster_pb2, storage_pb2
-from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
-from galileo.wire.v1.storage_pb2_grpc import StorageStub
-from galileo.wire.zero_copy import Bulk, BulkStub
+from galileo.wire.zero_copy import Bulk
 
 OPTIONS = CallOptions(patience_s=30.0)
 
@@ -41,7 +40,7 @@ class BlockingClient(BlockingCaller):
         self._topology: Topology | None = None
 
     def topology(self) -> Topology:
-        reply = self.unary(ClusterStub, "Topology", cluster_pb2.TopologyRequest())
+        reply = self.unary(CLUSTER, "Topology", cluster_pb2.TopologyRequest())
         return Topology.from_json(reply.topology_json)
 
     def routing_topology(self) -> Topology:
@@ -67,7 +66,7 @@ class BlockingClient(BlockingCaller):
         Raises:
             UnknownDataset: it does not exist.
         """
-        reply = self.unary(ClusterStub, "ListDatasets", cluster_pb2.ListDatasetsRequest())
+        reply = self.unary(CLUSTER, "ListDatasets", cluster_pb2.ListDatasetsRequest())
         schemas = {schema.name: schema for schema in map(Schema.from_json, reply.schemas_json)}
         if dataset not in schemas:
             raise unknown_dataset(dataset, sorted(schemas))
@@ -79,7 +78,7 @@ class BlockingClient(BlockingCaller):
         Raises:
             UnknownDataset: it does not exist.
         """
-        reply = self.unary(ClusterStub, "ListDatasets", cluster_pb2.ListDatasetsRequest())
+        reply = self.unary(CLUSTER, "ListDatasets", cluster_pb2.ListDatasetsRequest())
         tables = {table.name: table for table in map(Table.from_json, reply.tables_json)}
         if name not in tables:
             raise unknown_table(name, sorted(tables))
@@ -92,35 +91,35 @@ class BlockingClient(BlockingCaller):
             DatasetExists: the name is taken.
         """
         self.unary(
-            ClusterStub,
+            CLUSTER,
             "CreateDataset",
             cluster_pb2.CreateDatasetRequest(schema_json=table.to_json()),
         )
 
     def status(self) -> list[cluster_pb2.NodeStatus]:
         """The status of all nodes, including unreachable ones."""
-        return list(self.unary(ClusterStub, "Status", cluster_pb2.StatusRequest()).nodes)
+        return list(self.unary(CLUSTER, "Status", cluster_pb2.StatusRequest()).nodes)
 
     def ingest(
         self, request: Bulk[storage_pb2.IngestRequest], *, first: str
     ) -> storage_pb2.IngestReply:
         """Stores one batch; durable when it returns. The address `first` is tried first."""
-        reply: storage_pb2.IngestReply = self.unary(BulkStub, "Ingest", request, first=first)
+        reply: storage_pb2.IngestReply = self.unary(STORAGE, "Ingest", request, first=first)
         return reply
 
     def select(self, request: storage_pb2.SelectRequest) -> Iterator[Bulk[storage_pb2.SelectPart]]:
         """The parts of an answer; tries other nodes until the first part has arrived."""
-        return self.stream(BulkStub, "Select", request)
+        return self.stream(STORAGE, "Select", request)
 
     def read_table(
         self, request: storage_pb2.ReadTableRequest
     ) -> Iterator[storage_pb2.ReadTablePart]:
         """As `select`, for rows of tables."""
-        return self.stream(StorageStub, "ReadTable", request)
+        return self.stream(STORAGE, "ReadTable", request)
 
     def scan(self, request: storage_pb2.ScanRequest) -> Iterator[storage_pb2.ScanReply]:
         """As `select`, for labels; skips nodes that do not own the partitions."""
-        return self.stream(StorageStub, "Scan", request, check=_check_not_moved)
+        return self.stream(STORAGE, "Scan", request, check=_check_not_moved)
 
 
 def parse_addresses(text: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 from expected_errors import raises
+from partial_services import add_part
 from simulator.logs import SCHEMA
 
 from galileo.client import AsyncClient
@@ -20,10 +21,11 @@ from galileo.errors import InvalidToken
 from galileo.rpc.error_mapping import streaming
 from galileo.wire.channel import server_options
 from galileo.wire.codec import cursor_to_pb
-from galileo.wire.v1 import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
+from galileo.wire.services import CLUSTER, CONTINUOUS
+from galileo.wire.v1 import continuous_pb2
 
 
-class Node(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServicer):
+class Node:
     """Answers fetches with nothing new, and says who knew so.
 
     Attributes:
@@ -64,8 +66,8 @@ class Node(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServi
 @contextlib.asynccontextmanager
 async def serving(node: Node) -> AsyncIterator[grpc.aio.Server]:
     server = grpc.aio.server(options=server_options())
-    continuous_pb2_grpc.add_ContinuousServicer_to_server(node, server)
-    cluster_pb2_grpc.add_ClusterServicer_to_server(node, server)
+    add_part(CONTINUOUS, node, server)
+    add_part(CLUSTER, node, server)
     node.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     yield server

@@ -9,14 +9,16 @@ from typing import Any
 import grpc.aio
 import pytest
 from expected_errors import raises
+from partial_services import add_part
 
 import galileo
 from galileo.errors import Unavailable
 from galileo.wire.caller import BackoffClock
-from galileo.wire.v1 import cluster_pb2_grpc, partitions_pb2, partitions_pb2_grpc
+from galileo.wire.services import CLUSTER, PARTITIONS
+from galileo.wire.v1 import partitions_pb2
 
 
-class Node(partitions_pb2_grpc.PartitionsServicer, cluster_pb2_grpc.ClusterServicer):
+class Node:
     """Begins moves, and ends so many of their streams without a word."""
 
     def __init__(self) -> None:
@@ -41,8 +43,8 @@ async def node() -> Node:
 @pytest.fixture
 async def client(node: Node) -> AsyncIterator[galileo.AsyncClient]:
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    partitions_pb2_grpc.add_PartitionsServicer_to_server(node, server)
-    cluster_pb2_grpc.add_ClusterServicer_to_server(node, server)
+    add_part(PARTITIONS, node, server)
+    add_part(CLUSTER, node, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with galileo.AsyncClient(f"127.0.0.1:{port}", timeout="30s") as made:

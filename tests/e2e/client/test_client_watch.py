@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 from expected_errors import raises
+from partial_services import add_part
 from simulator.logs import SCHEMA, to_labels
 
 from galileo.client import AsyncClient, Spool
@@ -20,10 +21,11 @@ from galileo.cursor import Cursor
 from galileo.errors import SpoolConflict, TransientError
 from galileo.wire.channel import server_options
 from galileo.wire.codec import cursor_to_pb
-from galileo.wire.v1 import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
+from galileo.wire.services import CLUSTER, CONTINUOUS
+from galileo.wire.v1 import continuous_pb2
 
 
-class Quiet(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServicer):
+class Quiet:
     """Answers one request of each watch, and takes the next ones without a word."""
 
     def __init__(self) -> None:
@@ -105,8 +107,8 @@ def nothing(reached: int) -> continuous_pb2.FetchPart:
 @contextlib.asynccontextmanager
 async def serving(node: Quiet) -> AsyncIterator[AsyncClient]:
     server = grpc.aio.server(options=server_options())
-    continuous_pb2_grpc.add_ContinuousServicer_to_server(node, server)
-    cluster_pb2_grpc.add_ClusterServicer_to_server(node, server)
+    add_part(CONTINUOUS, node, server)
+    add_part(CLUSTER, node, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with AsyncClient(f"127.0.0.1:{port}") as client:

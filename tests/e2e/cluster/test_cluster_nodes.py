@@ -23,7 +23,8 @@ from galileo.cluster import LocalCluster
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import InputError, Unavailable
-from galileo.wire.v1 import query_pb2, query_pb2_grpc
+from galileo.wire import services
+from galileo.wire.v1 import query_pb2
 
 QUERY = "temperature > 260"
 TIMEOUT_S = 300.0
@@ -126,7 +127,7 @@ def test_removed_node_answers_completely_until_it_stops(tmp_path: Path) -> None:
         client.create_dataset(numbered_schema("numbered"))
         client.ingest("numbered", numbered(0, 100))
         with grpc.insecure_channel(node.address) as channel:
-            stub = query_pb2_grpc.QueryStub(channel)
+            stub = services.stub_of(services.QUERY, channel)
             assert [*client.remove_node("node-2")][-1].stage == "done"
             answers = []
             while node.running:

@@ -26,7 +26,8 @@ from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import InputError
 from galileo.labels import LabelSet
-from galileo.wire.internal.v1 import replication_pb2, replication_pb2_grpc
+from galileo.wire.internal.v1 import replication_pb2
+from galileo.wire.services import REPLICATION, stub_of
 
 QUERY, EVERYTHING = "temperature > 260", "temperature > -100"
 TIMEOUT_S = 120.0
@@ -57,7 +58,7 @@ def known_digests(cluster: LocalCluster, client: Client) -> list[int]:
     digests = []
     for node in cluster.nodes:
         with grpc.insecure_channel(node.address) as channel:
-            digests += replication_pb2_grpc.ReplicationStub(channel).Digest(request).digests
+            digests += stub_of(REPLICATION, channel).Digest(request).digests
     return [one.digest for one in digests if one.is_known]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -22,18 +23,23 @@ from galileo.rpc.channels import ChannelsServicer
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.query import QueryServicer
-from galileo.rpc.storage import StorageServicer, add_storage
+from galileo.rpc.storage import StorageServicer
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 from galileo.wire.channel import open_channel, server_options
-from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
+from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.services import (
+    ANALYTICS,
+    CHANNELS,
+    CLUSTER,
+    PEER_STORAGE,
+    QUERY,
+    STORAGE,
+    add_service,
+    stub_of,
+)
 from galileo.wire.v1 import (
-    analytics_pb2_grpc,
-    channels_pb2_grpc,
     cluster_pb2,
-    cluster_pb2_grpc,
-    query_pb2_grpc,
-    storage_pb2_grpc,
 )
 
 SCHEMA = Schema(
@@ -62,24 +68,24 @@ class Served:
     channel: grpc.aio.Channel
 
     @property
-    def storage(self) -> storage_pb2_grpc.StorageStub:
-        return storage_pb2_grpc.StorageStub(self.channel)
+    def storage(self) -> Any:
+        return stub_of(STORAGE, self.channel)
 
     @property
-    def peer_storage(self) -> peers_pb2_grpc.PeerStorageStub:
-        return peers_pb2_grpc.PeerStorageStub(self.channel)
+    def peer_storage(self) -> Any:
+        return stub_of(PEER_STORAGE, self.channel)
 
     @property
-    def query(self) -> query_pb2_grpc.QueryStub:
-        return query_pb2_grpc.QueryStub(self.channel)
+    def query(self) -> Any:
+        return stub_of(QUERY, self.channel)
 
     @property
-    def explore(self) -> analytics_pb2_grpc.AnalyticsStub:
-        return analytics_pb2_grpc.AnalyticsStub(self.channel)
+    def explore(self) -> Any:
+        return stub_of(ANALYTICS, self.channel)
 
     @property
-    def cluster(self) -> cluster_pb2_grpc.ClusterStub:
-        return cluster_pb2_grpc.ClusterStub(self.channel)
+    def cluster(self) -> Any:
+        return stub_of(CLUSTER, self.channel)
 
     async def close(self) -> None:
         await self.channel.close()
@@ -113,13 +119,15 @@ class Company:
             peers=peers,
             options=self.options,
         )
-        add_storage(StorageServicer(node), server)
-        query_pb2_grpc.add_QueryServicer_to_server(self.query_servicer(node), server)
+        storage = StorageServicer(node)
+        add_service(STORAGE, storage, server)
+        add_service(PEER_STORAGE, storage, server)
+        add_service(QUERY, self.query_servicer(node), server)
         exploration = ClusterAnalytics(node, peers=GrpcAnalyticsPeer(peers))
         explore = AnalyticsServicer(node, exploration)
-        analytics_pb2_grpc.add_AnalyticsServicer_to_server(explore, server)
+        add_service(ANALYTICS, explore, server)
         channels = ChannelsServicer(node, peers)
-        channels_pb2_grpc.add_ChannelsServicer_to_server(channels, server)
+        add_service(CHANNELS, channels, server)
         cluster = ClusterServicer(
             node,
             peers=peers,
@@ -127,7 +135,7 @@ class Company:
             own_status=_status_of(node),
             drain=lambda is_on: None,
         )
-        cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
+        add_service(CLUSTER, cluster, server)
         await server.start()
         channel = open_channel(self.topology.by_name[name].address)
         self.members[name] = Served(node, exploration, peers, server, channel)

@@ -20,6 +20,7 @@ from galileo.graph.metadata_graph import MetadataGraph
 from galileo.labels import to_ipc
 from galileo.wire.status import error_of_rpc
 from galileo.wire.v1 import analytics_pb2, cluster_pb2, storage_pb2
+from galileo.wire.zero_copy import Bulk
 
 Make = Callable[..., pa.Table]
 
@@ -40,8 +41,9 @@ STREAMS = ("Aggregate", "Children", "Nearest")
 async def filled(company: Any, make_observations: Make) -> Any:
     text = company.schema.to_json()
     await company["a"].cluster.CreateDataset(cluster_pb2.CreateDatasetRequest(schema_json=text))
-    request = storage_pb2.IngestRequest(
-        dataset="nam", producer="p", observations=to_ipc(make_observations(400))
+    request = Bulk(
+        storage_pb2.IngestRequest(dataset="nam", producer="p"),
+        pa.py_buffer(to_ipc(make_observations(400))),
     )
     assert (await company["a"].storage.Ingest(request)).rows == 400
     return company

@@ -24,8 +24,9 @@ from galileo.rpc.continuous import CachedRange, ContinuousServicer, Update
 from galileo.wire.caller import Stream
 from galileo.wire.channel import open_channel, server_options
 from galileo.wire.codec import commit_ranges_from_pb, cursor_from_pb, cursor_to_pb
-from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
-from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
+from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.services import CONTINUOUS, PEER_CONTINUOUS, add_service, stub_of
+from galileo.wire.v1 import continuous_pb2
 
 PATHS = [(p, sequence, row, 7) for p in (0, 1) for sequence in (1, 2, 3) for row in range(40)]
 
@@ -87,8 +88,8 @@ def part_bytes() -> int:
 async def channel(face: Face, part_bytes: int) -> AsyncIterator[Any]:
     server = grpc.aio.server(options=server_options())
     servicer = ContinuousServicer(face, part_bytes=part_bytes)  # type: ignore[arg-type]
-    continuous_pb2_grpc.add_ContinuousServicer_to_server(servicer, server)
-    peers_pb2_grpc.add_PeerContinuousServicer_to_server(servicer, server)
+    add_service(CONTINUOUS, servicer, server)
+    add_service(PEER_CONTINUOUS, servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with open_channel(f"127.0.0.1:{port}") as channel:
@@ -97,13 +98,13 @@ async def channel(face: Face, part_bytes: int) -> AsyncIterator[Any]:
 
 
 @pytest.fixture
-def stub(channel: Any) -> continuous_pb2_grpc.ContinuousStub:
-    return continuous_pb2_grpc.ContinuousStub(channel)
+def stub(channel: Any) -> Any:
+    return stub_of(CONTINUOUS, channel)
 
 
 @pytest.fixture
-def peers(channel: Any) -> peers_pb2_grpc.PeerContinuousStub:
-    return peers_pb2_grpc.PeerContinuousStub(channel)
+def peers(channel: Any) -> Any:
+    return stub_of(PEER_CONTINUOUS, channel)
 
 
 def request(*, packing: int = FORMAT_VERSION) -> continuous_pb2.FetchRequest:
@@ -217,7 +218,7 @@ async def test_fetch_without_windows_returns_none(stub) -> None:
 
 
 async def test_read_handed_off_cache_streams_parts_or_reports_absence(
-    peers: peers_pb2_grpc.PeerContinuousStub, face: Face
+    peers: Any, face: Face
 ) -> None:
     asked = peers_pb2.ReadHandedOffCacheRequest(
         ccq_id="q", term=7, after=cursor_to_pb(Cursor({0: 1})), labels_max=9

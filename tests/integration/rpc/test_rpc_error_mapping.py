@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from partial_services import add_part
 
 from galileo import errors
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.wire.channel import MESSAGE_BYTES_MAX, open_channel, server_options
+from galileo.wire.services import CLUSTER, QUERY, stub_of
 from galileo.wire.status import error_of_rpc
-from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc, query_pb2, query_pb2_grpc
+from galileo.wire.v1 import cluster_pb2, query_pb2
 
 KINDS = errors.by_kind()
 
 Raise = Callable[[], Exception]
 
 
-class Failing(cluster_pb2_grpc.ClusterServicer, query_pb2_grpc.QueryServicer):
+class Failing:
     """Fails every call with the error that it was given, a stream after one part."""
 
     def __init__(self) -> None:
@@ -57,15 +60,15 @@ class Line:
     def __init__(self) -> None:
         self.servicer = Failing()
         self.server = grpc.aio.server(options=server_options())
-        cluster_pb2_grpc.add_ClusterServicer_to_server(self.servicer, self.server)
-        query_pb2_grpc.add_QueryServicer_to_server(self.servicer, self.server)
+        add_part(CLUSTER, self.servicer, self.server)
+        add_part(QUERY, self.servicer, self.server)
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         self.address = f"127.0.0.1:{self.port}"
         self.channel = open_channel(self.address)
 
     @property
-    def cluster(self) -> cluster_pb2_grpc.ClusterStub:
-        return cluster_pb2_grpc.ClusterStub(self.channel)
+    def cluster(self) -> Any:
+        return stub_of(CLUSTER, self.channel)
 
     async def unary_error(self) -> errors.GalileoError:
         with pytest.raises(grpc.RpcError) as failed:
@@ -73,7 +76,7 @@ class Line:
         return error_of_rpc(failed.value, asked=self.address)
 
     async def stream_error(self) -> errors.GalileoError:
-        call = query_pb2_grpc.QueryStub(self.channel).Run(query_pb2.QueryRequest())
+        call = stub_of(QUERY, self.channel).Run(query_pb2.QueryRequest())
         assert (await call.read()).labels == b"the first part"
         with pytest.raises(grpc.RpcError) as failed:
             await call.read()

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from galileo.labels import to_ipc
@@ -17,6 +18,7 @@ from galileo.node import local_scan, row_reader, select
 from galileo.node.query_options import QueryOptions
 from galileo.node.storage_node import NodeOptions
 from galileo.wire.v1 import cluster_pb2, storage_pb2
+from galileo.wire.zero_copy import Bulk
 
 ROWS = 5_000
 PAUSE_S = 0.05
@@ -112,8 +114,9 @@ async def child(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     text = company.schema.to_json()
     await company["a"].cluster.CreateDataset(cluster_pb2.CreateDatasetRequest(schema_json=text))
-    request = storage_pb2.IngestRequest(
-        dataset="nam", producer="p", observations=to_ipc(make_observations(ROWS))
+    request = Bulk(
+        storage_pb2.IngestRequest(dataset="nam", producer="p"),
+        pa.py_buffer(to_ipc(make_observations(ROWS))),
     )
     await company["a"].storage.Ingest(request)
     address = company.topology.by_name["a"].address

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 import numpy as np
+import pyarrow as pa
 import pytest
 from expected_errors import raises
 
@@ -18,6 +19,7 @@ from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import MatchReplies, sequences_to_bytes
 from galileo.wire.status import error_of_rpc
 from galileo.wire.v1 import cluster_pb2, storage_pb2
+from galileo.wire.zero_copy import Bulk
 
 TEXTS = ("true", "temperature > 280", "geohash LIKE '9%'", "station = 'x'")
 
@@ -28,8 +30,8 @@ async def filled(company, make_observations):
     await company["a"].cluster.CreateDataset(cluster_pb2.CreateDatasetRequest(schema_json=text))
     for batch in range(3):
         data = to_ipc(make_observations(200, seed=batch))
-        request = storage_pb2.IngestRequest(
-            dataset="nam", producer="p", batch=batch, observations=data
+        request = Bulk(
+            storage_pb2.IngestRequest(dataset="nam", producer="p", batch=batch), pa.py_buffer(data)
         )
         await company["a"].storage.Ingest(request)
     return company

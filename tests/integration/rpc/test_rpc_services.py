@@ -42,6 +42,7 @@ from galileo.wire.codec import CHUNK_BYTES_MAX
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.status import error_of_rpc
 from galileo.wire.v1 import analytics_pb2, cluster_pb2, common_pb2, query_pb2, storage_pb2
+from galileo.wire.zero_copy import Bulk
 
 Make = Callable[..., pa.Table]
 
@@ -53,8 +54,8 @@ async def create(company: Any, at: str = "a", schema: StoredSchema | None = None
 
 async def ingest(company: Any, data: pa.Table | bytes, *, at: str = "a", batch: int = 0) -> Any:
     packed = data if isinstance(data, bytes) else to_ipc(data)
-    request = storage_pb2.IngestRequest(
-        dataset="nam", producer="p", batch=batch, observations=packed
+    request = Bulk(
+        storage_pb2.IngestRequest(dataset="nam", producer="p", batch=batch), pa.py_buffer(packed)
     )
     return await company[at].storage.Ingest(request)
 
@@ -126,8 +127,9 @@ async def late(company: Any) -> Schema:
 async def test_ingest_for_a_node_that_missed_the_dataset_is_stored(
     company: Any, late: Schema, make_observations: Make
 ) -> None:
-    request = storage_pb2.IngestRequest(
-        dataset=late.name, producer="p", observations=to_ipc(make_observations(300))
+    request = Bulk(
+        storage_pb2.IngestRequest(dataset=late.name, producer="p"),
+        pa.py_buffer(to_ipc(make_observations(300))),
     )
     assert (await company["a"].storage.Ingest(request)).rows == 300
     assert company["c"].node.catalog.schema(late.name) == late
@@ -145,8 +147,9 @@ async def test_query_at_a_node_that_missed_the_dataset_is_complete(
 async def test_ingest_at_a_node_that_missed_the_dataset_is_stored(
     company: Any, late: Schema, make_observations: Make
 ) -> None:
-    request = storage_pb2.IngestRequest(
-        dataset=late.name, producer="p", observations=to_ipc(make_observations(300))
+    request = Bulk(
+        storage_pb2.IngestRequest(dataset=late.name, producer="p"),
+        pa.py_buffer(to_ipc(make_observations(300))),
     )
     assert (await company["c"].storage.Ingest(request)).rows == 300
 
@@ -236,7 +239,7 @@ async def test_ingest_of_hostile_geometries_is_refused(company: Any, hostile: by
 async def test_commit_of_another_schema_is_refused(company: Any, make_observations: Make) -> None:
     await create(company)
     for data in (to_ipc(make_observations(5).drop_columns(["station"])), b"rubbish"):
-        request = peers_pb2.CommitRequest(dataset="nam", producer="p", observations=data)
+        request = Bulk(peers_pb2.CommitRequest(dataset="nam", producer="p"), pa.py_buffer(data))
         assert isinstance(await error(company["a"].peer_storage.Commit(request)), InputError)
 
 
@@ -414,7 +417,7 @@ async def test_long_queries_are_parsed_off_the_event_loop(
     await node.explore.Explain(analytics_pb2.ExplainRequest(dataset="nam", query=star))
     select = storage_pb2.SelectRequest(dataset="nam", query=star, count_only=True)
     [counted] = [part async for part in node.storage.Select(select)]
-    assert counted.rows >= 0
+    assert counted.head.rows >= 0
     parts = to_ipc(PARTS_SCHEMA.empty_table())
     request = storage_pb2.ReadRequest(dataset="nam", parts=parts, query_json=star)
     assert [part.observations async for part in node.storage.Read(request)] == []

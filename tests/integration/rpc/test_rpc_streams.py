@@ -27,6 +27,7 @@ from galileo.rpc.query import QueryServicer
 from galileo.wire import codec
 from galileo.wire.status import error_of_rpc
 from galileo.wire.v1 import cluster_pb2, query_pb2, storage_pb2
+from galileo.wire.zero_copy import Bulk
 
 Make = Callable[..., pa.Table]
 
@@ -54,8 +55,8 @@ def node_options() -> NodeOptions:
 async def fill(company: Any, observations: pa.Table) -> None:
     text = company.schema.to_json()
     await company["a"].cluster.CreateDataset(cluster_pb2.CreateDatasetRequest(schema_json=text))
-    request = storage_pb2.IngestRequest(
-        dataset="nam", producer="p", observations=to_ipc(observations)
+    request = Bulk(
+        storage_pb2.IngestRequest(dataset="nam", producer="p"), pa.py_buffer(to_ipc(observations))
     )
     await company["a"].storage.Ingest(request)
 

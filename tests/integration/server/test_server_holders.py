@@ -20,7 +20,7 @@ from galileo.rpc.continuous import CachedRange, ContinuousServicer
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.effect_executor import EffectExecutor
 from galileo.wire.channel import server_options
-from galileo.wire.internal.v1 import peers_pb2_grpc
+from galileo.wire.services import PEER_CONTINUOUS, add_service
 
 CCQ = Ccq("q", SCHEMA.name, "", 1.0, 0.0)
 PATHS = [(p, s, row, row * s) for p in (0, 1) for s in (1, 2, 3) for row in range(5_000)]
@@ -45,7 +45,7 @@ class Face:
 async def work() -> AsyncIterator[EffectExecutor]:
     server = grpc.aio.server(options=server_options())
     servicer = ContinuousServicer(Face())  # type: ignore[arg-type]
-    peers_pb2_grpc.add_PeerContinuousServicer_to_server(servicer, server)
+    add_service(PEER_CONTINUOUS, servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     nodes = (NodeInfo("b", f"127.0.0.1:{port}"), NodeInfo("dead", "127.0.0.1:1"))

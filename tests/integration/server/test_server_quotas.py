@@ -30,16 +30,13 @@ from galileo.rpc.access import Role
 from galileo.sampler_runtime import unavailable_reason
 from galileo.server.audit import TOGETHER_S
 from galileo.wire.channel import open_blocking_channel
+from galileo.wire.services import CLUSTER, CONTINUOUS, PARTITIONS, STORAGE, stub_of
 from galileo.wire.status import PUSHBACK_KEY
 from galileo.wire.v1 import (
     cluster_pb2,
-    cluster_pb2_grpc,
     continuous_pb2,
-    continuous_pb2_grpc,
     partitions_pb2,
-    partitions_pb2_grpc,
     storage_pb2,
-    storage_pb2_grpc,
 )
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
@@ -186,7 +183,7 @@ def test_vertices_max_is_enforced_in_calls_of_nodes(metered: Metered) -> None:
     item = storage_pb2.ScanItem(dataset="rain", query_json=ring(12))
     for name, is_refused in (("ann", True), ("bob", False)):
         with metered.channel(name) as channel:
-            stub = storage_pb2_grpc.StorageStub(channel)
+            stub = stub_of(STORAGE, channel)
             scan = storage_pb2.ScanRequest(items=[item])
             parts = to_ipc(PARTS_SCHEMA.empty_table())
             read = storage_pb2.ReadRequest(dataset="rain", query_json=ring(12), parts=parts)
@@ -214,7 +211,7 @@ def test_calls_per_s_delays_then_throttles_with_pushback(metered: Metered) -> No
     # A machine that answers them slowly throttles them all the same.
     with metered.channel("seldom") as channel:
         grpc.channel_ready_future(channel).result(WITHIN_S)
-        stub = cluster_pb2_grpc.ClusterStub(channel)
+        stub = stub_of(CLUSTER, channel)
         with ThreadPoolExecutor(60) as pool:
             failed = list(filter(None, pool.map(lambda _: failure(stub), range(60))))
     # A connection that breaks on a busy machine is no refusal.
@@ -224,7 +221,7 @@ def test_calls_per_s_delays_then_throttles_with_pushback(metered: Metered) -> No
     assert 1_000 < int(pushed) < 60_000, "so others' clients know when, too"
 
 
-def failure(stub: cluster_pb2_grpc.ClusterStub) -> Any:
+def failure(stub: Any) -> Any:
     try:
         stub.Status(cluster_pb2.StatusRequest(caller=True), timeout=60)
     except grpc.RpcError as error:
@@ -237,7 +234,7 @@ def test_calls_max_throttles_concurrent_calls(metered: Metered) -> None:
         made = ann.submit("rain", "", interval="1h", expiration="1h")
         go = threading.Event()
         with metered.channel("ann") as channel:
-            stub = continuous_pb2_grpc.ContinuousStub(channel)
+            stub = stub_of(CONTINUOUS, channel)
             waiting = continuous_pb2.FetchRequest(ccq_id=made.id, token=made.token, wait_s=30)
             streams = [stub.Fetch(waiting) for _ in range(3)]
             with metered.connect("ann", timeout="10ms") as hasty:
@@ -363,7 +360,7 @@ def test_sent_samplers_shows_queries_to_owner_and_admin_only(
         dataset="rain", query_json="true", sampler_json=galileo.sampler(archive).to_json()
     )
     with metered.channel("bob") as channel:
-        list(storage_pb2_grpc.StorageStub(channel).Scan(storage_pb2.ScanRequest(items=[item])))
+        list(stub_of(STORAGE, channel).Scan(storage_pb2.ScanRequest(items=[item])))
     ran = until(lambda: metered.events(action="run-sampler", principal="bob"))
     assert [one["object"] for one in ran] == [archive.digest]
     assert not metered.events(action="run-sampler", roles=["node"]), "they do so all the time"
@@ -371,9 +368,7 @@ def test_sent_samplers_shows_queries_to_owner_and_admin_only(
 
 def test_audit_log_records_partition_moves(metered: Metered) -> None:
     with metered.channel("root") as channel:
-        steps = partitions_pb2_grpc.PartitionsStub(channel).Move(
-            partitions_pb2.MoveRequest(partition=0, to="x")
-        )
+        steps = stub_of(PARTITIONS, channel).Move(partitions_pb2.MoveRequest(partition=0, to="x"))
         with pytest.raises(grpc.RpcError):
             list(steps)
     [event] = until(lambda: metered.events(action="move-partition"))

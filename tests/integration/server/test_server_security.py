@@ -24,6 +24,7 @@ from typing import Any
 import grpc
 import pandas as pd
 import psutil
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from expected_errors import raises
@@ -51,14 +52,16 @@ from galileo.errors import (
 )
 from galileo.rpc import token_store
 from galileo.rpc.access import Role
-from galileo.rpc.policy import FILES, POLICIES
+from galileo.rpc.policy import POLICIES
 from galileo.rpc.token_store import TOKEN_PREFIX
 from galileo.sampler_runtime import unavailable_reason
 from galileo.server.main import NodeProcess
 from galileo.version import VERSION
 from galileo.wire.channel import open_blocking_channel
-from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
-from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
+from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.services import CLUSTER, NODE_SERVICES, PEER_CLUSTER, PEER_STORAGE, stub_of
+from galileo.wire.v1 import cluster_pb2
+from galileo.wire.zero_copy import Bulk
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
 OTHER = galileo.Schema("wind", [galileo.Feature("speed", "m/s")], geohash_precision=2)
@@ -346,10 +349,9 @@ def test_unknown_dataset_error_names_granted_datasets_only(guarded: Guarded) -> 
 
 
 def test_every_method_but_health_requires_authentication(guarded: Guarded) -> None:
-    services = [one for file in FILES for one in file.DESCRIPTOR.services_by_name.values()]
     with open_blocking_channel(guarded.cluster.addresses[0], keys_in(guarded.client)) as channel:
         asked = 0
-        for service in services:
+        for service in NODE_SERVICES:
             for method in service.methods:
                 kind = f"{'stream' if method.client_streaming else 'unary'}_unary"
                 call = getattr(channel, kind)(f"/{service.full_name}/{method.name}")
@@ -380,7 +382,7 @@ def test_node_diagnostics_require_the_admin_role(guarded: Guarded) -> None:
     keys = guarded.tokens.proof("eve", tls=guarded.client).keys({})
     with open_blocking_channel(guarded.cluster.addresses[0], keys) as channel:
         request = cluster_pb2.StatusRequest(local=True)
-        [status] = cluster_pb2_grpc.ClusterStub(channel).Status(request, timeout=60).nodes
+        [status] = stub_of(CLUSTER, channel).Status(request, timeout=60).nodes
     assert [one.dataset for one in status.datasets] == ["wind"]
 
 
@@ -388,10 +390,10 @@ def test_node_methods_are_denied_to_an_admin(guarded: Guarded) -> None:
     keys = guarded.tokens.proof("root", tls=guarded.client).keys()
     with open_blocking_channel(guarded.cluster.addresses[0], keys) as channel:
         mail = peers_pb2.GossipRequest(sender="node-2")
-        commit = peers_pb2.CommitRequest(dataset="rain")
+        commit = Bulk(peers_pb2.CommitRequest(dataset="rain"), pa.py_buffer(b""))
         for call in (
-            lambda: peers_pb2_grpc.PeerClusterStub(channel).Gossip(mail, timeout=60),
-            lambda: peers_pb2_grpc.PeerStorageStub(channel).Commit(commit, timeout=60),
+            lambda: stub_of(PEER_CLUSTER, channel).Gossip(mail, timeout=60),
+            lambda: stub_of(PEER_STORAGE, channel).Commit(commit, timeout=60),
         ):
             with pytest.raises(grpc.RpcError) as caught:
                 call()

@@ -27,8 +27,9 @@ from galileo.errors import BatchConflict, Forbidden, GalileoError, InputError, U
 from galileo.gateway.options import GatewayOptions
 from galileo.rpc.access import Role
 from galileo.wire.channel import open_channel
+from galileo.wire.services import CHANNELS, stub_of
 from galileo.wire.tls_credentials import TlsFiles
-from galileo.wire.v1 import channels_pb2, channels_pb2_grpc
+from galileo.wire.v1 import channels_pb2
 
 TIMEOUT_S = 60.0
 SMOG = galileo.Channel("smog", "air", "pm10 > :least", period="100ms")
@@ -259,7 +260,7 @@ async def test_errors_name_no_datasets_to_a_subscriber_of_all_channels(site: Sit
     async with open_channel(site.address, TlsFiles(token=site.tokens.tokens["sms"])) as channel:
         request = channels_pb2.DescribeChannelRequest(dataset="airs")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await channels_pb2_grpc.ChannelsStub(channel).DescribeChannel(request)
+            await stub_of(CHANNELS, channel).DescribeChannel(request)
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     assert "air" not in (refused.value.details() or "")
 

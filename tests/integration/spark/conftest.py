@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
+from partial_services import add_part
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import UnknownDataset
@@ -35,13 +36,14 @@ from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime_dir import RuntimeDir
 from galileo.wire.channel import server_options
-from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2, peers_pb2_grpc
+from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2
 from galileo.wire.match_codec import (
     part_from_pb,
     replies_of,
     sequences_from_bytes,
     sequences_to_bytes,
 )
+from galileo.wire.services import PEER_STORAGE
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
 SAMPLERS = '''
@@ -111,7 +113,7 @@ def make_labels(schema: Schema) -> Callable[..., LabelSet]:
     return make
 
 
-class LabelNode(peers_pb2_grpc.PeerStorageServicer):
+class LabelNode:
     """A storage node that answers from label sets, one for each dataset, whatever the query.
 
     Attributes:
@@ -181,7 +183,7 @@ def serve_labels():
     async def serve(labels: Mapping[str, LabelSet]) -> AsyncIterator[LabelNode]:
         node = LabelNode(labels)
         server = grpc.aio.server(options=server_options())
-        peers_pb2_grpc.add_PeerStorageServicer_to_server(node, server)
+        add_part(PEER_STORAGE, node, server)
         node.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:

@@ -17,8 +17,9 @@ from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.runtime_dir import RuntimeDir
 from galileo.spark.session import INLINE_BYTES_MAX
 from galileo.wire.channel import open_channel
-from galileo.wire.internal.v1 import evaluator_pb2, evaluator_pb2_grpc
+from galileo.wire.internal.v1 import evaluator_pb2
 from galileo.wire.match_codec import part_from_pb
+from galileo.wire.services import EVALUATOR, stub_of
 
 UNREACHABLE = "127.0.0.1:1"
 TIMEOUT_S = 300.0
@@ -238,7 +239,7 @@ async def test_evaluate_without_token_is_refused(handle, evaluator_options):
     assert (runtime.path / "evaluator.json").stat().st_mode & 0o777 == 0o600
     channel = open_channel(record.address)
     try:
-        stub = evaluator_pb2_grpc.EvaluatorStub(channel)
+        stub = stub_of(EVALUATOR, channel)
         for metadata in ((), (("galileo-evaluator-token", "guess"),)):
             with pytest.raises(grpc.RpcError) as caught:
                 await stub.Ping(evaluator_pb2.PingRequest(), metadata=metadata, timeout=60)

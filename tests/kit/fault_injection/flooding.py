@@ -21,16 +21,14 @@ from urllib.parse import quote
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import ServiceDescriptor
 
+from galileo.wire.services import CLUSTER, CONTINUOUS, QUERY, STORAGE, stub_of
 from galileo.wire.v1 import (
     cluster_pb2,
-    cluster_pb2_grpc,
     continuous_pb2,
-    continuous_pb2_grpc,
     query_pb2,
-    query_pb2_grpc,
     storage_pb2,
-    storage_pb2_grpc,
 )
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -166,7 +164,7 @@ class Flood:
     async def calls(self) -> None:
         """Calls over one connection, all at once, each of them again when it is answered."""
         async with self._channel() as channel:
-            stub = cluster_pb2_grpc.ClusterStub(channel)
+            stub = stub_of(CLUSTER, channel)
             await self._all(
                 self._again(
                     lambda: stub.ListDatasets(cluster_pb2.ListDatasetsRequest(), timeout=60)
@@ -183,7 +181,7 @@ class Flood:
                 pass
 
         async with contextlib.AsyncExitStack() as stack:
-            stubs = await self._stubs(stack, query_pb2_grpc.QueryStub)
+            stubs = await self._stubs(stack, QUERY)
             await self._all(
                 self._again(partial(ask, stubs[number % CHANNELS])) for number in range(self.count)
             )
@@ -202,7 +200,7 @@ class Flood:
                 self.counts["answers"] += 1
 
         async with contextlib.AsyncExitStack() as stack:
-            stubs = await self._stubs(stack, continuous_pb2_grpc.ContinuousStub)
+            stubs = await self._stubs(stack, CONTINUOUS)
             await self._all(
                 self._again(partial(ask, stubs[number % CHANNELS])) for number in range(self.count)
             )
@@ -223,7 +221,7 @@ class Flood:
 
         async with contextlib.AsyncExitStack() as stack:
             started = asyncio.Semaphore(AT_ONCE)
-            stubs = await self._stubs(stack, continuous_pb2_grpc.ContinuousStub)
+            stubs = await self._stubs(stack, CONTINUOUS)
             await self._all(
                 self._counted(watch(stubs[number % CHANNELS], started))
                 for number in range(self.count)
@@ -241,7 +239,7 @@ class Flood:
 
         async with contextlib.AsyncExitStack() as stack:
             started = asyncio.Semaphore(AT_ONCE)
-            stubs = await self._stubs(stack, storage_pb2_grpc.StorageStub)
+            stubs = await self._stubs(stack, STORAGE)
             await self._all(
                 self._counted(read(stubs[number % CHANNELS], started))
                 for number in range(self.count)
@@ -396,21 +394,22 @@ class Flood:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
         return grpc.aio.insecure_channel(self.address, options=options)
 
-    async def _stubs(self, stack: contextlib.AsyncExitStack, kind: Callable[..., Any]) -> list[Any]:
-        return [kind(await stack.enter_async_context(self._channel())) for _ in range(CHANNELS)]
+    async def _stubs(
+        self, stack: contextlib.AsyncExitStack, service: ServiceDescriptor
+    ) -> list[Any]:
+        channels = [await stack.enter_async_context(self._channel()) for _ in range(CHANNELS)]
+        return [stub_of(service, channel) for channel in channels]
 
     async def _a_ccq(self) -> str:
         async with self._channel() as channel:
-            reply = await continuous_pb2_grpc.ContinuousStub(channel).List(
-                continuous_pb2.ListRequest()
-            )
+            reply = await stub_of(CONTINUOUS, channel).List(continuous_pb2.ListRequest())
         return str(reply.ccqs[0].id)
 
     async def _up_to_now(self, ccq_id: str) -> str:
         """The token of a reader that has everything so far."""
         token, more = "", True
         async with self._channel() as channel:
-            stub = continuous_pb2_grpc.ContinuousStub(channel)
+            stub = stub_of(CONTINUOUS, channel)
             while more:
                 asked = continuous_pb2.FetchRequest(ccq_id=ccq_id, token=token)
                 parts = [part async for part in stub.Fetch(asked)]

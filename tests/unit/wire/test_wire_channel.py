@@ -16,7 +16,8 @@ from galileo.wire.channel import (
     open_channel,
     server_options,
 )
-from galileo.wire.v1 import query_pb2, query_pb2_grpc
+from galileo.wire.services import QUERY, add_service, stub_of
+from galileo.wire.v1 import query_pb2
 
 QUICK_MS = 1_000
 IDLE_S = 3.6
@@ -24,7 +25,7 @@ PART_BYTES = 64 << 10
 HTTP2_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
 
-class Thoughtful(query_pb2_grpc.QueryServicer):
+class Thoughtful:
     """Answers in two parts, and sends nothing for long between them."""
 
     async def Run(
@@ -46,13 +47,11 @@ async def test_channel_idle_stream_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(channel, "_COMMON", quicker)
     options = [(k, QUICK_MS // 2 if v == KEEPALIVE_MS // 2 else v) for k, v in server_options()]
     server = grpc.aio.server(options=options)
-    query_pb2_grpc.add_QueryServicer_to_server(Thoughtful(), server)
+    add_service(QUERY, Thoughtful(), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     async with open_channel(address) as line:
-        parts = [
-            part async for part in query_pb2_grpc.QueryStub(line).Run(query_pb2.QueryRequest())
-        ]
+        parts = [part async for part in stub_of(QUERY, line).Run(query_pb2.QueryRequest())]
     await server.stop(None)
     assert [part.labels for part in parts] == [b"at once", b"at last"]
 
@@ -86,7 +85,7 @@ async def test_channel_slow_handshake_connects() -> None:
         await closed.wait()
 
 
-class Endless(query_pb2_grpc.QueryServicer):
+class Endless:
     """Answers as long as the reader takes something.
 
     Attributes:
@@ -109,13 +108,13 @@ async def test_channels_with_a_fixed_window_receive_little_ahead_of_a_stopped_re
     """Also after much was read fast, which makes gRPC's own window several MiB large."""
     servicer = Endless()
     server = grpc.aio.server(options=server_options())
-    query_pb2_grpc.add_QueryServicer_to_server(servicer, server)
+    add_service(QUERY, servicer, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     ahead = {}
     for has_fixed_window in (True, False):
         channels = Channels(has_fixed_window=has_fixed_window)
-        stub = query_pb2_grpc.QueryStub(channels.get(address))
+        stub = stub_of(QUERY, channels.get(address))
         fast = stub.Run(query_pb2.QueryRequest())
         for _ in range(512):
             await fast.read()
