@@ -12,8 +12,8 @@ from galileo.client.async_channels import AsyncChannels
 from galileo.client.numbered_rows import change_row
 from galileo.client.results import Delivery
 from galileo.cursor import EMPTY_CURSOR
-from galileo.errors import DatasetExists, Forbidden, UnknownDataset
-from galileo.model.broker import BROKERS, Broker, Into, check_circles, unknown_broker
+from galileo.errors import DatasetExists, UnknownDataset
+from galileo.model.broker import BROKERS, Broker, unknown_broker
 from galileo.model.channel import (
     BROKER,
     FAILED_AT,
@@ -57,9 +57,6 @@ class AsyncBrokers(AsyncChannels):
         instance_of(Broker, broker, "a broker, such as galileo.Broker('mail')")
         with suppress(DatasetExists):  # Of another definition, the upsert refuses the columns.
             await self.create_table(BROKERS)  # Who may not create brokers is refused here.
-        if isinstance(broker.sink, Into):
-            others = [other for other in await self.brokers() if other.name != broker.name]
-            check_circles(await self.channels(), [*others, broker])
         definition = json.dumps(broker.to_dict())
         await change_row(self, BROKERS, broker.name, definition=definition, paused="")
 
@@ -135,10 +132,6 @@ class AsyncBrokers(AsyncChannels):
         ends = {one.partition: one.execution for one in await self.describe_channel(channel)}
         found = [_delivery(known, row, ends) for row in stored.rows.to_pylist()]
         return sorted(found, key=lambda one: one.broker)
-
-    async def _check_sinks(self, channel: Channel) -> None:
-        with suppress(Forbidden):  # Who may not read brokers may create channels.
-            check_circles([*await self.channels(), channel], await self.brokers())
 
     async def _change_broker(self, name: str, **changes: Any) -> None:
         names = [broker.name for broker in await self.brokers()]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from string import Formatter
 from typing import Any, ClassVar, TypeAlias
@@ -344,15 +344,38 @@ def check_brokers(patterns: Sequence[str], names: pa.Array | pa.ChunkedArray) ->
         )
 
 
-def check_names(names: Iterable[str | None]) -> None:
-    """Raises InvalidObservations if one of some texts is no name of a broker; null may stand."""
-    for name in names:
-        if name is not None and not NAME.fullmatch(name):
-            raise InvalidObservations(
-                "expected the name of a broker, of at most 200 characters without '/', got "
-                f"{name!r:.200}",
-                expected="broker_name",
-            )
+def check_names(names: pa.Array | pa.ChunkedArray) -> None:
+    """Raises InvalidObservations if one of some texts is no name of a broker; null may stand.
+
+    Values of other types are not checked.
+    """
+    if not (pa.types.is_string(names.type) or pa.types.is_large_string(names.type)):
+        return
+    wrong = names.filter(pc.invert(pc.match_substring_regex(names, rf"\A{NAME.pattern}\z")))
+    if len(wrong):
+        raise InvalidObservations(
+            "expected the name of a broker, of at most 200 characters without '/', got "
+            f"{wrong[0].as_py()!r:.200}",
+            expected="broker_name",
+        )
+
+
+def brokers_of(rows: pa.Table) -> dict[str, Broker]:
+    """The brokers in rows of `BROKERS`, by name, without those that were dropped.
+
+    Raises:
+        InvalidSchema: a definition is none.
+    """
+    pairs = zip(*(rows.column(name).to_pylist() for name in ("name", "definition")), strict=True)
+    return {name: Broker.from_json(text) for name, text in pairs if text}
+
+
+def check_changed(
+    channels: Sequence[Channel], brokers: Mapping[str, Broker], rows: pa.Table
+) -> None:
+    """Raises InputError if rows of `BROKERS` make a broker that `check_circles` refuses."""
+    kept = brokers.keys() - set(rows.column("name").to_pylist())
+    check_circles(channels, [*map(brokers.__getitem__, kept), *brokers_of(rows).values()])
 
 
 def check_circles(channels: Sequence[Channel], brokers: Sequence[Broker]) -> None:

@@ -35,7 +35,15 @@ from galileo.errors import (
     UnknownDataset,
     UnknownProperty,
 )
-from galileo.model.channel import SUBSCRIPTIONS, Channel, channel_of
+from galileo.model.broker import (
+    BROKERS,
+    Broker,
+    brokers_of,
+    check_changed,
+    check_circles,
+    check_names,
+)
+from galileo.model.channel import BROKER, SUBSCRIPTIONS, Channel, channel_of
 from galileo.model.retention import (
     HeldBack,
     Removed,
@@ -432,7 +440,8 @@ class StorageNode:
 
         Raises:
             UnknownDataset, InputError: there is no such dataset, or the template is none of it; or
-                one of the tables is missing, or a step or a lookup does not fit it.
+                one of the tables is missing, or a step or a lookup does not fit it; or brokers
+                would store the channel's notifications where it reads.
             DatasetExists: the channel exists, or one of its tables, with rows.
         """
         with contextlib.suppress(UnknownDataset):
@@ -448,6 +457,8 @@ class StorageNode:
             partitions=len(self.topology.partitions),
             references=list(tables.values()),
         )
+        brokers = await self._brokers()
+        check_circles([*self.catalog.channels.values(), bound], [*brokers.values()])
         for table in bound.tables:
             try:
                 await self.create_dataset(table)
@@ -460,13 +471,32 @@ class StorageNode:
         """The table of a name. Raises UnknownDataset or InputError if there is none."""
         return self.catalog.table_shard((await self.stored_named(name)).key).schema
 
-    async def subscription_check(self, table: StoredSchema) -> Callable[[pa.Table], None] | None:
-        """What checks the rows of a channel's subscriptions; None for other tables.
+    async def row_check(self, table: StoredSchema) -> Callable[[pa.Table], None] | None:
+        """What checks rows of the brokers, or of a channel's subscriptions; None for other tables.
 
-        It raises InvalidObservations if a subscription lacks a parameter, or has none that fits.
+        It raises InputError if a sink of a broker leads back to a channel of the broker, if a
+        subscription lacks a parameter, or has none that fits, or a broker of a wrong name.
         """
+        if _is_brokers(table):
+            return partial(check_changed, [*self.catalog.channels.values()], await self._brokers())
         channel = await self.channel_of(table) if table.name.endswith(SUBSCRIPTIONS) else None
-        return None if channel is None else self.channels.query(channel).check
+        if channel is None:
+            return None
+        query = self.channels.query(channel)
+
+        def check(rows: pa.Table) -> None:
+            query.check(rows)
+            check_names(rows.column(BROKER))
+
+        return check
+
+    async def _brokers(self) -> dict[str, Broker]:
+        """The brokers of the partitions that can be reached, by name."""
+        key = self.catalog.key_of(BROKERS.name)
+        if key is None or not _is_brokers(self.catalog.stored_shard(key).schema):
+            return {}
+        async with aclosing(self.tables.read(TableTask(key), is_partial=True)) as parts:
+            return {name: b async for part in parts for name, b in brokers_of(part.rows).items()}
 
     async def channel_of(self, table: StoredSchema) -> Channel | None:
         """The channel that a table belongs to; None if it belongs to none."""
@@ -933,3 +963,10 @@ class StorageNode:
         self._syncing.shutdown(wait=True)
         await asyncio.to_thread(self.samplers.close)
         self.store.close()
+
+
+def _is_brokers(table: StoredSchema) -> bool:
+    return isinstance(table, Table) and (table.name, table.columns) == (
+        BROKERS.name,
+        BROKERS.columns,
+    )

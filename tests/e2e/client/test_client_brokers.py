@@ -229,8 +229,15 @@ def test_a_sink_into_the_source_of_its_channel_is_refused(
     source, target = f"air-{channel}", fresh_name("fed")
     features = [galileo.Feature("number", type="int"), galileo.Feature("pm10")]
     client.create_dataset(galileo.Schema(target, features, geohash_precision=3))
+    own = galileo.Broker("own", galileo.Into(source), channels=[channel])
     with pytest.raises(InputError, match="circle"):
-        client.create_broker(galileo.Broker("own", galileo.Into(source), channels=[channel]))
+        client.create_broker(own)
+    row = {"name": ["own"], "definition": [json.dumps(own.to_dict())], "paused": [""]}
+    with pytest.raises(InputError, match="circle"):
+        client.upsert("galileo.brokers", row)
+    with pytest.raises(InvalidSchema, match="expected a broker"):
+        client.upsert("galileo.brokers", row | {"definition": ["{}"]})
+    assert "own" not in [broker.name for broker in client.brokers()]
     client.create_broker(galileo.Broker("first", galileo.Into(target), channels=[channel]))
     client.create_broker(galileo.Broker("second", galileo.Into(source), channels=["later"]))
     with pytest.raises(InputError, match="circle"):
@@ -247,6 +254,9 @@ def test_subscriptions_have_brokers_that_could_be_created(
     ):
         with pytest.raises(InputError, match="name of a broker"):
             client.subscribe(channel, rows, broker=broker)
+    straight = {"id": ["a"], "least": [1.0], "broker": ["ops/a"]}
+    with pytest.raises(InputError, match="name of a broker"):
+        client.upsert(f"{channel}.subscriptions", straight)
 
 
 @pytest.mark.usefixtures("worker")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import galileo
@@ -154,5 +155,6 @@ def test_subscriptions_name_brokers_that_could_be_created(name: str) -> None:
     with pytest.raises(InvalidSchema):
         Broker(name)
     with pytest.raises(InvalidObservations):
-        check_names(["ops", None, name])
-    check_names(["ops", None])
+        check_names(pa.array(["ops", None, name]))
+    check_names(pa.chunked_array([["ops", None]]))
+    check_names(pa.array([1]))
