@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pv
@@ -129,10 +131,9 @@ class CsvFile:
             blocks = _blocks(self.path, self.options.encoding)
             kept = next(blocks, b"")[self.start :]
             newline = b"\n" if b"\n" in kept or b"\r" not in kept else b"\r"
-            quote = self.options.quote
-            rows = rows_pattern(self.separator, quote, newline)
+            quote, separator = self.options.quote, self.separator
             for block in itertools.chain(blocks, [b""]):
-                end = end_of_rows(kept, rows, newline, quote) if block else len(kept)
+                end = end_of_rows(kept, separator, quote, newline) if block else len(kept)
                 if end:
                     yield kept[:end] if is_plain else _blank_separated_bytes(kept[:end], self)
                 kept = kept[end:] + block
@@ -292,22 +293,34 @@ def _is_gzip(path: Path) -> bool:
         return file.read(2) == b"\x1f\x8b"
 
 
-def rows_pattern(separator: str, quote: str, newline: bytes) -> re.Pattern[bytes]:
-    """Matches whole rows. As in Arrow, a quotation begins where a field begins."""
-    q = re.escape(quote.encode())
-    within = b"[^" + re.escape(separator.encode()) + rb"\t\n\r]"
-    quoted = rb"(?<!%b)%b[^%b]*+(?:%b%b[^%b]*+)*+%b" % (within, q, q, q, q, q, q)
-    parts = (rb"[^%b%b]++" % (q, newline), quoted, b"(?<=%b)%b" % (within, q))
-    # No group is captured: in Python 3.11, possessive repetitions of such groups fail.
-    return re.compile(b"(?:(?:%b)*+%b)*+" % (b"|".join(parts), newline))
-
-
-def end_of_rows(data: bytes, rows: re.Pattern[bytes], newline: bytes, quote: str) -> int:
+def end_of_rows(data: bytes, separator: str, quote: str, newline: bytes) -> int:
     """The number of bytes up to the end of the last row."""
     if quote.encode() not in data:
         return data.rfind(newline) + 1
-    match = rows.match(data)
-    return match.end() if match and match[0].endswith(newline) else 0
+    characters = np.frombuffer(data, np.uint8)
+    marks = _quotation_marks(characters, separator, quote)
+    ends = np.flatnonzero(characters == ord(newline))
+    ends = ends[np.searchsorted(marks, ends) % 2 == 0]
+    return int(ends[-1]) + 1 if len(ends) else 0
+
+
+def _quotation_marks(
+    characters: npt.NDArray[np.uint8], separator: str, quote: str
+) -> npt.NDArray[np.int64]:
+    """The places of the marks that begin or end quotations; two in a quotation end and begin it.
+
+    As in Arrow, a quotation begins where a field begins, and other marks are text.
+    """
+    marks = np.flatnonzero(characters == ord(quote))
+    before = characters[marks - 1]
+    begins = np.isin(before, list(f"{separator}\t\n\r".encode())) | (marks == 0)
+    if (begins | (before == ord(quote)))[::2].all():
+        return marks
+    places = [-1]
+    for mark, is_begin in zip(marks.tolist(), begins.tolist(), strict=True):
+        if is_begin or len(places) % 2 == 0 or places[-1] == mark - 1 >= 0:
+            places.append(mark)
+    return np.array(places[1:])
 
 
 def _blank_separated(separator: str, line: str) -> str:

@@ -8,6 +8,7 @@ characters stands in backquotes: `` `Temp (C)` * 2 ``.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class Call:
 
     def __str__(self) -> str:
         texts = [str(argument) for argument in self.arguments]
-        if self.function in _POWERS:
+        if self.function in _SIGNS.values():
             return f"({texts[0]} {self.function} {texts[1]})"
         return f"{self.function}({', '.join(texts)})"
 
@@ -104,8 +105,7 @@ _OPERATORS = {
     "/": Function(2, 2, _divide),
     NEGATIVE: Function(1, 1, np.negative),
 }
-_POWERS = {"+": 1, "-": 1, "*": 2, "/": 2}
-_UNARY_POWER = 3
+_SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 # --- parsing ---------------------------------------------------------------------------------
@@ -122,7 +122,6 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 Token = tuple[str, str]
-_END: Token = ("end", "")
 
 
 def parse(text: str) -> Expression:
@@ -131,10 +130,17 @@ def parse(text: str) -> Expression:
     Raises:
         InputError: it writes none; says where, and what was expected there.
     """
-    parser = _Parser(text, list(_tokens(text)))
-    expression = parser.expression(0)
-    parser.expect("end", "")
-    return expression
+    tokens = list(_tokens(text))
+    # Names and texts are written as Python does not write them, so Python parses their numbers.
+    words = [token if kind == "sign" else f"_{i}" for i, (kind, token) in enumerate(tokens)]
+    try:
+        return _from_tree(ast.parse(" ".join(words), mode="eval").body, tokens, text=text)
+    except SyntaxError as error:
+        raise InputError(
+            "expected an expression such as hypot(u10, v10) or (t - 32) * 5 / 9, got "
+            f"{text!r}: {error.msg}",
+            expected="expression",
+        ) from error
 
 
 def _tokens(text: str) -> Iterator[Token]:
@@ -161,81 +167,44 @@ def _tokens(text: str) -> Iterator[Token]:
         position = match.end()
 
 
-class _Parser:
-    """Operator precedence over tokens."""
+def _from_tree(tree: ast.expr, tokens: list[Token], *, text: str) -> Expression:
+    """The expression of a syntax tree whose names are the numbers of tokens."""
 
-    def __init__(self, text: str, tokens: list[Token]) -> None:
-        self._text = text
-        self._tokens = [*reversed(tokens)]
+    def token(name: str) -> Token:
+        return tokens[int(name[1:])]
 
-    def expression(self, power: int) -> Expression:
-        """Up to an operator that binds no more tightly than `power`."""
-        left = self._operand()
-        while self._next[0] == "sign" and _POWERS.get(self._next[1], 0) > power:
-            operator = self._take()[1]
-            left = Call(operator, (left, self.expression(_POWERS[operator])))
-        return left
+    def build(tree: ast.expr) -> Expression:
+        match tree:
+            case ast.Name(name):
+                kind, word = token(name)
+                if kind == "number":
+                    return Literal(int(word) if word.isdigit() else float(word))
+                return Name(word) if kind in ("name", "quoted") else Literal(word)
+            case ast.BinOp(left, operator, right) if type(operator) in _SIGNS:
+                return Call(_SIGNS[type(operator)], (build(left), build(right)))
+            case ast.UnaryOp(ast.USub(), operand):
+                negated = build(operand)
+                if isinstance(negated, Literal) and not isinstance(negated.value, str):
+                    return Literal(-negated.value)
+                return Call(NEGATIVE, (negated,))
+            case ast.Call(ast.Name(name), arguments, []) if token(name)[0] == "name":
+                built = [build(argument) for argument in arguments]
+                _check_call(token(name)[1], built, text=text)
+                return Call(token(name)[1], tuple(built))
+        raise SyntaxError("it has something other than names, numbers, texts and functions")
 
-    def expect(self, kind: str, text: str) -> None:
-        if self._take() != (kind, text):
-            expected = f"{text!r}" if text else "an operator or the end"
-            raise InputError(
-                f"expected {expected} in the expression {self._text!r}", expected="token"
-            )
+    return build(tree)
 
-    def _operand(self) -> Expression:
-        kind, text = self._take()
-        if kind == "number":
-            return Literal(int(text) if text.isdigit() else float(text))
-        if kind in ("text", "single"):
-            return Literal(text)
-        if kind == "quoted":
-            return Name(text)
-        if kind == "name":
-            return self._call(text) if self._next == ("sign", "(") else Name(text)
-        if (kind, text) == ("sign", "-"):
-            operand = self.expression(_UNARY_POWER)
-            if isinstance(operand, Literal) and not isinstance(operand.value, str):
-                return Literal(-operand.value)
-            return Call(NEGATIVE, (operand,))
-        if (kind, text) == ("sign", "("):
-            inner = self.expression(0)
-            self.expect("sign", ")")
-            return inner
+
+def _check_call(name: str, arguments: list[Expression], *, text: str) -> None:
+    function = FUNCTIONS.get(name)
+    if function is None:
         raise InputError(
-            f"expected a name, a number or a text in the expression {self._text!r}",
-            expected="operand",
+            f"expected one of the functions {', '.join(sorted(FUNCTIONS))}, got {name!r} in "
+            f"{text!r}",
+            expected="function",
+            name=name,
         )
-
-    def _call(self, name: str) -> Expression:
-        if name not in FUNCTIONS:
-            raise InputError(
-                f"expected one of the functions {', '.join(sorted(FUNCTIONS))}, got {name!r} in "
-                f"{self._text!r}",
-                expected="function",
-                name=name,
-            )
-        self._take()
-        arguments: list[Expression] = []
-        if self._next != ("sign", ")"):
-            arguments.append(self.expression(0))
-        while self._next == ("sign", ","):
-            self._take()
-            arguments.append(self.expression(0))
-        self.expect("sign", ")")
-        _check_arguments(name, arguments, text=self._text)
-        return Call(name, tuple(arguments))
-
-    @property
-    def _next(self) -> Token:
-        return self._tokens[-1] if self._tokens else _END
-
-    def _take(self) -> Token:
-        return self._tokens.pop() if self._tokens else _END
-
-
-def _check_arguments(name: str, arguments: list[Expression], *, text: str) -> None:
-    function = FUNCTIONS[name]
     if not function.least <= len(arguments) <= function.most:
         count = f"{function.least}"
         if function.most != function.least:

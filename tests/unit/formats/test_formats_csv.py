@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from galileo.errors import GalileoWarning, InputError, InvalidObservations, UnknownProperty
 from galileo.formats import CsvOptions, Mapping, open_source, suggest_schema
 from galileo.formats.bad_rows import BAD_ROWS_MAX
-from galileo.formats.csv import end_of_rows, rows_pattern
+from galileo.formats.csv import end_of_rows
 from galileo.formats.source import BATCH_BYTES_MAX, skipped_words
 from galileo.formats.table_files import open_rows
 from galileo.model.schema import Feature, Schema
@@ -331,7 +331,7 @@ def test_pieces_end_where_rows_end(text: str) -> None:
         is_quoted = character == '"' and is_start
         is_start = character in ",\n\r"
         end = number + 1 if character == "\n" else end
-    assert end_of_rows(data, rows_pattern(",", '"', b"\n"), b"\n", '"') == end
+    assert end_of_rows(data, ",", '"', b"\n") == end
 
 
 @pytest.mark.parametrize("reader", ["dataset", "table"])
