@@ -1,7 +1,8 @@
-"""What many modules do with arrays: plain columns, columns in one piece, repeated rows."""
+"""What many modules do with arrays: plain columns, columns in one piece, batches, repeated rows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import InputError, reason_of
+
+BATCH_BYTES_MAX = 32 << 20
+"""Arrow bytes of a batch; batches with many columns or long texts have fewer rows."""
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
@@ -96,6 +100,40 @@ def held_by_floats(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.bool_]:
     lowest_bit = size & (~size + np.uint64(1))
     held: npt.NDArray[np.bool_] = size // np.maximum(lowest_bit, 1) <= 1 << 53
     return held
+
+
+def rebatch(tables: Iterator[pa.Table], *, rows_max: int) -> Iterator[pa.Table]:
+    """The rows in tables of `rows_max`; of fewer if they exceed `BATCH_BYTES_MAX`."""
+    buffer: list[pa.Table] = []
+    rows = size = 0
+    for table in tables:
+        buffer.append(table)
+        rows += table.num_rows
+        size += table.nbytes
+        if rows < rows_max and size < BATCH_BYTES_MAX:
+            continue
+        joined = pa.concat_tables(buffer)
+        whole = rows if size >= BATCH_BYTES_MAX else rows - rows % rows_max
+        for start in range(0, whole, rows_max):
+            yield from _concat(joined.slice(start, min(rows_max, whole - start)))
+        buffer, rows = [joined.slice(whole)], rows - whole
+        size = buffer[0].nbytes
+    if rows:
+        yield from _concat(pa.concat_tables(buffer))
+
+
+def _concat(table: pa.Table) -> Iterator[pa.Table]:
+    return (piece.combine_chunks() for piece in split_by_bytes(table))
+
+
+def split_by_bytes(table: pa.Table) -> Iterator[pa.Table]:
+    """Splits a table in halves until each has at most `BATCH_BYTES_MAX` or one row."""
+    if table.num_rows <= 1 or table.nbytes <= BATCH_BYTES_MAX:
+        yield table
+        return
+    half = table.num_rows // 2
+    yield from split_by_bytes(table.slice(0, half))
+    yield from split_by_bytes(table.slice(half))
 
 
 def run_of_rows(values: pa.RunEndEncodedArray) -> npt.NDArray[np.int64]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from galileo.arrays import split_by_bytes
 from galileo.client.arguments import check_progress, dataset_name, instance_of, shown
 from galileo.client.async_observations import AsyncObservations
 from galileo.client.geometry_objects import with_wkb
@@ -23,7 +24,7 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError, InputError
 from galileo.formats import CsvOptions
 from galileo.formats.memory import is_table, opened, plain_tables
-from galileo.formats.source import BATCH_ROWS, split_by_bytes
+from galileo.formats.source import BATCH_ROWS
 from galileo.formats.table_files import open_rows
 from galileo.geo import geoarrow
 from galileo.labels import from_ipc, to_ipc

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 
+from galileo.arrays import rebatch, split_by_bytes
 from galileo.client.results import Receipt
 from galileo.client.routing import Router
 from galileo.cursor import EMPTY_CURSOR
@@ -35,7 +36,7 @@ from galileo.formats import Mapping as FileMapping
 from galileo.formats import Source, open_source
 from galileo.formats.memory import is_grid, is_table, named_tables, open_grid, open_table, opened
 from galileo.formats.reader import Reader
-from galileo.formats.source import BATCH_ROWS, rebatch, skipped_words, split_by_bytes
+from galileo.formats.source import BATCH_ROWS, skipped_words
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema, has_columns
 from galileo.optional_imports import is_frame, is_series

@@ -12,17 +12,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from galileo.arrays import plain_type
+from galileo.arrays import plain_type, rebatch
 from galileo.errors import InputError
 from galileo.formats.columns import (
-    ColumnReader,
     check_decoded,
     check_width,
     find_columns,
     typed_reader,
 )
 from galileo.formats.mapping import Mapping as FileMapping
-from galileo.formats.source import rebatch
+from galileo.formats.reader import Reader
 from galileo.geo.geoarrow import with_systems
 from galileo.model.observations import is_text
 from galileo.model.schema import COORDINATES
@@ -35,7 +34,7 @@ _DICTIONARY_ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_
 """Encodings of texts that Arrow reads as dictionaries."""
 
 
-def open_parquet(path: Path, mapping: FileMapping) -> ColumnReader:
+def open_parquet(path: Path, mapping: FileMapping) -> Reader:
     with _readable(path, "Parquet"), pq.ParquetFile(path) as file:
         check_width(path, len(file.schema_arrow.names))
         _refuse_geometries(path, file.schema_arrow, mapping)
@@ -106,7 +105,7 @@ def _encodings(metadata: pq.FileMetaData) -> dict[str, set[str]]:
     return encodings
 
 
-def open_arrow(path: Path, mapping: FileMapping) -> ColumnReader:
+def open_arrow(path: Path, mapping: FileMapping) -> Reader:
     with _readable(path, "Arrow IPC"), pa.OSFile(str(path)) as file:
         schema = (
             pa.ipc.open_file(file).schema if _is_file(path) else pa.ipc.open_stream(file).schema

@@ -6,16 +6,22 @@ import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
-import pyarrow as pa
 
-from galileo.errors import InputError
+from galileo.errors import InputError, InvalidObservations
 from galileo.formats.csv_options import CsvOptions
+from galileo.formats.expressions import Columns
+
+Result = TypeVar("Result")
 
 HEADER = ["file", "line", "mistake", "row"]
 BAD_ROWS_MAX = 1000
 """Rows with a wrong value in a file; with more, the options are wrong rather than the rows."""
+
+DIVIDED_ROWS = 256
+"""Rows that are divided to find bad ones among them; of fewer, the bad ones are taken singly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +62,17 @@ class BadRows:
         path: of the CSV file that gets them; several files can share it.
         source: path of the file.
         records: reads the rows of the file one by one.
+
+    Attributes:
+        mistakes: what is wrong, by the number of the row.
+        notes: a message about the bad rows of the latest pass, if there are any.
     """
 
     path: Path
     source: Path
     records: Callable[[], Iterator[Record]]
     mistakes: dict[int, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -84,19 +95,35 @@ class BadRows:
                 bound=BAD_ROWS_MAX,
             )
 
-    def are_good(self, first_row: int, rows: int) -> pa.Array:
-        """Which of some rows have no mistake."""
-        good = np.ones(rows, dtype=bool)
-        bad = [row - first_row for row in self.mistakes if first_row <= row < first_row + rows]
-        good[bad] = False
-        return pa.array(good)
+    def evaluate(
+        self, columns: Columns, evaluate: Callable[[Columns], Result], *, first_row: int
+    ) -> Result:
+        """What a function makes of the good ones of some rows; the bad ones are noted.
 
-    def write(self) -> list[str]:
-        """Writes all bad rows of the file, and removes what an earlier pass wrote about it.
-
-        Returns:
-            A message about them, if there are any.
+        Raises:
+            InvalidObservations: all rows are wrong, such as those of a column of another type.
         """
+        good = np.ones(columns.rows, dtype=bool)
+        pending = [np.arange(columns.rows)]
+        while pending:
+            rows = pending.pop()
+            try:
+                result = evaluate(columns.take(rows))
+            except InvalidObservations as error:
+                row = error.details.get("row")
+                if row is None:
+                    raise
+                if len(rows) > DIVIDED_ROWS:
+                    pending += np.array_split(rows, 2)[::-1]
+                else:
+                    words = error.message.replace(f" in row {row}", "").partition("; ")[0]
+                    self.add(first_row + int(rows[row]), words)
+                    good[rows[row]] = False
+                    pending.append(np.delete(rows, row))
+        return result if len(rows) == columns.rows else evaluate(columns.take(np.flatnonzero(good)))
+
+    def write(self) -> None:
+        """Writes all bad rows of the file, and removes what an earlier pass wrote about it."""
         row, rows = 0, self._of_other_files()
         others = len(rows)
         for record in self.records():
@@ -108,7 +135,8 @@ class BadRows:
             csv.writer(file).writerows([HEADER, *rows])
         count = len(rows) - others
         noun = "row was" if count == 1 else "rows were"
-        return [f"{count:,} bad {noun} left out and written to {self.path}"] if count else []
+        words = f"{count:,} bad {noun} left out and written to {self.path}"
+        self.notes = [words] * bool(count)
 
     def _of_other_files(self) -> list[list[str]]:
         """The bad rows of other files, which the file has already.

@@ -1,38 +1,25 @@
-"""Readers of tables: rows with columns for place, time and features."""
+"""The columns of tables: those of place and time, and those that can be features."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from galileo.arrays import plain_type
-from galileo.errors import InputError, InvalidObservations
-from galileo.formats.bad_rows import BadRows
-from galileo.formats.csv_options import CsvOptions
-from galileo.formats.expressions import Columns, Expression, Literal, Name, parse
+from galileo.errors import InputError
+from galileo.formats.expressions import Expression, Name, parse
 from galileo.formats.expressions import names as expression_names
 from galileo.formats.mapping import Mapping
-from galileo.formats.reader import table_of
-from galileo.formats.type_conversion import (
-    TIME_PARTS,
-    feature_type,
-    null_sentinels,
-    one_array,
-    time_columns,
-    times,
-)
+from galileo.formats.reader import NOWHERE, Coordinates, Reader
+from galileo.formats.type_conversion import TIME_PARTS, feature_type, time_columns
 from galileo.formats.variables import VariableInfo, format_names, unknown_name
 from galileo.model.observations import is_text, text_bytes
 from galileo.model.schema import COORDINATES
-from galileo.model.times import TIME_TYPE, micros
+from galileo.model.times import micros
 
 USUAL_NAMES: dict[str, tuple[tuple[str, ...], ...]] = {
     "latitude": (("latitude",), ("lat",), ("y",)),
@@ -53,139 +40,6 @@ DECODED_BYTES_MAX = 256 << 20
 IDENTIFIER_ROWS_MIN = 20
 IDENTIFIER_SHARE = 0.5
 
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Coordinates:
-    """The sources of coordinates; `time` as in `Mapping`, empty if it is constant.
-
-    Attributes:
-        error: says which of them is missing; None if none is.
-    """
-
-    latitude: Expression
-    longitude: Expression
-    time: str
-    constant_us: int | None
-    error: InputError | None = None
-
-    @property
-    def roles(self) -> dict[str, str]:
-        """The coordinate of each column."""
-        times = time_columns(self.time) if self.time else ()
-        return (
-            dict.fromkeys(times, "time")
-            | dict.fromkeys(expression_names(self.longitude), "longitude")
-            | dict.fromkeys(expression_names(self.latitude), "latitude")
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnReader:
-    """A `Reader` of a table that can be scanned by column names.
-
-    Attributes:
-        others: columns that cannot be features, such as lists.
-        csv: how a CSV file is written; None for others.
-        names: of all columns, where `infos` are costly.
-        line_of: the line of a row, where rows have lines.
-        bad_rows: collects rows with a mistake; None where a mistake is an error.
-    """
-
-    coordinates: Coordinates
-    infos: Collection[VariableInfo]
-    rows: int | None
-    scan: Callable[[Sequence[str]], Iterable[pa.Table]]
-    mapping: Mapping
-    others: tuple[str, ...] = ()
-    csv: CsvOptions | None = None
-    names: tuple[str, ...] = ()
-    line_of: Callable[[int], int] | None = None
-    bad_rows: BadRows | None = None
-
-    def named_variables(self) -> Sequence[VariableInfo]:
-        """The variables, perhaps without their types: quick, and enough where types are known."""
-        if not self.names:
-            return self.variables()
-        roles = self.coordinates.roles
-        return [VariableInfo(name) for name in self.names if name not in roles]
-
-    def variables(self) -> Sequence[VariableInfo]:
-        return [info for info in self.infos if info.name not in self.coordinates.roles]
-
-    def coordinate_variables(self) -> Sequence[VariableInfo]:
-        roles = self.coordinates.roles
-        return [replace(info, role=roles[info.name]) for info in self.infos if info.name in roles]
-
-    def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        if self.coordinates.error is not None:
-            raise self.coordinates.error
-        sources = tuple(dict.fromkeys((*self.coordinates.roles, *names)))
-        first_row = 0
-        if self.bad_rows is not None:
-            self.bad_rows.mistakes.clear()
-        for table in self.scan(sources):
-            columns = {
-                name: null_sentinels(one_array(table.column(name)), self.mapping.sentinels(name))
-                for name in sources
-            }
-            rows = Columns(columns, table.num_rows, first_row, self.csv)
-            coordinates = evaluate_rows(
-                rows, partial(_evaluate_coordinates, self.coordinates), self.bad_rows
-            )
-            yield table_of(coordinates, [columns[name] for name in names], names=names)
-            first_row += table.num_rows
-
-
-def _evaluate_coordinates(where: Coordinates, columns: Columns) -> list[pa.Array]:
-    degrees = [columns.evaluate(e, "float") for e in (where.latitude, where.longitude)]
-    if where.constant_us is not None:
-        return [*degrees, pa.repeat(pa.scalar(where.constant_us, TIME_TYPE), columns.rows)]
-    parts = [columns.arrays[name] for name in time_columns(where.time)]
-    return [*degrees, times(parts, where.time, first_row=columns.first_row, csv=columns.csv)]
-
-
-def evaluate_rows(
-    columns: Columns, evaluate: Callable[[Columns], Result], bad_rows: BadRows | None
-) -> Result:
-    """What `evaluate` makes of some rows; bad rows are noted, and null in all columns."""
-    while True:
-        try:
-            return evaluate(columns)
-        except InvalidObservations as error:
-            row = error.details.get("row", -1) - columns.first_row
-            if bad_rows is None or not 0 <= row < columns.rows:
-                raise
-            words = error.message.replace(f" in row {row + columns.first_row}", "")
-            bad_rows.add(row + columns.first_row, words.partition("; ")[0])
-            is_bad = np.arange(columns.rows) == row
-            arrays = {
-                name: pc.if_else(is_bad, pa.scalar(None, array.type), array)
-                for name, array in columns.arrays.items()
-            }
-            columns = replace(columns, arrays=arrays)
-
-
-def located(
-    error: InvalidObservations, line_of: Callable[[int], int] | None
-) -> InvalidObservations:
-    """The error with the number of the line, if the rows of the file have lines."""
-    row = error.details.get("row")
-    if line_of is None or row is None or "line" in error.details:
-        return error
-    line = line_of(row)
-    if not line:
-        return error
-    words = error.message.replace(f" in row {row}", f" in line {line}")
-    details = {**error.details, "line": line}
-    if re.search(r"'[-+]?[0-9.]*,[0-9]+'", words):
-        remedy = "csv_decimal"
-    else:
-        remedy = "csv_units" if row == 0 else ""
-    details["remedy"] = f"{details.get('remedy', '')} {remedy}".strip()
-    return type(error)(words, **details)
-
 
 def typed_reader(
     schema: pa.Schema,
@@ -193,16 +47,10 @@ def typed_reader(
     mapping: Mapping,
     *,
     rows: int | None = None,
-) -> ColumnReader:
+) -> Reader:
     """A reader of a table whose columns have types."""
     where, others = coordinates_of(mapping, schema.names), other_columns(schema)
-    return ColumnReader(where, typed_variables(schema), rows, scan, mapping, others)
-
-
-def empty_reader(mapping: Mapping) -> ColumnReader:
-    """A reader of a file without rows, which therefore has no names of columns."""
-    nowhere = Coordinates(Literal(0.0), Literal(0.0), "", 0)
-    return ColumnReader(nowhere, (), 0, lambda columns: (), mapping)
+    return Reader(where, typed_variables(schema), rows, scan, others)
 
 
 def coordinates_of(mapping: Mapping, names: Sequence[str]) -> Coordinates:
@@ -219,7 +67,7 @@ def coordinates_of(mapping: Mapping, names: Sequence[str]) -> Coordinates:
             constant,
         )
     except InputError as error:
-        return Coordinates(Literal(0.0), Literal(0.0), "", 0, error)
+        return replace(NOWHERE, error=error)
 
 
 def find_columns(names: Sequence[str], among: Sequence[str] = COORDINATES) -> dict[str, str]:

@@ -30,9 +30,10 @@ import pyarrow.csv as pv
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.bad_rows import BadRows, Record
-from galileo.formats.columns import ColumnReader, check_width, coordinates_of, is_identifier
+from galileo.formats.columns import check_width, coordinates_of, is_identifier
 from galileo.formats.csv_options import CsvOptions
 from galileo.formats.mapping import Mapping
+from galileo.formats.reader import Reader
 from galileo.formats.type_conversion import TypeGuess, null_sentinels, plain_texts
 from galileo.formats.variables import VariableInfo
 
@@ -146,7 +147,7 @@ class CsvFile:
                     )
 
 
-def open_delimited(path: Path, mapping: Mapping) -> ColumnReader:
+def open_delimited(path: Path, mapping: Mapping) -> Reader:
     """A reader of a CSV file. Types are guessed from all rows, once they are asked for.
 
     Raises:
@@ -154,12 +155,11 @@ def open_delimited(path: Path, mapping: Mapping) -> ColumnReader:
     """
     file = open_csv(path, mapping.csv)
     guesses = _Guesses(file, mapping)
-    return ColumnReader(
+    return Reader(
         coordinates_of(mapping, file.names),
         guesses,
         _estimate_rows(file),
         file.scan,
-        mapping,
         csv=mapping.csv,
         names=file.names,
         line_of=file.line_of,

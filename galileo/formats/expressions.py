@@ -289,14 +289,17 @@ class Columns:
     """The variables of some rows, as their file has them.
 
     Attributes:
-        first_row: number of the first of them within the file, for messages.
         csv: how a CSV file writes them; None for other files.
     """
 
     arrays: Mapping[str, pa.Array]
     rows: int
-    first_row: int
     csv: CsvOptions | None = None
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Columns:
+        """Some of the rows, by their numbers."""
+        arrays = {name: array.take(pa.array(rows)) for name, array in self.arrays.items()}
+        return Columns(arrays, len(rows), self.csv)
 
     def evaluate(self, expression: Expression, kind: FeatureType) -> pa.Array:
         """The values of an expression, of the Arrow type of `kind`.
@@ -339,4 +342,4 @@ class Columns:
     def _converted(self, array: pa.Array, kind: FeatureType, source: Expression) -> pa.Array:
         if self.csv is not None and kind != "text":
             array = plain_texts(array, self.csv)
-        return convert(array, kind, name=str(source), first_row=self.first_row)
+        return convert(array, kind, name=str(source))

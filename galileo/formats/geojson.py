@@ -17,15 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from galileo.errors import InputError, InvalidObservations
-from galileo.formats.columns import (
-    ColumnReader,
-    check_width,
-    empty_reader,
-    is_identifier,
-    typed_reader,
-)
+from galileo.formats.columns import check_width, is_identifier, typed_reader
 from galileo.formats.mapping import Mapping
 from galileo.formats.memory_file import is_memory_file
+from galileo.formats.reader import NOWHERE, Reader
 from galileo.model.schema import COORDINATES
 
 FILE_BYTES_MAX = 1 << 30
@@ -47,7 +42,7 @@ _IS_BETWEEN = np.isin(np.arange(256), list(b" \t\r\n}"))
 """Bytes outside of objects, with the last one of each."""
 
 
-def open_geojson(path: Path, mapping: Mapping) -> ColumnReader:
+def open_geojson(path: Path, mapping: Mapping) -> Reader:
     """A reader of a collection, which is parsed as a whole.
 
     Raises:
@@ -55,11 +50,11 @@ def open_geojson(path: Path, mapping: Mapping) -> ColumnReader:
     """
     features = _features(path)
     if not len(features):
-        return empty_reader(mapping)
+        return Reader(NOWHERE, (), 0, lambda columns: ())
     return json_reader(_flat(path, features), mapping)
 
 
-def json_reader(table: pa.Table, mapping: Mapping, others: tuple[str, ...] = ()) -> ColumnReader:
+def json_reader(table: pa.Table, mapping: Mapping, others: tuple[str, ...] = ()) -> Reader:
     """A reader of a table that was parsed, in which times that are numbers are milliseconds.
 
     Args:

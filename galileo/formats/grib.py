@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as AbstractMapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,10 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.errors import InputError
+from galileo.formats.expressions import Name
 from galileo.formats.grib_fields import POINTS_MAX, Field, Step, open_fields, scan
 from galileo.formats.grib_split import read_fields
 from galileo.formats.mapping import Mapping
-from galileo.formats.reader import library_errors, table_of
+from galileo.formats.reader import Coordinates, Reader, library_errors
 from galileo.formats.variables import VariableInfo, format_names
 from galileo.model.times import TIME_TYPE, micros
 from galileo.optional_imports import library
@@ -44,7 +44,7 @@ _USUAL_SCAN = {
 Floats = npt.NDArray[np.float64]
 
 
-def open_grib(path: Path, mapping: Mapping) -> GribReader:
+def open_grib(path: Path, mapping: Mapping) -> Reader:
     """A reader of a GRIB file.
 
     Raises:
@@ -67,92 +67,78 @@ def open_grib(path: Path, mapping: Mapping) -> GribReader:
         )
     if not fields:
         raise InputError(f"{path} has no GRIB messages", expected="messages")
-    return GribReader(path, fields, others, constant, eccodes)
+    return Reader(
+        Coordinates(
+            Name("latitude"), Name("longitude"), "time" if constant is None else "", constant
+        ),
+        _infos(fields),
+        sum({field.step: field.points for field in fields}.values()),
+        lambda names: _scan(path, fields, names, eccodes=eccodes),
+        others,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class GribReader:
-    """A `Reader` of the fields of one file; `constant_us` is the time of all rows, if any."""
-
-    path: Path
-    fields: Sequence[Field]
-    others: Sequence[str]
-    constant_us: int | None
-    eccodes: Any
-
-    @property
-    def rows(self) -> int:
-        """Points of all steps, for any variables."""
-        return sum({field.step: field.points for field in self.fields}.values())
-
-    def variables(self) -> list[VariableInfo]:
-        """All variables; those on the grid with the most values are the default."""
-        grids = Counter[str]()
-        by_name: dict[str, list[Field]] = defaultdict(list)
-        for field in self.fields:
-            grids[field.step.grid] += field.points
-            by_name[field.variable.name].append(field)
-        largest = grids.most_common(1)[0][0]
-        infos = [_info(name, fields, largest=largest) for name, fields in by_name.items()]
-        member = VariableInfo(MEMBER, description="ensemble member", type="int")
-        members = {field.step.member for field in self.fields}
-        return [*infos, member] if len(members) > 1 else infos
-
-    def coordinate_variables(self) -> Sequence[VariableInfo]:
-        return []
-
-    def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        steps: dict[Step, dict[str, Field]] = defaultdict(dict)
-        for field in self.fields:
-            if field.variable.name in names:
-                steps[field.step][field.variable.name] = field
-        points: dict[str, tuple[Floats, Floats]] = {}
-        with self.path.open("rb") as file, library_errors(self.path, format="GRIB"):
-            for step in sorted(steps):
-                yield self._table(file, step, fields=steps[step], names=names, points=points)
-
-    def _table(
-        self,
-        file: BinaryIO,
-        step: Step,
-        *,
-        fields: AbstractMapping[str, Field],
-        names: Sequence[str],
-        points: dict[str, tuple[Floats, Floats]],
-    ) -> pa.Table:
-        decoded: dict[str, Floats] = {}
-        for place in dict.fromkeys(field.place for field in fields.values()):
-            messages = read_fields(file, place)
-            for name in (name for name, field in fields.items() if field.place == place):
-                with open_fields(self.eccodes, messages[fields[name].number]) as handle:
-                    if step.grid not in points:
-                        points[step.grid] = _points(self.eccodes, handle, self.path)
-                    decoded[name] = _values(self.eccodes, handle, self.path)
-        latitude, longitude = points[step.grid]
-        for name, values in decoded.items():
-            if not len(values) == len(latitude) == len(longitude):
-                raise InputError(
-                    f"expected a value of {name!r} for each of {len(latitude)} points in "
-                    f"{self.path}, got {len(values)}; check or replace it"
-                )
-        time_us = step.valid_us if self.constant_us is None else self.constant_us
-        coordinates = [
-            pa.array(latitude),
-            pa.array(longitude),
-            pa.repeat(pa.scalar(time_us, TIME_TYPE), len(latitude)),
-        ]
-        columns = [_column(name, decoded, step=step, points=len(latitude)) for name in names]
-        return table_of(coordinates, columns, names=names)
+def _infos(fields: Sequence[Field]) -> list[VariableInfo]:
+    """All variables; those on the grid with the most values are the default."""
+    grids = Counter[str]()
+    by_name: dict[str, list[Field]] = defaultdict(list)
+    for field in fields:
+        grids[field.step.grid] += field.points
+        by_name[field.name].append(field)
+    largest = grids.most_common(1)[0][0]
+    infos = [_info(name, named, largest=largest) for name, named in by_name.items()]
+    member = VariableInfo(MEMBER, description="ensemble member", type="int")
+    return [*infos, member] if len({field.step.member for field in fields}) > 1 else infos
 
 
-def _column(
-    name: str, decoded: AbstractMapping[str, Floats], *, step: Step, points: int
-) -> pa.Array:
-    if name in decoded:
-        return pa.array(decoded[name], from_pandas=True)
-    if name == MEMBER:
-        return pa.repeat(pa.scalar(step.member, pa.int64()), points)
-    return pa.nulls(points, pa.float64())
+def _scan(
+    path: Path, fields: Sequence[Field], names: Sequence[str], *, eccodes: Any
+) -> Iterator[pa.Table]:
+    """The rows of each step that has a field of one of the names."""
+    steps: dict[Step, dict[str, Field]] = defaultdict(dict)
+    for field in fields:
+        if field.name in names:
+            steps[field.step][field.name] = field
+    points: dict[str, tuple[Floats, Floats]] = {}
+    with path.open("rb") as file, library_errors(path, format="GRIB"):
+        for step in sorted(steps):
+            columns = _columns(file, step, steps[step], points=points, eccodes=eccodes)
+            rows = len(columns["latitude"])
+            yield pa.table({n: columns.get(n, pa.nulls(rows, pa.float64())) for n in names})
+
+
+def _columns(
+    file: BinaryIO,
+    step: Step,
+    fields: AbstractMapping[str, Field],
+    *,
+    points: dict[str, tuple[Floats, Floats]],
+    eccodes: Any,
+) -> dict[str, pa.Array]:
+    """The coordinates and fields of a step; `points` has those of the grids that were read."""
+    path = Path(file.name)
+    decoded: dict[str, Floats] = {}
+    for place in dict.fromkeys(field.place for field in fields.values()):
+        messages = read_fields(file, place)
+        for name in (name for name, field in fields.items() if field.place == place):
+            with open_fields(eccodes, messages[fields[name].number]) as handle:
+                if step.grid not in points:
+                    points[step.grid] = _points(eccodes, handle, path)
+                decoded[name] = _values(eccodes, handle, path)
+    latitude, longitude = points[step.grid]
+    for name, values in decoded.items():
+        if not len(values) == len(latitude) == len(longitude):
+            raise InputError(
+                f"expected a value of {name!r} for each of {len(latitude)} points in "
+                f"{path}, got {len(values)}; check or replace it"
+            )
+    return {
+        "latitude": pa.array(latitude),
+        "longitude": pa.array(longitude),
+        "time": pa.repeat(pa.scalar(step.valid_us, TIME_TYPE), len(latitude)),
+        MEMBER: pa.repeat(pa.scalar(step.member, pa.int64()), len(latitude)),
+        **{name: pa.array(values, from_pandas=True) for name, values in decoded.items()},
+    }
 
 
 def _info(name: str, fields: Sequence[Field], *, largest: str) -> VariableInfo:

@@ -37,22 +37,10 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
-    """The variable of a field, without time and grid."""
-
-    base: str
-    qualifiers: Qualifiers
-
-    @property
-    def name(self) -> str:
-        return qualified_name(self.base, self.qualifiers)
-
-
-@dataclass(frozen=True, slots=True)
 class Field:
-    """A field: its variable, step, and position in the file."""
+    """A field: the name of its variable, its step, and its position in the file."""
 
-    variable: Variable
+    name: str
     step: Step
     place: MessageOffset
     number: int
@@ -93,8 +81,6 @@ def _fields(eccodes: Any, file: BinaryIO, *, needs_time: bool) -> Iterator[Field
                         f"expected numbers and dates in the GRIB message at byte {place.offset}, "
                         f"got other values: {error}; check or replace the file"
                     ) from error
-                if isinstance(field, Field):
-                    _check_points(field)
                 yield field
 
 
@@ -117,9 +103,18 @@ def _field(
             expected="valid_time",
             offset=place.offset,
         )
+    points = int(get("numberOfPoints"))
+    if not 0 < points <= POINTS_MAX:
+        raise InputError(
+            f"expected 1 to {POINTS_MAX:,} points in the GRIB message at byte {place.offset}, got "
+            f"{points:,}",
+            expected="points",
+            bound=POINTS_MAX,
+            offset=place.offset,
+        )
     reference_us = _time_us(get("dataDate"), get("dataTime")) + get("second", 0) * MICROS
     return Field(
-        variable=Variable(base, ((get("typeOfLevel", "unknown"), _level(get)),)),
+        name=qualified_name(base, ((get("typeOfLevel", "unknown"), _level(get)),)),
         step=Step(
             reference_us=reference_us,
             valid_us=_valid_us(get, reference_us),
@@ -128,23 +123,12 @@ def _field(
         ),
         place=place,
         number=number,
-        points=int(get("numberOfPoints")),
+        points=points,
         interval=_interval(get),
         aliases=tuple(dict.fromkeys((alias, base.lstrip(DIGITS)))) if alias != base else (),
         units=get("units"),
         description=get("name"),
     )
-
-
-def _check_points(field: Field) -> None:
-    if not 0 < field.points <= POINTS_MAX:
-        raise InputError(
-            f"expected 1 to {POINTS_MAX:,} points in the GRIB message at byte "
-            f"{field.place.offset}, got {field.points:,}",
-            expected="points",
-            bound=POINTS_MAX,
-            offset=field.place.offset,
-        )
 
 
 def _names(get: Any) -> tuple[str, str]:
@@ -225,19 +209,14 @@ def _add_months(time_us: int, months: int) -> int:
 
 def _disambiguate(fields: Sequence[Field]) -> list[Field]:
     """Adds the interval, then a number, to names of fields with the same variable and step."""
-    counts = Counter((field.variable, field.step) for field in fields)
-    clashing = {variable for (variable, _), count in counts.items() if count > 1}
-    longer = [_add_qualifiers(f, f.interval) if f.variable in clashing else f for f in fields]
-    seen = Counter[tuple[Variable, Step]]()
+    counts = Counter((field.name, field.step) for field in fields)
+    clashing = {name for (name, _), count in counts.items() if count > 1}
+    seen = Counter[tuple[str, Step]]()
     result: list[Field] = []
-    for field in longer:
-        key = (field.variable, field.step)
-        seen[key] += 1
-        extra: Qualifiers = (("number", str(seen[key])),) if seen[key] > 1 else ()
-        result.append(_add_qualifiers(field, extra))
+    for field in fields:
+        name = qualified_name(field.name, field.interval if field.name in clashing else ())
+        seen[name, field.step] += 1
+        number = seen[name, field.step]
+        name = qualified_name(name, (("number", str(number)),) if number > 1 else ())
+        result.append(replace(field, name=name))
     return result
-
-
-def _add_qualifiers(field: Field, extra: Qualifiers) -> Field:
-    base, qualifiers = field.variable.base, field.variable.qualifiers
-    return replace(field, variable=Variable(base, qualifiers + extra)) if extra else field

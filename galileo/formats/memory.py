@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.errors import GalileoError, InvalidObservations
-from galileo.formats.columns import ColumnReader, find_columns, typed_reader
+from galileo.formats.columns import find_columns, typed_reader
 from galileo.formats.mapping import Mapping as FileMapping
 from galileo.formats.netcdf import read_dataset
 from galileo.formats.reader import Reader
@@ -81,7 +81,7 @@ def plain_tables(data: Any) -> Iterator[pa.Table]:
     yield from _stream(data)[1]
 
 
-def open_table(data: Any, mapping: FileMapping) -> ColumnReader:
+def open_table(data: Any, mapping: FileMapping) -> Reader:
     """A reader of a table; a stream can be read once."""
     if is_frame(data):
         frame = _geometry_to_degrees(data)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from galileo.errors import InputError
-from galileo.formats.columns import ColumnReader, empty_reader, other_columns
+from galileo.formats.columns import other_columns
 from galileo.formats.geojson import columns_of_json, json_reader, read_json
 from galileo.formats.mapping import Mapping
+from galileo.formats.reader import NOWHERE, Reader
 
 
-def open_ndjson(path: Path, mapping: Mapping) -> ColumnReader:
+def open_ndjson(path: Path, mapping: Mapping) -> Reader:
     """A reader of JSON lines, which are parsed as a whole.
 
     Raises:
@@ -22,7 +23,7 @@ def open_ndjson(path: Path, mapping: Mapping) -> ColumnReader:
     """
     document = read_json(path, "JSON lines")
     if not document.column_names and not document.num_rows:
-        return empty_reader(mapping)
+        return Reader(NOWHERE, (), 0, lambda columns: ())
     if not document.column_names:
         raise InputError(f"expected an object in each line of {path}", expected="json_lines")
     if {"type", "geometry", "properties"} <= {*document.column_names}:

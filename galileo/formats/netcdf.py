@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,19 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.errors import InputError
+from galileo.formats.expressions import Name
 from galileo.formats.mapping import Mapping
-from galileo.formats.netcdf_grid import Grid, attribute, decode_times, find_grid, with_constants
-from galileo.formats.reader import library_errors, table_of
+from galileo.formats.netcdf_grid import (
+    SINCE,
+    Grid,
+    attribute,
+    decode_times,
+    find_grid,
+    with_constants,
+)
+from galileo.formats.reader import Coordinates, Reader, library_errors
 from galileo.formats.variables import VariableInfo, qualified_name
-from galileo.model.schema import COORDINATES, FEATURES_MAX, FeatureType
-from galileo.model.times import TIME_TYPE
+from galileo.model.schema import FEATURES_MAX, FeatureType
 from galileo.optional_imports import library
 
 CLASSIC_MAGIC = b"CDF"
@@ -36,8 +43,7 @@ RELATED = (
     *("part_node_count", "interior_ring", "grid_mapping", "cell_measures", "formula_terms"),
 )
 """Attributes that name variables which belong to others (CF), so that they are no measurements."""
-FILL_TOLERANCE = 1e-6
-"""Relative tolerance of a default fill value after scaling."""
+FILLS = ("_FillValue", "missing_value")
 
 Window = dict[str, slice]
 
@@ -50,9 +56,7 @@ class VariableSlice:
     at: tuple[tuple[str, int], ...]
 
 
-def open_netcdf(
-    path: Path, mapping: Mapping, *, slab_values_max: int = SLAB_VALUES_MAX
-) -> NetcdfReader:
+def open_netcdf(path: Path, mapping: Mapping, *, slab_values_max: int = SLAB_VALUES_MAX) -> Reader:
     """A reader of a NetCDF file.
 
     Raises:
@@ -64,10 +68,9 @@ def open_netcdf(
     with library_errors(path, format="NetCDF"), netcdf.Dataset(path) as file:
         groups = [f"group {name}" for name in file.groups]
     try:
-        return NetcdfReader(
-            lambda: _open(path, xarray),
+        return _reader(
+            lambda: _open(path, xarray, netcdf.default_fillvals),
             mapping,
-            default_fills=netcdf.default_fillvals,
             groups=groups,
             slab_values_max=slab_values_max,
         )
@@ -77,119 +80,83 @@ def open_netcdf(
         raise
 
 
-def read_dataset(dataset: Any, mapping: Mapping) -> NetcdfReader:
+def read_dataset(dataset: Any, mapping: Mapping) -> Reader:
     """A reader of an xarray Dataset, decoded or not.
 
     Yields what the file of the Dataset yields, except that values that were never written are not
     recognised as missing.
     """
     xarray = library("xarray", purpose="reading a Dataset")
-    return NetcdfReader(lambda: _decoded("the Dataset", dataset, xarray), mapping, default_fills={})
+    return _reader(lambda: _decoded("the Dataset", dataset, xarray), mapping)
 
 
-OpenDataset = Callable[[], AbstractContextManager[Any]]
-
-
-class NetcdfReader:
-    """A `Reader` of a file or Dataset, in slabs.
+def _reader(
+    open: Callable[[], AbstractContextManager[Any]],
+    mapping: Mapping,
+    *,
+    groups: Sequence[str] = (),
+    slab_values_max: int = SLAB_VALUES_MAX,
+) -> Reader:
+    """A reader of a file or Dataset, in slabs.
 
     Raises:
         InputError: it has no coordinates.
     """
-
-    def __init__(
-        self,
-        open: OpenDataset,
-        mapping: Mapping,
-        *,
-        default_fills: dict[str, Any],
-        groups: Sequence[str] = (),
-        slab_values_max: int = SLAB_VALUES_MAX,
-    ) -> None:
-        self._open, self._mapping = open, mapping
-        self._default_fills, self._slab_values_max = default_fills, slab_values_max
-        with open() as dataset:
-            dataset, named = with_constants(dataset.set_coords(_related(dataset)), mapping)
-            self._grid = grid = find_grid(dataset, named)
-            dataset = dataset.set_coords([name for name in grid.names if name in dataset])
-            self._coordinates = [
-                replace(_info(dataset[name], name, default=False), role=role)
-                for role, name in zip(COORDINATES, grid.names, strict=True)
-                if name in dataset.variables
-            ]
-            variables = _list_variables(dataset, grid)
-        self._infos = [info for info, _ in variables]
-        self._slices = {info.name: variable_slice for info, variable_slice in variables}
-        names = {variable_slice.variable for variable_slice in self._slices.values()}
-        self.others = [*(str(name) for name in dataset.data_vars if name not in names), *groups]
-
-    @property
-    def rows(self) -> int:
-        return math.prod(self._grid.shape)
-
-    def variables(self) -> Sequence[VariableInfo]:
-        return self._infos
-
-    def coordinate_variables(self) -> Sequence[VariableInfo]:
-        return self._coordinates
-
-    def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        rows_max = max(1, self._slab_values_max // max(1, len(names)))
-        with self._open() as dataset:
-            dataset, _ = with_constants(dataset, self._mapping)
-            coordinates = _Coordinates(dataset, self._grid, default_fills=self._default_fills)
-            for window in windows(self._grid, rows_max=rows_max):
-                columns = [self._read(dataset, self._slices[name], window=window) for name in names]
-                yield table_of(coordinates.columns(window), columns, names=names)
-
-    def _read(self, dataset: Any, variable_slice: VariableSlice, *, window: Window) -> pa.Array:
-        variable = dataset[variable_slice.variable]
-        part = variable.isel({**dict(variable_slice.at), **_along(variable, window)})
-        values = part.values
-        invalid = _is_invalid(values, variable, default_fills=self._default_fills)
-        values, mask = (
-            _to_rows(array, part.dims, grid=self._grid, window=window)
-            for array in (values, invalid)
-        )
-        return pa.array(values, mask=mask, from_pandas=True)
-
-
-class _Coordinates:
-    """Reads the coordinates of windows; caches those without the slowest dimension."""
-
-    def __init__(self, dataset: Any, grid: Grid, *, default_fills: dict[str, Any]) -> None:
-        self._dataset = dataset
-        self._default_fills = default_fills
-        self._grid = grid
-        self._cache: dict[str, Any] = {}
-
-    def columns(self, window: Window) -> list[pa.Array]:
-        degrees = [
-            pa.array(self._values(name, window).astype(np.float64), from_pandas=True)
-            for name in (self._grid.latitude, self._grid.longitude)
+    with open() as dataset:
+        dataset, named = with_constants(dataset.set_coords(_related(dataset)), mapping)
+        grid = find_grid(dataset, named)
+        names = [name for name in grid.names if name in dataset.variables]
+        dataset = dataset.set_coords(names)
+        variables = [
+            *((_info(dataset[n], n, default=False), VariableSlice(n, ())) for n in names),
+            *_list_variables(dataset, grid),
         ]
-        if self._grid.constant_us is not None:
-            return [
-                *degrees,
-                pa.repeat(pa.scalar(self._grid.constant_us, TIME_TYPE), len(degrees[0])),
-            ]
-        variable = self._dataset[self._grid.time]
-        return [*degrees, decode_times(self._values(self._grid.time, window), variable)]
+    slices = {info.name: variable_slice for info, variable_slice in variables}
+    measured = {variable_slice.variable for variable_slice in slices.values()}
 
-    def _values(self, name: str, window: Window) -> Any:
-        variable = self._dataset[name]
-        whole = variable.ndim <= 1 or self._grid.dims[0] not in variable.dims
-        if whole and name not in self._cache:
-            self._cache[name] = variable.values
-        along = _along(variable, window)
-        if whole:
-            values = self._cache[name][tuple(along.get(dim, slice(None)) for dim in variable.dims)]
-        else:
-            values = variable.isel(along).values
-        if variable.dtype.kind in MEASURED_KINDS:
-            missing = _is_unwritten(values, variable, self._default_fills)
-            values = np.where(missing, np.nan, values) if missing.any() else values
-        return _to_rows(values, variable.dims, grid=self._grid, window=window)
+    def scan(wanted: Sequence[str]) -> Iterator[pa.Table]:
+        rows_max = max(1, slab_values_max // max(1, len({*wanted} - {*names})))
+        with open() as dataset:
+            dataset, _ = with_constants(dataset, mapping)
+            for name in names:
+                variable = dataset.variables[name]
+                if variable.ndim <= 1 or grid.dims[0] not in variable.dims:
+                    variable.load()  # Each window needs it.
+            for window in windows(grid, rows_max=rows_max):
+                columns = [_column(dataset, slices[n], grid=grid, window=window) for n in wanted]
+                yield pa.table(columns, names=list(wanted))
+
+    return Reader(
+        Coordinates(Name(grid.latitude), Name(grid.longitude), grid.time, grid.constant_us),
+        [info for info, _ in variables],
+        math.prod(grid.shape),
+        scan,
+        [*(str(name) for name in dataset.data_vars if name not in measured), *groups],
+    )
+
+
+def _column(dataset: Any, variable_slice: VariableSlice, *, grid: Grid, window: Window) -> pa.Array:
+    """The values of a variable, or of a coordinate, in the rows of a window."""
+    name = variable_slice.variable
+    variable = dataset[name]
+    along = {dim: part for dim, part in window.items() if dim in variable.dims}
+    part = variable.variable.isel({**dict(variable_slice.at), **along}).load()
+    sizes = {
+        dim: len(range(*window[dim].indices(size)))
+        for dim, size in zip(grid.dims, grid.shape, strict=True)
+    }
+    values = part.set_dims(sizes).values.ravel()
+    if variable.dtype.kind not in MEASURED_KINDS:
+        return decode_times(values, variable)
+    invalid = _is_filled(values, variable)
+    if name not in grid.names:
+        low, high = _valid_range(variable)
+        invalid |= (values < low) | (values > high)
+    if name == grid.time:
+        return decode_times(
+            np.where(invalid, np.nan, values) if invalid.any() else values, variable
+        )
+    return pa.array(values, mask=invalid, from_pandas=True)
 
 
 # --- windows ---------------------------------------------------------------------------------
@@ -212,56 +179,24 @@ def windows(grid: Grid, *, rows_max: int) -> Iterator[Window]:
             yield fixed | {grid.dims[axis]: slice(start, start + step)} | rest
 
 
-def _along(variable: Any, window: Window) -> Window:
-    return {dim: part for dim, part in window.items() if dim in variable.dims}
-
-
-def _to_rows(values: Any, dims: Sequence[str], *, grid: Grid, window: Window) -> Any:
-    """Broadcasts values of some of the grid's dimensions to one value for each row."""
-    order = [dims.index(dim) for dim in grid.dims if dim in dims]
-    sizes = [
-        len(range(*window[dim].indices(size)))
-        for dim, size in zip(grid.dims, grid.shape, strict=True)
-    ]
-    here = [size if dim in dims else 1 for dim, size in zip(grid.dims, sizes, strict=True)]
-    return np.broadcast_to(np.transpose(values, order).reshape(here), sizes).ravel()
-
-
 # --- values ----------------------------------------------------------------------------------
 
 
-def _is_invalid(values: Any, variable: Any, *, default_fills: dict[str, Any]) -> Any:
-    """A mask of default fill values and of values outside of the valid range."""
-    low, high = _valid_range(variable)
-    return _is_unwritten(values, variable, default_fills) | (values < low) | (values > high)
+def _is_filled(values: Any, variable: Any) -> Any:
+    """A mask of the fill values in a variable whose values are as they are stored."""
+    fills = [number for mark in FILLS for number in _bounds(variable.attrs.get(mark))]
+    if values.dtype.kind in "iu":
+        limits = np.iinfo(values.dtype)
+        whole = [int(number) for number in fills if float(number).is_integer()]
+        fills = [number for number in whole if limits.min <= number <= limits.max]
+    return np.isin(values, np.array(fills, values.dtype))
 
 
-def _is_unwritten(values: Any, variable: Any, default_fills: dict[str, Any]) -> Any:
-    """A mask of the library's default fill values, if the file defines no fill value."""
-    raw = _stored_type(variable)
-    fill = default_fills.get(f"{raw.kind}{raw.itemsize}") if raw.itemsize > 1 else None
-    marks = {"_FillValue", "missing_value"} & (set(variable.encoding) | set(variable.attrs))
-    if _is_exact(variable) and marks:
-        numbers = [number for mark in marks for number in _bounds(variable.attrs.get(mark))]
-        exact = [int(number) for number in numbers if float(number).is_integer()]
-        limits = np.iinfo(raw)
-        return np.isin(values, np.array([n for n in exact if limits.min <= n <= limits.max], raw))
-    if fill is None or marks:
-        return np.zeros(values.shape, dtype=np.bool_)
-    stored = _unsigned(np.asarray(fill).astype(raw), variable)
-    if not _is_packed(variable):
-        return values == stored
-    scale, offset = _packing(variable)
-    unpacked = float(stored) * scale + offset
-    return np.abs(values - unpacked) <= (
-        abs(scale) / 2 if raw.kind in "iu" else FILL_TOLERANCE * abs(unpacked)
-    )
-
-
-def _is_exact(variable: Any) -> bool:
-    """Whether floats would round its integers, so that xarray must not mask them."""
-    is_wide = variable.dtype.kind in "iu" and variable.dtype.itemsize == 8
-    return is_wide and not {"scale_factor", "add_offset", "_Unsigned"} & set(variable.attrs)
+def _is_as_stored(variable: Any) -> bool:
+    """Whether xarray must not mask it: it makes floats of integers, and parses units of times."""
+    is_time = SINCE in attribute(variable, "units").lower()
+    is_packed = {"scale_factor", "add_offset", "_Unsigned"} & set(variable.attrs)
+    return (variable.dtype.kind in "iu" or is_time) and not is_packed
 
 
 def _is_packed(variable: Any) -> bool:
@@ -403,25 +338,33 @@ def _level_texts(dataset: Any, dim: str, *, size: int) -> list[str]:
 
 
 @contextmanager
-def _open(path: Path, xarray: Any) -> Iterator[Any]:
-    """Opens a file; values are unpacked on demand and not cached."""
+def _open(path: Path, xarray: Any, default_fills: dict[str, Any]) -> Iterator[Any]:
+    """Opens a file; values are unpacked on demand and not cached.
+
+    A variable without a fill value gets that of the library, which marks what was never written.
+    """
     with (
         library_errors(path, format="NetCDF"),
         xarray.open_dataset(path, engine="netcdf4", decode_cf=False, cache=False) as dataset,
-        _decoded(path, dataset, xarray) as decoded,
     ):
         _check_claims(path, dataset)
-        yield decoded
+        for variable in dataset.variables.values():
+            raw = variable.dtype
+            fill = default_fills.get(f"{raw.kind}{raw.itemsize}") if raw.itemsize > 1 else None
+            if fill is not None and not set(FILLS) & set(variable.attrs):
+                variable.attrs["_FillValue"] = np.asarray(fill).astype(raw)[()]
+        with _decoded(path, dataset, xarray) as decoded:
+            yield decoded
 
 
 @contextmanager
 def _decoded(name: object, dataset: Any, xarray: Any) -> Iterator[Any]:
-    """Decodes masks and scales; times stay numbers, and integers of 64 bits stay exact."""
+    """Decodes masks and scales; times stay numbers, and integers stay integers."""
     with library_errors(name, format="NetCDF"):
         yield xarray.decode_cf(
             dataset,
             mask_and_scale={
-                name: not _is_exact(variable) for name, variable in dataset.variables.items()
+                name: not _is_as_stored(variable) for name, variable in dataset.variables.items()
             },
             decode_times=False,
             decode_timedelta=False,

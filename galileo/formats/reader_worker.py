@@ -104,14 +104,18 @@ def _open(request: dict[str, Any]) -> Reader:
 
 
 def _description(reader: Reader) -> bytes:
-    variables = [asdict(info) for info in reader.variables()]
-    coordinates = [asdict(info) for info in reader.coordinate_variables()]
-    described = {"rows": reader.rows, "variables": variables, "coordinates": coordinates}
-    return json.dumps(described | {"others": list(reader.others)}).encode()
+    where = reader.coordinates
+    described = {
+        "rows": reader.rows,
+        "variables": [asdict(info) for info in reader.infos],
+        "coordinates": [str(where.latitude), str(where.longitude), where.time, where.constant_us],
+        "others": list(reader.others),
+    }
+    return json.dumps(described).encode()
 
 
 def _send_tables(answers: FrameWriter, reader: Reader, names: list[str]) -> None:
-    for table in reader.tables(names):
+    for table in reader.scan(names):
         sink = io.BytesIO()
         stream = pa.ipc.new_stream(sink, table.schema)
         stream.write_table(table)  # Not in a `with`: after a MemoryError, closing would fail, too.

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from galileo.arrays import rebatch
 from galileo.errors import (
     GalileoWarning,
     InputError,
@@ -27,7 +28,6 @@ from galileo.errors import (
     InvalidSchema,
     UnknownProperty,
 )
-from galileo.formats.columns import ColumnReader, evaluate_rows, located
 from galileo.formats.expressions import (
     Columns,
     Expression,
@@ -41,7 +41,7 @@ from galileo.formats.expressions import (
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Reader, table_of
 from galileo.formats.sentinels import SentinelSearch
-from galileo.formats.type_conversion import null_sentinels, one_array
+from galileo.formats.type_conversion import one_array
 from galileo.formats.variables import (
     VariableInfo,
     default_features,
@@ -63,8 +63,6 @@ from galileo.model.times import Duration
 
 Counts: TypeAlias = AbstractMapping[str, int]
 BATCH_ROWS = 65_536
-BATCH_BYTES_MAX = 32 << 20
-"""Arrow bytes of a batch; batches with many columns or long texts have fewer rows."""
 DEFAULT_INDEXED_MAX = 32
 SAMPLE_ROWS, SAMPLE_VALUES = 10_000, 3
 
@@ -109,10 +107,8 @@ class Source:
         self.format = format
         self.mapping = mapping
         self.lacking = Counter[str]()
-        self._notes: list[str] = []
         self._sentinels = SentinelSearch()
         self._reader = reader
-        self._table = reader if isinstance(reader, ColumnReader) else None
         self._schema = schema
 
     def bound_to(self, schema: Schema) -> Source:
@@ -133,12 +129,13 @@ class Source:
 
     def warnings(self) -> list[GalileoWarning]:
         """What is suspicious about the values that the latest `batches` has read, and bad rows."""
-        return [*map(GalileoWarning, self._notes), *self._sentinels.warnings()]
+        notes = self._reader.bad_rows.notes if self._reader.bad_rows else []
+        return [*map(GalileoWarning, notes), *self._sentinels.warnings()]
 
     @property
     def place_error(self) -> InputError | None:
         """Says which coordinate was not found; None if none is missing."""
-        return self._table.coordinates.error if self._table else None
+        return self._reader.coordinates.error
 
     def variables(self) -> list[VariableInfo]:
         return list(self._reader.variables())
@@ -157,16 +154,17 @@ class Source:
 
     def samples(self, names: Sequence[str]) -> dict[str, list[Any]]:
         """Some values of variables from the first rows; empty if the file has no rows."""
-        roles = self._roles()
-        read = [name for name in names if name not in roles]
-        tables = self._reader.tables(read)
-        if self._table and self.place_error:
-            tables = iter(self._table.scan(read))
-        table = next(tables, None)
-        if table is None:
-            return {}
-        columns = {name: roles.get(name, name) for name in names}
-        return {name: _sample(table.column(column)) for name, column in columns.items()}
+        where = self._reader.coordinates
+        roles = {} if where.error else where.roles
+
+        def sample(columns: Columns) -> dict[str, list[Any]]:
+            first = columns.take(np.arange(min(columns.rows, SAMPLE_ROWS)))
+            values = dict(first.arrays)
+            if not where.error:
+                values |= zip(COORDINATES, where.evaluate(first), strict=True)
+            return {name: _sample(values[roles.get(name, name)]) for name in names}
+
+        return next(self._reader.evaluate(names, sample, self.mapping), {})
 
     @property
     def features(self) -> dict[str, str]:
@@ -181,7 +179,7 @@ class Source:
             InputError: the mapping, the file and the schema contradict each other.
         """
         if self._schema is not None:
-            variables = self._named_variables()
+            variables = self._reader.named_variables()
             if self._reader.rows == 0 and not variables:  # It names no columns, either.
                 return tuple(Binding(f.name, f.type, f.unit, None) for f in self._schema.features)
             return _bound_to_schema(self._schema, self.mapping, variables=variables)
@@ -234,47 +232,36 @@ class Source:
         return f"file-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def _tables(self) -> Iterator[pa.Table]:
-        missing, rows = self._missing(), self._table
-        first_row, count = 0, len(COORDINATES)
-        try:
-            for raw in self._reader.tables(_names_read(self.bindings)):
-                arrays = [
-                    null_sentinels(one_array(column), missing.sentinels(name))
-                    for name, column in zip(raw.column_names, raw.columns, strict=True)
-                ]
-                variables = dict(zip(raw.column_names[count:], arrays[count:], strict=True))
-                columns = Columns(variables, raw.num_rows, first_row, rows.csv if rows else None)
-                bad_rows = rows.bad_rows if rows else None
-                features = evaluate_rows(columns, self._features, bad_rows)
-                table = table_of(arrays[:count], features, names=[b.feature for b in self.bindings])
-                if bad_rows is not None:
-                    table = table.filter(bad_rows.are_good(first_row, raw.num_rows))
-                first_row += raw.num_rows
-                is_valid, lacking = _valid_rows(table, self.bindings)
-                self.lacking.update(lacking)
-                yield table.filter(pa.array(is_valid))
-            if rows and rows.bad_rows is not None:
-                self._notes = rows.bad_rows.write()
-        except InvalidObservations as error:
-            raise located(error, rows.line_of if rows else None) from error
+        if self.place_error is not None:
+            raise self.place_error
+        read = _names_read(self.bindings)
+        for columns, table in self._reader.evaluate(read, self._observations, self._missing()):
+            self._search_sentinels(columns, table)
+            is_valid, lacking = _valid_rows(table, self.bindings)
+            self.lacking.update(lacking)
+            yield table.filter(pa.array(is_valid))
 
-    def _features(self, columns: Columns) -> list[pa.Array]:
-        """The values of the features, in which sentinels are searched."""
+    def _observations(self, columns: Columns) -> tuple[Columns, pa.Table]:
+        """Some rows, and their coordinates and features."""
+        coordinates = self._reader.coordinates.evaluate(columns)
         features = [
             pa.nulls(columns.rows, ARROW_TYPES[b.type or "text"])
             if b.expression is None
             else columns.evaluate(b.expression, b.type or "text")
             for b in self.bindings
         ]
-        for binding, feature in zip(self.bindings, features, strict=True):
+        return columns, table_of(coordinates, features, names=[b.feature for b in self.bindings])
+
+    def _search_sentinels(self, columns: Columns, table: pa.Table) -> None:
+        for binding in self.bindings:
             if isinstance(binding.expression, Name):
+                feature = one_array(table.column(binding.feature))
                 self._sentinels.add(str(binding.expression), feature)
             elif binding.expression is not None:
                 for name in names(binding.expression):
                     # In a file of texts, only some columns are numbers.
                     with contextlib.suppress(InvalidObservations):
                         self._sentinels.add(name, columns.evaluate(Name(name), "float"))
-        return features
 
     def _missing(self) -> Mapping:
         """A mapping of the sentinels, with full names of variables.
@@ -282,23 +269,14 @@ class Source:
         Raises:
             InputError: a sentinel is for an unknown variable.
         """
-        coordinates = {*self._roles(), *COORDINATES}
-        variables = self._named_variables()
-        pairs = [
-            (name if not name or name in coordinates else resolve(variables, name).name, value)
-            for name, value in self.mapping.missing
-        ]
+        roles, variables = self._reader.coordinates.roles, self._reader.named_variables()
+        pairs: list[tuple[str, str]] = []
+        for name, value in self.mapping.missing:
+            columns = [column for column, role in roles.items() if name in (column, role)]
+            if name and name not in COORDINATES and not columns:
+                columns = [resolve(variables, name).name]
+            pairs += [(column, value) for column in (columns if name else [""])]
         return Mapping(missing=tuple(pairs))
-
-    def _named_variables(self) -> Sequence[VariableInfo]:
-        """The variables, perhaps without their types."""
-        return self._table.named_variables() if self._table else self._reader.variables()
-
-    def _roles(self) -> dict[str, str]:
-        """The coordinate of each variable that is one."""
-        if self._table:
-            return self._table.coordinates.roles
-        return {info.name: info.role for info in self._reader.coordinate_variables()}
 
 
 def skipped_words(lacking: Counts) -> str:
@@ -445,9 +423,8 @@ def _names_read(bindings: Sequence[Binding]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(read))
 
 
-def _sample(column: pa.ChunkedArray) -> list[Any]:
-    values = one_array(column.slice(0, SAMPLE_ROWS)).drop_null().unique()
-    sample: list[Any] = values[:SAMPLE_VALUES].to_pylist()
+def _sample(column: pa.Array) -> list[Any]:
+    sample: list[Any] = column.drop_null().unique()[:SAMPLE_VALUES].to_pylist()
     return sample
 
 
@@ -469,37 +446,3 @@ def _valid_rows(table: pa.Table, bindings: Sequence[Binding]) -> tuple[Any, dict
 
 def _valid(table: pa.Table, name: str) -> Any:
     return table.column(name).is_valid().to_numpy()
-
-
-def rebatch(tables: Iterator[pa.Table], *, rows_max: int) -> Iterator[pa.Table]:
-    """The rows in tables of `rows_max`; of fewer if they exceed `BATCH_BYTES_MAX`."""
-    buffer: list[pa.Table] = []
-    rows = size = 0
-    for table in tables:
-        buffer.append(table)
-        rows += table.num_rows
-        size += table.nbytes
-        if rows < rows_max and size < BATCH_BYTES_MAX:
-            continue
-        joined = pa.concat_tables(buffer)
-        whole = rows if size >= BATCH_BYTES_MAX else rows - rows % rows_max
-        for start in range(0, whole, rows_max):
-            yield from _concat(joined.slice(start, min(rows_max, whole - start)))
-        buffer, rows = [joined.slice(whole)], rows - whole
-        size = buffer[0].nbytes
-    if rows:
-        yield from _concat(pa.concat_tables(buffer))
-
-
-def _concat(table: pa.Table) -> Iterator[pa.Table]:
-    return (piece.combine_chunks() for piece in split_by_bytes(table))
-
-
-def split_by_bytes(table: pa.Table) -> Iterator[pa.Table]:
-    """Splits a table in halves until each has at most `BATCH_BYTES_MAX` or one row."""
-    if table.num_rows <= 1 or table.nbytes <= BATCH_BYTES_MAX:
-        yield table
-        return
-    half = table.num_rows // 2
-    yield from split_by_bytes(table.slice(0, half))
-    yield from split_by_bytes(table.slice(half))

@@ -7,23 +7,22 @@ a place and a time, each column is known, and an error names the row and the col
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from galileo.arrays import rebatch
 from galileo.errors import InputError, InvalidObservations
-from galileo.formats.columns import ColumnReader
 from galileo.formats.detection import READERS
 from galileo.formats.expressions import Columns, Name
 from galileo.formats.geojson import ELEVATION
 from galileo.formats.mapping import Mapping
-from galileo.formats.reader import table_of
-from galileo.formats.source import BATCH_ROWS, rebatch
+from galileo.formats.reader import Reader, table_of
+from galileo.formats.source import BATCH_ROWS
 from galileo.formats.text_mistakes import first_mistake
-from galileo.formats.type_conversion import one_array
 from galileo.geo.regions import Floats
 from galileo.model.observations import normalise
 from galileo.model.schema import ARROW_TYPES, Schema, nearest_name
@@ -62,13 +61,12 @@ class StrictSource:
         self._schema = schema
         try:
             reader = READERS[format].open(path, Mapping())
-            assert isinstance(reader, ColumnReader), "these formats are tables"
             if reader.coordinates.error is not None:
                 raise reader.coordinates.error
             reader.variables()
         except InputError as error:
             self._explain(error)
-        self._reader = reader
+        self._reader = replace(reader, line_of=None)  # The rows of a body have no lines.
         self._names = _features_of(reader, schema)
 
     def batches(self, rows_max: int = BATCH_ROWS) -> Iterator[pa.Table]:
@@ -81,42 +79,25 @@ class StrictSource:
         return rebatch(self._tables(), rows_max=rows_max)
 
     def _tables(self) -> Iterator[pa.Table]:
-        first_row = 0
-        raw_tables = iter(self._reader.tables(self._names))
-        while True:
-            try:
-                raw = next(raw_tables, None)
-            except InputError as error:
-                self._explain(error)
-            if raw is None:
-                return
-            yield self._observations(raw, first_row)
-            first_row += raw.num_rows
+        try:
+            yield from self._reader.evaluate(self._names, self._observations)
+        except InputError as error:
+            self._explain(error)
 
-    def _observations(self, raw: pa.Table, first_row: int) -> pa.Table:
-        arrays = {name: one_array(raw.column(name)) for name in self._names}
-        columns = Columns(arrays, raw.num_rows, first_row, self._reader.csv)
+    def _observations(self, columns: Columns) -> pa.Table:
+        coordinates = self._reader.coordinates.evaluate(columns)
         features = [
             columns.evaluate(Name(feature.name), feature.type)
             if feature.name in self._names
-            else pa.nulls(raw.num_rows, ARROW_TYPES[feature.type])
+            else pa.nulls(columns.rows, ARROW_TYPES[feature.type])
             for feature in self._schema.features
         ]
         names = [feature.name for feature in self._schema.features]
-        coordinates = [one_array(raw.column(place)) for place in range(3)]
         if self._to_degrees is not None:
-            given = [pc.cast(one, pa.float64()).to_numpy(False) for one in coordinates[1::-1]]
+            given = [one.to_numpy(zero_copy_only=False) for one in coordinates[1::-1]]
             degrees = self._to_degrees(np.stack(given, axis=1)).T[::-1]
             coordinates[:2] = [pa.array(one, from_pandas=True) for one in degrees]
-        try:
-            return normalise(self._schema, table_of(coordinates, features, names=names))
-        except InvalidObservations as error:
-            if "row" in error.details:
-                row = error.details["row"]
-                error.details["row"] += first_row
-                words = error.message.replace(f" in row {row}", f" in row {row + first_row}")
-                raise InvalidObservations(words, **error.details) from error
-            raise
+        return normalise(self._schema, table_of(coordinates, features, names=names))
 
     def _explain(self, error: InputError) -> NoReturn:
         """Raises the error, with the row of the first mistake if the reader did not name it."""
@@ -126,7 +107,7 @@ class StrictSource:
         raise error
 
 
-def _features_of(reader: ColumnReader, schema: Schema) -> tuple[str, ...]:
+def _features_of(reader: Reader, schema: Schema) -> tuple[str, ...]:
     """The features that a file has.
 
     Raises:

@@ -7,13 +7,11 @@ If a process dies or exceeds a timeout, that is an error of the file that it rea
 from __future__ import annotations
 
 import json
-import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -23,8 +21,9 @@ from typing import Any
 import pyarrow as pa
 
 from galileo.errors import InputError, InternalError, by_kind
+from galileo.formats.expressions import Name
 from galileo.formats.mapping import Mapping
-from galileo.formats.reader import Reader
+from galileo.formats.reader import Coordinates, Reader
 from galileo.formats.reader_worker import DESCRIBED, END, FRAME, REFUSED, TABLE
 from galileo.formats.variables import VariableInfo
 
@@ -59,7 +58,7 @@ class ReaderPool:
 
     def opener(self, format: str) -> Callable[[Path, Mapping], Reader]:
         """A function that opens files of a format."""
-        return lambda path, mapping: SubprocessReader(self, path, format=format, mapping=mapping)
+        return lambda path, mapping: _File(self, path, format=format, mapping=mapping).reader()
 
     def acquire(self) -> _Process:
         """An idle process, or a new one."""
@@ -78,8 +77,8 @@ class ReaderPool:
         process.end()
 
 
-class SubprocessReader:
-    """A `Reader` that runs in a subprocess.
+class _File:
+    """A file that is read in a subprocess.
 
     Raises:
         InputError: the file is damaged, or its reader died, timed out or needed too much memory;
@@ -92,23 +91,23 @@ class SubprocessReader:
         self._path = path
         facts = {name: value for name, value in asdict(mapping).items() if name != "csv"}
         self._request = {"path": str(path), "format": format, "mapping": facts}
-        process = readers.acquire()
+
+    def reader(self) -> Reader:
+        process = self._readers.acquire()
         try:
             description = self._open(process)
         finally:
-            readers.release(process)
-        self.rows: int | None = description["rows"]
-        self.others: list[str] = description["others"]
-        self._variables = [_info(each) for each in description["variables"]]
-        self._coordinates = [_info(each) for each in description["coordinates"]]
+            self._readers.release(process)
+        latitude, longitude, time, constant_us = description["coordinates"]
+        return Reader(
+            Coordinates(Name(latitude), Name(longitude), time, constant_us),
+            [_info(each) for each in description["variables"]],
+            description["rows"],
+            self._scan,
+            description["others"],
+        )
 
-    def variables(self) -> Sequence[VariableInfo]:
-        return self._variables
-
-    def coordinate_variables(self) -> Sequence[VariableInfo]:
-        return self._coordinates
-
-    def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
+    def _scan(self, names: Sequence[str]) -> Iterator[pa.Table]:
         process = self._readers.acquire()
         try:
             # The process can have another file open.
@@ -162,24 +161,20 @@ class WorkerDied(Exception):
 
 class _Process:
     def __init__(self, memory_bytes_max: int, *, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
         # -P keeps the working directory off the path.
         command = [sys.executable, "-P", "-m", "galileo.formats.reader_worker"]
-        self._child = subprocess.Popen(
-            [*command, str(memory_bytes_max), str(timeout_s + ORPHAN_GRACE_S)],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        assert self._child.stdin is not None, "stdin and stdout are pipes"
-        assert self._child.stdout is not None, "stdin and stdout are pipes"
-        self._requests, self._answers = self._child.stdin, self._child.stdout
-        self._poll = select.poll()
-        self._poll.register(self._answers, select.POLLIN)
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(timeout_s)
+        with theirs:
+            self._child = subprocess.Popen(
+                [*command, str(memory_bytes_max), str(timeout_s + ORPHAN_GRACE_S)],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         self.is_waiting = False
-        self.end: Callable[[], object] = weakref.finalize(self, _end, self._child)
+        self.end: Callable[[], object] = weakref.finalize(self, _end, self._child, self._socket)
 
     @property
     def is_alive(self) -> bool:
@@ -188,9 +183,9 @@ class _Process:
     def send(self, request: dict[str, Any]) -> None:
         self.is_waiting = False
         try:
-            self._requests.write(json.dumps(request).encode() + b"\n")
-        except BrokenPipeError:
-            """`receive` raises for a process that ended."""
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+        except OSError:
+            """`receive` raises for a process that ended or reads nothing."""
 
     def receive(self) -> tuple[int, bytes]:
         """Kind and body of the next frame.
@@ -208,11 +203,13 @@ class _Process:
     def _read(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            until = time.monotonic() + self._timeout_s
-            while not self._poll.poll(1e3 * max(0.0, until - time.monotonic())):
-                if time.monotonic() >= until:
-                    raise WorkerDied(f"its reader sent nothing for {self._timeout_s:g} s")
-            chunk = os.read(self._answers.fileno(), min(_READ_BYTES, size - len(data)))
+            try:
+                chunk = self._socket.recv(min(_READ_BYTES, size - len(data)))
+            except TimeoutError:
+                timeout_s = self._socket.gettimeout()
+                raise WorkerDied(f"its reader sent nothing for {timeout_s:g} s") from None
+            except ConnectionError:
+                chunk = b""
             if not chunk:
                 raise WorkerDied(
                     f"the process that read it died ({_exit_text(self._child.wait())})"
@@ -221,12 +218,10 @@ class _Process:
         return bytes(data)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: subprocess.Popen[bytes], connection: socket.socket) -> None:
     child.kill()
     child.wait()
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            pipe.close()
+    connection.close()
 
 
 def _exit_text(status: int) -> str:

@@ -10,14 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.json as pjson
 
-from galileo.errors import GalileoWarning, InputError, InvalidObservations
+from galileo.errors import GalileoWarning, InputError
 from galileo.formats.arrow_files import scan_arrow, scan_parquet
-from galileo.formats.bad_rows import BadRows
-from galileo.formats.columns import evaluate_rows, located
-from galileo.formats.csv import ROW_BYTES_MAX, open_csv
+from galileo.formats.csv import ROW_BYTES_MAX, open_delimited
 from galileo.formats.csv_options import CsvOptions
 from galileo.formats.expressions import Columns, Name
-from galileo.formats.type_conversion import feature_type, one_array, times
+from galileo.formats.mapping import Mapping
+from galileo.formats.type_conversion import feature_type, times
 
 Opener = Callable[[Path, pa.Schema, CsvOptions], Iterator[pa.Table]]
 _CSV = CsvOptions()
@@ -55,25 +54,13 @@ def open_csv_rows(path: Path, columns: pa.Schema, options: CsvOptions = _CSV) ->
     Raises:
         InputError: a row does not fit; the details have its `row` and `line`.
     """
-    file = open_csv(path, options)
-    bad_rows = BadRows.of(options, path, file.records)
-    first_row = 0
+    reader = open_delimited(path, Mapping(csv=options))
 
     def typed(rows: Columns) -> pa.Table:
-        return pa.table({name: _column(rows, name, columns) for name in rows.arrays})
+        return pa.table({name: _column(rows, name, columns) for name in reader.names})
 
-    for texts in file.scan(file.names):
-        arrays = {name: one_array(texts.column(name)) for name in file.names}
-        rows = Columns(arrays, texts.num_rows, first_row, options)
-        try:
-            table = evaluate_rows(rows, typed, bad_rows)
-        except InvalidObservations as error:
-            raise located(error, file.line_of) from error
-        if bad_rows is not None:
-            table = table.filter(bad_rows.are_good(first_row, texts.num_rows))
-        yield table
-        first_row += texts.num_rows
-    for words in bad_rows.write() if bad_rows is not None else ():
+    yield from reader.evaluate(reader.names, typed)
+    for words in reader.bad_rows.notes if reader.bad_rows is not None else ():
         warnings.warn(GalileoWarning(words), stacklevel=1)
 
 
@@ -81,7 +68,7 @@ def _column(rows: Columns, name: str, columns: pa.Schema) -> pa.Array:
     """Texts as the type of a column; geometries stay WKT, which is parsed later."""
     kind = columns.field(name).type if name in columns.names else pa.string()
     if pa.types.is_timestamp(kind):
-        return times([rows.arrays[name]], name, first_row=rows.first_row, csv=rows.csv)
+        return times([rows.arrays[name]], name, csv=rows.csv)
     return rows.evaluate(Name(name), feature_type(kind) or "text")
 
 

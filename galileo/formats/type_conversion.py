@@ -195,14 +195,13 @@ def feature_type(kind: pa.DataType) -> FeatureType | None:
     return "text" if is_text(kind) or is_instant else None
 
 
-def convert(column: pa.Array, kind: FeatureType, *, name: str, first_row: int) -> pa.Array:
+def convert(column: pa.Array, kind: FeatureType, *, name: str) -> pa.Array:
     """Converts a column to the Arrow type of a feature, NaN to null.
 
     Args:
         column: of any scalar type.
         kind: the feature's type.
         name: of the column, for messages.
-        first_row: number of the column's first row within the file, for messages.
 
     Raises:
         InvalidObservations: a value does not fit; names the first row.
@@ -220,18 +219,18 @@ def convert(column: pa.Array, kind: FeatureType, *, name: str, first_row: int) -
             else arrays.cast(_strip_plus(column, kind), arrow_type)
         )
     except pa.ArrowInvalid as error:
-        raise _conversion_error(column, kind, name=name, first_row=first_row) from error
+        raise _conversion_error(column, kind, name=name) from error
     except pa.ArrowNotImplementedError as error:
         raise InvalidObservations(
             f"expected {kind} values in {name!r}, got {column.type}; map another variable",
             column=name,
         ) from error
     if is_text(column.type) and kind == "float":
-        _refuse_overflow(column, values, name=name, first_row=first_row)
+        _refuse_overflow(column, values, name=name)
     return nan_to_null(values)
 
 
-def _refuse_overflow(texts: pa.Array, values: pa.Array, *, name: str, first_row: int) -> None:
+def _refuse_overflow(texts: pa.Array, values: pa.Array, *, name: str) -> None:
     """Raises InvalidObservations for a number that Arrow reads as infinity."""
     is_inf = pc.is_inf(values)
     if not pc.any(is_inf).as_py():
@@ -240,8 +239,8 @@ def _refuse_overflow(texts: pa.Array, values: pa.Array, *, name: str, first_row:
     if row >= 0:
         raise InvalidObservations(
             f"expected numbers that 64-bit floats can hold in {name!r}, got "
-            f"{texts[row].as_py()[:SHOWN_MAX]!r} in row {first_row + row}; correct the file",
-            row=first_row + row,
+            f"{texts[row].as_py()[:SHOWN_MAX]!r} in row {row}; correct the file",
+            row=row,
             column=name,
         )
 
@@ -253,9 +252,7 @@ def _strip_plus(column: pa.Array, kind: FeatureType) -> pa.Array:
     return pc.replace_substring_regex(column, r"^\+", "")
 
 
-def _conversion_error(
-    column: pa.Array, kind: str, *, name: str, first_row: int
-) -> InvalidObservations:
+def _conversion_error(column: pa.Array, kind: str, *, name: str) -> InvalidObservations:
     if is_text(column.type):
         fits = pc.match_substring_regex(column, _NUMBER[kind])
     elif pa.types.is_integer(column.type) and kind == "float":
@@ -264,12 +261,14 @@ def _conversion_error(
         values = np.asarray(pc.fill_null(column, 0)).astype(np.float64)
         fits = pa.array((values == np.trunc(values)) & (np.abs(values) < 2.0**63))
     row = fits.index(pa.scalar(False)).as_py()
-    shown = repr(column[row].as_py()) if row >= 0 else "one that does not fit 64 bits"
-    place = f" in row {first_row + row}" if row >= 0 else ""
+    if row < 0:  # All are digits; some are more than 64 bits hold.
+        numbers = pc.fill_null(column, "0").to_pylist()
+        fitting = [-(1 << 63) <= int(digits) < 1 << 63 for digits in numbers]
+        row = fitting.index(False)
     return InvalidObservations(
-        f"expected {kind} values in {name!r}, got {shown}{place}; "
+        f"expected {kind} values in {name!r}, got {column[row].as_py()!r} in row {row}; "
         "correct the file, or give the feature another type",
-        row=first_row + max(row, 0),
+        row=row,
         column=name,
     )
 
@@ -285,15 +284,12 @@ def time_columns(source: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in source.split(","))
 
 
-def times(
-    columns: Sequence[pa.Array], source: str, *, first_row: int, csv: CsvOptions | None = None
-) -> pa.Array:
+def times(columns: Sequence[pa.Array], source: str, *, csv: CsvOptions | None = None) -> pa.Array:
     """Times from the columns of `time_columns(source)`; null where a part is null.
 
     Args:
         columns: texts, numbers or times.
         source: the mapping's `time`.
-        first_row: number of the first row within the file, for messages.
         csv: how times are written, if they come from a CSV file.
 
     Raises:
@@ -306,9 +302,9 @@ def times(
                 plain_texts(c, csv, is_number=bool(epoch) or len(columns) > 1) for c in columns
             ]
         if epoch:
-            return _from_epoch(columns[0], EPOCH_UNITS_US[epoch[1]], name=epoch[2], row=first_row)
+            return _from_epoch(columns[0], EPOCH_UNITS_US[epoch[1]], name=epoch[2])
         if len(columns) > 1:
-            parts = _from_parts(columns, time_columns(source), first_row=first_row)
+            parts = _from_parts(columns, time_columns(source))
             return in_zone(parts, csv.time_zone) if csv and csv.time_zone else parts
         if csv is not None and is_text(columns[0].type):
             return local_times(columns[0], format=csv.time_format, zone=csv.time_zone)
@@ -317,21 +313,21 @@ def times(
         raise
     except (InputError, pa.ArrowInvalid) as error:
         row = error.details.get("row") if isinstance(error, InputError) else None
-        words, place = str(error), f"the rows from {first_row}"
+        words, place = str(error).replace(f" in row {row}", ""), "some row"
         if row is not None:
-            words, place = words.replace(f" in row {row}", ""), f"row {first_row + row}"
+            place = f"row {row}"
         raise InvalidObservations(
             f"{source!r} has no time in {place}: {words}",
             remedy="csv_times epoch" if csv is not None and is_text(columns[0].type) else "epoch",
             expected="times",
             column=source,
-            **({} if row is None else {"row": first_row + row}),
+            **({} if row is None else {"row": row}),
         ) from error
 
 
-def _from_epoch(column: pa.Array, unit_us: int, *, name: str, row: int) -> pa.Array:
+def _from_epoch(column: pa.Array, unit_us: int, *, name: str) -> pa.Array:
     is_exact = pa.types.is_integer(column.type)
-    numbers = column if is_exact else convert(column, "float", name=name, first_row=row)
+    numbers = column if is_exact else convert(column, "float", name=name)
     limit = TIME_MAX_US // unit_us + 1
     outside = pc.fill_null(
         pc.greater(pc.abs(pc.cast(numbers, pa.float64(), safe=False)), limit), False
@@ -340,10 +336,10 @@ def _from_epoch(column: pa.Array, unit_us: int, *, name: str, row: int) -> pa.Ar
         wrong = outside.index(pa.scalar(True)).as_py()
         raise InvalidObservations(
             f"expected numbers of times of the years 1 to 9999 in {name!r}, got "
-            f"{column[wrong].as_py()} in row {row + wrong}",
+            f"{column[wrong].as_py()} in row {wrong}",
             remedy="missing_value",
             number=str(column[wrong].as_py()),
-            row=row + wrong,
+            row=wrong,
             column=name,
         )
     whole = numbers if is_exact else pc.floor(numbers)
@@ -354,37 +350,28 @@ def _from_epoch(column: pa.Array, unit_us: int, *, name: str, row: int) -> pa.Ar
     return pc.cast(micros, TIME_TYPE)
 
 
-def _from_parts(columns: Sequence[pa.Array], names: Sequence[str], *, first_row: int) -> pa.Array:
+def _from_parts(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
     if not 3 <= len(columns) <= len(TIME_PARTS):
         raise InvalidObservations(
             f"expected time columns for {', '.join(TIME_PARTS)} in this order, at least the "
             f"first three, got {', '.join(names)}",
             expected="time_parts",
         )
-    parts = [
-        convert(column, "float", name=name, first_row=first_row)
-        for column, name in zip(columns, names, strict=True)
-    ]
-    known = np.logical_and.reduce(
-        [part.is_valid().to_numpy(zero_copy_only=False) for part in parts]
-    )
-    lowest = (1970.0, 1.0, 1.0, 0.0, 0.0, 0.0)
-    filled = [
-        np.where(known, part.to_numpy(zero_copy_only=False), low)
-        for part, low in zip(parts, lowest, strict=False)
-    ]
-    filled += [np.zeros(len(known))] * (len(TIME_PARTS) - len(filled))
-    return pa.array(_calendar(filled, first_row=first_row), mask=~known).cast(TIME_TYPE)
+    parts = np.zeros((len(TIME_PARTS), len(columns[0])))
+    for part, column, name in zip(parts, columns, names, strict=False):
+        part[:] = convert(column, "float", name=name).to_numpy(zero_copy_only=False)
+    known = ~np.isnan(parts).any(axis=0)
+    parts[:, ~known] = [[1970.0], [1.0], [1.0], [0.0], [0.0], [0.0]]
+    return pa.array(_calendar(parts), mask=~known).cast(TIME_TYPE)
 
 
-def _calendar(parts: list[npt.NDArray[np.float64]], *, first_row: int) -> npt.NDArray[np.int64]:
+def _calendar(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Microseconds of year, month, day, hour, minute, second.
 
     A day, an hour or a minute may have a fraction where all parts after it are 0.
     """
-    wrong = np.logical_or.reduce(
-        [(part < low) | (part >= end) for part, (low, end) in zip(parts, _PART_RANGES, strict=True)]
-    )
+    low, end = np.array(_PART_RANGES).T[..., np.newaxis]
+    wrong = ((parts < low) | (parts >= end)).any(axis=0)
     for place, part in enumerate(parts[:-1]):
         is_followed = np.any([later != 0 for later in parts[max(place, DAY) + 1 :]], axis=0)
         wrong |= (part != np.floor(part)) & (is_followed | (place < DAY))
@@ -396,12 +383,13 @@ def _calendar(parts: list[npt.NDArray[np.float64]], *, first_row: int) -> npt.ND
         row = int(np.argmax(wrong))
         values: Any = [float(part[row]) for part in parts]
         raise InvalidObservations(
-            f"expected year, month, day, hour, minute and second of a time in row "
-            f"{first_row + row}, got {', '.join(f'{value:g}' for value in values)}",
-            row=first_row + row,
+            f"expected year, month, day, hour, minute and second of a time in row {row}, "
+            f"got {', '.join(f'{value:g}' for value in values)}",
+            row=row,
             expected="time_parts",
         )
     days, hours, minutes, seconds = (parts[DAY] - whole[DAY], *parts[DAY + 1 :])
     clock_s = days * 86_400 + hours * 3600 + minutes * 60 + seconds
     midnight = date.astype("datetime64[us]").astype(np.int64)
-    return midnight + np.round(clock_s * MICROS).astype(np.int64)
+    micros: npt.NDArray[np.int64] = midnight + np.round(clock_s * MICROS).astype(np.int64)
+    return micros

@@ -20,6 +20,7 @@ from galileo.errors import InputError
 from galileo.formats import Source, open_source
 from galileo.formats.mapping import Mapping
 from galileo.formats.memory import open_table
+from galileo.formats.reader import NOWHERE, Reader
 from galileo.formats.source import suggest_schema
 from galileo.formats.variables import VariableInfo, default_features
 from galileo.model.observations import normalise
@@ -131,27 +132,9 @@ def test_names_of_features_are_distinct_and_found_again(columns: list[tuple[str,
         assert name == feature or feature not in [other for other, _ in columns]
     schema = Schema("x", [Feature(name) for name in pairs])
     for empty in (None, *full):
-        reader = _Described(infos(empty))
+        reader = Reader(NOWHERE, infos(empty), 1, lambda names: ())
         bound = Source(None, reader, format="", mapping=Mapping(), schema=schema)
         assert bound.features == pairs
-
-
-class _Described:
-    """A reader of which the variables count."""
-
-    rows = 1
-
-    def __init__(self, variables: list[VariableInfo]) -> None:
-        self._variables = variables
-
-    def variables(self) -> list[VariableInfo]:
-        return self._variables
-
-    def coordinate_variables(self) -> list[VariableInfo]:
-        return []
-
-    def tables(self, names: Any) -> Any:
-        raise AssertionError("nothing is read")
 
 
 def test_file_wider_than_a_dataset_is_bound_by_name(tmp_path: Path) -> None:

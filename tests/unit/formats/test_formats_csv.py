@@ -5,6 +5,7 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
@@ -13,11 +14,12 @@ from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
+from galileo.arrays import BATCH_BYTES_MAX
 from galileo.errors import GalileoWarning, InputError, InvalidObservations, UnknownProperty
 from galileo.formats import CsvOptions, Mapping, open_source, suggest_schema
 from galileo.formats.bad_rows import BAD_ROWS_MAX
 from galileo.formats.csv import end_of_rows
-from galileo.formats.source import BATCH_BYTES_MAX, skipped_words
+from galileo.formats.source import skipped_words
 from galileo.formats.table_files import open_rows
 from galileo.model.schema import Feature, Schema
 
@@ -499,6 +501,23 @@ def test_bad_rows_are_kept_aside_with_line_and_mistake(path: Path, tmp_path: Pat
     with pytest.warns(GalileoWarning, match="3 bad rows were left out"):
         rows = pa.concat_tables(open_rows(path, pa.schema([("t", pa.int64())]), mapping.csv))
     assert rows.column("t").to_pylist() == [1, 3, 4, 6]
+
+
+def test_bad_rows_of_any_place_and_column_are_found(path: Path, tmp_path: Path) -> None:
+    generator = np.random.default_rng(5)
+    bad = set(generator.choice(1_500, 40, replace=False).tolist()) | {0, 1, 2, 1_499}
+    wrong = ["x,2,2020-01-01,3", "1,2,soon,3", "1,2,2020-01-01,3.5", f"1,2,2020-01-01,{2**63}"]
+    rows = [
+        wrong[row % len(wrong)] if row in bad else f"1,2,2020-01-01,{row}" for row in range(1_500)
+    ]
+    path.write_text("\n".join(["lat,lon,time,n", *rows, ""]))
+    schema = Schema("x", [Feature("n", type="int")])
+    mapping = Mapping.of(None, csv=CsvOptions(bad_rows=tmp_path / "bad.csv"))
+    table = pa.concat_tables(open_source(path, schema=schema, mapping=mapping).batches())
+    assert table.column("n").to_pylist() == [row for row in range(1_500) if row not in bad]
+    kept = pd.read_csv(tmp_path / "bad.csv")
+    assert kept["row"].tolist() == [rows[row] for row in sorted(bad)]
+    assert kept["line"].tolist() == [row + 2 for row in sorted(bad)]
 
 
 def test_files_share_a_file_of_bad_rows_and_others_are_not_overwritten(

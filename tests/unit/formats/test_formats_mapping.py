@@ -93,9 +93,7 @@ def test_expression_parse_invalid_text_raises(text: str, expected: str) -> None:
 
 def evaluated(text: str, kind: FeatureType = "float", **columns: pa.Array) -> list[Any]:
     rows = len(next(iter(columns.values())))
-    result: list[Any] = (
-        Columns(columns, rows=rows, first_row=0).evaluate(parse(text), kind).to_pylist()
-    )
+    result: list[Any] = Columns(columns, rows=rows).evaluate(parse(text), kind).to_pylist()
     return result
 
 

@@ -620,9 +620,9 @@ def test_netcdf_slabs_of_any_size_give_same_rows(path: Path, values_max: int) ->
         open_netcdf(path, Mapping()),
         open_netcdf(path, Mapping(), slab_values_max=values_max),
     )
-    names = [one.name for one in whole.variables()]
-    [table] = whole.tables(names)
-    assert pa.concat_tables(parts.tables(names)).equals(table)
+    names = [*whole.coordinates.roles, *(one.name for one in whole.variables())]
+    [table] = whole.scan(names)
+    assert pa.concat_tables(parts.scan(names)).equals(table)
 
 
 def test_netcdf_variable_is_read_once_in_a_pass(
@@ -642,7 +642,7 @@ def test_netcdf_variable_is_read_once_in_a_pass(
         return original(self, key)
 
     monkeypatch.setattr(wrapper, "_getitem", counting)
-    assert sum(table.num_rows for table in reader.tables(["t"])) == 12
+    assert sum(table.num_rows for table in reader.scan(["t"])) == 12
     assert read_names.count("t") == 1
 
 

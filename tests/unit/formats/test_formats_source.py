@@ -12,9 +12,10 @@ from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
+from galileo.arrays import rebatch
 from galileo.errors import InputError, InvalidObservations, InvalidSchema, UnknownProperty
 from galileo.formats import Mapping, Source, open_source, suggest_schema
-from galileo.formats.source import DEFAULT_INDEXED_MAX, rebatch
+from galileo.formats.source import DEFAULT_INDEXED_MAX
 from galileo.model.observations import normalise
 from galileo.model.schema import Feature, Schema
 

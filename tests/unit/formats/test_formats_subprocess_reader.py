@@ -23,7 +23,7 @@ from galileo.formats.grib import open_grib
 from galileo.formats.mapping import Mapping
 from galileo.formats.netcdf import open_netcdf
 from galileo.formats.reader import Reader
-from galileo.formats.subprocess_reader import ReaderPool, SubprocessReader
+from galileo.formats.subprocess_reader import ReaderPool
 
 netCDF4 = pytest.importorskip("netCDF4")
 pytest.importorskip("pyproj")  # Before ecCodes; see `galileo.optional_imports`.
@@ -68,7 +68,8 @@ def field(tmp_path: Path) -> Path:
 
 def all_of(reader: Reader) -> list[Any]:
     names = [one.name for one in reader.variables()]
-    return [reader.rows, list(reader.variables()), *reader.tables(names)]
+    scanned = list(reader.scan([*reader.coordinates.roles, *names]))
+    return [reader.rows, list(reader.variables()), reader.coordinates, *scanned]
 
 
 def test_subprocess_reader_values_equal_direct_reader(
@@ -94,15 +95,15 @@ def test_reader_pool_reuses_a_process(readers: ReaderPool, weather: Path, field:
 @pytest.mark.slow
 def test_reader_pool_interleaved_files_are_read(readers: ReaderPool, weather: Path) -> None:
     one, other = (readers.opener("netcdf")(weather, EMPTY) for _ in range(2))
-    expected = list(open_netcdf(weather, EMPTY).tables(["t"]))
-    begun = one.tables(["t"])
+    expected = list(open_netcdf(weather, EMPTY).scan(["t"]))
+    begun = one.scan(["t"])
     first = next(begun)
-    assert list(other.tables(["t"])) == expected
+    assert list(other.scan(["t"])) == expected
     assert [first, *begun] == expected
-    unfinished = one.tables(["t"])
+    unfinished = one.scan(["t"])
     next(unfinished)
     del unfinished
-    assert list(one.tables(["t"])) == expected
+    assert list(one.scan(["t"])) == expected
 
 
 def readers_with(
@@ -142,13 +143,13 @@ def test_subprocess_reader_library_output_is_not_in_frames(
 @pytest.mark.slow
 def test_subprocess_reader_stopped_process_raises_input_error(weather: Path) -> None:
     readers = ReaderPool()
-    source = SubprocessReader(readers, weather, format="netcdf", mapping=EMPTY)
+    source = readers.opener("netcdf")(weather, EMPTY)
     process = readers.acquire()
-    process._timeout_s = 0.5
+    process._socket.settimeout(0.5)
     os.kill(process._child.pid, signal.SIGSTOP)
     readers.release(process)
     with raises(InputError, expected="readable_file"):
-        list(source.tables(["t"]))
+        list(source.scan(["t"]))
     assert process._child.wait(60) == -signal.SIGKILL
 
 

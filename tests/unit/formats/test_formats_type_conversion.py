@@ -49,7 +49,7 @@ def test_guess_type_uses_every_value(texts: list[str | None], kind: str | None) 
 @given(st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=20))
 def test_convert_random_numbers_as_texts_round_trip(values: list[float | None]) -> None:
     texts = pa.array([None if v is None else repr(v) for v in values], pa.string())
-    assert convert(texts, "float", name="x", first_row=0).to_pylist() == values
+    assert convert(texts, "float", name="x").to_pylist() == values
 
 
 @pytest.mark.parametrize(
@@ -69,16 +69,16 @@ def test_convert_random_numbers_as_texts_round_trip(values: list[float | None]) 
 def test_convert_column_takes_type_of_feature(
     column: pa.Array, kind: FeatureType, expected: list[Any]
 ) -> None:
-    assert convert(column, kind, name="x", first_row=0).to_pylist() == expected
+    assert convert(column, kind, name="x").to_pylist() == expected
 
 
 @pytest.mark.parametrize(
     ("column", "kind", "details"),
     [
-        (pa.array(["1", "2", "x1"]), "float", {"row": 102}),
-        (pa.array(["1", "2.5"]), "int", {"row": 101}),
-        (pa.array(["yes"]), "bool", {"row": 100}),
-        (pa.array([1.0, 2.5]), "int", {"row": 101}),
+        (pa.array(["1", "2", "x1"]), "float", {"row": 2}),
+        (pa.array(["1", "2.5"]), "int", {"row": 1}),
+        (pa.array(["yes"]), "bool", {"row": 0}),
+        (pa.array([1.0, 2.5]), "int", {"row": 1}),
         (pa.array([[1]]), "float", {}),
     ],
 )
@@ -86,7 +86,7 @@ def test_convert_invalid_value_raises_with_row(
     column: pa.Array, kind: FeatureType, details: dict[str, int]
 ) -> None:
     with raises(InvalidObservations, column="x", **details):
-        convert(column, kind, name="x", first_row=100)
+        convert(column, kind, name="x")
 
 
 def test_time_columns_splits_names_of_parts() -> None:
@@ -100,7 +100,7 @@ def test_times_random_parts_equal_calendar(moment: dt.datetime) -> None:
     second = moment.second + moment.microsecond / 1e6
     parts = [moment.year, moment.month, moment.day, moment.hour, moment.minute, second]
     columns = [pa.array([part, None]) for part in parts]
-    result = times(columns, "year,month,day,hour,minute,second", first_row=0)
+    result = times(columns, "year,month,day,hour,minute,second")
     assert result.type == TIME_TYPE
     assert result.to_pylist() == [moment.replace(tzinfo=dt.UTC), None]
 
@@ -116,8 +116,8 @@ def test_times_random_parts_equal_calendar(moment: dt.datetime) -> None:
 )
 def test_times_invalid_date_raises_with_row(parts: tuple[int, ...]) -> None:
     columns = [pa.array([2020.0 if i == 0 else 1.0, part]) for i, part in enumerate(parts)]
-    with raises(InvalidObservations, row=8, expected="time_parts"):
-        times(columns, "year,month,day,hour", first_row=7)
+    with raises(InvalidObservations, row=1, expected="time_parts"):
+        times(columns, "year,month,day,hour")
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_times_last_part_may_have_a_fraction(
 ) -> None:
     columns = [pa.array([float(part)]) for part in parts]
     names = ",".join(["year", "month", "day", "hour", "minute", "second"][: len(parts)])
-    found = times(columns, names, first_row=0).to_pylist()
+    found = times(columns, names).to_pylist()
     assert found == [expected.replace(tzinfo=dt.UTC)]
 
 
 def test_times_missing_parts_raises() -> None:
     with raises(InvalidObservations, expected="time_parts"):
-        times([pa.array([2020]), pa.array([1])], "year,month", first_row=0)
+        times([pa.array([2020]), pa.array([1])], "year,month")
 
 
 @pytest.mark.parametrize(
@@ -158,22 +158,22 @@ def test_times_missing_parts_raises() -> None:
 )
 def test_times_any_form_is_converted(column: pa.Array, source: str) -> None:
     moment = dt.datetime(1970, 1, 1, 0, 0, 1, 500_000, dt.UTC)
-    assert times([column], source, first_row=0).to_pylist() == [moment, None]
+    assert times([column], source).to_pylist() == [moment, None]
 
 
 @given(st.lists(st.integers(-(10**15), 4 * 10**15), min_size=1, max_size=50))
 def test_times_epoch_of_doubles_is_rounded_to_microseconds(micros: list[int]) -> None:
     numbers = [number / 1e6 for number in micros]
-    got = times([pa.array(numbers)], "epoch_s(t)", first_row=0).cast(pa.int64()).to_pylist()
+    got = times([pa.array(numbers)], "epoch_s(t)").cast(pa.int64()).to_pylist()
     assert got == [round(number * 1e6) for number in numbers]
-    thousandths = times([pa.array([n * 1e3 for n in numbers])], "epoch_ms(t)", first_row=0)
+    thousandths = times([pa.array([n * 1e3 for n in numbers])], "epoch_ms(t)")
     assert thousandths.cast(pa.int64()).to_pylist() == [round(n * 1e3 * 1e3) for n in numbers]
 
 
 @pytest.mark.parametrize("column", [pa.array(["yesterday"]), pa.array([17])])
 def test_times_invalid_column_raises(column: pa.Array) -> None:
     with raises(InvalidObservations, expected="times", column="t"):
-        times([column], "t", first_row=0)
+        times([column], "t")
 
 
 EDGES = [-(1 << 63), (1 << 63) - 1, 253_402_300_800_000 * 2, 10**19, -1e300, float("inf"), 1e22]
@@ -183,19 +183,19 @@ EDGES = [-(1 << 63), (1 << 63) - 1, 253_402_300_800_000 * 2, 10**19, -1e300, flo
 @pytest.mark.parametrize("source", ["epoch_s(t)", "epoch_ms(t)"])
 def test_times_number_beyond_the_calendar_raises_with_row(number: float, source: str) -> None:
     column = pa.array([0, number], pa.uint64() if number == 10**19 else None)
-    with raises(InvalidObservations, column="t", row=8):
-        times([column], source, first_row=7)
+    with raises(InvalidObservations, column="t", row=1):
+        times([column], source)
 
 
 @given(st.integers(-62_135_596_800_000, 253_402_300_799_999))
 def test_times_random_number_of_milliseconds_equals_python(number: int) -> None:
     moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=number)
     for column in (pa.array([number]), pa.array([float(number)])):
-        assert times([column], "epoch_ms(t)", first_row=0).to_pylist() == [moment]
+        assert times([column], "epoch_ms(t)").to_pylist() == [moment]
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_times_nat_as_a_number_raises_with_row(unit: str) -> None:
     column = pa.array([0, -(1 << 63)]).view(pa.timestamp(unit))
-    with raises(InvalidObservations, row=8):
-        times([column], "t", first_row=7)
+    with raises(InvalidObservations, row=1):
+        times([column], "t")
