@@ -101,7 +101,7 @@ def test_node_stops_cleanly_on_sigterm(config: Path, tmp_path: Path) -> None:
     ("setting", "message"),
     [
         ("partitions_per_group = 8", "does not match this node's data"),
-        ('placement = "bounded"', 'set placement = "rendezvous", which has placed this data'),
+        ('placement = "rendezvous"', 'set placement = "bounded", which has placed this data'),
     ],
 )
 def test_node_with_another_placement_than_its_data_does_not_start(
