@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -155,6 +156,21 @@ def test_select_victim_takes_idle_connection_of_largest_host() -> None:
     assert select_victim([first, *many]) is many[0]
     many[0].is_worked_for = True
     assert select_victim([first, *many]) is many[1]
+
+
+@pytest.mark.parametrize("progress", ["request", "answer", "written", "end"])
+async def test_connection_limiter_closes_the_idle_connection_with_the_least_recent_progress(
+    progress: str,
+) -> None:
+    limiter = ConnectionLimiter(2, held_bytes_max=8, grace_s=0.0)
+    first, second, third = (Line("a") for _ in range(3))
+    assert await limiter.admit(first)
+    assert await limiter.admit(second)
+    act(limiter, progress, first, 1)
+    if progress == "request":
+        first.is_worked_for = False
+    assert await limiter.admit(third)
+    assert (first.is_open, second.is_open, third.is_open) == (True, False, True)
 
 
 class Clock:

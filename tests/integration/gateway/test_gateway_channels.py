@@ -416,8 +416,10 @@ async def test_events_go_on_at_their_ids_and_end_with_the_channel(
     async with serving(tmp_path, no_evaluator) as served:
         await served.ask("POST", "/channels/hot/subscriptions", [row("s", 0.0), row("t", 1.0)])
         target = "/channels/hot/brokers/me/events"
+        _, page = await served.ask("GET", "/channels/hot/brokers/me/notifications")
         async with asyncio.timeout(TIMEOUT_S):
-            first, head = await stream(served.url, target)
+            since = f"{target}?token={page['next']}"
+            first, head = await stream(served.url, since)
             assert "200 OK" in head
             assert "text/event-stream" in head
             await served.ingest(1.0, 2.0)
@@ -429,7 +431,7 @@ async def test_events_go_on_at_their_ids_and_end_with_the_channel(
             assert sorted(found) == [("s", 1.0), ("s", 2.0), ("t", 2.0)]
             first.close()
             await served.ingest(3.0)
-            second, _ = await stream(served.url, target, f"Last-Event-ID: {token}\r\n")
+            second, _ = await stream(served.url, since, f"Last-Event-ID: {token}\r\n")
             found = []
             while len(found) < 2:
                 name, data, _ = await next_event(second)

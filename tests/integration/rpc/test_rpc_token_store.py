@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import re
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from expected_errors import raises
 
 from galileo.errors import ConfigError, InputError, Unauthenticated
 from galileo.model.quotas import Quotas
+from galileo.rpc import token_store
 from galileo.rpc.access import Principal, Role
 from galileo.rpc.quotas import QuotaResolver
 from galileo.rpc.token_store import LOOK_S, TokenStore, add, digest_of, read, remove
@@ -79,6 +83,36 @@ def test_token_store_add_or_remove_of_an_invalid_principal_is_refused(path: Path
         add(path, Principal("Ann!", ANN.roles))
     with raises(InputError, parameter="datasets"):
         add(path, Principal("eve", ANN.roles, ("a/b",)))
+    for roles, brokers in ((ANN.roles, ("ops",)), (EVE.roles, ("a/b",))):
+        with raises(InputError, parameter="brokers"):
+            add(path, Principal("eve", roles, ("smog",), brokers=brokers))
+    assert [one.name for one in read(path).principals.values()] == ["ann"]
+
+
+def test_token_store_add_and_remove_lock_the_file_from_reading_to_writing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    def locked(name: str) -> None:
+        step = getattr(token_store, name)
+
+        def checked(*arguments: Any) -> Any:
+            other = os.open(path.parent, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(other)
+            steps.append(name)
+            return step(*arguments)
+
+        monkeypatch.setattr(token_store, name, checked)
+
+    add(path, ANN)
+    locked("read")
+    locked("_write")
+    add(path, BOB)
+    remove(path, "ann")
+    assert steps == ["read", "_write"] * 2
 
 
 DIGEST = "0" * 64

@@ -12,9 +12,20 @@ from expected_errors import raises
 from starlette.datastructures import QueryParams
 
 import galileo
+from galileo.client.analytics_results import NodeExplanation, QueryExplanation
+from galileo.client.descriptions import DatasetDescription
+from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import InputError
 from galileo.gateway import parameters
-from galileo.gateway.aggregates import _finite, _gather, _json_pieces, grouping_of, located
+from galileo.gateway.aggregates import (
+    _described,
+    _explained,
+    _finite,
+    _gather,
+    _json_pieces,
+    grouping_of,
+    located,
+)
 from galileo.geo import geohash
 from galileo.model.grouping import Grouping
 
@@ -26,6 +37,15 @@ SCHEMA = galileo.Schema(
         galileo.Feature("window", type="int"),
     ],
 )
+
+
+def test_documents_of_datasets_and_queries_say_which_partitions_are_missing() -> None:
+    for missing in ((), (2, 5)):
+        description = DatasetDescription(SCHEMA, 0, 0, 0, None, None, None, (), missing=missing)
+        nodes = (NodeExplanation("a", "g", (1,)), NodeExplanation("b", "g", missing, error="away"))
+        explanation = QueryExplanation("weather", "", (), (), EMPTY_CURSOR, nodes, 0.0, 0.0)
+        for document in (_described(description), _explained(explanation)):
+            assert (document["complete"], document["missing"]) == (not missing, list(missing))
 
 
 @pytest.mark.parametrize("rows", [0, 1, parameters.LIMIT_MAX + 1])
