@@ -326,6 +326,14 @@ async def test_analytics_skip_partitions_pruned_by_the_feature_graph(
     assert (summary.value.paths, summary.frontier) == (0, published)
     near = await exploration.nearest(NearestTo(0.0, 0.0, 5, cold))
     assert (near.value.observations.num_rows, near.frontier) == (0, published)
+    direct.away.add("b")
+    gone = held_by(cluster, "b")
+    for answer in (
+        await exploration.summarise(SummaryRequest(cold, "temperature", 3)),
+        await exploration.nearest(NearestTo(0.0, 0.0, 5, cold)),
+    ):
+        assert answer.missing == gone
+        assert dict(answer.frontier) == {p: last for p, last in published.items() if p not in gone}
 
 
 async def test_children_calls_only_nodes_that_can_hold_the_vertex(

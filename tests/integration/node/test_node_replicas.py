@@ -98,10 +98,14 @@ async def test_node_replicas_are_in_different_racks_when_racks_change_and_a_node
         await world.close()
 
 
+@pytest.mark.parametrize("is_deleting", [True, False])
 async def test_node_replicas_state_on_disk_never_falls_when_the_disk_refuses_a_deletion(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, is_deleting: bool
 ) -> None:
-    """A node has left a set, its full disk delays the deletion, and a later term names it again."""
+    """A node has left a set, its disk is full, and a later term names it again.
+
+    The term comes while the deletion of the files waits for the disk, or before it was begun.
+    """
     await await_whole(world)
     await world.send(1)
     host, [partition, *_] = world.hosts["c"], world.topology.partitions
@@ -130,15 +134,18 @@ async def test_node_replicas_state_on_disk_never_falls_when_the_disk_refuses_a_d
 
     await receive(NewerSet(left))
     await await_condition(world, lambda _: machine.saved.set == left)
+    logs = {} if is_deleting else {name: log.epochs for name, log in machine.logs.items()}
     host.disk.is_full = True
-    await asyncio.sleep(2 * world.options.discard_s)
+    if is_deleting:
+        await asyncio.sleep(2 * world.options.discard_s)
     again = replace(left, term=later, number=left.number + 1, voters=current.voters)
-    await receive(StartTerm(later, again, {}, {}))
-    await asyncio.sleep(3 * world.options.restart_s)
+    await receive(StartTerm(later, again, {}, logs))
+    await asyncio.sleep(2 * world.options.discard_s)
     host.disk.is_full = False
-    await await_condition(world, lambda _: not machine_of(host, partition).logs)
+    if is_deleting:
+        await await_condition(world, lambda _: not machine_of(host, partition).logs)
     for _ in range(20):
-        await receive(StartTerm(later, again, {}, {}))
+        await receive(StartTerm(later, again, {}, logs))
         await asyncio.sleep(world.options.tick_s)
     await await_condition(world, lambda _: machine_of(host, partition).saved.promised == later)
     assert [one for one, _ in written] == sorted(one for one, _ in written)

@@ -451,6 +451,23 @@ async def test_query_sends_labels_of_a_moving_partition_once(
     assert identities(found) < identities(whole)
 
 
+@pytest.mark.usefixtures("all_large")
+async def test_query_names_partitions_whose_nodes_refuse_them_for_too_long(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.reconfigure(queries=QueryOptions(moved_retry_timeout_s=0.1))
+    await fill(cluster, make_observations)
+
+    async def refuse(tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
+        for task in tasks:
+            yield ScanFailed(task.item, PartitionMoved("it has left the node"))
+
+    monkeypatch.setattr(cluster["b"].local_scans, "scan", refuse)
+    found = await cluster.ask()
+    assert found.missing == tuple(sorted(cluster["b"].partitions))
+    assert cluster["b"].partitions.isdisjoint(found.frontier)
+
+
 async def test_query_of_an_unknown_property_is_refused(cluster: Any) -> None:
     with raises(UnknownProperty, property="tempera"):
         await cluster.ask("tempera > 3")

@@ -39,10 +39,12 @@ def opened(
     schema: Schema,
     *partitions: int,
     cls: type[DatasetShard] = DatasetShard,
+    journals: JournalOptions | None = None,
     **named: Any,
 ) -> Iterator[DatasetShard]:
     """A shard in a new store, with these partitions, which are empty."""
-    with Store.open(directory, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
+    options = journals or JournalOptions(durability="none")
+    with Store.open(directory, options, wall=lambda: 0.0) as store:
         store.create_dataset(schema)
         store.recover(lambda *_: None)
         shard = cls(schema, epoch=store.epoch, **named)
@@ -107,6 +109,34 @@ async def test_scan_during_writes_sees_all_published_commits(
 
 def _no_memory(*_: Any, **__: Any) -> None:
     raise MemoryError
+
+
+@pytest.mark.parametrize("has_joined", [True, False])
+def test_replica_is_readable_where_it_has_all_that_is_asked(
+    tmp_path: Path, schema: Schema, make_observations: Make, has_joined: bool
+) -> None:
+    options = JournalOptions(durability="none", segment_bytes_max=1)
+    with opened(
+        tmp_path,
+        schema,
+        PARTITION,
+        journals=options,
+        owned=lambda: (),
+        may_follow=lambda _: has_joined,
+    ) as shard:
+        for commit in commits_of(shard, make_observations, 6):
+            write(shard, [commit])
+        shard.drop(PARTITION, 4)
+        assert shard.journals[PARTITION].dropped == 4
+
+        def is_readable(after: int, until: int) -> bool:
+            bounds = Cursor({PARTITION: after}), Cursor({PARTITION: until})
+            return shard.readable([PARTITION], after=bounds[0], until=bounds[1]) == {PARTITION}
+
+        readable = {(a, u) for a in range(8) for u in range(8) if is_readable(a, u)}
+        expected = {(a, u) for a in range(4, 8) for u in range(1, 7)}
+        assert readable == (expected if has_joined else set())
+        assert not shard.readable([PARTITION], after=Cursor({PARTITION: 4}), until=None)
 
 
 def test_shard_publishes_nothing_after_a_commit_that_failed_to_index(

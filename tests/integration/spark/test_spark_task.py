@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from galileo.cursor import Cursor
+from galileo.errors import Unavailable
 from galileo.match_batch import MatchBatch, MatchedPartitions, MatchResponse
 from galileo.samplers import SamplerSpec
 from galileo.spark import task
@@ -78,9 +79,7 @@ def answered_items(job):
     (batch,) = to_batches(task.run(job, 0))
     outcomes = merge_rows(batch, 2)
     assert not any(outcome.failures for outcome in outcomes)
-    items = [
-        b"".join(part.answered for part in outcome.parts if part.items) for outcome in outcomes
-    ]
+    items = [b"".join(part.answered for part in outcome.parts) for outcome in outcomes]
     return [np.frombuffer(data, np.uint32).tolist() for data in items]
 
 
@@ -116,6 +115,16 @@ def test_run_too_many_calls_start_with_another_in_each_job(job, free, monkeypatc
         answered_items(replace(job, number=number))
     assert len(set(started)) == 4
     assert started[4:] == started[2:4] + started[:2]
+
+
+def test_items_whose_installed_sampler_is_tried_again_keep_their_cursors(job, monkeypatch):
+    def unreadable(*_, **__):
+        raise Unavailable("the node of the observations is away")
+
+    monkeypatch.setattr(task, "_sample", unreadable)
+    spec = SamplerSpec("installed", {}, 1).to_json()
+    groups = tuple(replace(group, samplers_json=(spec,)) for group in job.groups)
+    assert answered_items(replace(job, groups=groups)) == [[], []]
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ def test_election_refusal_or_silence_offers_to_next():
     assert election.step(OfferRefused("a"), 0.2) == [OfferAssignment("b")]
     assert election.step(ElectionTicked(), 1.1) == []
     assert election.step(ElectionTicked(), 1.2) == [OfferAssignment("c")]
+    assert election.step(OfferRefused("b"), 1.3) == [], "the offer to it is over"
     assert election.step(OfferAccepted("a"), 1.3) == []
     assert election.step(OfferAccepted("c"), 1.3) == [Decided("c")]
 

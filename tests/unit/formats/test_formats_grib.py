@@ -356,6 +356,24 @@ def read_names(path: Path) -> list[str]:
     return list(source.features)
 
 
+@pytest.mark.parametrize("sections", [(), (32,), (40,), (32, 40)])
+def test_grib_long_messages_of_edition_1_end_where_section_4_says(
+    write: Callable[..., Path], sections: tuple[int, ...]
+) -> None:
+    """Sections 2 and 3, of 32 and 40 bytes here, are optional."""
+    flags = sum({32: 0x80, 40: 0x40}[size] for size in sections)
+    head = (28).to_bytes(3) + bytes(4) + bytes([flags]) + bytes(20)
+    head += b"".join(size.to_bytes(3) + bytes(size - 3) for size in sections)
+    for size in (500, 597, 620):
+        total = 8 + len(head) + 3 + size + 4
+        units = -(-(total - 4) // 120)
+        start = b"GRIB" + (0x800000 | units).to_bytes(3) + b"\1"
+        long = start + head + (units * 120 + 4 - total).to_bytes(3) + bytes(size) + b"7777"
+        with write(long, long).open("rb") as file:
+            places = [(place.offset, place.length) for place in message_offsets(file)]
+        assert places == [(0, total), (total, total)]
+
+
 @pytest.mark.slow
 def test_grib_edition_1_beyond_8_mebibytes_is_read(write: Callable[..., Path]) -> None:
     ni, nj = 3000, 1600

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from itertools import count
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.graph import metadata_graph
 from galileo.graph.metadata_graph import RUNS_MAX, MetadataGraph
 from galileo.graph.run_scan import RunScan
+from galileo.graph.sorted_runs import compact
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.query.query import parse
@@ -148,6 +151,30 @@ def test_maintain_many_runs_leaves_few_with_all_paths(world):
     assert graph.runs < 5
     assert not graph.maintain()
     assert graph.count() == 2000
+
+
+def test_paths_inserted_during_a_compaction_stay(world, monkeypatch):
+    graph, sequences = MetadataGraph(world.schema, memtable_paths_max=100), count(1)
+
+    def insert(partition=0):
+        sequence = next(sequences)
+        graph.insert(world.batch(sequence, 100), partition=partition, sequence=sequence)
+        return sequence
+
+    def compacting(*runs, **options):
+        if len(inserted) < 20:
+            inserted.append(insert())
+        return compact(*runs, **options)
+
+    monkeypatch.setattr(metadata_graph, "compact", compacting)
+    inserted = [insert() for _ in range(5)]
+    insert(partition=1)
+    assert graph.maintain()
+    graph.remove(1)
+    assert len(inserted) >= 7
+    table = graph.scan(parse("", world.schema))
+    assert sorted(table.column("sequence").unique().to_pylist()) == inserted
+    assert graph.count() == 100 * len(inserted)
 
 
 def test_insert_without_maintain_keeps_runs_few(world):

@@ -14,12 +14,21 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError
-from galileo.geo.circles import EARTH_RADIUS_M, HALFWAY_M
+from galileo.geo import geohash
+from galileo.geo.circles import EARTH_RADIUS_M, HALFWAY_M, metres
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import micros, times_from_micros
 from galileo.query import from_arrow, parse
-from galileo.query.nearest import COUNT_MAX, CountBlocks, NearestTo, first, nearest
+from galileo.query.nearest import (
+    COUNT_MAX,
+    CountBlocks,
+    NearestTo,
+    _Blocks,
+    first,
+    nearest,
+    search,
+)
 
 SCHEMA = Schema(
     "world", [Feature("t"), Feature("s", type="text")], geohash_precision=4, time_bucket="1d"
@@ -185,6 +194,19 @@ def test_nearest_dense_first_circle_asks_twice():
     found = nearest(store.answer, NearestTo(40.0, -105.0, 50, query_of("t > 0"), 1e5))
     assert len(found.distance_m) == 50
     assert store.asked == ["CountBlocks", "ReadObservations"]
+
+
+def test_blocks_reach_as_far_as_the_nearest_ones_with_so_many_rows():
+    sought = NearestTo(40.0, -105.0, 1, query_of(""), 1e5)
+    labels = Store(dense()).answer(next(search(sought)))
+    boxes = geohash.bounds(labels.column("cell").to_numpy(), SCHEMA.geohash_precision)
+    farthest = metres(sought.circle(1e5).farthest(boxes)).tolist()
+    blocks, held = _Blocks.of(labels, sought, 1e5), 0
+    for distance_m, rows in sorted(zip(farthest, labels.column("rows").to_pylist(), strict=True)):
+        for count in (held + 1, held + rows):
+            assert blocks.reach_m(count) == pytest.approx(distance_m, rel=1e-6, abs=1e-2)
+        held += rows
+    assert blocks.reach_m(held + 1) is None
 
 
 def test_nearest_small_first_circle_grows_once():

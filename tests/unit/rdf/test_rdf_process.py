@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import signal
 import struct
 import termios
@@ -30,6 +31,12 @@ def process():
     process = Process.start(memory_bytes_max=MEMORY_BYTES_MAX)
     yield process
     process.close()
+
+
+def test_process_has_the_limits_of_its_memory_and_dumps_no_core(process):
+    process.load([TRIPLES], timeout_s=60)
+    for limit, bound in ((resource.RLIMIT_AS, MEMORY_BYTES_MAX), (resource.RLIMIT_CORE, 0)):
+        assert resource.prlimit(process.child.pid, limit) == (bound, bound)
 
 
 def unread(process):

@@ -77,17 +77,20 @@ class LosesLearner(Cluster):
 
 
 class LossyLine(Cluster):
-    """Some messages with frames do not reach C.
+    """Some messages with frames do not reach C, or other members.
 
     Attributes:
         lost: how many of the next ones.
+        deaf: the members.
     """
 
     lost = 0
+    deaf = frozenset({C})
 
     def step(self, member: Member, event: ReplicaEvent) -> None:
         message = event.message if isinstance(event, MessageArrived) else None
-        if member == C and self.lost and isinstance(message, Append) and message.epochs.runs:
+        has_frames = isinstance(message, Append) and len(message.epochs.runs) > 0
+        if has_frames and self.lost and member in self.deaf:
             self.lost -= 1
         else:
             super().step(member, event)
@@ -194,6 +197,20 @@ def test_lost_frames_are_sent_again_while_others_follow() -> None:
         cluster.run(TICK_S)
     assert cluster.lost == 0
     assert cluster.end(C) > 190
+
+
+def test_set_is_changed_again_once_a_majority_has_what_was_committed_before() -> None:
+    """Else B and C, which lack it, could elect a leader without A."""
+    cluster = LossyLine()
+    cluster.found()
+    cluster.append(3)
+    cluster.deaf, cluster.lost = frozenset({B, C}), 1_000_000
+    cluster.want(A, B, C)
+    assert cluster.voters() == {A, B}
+    cluster.lost = 0
+    cluster.run()
+    assert cluster.voters() == {A, B, C}
+    assert cluster.end(B) == cluster.end(C) == 3
 
 
 def test_slow_member_gets_frames_little_more_than_once() -> None:

@@ -18,6 +18,7 @@ from galileo.storage.backup import (
     BackupOptions,
     Manifest,
     StoredFile,
+    _BackupWriter,
     backup,
     restore,
 )
@@ -102,6 +103,27 @@ def test_backup_and_restore_keeps_every_file(
     check_node(tmp_path / "again", make_commit, commits={3: COMMITS, 12: COMMITS + 1})
     with opened(node) as store, opened(tmp_path / "again") as restored:
         assert restored.epoch >= store.epoch + EPOCHS_SKIPPED
+
+
+def test_backup_has_the_record_that_replaced_another_meanwhile(
+    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a log of records merges its batches."""
+    records = MetadataFiles(node / "records" / "ccq", REAL_DISK)
+    names = _BackupWriter._names
+
+    def replacing(self: _BackupWriter, place: str) -> list[Path]:
+        listed = names(self, place)
+        if place == "records/ccq" and "one" in records.names():
+            records.save("two", b"coordinator")
+            records.delete("one")
+        return listed
+
+    monkeypatch.setattr(_BackupWriter, "_names", replacing)
+    backup(node, tmp_path / "backup", options=COPY)
+    restore(tmp_path / "backup", tmp_path / "restored")
+    with opened(tmp_path / "restored") as store:
+        assert store.load_records("ccq") == {"two": b"coordinator"}
 
 
 def test_backup_by_link_shares_sealed_segments_only(node: Path, tmp_path: Path) -> None:
