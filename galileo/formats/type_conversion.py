@@ -259,11 +259,11 @@ def _conversion_error(column: pa.Array, kind: str, *, name: str) -> InvalidObser
         fits = pa.array(arrays.held_by_floats(column))
     else:
         values = np.asarray(pc.fill_null(column, 0)).astype(np.float64)
-        fits = pa.array((values == np.trunc(values)) & (np.abs(values) < 2.0**63))
+        is_number = (values == np.trunc(values)) & (np.abs(values) < 2.0**63)
+        fits = pa.array(np.isin(values, (0, 1)) if kind == "bool" else is_number)
     row = fits.index(pa.scalar(False)).as_py()
     if row < 0:  # All are digits; some are more than 64 bits hold.
-        numbers = pc.fill_null(column, "0").to_pylist()
-        fitting = [-(1 << 63) <= int(digits) < 1 << 63 for digits in numbers]
+        fitting = [-(1 << 63) <= int(number or 0) < 1 << 63 for number in column.to_pylist()]
         row = fitting.index(False)
     return InvalidObservations(
         f"expected {kind} values in {name!r}, got {column[row].as_py()!r} in row {row}; "
