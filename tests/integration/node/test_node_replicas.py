@@ -211,6 +211,9 @@ async def test_node_replicas_drop_of_a_dataset_counts_each_row_once(world: World
     dropped = [await host.node.drop("nam", 1) for host in world.hosts.values()]
     assert sum(one.rows for one in dropped) == 4 * ROWS
     assert all(one.bytes for one in dropped)
+    for host in world.hosts.values():
+        for partition in world.topology.partitions:
+            assert "nam" not in machine_of(host, partition).logs
 
 
 async def test_node_replicas_damaged_log_is_set_aside_and_copied_again(world: World) -> None:

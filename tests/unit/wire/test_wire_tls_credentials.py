@@ -14,7 +14,13 @@ from expected_errors import raises
 from proving import Certified, keys_in, token_file
 
 from galileo.errors import ConfigError
-from galileo.wire.channel import LOOK_S, Channels, open_blocking_channel, open_channel
+from galileo.wire.channel import (
+    LOOK_S,
+    Channels,
+    SharedChannels,
+    open_blocking_channel,
+    open_channel,
+)
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles, server_credentials
 
 CALL = "/test.Test/Who"
@@ -121,6 +127,24 @@ async def test_channels_renewed_files_are_used_unless_incomplete(
     assert second is not first
     assert await identity_at(second) == b"ann "
     assert await identity_at(first) == b"ann ", "what runs over the old one goes on"
+    await channels.close()
+
+
+async def test_shared_channels_carry_the_token_over_renewed_files(
+    address: str, certified: Certified
+) -> None:
+    client = certified.of("client", "ann")
+    now = [0.0]
+    channels = Channels(keys_in(client), monotonic=lambda: now[0])
+    shared = SharedChannels(channels, TOKEN)
+    first = shared.get(address)
+    assert shared.get(address) is first
+    assert await identity_at(first) == b"ann Bearer " + TOKEN.encode()
+    for path in certified.of("client", "eve").iterdir():
+        path.replace(client / path.name)
+    now[0] += 2 * LOOK_S
+    assert await identity_at(shared.get(address)) == b"eve Bearer " + TOKEN.encode()
+    assert await identity_at(channels.get(address)) == b"eve "
     await channels.close()
 
 

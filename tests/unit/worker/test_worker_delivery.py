@@ -410,6 +410,20 @@ def test_worker_whose_row_is_away_counts_as_it_did_before() -> None:
     play(scene, faults={"away"})
 
 
+def test_halves_of_a_refused_chunk_are_not_sent_behind_a_moved_position() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.endpoint.took_s = CHECK_S + 0.5
+        stage.journal.notify("one", "a", [POISON, "anna", "bert", "carl"])
+        await until(lambda: bool(stage.endpoint.came))
+        first = (await stage.operator.fetch_notifications("one", "a"))[0]
+        await stage.operator.acknowledge("one", "a", first.token)
+        await asyncio.sleep(30.0)
+        assert len(stage.endpoint.came) == 1
+        assert not stage.letters
+
+    play(scene)
+
+
 def test_worker_that_is_cut_off_sends_nothing_and_goes_on_later() -> None:
     async def scene(stage: Stage) -> None:
         stage.endpoint.error = DeliveryError("503")
