@@ -409,8 +409,8 @@ class Store:
         """Empties the commit log, which could otherwise write again what has left the files."""
         if not self.log.checkpoint():
             raise PartitionReadOnly(
-                f"partition {partition} cannot begin anew: the commit log cannot be emptied. Check "
-                "the disk, then restart the node",
+                f"partition {partition} cannot begin anew or be deleted: the commit log cannot be "
+                "emptied. Check the disk, then restart the node",
                 after_s=self._options.retry_after_s,
             )
 
@@ -469,8 +469,10 @@ class Store:
 
         Raises:
             OSError: the disk refuses; the next start goes on.
+            PartitionReadOnly: the commit log cannot be emptied.
         """
         self.close_partition(partition)
+        self._empty_log(partition)
         self._delete_removed()  # Else what an earlier attempt has left would be in the way.
         with self._changing:
             disk = self._options.disk

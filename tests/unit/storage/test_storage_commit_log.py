@@ -266,6 +266,28 @@ def test_checkpoint_with_a_failed_sync_keeps_the_log(tmp_path: Path) -> None:
         assert [node.batches(partition) for partition in PARTITIONS] == [[0]] * len(PARTITIONS)
 
 
+@pytest.mark.parametrize("act", ["set_aside", "restart_journal", "delete_partition"])
+def test_partition_keeps_its_files_while_the_log_has_commits(tmp_path: Path, act: str) -> None:
+    """The next start would write them into the files that come in their place."""
+    disk = PowerCutDisk(tmp_path, 1)
+    with opened(tmp_path, disk) as node:
+        node.batch(0)
+        disk.failing = 1.0
+        assert not node.store.log.checkpoint()
+        disk.failing = 0.0
+        log_start = node.shard.journals[2].log_start_record
+        arguments = {
+            "set_aside": (SCHEMA.name, 2),
+            "restart_journal": (SCHEMA.name, 2, log_start),
+            "delete_partition": (2,),
+        }
+        with raises(PartitionReadOnly):
+            getattr(node.store, act)(*arguments[act])
+        assert logs(tmp_path)
+        place = node.store.partition_directory(SCHEMA.name, 2)
+        assert [path.stat().st_size > 0 for path in place.glob("*.segment")] == [True]
+
+
 # --- random histories ----------------------------------------------------------------------------
 
 
