@@ -407,7 +407,7 @@ class ClusterAnalytics:
         missing = _missing(shares, errors)
         return ClusterResult(Versioned(versions), frontier, missing, ranges=ranges)
 
-    def estimate(
+    async def estimate(
         self, query: Query, *, feature: str | None, shares: Sequence[float]
     ) -> ClusterEstimate:
         """Bounds from the feature graph, without asking any other node; takes milliseconds.
@@ -425,15 +425,23 @@ class ClusterAnalytics:
                     synopsis.schema, synopsis.changes_since(graph.version(partition))
                 )
         graph = view.graph(query.schema)
-        count = graph.estimate(query)
         last = view.sequences(query.schema.key).join(shard.published())
         owners = placement.owners(self._node.topology)
         reporters = {
             node.name for node in self._node.topology.nodes if view.has_reported(node.name)
         }
+
+        def bounds() -> tuple[Estimate, tuple[Quantile, ...]]:
+            return (
+                graph.estimate(query),
+                graph.quantiles(query, feature, shares) if feature and shares else (),
+            )
+
+        loop = asyncio.get_running_loop()
+        count, quantiles = await loop.run_in_executor(self._executor, bounds)
         return ClusterEstimate(
             count=count,
-            quantiles=graph.quantiles(query, feature, shares) if feature and shares else (),
+            quantiles=quantiles,
             behind=sum(max(last[p] - count.covered[p], 0) for p in candidates),
             unheard=frozenset(
                 p for p in candidates if owners[p] not in reporters | {self._node.name}

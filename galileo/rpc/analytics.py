@@ -161,7 +161,7 @@ class AnalyticsServicer:
         self, request: analytics_pb2.EstimateRequest, context: Context
     ) -> analytics_pb2.EstimateReply:
         query = await self._query(request, context, names=[request.feature])
-        result = self._exploration.estimate(
+        result = await self._exploration.estimate(
             query, feature=request.feature or None, shares=list(request.quantiles)
         )
         return analytics_pb2.EstimateReply(

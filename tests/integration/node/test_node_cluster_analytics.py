@@ -21,6 +21,7 @@ from galileo.errors import Cancelled, DataExpired, InputError, Overloaded, Unava
 from galileo.geo import geohash
 from galileo.graph import group_merger, newest
 from galileo.graph.drill_down import default_order
+from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model.grouping import Grouping, parse_key
 from galileo.model.schema import Schema
@@ -375,7 +376,7 @@ async def test_estimate_calls_no_node_and_names_silent_ones(
     mine, exploration = held_by(cluster, "a"), direct.explorations["a"]
     own = [p for p in (await cluster.ask("", at="a")).partitions.tolist() if p in mine]
 
-    estimate = exploration.estimate(everything, feature="temperature", shares=[0.5])
+    estimate = await exploration.estimate(everything, feature="temperature", shares=[0.5])
     assert direct.asked == []
     assert estimate.unheard == frozenset(cluster.topology.partitions) - mine
     assert estimate.count.low <= len(own) <= estimate.count.high
@@ -384,7 +385,7 @@ async def test_estimate_calls_no_node_and_names_silent_ones(
     for other in "bc":
         node.view.record_report(other)
         node.view.update_sequences("nam", cluster[other].catalog.shard("nam").published())
-    estimate = exploration.estimate(everything, feature=None, shares=[])
+    estimate = await exploration.estimate(everything, feature=None, shares=[])
     assert estimate.unheard == frozenset()
     theirs = [cluster[other].catalog.shard("nam").published() for other in "bc"]
     assert estimate.behind == sum(sum(cursor.values()) for cursor in theirs) > 0
@@ -392,10 +393,31 @@ async def test_estimate_calls_no_node_and_names_silent_ones(
     for other in "bc":
         for synopsis in cluster[other].catalog.shard("nam").synopses().values():
             node.view.apply_synopsis(cluster.schema, synopsis.changes_since(None))
-    estimate = exploration.estimate(everything, feature=None, shares=[])
+    estimate = await exploration.estimate(everything, feature=None, shares=[])
     assert estimate.behind == 0
     whole = len((await cluster.ask("", at="a")).partitions)
     assert estimate.count.low <= whole <= estimate.count.high
+
+
+async def test_estimate_is_calculated_outside_the_event_loop(
+    cluster: Any, direct: Direct, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[int] = set()
+
+    def record(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            threads.add(threading.get_ident())
+            return function(*arguments)
+
+        return call
+
+    for name in ("estimate", "quantiles"):
+        monkeypatch.setattr(FeatureGraph, name, record(getattr(FeatureGraph, name)))
+    await direct.explorations["a"].estimate(
+        parse("", cluster.schema), feature="temperature", shares=[0.5]
+    )
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_children_with_a_value_of_the_wrong_type_is_refused(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -62,6 +63,62 @@ def test_quantiles_random_groups_bounds_are_tightest(
     assert max(possible) <= found.high
     assert found.low <= found.value <= found.high
     assert {found.low, found.high} <= {*lo.tolist(), *hi.tolist()}
+
+
+def one_by_one(groups: Bounded, share: float) -> tuple[float, float]:
+    """Bounds of one quantile, from a look at all groups for each end and each start."""
+    highest, lowest = float(groups.hi.max()), float(groups.lo.min())
+    for end in sorted(set(groups.hi.tolist()), reverse=True):
+        below = groups.low[groups.hi <= end].sum()
+        count = below + groups.high[groups.hi > end].sum()
+        if below >= max(min(share * count * (1 + 1e-12), count), 1):
+            highest = end
+    for start in sorted(set(groups.lo.tolist())):
+        below = groups.high[groups.lo < start].sum()
+        count = below + groups.low[groups.lo >= start].sum()
+        if below < max(share * count * (1 - 1e-12), 1):
+            lowest = start
+    return lowest, highest
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.integers(1, 40),
+    ends=st.sampled_from([4, 1000]),
+    counts=st.sampled_from([2, 1_000, 10**9]),
+    shares=st.lists(SHARES, max_size=20),
+)
+@examples(150)
+def test_quantiles_random_shares_together_are_those_of_each_alone(
+    seed: int, size: int, ends: int, counts: int, shares: list[float]
+) -> None:
+    rng = np.random.default_rng(seed)
+    lo = rng.integers(0, ends, size).astype(float)
+    low = rng.integers(0, counts, size)
+    groups = Bounded(
+        lo,
+        lo + rng.integers(0, ends, size),
+        low,
+        np.maximum(low + rng.integers(0, counts, size), 1),
+    )
+    found = quantiles(groups, shares)
+    assert [one.share for one in found] == shares
+    assert [(one.low, one.high) for one in found] == [one_by_one(groups, s) for s in shares]
+    assert [one for share in shares for one in quantiles(groups, [share])] == list(found)
+
+
+def test_quantiles_sorts_the_groups_once_for_all_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Bounded(np.zeros(3), np.ones(3), np.ones(3, dtype=int), np.ones(3, dtype=int))
+    sizes: list[int] = []
+    argsort = np.argsort
+
+    def counted(values: np.ndarray, *, kind: Literal["stable"]) -> np.ndarray:
+        sizes.append(len(values))
+        return argsort(values, kind=kind)
+
+    monkeypatch.setattr(np, "argsort", counted)
+    quantiles(groups, [0.5] * 1_000)
+    assert sizes == [3, 3, 3]
 
 
 @given(
