@@ -18,10 +18,10 @@ from galileo.gateway import parameters
 from galileo.query.builder import Condition
 from galileo.rdf import protocol
 from galileo.rdf.endpoint import body_of
-from galileo.rdf.fair_queue import FairQueue
 from galileo.rdf.graphs import ROWS_MAX, LabelGraph
 from galileo.rdf.protocol import QueryRequest
 from galileo.rdf.service import QueryRunner
+from galileo.turns import FairTurns
 
 LABELS_MAX = 100_000
 """Labels of a graph; it takes some seconds to make one of so many."""
@@ -36,7 +36,7 @@ class SparqlQueries:
     """Answers queries, one at a time; belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._turns = FairQueue(QUERIES_MAX)
+        self._turns = FairTurns(1, what="SPARQL queries", waiting_max=QUERIES_MAX - 1)
         self._runner = QueryRunner()
 
     def stop(self) -> None:
@@ -55,7 +55,7 @@ class SparqlQueries:
         accept = request.headers.get("accept", "")
         text = await _query_text(request)
         condition = parameters.filter_of(request.query_params)
-        async with self._turns.acquire(host, until=until):
+        async with self._turns.acquire(host, within_s=until - time.monotonic()):
             graph = await _graph(client, dataset, condition)
             try:
                 answer = await self._runner.run(graph, text, accept, until=until, rows_max=ROWS_MAX)

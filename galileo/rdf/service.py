@@ -12,10 +12,10 @@ from galileo.errors import ConfigError, GalileoError, InputError, Overloaded
 from galileo.http_serving.hosts import is_loopback, names_this_machine
 from galileo.rdf import protocol, to_rdf
 from galileo.rdf.cancellation import Cancellation
-from galileo.rdf.fair_queue import FairQueue
 from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S, OpenGraph
 from galileo.rdf.protocol import DescriptionRequest, Refused, Request
 from galileo.rdf.terms import ontology
+from galileo.turns import FairTurns
 
 PORT = 7780
 QUERIES_MAX = 8
@@ -145,7 +145,7 @@ class Service:
         self.graph = graph
         self.options = options
         self.url = url
-        self.turns = FairQueue(options.queries_max)
+        self.turns = FairTurns(1, what="queries", waiting_max=options.queries_max - 1)
         self._runner = QueryRunner()
 
     async def answer(self, request: Request, *, host: str) -> Answer:
@@ -158,7 +158,7 @@ class Service:
             return Answer(media_type, await asyncio.to_thread(self._describe, parsed, form))
         until = time.monotonic() + self.options.timeout_s
         try:
-            async with self.turns.acquire(host, until=until):
+            async with self.turns.acquire(host, within_s=self.options.timeout_s):
                 return await self._runner.run(
                     self.graph, parsed.text, accept, until=until, rows_max=self.options.rows_max
                 )

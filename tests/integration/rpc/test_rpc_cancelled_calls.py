@@ -26,7 +26,6 @@ from galileo.model.quotas import Quotas
 from galileo.node.group_commit import GroupCommit
 from galileo.node.local_analytics import LocalAnalytics
 from galileo.node.query_options import QueryOptions
-from galileo.rdf.fair_queue import FairQueue
 from galileo.rpc.access import Principal, Role
 from galileo.rpc.admission import AdmissionController, AdmissionOptions
 from galileo.rpc.call_log import CallTracker
@@ -34,6 +33,7 @@ from galileo.rpc.query import QueryServicer
 from galileo.rpc.quotas import QuotaResolver
 from galileo.rpc.rate_limit import Metering, metered, metered_stream
 from galileo.server.cluster_ccqs import ClusterCcqs
+from galileo.turns import FairTurns
 from galileo.wire.channel import MESSAGE_BYTES_MAX
 
 TURNS_MAX = 12
@@ -263,15 +263,15 @@ def callers() -> Case:
     return Case(call, lambda: len(counter), go)
 
 
-def fair_queue() -> Case:
+def fair_turns() -> Case:
     """A query behind another one."""
-    queue, go = FairQueue(9), asyncio.Event()
+    turns, go = FairTurns(1, what="queries", waiting_max=9), asyncio.Event()
 
     async def call() -> None:
-        async with queue.acquire("host", until=FAR):
+        async with turns.acquire("host", within_s=FAR):
             await go.wait()
 
-    return Case(call, lambda: len(queue), go, [asyncio.create_task(call())])
+    return Case(call, lambda: turns.running + turns.waiting, go, [asyncio.create_task(call())])
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -295,7 +295,7 @@ CASES: dict[str, Callable[[], Case]] = {
             encoders,
             bodies,
             callers,
-            fair_queue,
+            fair_turns,
         )
     },
 }

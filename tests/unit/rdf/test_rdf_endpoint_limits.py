@@ -156,7 +156,7 @@ def test_endpoint_disconnect_cancels_the_query(graph):
 
 
 def _running(service: Service) -> int:
-    return len(service.turns)
+    return service.turns.running + service.turns.waiting
 
 
 def test_endpoint_silent_client_is_disconnected(graph):
