@@ -265,10 +265,13 @@ def subscribe(
 @click.argument("name")
 @click.argument("ids", nargs=-1)
 @click.option("--file", "path", type=EXISTING_FILE, help="A file with the column id.")
+@csv_options
 @json_option
 @click.pass_obj
 @handle_errors
-def unsubscribe(session: Session, *, name: str, ids: tuple[str, ...], path: Path | None) -> None:
+def unsubscribe(
+    session: Session, *, name: str, ids: tuple[str, ...], path: Path | None, csv: dict[str, Any]
+) -> None:
     """Remove the subscriptions IDS from the channel NAME; unknown ids are ignored.
 
     \b
@@ -278,8 +281,9 @@ def unsubscribe(session: Session, *, name: str, ids: tuple[str, ...], path: Path
     """
     if bool(ids) == (path is not None):
         raise InputError("expected IDS or --file, one of the two", parameter="ids")
-    with session.client() as client:
-        receipt = client.unsubscribe(name, list(ids) if path is None else path)
+    with session.client() as client, session.output.noting_warnings():
+        given, options = list(ids) if path is None else path, CsvOptions(**csv) if csv else None
+        receipt = client.unsubscribe(name, given, csv=options)
     report_receipt(session.output, receipt, f"unsubscribed: {counted(receipt.rows, 'id')}")
 
 

@@ -147,10 +147,13 @@ def upsert(session: Session, *, name: str, files: tuple[Path, ...], csv: dict[st
 @click.argument("name")
 @click.argument("keys", nargs=-1)
 @click.option("--file", "path", type=EXISTING_FILE, help="A file with the columns of the key.")
+@csv_options
 @json_option
 @click.pass_obj
 @handle_errors
-def delete(session: Session, *, name: str, keys: tuple[str, ...], path: Path | None) -> None:
+def delete(
+    session: Session, *, name: str, keys: tuple[str, ...], path: Path | None, csv: dict[str, Any]
+) -> None:
     """Delete the rows with some KEYS from the table NAME; unknown keys are ignored.
 
     If the key has several columns, name the keys in a file.
@@ -162,8 +165,9 @@ def delete(session: Session, *, name: str, keys: tuple[str, ...], path: Path | N
     """
     if bool(keys) == (path is not None):
         raise InputError("expected KEYS or --file, one of the two", parameter="keys")
-    with session.client() as client:
-        receipt = client.delete(name, path if path is not None else _keys(client, name, keys))
+    with session.client() as client, session.output.noting_warnings():
+        given = path if path is not None else _keys(client, name, keys)
+        receipt = client.delete(name, given, csv=CsvOptions(**csv) if csv else None)
     report_receipt(session.output, receipt, f"deleted: {counted(receipt.rows, 'key')}")
 
 

@@ -148,7 +148,9 @@ class AsyncChannels(AsyncTables):
             progress=progress,
         )
 
-    async def unsubscribe(self, channel: str, ids: Keys) -> Receipt:
+    async def unsubscribe(
+        self, channel: str, ids: Keys, *, csv: CsvOptions | None = None
+    ) -> Receipt:
         """Removes subscriptions; unknown ids are ignored.
 
         What is committed to the dataset after the call has returned is not matched any more.
@@ -156,6 +158,7 @@ class AsyncChannels(AsyncTables):
         Args:
             channel: its name.
             ids: a list, or rows with a column `id`.
+            csv: how a CSV file is written.
 
         Raises:
             Forbidden: as of `subscribe`.
@@ -166,7 +169,7 @@ class AsyncChannels(AsyncTables):
             ['anna']
         """
         known = await self._channel(channel)
-        return await self.delete(known.subscription_table, ids)
+        return await self.delete(known.subscription_table, ids, csv=csv)
 
     async def position(self, channel: str, broker: str) -> str:
         """The token that a broker has stored with `acknowledge`; "" if there is none.

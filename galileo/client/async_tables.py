@@ -142,6 +142,7 @@ class AsyncTables(AsyncObservations):
         table: str,
         keys: Keys,
         *,
+        csv: CsvOptions | None = None,
         producer: str | None = None,
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
@@ -153,6 +154,7 @@ class AsyncTables(AsyncObservations):
             table: its name.
             keys: rows, as of `upsert`, of which the columns of the key count; or a list of keys, if
                 the key has one column.
+            csv: as of `upsert`.
             producer: as of `upsert`.
             first_batch: as of `upsert`.
             batch_rows: as of `upsert`.
@@ -168,6 +170,7 @@ class AsyncTables(AsyncObservations):
             keys,
             deleted_rows,
             rows_of=_keyed,
+            csv=csv,
             producer=producer,
             first_batch=first_batch,
             batch_rows=batch_rows,

@@ -551,7 +551,7 @@ class BlockingCalls(BlockingBase):
             )
         )
 
-    def unsubscribe(self, channel: str, ids: Keys) -> Receipt:
+    def unsubscribe(self, channel: str, ids: Keys, *, csv: CsvOptions | None = None) -> Receipt:
         """Removes subscriptions; unknown ids are ignored.
 
         What is committed to the dataset after the call has returned is not matched any more.
@@ -559,6 +559,7 @@ class BlockingCalls(BlockingBase):
         Args:
             channel: its name.
             ids: a list, or rows with a column `id`.
+            csv: how a CSV file is written.
 
         Raises:
             Forbidden: as of `subscribe`.
@@ -568,7 +569,7 @@ class BlockingCalls(BlockingBase):
             >>> (client.table("hot.subscriptions")).rows["id"].to_pylist()
             ['anna']
         """
-        return self._run(self._client.unsubscribe(channel, ids))
+        return self._run(self._client.unsubscribe(channel, ids, csv=csv))
 
     def position(self, channel: str, broker: str) -> str:
         """The token that a broker has stored with `acknowledge`; "" if there is none.
@@ -761,6 +762,7 @@ class BlockingCalls(BlockingBase):
         table: str,
         keys: Keys,
         *,
+        csv: CsvOptions | None = None,
         producer: str | None = None,
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
@@ -772,6 +774,7 @@ class BlockingCalls(BlockingBase):
             table: its name.
             keys: rows, as of `upsert`, of which the columns of the key count; or a list of keys, if
                 the key has one column.
+            csv: as of `upsert`.
             producer: as of `upsert`.
             first_batch: as of `upsert`.
             batch_rows: as of `upsert`.
@@ -786,6 +789,7 @@ class BlockingCalls(BlockingBase):
             self._client.delete(
                 table,
                 keys,
+                csv=csv,
                 producer=producer,
                 first_batch=first_batch,
                 batch_rows=batch_rows,

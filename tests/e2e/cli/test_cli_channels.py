@@ -162,6 +162,11 @@ def test_subscriptions_come_from_files_and_options_and_are_removed(
     assert run("unsubscribe", hot, "bert", "absent").output == "unsubscribed: 2 ids\n"
     left.write_text("id\ncleo\n")
     assert run("unsubscribe", hot, "--file", str(left)).output == "unsubscribed: 1 id\n"
+    left.write_bytes("# gone\nname;id\nJosé;emil\n".encode("latin-1"))
+    written = ["--separator", ";", "--encoding", "latin-1"]
+    assert run("subscribe", hot, "--id", "emil", "--set", "least=1", "--broker", "me").output
+    done = run("unsubscribe", hot, "--file", str(left), "--skip", "1", *written)
+    assert done.output == "unsubscribed: 1 id\n"
     rows = client.table(f"{hot}.subscriptions").rows.sort_by("id").to_pylist()
     assert rows == [
         {"id": "anna", "broker": "you", "least": 286.0},
