@@ -239,7 +239,7 @@ async def test_request_that_is_slow_is_ended_while_others_wait() -> None:
     assert not slow.errors, "both sent 25 kB"
     clock.now += SLOW_AFTER_S - 1
     await asyncio.sleep(0.01)
-    assert not slow.errors, "nobody waits"
+    assert not slow.errors, "no caller waits"
     waiting = asyncio.create_task(Sender(pool, ANN).send(25_000))
     await asyncio.sleep(0.01)
     assert not slow.errors
