@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -21,11 +22,11 @@ from galileo.generate import NamLike
 from galileo.labels import LabelSet
 
 BUDGET = 16_000
-BATCHES_MIN, BATCHES_MAX = 8, 60
+BATCHES_MIN = 8
 ROWS = 1_500
 PATIENCE_S = 300.0
 FIRST_CYCLE_S = 150.0
-CYCLE_S = 5.0
+CYCLE_S = 20.0
 SETTINGS = {
     "limits": {"cache_bytes_max": BUDGET, "spill_bytes_max": 200_000},
     "membership": {"failure_timeout_s": 4.0},
@@ -108,6 +109,7 @@ def read_all(client: Client, ccq: galileo.Ccq, expected: set[tuple[int, int, int
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_200)
 def test_full_cache_hands_off_and_spills_without_losing_labels(
     tight: LocalCluster,
 ) -> None:
@@ -121,12 +123,14 @@ def test_full_cache_hands_off_and_spills_without_losing_labels(
 
     holders: set[str] = set()
     peak = spilled = 0
-    for number in range(BATCHES_MAX):
+    deadline = time.monotonic() + PATIENCE_S
+    for number in itertools.count():
         ingest_and_evaluate(client, next(tables), producer=f"batch-{number}")
         peak = max(peak, *sizes(client, "cache_bytes"))
         spilled = max(spilled, *sizes(client, "spilled_bytes"))
         holders.update(*(one.holders for one in client.list_ccqs()))
-        if number >= BATCHES_MIN and holders and spilled:
+        is_full = number >= BATCHES_MIN and holders and spilled
+        if is_full or time.monotonic() > deadline:
             break
     wait_until(lambda: max(sizes(client, "cache_bytes")) <= BUDGET, "the budget is kept")
     assert holders, f"no CCQ was given away; caches grew to {peak} bytes"
