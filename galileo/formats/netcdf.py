@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from galileo.formats.netcdf_grid import (
     find_grid,
     with_constants,
 )
-from galileo.formats.reader import Coordinates, Reader, library_errors
+from galileo.formats.reader import NOWHERE, Coordinates, Reader, library_errors
 from galileo.formats.variables import VariableInfo, qualified_name
 from galileo.model.schema import FEATURES_MAX, FeatureType
 from galileo.optional_imports import library
@@ -60,24 +60,19 @@ def open_netcdf(path: Path, mapping: Mapping, *, slab_values_max: int = SLAB_VAL
     """A reader of a NetCDF file.
 
     Raises:
-        InputError: it is damaged, or has no coordinates.
+        InputError: it is damaged, or its coordinates span no grid.
         MissingExtra: xarray or netCDF4 is not installed.
     """
     xarray = library("xarray", purpose="reading NetCDF")
     netcdf = library("netCDF4", purpose="reading NetCDF")
     with library_errors(path, format="NetCDF"), netcdf.Dataset(path) as file:
         groups = [f"group {name}" for name in file.groups]
-    try:
-        return _reader(
-            lambda: _open(path, xarray, netcdf.default_fillvals),
-            mapping,
-            groups=groups,
-            slab_values_max=slab_values_max,
-        )
-    except InputError as error:
-        if groups:
-            error.message += f". Groups are not read: {', '.join(groups)}"
-        raise
+    return _reader(
+        lambda: _open(path, xarray, netcdf.default_fillvals),
+        mapping,
+        groups=groups,
+        slab_values_max=slab_values_max,
+    )
 
 
 def read_dataset(dataset: Any, mapping: Mapping) -> Reader:
@@ -87,7 +82,10 @@ def read_dataset(dataset: Any, mapping: Mapping) -> Reader:
     recognised as missing.
     """
     xarray = library("xarray", purpose="reading a Dataset")
-    return _reader(lambda: _decoded("the Dataset", dataset, xarray), mapping)
+    reader = _reader(lambda: _decoded("the Dataset", dataset, xarray), mapping)
+    if reader.coordinates.error is not None:
+        raise reader.coordinates.error
+    return reader
 
 
 def _reader(
@@ -97,14 +95,22 @@ def _reader(
     groups: Sequence[str] = (),
     slab_values_max: int = SLAB_VALUES_MAX,
 ) -> Reader:
-    """A reader of a file or Dataset, in slabs.
+    """A reader of a file or Dataset, in slabs; without a coordinate it has its variables alone.
 
     Raises:
-        InputError: it has no coordinates.
+        InputError: its coordinates span no grid.
     """
     with open() as dataset:
         dataset, named = with_constants(dataset.set_coords(_related(dataset)), mapping)
-        grid = find_grid(dataset, named)
+        try:
+            grid = find_grid(dataset, named)
+        except InputError as error:
+            if groups:
+                error.message += f". Groups are not read: {', '.join(groups)}"
+            if error.details.get("expected") != "coordinate":
+                raise
+            infos = [_info(dataset[str(n)], str(n), default=False) for n in dataset.variables]
+            return Reader(replace(NOWHERE, error=error), infos, None, lambda _: (), groups)
         names = [name for name in grid.names if name in dataset.variables]
         dataset = dataset.set_coords(names)
         variables = [

@@ -90,8 +90,7 @@ def main() -> None:
                 text = f"reading it takes more than {memory_bytes >> 20:,} MB of memory"
                 answers.send(REFUSED, json.dumps({"kind": "", "message": text}).encode())
             except GalileoError as error:
-                facts = {"kind": error.kind, "message": error.message, "details": error.details}
-                answers.send(REFUSED, json.dumps(facts, default=str).encode())
+                answers.send(REFUSED, json.dumps(_facts(error), default=str).encode())
             except Exception:
                 answers.send(FAILED, traceback.format_exc().encode())
 
@@ -109,9 +108,14 @@ def _description(reader: Reader) -> bytes:
         "rows": reader.rows,
         "variables": [asdict(info) for info in reader.infos],
         "coordinates": [str(where.latitude), str(where.longitude), where.time, where.constant_us],
+        "place_error": _facts(where.error) if where.error else None,
         "others": list(reader.others),
     }
-    return json.dumps(described).encode()
+    return json.dumps(described, default=str).encode()
+
+
+def _facts(error: GalileoError) -> dict[str, Any]:
+    return {"kind": error.kind, "message": error.message, "details": error.details}
 
 
 def _send_tables(answers: FrameWriter, reader: Reader, names: list[str]) -> None:

@@ -99,8 +99,10 @@ class _File:
         finally:
             self._readers.release(process)
         latitude, longitude, time, constant_us = description["coordinates"]
+        missing = description["place_error"]
+        error = InputError(missing["message"], **missing["details"]) if missing else None
         return Reader(
-            Coordinates(Name(latitude), Name(longitude), time, constant_us),
+            Coordinates(Name(latitude), Name(longitude), time, constant_us, error),
             [_info(each) for each in description["variables"]],
             description["rows"],
             self._scan,

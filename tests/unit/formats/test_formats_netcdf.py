@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError, InvalidObservations, UnknownProperty
-from galileo.formats import Mapping, netcdf, open_source, suggest_schema
+from galileo.formats import Mapping, Source, netcdf, open_source, suggest_schema
 from galileo.formats.netcdf import open_netcdf, windows
 from galileo.formats.netcdf_grid import Grid, decode_times
 
@@ -529,6 +529,22 @@ def test_netcdf_file_without_features_names_its_variables(path: Path) -> None:
     with pytest.raises(InputError) as refused:
         assert open_source(path).features
     assert refused.value.message.endswith("nothing, and without usable values zonal")
+
+
+@pytest.mark.parametrize("in_child", [True, False])
+def test_netcdf_file_without_places_can_be_looked_at(path: Path, in_child: bool) -> None:
+    with writing(path, time=2) as dataset:
+        put_times(dataset)
+        put(dataset, "t", ("time",), [1.0, 2.0], units="K")
+    with raises(InputError, expected="coordinate", variable="latitude"):
+        open_source(path)
+    reader = open_source(path, is_place_needed=False) if in_child else open_netcdf(path, Mapping())
+    error = reader.place_error if isinstance(reader, Source) else reader.coordinates.error
+    assert error is not None
+    assert error.details["variable"] == "latitude"
+    found = {variable.name: (variable.units, variable.dims) for variable in reader.variables()}
+    assert found["t"] == ("K", ("time:2",))
+    assert found.keys() == {"t", "time"}
 
 
 def test_netcdf_file_of_groups_is_refused_with_their_names(path: Path) -> None:
