@@ -205,12 +205,13 @@ def test_curl_follows_a_query(submitted: tuple[galileo.Client, str, str]) -> Non
         watchdog.start()
         assert curl.stdout is not None
         assert curl.stdout.readline() == "retry: 1000\n"
-        found, token, ingested = Counter[str](), "", False
+        found, token, first_token, ingested = Counter[str](), "", "", False
         wanted = Counter(identities_of(client.query(name)))
         while found != wanted or not ingested:
             line = curl.stdout.readline()
             assert line, "the stream ended"
             token = line.removeprefix("id: ").strip() if line.startswith("id: ") else token
+            first_token = first_token or token
             if line.startswith("data: "):
                 update = json.loads(line.removeprefix("data: "))
                 assert update["token"] == token
@@ -222,7 +223,7 @@ def test_curl_follows_a_query(submitted: tuple[galileo.Client, str, str]) -> Non
         curl.kill()
     # A reader that comes back has nothing again; it sees the end of the query.
     with subprocess.Popen(
-        ["curl", "-sSfN", "-H", f"Last-Event-ID: {token}", f"{url}/events"],
+        ["curl", "-sSfN", "-H", f"Last-Event-ID: {token}", f"{url}/events?after={first_token}"],
         stdout=subprocess.PIPE,
         text=True,
     ) as curl:
