@@ -14,9 +14,10 @@ import sys
 import threading
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from galileo import request_id, spans
-from galileo.redaction import redacted
+from galileo.redaction import printable, redacted, visible
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 FACTS = ("ccq", "method", "outcome", "took_ms", "peer")
@@ -64,13 +65,20 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats events as a line of text, with a traceback if there is one."""
+    """Formats events as a line of text, with a traceback in indented lines if there is one.
+
+    Control characters are escaped, so that no text of a stranger looks like an event, or is a
+    command to the terminal that shows the log.
+    """
 
     def __init__(self) -> None:
         super().__init__(TEXT_FORMAT)
 
-    def format(self, record: logging.LogRecord) -> str:
-        return redacted(super().format(record))
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return visible(redacted(super().formatException(ei))).replace("\n", "\n  ")
 
 
 def _redacted(value: object) -> object:

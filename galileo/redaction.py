@@ -1,7 +1,8 @@
-"""Removal of secrets from logs, error messages and command output.
+"""Removal of secrets and control characters from logs, error messages and command output.
 
 No message contains a secret on purpose. But a user may put a token where another value belongs, and
-an error quotes it; or an unexpected exception has it in its message.
+an error quotes it; or an unexpected exception has it in its message; or an endpoint that got a
+secret says it in its answer.
 """
 
 from __future__ import annotations
@@ -19,8 +20,41 @@ _SECRETS = re.compile(
     r"|(?<=;token=)(?P<bearer>[^;\s'\"]+)"
 )
 _WORDS = {"token": "(a token)", "key": "(a key)", "password": "(a password)", "bearer": "(a token)"}
+HIDDEN_MAX = 1_000
+"""Secrets of sinks that are recognised, the latest ones."""
+HIDDEN_CHARACTERS_MIN = 4
+"""A shorter secret is not recognised: it is part of ordinary words."""
+_hidden: dict[str, None] = {}
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def hide(*secrets: str) -> None:
+    """Makes `redacted` recognise secrets that this process has read."""
+    for secret in secrets:
+        if len(secret) >= HIDDEN_CHARACTERS_MIN:
+            _hidden[secret] = None
+    for secret in list(_hidden)[:-HIDDEN_MAX]:
+        _hidden.pop(secret, None)
 
 
 def redacted(text: str) -> str:
-    """The text with a word in place of each token, private key, and password in an address."""
+    """The text with words in place of tokens, private keys, passwords in addresses, and of what
+    was hidden.
+    """
+    for secret in sorted(_hidden, key=len, reverse=True):
+        text = text.replace(secret, "(a secret)")
     return _SECRETS.sub(lambda match: _WORDS[match.lastgroup or ""], text)
+
+
+def visible(text: str, *, keep: str = "\n") -> str:
+    """The text with its control characters escaped, but for those to keep."""
+
+    def escaped(control: re.Match[str]) -> str:
+        return control[0] if control[0] in keep else f"\\x{ord(control[0]):02x}"
+
+    return _CONTROLS.sub(escaped, text)
+
+
+def printable(text: str) -> str:
+    """One line without secrets and control characters of a text that strangers have written."""
+    return visible(redacted(text), keep="")

@@ -13,8 +13,9 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from galileo.cli.output import Output, visible
+from galileo.cli.output import Output
 from galileo.errors import TransientError
+from galileo.redaction import visible
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from galileo.errors import (
     TerminalError,
     TransientError,
 )
-from galileo.redaction import redacted
+from galileo.redaction import redacted, visible
 
 EXIT_INPUT = 2
 EXIT_TRANSIENT = 3
@@ -58,8 +58,6 @@ WORD_CHARS_MAX = 36
 NAMES_LEFT_OUT_MAX = 8
 """Columns that the note below a table names."""
 _GAP = 2
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_CONTROLS_IN_LINES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 _DELETE_AND_C1 = re.compile(r"[\x7f-\x9f]")
 
 P = ParamSpec("P")
@@ -197,15 +195,6 @@ class Output:
 class _Description(TextColumn):
     def render(self, task: Task) -> Text:
         return Text(visible(task.description))
-
-
-def visible(text: str) -> str:
-    """The text with its control characters escaped, but for line ends."""
-    return _CONTROLS_IN_LINES.sub(_escaped, text)
-
-
-def _escaped(control: re.Match[str]) -> str:
-    return f"\\x{ord(control[0]):02x}"
 
 
 def to_json(value: Any) -> str:
@@ -366,7 +355,7 @@ def _fit(columns: Sequence[tuple[int, int]], width: int) -> list[int]:
 
 def _shown(text: str) -> str:
     """A name on one line of a table."""
-    return _CONTROLS.sub(_escaped, text)
+    return visible(text, keep="")
 
 
 def counted(count: int, noun: str) -> str:

@@ -19,7 +19,7 @@ import pytest
 import galileo
 from galileo import request_id
 from galileo.errors import GalileoError, InputError
-from galileo.logging_setup import FACTS, JsonFormatter
+from galileo.logging_setup import FACTS, JsonFormatter, TextFormatter
 from galileo.wire.status import error_from_pb, error_to_pb
 
 DEBUG = {
@@ -55,6 +55,29 @@ def test_json_log_any_message_is_one_object(logged: Any) -> None:
         "node": "storm-1",
         "ccq": "q-1",
     }
+
+
+def test_text_log_escapes_control_characters_and_line_ends() -> None:
+    """A stranger's text neither looks like an event nor is a command to a terminal."""
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(TextFormatter())
+    log = logging.getLogger("test.text")
+    log.addHandler(handler)
+    log.propagate = False
+    forged = "\x1b[2J\r\n2026-01-01 00:00:00,000 INFO root: forged\x9b"
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        log.exception("it said %s", forged)
+    log.removeHandler(handler)
+    first, *others = written.getvalue().splitlines()
+    assert first.endswith(
+        "it said \\x1b[2J\\x0d\\x0a2026-01-01 00:00:00,000 INFO root: forged\\x9b"
+    )
+    assert any("ValueError: \\x1b[2J" in line for line in others)
+    assert all(line.startswith(" ") for line in others[1:])
+    assert not set("\x1b\r\x9b") & set(written.getvalue())
 
 
 def test_json_log_exception_has_traceback(logged: Any) -> None:
