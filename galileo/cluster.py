@@ -303,7 +303,7 @@ class LocalCluster:
         """A worker, which pushes for brokers of this cluster; use it in a `with` block.
 
         Args:
-            secrets: directory of the files that sinks name as their secrets.
+            secrets: file of the rules that say which sinks may use which secrets.
             allow: hosts and networks without public addresses that sinks may reach; by default this
                 machine.
 

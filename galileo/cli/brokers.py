@@ -26,7 +26,7 @@ def broker() -> None:
     Example:
       galileo broker create ops --webhook https://example.org/alerts --secret ops
       galileo broker list
-      galileo worker --secrets /etc/galileo/secrets
+      galileo worker --secrets /etc/galileo/secrets.toml
     """
 
 
@@ -53,7 +53,7 @@ def broker() -> None:
     metavar="URN",
     help="With --wis2: of the discovery metadata, urn:wmo:md:CENTRE:DATASET.",
 )
-@click.option("--secret", default="", metavar="NAME", help="A file in the secrets of the workers.")
+@click.option("--secret", default="", metavar="NAME", help="A secret in the rules of the workers.")
 @click.option("--channel", "channels", multiple=True, help="Push for this channel.  [default: all]")
 @click.option(
     "--hold",

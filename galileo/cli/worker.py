@@ -22,9 +22,9 @@ from galileo.worker.worker import Worker
 @click.command()
 @click.option(
     "--secrets",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DIRECTORY",
-    help="Directory of the files that sinks name as their secrets.",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Rules, in TOML, that say which sinks may use which secrets.",
 )
 @click.option(
     "--allow",
@@ -53,7 +53,7 @@ def worker(
 
     \b
     Example:
-      galileo worker --node 10.0.0.11 --secrets /etc/galileo/secrets
+      galileo worker --node 10.0.0.11 --secrets /etc/galileo/secrets.toml
       galileo worker --allow 10.0.0.0/8 --metrics 127.0.0.1:9090
     """
     start_logging()

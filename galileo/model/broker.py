@@ -65,8 +65,8 @@ class Webhook:
 
     Args:
         url: "https://..." or "http://...", without a user and password.
-        secret: the name of the file with the signing secret, in the directory of secrets of each
-            worker; "": requests are not signed.
+        secret: the name of the signing secret in the rules of each worker; "": requests are not
+            signed.
 
     Example:
         >>> galileo.Webhook("https://example.org/alerts", secret="alerts").url
@@ -89,7 +89,7 @@ class Mqtt:
     Args:
         url: "mqtts://host:port" or "mqtt://host:port"; the ports are 8883 and 1883 if absent.
         topic: of a message; {channel}, {broker} and {subscription} stand for these.
-        secret: the name of the file with "user:password"; "" without.
+        secret: the name of the secret "user:password"; "" without.
         wis2: URL of an HTTP gateway of the cluster, to which messages then link: they are WIS2
             notification messages. "": they are GeoJSON features.
         metadata_id: of WIS2 messages, the identifier of the discovery metadata of the dataset, such
@@ -127,8 +127,8 @@ class Kafka:
     Args:
         servers: addresses, "host:port", separated by commas.
         topic: of the messages; {channel} and {broker} stand for these.
-        secret: the name of the file with further settings of librdkafka, a line "name=value" for
-            each, such as those of TLS and SASL; "" without.
+        secret: the name of the secret with settings of TLS and SASL, a line "name=value" for each;
+            "" without.
 
     Example:
         >>> galileo.Kafka("kafka-1:9092,kafka-2:9092", topic="alerts").topic
@@ -445,7 +445,7 @@ def _age_us(age: Duration) -> int:
 
 def _secret(name: Any) -> None:
     if name != "" and (not isinstance(name, str) or not _SECRET.fullmatch(name)):
-        raise _wrong("the name of a file in the directory of secrets", name, "secret")
+        raise _wrong("the name of a secret of the workers", name, "secret")
 
 
 def _wrong(wanted: str, value: Any, expected: str) -> InvalidSchema:

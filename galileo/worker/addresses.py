@@ -23,6 +23,8 @@ from galileo.errors import ConfigError
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+ADDRESSES_TRIED_MAX = 4
+"""Of one host, until a connection has failed."""
 Lookup: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 """Finds the addresses of a host for a port, as text."""
 
@@ -132,7 +134,7 @@ class AddressPolicy:
                     )
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        """All addresses of a host, which are checked.
+        """Some addresses of a host, all of which are checked.
 
         Who connects uses one of them: another look-up could give others.
 
@@ -142,7 +144,7 @@ class AddressPolicy:
         """
         addresses = await self._look_up(host, port)
         self.check(host, addresses)
-        return addresses
+        return addresses[:ADDRESSES_TRIED_MAX]
 
     def _is_named(self, address: Address) -> bool:
         return any(address in network for network in self._networks)

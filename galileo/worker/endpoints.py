@@ -4,29 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from galileo.client.async_client import AsyncClient
 from galileo.client.notification_json import document
 from galileo.client.results import Notifications
-from galileo.model.broker import Into, Kafka, Mqtt, Sink, Webhook
+from galileo.model.broker import Kafka, Mqtt, Sink, Webhook
+from galileo.redaction import printable
 from galileo.worker.addresses import AddressPolicy
 from galileo.worker.options import WorkerOptions
+from galileo.worker.secrets import read_secret
 
 EVENT_TYPE, GONE_TYPE = "galileo.notifications", "galileo.gone"
+REASON_CHARACTERS_MAX = 1_000
+"""Of the reason of a failure, which is stored and shown."""
 
 
 class DeliveryError(Exception):
     """The endpoint has not accepted a chunk, and may later.
 
     Args:
-        reason: why.
+        reason: why, perhaps in words of the endpoint; secrets and control characters in it are
+            replaced, and a long one is cut.
         after_s: how long to wait at least.
     """
 
     def __init__(self, reason: str, after_s: float = 0.0) -> None:
-        super().__init__(reason)
-        self.reason = reason
+        self.reason = printable(reason)[:REASON_CHARACTERS_MAX]
+        super().__init__(self.reason)
         self.after_s = after_s
 
 
@@ -120,19 +126,6 @@ class Endpoint(Protocol):
         """Closes connections."""
 
 
-async def check_host(policy: AddressPolicy, host: str, port: int) -> None:
-    """Checks the addresses of a host.
-
-    Raises:
-        ConfigError: one may not be reached.
-        DeliveryError: the name has no address.
-    """
-    try:
-        await policy.resolve(host, port)
-    except OSError as error:
-        raise DeliveryError(f"{host}: {error}") from error
-
-
 async def open_endpoint(
     sink: Sink, client: AsyncClient, options: WorkerOptions, policy: AddressPolicy
 ) -> Endpoint:
@@ -140,26 +133,22 @@ async def open_endpoint(
 
     Raises:
         DeliveryError: it cannot be reached.
-        ConfigError: its secret is missing, or its address is not allowed.
+        ConfigError: its secret is missing or not for it, or its address is not allowed.
         MissingExtra: its library is not installed.
     """
-
-    def secret() -> str:
-        return options.secret(sink.secret) if not isinstance(sink, Into) and sink.secret else ""
-
     # Each protocol has a library of its own, which is imported where it is used.
     if isinstance(sink, Webhook):
         from galileo.worker.webhook import WebhookEndpoint
 
-        return WebhookEndpoint(sink, secret, policy)
+        return WebhookEndpoint(sink, partial(read_secret, options.secrets, sink), policy)
     if isinstance(sink, Mqtt):
         from galileo.worker.mqtt import MqttEndpoint
 
-        return await MqttEndpoint.connect(sink, secret(), policy)
+        return await MqttEndpoint.connect(sink, read_secret(options.secrets, sink), policy)
     if isinstance(sink, Kafka):
         from galileo.worker.kafka import KafkaEndpoint
 
-        return await KafkaEndpoint.connect(sink, secret(), policy)
+        return await KafkaEndpoint.connect(sink, read_secret(options.secrets, sink), policy)
     from galileo.worker.into import IntoEndpoint
 
     return IntoEndpoint(sink, client)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import ssl
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,15 +17,17 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from galileo.client.ingestion import in_thread
 from galileo.client.notification_json import MEDIA_TYPE, features
+from galileo.errors import ConfigError
 from galileo.model.broker import Mqtt
+from galileo.redaction import hide
 from galileo.worker.addresses import AddressPolicy
 from galileo.worker.endpoints import (
     Chunk,
     DeliveryError,
     DisabledError,
     RefusedError,
-    check_host,
 )
+from galileo.worker.secrets import Secret
 from galileo.worker.wis2 import message
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
@@ -66,30 +68,39 @@ class MqttEndpoint:
         client.on_disconnect = self._on_disconnect
 
     @classmethod
-    async def connect(cls, sink: Mqtt, secret: str, policy: AddressPolicy) -> MqttEndpoint:
+    async def connect(
+        cls, sink: Mqtt, secret: Secret | None, policy: AddressPolicy
+    ) -> MqttEndpoint:
         """A connected endpoint; errors as `open_endpoint`.
 
         Args:
             sink: which server.
-            secret: "user:password"; "" for none.
+            secret: "user:password"; None for none.
             policy: which addresses may be reached.
         """
         parts = urlsplit(sink.url)
         host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
-        await check_host(policy, host, port)
         client = mqtt.Client(
             CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5, reconnect_on_failure=False
         )
         client.max_inflight_messages_set(IN_FLIGHT_MAX)
-        if secret:
-            user, _, password = secret.partition(":")
+        if secret is not None:
+            user, _, password = secret.text_for(host).partition(":")
+            hide(password)
+            if parts.scheme != "mqtts" and not secret.insecure:
+                raise ConfigError(
+                    f"expected a URL such as 'mqtts://{host}' with the secret {secret.name!r}, got "
+                    "one without TLS; set insecure = true in its rule if the network is trusted",
+                    expected="secrets",
+                )
             client.username_pw_set(user, password)
         if parts.scheme == "mqtts":
-            client.tls_set()
+            client.tls_set_context(_context_for(host))
         endpoint = cls(sink, client)
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                await in_thread(partial(client.connect, host, port, keepalive=KEEP_ALIVE_S))
+                addresses = await policy.resolve(host, port)
+                await in_thread(_connect, client, addresses, port)
                 client.loop_start()
                 code = await endpoint._answered
             if code.is_failure:
@@ -221,6 +232,33 @@ def _settle(answer: asyncio.Future[ReasonCode], result: ReasonCode | DeliveryErr
         answer.exception()  # Perhaps it is not awaited; asyncio would log it.
     else:
         answer.set_result(result)
+
+
+def _context_for(host: str) -> ssl.SSLContext:
+    """TLS for a connection to an address of a host: its certificate has to have the host's name."""
+
+    class Context(ssl.SSLContext):
+        def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
+            # Paho would leave the socket open if its own handshake failed.
+            own = {"server_hostname": host, "do_handshake_on_connect": True}
+            return super().wrap_socket(*args, **options | own)
+
+    context = Context(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_default_certs()
+    return context
+
+
+def _connect(client: mqtt.Client, addresses: Sequence[str], port: int) -> None:
+    """Connects to the first address that answers; given a name, paho would look it up again."""
+    failure: OSError = OSError("the name has no address")
+    for address in addresses:
+        try:
+            client.connect(address, port, keepalive=KEEP_ALIVE_S)
+        except OSError as error:
+            failure = error
+        else:
+            return
+    raise failure
 
 
 def _topic_level(value: str) -> str:

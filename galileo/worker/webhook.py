@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import email.utils
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -19,11 +20,14 @@ from galileo.client.ingestion import in_thread
 from galileo.client.notification_json import MEDIA_TYPE
 from galileo.errors import ConfigError
 from galileo.model.broker import Webhook
+from galileo.redaction import hide
 from galileo.version import VERSION
 from galileo.worker.addresses import AddressPolicy
 from galileo.worker.endpoints import Chunk, DeliveryError, DisabledError, RefusedError
+from galileo.worker.secrets import Secret
 
 TIMEOUT_S = 30.0
+RETRY_AFTER_DIGITS_MAX = 9
 REASON_BYTES = 200
 """Of an answer that is no success, as a part of the reason."""
 _REFUSED = {
@@ -39,21 +43,24 @@ class WebhookEndpoint:
 
     Args:
         sink: what to call.
-        secret: reads the signing secret, base64 with "whsec_" before it, for each request; "":
+        secret: reads the signing secret, base64 with "whsec_" before it, for each request; None:
             requests are not signed.
         policy: which addresses may be called.
 
     Raises:
-        ConfigError: the secret is none, or the URL has an address that may not be called.
+        ConfigError: the secret is none, or not for this host, or the URL has an address that may
+            not be called.
     """
 
     pairs_max = 10_000
 
-    def __init__(self, sink: Webhook, secret: Callable[[], str], policy: AddressPolicy) -> None:
+    def __init__(
+        self, sink: Webhook, secret: Callable[[], Secret | None], policy: AddressPolicy
+    ) -> None:
         self._url = URL(sink.url, encoded=True)
-        self._secret = secret
-        _signer(secret())
         host = self._url.host or ""
+        self._signer = partial(_signer, secret, host)
+        self._signer()
         if host.replace(".", "").isdigit() or ":" in host:
             policy.check(host, [host])
         self._session = aiohttp.ClientSession(
@@ -84,7 +91,7 @@ class WebhookEndpoint:
 
     def _request(self, chunk: Chunk) -> tuple[bytes, dict[str, str]]:
         """The body and the headers."""
-        now, body, signer = dt.datetime.now(dt.UTC), chunk.document, _signer(self._secret())
+        now, body, signer = dt.datetime.now(dt.UTC), chunk.document, self._signer()
         headers = {f"ce-{name}": _ascii(value) for name, value in chunk.attributes.items()}
         headers["ce-id"] = headers["webhook-id"] = key = _ascii(chunk.key)
         headers["Content-Type"] = MEDIA_TYPE
@@ -110,12 +117,19 @@ class _CheckedResolver(AbstractResolver):
         await self._resolver.close()
 
 
-def _signer(secret: str) -> Signer | None:
+def _signer(read: Callable[[], Secret | None], host: str) -> Signer | None:
+    secret = read()
+    if secret is None:
+        return None
+    text = secret.text_for(host)
+    hide(text.removeprefix("whsec_"))
     try:
-        return Signer(secret) if secret else None
-    except (ValueError, RuntimeError, EmptyWebhookSecretError) as error:
+        return Signer(text)
+    except (ValueError, RuntimeError, EmptyWebhookSecretError):  # They may quote the secret.
         raise ConfigError(
-            f"expected a signing secret in base64, such as 'whsec_...': {error}", expected="secret"
+            f"expected a signing secret in base64, such as 'whsec_...', in the file of the secret "
+            f"{secret.name!r}",
+            expected="secrets",
         ) from None
 
 
@@ -142,10 +156,10 @@ def _error(response: aiohttp.ClientResponse, begin: bytes) -> DeliveryError:
 
 def _after_s(value: str) -> float:
     """Seconds of a `Retry-After` header: a number, or a date."""
-    if value.strip().isdigit():
-        return float(value)
+    if value.strip().isdecimal():
+        return float(value.strip()[:RETRY_AFTER_DIGITS_MAX])
     try:
         at = email.utils.parsedate_to_datetime(value)
-    except ValueError:
+        return max(0.0, (at - dt.datetime.now(at.tzinfo)).total_seconds())
+    except (ValueError, OverflowError):
         return 0.0
-    return max(0.0, (at - dt.datetime.now(at.tzinfo)).total_seconds())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ class Certified:
         make_authority(directory / "authority", cluster="test")
         return Certified(directory)
 
-    def of(self, kind: Any, name: str, **facts: Any) -> Path:
-        """A directory of certificate, key and authority."""
-        hosts = LOOPBACK if kind == "node" else ()
+    def of(self, kind: Any, name: str, *, hosts: Sequence[str] = (), **facts: Any) -> Path:
+        """A directory of certificate, key and authority; that of a node is for this machine."""
+        hosts = tuple(hosts) or (LOOPBACK if kind == "node" else ())
         subject = Subject(kind, name, hosts, **facts)
         return issue(self.directory / "authority", subject, target=self.directory / name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -161,7 +162,8 @@ def test_extras_packages_equal_pyproject() -> None:
     homes = importlib.metadata.packages_distributions()
     for extra, packages in EXTRAS.items():
         names = {
-            requirement.partition(">")[0].lower().replace("-", "_") for requirement in extras[extra]
+            re.split(r"[>\[]", requirement)[0].lower().replace("-", "_")
+            for requirement in extras[extra]
         }
         for package in set(packages) - {"py4j"}:  # It comes with PySpark.
             assert names & {name.lower().replace("-", "_") for name in homes[package]}, package

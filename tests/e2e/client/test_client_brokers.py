@@ -29,12 +29,14 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("secrets")
     text = "whsec_" + base64.b64encode(os.urandom(24)).decode()
     (directory / "ops").write_text(text)
+    rule = '[ops]\nfile = "ops"\nkind = "webhook"\nhosts = ["127.0.0.1"]\n'
+    (directory / "secrets.toml").write_text(rule)
     return directory
 
 
 @pytest.fixture(scope="module")
 def worker(cluster: galileo.LocalCluster, secrets: Path) -> Iterator[LocalWorker]:
-    with cluster.worker(secrets=secrets) as running:
+    with cluster.worker(secrets=secrets / "secrets.toml") as running:
         yield running
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-from pathlib import Path
 
 import pytest
 from expected_errors import raises
 
 from galileo.errors import ConfigError
 from galileo.worker.addresses import AddressPolicy, is_public, judged
-from galileo.worker.options import WorkerOptions
 
 
 @pytest.mark.parametrize(
@@ -155,15 +153,3 @@ def test_each_address_of_a_host_counts() -> None:
 def test_what_looks_like_a_network_has_to_be_one(text: str) -> None:
     with pytest.raises(ConfigError):
         AddressPolicy([text])
-
-
-def test_secrets_are_files(tmp_path: Path) -> None:
-    (tmp_path / "ops").write_text(" whsec_abc\n")
-    (tmp_path / "empty").write_text("\n")
-    options = WorkerOptions(secrets=tmp_path)
-    assert options.secret("ops") == "whsec_abc"
-    for name in ("empty", "absent"):
-        with pytest.raises(ConfigError):
-            options.secret(name)
-    with pytest.raises(ConfigError):
-        WorkerOptions().secret("ops")

@@ -18,11 +18,14 @@ import pytest_asyncio
 from made_up_notifications import chunk, nothing_but_gone
 from mosquitto import START_TIMEOUT_S, MosquittoServer, needs_mosquitto
 from paho.mqtt.enums import CallbackAPIVersion
+from proving import Certified
 
 import galileo
+from galileo.errors import ConfigError
 from galileo.worker.addresses import AddressPolicy
 from galileo.worker.endpoints import DeliveryError, DisabledError, RefusedError
 from galileo.worker.mqtt import MqttEndpoint
+from galileo.worker.secrets import Secret
 
 HERE = AddressPolicy(["127.0.0.1"])
 MANY = [(tuple(range(20)), tuple(f"s{number}" for number in range(50)))]
@@ -70,12 +73,21 @@ class Subscriber:
 async def open_endpoint() -> AsyncIterator[Callable[..., object]]:
     opened: list[MqttEndpoint] = []
 
-    async def endpoint(server: MosquittoServer, secret: str = "", wis2: str = "") -> MqttEndpoint:
+    async def endpoint(
+        server: MosquittoServer,
+        text: str = "",
+        wis2: str = "",
+        *,
+        url: str = "",
+        policy: AddressPolicy = HERE,
+        insecure: bool = True,
+    ) -> MqttEndpoint:
         metadata_id = "urn:wmo:md:ch-example:air" if wis2 else ""
         sink = galileo.Mqtt(
-            server.url, topic="smog/{subscription}", wis2=wis2, metadata_id=metadata_id
+            url or server.url, topic="smog/{subscription}", wis2=wis2, metadata_id=metadata_id
         )
-        opened.append(await MqttEndpoint.connect(sink, secret, HERE))
+        secret = Secret("ops", ("*",), insecure=insecure, _text=text) if text else None
+        opened.append(await MqttEndpoint.connect(sink, secret, policy))
         return opened[-1]
 
     yield endpoint
@@ -182,6 +194,38 @@ async def test_a_wrong_password_disables_the_broker(start, open_endpoint, passwo
     with pytest.raises(DisabledError):
         await open_endpoint(server, "ops:wrong")
     await (await open_endpoint(server, "ops:right")).deliver(chunk())
+
+
+async def test_a_password_is_not_sent_without_tls_unless_its_rule_allows_that(
+    start, open_endpoint
+) -> None:
+    server = start("allow_anonymous true")
+    with pytest.raises(ConfigError, match="without TLS"):
+        await open_endpoint(server, "ops:right", insecure=False)
+
+
+async def test_tls_is_for_the_name_at_the_address_that_was_checked(
+    start, open_endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name is known to the policy alone: a library that looks it up again finds nothing."""
+    files = Certified.made(tmp_path).of("node", "mqtt", hosts=("mqtt.example",))
+    monkeypatch.setenv("SSL_CERT_FILE", str(files / "authority.pem"))
+    pair = (f"certfile {files / 'certificate.pem'}", f"keyfile {files / 'key.pem'}")
+    server = start("allow_anonymous true", *pair)
+
+    async def look_up(host: str, port: int) -> list[str]:
+        return addresses
+
+    policy = AddressPolicy(["127.0.0.0/8"], look_up=look_up)
+    addresses = ["127.0.0.2", "127.0.0.1"]  # Nothing listens at the first one.
+    url = f"mqtts://mqtt.example:{server.port}"
+    endpoint = await open_endpoint(server, "ops:right", url=url, policy=policy, insecure=False)
+    await endpoint.deliver(chunk())
+    with pytest.raises(DeliveryError, match="certificate"):
+        await open_endpoint(server, url=url.replace("mqtt.", "other."), policy=policy)
+    addresses = ["127.0.0.1", "10.0.0.1"]
+    with pytest.raises(ConfigError):
+        await open_endpoint(server, url=url, policy=policy)
 
 
 async def test_a_topic_without_permission_disables_the_broker(

@@ -17,6 +17,7 @@ import galileo
 from galileo.errors import ConfigError
 from galileo.worker.addresses import AddressPolicy
 from galileo.worker.endpoints import DeliveryError, DisabledError, RefusedError
+from galileo.worker.secrets import Secret
 from galileo.worker.webhook import WebhookEndpoint
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of 24 bytes long").decode()
@@ -51,10 +52,14 @@ async def receiver() -> AsyncIterator[Receiver]:
     await runner.cleanup()
 
 
+def signing(text: str, *hosts: str) -> Secret | None:
+    return Secret("ops", hosts or ("*",), insecure=False, _text=text) if text else None
+
+
 async def deliver(
     url: str, *, secret: str = "", policy: AddressPolicy = HERE, broker: str = "ops"
 ) -> None:
-    endpoint = WebhookEndpoint(galileo.Webhook(url), lambda: secret, policy)
+    endpoint = WebhookEndpoint(galileo.Webhook(url), lambda: signing(secret), policy)
     try:
         await endpoint.deliver(chunk(broker=broker, offset=20))
     finally:
@@ -126,7 +131,14 @@ async def test_an_answer_says_what_becomes_of_the_chunk(
 
 @pytest.mark.parametrize(
     ("header", "least_s", "most_s"),
-    [("7", 7, 7), ("Fri, 01 Jan 2100 00:00:00 GMT", 1e9, 1e10), ("soon", 0, 0), ("-3", 0, 0)],
+    [
+        ("7", 7, 7),
+        ("Fri, 01 Jan 2100 00:00:00 GMT", 1e9, 1e10),
+        ("soon", 0, 0),
+        ("-3", 0, 0),
+        ("9" * 400, 1e8, 1e10),
+        ("Fri, 01 Jan 9999 00:00:00 -9999", 0, 1e12),
+    ],
 )
 async def test_retry_after_is_obeyed(
     receiver: Receiver, header: str, least_s: float, most_s: float
@@ -160,7 +172,7 @@ async def test_addresses_in_other_forms_are_refused(receiver: Receiver, host: st
 
 async def test_a_secret_has_to_be_base64() -> None:
     with pytest.raises(ConfigError):
-        WebhookEndpoint(galileo.Webhook("https://example.org"), lambda: "whsec_$", HERE)
+        WebhookEndpoint(galileo.Webhook("https://example.org"), lambda: signing("whsec_$"), HERE)
 
 
 async def test_each_request_is_signed_with_the_secret_that_is_there_then(
@@ -168,7 +180,7 @@ async def test_each_request_is_signed_with_the_secret_that_is_there_then(
 ) -> None:
     secrets = [SECRET, "whsec_" + base64.b64encode(b"another secret of 24 byte").decode()]
     current = secrets[0]
-    endpoint = WebhookEndpoint(galileo.Webhook(receiver.url), lambda: current, HERE)
+    endpoint = WebhookEndpoint(galileo.Webhook(receiver.url), lambda: signing(current), HERE)
     await endpoint.deliver(chunk())
     current = secrets[1]
     await endpoint.deliver(chunk())
@@ -178,7 +190,7 @@ async def test_each_request_is_signed_with_the_secret_that_is_there_then(
 
 
 async def test_what_is_gone_is_a_document_without_features(receiver: Receiver) -> None:
-    endpoint = WebhookEndpoint(galileo.Webhook(receiver.url), str, HERE)
+    endpoint = WebhookEndpoint(galileo.Webhook(receiver.url), lambda: None, HERE)
     await endpoint.deliver(nothing_but_gone())
     await endpoint.close()
     [(headers, body)] = receiver.got
