@@ -59,6 +59,8 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 """Of each answer that has none of its own: it is for its caller alone."""
+HSTS_S = 365 * 86_400
+"""For so long browsers that came by TLS come by TLS alone."""
 REQUEST_HEADER = "Galileo-Request"
 """The id of a request, by which its lines in the logs of all nodes can be found."""
 
@@ -297,6 +299,8 @@ class _Outer:
             nonlocal status
             if message["type"] == "http.response.start":
                 extra = {**SECURITY_HEADERS, REQUEST_HEADER: request_id.current()}
+                if scope["scheme"] == "https":  # Of the gateway, or of a named proxy.
+                    extra["Strict-Transport-Security"] = f"max-age={HSTS_S}"
                 raw = {name.lower().encode(): value.encode() for name, value in extra.items()}
                 own = dict(message.get("headers", ()))
                 rest = [pair for pair in raw.items() if pair[0] not in own]

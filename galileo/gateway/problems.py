@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from galileo import errors, request_id
 from galileo.errors import GalileoError
+from galileo.redaction import redacted
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
@@ -93,5 +94,5 @@ def _document(status: HTTPStatus, detail: str, members: dict[str, Any]) -> dict[
 
 
 def _answer(document: dict[str, Any], headers: dict[str, str] | None) -> Response:
-    body = json.dumps(document, default=str)
+    body = redacted(json.dumps(document, default=str))  # A user may have put a token anywhere.
     return Response(body, document["status"], headers=headers, media_type=MEDIA_TYPE)

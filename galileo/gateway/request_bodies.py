@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from email.message import Message
@@ -17,6 +16,7 @@ from galileo.errors import GalileoError, InputError, Overloaded
 from galileo.formats.memory_file import MemoryFile
 from galileo.gateway.crs import CRS84, Crs, body_crs
 from galileo.gateway.documents import JSON
+from galileo.model.schema import finite_json
 from galileo.rdf.endpoint import body_of, drop_body
 from galileo.rdf.protocol import Refused
 
@@ -155,7 +155,7 @@ async def json_body(request: Request) -> Any:
         text = f"expected a body of type {JSON}, got {media_type or 'none'}"
         raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
     try:
-        return json.loads(await body_of(request))
+        return finite_json(await body_of(request))
     except (ValueError, RecursionError) as error:
         raise InputError(f"expected a JSON object: {error}", expected="json") from error
 

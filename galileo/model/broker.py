@@ -307,7 +307,7 @@ class Broker:
                 age_max=None if age_max is None else int(age_max) / MICROS,
                 paused=raw.get("paused", ""),
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise InvalidSchema(
                 "expected a broker as `Broker.to_dict` gives it, with a sink of the kind "
                 f"{', '.join(SINKS)}: {reason_of(error)}",

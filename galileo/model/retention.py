@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from galileo.errors import InputError, reason_of
+from galileo.model.schema import finite_json
 from galileo.model.times import Duration, seconds
 
 AGE_MIN_S = 1.0
@@ -104,7 +105,7 @@ class Retention:
             86400.0
         """
         try:
-            raw = json.loads(text)
+            raw = finite_json(text)
         except (ValueError, RecursionError) as error:
             raise InputError(f"expected a retention in JSON: {error}", expected="json") from error
         return Retention.from_dict(raw)

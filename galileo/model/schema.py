@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -677,9 +678,25 @@ def read_json(text: str, kind: str) -> Any:
         InvalidSchema: the text is no JSON.
     """
     try:
-        return json.loads(text)
+        return finite_json(text)
     except (ValueError, RecursionError) as error:
         raise InvalidSchema(f"expected a {kind} in JSON: {error}", expected="json") from error
+
+
+def finite_json(text: str | bytes) -> Any:
+    """The values of JSON as in RFC 8259: numbers are finite.
+
+    Raises:
+        ValueError: it is no JSON.
+        RecursionError: it is nested too deeply.
+    """
+    return json.loads(text, parse_constant=_finite, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"expected finite numbers, got {text:.40}")
+    return value
 
 
 def existing_dataset(schema: StoredSchema, *, same: bool) -> DatasetExists:

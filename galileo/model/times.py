@@ -22,6 +22,8 @@ TIME_TYPE = pa.timestamp("us", tz="UTC")
 NAT = -(1 << 63)
 TIME_MIN_US = -62_135_596_800 * MICROS
 """0001-01-01T00:00:00Z, the first instant of ISO 8601 with four-digit years."""
+DURATION_MAX_S = 9_999 * 365 * 86_400.0
+"""A longer duration has no meaning in the calendar, and could not be counted in microseconds."""
 TIME_MAX_US = 253_402_300_800 * MICROS - 1
 """9999-12-31T23:59:59.999999Z, the last instant of ISO 8601 with four-digit years."""
 
@@ -74,12 +76,14 @@ def seconds(value: Duration) -> float:
     A number without a unit is seconds, as a text too. A year has 365 days.
 
     Raises:
-        InputError: it is not a duration, or not above zero.
+        InputError: it is not a duration, not above zero, or longer than 9,999 years.
     """
     result = _seconds(value)
-    if not 0 < result < float("inf"):
+    if not 0 < result <= DURATION_MAX_S:
+        bound = " of at most 9,999 years" if result > DURATION_MAX_S else ""
         raise InputError(
-            f"expected a duration above zero, got {value!r}", expected="positive_duration"
+            f"expected a duration above zero{bound}, got {value!r:.200}",
+            expected="positive_duration",
         )
     return result
 
@@ -97,7 +101,7 @@ def _seconds(value: Duration) -> float:
     if isinstance(value, dt.timedelta):
         return value.total_seconds()
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return float(max(-DURATION_MAX_S, min(value, 2 * DURATION_MAX_S)))
     if isinstance(value, str) and _DURATION.fullmatch(value):
         parts = _PART.findall(value) or [(value, "s")]
         if all(unit in _UNITS_S for _, unit in parts):

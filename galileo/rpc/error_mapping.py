@@ -11,8 +11,8 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 import grpc.aio
 
+from galileo import request_id
 from galileo.errors import GalileoError, InternalError, UnknownDataset
-from galileo.redaction import redacted
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, pushback_of, status_text
 
 Servicer = TypeVar("Servicer")
@@ -82,8 +82,8 @@ async def refuse(context: Context, error: Exception) -> NoReturn:
         raise error
     if not isinstance(error, GalileoError):
         log.exception("a call failed with an internal error", exc_info=error)
-        why = redacted(repr(error))
-        error = InternalError(f"internal error: {why}; see the node's log")
+        where = f"the node's log has it with the request id {request_id.current()}"
+        error = InternalError(f"internal error; {where}")
     error = redact_for(error, context)
     packed = error_to_pb(error).SerializeToString()
     await context.abort(

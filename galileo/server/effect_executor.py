@@ -344,7 +344,7 @@ async def _gather(effect: ccq.CompactPacks) -> ccq.PacksCompacted:
 def _failure_of(error: Exception) -> Failure:
     if not isinstance(error, GalileoError):
         log.error("work for a continuous query failed", exc_info=error)
-        error = InternalError(f"work for a continuous query failed: {error!r}; see the node's log")
+        error = InternalError("work for a continuous query failed; see the node's log")
     details = tuple(
         (key, value) for key, value in error.details.items() if isinstance(value, str | int | float)
     )

@@ -14,6 +14,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from galileo import errors, request_id
+from galileo.redaction import redacted
 from galileo.wire.v1 import common_pb2
 
 METADATA_KEY = "galileo-error-bin"
@@ -70,13 +71,16 @@ def code_of(error: errors.GalileoError) -> Code:
 
 
 def error_to_pb(error: errors.GalileoError) -> common_pb2.Error:
-    """Encodes an error with the current request id; cuts long messages, omits large details."""
+    """Encodes an error with the current request id, without secrets that a user has misplaced.
+
+    Long messages are cut, large details omitted.
+    """
     request = request_id.current()
     known = {request_id.DETAIL: request, **error.details} if request else error.details
-    details = json.dumps(known, default=str)
+    details = redacted(json.dumps(known, default=str))
     return common_pb2.Error(
         kind=error.kind,
-        message=_cut(error.message, _MESSAGE_BYTES_MAX),
+        message=_cut(redacted(error.message), _MESSAGE_BYTES_MAX),
         details_json=details if len(details) <= _DETAILS_BYTES_MAX else "{}",
     )
 
@@ -93,7 +97,7 @@ def pushback_of(error: errors.GalileoError) -> tuple[tuple[str, str], ...]:
 
 def status_text(error: errors.GalileoError) -> str:
     """The start of the message, for callers that ignore our metadata."""
-    return _cut(error.message, _STATUS_BYTES_MAX)
+    return _cut(redacted(error.message), _STATUS_BYTES_MAX)
 
 
 def _cut(text: str, size: int) -> str:

@@ -22,6 +22,7 @@ from galileo.gateway.events import EventResponse, opened
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.parameters import TABLE
+from galileo.gateway.problems import problem_of
 from galileo.gateway.routes import ROUTES, path_parameters
 
 ORIGIN = "https://maps.example"
@@ -234,3 +235,22 @@ async def test_slash_at_the_end_of_a_path_leads_to_the_path_without_it() -> None
         )
         assert (await ask(app, "/nowhere")).status == 404
         assert (await ask(app, "/", **forwarded)).status == 200
+
+
+async def test_answers_by_tls_ask_for_tls_from_then_on() -> None:
+    """By TLS of the gateway itself, which sets the scheme, or of a named proxy."""
+    options = GatewayOptions(nodes=("n:1",), proxies=("127.0.0.1",), hosts=("maps.example",))
+    app = _Outer(Response(b""), options, GatewayMetrics())
+    plain = await ask(app, "/")
+    forwarded = {"x_forwarded_proto": "https", "x_forwarded_host": "maps.example"}
+    secure = await ask(app, "/", x_forwarded_for="192.0.2.1", **forwarded)
+    stranger = await ask(app, "/", peer="192.0.2.9", **forwarded)
+    assert "strict-transport-security" not in plain.headers
+    assert secure.headers["strict-transport-security"] == "max-age=31536000"
+    assert "strict-transport-security" not in stranger.headers
+
+
+async def test_problems_do_not_say_a_token_again() -> None:
+    answer = problem_of(errors.QuerySyntaxError("got 'glt_planted'", query="glt_planted"))
+    assert b"planted" not in bytes(answer.body)
+    assert json.loads(bytes(answer.body))["detail"] == "got '(a token)'"
