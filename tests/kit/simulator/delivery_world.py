@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 import galileo
@@ -293,19 +294,25 @@ class MemoryClient(AsyncBrokers):
         return str(schema.to_json())
 
     async def _ingest(
-        self, table: Table, rows: pa.Table, *, producer: str, batch: int, is_named: bool = False
+        self,
+        table: Table,
+        rows: pa.Table,
+        *,
+        partitions: npt.NDArray[np.int32],
+        producer: str,
+        batch: int,
+        is_named: bool = False,
     ) -> list[storage_pb2.IngestReply]:
         """Stores rows; what is sent arrives, also if the caller does not wait for it."""
-        sent = self._store_rows(table, rows, producer=producer, batch=batch)
+        sent = self._store_rows(table, rows, partitions.tolist(), producer=producer, batch=batch)
         task = asyncio.create_task(sent)
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(task)
 
     async def _store_rows(
-        self, table: Table, rows: pa.Table, *, producer: str, batch: int
+        self, table: Table, rows: pa.Table, places: list[int], *, producer: str, batch: int
     ) -> list[storage_pb2.IngestReply]:
         await self._reach()
-        places = partitions_of(table, hashes_of(table, rows)).tolist()
         if self._journal.allows("away") and self._journal.away() in places:
             raise Unavailable("a partition is away")
         self._lose_release(rows)
