@@ -97,8 +97,8 @@ def of_brokers(brokers: Sequence[Broker], deliveries: Sequence[Delivery]) -> lis
             "its notifications are kept as long as channels keep results, and not pushed",
             f"do what the reason says, then `galileo broker resume {broker.name}`",
         )
-        for broker in sinks.values()
-        if broker.paused
+        for broker in brokers
+        if broker.paused  # Also one without a definition that can be read, which has no sink.
     ]
     is_wanted = any(not broker.paused for broker in sinks.values())
     if is_wanted and not any(one.worker for one in pushed):

@@ -12,8 +12,8 @@ from galileo.client.async_channels import AsyncChannels
 from galileo.client.numbered_rows import change_row
 from galileo.client.results import Delivery
 from galileo.cursor import EMPTY_CURSOR
-from galileo.errors import DatasetExists, UnknownDataset
-from galileo.model.broker import BROKERS, Broker, unknown_broker
+from galileo.errors import DatasetExists, InvalidToken, UnknownDataset
+from galileo.model.broker import BROKERS, Broker, brokers_of, unknown_broker
 from galileo.model.channel import (
     BROKER,
     FAILED_AT,
@@ -63,6 +63,8 @@ class AsyncBrokers(AsyncChannels):
     async def brokers(self) -> list[Broker]:
         """All brokers that were created, by name.
 
+        One whose stored definition cannot be read is `paused` for that reason, and has no sink.
+
         Example:
             >>> await client.create_broker(galileo.Broker("mail"))
             >>> "mail" in [broker.name for broker in await client.brokers()]
@@ -72,8 +74,7 @@ class AsyncBrokers(AsyncChannels):
             stored = await self.table(BROKERS.name)
         except UnknownDataset:
             return []
-        found = [_broker(row) for row in stored.rows.to_pylist() if row["definition"]]
-        return sorted(found, key=lambda broker: broker.name)
+        return sorted(brokers_of(stored.rows).values(), key=lambda broker: broker.name)
 
     async def drop_broker(self, name: str) -> None:
         """Removes a broker; its subscriptions, notifications and positions stay.
@@ -143,20 +144,19 @@ class AsyncBrokers(AsyncChannels):
 def _delivery(channel: Channel, row: dict[str, Any], ends: Mapping[int, int]) -> Delivery:
     """What a row of positions says, where executions have come to `ends` by partition."""
     token = row[TOKEN] or ""
-    cursor = tokens.decode(token, ccq_id=reader_of(channel, row[BROKER])) if token else EMPTY_CURSOR
+    cursor, failure = EMPTY_CURSOR, row[FAILURE] or ""
+    try:
+        cursor = tokens.decode(token, ccq_id=reader_of(channel, row[BROKER])) if token else cursor
+    except InvalidToken as error:
+        failure = f"its position cannot be read: {error.message}"
     return Delivery(
         channel=channel.name,
         broker=row[BROKER],
         token=token,
         worker=row[WORKER] or "",
-        failure=row[FAILURE] or "",
+        failure=failure,
         failed_at=row[FAILED_AT],
         retry_at=row[RETRY_AT],
         behind=sum(max(0, end - cursor[partition]) for partition, end in ends.items()),
         gone=row[GONE] or 0,
     )
-
-
-def _broker(row: dict[str, Any]) -> Broker:
-    stored = Broker.from_json(row["definition"])
-    return Broker.from_dict(stored.to_dict() | {"paused": row["paused"] or ""})

@@ -407,6 +407,8 @@ class BlockingCalls(BlockingBase):
     def brokers(self) -> list[Broker]:
         """All brokers that were created, by name.
 
+        One whose stored definition cannot be read is `paused` for that reason, and has no sink.
+
         Example:
             >>> client.create_broker(galileo.Broker("mail"))
             >>> "mail" in [broker.name for broker in client.brokers()]

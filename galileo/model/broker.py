@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from galileo.errors import (
     Forbidden,
+    GalileoError,
     InputError,
     InvalidObservations,
     InvalidSchema,
@@ -325,6 +326,26 @@ class Broker:
         return Broker.from_dict(read_json(text, "broker"))
 
 
+def stored_broker(row: Mapping[str, Any]) -> Broker | None:
+    """The broker of a row of `BROKERS`; None if it was dropped.
+
+    A broker whose definition cannot be read is paused for that reason, has no sink, and holds
+    results as long as any broker can, so that other brokers go on and lists name this one.
+    """
+    if not row["definition"]:
+        return None
+    try:
+        stored = Broker.from_json(row["definition"])
+        if stored.name != row["name"]:
+            raise _wrong(f"the definition of {row['name']!r:.200}", stored.name, "broker_name")
+        return Broker.from_dict(stored.to_dict() | {"paused": row["paused"] or ""})
+    except GalileoError as error:
+        reason = f"its definition cannot be read: {error.message}; create it again, or drop it"
+        damaged = Broker("damaged", hold=HOLD_MAX_S, paused=reason)
+        object.__setattr__(damaged, "name", row["name"])  # Whatever it is: it can be dropped.
+        return damaged
+
+
 def match_brokers(patterns: Sequence[str], names: pa.Array | pa.ChunkedArray) -> Any:
     """Mask of the names that match one of the patterns, of the same kind; null does not."""
     literal = map(re.escape, patterns)
@@ -361,13 +382,9 @@ def check_names(names: pa.Array | pa.ChunkedArray) -> None:
 
 
 def brokers_of(rows: pa.Table) -> dict[str, Broker]:
-    """The brokers in rows of `BROKERS`, by name, without those that were dropped.
-
-    Raises:
-        InvalidSchema: a definition is none.
-    """
-    pairs = zip(*(rows.column(name).to_pylist() for name in ("name", "definition")), strict=True)
-    return {name: Broker.from_json(text) for name, text in pairs if text}
+    """The brokers in rows of `BROKERS`, by name, without those that were dropped."""
+    stored = filter(None, map(stored_broker, rows.to_pylist()))
+    return {broker.name: broker for broker in stored}
 
 
 def check_changed(
@@ -419,13 +436,13 @@ def _url(url: Any, schemes: Sequence[str]) -> SplitResult:
 
 
 def _topic(topic: Any, wanted: str, refused: str) -> None:
-    try:
-        names = {name for _, name, *_ in Formatter().parse(topic) if name is not None}
-        filled = topic.format(**dict.fromkeys(_TOPIC_FIELDS, "x"))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        names, filled = {"?"}, ""
-    if not names <= set(_TOPIC_FIELDS):
+    try:  # A format such as {channel:1000000000} would make a topic of any length.
+        fields = {field[1:] for field in Formatter().parse(topic) if field[1] is not None}
+    except (TypeError, ValueError):
+        fields = {("?", None, None)}
+    if not fields <= {(name, "", None) for name in _TOPIC_FIELDS}:
         raise _wrong(f"{wanted}, with {{channel}} and the like", topic, "topic")
+    filled = topic.format(**dict.fromkeys(_TOPIC_FIELDS, "x"))
     if not 1 <= len(filled) <= 249 or set(filled) & set(refused + "\0"):
         raise _wrong(wanted, topic, "topic")
 

@@ -97,11 +97,13 @@ def readers_of(dataset: StoredSchema, rows: pa.Table) -> list[StoredReader]:
         StoredReader(
             row["reader"].removeprefix(before),
             row["token"] or "",
-            row["hold_us"],
-            row["stored_at"],
+            min(row["hold_us"], round(HOLD_MAX_S * MICROS)),
+            row["stored_at"] or dt.datetime.fromtimestamp(0, dt.UTC),
         )
         for row in rows.to_pylist()
-        if row["reader"].startswith(before) and row["hold_us"]
+        if row["reader"].startswith(before)
+        and NAME.fullmatch(row["reader"].removeprefix(before))
+        and (row["hold_us"] or 0) > 0
     ]
     return sorted(found, key=lambda reader: reader.name)
 

@@ -41,7 +41,7 @@ from galileo.errors import (
 from galileo.model import paths
 from galileo.model.broker import check_brokers, match_brokers
 from galileo.model.channel import BROKER
-from galileo.model.observations import normalise
+from galileo.model.observations import normalise, refuse_long
 from galileo.model.schema import Schema, StoredSchema, other_kind
 from galileo.model.table import DELETED, Table, index_versions, is_of_row, versions_of
 from galileo.node.catalog import Catalog
@@ -373,13 +373,15 @@ def _versions(
     brokers: tuple[str, ...],
 ) -> pa.Table:
     """The versions of a table, which pass the checks."""
+    for name in rows.column_names:
+        refuse_long(rows.column(name), name)
     versions = versions_of(table, rows, is_sent=check is None)
-    if check is not None:
-        check(versions)
     if brokers:
         names = versions.column(BROKER)
         is_removal = pc.and_(versions.column(DELETED), pc.is_null(names))
         check_brokers(brokers, names.filter(pc.invert(is_removal)))
+    if check is not None:
+        check(versions)
     return versions
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import GalileoError
-from galileo.model.broker import BROKERS, HOLD_MAX_S, Broker
+from galileo.model.broker import BROKERS, HOLD_MAX_S, Broker, brokers_of
 from galileo.model.channel import BROKER, TOKEN, Channel, reader_of
 from galileo.model.reader import READERS, reader_key, readers_of
 from galileo.model.schema import StoredSchema
@@ -125,8 +125,7 @@ class ReaderPositions:
         if key is None:
             return []
         rows = await self._rows(TableTask(key))
-        texts = rows.column("definition").to_pylist()
-        brokers = [Broker.from_json(text) for text in texts if text]
+        brokers = brokers_of(rows).values()
         return [broker for broker in brokers if broker.holds(channel.name, has_position=True)]
 
     async def _holds(self, channel: Channel, brokers: Sequence[Broker]) -> list[Hold]:

@@ -43,7 +43,7 @@ from galileo.model.broker import (
     check_circles,
     check_names,
 )
-from galileo.model.channel import BROKER, SUBSCRIPTIONS, Channel, channel_of
+from galileo.model.channel import BROKER, Channel, channel_of
 from galileo.model.retention import (
     HeldBack,
     Removed,
@@ -60,6 +60,7 @@ from galileo.model.schema import (
     split_key,
 )
 from galileo.model.table import Table
+from galileo.node import row_checks
 from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
 from galileo.node.channel_cuts import ChannelCuts
@@ -413,8 +414,10 @@ class StorageNode:
 
         Raises:
             DatasetExists: the name is taken.
+            InvalidSchema: the name is reserved.
             Unavailable: the home cannot be reached, or too few voters can.
         """
+        row_checks.check_reserved(schema)
         if isinstance(schema, Table):
             schema = schema.spread(len(self.topology.partitions))
         if isinstance(schema, Channel) and schema.schema is None:
@@ -471,29 +474,38 @@ class StorageNode:
         """The table of a name. Raises UnknownDataset or InputError if there is none."""
         return self.catalog.table_shard((await self.stored_named(name)).key).schema
 
-    async def row_check(self, table: StoredSchema) -> Callable[[pa.Table], None] | None:
-        """What checks rows of the brokers, or of a channel's subscriptions; None for other tables.
+    async def row_check(
+        self, table: StoredSchema, *, producer: str, batch: int
+    ) -> Callable[[pa.Table], None] | None:
+        """What checks the rows of a batch for a table that Galileo reads; None for other tables.
 
-        It raises InputError if a sink of a broker leads back to a channel of the broker, if a
-        subscription lacks a parameter, or has none that fits, or a broker of a wrong name.
+        It raises InputError if a row cannot be read, if a sink of a broker leads back to a channel
+        of the broker, if a subscription lacks a parameter, or has none that fits, or a broker of a
+        wrong name.
         """
-        if _is_brokers(table):
-            return partial(check_changed, [*self.catalog.channels.values()], await self._brokers())
-        channel = await self.channel_of(table) if table.name.endswith(SUBSCRIPTIONS) else None
-        if channel is None:
-            return None
-        query = self.channels.query(channel)
+        channel, checks = await self.channel_of(table), list[Callable[[pa.Table], None]]()
+        if isinstance(table, Table) and row_checks.is_numbered(table, channel):
+            numbered = partial(row_checks.check_numbered, table, channel)
+            checks.append(partial(numbered, producer=producer, batch=batch))
+        if table.name == BROKERS.name:
+            channels = [*self.catalog.channels.values()]
+            checks.append(partial(check_changed, channels, await self._brokers()))
+        if channel is not None and table.name == channel.subscription_table:
+            checks += [
+                self.channels.query(channel).check,
+                lambda rows: check_names(rows.column(BROKER)),
+            ]
 
         def check(rows: pa.Table) -> None:
-            query.check(rows)
-            check_names(rows.column(BROKER))
+            for each in checks:
+                each(rows)
 
-        return check
+        return check if checks else None
 
     async def _brokers(self) -> dict[str, Broker]:
         """The brokers of the partitions that can be reached, by name."""
         key = self.catalog.key_of(BROKERS.name)
-        if key is None or not _is_brokers(self.catalog.stored_shard(key).schema):
+        if key is None:
             return {}
         async with aclosing(self.tables.read(TableTask(key), is_partial=True)) as parts:
             return {name: b async for part in parts for name, b in brokers_of(part.rows).items()}
@@ -963,10 +975,3 @@ class StorageNode:
         self._syncing.shutdown(wait=True)
         await asyncio.to_thread(self.samplers.close)
         self.store.close()
-
-
-def _is_brokers(table: StoredSchema) -> bool:
-    return isinstance(table, Table) and (table.name, table.columns) == (
-        BROKERS.name,
-        BROKERS.columns,
-    )

@@ -12,6 +12,7 @@ Requests that name a broker are checked here. Of a channel's tables the handlers
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -25,7 +26,7 @@ from google.protobuf.message import Message
 from galileo.errors import Forbidden, InvalidSchema
 from galileo.model.broker import check_brokers
 from galileo.model.channel import DEAD_LETTERS, Channel, channel_of
-from galileo.model.schema import StoredSchema, name_of_key
+from galileo.model.schema import INTERNAL_PREFIX, StoredSchema, name_of_key
 from galileo.model.stored_schema import stored_schema_from_json
 from galileo.model.table import Table
 from galileo.rpc.policy import INTERNAL, POLICIES, used_nodes_only_fields
@@ -139,6 +140,18 @@ class Principal:
         name = name_of_key(dataset)
         return any(fnmatchcase(name, pattern) for pattern in self.datasets)
 
+    def may_change(self, dataset: str) -> bool:
+        """Whether it may write, create and drop a dataset, if its roles permit these calls.
+
+        Galileo's own tables decide what leaves the cluster and how long data is kept, so a pattern
+        such as `*` does not grant them to a writer.
+        """
+        name = name_of_key(dataset)
+        if self.is_admin or not name.startswith(INTERNAL_PREFIX):
+            return self.may_use(name)
+        own = [pattern for pattern in self.datasets if pattern.startswith(INTERNAL_PREFIX)]
+        return any(fnmatchcase(name, pattern) for pattern in own)
+
     def may_list(self, stored: StoredSchema) -> bool:
         """Whether lists name a dataset, table or channel to it.
 
@@ -159,11 +172,12 @@ class Principal:
         """Whether it may use the objects of `owner`."""
         return self.is_admin or (owner != "" and owner == self.name)
 
-    def check_use(self, dataset: str) -> None:
+    def check_use(self, dataset: str, *, is_change: bool = False) -> None:
         """Raises Forbidden if no grant matches the dataset, whether it exists or not."""
-        if not self.may_use(dataset):
+        if not (self.may_change(dataset) if is_change else self.may_use(dataset)):
+            wanted = "a grant of its own" if self.may_use(dataset) else "a grant"
             raise Forbidden(
-                f"expected a grant on the dataset {name_of_key(dataset)!r}, got none for "
+                f"expected {wanted} on the dataset {name_of_key(dataset)!r}, got none for "
                 f"{self.name!r}; ask an administrator of the cluster for one",
                 dataset=name_of_key(dataset),
             )
@@ -222,9 +236,11 @@ def check_request(principal: Principal, method: str, request: Any) -> None:
             return
     _check_created(principal, message)
     lists_own = isinstance(message, continuous_pb2.ListRequest) and not message.dataset
-    if not principal.may_use_all and not lists_own:
-        for dataset in datasets_of(message):
-            principal.check_use(dataset)
+    is_change = method in POLICIES and POLICIES[method].clients == policy_pb2.WRITERS
+    if (is_change or not principal.may_use_all) and not lists_own:
+        with suppress(InvalidSchema):  # The method says what is wrong.
+            for dataset in datasets_of(message):
+                principal.check_use(dataset, is_change=is_change)
     if principal.brokers and isinstance(message, channels_pb2.FollowRequest):
         check_brokers(principal.brokers, pa.array([message.broker]))
 

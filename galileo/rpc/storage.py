@@ -85,7 +85,7 @@ class StorageServicer:
             principal=caller.name if caller else "",
             range_epoch=head.range_epoch,
             first_epoch=head.first_epoch,
-            check=await self._node.row_check(schema),
+            check=await self._node.row_check(schema, producer=head.producer, batch=head.batch),
             brokers=brokers,
             digest=head.digest,
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import InvalidToken
+from galileo.errors import InvalidObservations, InvalidToken
 from galileo.wire import token as tokens
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,19 @@ def position_of(reader: str, token: str | None) -> Cursor:
     except InvalidToken as error:
         log.warning("the position of reader %s: %s", reader, error)
         return EMPTY_CURSOR
+
+
+def progress_of(text: str | None) -> dict[int, tuple[int, int]]:
+    """The execution that is being delivered, and how much of it is, by partition.
+
+    Raises:
+        InvalidObservations: the text is no progress.
+    """
+    try:
+        raw = json.loads(text or "{}")
+        return {int(p): (int(execution), int(done)) for p, (execution, done) in raw.items()}
+    except (AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidObservations(f"expected progress in JSON, got {text!r:.200}") from error
 
 
 def advance(row: Mapping[str, Any], reader: str, cursor: Cursor, *, hold_us: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from galileo.client.notification_json import features
 from galileo.client.numbered_rows import REVISION, read_row, replace_row
 from galileo.client.results import Notifications
 from galileo.clock import Clock
-from galileo.errors import BatchConflict, GalileoError, UnknownDataset
+from galileo.errors import BatchConflict, GalileoError, InvalidObservations, UnknownDataset
 from galileo.model.broker import Broker, Sink
 from galileo.model.channel import (
     ACKNOWLEDGED,
@@ -48,6 +48,7 @@ from galileo.model.channel import (
     Channel,
 )
 from galileo.model.times import MICROS
+from galileo.wire.reader_rows import progress_of
 from galileo.worker.endpoints import (
     Chunk,
     DeliveryError,
@@ -205,8 +206,11 @@ class Delivery:
                 raise TakenError
         self._row, self._checked_at, self._may_hold = row, begun, True
         self._token, self._begun_at = row.get(TOKEN) or "", begun
-        progress = json.loads(row.get(PROGRESS) or "{}")
-        self._progress = {int(p): (execution, done) for p, (execution, done) in progress.items()}
+        try:
+            self._progress = progress_of(row.get(PROGRESS))
+        except InvalidObservations as error:  # What is delivered of executions comes once more.
+            log.warning("%s: %s", self._name, error)
+            self._progress = {}
         if holder != self._worker or self._is_new:
             await self._store(worker=self._worker, failure="", failed_at=None, retry_at=None)
             log.info("%s: pushing", self._name)

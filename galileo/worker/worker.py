@@ -22,7 +22,7 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import pyarrow as pa
 
@@ -32,7 +32,7 @@ from galileo.client.numbered_rows import REVISION
 from galileo.clock import Clock, SystemClock
 from galileo.errors import DatasetExists, GalileoError, Unavailable, UnknownDataset
 from galileo.hashing import text64
-from galileo.model.broker import BROKERS, WORKERS, Broker, Sink
+from galileo.model.broker import BROKERS, WORKERS, Broker, Sink, stored_broker
 from galileo.model.table import Table
 from galileo.worker.addresses import AddressPolicy
 from galileo.worker.delivery import Delivery, Pair
@@ -78,6 +78,7 @@ class Worker:
         self._number = 0
         self._beats: dict[str, tuple[int, float]] = {}
         self._known: dict[str, pa.Table] = {}
+        self._paused: dict[str, str] = {}
         self._running: dict[Pair, asyncio.Task[None]] = {}
 
     @property
@@ -133,11 +134,12 @@ class Worker:
         await self._note_beats()
         rows, _ = await self._read(BROKERS)
         channels = await self._client.channels()
+        numbered = [(stored_broker(row), row[REVISION]) for row in rows.to_pylist()]
+        self._note_paused(broker for broker, _ in numbered if broker is not None)
         pairs = [
-            Pair(channel, broker, row[REVISION])
-            for row in rows.to_pylist()
-            if row["definition"] and not row["paused"]
-            for broker in [Broker.from_json(row["definition"])]
+            Pair(channel, broker, revision)
+            for broker, revision in numbered
+            if broker is not None and not broker.paused
             for channel in channels
             if broker.takes(channel.name)
         ]
@@ -150,6 +152,13 @@ class Worker:
         forgotten = [name for name, (_, at) in self._beats.items() if self._seen_at - at > FORGET_S]
         if forgotten:  # At the end, since the rows may be where nothing can be stored.
             await self._client.delete(WORKERS.name, forgotten)
+
+    def _note_paused(self, brokers: Iterable[Broker]) -> None:
+        """Logs once why a broker is paused, such as by a definition that cannot be read."""
+        paused = {broker.name: broker.paused for broker in brokers if broker.paused}
+        for name, reason in paused.items() - self._paused.items():
+            log.warning("broker %r is paused: %s", name, reason)
+        self._paused = paused
 
     async def _read(self, table: Table) -> tuple[pa.Table, int]:
         """The rows of a table, and how many of them were read.

@@ -171,6 +171,7 @@ WORKS = Delivery(
         (PUSHED, replace(WORKS, worker=""), ["no worker pushes"]),
         (PUSHED, None, ["no worker pushes"]),
         (Broker("ops", Into("a"), paused="401"), replace(WORKS, worker=""), ["is paused: 401"]),
+        (Broker("ops", paused="its definition cannot be read"), None, ["cannot be read"]),
     ],
 )
 def test_diagnosis_of_brokers(broker: Broker, delivery: Delivery | None, said: list[str]) -> None:

@@ -72,6 +72,8 @@ class World:
         assert isinstance(created, Channel)
         self.channel = created
         await node.create_dataset(BROKERS)
+        await self.upsert(BROKERS, name="damaged", definition="{not json")
+        self.brokers["damaged"] = Broker("damaged", hold=HOLD_MAX_S)
         changes = {f"s{number}": (NAMES[number % 3], -1.0) for number in range(6)}
         await self.store(self.channel.subscriptions, rows_of(self.channel.subscriptions, changes))
         for name in NAMES:

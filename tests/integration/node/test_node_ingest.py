@@ -23,6 +23,8 @@ from galileo.errors import (
     UnknownDataset,
 )
 from galileo.model import paths
+from galileo.model.observations import TEXT_BYTES_MAX
+from galileo.model.table import Table
 from galileo.node.catalog import CatalogOptions
 from galileo.node.peers import CommitTask
 from galileo.node.storage_node import NodeOptions
@@ -235,6 +237,17 @@ async def test_ingest_above_batch_rows_max_is_refused(
     with raises(InvalidObservations, bound=10):
         await cluster.ingest(make_observations(11))
     assert (await cluster.ingest(make_observations(10))).rows == 10
+
+
+async def test_ingest_of_checked_rows_refuses_long_texts_before_they_are_unpacked(
+    cluster: Any,
+) -> None:
+    table = await cluster["a"].create_dataset(Table("sites", {"id": "text", "note": "text"}, "id"))
+    note = pa.DictionaryArray.from_arrays([0] * 8, ["x" * (TEXT_BYTES_MAX // 8 + 1)])
+    rows = pa.table({"id": list("abcdefgh"), "note": note})
+    for check in (None, lambda _: None):
+        with raises(InvalidObservations, column="note", bound=TEXT_BYTES_MAX):
+            await cluster["a"].ingest.ingest(table.key, rows, producer="p", batch=0, check=check)
 
 
 async def test_ingest_calls_each_other_owner_once(cluster: Any, make_observations: Make) -> None:

@@ -153,10 +153,10 @@ async def test_changes_of_a_position_by_two_principals_are_one_sequence(site: Si
     mail, root = site["mail"], site["root"]
     [channel] = [one for one in await root.channels() if one.name == "smog"]
     before = await read_row(root, channel.positions, "mail")
-    await replace_row(mail, channel.positions, before, token="first", worker="", failure="")
+    await replace_row(mail, channel.positions, before, token="", worker="", failure="first")
     with raises(BatchConflict):
-        await replace_row(root, channel.positions, before, token="second", worker="", failure="")
-    assert await mail.position("smog", "mail") == "first"
+        await replace_row(root, channel.positions, before, token="", worker="", failure="second")
+    assert (await read_row(mail, channel.positions, "mail"))["failure"] == "first"
 
 
 async def test_of_two_brokers_that_subscribe_one_id_at_once_one_gets_it(site: Site) -> None:

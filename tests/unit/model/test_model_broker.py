@@ -7,10 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import galileo
 from galileo.errors import InputError, InvalidObservations, InvalidSchema
-from galileo.model.broker import Broker, check_circles, check_names
+from galileo.model.broker import Broker, check_circles, check_names, stored_broker
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,9 @@ def test_bounds_are_the_same_after_json() -> None:
         (lambda: galileo.Mqtt("mqtt://example.org", topic="smog/#"), "topic"),
         (lambda: galileo.Mqtt("mqtt://example.org", topic="{pm10}"), "topic"),
         (lambda: galileo.Mqtt("mqtt://example.org", topic="{channel.__class__}"), "topic"),
+        (lambda: galileo.Mqtt("mqtt://example.org", topic="{channel:1500000000}"), "topic"),
+        (lambda: galileo.Mqtt("mqtt://example.org", topic="{channel:{broker}}"), "topic"),
+        (lambda: galileo.Mqtt("mqtt://example.org", topic="{channel!r}"), "topic"),
         (lambda: galileo.Mqtt("mqtt://a.org", wis2="https://a.org"), "metadata_id"),
         (lambda: galileo.Mqtt("mqtt://a.org", metadata_id="urn:wmo:md:a:b"), "metadata_id"),
         (lambda: galileo.Mqtt("mqtt://a", wis2="http://a", metadata_id="a:b"), "metadata_id"),
@@ -74,6 +79,50 @@ def test_wrong_values_are_refused_with_what_is_expected(make: Any, expected: str
     with pytest.raises(InvalidSchema) as refused:
         make()
     assert refused.value.details["expected"] == expected
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+FIELDS = ("name", "sink", "channels", "hold_us", "attempts_max", "age_max_us")
+SINK_FIELDS = ("kind", "url", "topic", "secret", "servers", "target", "wis2")
+DEFINITIONS = st.dictionaries(st.sampled_from(FIELDS), VALUES) | VALUES
+SINKS = st.dictionaries(st.sampled_from(SINK_FIELDS), VALUES | st.sampled_from(["mqtt", "into"]))
+
+
+@given(
+    definition=st.builds(
+        lambda raw, sink: json.dumps(raw | {"sink": sink} if isinstance(raw, dict) else raw),
+        DEFINITIONS,
+        SINKS | st.none(),
+    )
+    | st.text(min_size=1, max_size=20)
+)
+def test_stored_broker_of_any_definition_is_the_broker_or_one_that_is_paused(
+    definition: str,
+) -> None:
+    row = {"name": "mail", "definition": definition, "paused": None, "revision": 1}
+    broker = stored_broker(row)
+    assert broker is not None
+    assert broker.name == "mail"
+    if not broker.paused:
+        assert Broker.from_json(definition) == broker
+        return
+    assert "cannot be read" in broker.paused
+    assert not broker.takes("smog")
+    assert broker.holds("smog", has_position=True)
+
+
+def test_stored_broker_reads_rows_as_they_are() -> None:
+    mail = Broker("mail", galileo.Into("alerts"), hold="1d")
+    row = {"name": "mail", "definition": json.dumps(mail.to_dict()), "paused": "by hand"}
+    assert stored_broker(row) == Broker("mail", galileo.Into("alerts"), hold="1d", paused="by hand")
+    assert stored_broker(row | {"definition": ""}) is None
+    other = stored_broker(row | {"name": "a/b"})
+    assert other is not None
+    assert (other.name, other.sink) == ("a/b", None)
 
 
 def test_broker_takes_all_channels_or_those_it_names() -> None:

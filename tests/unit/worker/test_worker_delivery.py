@@ -19,6 +19,7 @@ from galileo.client import async_channels, async_tables
 from galileo.client.results import Delivery
 from galileo.errors import Unavailable
 from galileo.model.broker import BROKERS, WORKERS, Broker, Webhook
+from galileo.model.channel import Channel
 from galileo.model.table import hashes_of, partitions_of
 from galileo.worker.delivery import CHECK_S, REFUSED_MAX, RETRY_AFTER_MAX_S, WAIT_CHECK_S
 from galileo.worker.endpoints import Chunk, DeliveryError, DisabledError, RefusedError
@@ -153,6 +154,42 @@ def test_refusals_that_do_not_follow_each_other_do_not_pause_a_broker() -> None:
         assert not (await stage.operator.brokers())[0].paused
 
     play(scene)
+
+
+def test_broker_whose_definition_cannot_be_read_does_not_stop_the_others() -> None:
+    async def scene(stage: Stage) -> None:
+        damaged = {"definition": "{not json", "paused": "", "revision": 1}
+        stage.journal.rows[BROKERS.name]["b",] = {"name": "b", **damaged}
+        stage.journal.notify("one", "a", ["anna"])
+        await until(lambda: bool(stage.endpoint.accepted))
+        await stage.operator.pause_broker("a")
+        await stage.operator.resume_broker("a")
+        brokers = {broker.name: broker for broker in await stage.operator.brokers()}
+        assert "cannot be read" in brokers["b"].paused
+        assert not brokers["a"].paused
+        await stage.operator.drop_broker("b")
+        assert [broker.name for broker in await stage.operator.brokers()] == ["a"]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("damaged", ["{not json", "[]", '{"0": 5}', '{"x": [1, 2]}'])
+def test_delivery_whose_progress_cannot_be_read_begins_behind_its_token(damaged: str) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.operator.acknowledge("one", "a", "")
+        stage.journal.rows["one.positions"]["a",]["progress"] = damaged
+        stage.journal.notify("one", "a", ["anna"])
+        await until(lambda: bool(stage.endpoint.accepted))
+
+    play(scene)
+
+
+async def test_position_that_cannot_be_read_is_shown_as_a_failure() -> None:
+    channel = Channel("one", "air", "pm10 > :least")
+    row = dict.fromkeys(channel.positions.arrow_schema.names) | {"broker": "a", "token": "damaged"}
+    delivery = galileo.client.async_brokers._delivery(channel, row, {0: 3})
+    assert delivery.behind == 3
+    assert "cannot be read" in delivery.failure
 
 
 @pytest.mark.parametrize(("asked_s", "waited_s"), [(30.0, 30.0), (1e8, 100.0)])

@@ -1,0 +1,135 @@
+"""What a whole node stores in the tables that Galileo reads itself, and for whom."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from expected_errors import raises
+from gateway_serving import node
+from proving import Tokens, token_file
+
+import galileo
+from galileo.client.numbered_rows import change_row, read_row
+from galileo.cursor import Cursor
+from galileo.errors import Forbidden, InvalidObservations, InvalidSchema
+from galileo.model.broker import BROKERS, WORKERS
+from galileo.model.reader import READERS
+from galileo.model.table import Table
+from galileo.rpc.access import Role
+from galileo.wire import token as tokens_of
+
+MAIL = json.dumps(galileo.Broker("mail").to_dict())
+POSITIONS = galileo.Channel("smog", "air", "pm10 > :least").positions
+NOW = dt.datetime.now(dt.UTC)
+Clients = dict[str, galileo.AsyncClient]
+
+
+@pytest.fixture
+async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
+    """A client of each principal; "ops" has grants on Galileo's own tables, "ann" on all others."""
+    tokens = Tokens.made(tmp_path / "principals.toml")
+    tokens.add("root", Role.ADMIN)
+    tokens.add("ann", Role.WRITER, datasets=("*",))
+    tokens.add("ops", Role.WRITER, datasets=("*", "galileo.*"))
+    nodes = Tokens.made(tokens.path)
+    own = token_file(tmp_path / "node.token", nodes.add("nodes", Role.NODE))
+    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    async with node(tmp_path / "node", {"auth": auth}) as at, contextlib.AsyncExitStack() as stack:
+        made = Clients()
+        for name in ("root", "ann", "ops"):
+            client = galileo.AsyncClient(at, timeout="30s", proof=tokens.proof(name))
+            made[name] = await stack.enter_async_context(client)
+        await made["root"].create_dataset(galileo.Schema("air", [galileo.Feature("pm10")]))
+        await made["root"].create_channel(galileo.Channel("smog", "air", "pm10 > :least"))
+        yield made
+
+
+async def test_writer_with_a_grant_on_everything_changes_no_table_of_galileo(
+    clients: Clients,
+) -> None:
+    ann, ops = clients["ann"], clients["ops"]
+    for _ in range(2):  # Without these tables, and with them.
+        with raises(Forbidden, dataset=BROKERS.name):
+            await ann.create_broker(galileo.Broker("mail"))
+        with raises(Forbidden, dataset=READERS.name):
+            await ann.advance_reader("air", "mine", Cursor(), hold="7d")
+        with raises(Forbidden, dataset=WORKERS.name):
+            await ann.create_table(WORKERS)
+        await ops.create_broker(galileo.Broker("mail"))
+        await ops.advance_reader("air", "nightly", Cursor(), hold="7d")
+    with raises(Forbidden, dataset=BROKERS.name):
+        await ann.drop_dataset(BROKERS.name)
+    with raises(Forbidden, dataset=BROKERS.name):
+        await change_row(ann, BROKERS, "mail", definition="{not json")
+    assert [one.name for one in await ann.brokers()] == ["mail"], "it may read them"
+
+
+async def test_names_of_galileo_are_those_of_its_tables(clients: Clients) -> None:
+    root = clients["root"]
+    other = Table(BROKERS.name, {"name": "text"}, key="name")
+    for schema in (other, Table("galileo.mine", {"name": "text"}, key="name")):
+        with raises(InvalidSchema, expected="free_name"):
+            await root.create_table(schema)
+    with raises(InvalidSchema, expected="free_name"):
+        await root.create_dataset(galileo.Schema("galileo.mine", [galileo.Feature("depth")]))
+    with raises(InvalidSchema, expected="free_name"):
+        await root.create_dataset(galileo.Schema(READERS.name, [galileo.Feature("depth")]))
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "changes"),
+    [
+        (BROKERS, "mail", {"definition": "{not json"}),
+        (BROKERS, "mail", {"definition": "{}"}),
+        (BROKERS, "other", {"definition": MAIL}),
+        (BROKERS, "mail", {"definition": MAIL.replace("null", '{"kind": "fax"}', 1)}),
+        (READERS, "air", {"hold_us": 5, "stored_at": NOW}),
+        (READERS, "air/", {"hold_us": 5, "stored_at": NOW}),
+        (READERS, "air/a/b", {"hold_us": 5, "stored_at": NOW}),
+        (READERS, "air/mine", {"hold_us": 5}),
+        (READERS, "air/mine", {"hold_us": 2**62, "stored_at": NOW}),
+        (READERS, "air/mine", {"hold_us": -1, "stored_at": NOW}),
+        (READERS, "air/mine", {"hold_us": 5, "stored_at": NOW, "token": "damaged"}),
+        (POSITIONS, "mail", {"token": "damaged"}),
+        (POSITIONS, "mail", {"token": tokens_of.encode("smog/fax", Cursor())}),
+        (POSITIONS, "mail", {"progress": "{not json"}),
+        (POSITIONS, "mail", {"progress": '{"0": 5}'}),
+        (POSITIONS, "a/b", {"token": ""}),
+    ],
+    ids=str,
+)
+async def test_row_that_cannot_be_read_is_refused_when_it_is_stored(
+    clients: Clients, table: Table, key: str, changes: dict[str, Any]
+) -> None:
+    ops = clients["ops"]
+    await ops.create_broker(galileo.Broker("mail"))
+    await ops.advance_reader("air", "nightly", Cursor(), hold="7d")
+    with raises(InvalidObservations, expected="readable_row"):
+        await change_row(ops, table, key, **changes)
+    assert (await read_row(ops, table, key))["revision"] == int(key == "mail" and table is BROKERS)
+
+
+async def test_numbered_rows_are_changed_one_by_one_and_never_deleted(clients: Clients) -> None:
+    ops = clients["ops"]
+    await ops.create_broker(galileo.Broker("mail"))
+    await ops.acknowledge("smog", "mail", "")
+    two = {"name": ["mail", "fax"], "definition": ["", ""], "revision": [2, 1]}
+    refused = [
+        lambda: ops.upsert(BROKERS.name, {"name": ["mail"], "definition": [""], "revision": [2]}),
+        lambda: ops.upsert(BROKERS.name, two),
+        lambda: ops.delete(BROKERS.name, ["mail"]),
+        lambda: ops.delete("smog.positions", ["mail"]),
+        lambda: ops.upsert("smog.positions", {"broker": ["mail"], "token": [""]}),
+    ]
+    for attempt in refused:
+        with raises(InvalidObservations, expected="numbered_row"):
+            await attempt()
+    assert [one.name for one in await ops.brokers()] == ["mail"]
+    await ops.drop_broker("mail")
+    assert await ops.brokers() == []
