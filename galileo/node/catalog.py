@@ -22,7 +22,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from galileo.dht.definitions import Definition, slot_of
 from galileo.dht.topology import Topology
@@ -63,6 +63,7 @@ FENCED_S = 0.1
 """Seconds after which a producer repeats a commit for a partition that is being moved."""
 
 AnyShard: TypeAlias = DatasetShard | TableShard | ChannelShard
+S = TypeVar("S", DatasetShard, ChannelShard)
 OnDropped: TypeAlias = Callable[[str, int, Sequence[str]], None]
 """Called with a name, its number of dropped generations, and the keys of the dropped datasets."""
 
@@ -111,6 +112,7 @@ class Catalog:
         self._syncing = syncing
         self._options = options
         self._shards: dict[str, AnyShard] = {}
+        self._kinds: dict[type, tuple[Mapping[str, AnyShard], Any]] = {}
         self._keys: dict[str, str] = {}
         self._writers: dict[str, GroupCommit | LogWriter] = {}
         self._drops: dict[str, tuple[int, asyncio.Task[Removed]]] = {}
@@ -170,20 +172,27 @@ class Catalog:
         return sorted(self._keys.copy())
 
     @property
-    def shards(self) -> dict[str, AnyShard]:
-        return dict(self._shards)
+    def shards(self) -> Mapping[str, AnyShard]:
+        """All shards by key; a change of the catalog makes another mapping."""
+        return self._shards
 
     @property
-    def dataset_shards(self) -> dict[str, DatasetShard]:
+    def dataset_shards(self) -> Mapping[str, DatasetShard]:
         """The shards of datasets alone."""
-        shards = self._shards.items()
-        return {key: shard for key, shard in shards if isinstance(shard, DatasetShard)}
+        return self._of_kind(DatasetShard)
 
     @property
-    def channel_shards(self) -> dict[str, ChannelShard]:
+    def channel_shards(self) -> Mapping[str, ChannelShard]:
         """The shards of channels alone."""
-        shards = self._shards.items()
-        return {key: shard for key, shard in shards if isinstance(shard, ChannelShard)}
+        return self._of_kind(ChannelShard)
+
+    def _of_kind(self, kind: type[S]) -> Mapping[str, S]:
+        shards, known = self._shards, self._kinds.get(kind)
+        if known is None or known[0] is not shards:
+            chosen = {key: one for key, one in shards.items() if isinstance(one, kind)}
+            known = self._kinds[kind] = shards, chosen
+        chosen = known[1]
+        return chosen
 
     @property
     def channels(self) -> dict[str, Channel]:
@@ -194,7 +203,7 @@ class Catalog:
         return dataset in self._shards
 
     @property
-    def generations(self) -> dict[str, int]:
+    def generations(self) -> Mapping[str, int]:
         """The number of dropped datasets by name; names without any are absent."""
         return self._store.generations
 
@@ -291,8 +300,10 @@ class Catalog:
 
     def check_room(self, name: str) -> None:
         """Raises InputError if there are too many datasets for one of another name."""
-        most, names = self._options.datasets_max, {*self.names, *self.generations}
-        if name not in names and len(names) >= most:
+        most, keys, generations = self._options.datasets_max, self._keys, self.generations
+        is_new = name not in keys and name not in generations
+        may_be_full = is_new and len(keys) + len(generations) >= most
+        if may_be_full and len(keys.keys() | generations.keys()) >= most:
             raise InputError(
                 f"expected at most {most} datasets in a cluster, dropped ones included, "
                 "got another one; keep what belongs together in one dataset, or use the name of a "

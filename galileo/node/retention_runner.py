@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError
+from galileo.model.channel import SUBSCRIPTIONS, channel_of
 from galileo.model.retention import HeldBack, Retention, RetentionReport
 from galileo.model.schema import StoredSchema
 from galileo.model.table import Table
@@ -111,7 +112,8 @@ class RetentionRunner:
         self._cleaner = TableCleaner(catalog)
         self._working = threading.Lock()
         self._stopping = threading.Event()
-        self._observe()
+        for shard in catalog.shards.values():
+            self._observe(shard)
         self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
         self._thread.start()
 
@@ -134,7 +136,7 @@ class RetentionRunner:
         if policy is not None:
             return self._retain(shard, policy, self._plan_rows)
         with self._working:
-            self._observe()
+            self._observe(shard)
             self._held.pop(dataset, None)
             return RetentionReport()
 
@@ -143,6 +145,9 @@ class RetentionRunner:
             for dataset in self._catalog.keys:
                 if not self._stopping.is_set():
                     self._try(dataset)
+            for dataset in self._settling.keys() - self._catalog.shards.keys():
+                del self._settling[dataset]
+                self._held.pop(dataset, None)
 
     def _try(self, dataset: str) -> None:
         try:
@@ -160,7 +165,7 @@ class RetentionRunner:
         """Removes versions of a table that no longer count; blocks."""
         compared = self._compared(shard)  # Other nodes are asked.
         with self._working:
-            self._observe()
+            self._observe(shard)
             settled = self._settling[shard.schema.key].settled.meet(compared)
             self._cleaner.clean(shard, settled, is_over=self._stopping.is_set)
 
@@ -169,11 +174,10 @@ class RetentionRunner:
 
         A channel that is created meanwhile compares with later ones than are published now.
         """
-        published = shard.published()
-        for channel in self._catalog.channel_shards.values():
-            schema = channel.schema
-            if schema.subscription_table == shard.schema.name and schema.compares:
-                return Cursor({p: channel.index.subscriptions(p) for p in published})
+        published, key = shard.published(), self._catalog.key_of(channel_of(shard.schema.name))
+        channel = self._catalog.channel_shards.get(key or "")
+        if channel and channel.schema.compares and shard.schema.name.endswith(SUBSCRIPTIONS):
+            return Cursor({p: channel.index.subscriptions(p) for p in published})
         return reduce(Cursor.meet, self._tables_compared(shard.schema), published)
 
     def drop_executions(self, shard: ChannelShard) -> RetentionReport:
@@ -195,7 +199,7 @@ class RetentionRunner:
         other nodes have them.
         """
         with self._working:
-            self._observe()
+            self._observe(shard)
             planned = make_plan(shard, policy, ())
         is_read = planned.drop and not policy.past_readers
         holds = self._holds(shard.schema) if is_read else ()
@@ -244,15 +248,14 @@ class RetentionRunner:
         lived = self._started_wall + self._options.monotonic() - self._started
         return int(min(self._options.wall(), lived) * MICROS)
 
-    def _observe(self) -> None:
+    def _observe(self, shard: Shard) -> None:
         """Records what is committed now, to know later which commits have settled."""
-        now = self._options.monotonic()
-        for dataset, shard in self._catalog.shards.items():
-            before = self._settling.get(dataset)
-            if before is None:
-                self._settling[dataset] = _Settling(EMPTY_CURSOR, shard.published(), now)
-            elif now - before.seen_at >= self._age_s(shard):
-                self._settling[dataset] = _Settling(before.seen, shard.published(), now)
+        now, dataset = self._options.monotonic(), shard.schema.key
+        before = self._settling.get(dataset)
+        if before is None:
+            self._settling[dataset] = _Settling(EMPTY_CURSOR, shard.published(), now)
+        elif now - before.seen_at >= self._age_s(shard):
+            self._settling[dataset] = _Settling(before.seen, shard.published(), now)
 
     def _age_s(self, shard: Shard) -> float:
         is_table = isinstance(shard, TableShard)

@@ -482,7 +482,7 @@ class PeerMessenger:
         """Dropped datasets, latest first, so that the receiver does not miss their commits."""
         unheard = [
             peers_pb2.DroppedGenerations(name=name, generations=generations)
-            for name, generations in reversed(self._node.catalog.generations.items())
+            for name, generations in reversed(list(self._node.catalog.generations.items()))
             if generations > box.dropped.get(name, 0)
         ]
         return unheard[: self._options.dropped_together_max]

@@ -3,7 +3,7 @@
 lock                                      held while a process uses the directory
 node/epoch.record                         how often the directory was opened
 datasets/<dataset>.record                 the schema, JSON
-records/generations/<name>.record         how many datasets of a name were dropped
+records/generations.batches/<number>.record  how many datasets of each name were dropped
 journals/<dataset>/<partition>/*.segment  the commits
 journals/<dataset>/<partition>/*.merged   older ones, compressed
 journals/<dataset>/<partition>/dropped.record  up to where retention has dropped them
@@ -23,7 +23,7 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -90,6 +90,7 @@ class Store:
         self._journals: dict[tuple[str, int], PartitionJournal] = {}
         self._schemas: dict[str, StoredSchema] = {}
         self._generations: dict[str, int] = {}
+        self._undeleted: set[str] = set()
         self._deleting = threading.Lock()
         self._records: dict[str, MetadataFiles] = {}
         self._batches: dict[str, MetadataLog] = {}
@@ -149,6 +150,7 @@ class Store:
                 )
             self._is_replicated = is_replicated
             self._redo()
+            self._find_undeleted()
             self.delete_dropped()
             self._delete_removed()
             for dataset, partition in self.partitions_on_disk():
@@ -252,9 +254,12 @@ class Store:
             return dict(self._schemas)
 
     @property
-    def generations(self) -> dict[str, int]:
-        """The number of dropped datasets by name, the latest last; names without any are absent."""
-        return dict(self._generations)
+    def generations(self) -> Mapping[str, int]:
+        """The number of dropped datasets by name, the latest last; names without any are absent.
+
+        A drop makes another mapping, so this one can be read without a lock.
+        """
+        return self._generations
 
     def is_dropped(self, dataset: str) -> bool:
         """Whether the dataset with this key was dropped."""
@@ -274,12 +279,15 @@ class Store:
         with self._changing:
             if generations <= self._generations.get(name, 0):
                 return []
-            self.save_record(GENERATIONS_KIND, name, str(generations).encode())
-            others = {other: n for other, n in self._generations.items() if other != name}
+            self.save_batch(GENERATIONS_KIND, {name: str(generations).encode()})
+            others = self._generations.copy()
+            others.pop(name, None)
             self._generations = {**others, name: generations}  # Another one: it is read unlocked.
-            dropped = [key for key in self._schemas if self.is_dropped(key)]
+            named = [key for key, schema in self._schemas.items() if schema.name == name]
+            dropped = list(filter(self.is_dropped, named))
             for key in dropped:
                 del self._schemas[key]
+            self._undeleted.update(dropped)
             return dropped
 
     def delete_dropped(self) -> None:
@@ -290,26 +298,34 @@ class Store:
         """
         with self._deleting:
             with self._changing:
-                for key in [key for key in self._journals if self.is_dropped(key[0])]:
+                dropped = self._undeleted.copy()
+                for key in [key for key in self._journals if key[0] in dropped]:
                     self._journals.pop(key).close()
-                self._move_dropped_aside()
-            for place in (self._directory / "journals").glob(f"*{DROPPED}"):
-                shutil.rmtree(place)
+                for dataset in dropped:
+                    self._move_aside(self._directory / "journals" / dataset)
+            for dataset in dropped:
+                place = self._directory / "journals" / f"{dataset}{DROPPED}"
+                if place.exists():
+                    shutil.rmtree(place)
             with self._changing:
-                for name in filter(self.is_dropped, self._schema_records.names()):
-                    self._schema_records.delete(name)
+                for dataset in dropped:
+                    self._schema_records.delete(dataset)
+                self._undeleted -= dropped
 
-    def _move_dropped_aside(self) -> None:
-        """Renames the directory of each dropped dataset, so that no start finds a part of one."""
-        root, disk = self._directory / "journals", self._options.disk
-        for place in [
-            directory for directory in _directories(root) if self.is_dropped(directory.name)
-        ]:
-            aside = place.with_name(place.name + DROPPED)
+    def _move_aside(self, place: Path) -> None:
+        """Renames the directory of a dropped dataset, so that no start finds a part of one."""
+        disk, aside = self._options.disk, place.with_name(place.name + DROPPED)
+        if place.exists():
             if aside.exists():  # Of a copy that began before the dataset was dropped.
                 shutil.rmtree(aside)
             disk.rename(place, aside)
-            disk.sync_directory(root)
+            disk.sync_directory(place.parent)
+
+    def _find_undeleted(self) -> None:
+        """Finds what is left of dropped datasets, also of copies that began before the drop."""
+        root = self._directory / "journals"
+        places = [path.name.removesuffix(DROPPED) for path in root.glob("*")]
+        self._undeleted.update(filter(self.is_dropped, [*places, *self._schema_records.names()]))
 
     def journal(self, dataset: str, partition: int) -> PartitionJournal:
         """The journal of a partition, created empty where it does not exist yet.
@@ -590,7 +606,7 @@ class Store:
             ) from error
 
     def _load_schemas(self) -> None:
-        generations = self.load_records(GENERATIONS_KIND)
+        generations = self.load_batches(GENERATIONS_KIND)
         self._generations = {name: int(data) for name, data in generations.items()}
         for key, data in self._schema_records.load_all().items():
             if not self.is_dropped(key):

@@ -84,11 +84,21 @@ def test_drop_dataset_removes_all_but_generation(stored: Path) -> None:
         with pytest.raises(UnknownDataset):
             store.journal("nam", 3)
         assert store.drop_dataset("nam", 1) == [], "again is harmless"
-    assert [path.relative_to(stored) for path in files_of(stored, "nam")] == [
-        Path("records/generations/nam.record")
-    ]
+    assert not files_of(stored, "nam")
     assert verify(stored).ok
     assert check_whole_or_nothing(stored)
+
+
+def test_dropped_names_are_entries_of_a_log_not_files(tmp_path: Path) -> None:
+    with opened(tmp_path / "node") as store:
+        for number in range(300):
+            store.create_dataset(Schema(f"n{number}", [Feature("depth", "m")]))
+            store.drop_dataset(f"n{number}", 1)
+            store.delete_dropped()
+    with opened(tmp_path / "node") as store:
+        assert store.generations == {f"n{number}": 1 for number in range(300)}
+        assert not store.schemas()
+    assert len(list((tmp_path / "node").rglob("*.record"))) < 300
 
 
 def test_drop_dataset_name_can_be_used_again(
