@@ -23,6 +23,8 @@ class Quotas:
 
     Attributes:
         ccqs_max: live continuous queries in the cluster.
+        datasets_max: names of the datasets, tables and channels that were created at a node,
+            dropped ones included.
         interval_min_s: shortest update interval of them.
         expiration_max_s: longest time until one expires.
         vertices_max: of all geometries of a query together.
@@ -33,6 +35,7 @@ class Quotas:
     """
 
     ccqs_max: int = 1_000_000
+    datasets_max: int = 1_000
     interval_min_s: float = 0.001
     expiration_max_s: float = 3_162_240_000.0
     vertices_max: int = 200_000

@@ -15,9 +15,10 @@ features counts, and heartbeats name their number.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ from galileo.errors import (
     InputError,
     PartitionMoved,
     PartitionReadOnly,
+    QuotaExceeded,
 )
 from galileo.hashing import text64
 from galileo.model.channel import Channel
@@ -59,6 +61,7 @@ from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
 
 RETENTION_KIND = "retention"
+CREATORS_KIND = "creators"
 FENCED_S = 0.1
 """Seconds after which a producer repeats a commit for a partition that is being moved."""
 
@@ -123,6 +126,8 @@ class Catalog:
             dataset: VersionedRetention.from_json(data.decode())
             for dataset, data in store.load_records(RETENTION_KIND).items()
         }
+        creators = store.load_batches(CREATORS_KIND).items()
+        self._creators = {name: principal.decode() for name, principal in creators}
         self.on_dropped: OnDropped = _ignore
         self._forget_retentions()
         for schema in store.schemas().values():
@@ -297,6 +302,41 @@ class Catalog:
         created = schema.of_generation(generations.get(schema.name, 0))
         self.adopt(created)
         return created
+
+    def created_by(self, principal: str) -> int:
+        """How many names a principal has created at this node, dropped ones included."""
+        return sum(creator == principal for creator in self._creators.values())
+
+    @contextlib.contextmanager
+    def creating(self, name: str, principal: str, *, names_max: int) -> Iterator[None]:
+        """Counts a name towards the quota of the principal that creates a dataset here, durably.
+
+        Raises:
+            QuotaExceeded: it has created too many others, dropped ones included.
+        """
+        before = self._creators.get(name, "")
+        if before != principal and self.created_by(principal) >= names_max:
+            raise QuotaExceeded(
+                f"expected at most {names_max:,} names of datasets that one principal creates at a "
+                "node, dropped ones included (quota datasets_max), got one more; use a dropped "
+                "name again, or ask an administrator for a higher quota",
+                quota="datasets_max",
+                bound=names_max,
+            )
+        self._note_creator(name, principal)
+        try:
+            yield
+        except GalileoError:
+            if self._creators.get(name) == principal:
+                self._note_creator(name, before)
+            raise
+
+    def _note_creator(self, name: str, principal: str) -> None:
+        if self._creators.get(name, "") != principal:
+            self._store.save_batch(CREATORS_KIND, {name: principal.encode() or None})
+            self._creators.pop(name, None)
+            if principal:
+                self._creators[name] = principal
 
     def check_room(self, name: str) -> None:
         """Raises InputError if there are too many datasets for one of another name."""

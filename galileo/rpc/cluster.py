@@ -21,6 +21,7 @@ from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.identity import Identify, anonymous
 from galileo.rpc.peers import GrpcPeers
+from galileo.rpc.quotas import QuotaResolver
 from galileo.wire.codec import removed_to_pb, report_to_pb
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import cluster_pb2
@@ -102,7 +103,9 @@ class ClusterServicer:
         condition: Callable[[], Awaitable[cluster_pb2.NodeCondition]] | None = None,
         describe: Callable[[Principal], Awaitable[cluster_pb2.Caller]] | None = None,
         ccqs_of: Callable[[str], Awaitable[int]] | None = None,
+        allowances: QuotaResolver | None = None,
     ) -> None:
+        self._allowances = allowances or QuotaResolver()
         self._node = node
         self._peers = peers
         self._mail = mail
@@ -120,10 +123,15 @@ class ClusterServicer:
         self, request: cluster_pb2.CreateDatasetRequest, context: Context
     ) -> cluster_pb2.CreateDatasetReply:
         schema = stored_schema_from_json(request.schema_json)
+        caller, quotas = self._identify(context), self._allowances.bounds(context)
         if request.replicate:
             await self._node.adopt(schema)
-        else:
+        elif quotas is None or not caller.name:
             schema = await self._node.create_dataset(schema)
+        else:
+            names_max = quotas.datasets_max
+            with self._node.catalog.creating(schema.name, caller.name, names_max=names_max):
+                schema = await self._node.create_dataset(schema)
         return cluster_pb2.CreateDatasetReply(schema_json=schema.to_json())
 
     @unary

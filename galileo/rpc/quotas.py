@@ -18,6 +18,7 @@ from galileo.rpc.identity import Identify, anonymous
 NO_BOUNDS = 1 << 62
 UNBOUNDED = Quotas(
     ccqs_max=NO_BOUNDS,
+    datasets_max=NO_BOUNDS,
     interval_min_s=0.0,
     expiration_max_s=float("inf"),
     vertices_max=NO_BOUNDS,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from math import inf
 from typing import Any, cast
@@ -33,7 +33,7 @@ CALLS_RETRY_S = 0.5
 METERS_MAX = 20_000
 UNCOUNTED = -1.0
 COUNTED = {"ccqs_max": "cluster", **dict.fromkeys(("calls_max", "calls_per_s"), "node")}
-COUNTED |= dict.fromkeys(("bytes_in_per_s", "bytes_out_per_s"), "node")
+COUNTED |= dict.fromkeys(("datasets_max", "bytes_in_per_s", "bytes_out_per_s"), "node")
 """Where the usage of a quota is counted; other quotas apply to each query by itself."""
 
 
@@ -293,10 +293,12 @@ class Callers:
 
     Args:
         metering: of the node.
-        owned_by: the number of continuous queries of an owner.
+        owned_by: what a principal owns of each quota that is not of calls.
     """
 
-    def __init__(self, metering: Metering, *, owned_by: Callable[[str], Awaitable[int]]) -> None:
+    def __init__(
+        self, metering: Metering, *, owned_by: Callable[[str], Awaitable[Mapping[str, int]]]
+    ) -> None:
         self._metering = metering
         self._owned_by = owned_by
 
@@ -315,7 +317,9 @@ class Callers:
             caller.quotas.extend(self._quotas(principal, owned))
         return caller
 
-    def _quotas(self, principal: Principal, owned: int) -> Iterator[cluster_pb2.Quota]:
+    def _quotas(
+        self, principal: Principal, owned: Mapping[str, int]
+    ) -> Iterator[cluster_pb2.Quota]:
         meter = self._metering.meter(principal)
         for name in KINDS:
             bound, used = getattr(meter.quotas, name), _used(name, owned, meter)
@@ -323,9 +327,9 @@ class Callers:
             yield cluster_pb2.Quota(name=name, bound=bound, used=used, counted=counted)
 
 
-def _used(name: str, owned: int, meter: PrincipalUsage) -> float:
-    if name == "ccqs_max":
-        return owned
+def _used(name: str, owned: Mapping[str, int], meter: PrincipalUsage) -> float:
+    if name in owned:
+        return owned[name]
     if name == "calls_max":
         return meter.calls
     bucket = meter.buckets.get(name)

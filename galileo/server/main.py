@@ -321,7 +321,8 @@ class NodeProcess:
             identify=identify,
             condition=self._watch.conditions.ask,
             ccqs_of=self._ccqs_of,
-            describe=Callers(self._security.metering, owned_by=self._ccqs.owned_by).describe,
+            describe=Callers(self._security.metering, owned_by=self._owned_by).describe,
+            allowances=allowances,
         )
         target = self.node.taking(GrpcMigrationPeer(self._peers))
         moves = MovesServicer(self.node, target, peers=self._peers)
@@ -503,6 +504,11 @@ class NodeProcess:
         for dataset in keys:
             self._published.pop(dataset, None)
         self.driver.feed(ccq.DatasetDropped(name, generations))
+
+    async def _owned_by(self, principal: str) -> dict[str, int]:
+        """What a principal owns, by quota."""
+        names = self.node.catalog.created_by(principal)
+        return {"ccqs_max": await self._ccqs.owned_by(principal), "datasets_max": names}
 
     async def _ccqs_of(self, dataset: str) -> int:
         """The number of running CCQs of a dataset."""
