@@ -117,6 +117,8 @@ class Catalog:
         self._shards: dict[str, AnyShard] = {}
         self._kinds: dict[type, tuple[Mapping[str, AnyShard], Any]] = {}
         self._keys: dict[str, str] = {}
+        self._changed = set[str]()
+        self._owned_before: Container[int] | None = None
         self._writers: dict[str, GroupCommit | LogWriter] = {}
         self._drops: dict[str, tuple[int, asyncio.Task[Removed]]] = {}
         self._opening = threading.Lock()
@@ -149,6 +151,7 @@ class Catalog:
             "epoch": self._store.epoch,
             "owned": self._owned,
             "log": self._store.log,
+            "on_change": self._changed.add,
         }
         if self._machines is not None:
             options |= {
@@ -203,6 +206,16 @@ class Catalog:
     def channels(self) -> dict[str, Channel]:
         """The channels by key."""
         return {key: shard.schema for key, shard in self.channel_shards.items()}
+
+    def take_changed(self) -> list[tuple[str, AnyShard]]:
+        """The shards whose own commits may have changed since the last call; for one caller."""
+        owned = self._owned()
+        if owned is not self._owned_before:
+            self._owned_before = owned
+            self._changed.update(self._shards)
+        taken = [self._changed.pop() for _ in range(len(self._changed))]
+        shards = self._shards  # Read last: a shard may be new.
+        return [(key, shards[key]) for key in taken if key in shards]
 
     def knows(self, dataset: str) -> bool:
         return dataset in self._shards
@@ -373,6 +386,7 @@ class Catalog:
                 self._store.create_dataset(schema)
                 self._shards = {**self._shards, schema.key: self._new_shard(schema)}
                 self._keys[schema.name] = schema.key
+                self._changed.add(schema.key)
             elif more := _added_features(schema, shard):
                 more.shard.prepare_features(more.schema)
                 self._store.add_features(more.schema)

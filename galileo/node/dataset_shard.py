@@ -73,7 +73,7 @@ class DatasetShard(Shard):
     def add_features(self, schema: Schema) -> None:
         """Answers with the added features of a schema from now on; the journals know them."""
         self.schema = schema
-        self._change = object()  # Peers get the synopses with the new features.
+        self._note_change()  # Peers get the synopses with the new features.
 
     def lead(self, partition: int, term: int) -> None:
         """See `Shard.lead`; the synopses of the partition get another epoch."""
@@ -83,7 +83,7 @@ class DatasetShard(Shard):
             synopsis = self._synopses.get(partition)
             if synopsis is not None:
                 synopsis.restart(self._synopsis_epoch(partition))
-        self._change = object()
+        self._note_change()
 
     def event_clock(self) -> tuple[ClockStep, ...]:
         """See `Shard.event_clock`; dropped commits count until the next start."""
@@ -192,4 +192,4 @@ class DatasetShard(Shard):
                 nothing = pa.RecordBatch.from_pylist([], schema=schema.path_schema)
                 fresh.add(next(iter(left.to_batches()), nothing), until)
             self._synopses[partition] = fresh
-        self._change = object()
+        self._note_change()

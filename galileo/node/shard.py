@@ -110,6 +110,7 @@ class Shard:
         is_replicated: bool = False,
         may_serve: Callable[[int], bool] = lambda _: True,
         may_follow: Callable[[int], bool] = lambda _: False,
+        on_change: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.schema = schema
         self.index = index
@@ -122,6 +123,7 @@ class Shard:
         self._epoch = epoch
         self._published: dict[int, int] = {}
         self._change = object()
+        self._on_change = on_change
         self._own_published: tuple[object, object, PublishedCommits] | None = None
         self._moves: dict[int, int] = {}
         self._attaching = threading.Lock()
@@ -141,7 +143,7 @@ class Shard:
             self.journals = {**self.journals, partition: journal}
         if journal.last_sequence:  # of which none was replayed where retention dropped them all
             self._published[partition] = journal.last_sequence
-        self._change = object()
+        self._note_change()
 
     def detach(self, partition: int) -> None:
         """Removes a partition, in a thread; the caller closes its journal."""
@@ -149,13 +151,13 @@ class Shard:
             self.journals = {p: journal for p, journal in self.journals.items() if p != partition}
         self._published.pop(partition, None)
         self._forget(partition)
-        self._change = object()
+        self._note_change()
         self.index.remove(partition)
 
     def lead(self, partition: int, term: int) -> None:
         """Makes this node the leader of a replicated partition."""
         self._moves[partition] = term
-        self._change = object()
+        self._note_change()
 
     def owns(self, partition: int) -> bool:
         """Whether a partition is this node's own."""
@@ -541,7 +543,12 @@ class Shard:
     def _note(self, partition: int, commits: Replayed) -> None:
         """Publishes commits behind those that are published; the index has them."""
         self._published[partition] = commits.last_sequence
+        self._note_change()
+
+    def _note_change(self) -> None:
+        """Has `own_published` look again, and says so."""
         self._change = object()
+        self._on_change(self.schema.key)
 
     def _forget(self, partition: int) -> None:
         """Removes what else is kept of a partition that is detached."""

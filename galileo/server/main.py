@@ -538,7 +538,7 @@ class NodeProcess:
     def _new_commits(self) -> list[ccq.ContinuousEvent]:
         """Events for the datasets with commits since the last call."""
         news: list[ccq.ContinuousEvent] = []
-        for dataset, shard in self.node.catalog.shards.items():
+        for dataset, shard in self.node.catalog.take_changed():
             published, before = shard.own_published(), self._published.get(dataset)
             if published is before:
                 continue

@@ -250,6 +250,26 @@ async def test_ingest_of_checked_rows_refuses_long_texts_before_they_are_unpacke
             await cluster["a"].ingest.ingest(table.key, rows, producer="p", batch=0, check=check)
 
 
+async def test_take_changed_has_what_was_created_or_committed(
+    cluster: Any, make_observations: Make
+) -> None:
+    def changed() -> set[str]:
+        catalog = cluster["a"].catalog
+        return {key for key, shard in catalog.take_changed() if shard is catalog.shards[key]}
+
+    assert "nam" in changed()
+    assert changed() == set()
+    await cluster["b"].create_dataset(Table("sites", {"id": "text"}, "id"))
+    assert changed() == {"sites"}
+    await cluster.ingest(make_observations(500))
+    assert changed() == {"nam"}
+    assert changed() == set()
+    await cluster["a"].drop_dataset("sites")
+    assert changed() == set()
+    assert cluster["a"].live.relocate("b", "10.0.0.9:7701", epoch=9)
+    assert changed() == set(cluster["a"].catalog.shards)
+
+
 async def test_ingest_calls_each_other_owner_once(cluster: Any, make_observations: Make) -> None:
     await cluster.ingest(make_observations(500), at="a")
     commits = [node for node, method in cluster.network.calls if method == "commit"]
