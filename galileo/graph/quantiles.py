@@ -109,7 +109,8 @@ def _highest(groups: Bounded, shares: Floats) -> Floats:
 
     def is_reached(at: Counts) -> Mask:
         rank = np.minimum(shares * count[at] * (1 + _ROUNDING), count[at])
-        return below[at] >= np.maximum(rank, 1)
+        reached: Mask = below[at] >= np.maximum(rank, 1)
+        return reached
 
     reached = _first(is_reached, shape=len(shares), end=len(last))
     return ends[last][np.minimum(reached, len(last) - 1)]
@@ -124,7 +125,8 @@ def _lowest(groups: Bounded, shares: Floats) -> Floats:
     count = below + low.sum() - (np.cumsum(low) - low)[first]
 
     def is_reached(at: Counts) -> Mask:
-        return below[at] >= np.maximum(shares * count[at] * (1 - _ROUNDING), 1)
+        reached: Mask = below[at] >= np.maximum(shares * count[at] * (1 - _ROUNDING), 1)
+        return reached
 
     # Nothing lies below the first start, so it never reaches a share.
     return begins[first][_first(is_reached, shape=len(shares), end=len(first)) - 1]
@@ -158,4 +160,5 @@ def _guess(groups: Bounded, shares: Floats) -> Floats:
     order = np.argsort(middle, kind="stable")
     reached = np.cumsum((groups.low + groups.high)[order] / 2)
     at = np.searchsorted(reached, shares * reached[-1])
-    return middle[order][np.minimum(at, len(middle) - 1)]
+    estimates: Floats = middle[order][np.minimum(at, len(middle) - 1)]
+    return estimates
