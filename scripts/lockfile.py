@@ -1,11 +1,12 @@
-"""What scripts/lock and scripts/check need to know about the two lock files.
+"""What scripts/lock and scripts/check need to know about the three lock files.
 
 lockfile.py inputs FILE   requirements to resolve, in addition to those of the extra `dev`
 lockfile.py header FILE   the comment on top, with the fingerprint of what was resolved
 lockfile.py check         fails when pyproject.toml has changed since the files were written
 
 `requirements.lock` has everything that Galileo and its tests need, `requirements-docs.lock` what
-`scripts/docs` needs: those packages would make each installation slower.
+`scripts/docs` needs: those packages would make each installation slower. `deploy/requirements.lock`
+has what an image of a node needs, in the versions of `requirements.lock`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 MAIN = "requirements.lock"
 DOCS = "requirements-docs.lock"
+IMAGE = "deploy/requirements.lock"
 PURPOSES = {
     MAIN: "everything that Galileo and its tests need",
     DOCS: "what scripts/docs needs to build the site",
+    IMAGE: "everything that deploy/Containerfile installs",
 }
 FINGERPRINT = "# fingerprint of the dependencies in pyproject.toml: "
 
@@ -43,7 +46,8 @@ def inputs(name: str) -> list[str]:
     if name == DOCS:
         requirements: list[str] = project["project"]["optional-dependencies"]["docs"]
         return requirements
-    return [*project["build-system"]["requires"], *ADDITIONAL]
+    build = ["setuptools"] if name == IMAGE else []  # PySpark is built from its source.
+    return [*project["build-system"]["requires"], *ADDITIONAL, *build]
 
 
 def header(name: str) -> str:
