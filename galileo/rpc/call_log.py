@@ -50,7 +50,7 @@ class CallRecord:
 
     Attributes:
         name: "Service/Method".
-        request: the decoded request; for a stream, its iterator.
+        request: the decoded request; for a stream, its iterator; None if it was not read.
         peer: the caller's address.
         code: the status, if the handler set one.
         error: the error that ended the handler, if any.
@@ -83,9 +83,14 @@ class CallTracker:
         """Calls under way by service and method, such as "Query/Run"; none that are 0."""
         return dict(+self._counts)
 
-    def record(self, name: str, request: Any, context: Any) -> _Call:
-        """A block in which a call is served."""
-        return _Call(self, name, request, context)
+    def record(self, name: str, call: Any) -> _Call:
+        """A block in which a call is served.
+
+        Args:
+            name: "Service/Method".
+            call: has its `context`, and its `request` once that was read.
+        """
+        return _Call(self, name, call)
 
     def begin(self, name: str, context: Any) -> str:
         """Counts a call; it serves the request that the caller names, or a new one, and returns
@@ -123,13 +128,13 @@ _NO_SPAN = contextlib.nullcontext()
 class _Call:
     """One call, from its arrival to the end of its handler."""
 
-    __slots__ = ("_begun", "_calls", "_context", "_name", "_peer", "_request", "_span")
+    __slots__ = ("_begun", "_call", "_calls", "_context", "_name", "_peer", "_span")
 
-    def __init__(self, calls: CallTracker, name: str, request: Any, context: Any) -> None:
+    def __init__(self, calls: CallTracker, name: str, call: Any) -> None:
         self._calls = calls
         self._name = name
-        self._request = request
-        self._context = context
+        self._call = call
+        self._context = call.context
 
     def __enter__(self) -> _Call:
         # Asked when the call is over, gRPC may look for it where nothing is any more, and crash.
@@ -143,7 +148,7 @@ class _Call:
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         context, took_s = self._context, time.perf_counter() - self._begun
         refusal = None if kind is None else _refusal(context)
-        ended = CallRecord(self._name, self._request, self._peer, context.code(), refusal)
+        ended = CallRecord(self._name, self._call.request, self._peer, context.code(), refusal)
         self._calls.end(ended, took_s=took_s, failure="" if kind is None else kind.__name__)
         self._span.__exit__(kind, *error)
 

@@ -1,8 +1,9 @@
-"""The interceptor of a node's services: records, authenticates, checks and meters each call.
+"""The door of a node: the one way from a call to its handler.
 
-Interceptors of asyncio servers see only the method and metadata of a call. The peer's certificate
-and the request are available when the handler is called; therefore the handlers are wrapped.
-`galileo.rpc.admission` comes before it, since it acts before a request is read.
+A call is recorded, its caller authenticated and its role checked; then it is admitted, and only
+then is its request read, checked and metered. Interceptors of asyncio servers see only the method
+and metadata of a call, and gRPC reads the request of a unary call before its handler. Therefore all
+handlers are wrapped as handlers of streams, which read requests themselves.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from galileo.rpc.access import ANONYMOUS, PUBLIC, check_method, check_request
+from galileo.errors import GalileoError
+from galileo.rpc.access import ANONYMOUS, PUBLIC, Principal, check_method, check_request
+from galileo.rpc.admission import Admission, AdmittedCall
 from galileo.rpc.call_log import OWN_SERVICES, CallTracker
 from galileo.rpc.error_mapping import Context, refuse
 from galileo.rpc.identity import CALLER, Identify, anonymous
@@ -25,7 +29,6 @@ from galileo.wire.channel import short_name
 
 Handler = Any
 """A `grpc.RpcMethodHandler`: a named tuple whose type grpc keeps to itself."""
-Record = Callable[[Any, Context], contextlib.AbstractContextManager[Any]]
 
 
 class RedactingContext:
@@ -40,6 +43,21 @@ class RedactingContext:
         return getattr(self._context, name)
 
 
+@dataclass(slots=True)
+class _Visit:
+    """A call that is being served.
+
+    Attributes:
+        request: decoded; for a stream, an iterator of requests. None until it is read.
+        context: for the handler.
+        usage: of the caller, which counts the call; None if it is not counted.
+    """
+
+    context: Context
+    request: Any = None
+    usage: PrincipalUsage | None = None
+
+
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps every handler once.
 
@@ -47,6 +65,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         calls: records the calls of this package's services.
         identify: authenticates callers; with `anonymous` every caller may do everything.
         metering: the usage of principals; None: there are no rate limits.
+        admission: the bounds of the process.
     """
 
     def __init__(
@@ -54,10 +73,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         calls: CallTracker,
         identify: Identify = anonymous,
         metering: Metering | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self._calls = calls
         self._identify = identify
         self._metering = metering
+        self._admission = admission or Admission()
         self._wrapped: dict[str, tuple[Handler, Handler]] = {}
 
     async def intercept_service(
@@ -67,8 +88,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> Handler:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or method in PUBLIC:
-            return handler
+        if handler is None:
+            return None
         known = self._wrapped.get(method)
         if known is None or known[0] is not handler:
             known = self._wrapped[method] = (handler, self._wrap(handler, method))
@@ -79,78 +100,107 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             "stream" if is_stream else "unary"
             for is_stream in (handler.request_streaming, handler.response_streaming)
         )
-        kind, many = f"{sent}_{answered}", handler.request_streaming
-        inner = getattr(handler, kind)
-        # Reflection writes its replies by itself, as no handler of this package does.
+        inner = getattr(handler, f"{sent}_{answered}")
+        # gRPC's own services write their replies by themselves, as no handler of this package does.
         is_generator = inspect.isasyncgenfunction(inspect.unwrap(inner))
         wrap = self._streaming if handler.response_streaming and is_generator else self._unary
-        return handler._replace(**{kind: wrap(inner, method, many=many)})
+        make = getattr(grpc, f"stream_{answered}_rpc_method_handler")
+        return make(wrap(inner, handler, method), None, handler.response_serializer)
 
     def _unary(
-        self, handler: Callable[..., Awaitable[Any]], method: str, *, many: bool
+        self, inner: Callable[..., Awaitable[Any]], handler: Handler, method: str
     ) -> Callable[..., Any]:
-        record = self._record_of(method)
+        enter, record = self._enter_of(handler, method), self._record_of(method)
 
-        async def intercepted(request: Any, context: Context) -> Any:
-            with record(request, context):
-                try:
-                    checked, shown, meter = self._admitted(request, context, method, many=many)
-                except Exception as error:
-                    await refuse(context, error)
-                return await metered(meter, handler, checked, context=shown)
+        async def served(_: object, context: Context) -> Any:
+            visit = _Visit(context)
+            with record(visit):
+                await enter(visit)
+                return await metered(visit.usage, inner, visit.request, context=visit.context)
 
-        return intercepted
+        return served
 
     def _streaming(
-        self, handler: Callable[..., AsyncIterator[Any]], method: str, *, many: bool
+        self, inner: Callable[..., AsyncIterator[Any]], handler: Handler, method: str
     ) -> Callable[..., Any]:
-        record = self._record_of(method)
+        enter, record = self._enter_of(handler, method), self._record_of(method)
 
-        async def intercepted(request: Any, context: Context) -> AsyncIterator[Any]:
-            with record(request, context):
-                try:
-                    checked, shown, meter = self._admitted(request, context, method, many=many)
-                except Exception as error:
-                    await refuse(context, error)
-                answered = metered_stream(meter, handler, checked, context=shown)
+        async def served(_: object, context: Context) -> AsyncIterator[Any]:
+            visit = _Visit(context)
+            with record(visit):
+                call = await enter(visit)
+                answered = metered_stream(visit.usage, inner, visit.request, context=visit.context)
                 async with aclosing(answered) as replies:
                     async for reply in replies:
+                        call.note_stall()
                         yield reply
+                        call.note_progress()
 
-        return intercepted
+        return served
 
-    def _record_of(self, method: str) -> Record:
-        if not method.startswith(OWN_SERVICES):
-            return lambda request, context: contextlib.nullcontext()
-        name = short_name(method)
-        return lambda request, context: self._calls.record(name, request, context)
+    def _enter_of(
+        self, handler: Handler, method: str
+    ) -> Callable[[_Visit], Awaitable[AdmittedCall]]:
+        """What lets a call in, or refuses it: the order of all checks."""
+        decode, many = handler.request_deserializer or bytes, handler.request_streaming
 
-    def _admitted(
-        self, request: Any, context: Context, method: str, *, many: bool
-    ) -> tuple[Any, Context, PrincipalUsage | None]:
-        """Checks a call; returns request and context for the handler, and the usage to count.
+        async def enter(visit: _Visit) -> AdmittedCall:
+            try:
+                context = visit.context
+                principal = self._authorise(context, method)
+                call = self._admission.admit(method, principal, context)
+                if many:
+                    visit.request = self._each(call.each(decode), context, method)
+                else:
+                    visit.request = await call.read(decode)
+                    if principal is not None:
+                        check_request(principal, method, visit.request)
+                visit.usage = self._usage(principal, method, visit.request)
+                if principal is not None and not principal.may_see_all:
+                    visit.context = RedactingContext(context)
+                await call.begin_answer()
+            except Exception as error:
+                await refuse(visit.context, error)
+            return call
+
+        return enter
+
+    def _authorise(self, context: Context, method: str) -> Principal | None:
+        """The caller, which has a role for the method; None of methods that need no token.
 
         Raises:
             Unauthenticated, Forbidden.
         """
-        metering = self._metering
+        if method in PUBLIC:
+            return None
         if self._identify is anonymous:
-            name = short_name(method)
-            usage = metering.meter_of(ANONYMOUS, name, request) if metering else None
-            return request, context, usage
+            return ANONYMOUS
         principal = self._identify(context)
         CALLER.set(principal)
         check_method(principal, method)
-        shown = context if principal.may_see_all else RedactingContext(context)
-        usage = metering.meter(principal) if metering and not principal.is_node else None
-        if many:
-            return self._each(request, context, method), shown, usage
-        check_request(principal, method, request)
-        return request, shown, usage
+        return principal
+
+    def _usage(
+        self, principal: Principal | None, method: str, request: Any
+    ) -> PrincipalUsage | None:
+        if self._metering is None or principal is None:
+            return None
+        return self._metering.meter_of(principal, short_name(method), request)
 
     async def _each(
         self, requests: AsyncIterator[Any], context: Context, method: str
     ) -> AsyncIterator[Any]:
         """Checks each request of a stream: a token can be revoked meanwhile."""
-        async for request in requests:
-            yield self._admitted(request, context, method, many=False)[0]
+        try:
+            async for request in requests:
+                if (principal := self._authorise(context, method)) is not None:
+                    check_request(principal, method, request)
+                yield request
+        except GalileoError as error:
+            await refuse(context, error)
+
+    def _record_of(self, method: str) -> Callable[[_Visit], contextlib.AbstractContextManager[Any]]:
+        if not method.startswith(OWN_SERVICES):
+            return lambda visit: contextlib.nullcontext()
+        name = short_name(method)
+        return lambda visit: self._calls.record(name, visit)

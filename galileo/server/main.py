@@ -46,7 +46,7 @@ from galileo.node.scrub_runner import CALM_S, ScrubOptions
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.access import Principal
-from galileo.rpc.admission import BULK_BYTES_MAX, AdmissionController, AdmissionOptions
+from galileo.rpc.admission import BULK_BYTES_MAX, Admission, AdmissionOptions
 from galileo.rpc.analytics import AnalyticsServicer
 from galileo.rpc.analytics_client import GrpcAnalyticsPeer
 from galileo.rpc.channels import ChannelsServicer
@@ -83,7 +83,7 @@ from galileo.storage.compaction import CompactionOptions
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 from galileo.version import VERSION
-from galileo.wire.channel import server_options
+from galileo.wire.channel import node_server_options
 from galileo.wire.services import (
     ANALYTICS,
     CHANNELS,
@@ -280,7 +280,8 @@ class NodeProcess:
             self._security.close()
 
     async def _open(self) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
-        server = grpc.aio.server(options=server_options(), interceptors=self._interceptors())
+        interceptor = self._security.interceptor(_admission())
+        server = grpc.aio.server(options=node_server_options(), interceptors=[interceptor])
         healthy = health.aio.HealthServicer()
         add_service(HEALTH, healthy, server)
         servicers = self._servicers()
@@ -345,13 +346,6 @@ class NodeProcess:
             SAMPLERS: samplers,
             PEER_SAMPLERS: samplers,
         }
-
-    def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        """The interceptors, outermost first.
-
-        Calls that are denied count as refused; calls that admission rejects do not.
-        """
-        return [_bounds(), self._security.interceptor()]
 
     def _owner_of(self, ccq_id: str) -> str | None:
         record = self.machine.state.record_table.get(ccq_id)
@@ -558,9 +552,9 @@ class NodeProcess:
         return ccq.CommitsObserved(dataset, view.sequences(dataset), view.event_clock(dataset))
 
 
-def _bounds() -> AdmissionController:
+def _admission() -> Admission:
     bulk_bytes_max = min(BULK_BYTES_MAX, memory().total // BULK_PART)
-    return AdmissionController(AdmissionOptions(bulk_bytes_max=bulk_bytes_max))
+    return Admission(AdmissionOptions(bulk_bytes_max=bulk_bytes_max))
 
 
 def _members(config: Config, *, run: int) -> Membership:

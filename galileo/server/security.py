@@ -11,6 +11,7 @@ import grpc.aio
 from galileo.clock import Clock
 from galileo.config import Config
 from galileo.errors import ConfigError
+from galileo.rpc.admission import Admission
 from galileo.rpc.call_log import CallTracker
 from galileo.rpc.identity import Identify, Identity, anonymous
 from galileo.rpc.interceptor import CallInterceptor
@@ -54,9 +55,9 @@ class Security:
         on_end = self.audit.call_ended if self.audit is not None else None
         self.calls = CallTracker(on_end=on_end)
 
-    def interceptor(self) -> CallInterceptor:
+    def interceptor(self, admission: Admission) -> CallInterceptor:
         """The interceptor of the server; refused calls are recorded, too."""
-        return CallInterceptor(self.calls, self.identify, self.metering)
+        return CallInterceptor(self.calls, self.identify, self.metering, admission)
 
     def credentials(self) -> grpc.ServerCredentials:
         """Raises ConfigError as `server_credentials`."""

@@ -119,7 +119,7 @@ class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         metadata = dict(handler_call_details.invocation_metadata)
         if hmac.compare_digest(str(metadata.get(TOKEN_KEY, "")).encode(), self._token):
             return await continuation(handler_call_details)
-        return grpc.unary_unary_rpc_method_handler(_refuse)
+        return grpc.stream_unary_rpc_method_handler(_refuse)  # Reads nothing of the request.
 
 
 async def _refuse(request: Any, context: Context) -> None:

@@ -16,13 +16,20 @@ import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
 
 from galileo import spans
-from galileo.errors import ConfigError
+from galileo.errors import ConfigError, MessageTooLarge
 from galileo.wire import forks
 from galileo.wire.context_propagation import outgoing_metadata
-from galileo.wire.services import stub_of
+from galileo.wire.services import EVALUATOR, stub_of
 from galileo.wire.tls_credentials import NO_TLS_FILES, LoadedTls, TlsFiles, TlsLoader
 
 MESSAGE_BYTES_MAX = 64 << 20
+PIECE_BYTES = 1 << 20
+"""Size of the pieces of a request to a node: one that is as large or larger is sent as several
+messages, of which the last one is shorter."""
+REQUEST_MESSAGE_BYTES_MAX = PIECE_BYTES + (64 << 10)
+"""One message of a request to a node: a piece, or a token with its request."""
+UNREAD_BYTES = 64 << 10
+"""What a node receives of a request that it has not begun to read."""
 KEEPALIVE_MS = 10_000
 PING_TIMEOUT_MS = 5_000
 RECONNECT_BACKOFF_MS = 300
@@ -48,6 +55,8 @@ TOKEN_KEY = "authorization"
 TOKEN_SCHEME = "Bearer "
 
 _READERS_MAX = 64
+_OF_EVALUATORS = f"/{EVALUATOR.full_name}/"
+"""Evaluators are not nodes, and read requests whole."""
 
 Channel = TypeVar("Channel")
 
@@ -118,16 +127,47 @@ class InstrumentedChannel:
         self._channel.__exit__(*error)
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> Callable[..., Any]:
-        return self._carrying(self._channel.unary_unary(method, *args, **options), method)
+        return self._carrying(self._in_pieces("unary", method, *args, **options), method)
 
     def unary_stream(self, method: str, *args: Any, **options: Any) -> Callable[..., Any]:
-        return self._carrying(self._channel.unary_stream(method, *args, **options), method)
+        return self._carrying(self._in_pieces("stream", method, *args, **options), method)
 
     def stream_unary(self, method: str, *args: Any, **options: Any) -> Callable[..., Any]:
         return self._carrying(self._channel.stream_unary(method, *args, **options), method)
 
     def stream_stream(self, method: str, *args: Any, **options: Any) -> Callable[..., Any]:
         return self._carrying(self._channel.stream_stream(method, *args, **options), method)
+
+    def _in_pieces(
+        self,
+        answer: str,
+        method: str,
+        request_serializer: Callable[[Any], bytes] = bytes,
+        response_deserializer: Callable[[bytes], Any] | None = None,
+        **options: Any,
+    ) -> Callable[..., Any]:
+        """A call with one request, which is sent in pieces if it is large."""
+        kinds = (f"unary_{answer}", f"stream_{answer}")
+        whole, divided = (
+            getattr(self._channel, kind)(method, None, response_deserializer, **options)
+            for kind in kinds
+        )
+
+        def called(request: Any, **options: Any) -> Any:
+            data = request_serializer(request)
+            if len(data) < PIECE_BYTES or method.startswith(_OF_EVALUATORS):
+                return whole(data, **options)
+            if len(data) > MESSAGE_BYTES_MAX:
+                raise MessageTooLarge(
+                    f"expected a request of at most {MESSAGE_BYTES_MAX:,} bytes, got "
+                    f"{len(data):,}; send smaller batches",
+                    bound=MESSAGE_BYTES_MAX,
+                )
+            # Where its size is a multiple of that of a piece, the last piece is empty.
+            starts = range(0, len(data) + 1, PIECE_BYTES)
+            return divided((data[start : start + PIECE_BYTES] for start in starts), **options)
+
+        return called
 
     def _carrying(self, call: Callable[..., Any], method: str) -> Callable[..., Any]:
         def called(request: Any = None, *, metadata: Any = None, **options: Any) -> Any:
@@ -353,6 +393,20 @@ def _connections_max() -> int:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_unlimited = files == resource.RLIM_INFINITY
     return CONNECTIONS_MAX if is_unlimited else min(CONNECTIONS_MAX, files // 2)
+
+
+def node_server_options() -> Sequence[tuple[str, Any]]:
+    """The options of a node, whose callers may be anybody.
+
+    gRPC receives a part of a request before it is read: `UNREAD_BYTES`, instead of as much as the
+    connection can carry. It receives the rest, up to a piece, when the node reads the request.
+    """
+    own = {
+        "grpc.max_receive_message_length": REQUEST_MESSAGE_BYTES_MAX,
+        "grpc.http2.bdp_probe": 0,
+        "grpc.http2.lookahead_bytes": UNREAD_BYTES,
+    }
+    return [*(dict(server_options()) | own).items()]
 
 
 def server_options() -> Sequence[tuple[str, Any]]:

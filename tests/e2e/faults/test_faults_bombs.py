@@ -28,6 +28,7 @@ from fault_injection.trial import Trial
 
 from galileo.cluster import LocalCluster
 from galileo.sampler_package import MANIFEST
+from galileo.wire.channel import InstrumentedChannel
 from galileo.wire.v1 import cluster_pb2, continuous_pb2, query_pb2, samplers_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk, encode
 
@@ -62,8 +63,8 @@ class Bomb:
     streams: bool = False
     compression: grpc.Compression = grpc.Compression.NoCompression
 
-    def send(self, channel: grpc.Channel) -> str:
-        """How the node answered: the name of a status."""
+    def send(self, channel: InstrumentedChannel) -> str:
+        """How the node answered: the name of a status. Large bombs are sent in pieces."""
         kind = channel.unary_stream if self.streams else channel.unary_unary
         data = self.made()
         try:
@@ -239,7 +240,7 @@ def _one(trial: Trial, cluster: LocalCluster, bomb: Bomb) -> None:
         repeated(*client_calls(cluster.client(timeout=PATIENCE))) as waits_s,
     ):
         started = time.monotonic()
-        answer = armed.send(channel)
+        answer = armed.send(InstrumentedChannel(channel))
         took_s = time.monotonic() - started
     trial.say(f"{bomb.name}: {answer} in {took_s:.2f} s, {memory.over_mib:.0f} MiB")
     trial.counts["bombs"] += 1

@@ -19,14 +19,16 @@ from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.analytics import AnalyticsServicer
 from galileo.rpc.analytics_client import GrpcAnalyticsPeer
+from galileo.rpc.call_log import CallTracker
 from galileo.rpc.channels import ChannelsServicer
 from galileo.rpc.cluster import ClusterServicer
+from galileo.rpc.interceptor import CallInterceptor
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.query import QueryServicer
 from galileo.rpc.storage import StorageServicer
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
-from galileo.wire.channel import open_channel, server_options
+from galileo.wire.channel import node_server_options, open_channel
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.services import (
     ANALYTICS,
@@ -164,7 +166,12 @@ def query_servicer() -> type[QueryServicer]:
 async def company(
     tmp_path: Path, node_options: NodeOptions, query_servicer: type[QueryServicer]
 ) -> AsyncIterator[Company]:
-    servers = {name: grpc.aio.server(options=server_options()) for name in "abc"}
+    servers = {
+        name: grpc.aio.server(
+            options=node_server_options(), interceptors=[CallInterceptor(CallTracker())]
+        )
+        for name in "abc"
+    }
     ports = {name: server.add_insecure_port("127.0.0.1:0") for name, server in servers.items()}
     a, b, c = (NodeInfo(name, f"127.0.0.1:{port}") for name, port in ports.items())
     topology = Topology("test", (Group("west", (a, c)), Group("east", (b,))), even_ranges(2))

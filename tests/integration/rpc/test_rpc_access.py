@@ -31,6 +31,7 @@ from galileo.rpc.access import (
     check_request,
     datasets_of,
 )
+from galileo.rpc.admission import Admission
 from galileo.rpc.call_log import CallTracker
 from galileo.rpc.error_mapping import streaming
 from galileo.rpc.identity import CLIENT_URI, Identity
@@ -88,9 +89,11 @@ def _anything(method: Any) -> Any:
 
 
 @asynccontextmanager
-async def serving(identity: Identity, keys: TlsFiles) -> AsyncIterator[str]:
+async def serving(
+    identity: Identity, keys: TlsFiles, admission: Admission | None = None
+) -> AsyncIterator[str]:
     """A server of every method that there is."""
-    interceptor = CallInterceptor(CallTracker(), identity)
+    interceptor = CallInterceptor(CallTracker(), identity, admission=admission)
     server = grpc.aio.server(options=server_options(), interceptors=[interceptor])
     for service in SERVICES:
         handlers = {method.name: _anything(method) for method in service.methods}
@@ -150,6 +153,25 @@ async def test_permissions_of_every_role_with_tls(tokens: Tokens, certified: Cer
         assert found == wanted("-", denied=grpc.StatusCode.UNAUTHENTICATED)
         found = await outcomes(address, keys_in(node))
         assert found == wanted("n", denied=grpc.StatusCode.PERMISSION_DENIED)
+
+
+async def test_calls_of_callers_without_rights_are_refused_before_their_request(
+    tokens: Tokens,
+) -> None:
+    """No call sends anything: a server that read its request first would wait for it for ever."""
+    identity, admission = Identity(TokenStore(tokens.path), is_mutual=False), Admission()
+    without = {"-": TlsFiles(), "x": TlsFiles(token="glt_unknown")}
+    callers = {letter: TlsFiles(token=tokens.tokens[role]) for role, letter in LETTERS.items()}
+    async with serving(identity, TlsFiles(), admission) as address:
+        for letter, keys in (without | callers).items():
+            denied = "PERMISSION_DENIED" if letter in callers else "UNAUTHENTICATED"
+            async with open_channel(address, keys) as channel:
+                for method in METHODS:
+                    if not expected(method, letter) and not expected(method, "-"):
+                        call = channel.stream_stream(method)(timeout=20)
+                        with pytest.raises(grpc.aio.AioRpcError, match=denied):
+                            await call.read()
+                        assert admission.calls == admission.requests_bytes == 0
 
 
 def test_identity_with_tls_removes_the_node_role_only(tmp_path: Path) -> None:

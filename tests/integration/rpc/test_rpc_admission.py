@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
@@ -12,15 +13,22 @@ import grpc
 import grpc.aio
 import pytest
 
-from galileo.errors import GalileoError, InputError, MessageTooLarge, Overloaded
+from galileo.errors import DeadlineExceeded, GalileoError, InputError, MessageTooLarge, Overloaded
 from galileo.rpc import admission
-from galileo.rpc.admission import (
-    SMALL_REQUEST_BYTES_MAX,
-    AdmissionController,
-    AdmissionOptions,
-)
+from galileo.rpc.access import PUBLIC
+from galileo.rpc.admission import SMALL_REQUEST_BYTES_MAX, Admission, AdmissionOptions
+from galileo.rpc.call_log import CallTracker
+from galileo.rpc.interceptor import CallInterceptor
 from galileo.rpc.policy import HEARTBEATS, POLICIES
-from galileo.wire.channel import MESSAGE_BYTES_MAX, server_options, short_name
+from galileo.shares import Caller
+from galileo.wire.channel import (
+    PIECE_BYTES,
+    node_server_options,
+    open_blocking_channel,
+    open_channel,
+    server_options,
+    short_name,
+)
 from galileo.wire.status import error_of_rpc
 from galileo.wire.v1 import cluster_pb2, policy_pb2, query_pb2, storage_pb2
 from galileo.wire.zero_copy import has_more_fields
@@ -31,10 +39,11 @@ INGEST, STATUS, LIST = (
     f"{PACKAGE}{name}" for name in ("Storage/Ingest", "Cluster/Status", "Continuous/List")
 )
 HEARTBEAT = "/galileo.internal.v1.PeerCluster/Gossip"
-WATCH, RUN, SCAN, SELECT = (
+WATCH, RUN, SCAN, SELECT, ECHO = (
     f"{PACKAGE}{name}"
-    for name in ("Continuous/Watch", "Query/Run", "Storage/Scan", "Storage/Select")
+    for name in ("Continuous/Watch", "Query/Run", "Storage/Scan", "Storage/Select", "Storage/Read")
 )
+ANN = Caller("ipv4:10.0.0.1", "ann")
 
 
 @dataclass
@@ -49,6 +58,8 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return grpc.stream_stream_rpc_method_handler(self.each)
         if details.method == RUN:
             return grpc.unary_stream_rpc_method_handler(self.stream)
+        if details.method == ECHO:
+            return grpc.unary_stream_rpc_method_handler(self.echo)
         if details.method == SELECT:
             return grpc.unary_stream_rpc_method_handler(self.pour)
         decode = storage_pb2.ScanRequest.FromString if details.method == SCAN else None
@@ -70,6 +81,9 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             yield bytes(1 << 20)
         yield b"last"
 
+    async def echo(self, request: bytes, context: object) -> AsyncIterator[bytes]:
+        yield request
+
     async def each(self, requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
         async for request in requests:
             yield b"%d" % len(request)
@@ -82,8 +96,16 @@ async def looked_for(condition: Callable[[], bool]) -> None:
 
 
 @dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
 class Served:
-    limits: AdmissionController
+    limits: Admission
     handlers: Handlers
     channel: grpc.aio.Channel
     port: int
@@ -111,22 +133,24 @@ class Served:
 
 
 OPTIONS = AdmissionOptions(
-    calls_max=6,
-    requests_bytes_max=3 * SMALL_REQUEST_BYTES_MAX,
-    bulk_bytes_max=MESSAGE_BYTES_MAX,
+    calls_max=7,
+    requests_bytes_max=6 * SMALL_REQUEST_BYTES_MAX,
+    bulk_bytes_max=64 * PIECE_BYTES,
     room_within_s=0.2,
 )
-STAYS_AWAY = replace(OPTIONS, arrives_within_s=5.0)
-"""Others ask while a request is still expected."""
-READINGS = AdmissionOptions(readings_max=2, gives_way_s=0.1, room_within_s=TIMEOUT_S)
-READ = AdmissionOptions(readings_max=2, gives_way_s=2.0, room_within_s=4.0)
-"""Longer than any reader waits."""
+SHARE = 4
+"""Calls that one caller may have of `calls_max`."""
+STAYS_AWAY = replace(OPTIONS, arrives_within_s=0.5)
+READINGS = AdmissionOptions(readings_max=3, gives_way_s=0.1, room_within_s=TIMEOUT_S)
+READ = AdmissionOptions(readings_max=3, gives_way_s=2.0, room_within_s=4.0)
+"""Longer than any reader waits. One caller may have two readers of three."""
 
 
 @pytest.fixture
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
-    limits, handlers = AdmissionController(getattr(request, "param", OPTIONS)), Handlers()
-    server = grpc.aio.server(interceptors=[limits], options=server_options())
+    limits, handlers = Admission(getattr(request, "param", OPTIONS)), Handlers()
+    interceptor = CallInterceptor(CallTracker(), admission=limits)
+    server = grpc.aio.server(interceptors=[interceptor], options=server_options())
     server.add_generic_rpc_handlers((handlers,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -137,15 +161,15 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
 
 
 async def test_admission_above_calls_max_is_overloaded(served: Served) -> None:
-    calls = [served.call(STATUS) for _ in range(OPTIONS.calls_max)]
-    await served.begun(OPTIONS.calls_max)
+    calls = [served.call(STATUS) for _ in range(SHARE)]
+    await served.begun(SHARE)
     error = await served.refused(STATUS)
     assert isinstance(error, Overloaded)
     assert error.details["after_s"] == admission.RETRY_AFTER_S
     heartbeat = served.call(HEARTBEAT, b"12")
     served.handlers.go.set()
     assert await heartbeat == b"2"
-    assert await asyncio.gather(*calls) == [b"0"] * OPTIONS.calls_max
+    assert await asyncio.gather(*calls) == [b"0"] * SHARE
     await served.until(0)
     assert served.limits.requests_bytes == 0
     assert await served.call(STATUS, b"123") == b"3"
@@ -177,20 +201,97 @@ async def test_admission_of_a_small_ingest_keeps_room_for_what_it_has(served: Se
     assert await call == b"2"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("served", [STAYS_AWAY], indirect=True)
 async def test_admission_of_unfinished_uploads_admits_other_calls(served: Served) -> None:
     """An ingest whose request stays away, over HTTP/2 by hand."""
     with socket.create_connection(("127.0.0.1", served.port)) as connection:
         connection.sendall(preface() + opened(INGEST) + data(b"\0\0\0\1\0" + b"x" * 10))
-        await served.until(1)
-        assert served.limits.requests_bytes == MESSAGE_BYTES_MAX
+        await looked_for(lambda: served.limits.requests_bytes == PIECE_BYTES)
         served.handlers.go.set()
         assert await served.call(STATUS, b"1") == b"1"
-        assert isinstance(await served.refused(INGEST), Overloaded)
+        assert await served.call(INGEST, b"12") == b"2"
         await served.until(0)
         assert served.limits.requests_bytes == 0
-        assert await served.call(INGEST, b"12") == b"2"
+
+
+@pytest.mark.parametrize("served", [STAYS_AWAY], indirect=True)
+async def test_admission_of_a_request_that_stays_away_ends_with_its_reason(served: Served) -> None:
+    call = served.channel.stream_unary(INGEST)(timeout=TIMEOUT_S)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    error = error_of_rpc(caught.value, asked="the node")
+    assert isinstance(error, DeadlineExceeded)
+    assert error.message == "expected the request within 0.5 s; try again"
+    await served.until(0)
+    assert not served.handlers.begun
+
+
+async def test_admission_of_a_slow_request_ends_it_while_others_wait(served: Served) -> None:
+    clock = Clock()
+    served.limits._bulk.monotonic = clock
+    slow = served.channel.stream_unary(INGEST)(timeout=TIMEOUT_S)
+    await looked_for(lambda: served.limits.requests_bytes == PIECE_BYTES)
+    fast = served.channel.stream_unary(INGEST)(timeout=TIMEOUT_S)
+    await fast.write(bytes(PIECE_BYTES))
+    clock.now = 9.0
+    served.limits._bulk.relieve()
+    await looked_for(lambda: served.limits.requests_bytes == 3 * PIECE_BYTES)
+    clock.now = 11.0
+    served.limits._bulk.relieve()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await slow
+    error = error_of_rpc(caught.value, asked="the node")
+    assert isinstance(error, Overloaded)
+    assert "1,000 bytes a second" in error.message
+    await looked_for(lambda: served.limits.requests_bytes == 2 * PIECE_BYTES)
+    await fast.write(b"12")
+    served.handlers.go.set()
+    assert await fast == b"%d" % (PIECE_BYTES + 2)
+
+
+async def test_admission_reserves_room_as_the_pieces_of_a_request_arrive(served: Served) -> None:
+    call = served.channel.stream_unary(INGEST)(timeout=TIMEOUT_S)
+    for held in range(PIECE_BYTES, 5 * PIECE_BYTES, PIECE_BYTES):
+        await looked_for(lambda held=held: served.limits.requests_bytes == held)  # type: ignore[misc]
+        await call.write(bytes(PIECE_BYTES))
+    await call.write(b"last")
+    await looked_for(lambda: served.limits.requests_bytes == 4 * PIECE_BYTES + 4)
+    served.handlers.go.set()
+    assert await call == b"%d" % (4 * PIECE_BYTES + 4)
+    await served.until(0)
+    assert served.limits.requests_bytes == 0
+
+
+@pytest.mark.parametrize("size", [PIECE_BYTES - 1, PIECE_BYTES, 3 * PIECE_BYTES + 5])
+async def test_request_of_any_size_arrives_whole_in_small_messages(size: int) -> None:
+    handlers = Handlers()
+    handlers.go.set()
+    server = grpc.aio.server(
+        interceptors=[CallInterceptor(CallTracker())], options=node_server_options()
+    )
+    server.add_generic_rpc_handlers((handlers,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    sent = bytes(range(256)) * (size // 256 + 1)
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        assert await channel.unary_unary(INGEST)(sent[:size]) == b"%d" % size
+        replies = channel.unary_stream(ECHO)(sent[:size])
+        assert [reply async for reply in replies] == [sent[:size]]
+    with open_blocking_channel(f"127.0.0.1:{port}") as blocking:
+        call = functools.partial(blocking.unary_unary(INGEST), sent[:size], timeout=TIMEOUT_S)
+        assert await asyncio.to_thread(call) == b"%d" % size
+    await server.stop(None)
+
+
+@pytest.mark.parametrize("served", [AdmissionOptions(public_calls_max=2)], indirect=True)
+async def test_admission_bounds_calls_that_need_no_token(served: Served) -> None:
+    [health] = PUBLIC - {"/grpc.health.v1.Health/Check"}
+    first = served.call(health)
+    await served.begun(1)
+    assert isinstance(await served.refused(health), Overloaded)
+    served.handlers.go.set()
+    assert await first == b"0"
+    assert await served.call(STATUS, b"1") == b"1"
 
 
 async def test_admission_releases_bytes_of_a_disconnected_caller(served: Served) -> None:
@@ -257,7 +358,7 @@ async def test_admission_ends_a_stalled_reader_for_a_waiting_one(served: Served)
     def select(request: bytes = b"") -> grpc.aio.UnaryStreamCall:
         return served.channel.unary_stream(SELECT)(request, timeout=TIMEOUT_S)
 
-    slow = [select() for _ in range(READINGS.readings_max)]
+    slow = [select() for _ in range(2)]
     await served.begun(2)
     first = [await one.read() for one in slow]
     assert [len(one) for one in first] == [1 << 20] * 2
@@ -275,10 +376,10 @@ async def test_admission_ends_a_stalled_reader_for_a_waiting_one(served: Served)
 
 @pytest.mark.slow
 async def test_stream_slots_end_one_stalled_reader_per_waiter() -> None:
-    readings = admission.StreamSlots(2, gives_way_s=0.05)
+    readings = admission.StreamSlots(3, gives_way_s=0.05)
 
     async def stalled() -> None:
-        reading = await readings.begin(within_s=TIMEOUT_S)
+        reading = await readings.begin(ANN, within_s=TIMEOUT_S)
         assert reading is not None
         reading.stalled_at = asyncio.get_running_loop().time()
         try:
@@ -288,7 +389,7 @@ async def test_stream_slots_end_one_stalled_reader_per_waiter() -> None:
 
     slow = [asyncio.create_task(stalled()) for _ in range(2)]
     await asyncio.sleep(0)
-    third = asyncio.create_task(readings.begin(within_s=TIMEOUT_S))
+    third = asyncio.create_task(readings.begin(ANN, within_s=TIMEOUT_S))
     assert await third is not None
     assert [one.cancelling() for one in slow] == [1, 0]
     slow[1].cancel()
@@ -296,10 +397,10 @@ async def test_stream_slots_end_one_stalled_reader_per_waiter() -> None:
 
 
 async def test_stream_slots_end_the_reader_that_has_stalled_for_longest() -> None:
-    readings, now = admission.StreamSlots(3, gives_way_s=1.0), asyncio.get_running_loop().time()
+    readings, now = admission.StreamSlots(5, gives_way_s=1.0), asyncio.get_running_loop().time()
 
     async def stalled(for_s: float) -> None:
-        reading = await readings.begin(within_s=TIMEOUT_S)
+        reading = await readings.begin(ANN, within_s=TIMEOUT_S)
         assert reading is not None
         reading.stalled_at = now - for_s
         await asyncio.Event().wait()
@@ -307,7 +408,7 @@ async def test_stream_slots_end_the_reader_that_has_stalled_for_longest() -> Non
     tasks = [asyncio.create_task(stalled(for_s)) for for_s in (5.0, 9.0, 7.0)]
     await asyncio.sleep(0)
     for _ in range(2):
-        readings._end_stalled()
+        readings.relieve()
         assert [task.cancelling() for task in tasks] == [0, 1, 0], "one at a time"
     for task in tasks:
         task.cancel()
@@ -318,11 +419,11 @@ async def test_stream_slots_are_granted_in_order() -> None:
     readings, order = admission.StreamSlots(1, gives_way_s=0.5), list[str]()
 
     async def read(name: str) -> None:
-        assert await readings.begin(within_s=60.0) is not None
+        assert await readings.begin(ANN, within_s=60.0) is not None
         order.append(name)
 
     async def busy() -> None:
-        assert await readings.begin(within_s=60.0) is not None
+        assert await readings.begin(ANN, within_s=60.0) is not None
         await asyncio.sleep(0.6)
 
     calls = [asyncio.create_task(busy())]
@@ -332,17 +433,6 @@ async def test_stream_slots_are_granted_in_order() -> None:
         await asyncio.sleep(0.2)
     await asyncio.gather(*calls)
     assert order == ["first", "second"]
-
-
-async def test_weighted_semaphore_after_a_timeout_keeps_its_count() -> None:
-    room = admission._WeightedSemaphore(1)
-    assert room.take_now(1)
-    waiting = asyncio.create_task(room.take(1, within_s=0.0))
-    await asyncio.sleep(0)  # It waits by now, and what ends its wait is next but one.
-    room.give_back(1)
-    for _ in range(int(await waiting)):
-        room.give_back(1)
-    assert room.taken == 0
 
 
 async def drained(call: grpc.aio.UnaryStreamCall) -> bool:

@@ -26,15 +26,16 @@ from galileo.model.quotas import Quotas
 from galileo.node.group_commit import GroupCommit
 from galileo.node.local_analytics import LocalAnalytics
 from galileo.node.query_options import QueryOptions
-from galileo.rpc.access import Principal, Role
-from galileo.rpc.admission import AdmissionController, AdmissionOptions
+from galileo.rpc.access import ANONYMOUS, Principal, Role
+from galileo.rpc.admission import Admission, AdmissionOptions
 from galileo.rpc.call_log import CallTracker
+from galileo.rpc.policy import POLICIES
 from galileo.rpc.query import QueryServicer
 from galileo.rpc.quotas import QuotaResolver
 from galileo.rpc.rate_limit import Metering, metered, metered_stream
 from galileo.server.cluster_ccqs import ClusterCcqs
 from galileo.turns import FairTurns
-from galileo.wire.channel import MESSAGE_BYTES_MAX
+from galileo.wire.channel import PIECE_BYTES
 
 TURNS_MAX = 12
 TIMEOUT_S = 30.0
@@ -59,28 +60,32 @@ class Case:
     others: list[asyncio.Task[Any]] = field(default_factory=list)
 
 
-class Details:
-    def __init__(self, method: str) -> None:
-        self.method = method
-
-
 def admission(method: str) -> Case:
-    """A call that waits for its room; another one has all of it."""
+    """A call that waits for room or for a slot; another one has what there is for its caller."""
     options = AdmissionOptions(
-        readings_max=1, answers_max=1, bulk_bytes_max=MESSAGE_BYTES_MAX, room_within_s=FAR
+        readings_max=1,
+        answers_max=1,
+        requests_bytes_max=2 * PIECE_BYTES,
+        bulk_bytes_max=2 * PIECE_BYTES,
+        room_within_s=FAR,
     )
-    controller, go = AdmissionController(options), asyncio.Event()
+    admission, go = Admission(options), asyncio.Event()
+
+    async def read() -> bytes:
+        if not POLICIES[method].slot:
+            await go.wait()
+        return b""
 
     async def call() -> None:
-        async def continuation(_: Any) -> None:
-            return None
-
-        await controller.intercept_service(continuation, Details(f"/galileo.v1.{method}"))
+        context: Any = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1", read=read)
+        admitted = admission.admit(method, ANONYMOUS, context)
+        await admitted.read(bytes)
+        await admitted.begin_answer()
         await go.wait()
 
     def taken() -> int:
-        slots = sum(slots._room.taken for slots in controller._slots.values())
-        return controller.calls + controller.requests_bytes + slots
+        slots = sum(slots.held for slots in admission._slots.values())
+        return admission.calls + admission.requests_bytes + slots
 
     return Case(call, taken, go, [asyncio.create_task(call())])
 
@@ -120,7 +125,7 @@ def call_tracker() -> Case:
     )
 
     async def call() -> None:
-        with tracker.record("Query/Run", None, context):
+        with tracker.record("Query/Run", SimpleNamespace(context=context, request=None)):
             await go.wait()
 
     return Case(call, lambda: sum(tracker.counts().values()), go)
@@ -275,10 +280,10 @@ def fair_turns() -> Case:
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    "small request": lambda: admission("Cluster/Status"),
-    "bulk request": lambda: admission("Storage/Ingest"),
-    "reader": lambda: admission("Storage/Select"),
-    "query": lambda: admission("Query/Run"),
+    "small request": lambda: admission("/galileo.v1.Cluster/Status"),
+    "bulk request": lambda: admission("/galileo.v1.Storage/Ingest"),
+    "reader": lambda: admission("/galileo.v1.Storage/Select"),
+    "query": lambda: admission("/galileo.v1.Query/Run"),
     "rate limit": lambda: rate_limit(is_stream=False),
     "rate limit of a stream": lambda: rate_limit(is_stream=True),
     **{

@@ -98,7 +98,7 @@ async def test_create_dataset_refused_by_the_home_keeps_its_error(company: Any) 
     for name in "abc":
         refused = await error(create(company, name))
         assert type(refused) is DatasetExists
-        assert refused.details == {"same": True}
+        assert refused.details["same"] is True
 
 
 async def test_create_dataset_with_an_invalid_schema_is_refused(company: Any) -> None:
@@ -250,7 +250,7 @@ async def test_ingest_with_a_dead_owner_is_unavailable(
     company.dead.add("b")
     refused = await error(ingest(company, make_observations(300)))
     assert type(refused) is Unavailable
-    assert refused.details == {"node": "b", "after_s": 1.0}
+    assert refused.details.items() >= {"node": "b", "after_s": 1.0}.items()
     company.dead.clear()
     assert (await ingest(company, make_observations(300))).rows == 300
     assert (await ask(company))[0].column("rows").to_numpy().sum() == 300

@@ -23,6 +23,7 @@ import grpc
 import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
 
+from galileo.wire.channel import InstrumentedChannel
 from galileo.wire.services import CLUSTER, CONTINUOUS, QUERY, STORAGE, stub_of
 from galileo.wire.v1 import (
     cluster_pb2,
@@ -249,7 +250,7 @@ class Flood:
         """Requests of sixty megabytes each, of which nothing can be made."""
         data = bytes(UPLOAD_BYTES)
 
-        async def send(channel: grpc.aio.Channel, method: str) -> None:
+        async def send(channel: Any, method: str) -> None:
             await channel.unary_unary(method)(data, timeout=60)
 
         async with contextlib.AsyncExitStack() as stack:
@@ -390,9 +391,10 @@ class Flood:
 
     # --- parts ---------------------------------------------------------------------------------
 
-    def _channel(self) -> grpc.aio.Channel:
+    def _channel(self) -> Any:
+        """A channel that sends large requests in pieces."""
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
-        return grpc.aio.insecure_channel(self.address, options=options)
+        return InstrumentedChannel(grpc.aio.insecure_channel(self.address, options=options))
 
     async def _stubs(
         self, stack: contextlib.AsyncExitStack, service: ServiceDescriptor
