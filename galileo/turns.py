@@ -1,9 +1,9 @@
 """Fair turns: what a process does so many times at a time, such as SPARQL queries, is shared.
 
-A free turn goes to whoever asks. Otherwise callers wait, and a turn that ends goes to the waiting
-caller whose turns took the least time so far (start-time fair queueing, Goyal et al. 1996: a caller
-that comes begins with the time of the one that had the last turn, so that nobody saves up turns by
-staying away). A caller that asks for much, or for what takes long, therefore delays itself.
+A free turn goes to the caller that asks. Otherwise callers wait, and a turn that ends goes to the
+waiting caller whose turns took the least time so far (start-time fair queueing, Goyal et al. 1996:
+a caller that comes begins with the time of the one that had the last turn, so that no caller saves
+up turns by staying away). A caller that asks for much, or for what takes long, delays itself.
 """
 
 from __future__ import annotations

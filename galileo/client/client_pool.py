@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from galileo.client import decode
 from galileo.client.async_client import AsyncClient
 from galileo.client.cluster_caller import cluster_caller
+from galileo.client.results import CallerIdentity
 from galileo.errors import InputError
 from galileo.wire.caller import CallOptions
+from galileo.wire.services import CLUSTER
 from galileo.wire.tls_credentials import TlsFiles
+from galileo.wire.v1 import cluster_pb2
 
 CLIENTS_MAX = 256
 
@@ -53,6 +57,12 @@ class ClientPool:
                 self._clients.popitem(last=False)
         self._clients.move_to_end(token)
         return client
+
+    async def identity(self, token: str) -> CallerIdentity:
+        """Who a token's owner is, without quotas, as a node knows it by itself."""
+        request = cluster_pb2.StatusRequest(caller=True, without_quotas=True)
+        reply = await self._caller.with_token(token).unary(CLUSTER, "Status", request)
+        return decode.caller_identity(reply.caller)
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -25,8 +25,9 @@ from galileo.gateway.ccq_collections import CCQ_ID, CcqCollections, described, i
 from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes, visible_ccqs
 from galileo.gateway.channels import ChannelRoutes
 from galileo.gateway.cluster import ClusterRoutes
-from galileo.gateway.documents import HTML
+from galileo.gateway.documents import EVENT_STREAM, HTML
 from galileo.gateway.edr import EdrRoutes
+from galileo.gateway.events import refused_stream
 from galileo.gateway.formats import Encoders
 from galileo.gateway.items import ItemRoutes
 from galileo.gateway.json_answers import (
@@ -43,7 +44,7 @@ from galileo.gateway.options import GatewayOptions
 from galileo.gateway.page import MapPage
 from galileo.gateway.problems import problem, problem_of
 from galileo.gateway.request_bodies import RequestBodies, check_change
-from galileo.gateway.routes import ROUTES, Handler, RouteInfo
+from galileo.gateway.routes import LIST_CCQS, ROUTES, Handler, RouteInfo, right_of
 from galileo.gateway.sparql import SparqlQueries
 from galileo.gateway.subscriptions import SubscriptionRoutes
 from galileo.gateway.tiles import NoSuchTile, TileRoutes
@@ -80,6 +81,7 @@ class Gateway:
         self._options = options
         self.callers = Callers(options)
         self._encoders = Encoders()
+        self._bodies = RequestBodies()
         self._sparql_queries = SparqlQueries()
         self._continuous = CcqRoutes(self.callers, self._encoders)
         self._channels = ChannelRoutes(self.callers, self._encoders)
@@ -135,11 +137,12 @@ class Gateway:
 
     def _handlers(self) -> dict[str, Handler]:
         """By the names of routes."""
-        kinds = (AggregateRoutes, TileRoutes, EdrRoutes, ClusterRoutes)
-        storing, bodies = (ItemRoutes, SubscriptionRoutes), RequestBodies()
+        kinds = (
+            *(AggregateRoutes, TileRoutes, EdrRoutes, ClusterRoutes),
+            *(ItemRoutes, SubscriptionRoutes),
+        )
         groups = [
             *(kind(self.callers, self._encoders) for kind in kinds),
-            *(kind(self.callers, self._encoders, bodies) for kind in storing),
             self._continuous,
             self._channels,
         ]
@@ -176,14 +179,20 @@ class Gateway:
 
         async def document_answer(request: Request) -> Response:
             is_read = request.method in ("GET", "HEAD")
+            is_of_ccq = is_read and is_ccq(request)
+            right = LIST_CCQS if is_of_ccq else right_of(route, request.method)
             try:
-                if not is_read:
-                    await check_change(request, systems=route.body_systems)
-                return await (of_ccq if is_read and is_ccq(request) else handler)(request)
+                # Nothing of a body is read before its caller is known to have the right.
+                caller = await self.callers.admit(request, right)
+                async with self._bodies.admitted(request, caller) as admitted:
+                    if not is_read:
+                        check_change(admitted, systems=route.body_systems)
+                    return await (of_ccq if is_of_ccq else handler)(admitted)
             except NoSuchTile as error:
                 return problem(HTTPStatus.NOT_FOUND, str(error))
             except GalileoError as error:
-                return problem_of(error)
+                is_stream = is_read and EVENT_STREAM in route.media_types
+                return refused_stream(error) if is_stream else problem_of(error)
             except Refused as refused:
                 return problem(refused.status, refused.text, headers=refused.headers)
 
@@ -336,6 +345,8 @@ class _Outer:
         scope["scheme"] = sent.scheme or scope["scheme"]
         if sent.client:
             scope["client"] = (sent.client, 0)
+            if (connection := scope.get("galileo_connection")) is not None:
+                connection.host = sent.client  # Whose share of the connections it is.
         if sent.host:
             rest = [pair for pair in scope["headers"] if pair[0] != b"host"]
             scope["headers"] = [(b"host", sent.host.encode("latin-1")), *rest]

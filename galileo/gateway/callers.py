@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
 
 from starlette.requests import Request
 
 from galileo.client.async_client import AsyncClient
 from galileo.client.client_pool import ClientPool
 from galileo.errors import Forbidden, GalileoError, Overloaded, Unauthenticated
-from galileo.gateway.options import CALLERS_MAX, REQUESTS_OF_CALLER_MAX, GatewayOptions
+from galileo.gateway.options import REQUESTS_OF_CALLER_MAX, GatewayOptions
+from galileo.gateway.rights import Principals, Right
+from galileo.shares import Caller, Pool
 from galileo.wire.tls_credentials import TOKEN_BYTES_MAX
 
 NODE_ROLE = "node"
+_NOBODY = Caller("")
+CALLER: ContextVar[Caller] = ContextVar("galileo_gateway_caller", default=_NOBODY)
+"""Who sent the request that this task answers; shares of pools and turns are by it."""
+_TOKEN, _CALLER = "galileo_token", "galileo_caller"
+"""Members of the scope of a request that was let in."""
 
 
 class Callers:
@@ -31,53 +40,113 @@ class Callers:
         self._clients = ClientPool(
             options.nodes, keys=options.cluster_keys, patience_s=options.patience_s
         )
-        self._requests: Counter[str] = Counter()
-        self._readers: Counter[str] = Counter()
+        self._principals = Principals(self._clients.identity)
+        self._requests: Counter[Caller] = Counter()
+        self._room = Pool(options.readers_max, kept=0)
+        self._readers: dict[Caller, dict[Callable[[], object], None]] = {}
+        """What ends the streams of each caller, the newest last."""
         self._is_checked = not options.cluster_keys.is_tls
 
     @property
     def readers(self) -> int:
         """The number of readers of events."""
-        return self._readers.total()
+        return self._room.held
 
     async def close(self) -> None:
         await self._clients.close()
 
-    @contextlib.asynccontextmanager
-    async def client(self, request: Request) -> AsyncIterator[AsyncClient]:
-        """The client of a request's caller, for the block.
+    async def admit(self, request: Request, right: Right) -> Caller:
+        """Lets the caller of a request in, whose body is not read before.
+
+        Args:
+            request: `client` and `reader` are those of its caller afterwards.
+            right: that the caller needs.
 
         Raises:
-            Unauthenticated: the request has no token, or a malformed one.
+            NotPermitted: the request has no token, or one without the right.
+            GalileoError: no node can be asked.
+        """
+        caller = Caller(request.client.host if request.client else "")
+        CALLER.set(caller)
+        if right.call:
+            token = await self._token(request)
+            principal = await self._principals.of_token(token, host=caller.host)
+            right.check(principal, request.path_params)
+            if principal.name and token != self._options.anonymous_token:
+                # One caller at whatever hosts, and none of those that share a host with it.
+                caller = Caller(principal.name, principal.name)
+            request.scope[_TOKEN], request.scope[_CALLER] = token, caller
+            CALLER.set(caller)
+        return caller
+
+    @contextlib.asynccontextmanager
+    async def client(self, request: Request) -> AsyncIterator[AsyncClient]:
+        """The client of the caller of a request that was let in, for the block.
+
+        Raises:
             Overloaded: the caller has too many requests.
         """
-        token = await self._token(request)
-        if self._requests[token] >= REQUESTS_OF_CALLER_MAX or len(self._requests) >= CALLERS_MAX:
+        caller = request.scope[_CALLER]
+        if self._requests[caller] >= REQUESTS_OF_CALLER_MAX:
             raise Overloaded(
                 f"expected at most {REQUESTS_OF_CALLER_MAX} requests of a caller at a time; try "
                 "again when one of them is answered",
                 bound=REQUESTS_OF_CALLER_MAX,
             )
-        with _counted(self._requests, token):
-            yield self._clients.client(token)
+        with _counted(self._requests, caller):
+            yield self._clients.client(request.scope[_TOKEN])
 
     @contextlib.asynccontextmanager
     async def reader(self, request: Request) -> AsyncIterator[AsyncClient]:
         """The client of the caller of a request for events, which lasts; for the block.
 
         Raises:
-            Unauthenticated: the request has no token, or a malformed one.
-            Overloaded: the gateway, or the caller, has too many readers.
+            Overloaded: the gateway, or the caller, has too many readers; also in the block, when
+                another caller with fewer of them gets the place.
         """
-        token, readers_max = await self._token(request), self._options.readers_max
-        if self._readers.total() >= readers_max or self._readers[token] >= (readers_max + 1) // 2:
-            raise Overloaded(
-                f"expected at most {readers_max} readers of events, and half of them of one "
-                "caller; end some, or read at another gateway",
-                bound=readers_max,
-            )
-        with _counted(self._readers, token):
-            yield self._clients.client(token)
+        caller, task, is_revoked = request.scope[_CALLER], asyncio.current_task(), False
+        assert task is not None, "requests are answered in tasks"
+
+        def revoke() -> None:
+            nonlocal is_revoked
+            is_revoked = True
+            task.cancel()
+
+        self._take_place(caller)
+        self._readers.setdefault(caller, {})[revoke] = None
+        try:
+            yield self._clients.client(request.scope[_TOKEN])
+        except asyncio.CancelledError:
+            if not is_revoked or task.uncancel():
+                raise
+            raise self._too_many_readers() from None
+        finally:
+            self._forget(caller, revoke)
+
+    def _take_place(self, caller: Caller) -> None:
+        """Takes a place for a reader; ends the newest of the caller with the most, if need be."""
+        while not self._room.take_now(caller):
+            most = max(self._readers, key=lambda one: len(self._readers[one]), default=caller)
+            if len(self._readers.get(most, ())) <= len(self._readers.get(caller, ())) + 1:
+                raise self._too_many_readers()
+            newest = next(reversed(self._readers[most]))
+            self._forget(most, newest)
+            newest()
+
+    def _forget(self, caller: Caller, revoke: Callable[[], object]) -> None:
+        readers = self._readers.get(caller, {})
+        if revoke in readers:
+            del readers[revoke]
+            self._room.give_back(caller)
+        if not readers:
+            self._readers.pop(caller, None)
+
+    def _too_many_readers(self) -> Overloaded:
+        return Overloaded(
+            f"expected at most {self._options.readers_max} readers of events, of which each caller "
+            "has a share; start the gateway with more --connections, or read at another one",
+            bound=self._options.readers_max,
+        )
 
     async def _token(self, request: Request) -> str:
         token = token_of(request.headers.get("authorization", ""))
@@ -127,15 +196,15 @@ class Callers:
 
 
 @contextlib.contextmanager
-def _counted(counter: Counter[str], token: str) -> Iterator[None]:
-    """Counts a token, for the block."""
-    counter[token] += 1
+def _counted(counter: Counter[Caller], caller: Caller) -> Iterator[None]:
+    """Counts a caller, for the block."""
+    counter[caller] += 1
     try:
         yield
     finally:
-        counter[token] -= 1
-        if not counter[token]:
-            del counter[token]
+        counter[caller] -= 1
+        if not counter[caller]:
+            del counter[caller]
 
 
 def token_of(header: str) -> str:

@@ -18,7 +18,7 @@ from galileo.client.results import Ccq, CcqInfo, Labels, Update
 from galileo.errors import Forbidden, InputError, UnknownCcq
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
-from galileo.gateway.events import HEARTBEAT_S, EventStream, MergedEvents, opened
+from galileo.gateway.events import HEARTBEAT_S, EventStream, MergedEvents
 from galileo.gateway.formats import Encoders, preferred
 from galileo.gateway.hub import Hubs, QueryReader
 from galileo.gateway.json_answers import check_json, json_answer, url_of
@@ -107,11 +107,8 @@ class CcqRoutes:
                 update = cut(update, until, ccq_id=ccq_id)
             return await self._labels_answer(update, format)
 
-    async def ccq_events(self, request: Request) -> Response:
+    async def ccq_events(self, request: Request) -> EventStream:
         """The same as server-sent events, until the client leaves or the query ends."""
-        return await opened(self._ccq_events(request))
-
-    async def _ccq_events(self, request: Request) -> EventStream:
         given = parameters.single_values(request.query_params, ("after",))
         token = request.headers.get("last-event-id", given.get("after", ""))
         async with contextlib.AsyncExitStack() as stack:

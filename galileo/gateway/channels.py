@@ -22,7 +22,7 @@ from galileo.gateway.channel_documents import (
     listed,
     progress,
 )
-from galileo.gateway.events import EventStream, opened
+from galileo.gateway.events import EventStream
 from galileo.gateway.formats import Encoders
 from galileo.gateway.json_answers import check_json, json_answer, url_of
 from galileo.gateway.notifications import WAIT_S, BrokerReader, Waits
@@ -86,11 +86,8 @@ class ChannelRoutes:
         rest = json.dumps({"next": token, "links": links})[1:].encode()
         return Response(b'{"notifications":%s,%s' % (items, rest), media_type=documents.JSON)
 
-    async def notification_events(self, request: Request) -> Response:
+    async def notification_events(self, request: Request) -> EventStream:
         """The same as server-sent events, until the client leaves or the channel is dropped."""
-        return await opened(self._notification_events(request))
-
-    async def _notification_events(self, request: Request) -> EventStream:
         given = parameters.single_values(request.query_params, ("token",))
         token = request.headers.get("last-event-id", given.get("token", ""))
         async with contextlib.AsyncExitStack() as stack:

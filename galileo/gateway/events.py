@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from galileo.errors import (
 )
 from galileo.gateway.documents import EVENT_STREAM
 from galileo.gateway.hub import Hubs, QueryReader
-from galileo.gateway.problems import problem_document, status_of
+from galileo.gateway.problems import problem_document, problem_of, status_of
 from galileo.gateway.updates import Event, end_frame, merged_frame
 
 HEARTBEAT_S = 15.0
@@ -67,37 +67,31 @@ class EventResponse(Response):
         self._retry = f"retry: {retry_ms}\n\n".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async with self._held:
-            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await send(start)
-            if scope["method"] != "HEAD":
-                await _send(send, self._retry)
-                await self._send_events(send)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        with contextlib.suppress(Overloaded):  # Another caller got the place.
+            async with self._held:
+                start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                await send(start)
+                if scope["method"] != "HEAD":
+                    await _send(send, self._retry)
+                    await self._send_events(send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_events(self, send: Any) -> None:
         """Sends the events; a stream without any ends at once."""
 
 
-async def opened(stream: Awaitable[EventResponse]) -> EventResponse:
-    """A stream, or, if it cannot be opened at present, an empty one.
+def refused_stream(error: GalileoError) -> Response:
+    """The answer to a reader whose stream cannot be opened: an empty stream for errors that pass.
 
     A browser's `EventSource` ends for good at any other status than 200. After a stream that ends
     it comes back with its last token.
-
-    Raises:
-        GalileoError: an error that a reader which comes back would get again.
     """
-    try:
-        return await stream
-    except GalileoError as error:
-        if status_of(error) not in _PASSING:
-            raise
-        log.info("a reader of events has to come back: %s [%s]", error.message, error.kind)
-        wait_ms = BUSY_RETRY_MS if isinstance(error, Overloaded) else RETRY_MS
-        wait_ms = max(wait_ms, round(1_000 * float(error.details.get("after_s", 0))))
-        retry_ms = min(wait_ms, RETRY_MAX_MS)
-        return EventResponse(held=contextlib.AsyncExitStack(), retry_ms=retry_ms)
+    if status_of(error) not in _PASSING:
+        return problem_of(error)
+    log.info("a reader of events has to come back: %s [%s]", error.message, error.kind)
+    wait_ms = BUSY_RETRY_MS if isinstance(error, Overloaded) else RETRY_MS
+    wait_ms = max(wait_ms, round(1_000 * float(error.details.get("after_s", 0))))
+    return EventResponse(held=contextlib.AsyncExitStack(), retry_ms=min(wait_ms, RETRY_MAX_MS))
 
 
 class EventStream(EventResponse):

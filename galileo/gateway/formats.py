@@ -14,8 +14,10 @@ import pyarrow as pa
 
 from galileo.client.geo_files import GeoJsonWriter, Writer
 from galileo.client.table_formats import WRITERS, GroupedWriter
-from galileo.errors import InputError, Overloaded
-from galileo.gateway.options import ENCODERS, ENCODINGS_WAITING_MAX
+from galileo.errors import InputError
+from galileo.gateway.callers import CALLER
+from galileo.gateway.options import ENCODERS, ENCODINGS_WAITING_MAX, IDLE_TIMEOUT_S
+from galileo.turns import FairTurns
 
 MEDIA_TYPES = {
     "geojson": "application/geo+json",
@@ -86,20 +88,16 @@ class Encoders:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(ENCODERS, thread_name_prefix="galileo-encode")
-        self._waiting = 0
+        self._turns = FairTurns(ENCODERS, what="answers", waiting_max=ENCODINGS_WAITING_MAX)
 
     async def run(self, function: Callable[[], T]) -> T:
-        """The result of a function, called in a thread. Raises Overloaded if too many wait."""
-        if self._waiting >= ENCODINGS_WAITING_MAX + ENCODERS:
-            raise Overloaded(
-                f"{ENCODINGS_WAITING_MAX} answers wait to be encoded; try again",
-                bound=ENCODINGS_WAITING_MAX,
-            )
-        self._waiting += 1
-        try:
+        """The result of a function, called in a thread; callers take turns.
+
+        Raises:
+            Overloaded: too many wait, or the turn does not come in time.
+        """
+        async with self._turns.acquire(CALLER.get(), within_s=IDLE_TIMEOUT_S):
             return await asyncio.get_running_loop().run_in_executor(self._threads, function)
-        finally:
-            self._waiting -= 1
 
     async def encode_whole(self, encoder: TableEncoder, table: pa.Table) -> bytes:
         """A table as one document; errors as `run`.

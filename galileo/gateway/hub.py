@@ -39,7 +39,9 @@ from galileo.errors import (
     Unavailable,
     UnknownCcq,
 )
+from galileo.gateway.callers import CALLER
 from galileo.gateway.updates import EVENT_LABELS_MAX, Event, cut, event_of, has_windows, position
+from galileo.turns import FairTurns
 
 KEPT_BYTES_MAX = 4 << 20
 """Total size of the events that a hub keeps; the newest may be larger."""
@@ -49,6 +51,8 @@ HUBS_MAX = 1_024
 """Queries that a gateway watches at a time."""
 FETCHES_MAX = 16
 """Fetches of readers of a gateway at a time."""
+FETCH_WITHIN_S = 60.0
+"""Longest wait of a fetch for its turn."""
 CHECK_INTERVAL_S = 60.0
 """How often a hub checks whether its readers may still read."""
 
@@ -255,7 +259,7 @@ class Hubs:
         kept_bytes_max: int = KEPT_BYTES_MAX,
     ) -> None:
         self.is_stopping = False
-        self._fetches = asyncio.Semaphore(FETCHES_MAX)
+        self._fetches = FairTurns(FETCHES_MAX, what="fetches")
         self._fetching: dict[_Fetch, _Shared] = {}
         self._check_interval_s = check_interval_s
         self._kept_bytes_max = kept_bytes_max
@@ -328,7 +332,7 @@ class Hubs:
                     del self._fetching[key]
 
     async def _fetch(self, ccq_id: str, *, client: QueryClient, token: str) -> Fetched:
-        async with self._fetches:
+        async with self._fetches.acquire(CALLER.get(), within_s=FETCH_WITHIN_S):
             update = await client.fetch(ccq_id, token=token, labels_max=EVENT_LABELS_MAX)
         return Fetched(update, event_of(token, update) if update.token != token else None)
 

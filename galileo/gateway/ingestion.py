@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
 from galileo.gateway.crs import CRS84, Crs, body_crs, check_columns_crs
 from galileo.gateway.formats import Encoders
-from galileo.gateway.request_bodies import RequestBodies, body_pieces, format_of
+from galileo.gateway.request_bodies import format_of, received
 from galileo.model.schema import Schema
 
 OBSERVATIONS_MAX = 4_000_000
@@ -91,13 +91,11 @@ class IngestRoute:
     Args:
         callers: of the gateway.
         encoders: of the gateway, which decode, too.
-        bodies: of the gateway.
     """
 
-    def __init__(self, callers: Callers, encoders: Encoders, bodies: RequestBodies) -> None:
+    def __init__(self, callers: Callers, encoders: Encoders) -> None:
         self._callers = callers
         self._encoders = encoders
-        self._bodies = bodies
 
     async def store(self, request: Request) -> Response:
         """Stores the observations of a request, all of them or, for a mistake, none.
@@ -106,10 +104,6 @@ class IngestRoute:
             GalileoError: the request is wrong, or nodes cannot store all of it.
             Refused: the body is too large or has another type.
         """
-        async with body_pieces(request) as pieces:
-            return await self._store(request, pieces)
-
-    async def _store(self, request: Request, pieces: AsyncGenerator[bytes, None]) -> Response:
         parameters.single_values(request.query_params, ())
         key = batch_key(request.headers.get("idempotency-key", ""))
         format, system = format_of(request, REQUEST_TYPES), body_crs(request.headers)
@@ -117,7 +111,7 @@ class IngestRoute:
             check_columns_crs(system, format, parameter="Content-Crs")
         async with self._callers.client(request) as client:
             dataset = (await client.schema(request.path_params["collectionId"])).name
-            async with self._bodies.received(request, pieces) as (body, digest):
+            async with received(request) as (body, digest):
                 key = key or BatchKey(f"http-{format}-{system.code}-{digest}", 0)
                 source = await self._source(client, dataset, _Sent(body, format, system))
                 receipt = await client.ingest(

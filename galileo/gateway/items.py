@@ -23,7 +23,6 @@ from galileo.gateway.ingestion import IngestRoute
 from galileo.gateway.json_answers import url_of
 from galileo.gateway.parameters import ItemsRequest, items_request
 from galileo.gateway.problems import problem
-from galileo.gateway.request_bodies import RequestBodies
 from galileo.gateway.routes import Handler
 from galileo.gateway.streamed import file_answer
 from galileo.model.grouping import OBSERVATIONS
@@ -39,13 +38,12 @@ class ItemRoutes:
     Args:
         callers: of the gateway.
         encoders: of the gateway.
-        bodies: of the gateway.
     """
 
-    def __init__(self, callers: Callers, encoders: Encoders, bodies: RequestBodies) -> None:
+    def __init__(self, callers: Callers, encoders: Encoders) -> None:
         self._callers = callers
         self._encoders = encoders
-        self._ingest = IngestRoute(callers, encoders, bodies)
+        self._ingest = IngestRoute(callers, encoders)
 
     @property
     def handlers(self) -> Mapping[str, Handler]:

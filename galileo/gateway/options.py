@@ -12,13 +12,11 @@ from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 PORT = 7790
 CONNECTIONS_MAX = 256
 REQUESTS_OF_CALLER_MAX = 16
-"""Requests of one token that are answered at the same time."""
-CALLERS_MAX = 4_096
-"""Callers whose requests are counted at the same time; more than there are connections."""
+"""Requests of one principal, or of one host without a token, that are answered at the same time."""
 IDLE_TIMEOUT_S = 30.0
 HELD_BYTES_MAX = 256 << 20
 ENCODERS = 2
-ENCODINGS_WAITING_MAX = 64
+ENCODINGS_WAITING_MAX = 1_024
 """Pieces of answers that wait for a thread that encodes them."""
 
 _ROOT_PATH = re.compile(r"(?:/[\w.~-]+)*", re.ASCII)

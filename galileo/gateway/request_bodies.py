@@ -2,88 +2,117 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
-from email.message import Message
+from collections.abc import AsyncIterator, Collection, Mapping
+from email.message import Message as Headers
 from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
+from starlette.types import Message, Receive
 
-from galileo.errors import GalileoError, InputError, Overloaded
+from galileo.errors import GalileoError, InputError
 from galileo.formats.memory_file import MemoryFile
 from galileo.gateway.crs import CRS84, Crs, body_crs
 from galileo.gateway.documents import JSON
 from galileo.model.schema import finite_json
-from galileo.rdf.endpoint import body_of, drop_body
+from galileo.rdf.endpoint import body_of
 from galileo.rdf.protocol import Refused
+from galileo.shares import ArrivingRequest, Caller, Pool
 
 BODY_BYTES_MAX = 64 << 20
 BODIES_BYTES_MAX = 128 << 20
-"""Total size of the bodies that are received and stored at a time."""
+"""Total size of the bodies that are received and handled at a time."""
+ROOM_WITHIN_S = 20.0
+"""Longest wait of a piece of a body for room."""
 _CONDITIONS = ("Content-Range", "If-Match", "If-None-Match", "If-Unmodified-Since")
 """Headers that, ignored, would let a request change more than its client wants."""
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 class RequestBodies:
-    """Receives bodies, as many at a time as there is room for; belongs to one event loop."""
+    """The room of the bodies of requests, which grows as they arrive; belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._held_bytes = 0
+        self._pool = Pool(BODIES_BYTES_MAX, kept=0)
 
     @contextlib.asynccontextmanager
-    async def received(
-        self, request: Request, pieces: AsyncIterator[bytes]
-    ) -> AsyncIterator[tuple[MemoryFile, str]]:
-        """The body of a request and the digest of its content, for the block.
+    async def admitted(self, request: Request, caller: Caller) -> AsyncIterator[Request]:
+        """The request of a caller that was let in, with room for its body, for the block."""
+        body = _ArrivingBody(request.receive, self._pool, caller)
+        try:
+            yield Request(request.scope, body.receive)
+        finally:
+            body.room.release()
 
-        Args:
-            request: whose length is known, or counts as the largest one.
-            pieces: of its body.
+
+class _ArrivingBody:
+    """The body of a request, which takes room of a pool piece by piece."""
+
+    def __init__(self, receive: Receive, pool: Pool, caller: Caller) -> None:
+        self.room = ArrivingRequest(pool, caller, end=self._end)
+        self._receive = receive
+        self._has_begun = self._is_whole = False
+        self._failure: Refused | None = None
+        self._waiting: asyncio.Timeout | None = None
+
+    async def receive(self) -> Message:
+        """The next piece.
 
         Raises:
-            Overloaded: there is no room for it.
-            Refused: it is too large.
+            Overloaded: there was no room for it in time.
+            Refused: it arrives too slowly while others wait.
         """
-        size = _size_of(request)
-        if self._held_bytes + size > BODIES_BYTES_MAX:
-            raise Overloaded(
-                f"expected at most {BODIES_BYTES_MAX:,} bytes of requests to store at a time; try "
-                "again",
-                bound=BODIES_BYTES_MAX,
-            )
-        self._held_bytes += size
-        digest = hashlib.sha256()
+        if self._is_whole:
+            return await self._receive()
+        if not self._has_begun:
+            self._has_begun = True
+            await self.room.reserve(0, within_s=ROOM_WITHIN_S)
         try:
-            with MemoryFile() as body:
-                async for piece in pieces:
-                    if body.size + len(piece) > BODY_BYTES_MAX:
-                        raise _too_large("more")
-                    body.write(piece)
-                    digest.update(piece)
-                yield body, digest.hexdigest()[:32]
+            async with asyncio.timeout(0 if self._failure else None) as self._waiting:
+                message = await self._receive()
+                size = len(message.get("body", b""))
+                await self.room.reserve(size, within_s=ROOM_WITHIN_S)
+        except TimeoutError:
+            if self._failure is None:
+                raise
+            raise self._failure from None
         finally:
-            self._held_bytes -= size
+            self._waiting = None
+        self.room.arrived(size)
+        self._is_whole = not message.get("more_body", False)
+        if self._is_whole:
+            self.room.complete()
+        return message
+
+    def _end(self, error: GalileoError) -> None:
+        self._failure = Refused(HTTPStatus.REQUEST_TIMEOUT, error.message, Connection="close")
+        if self._waiting is not None:
+            self._waiting.reschedule(asyncio.get_running_loop().time())
 
 
 @contextlib.asynccontextmanager
-async def body_pieces(request: Request) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-    """The pieces of a body, for the block; what an error leaves of them is received and dropped.
+async def received(request: Request) -> AsyncIterator[tuple[MemoryFile, str]]:
+    """The body of a request and the digest of its content, for the block.
 
-    A client that cannot send its body does not read the answer.
+    Raises:
+        Refused: it is too large.
     """
-    pieces = request.stream()
-    try:
-        yield pieces
-    except (GalileoError, Refused):
-        await drop_body(pieces)
-        raise
+    _check_length(request)
+    digest = hashlib.sha256()
+    with MemoryFile() as body:
+        async for piece in request.stream():
+            if body.size + len(piece) > BODY_BYTES_MAX:
+                raise _too_large("more")
+            body.write(piece)
+            digest.update(piece)
+        yield body, digest.hexdigest()[:32]
 
 
-async def check_change(request: Request, *, systems: Collection[Crs]) -> None:
+def check_change(request: Request, *, systems: Collection[Crs]) -> None:
     """Checks the headers that change what a request other than GET means.
 
     Args:
@@ -94,29 +123,28 @@ async def check_change(request: Request, *, systems: Collection[Crs]) -> None:
         InputError: it has a precondition, a part of a body, or positions in another system.
         Refused: its body is compressed, is no UTF-8, or is CSV without a header line.
     """
-    async with body_pieces(request):
-        if names := [name for name in _CONDITIONS if name in request.headers]:
-            raise InputError(
-                f"expected a request without the header {names[0]}, which has no meaning for "
-                f"{request.method} here; leave it out",
-                parameter=names[0],
-            )
-        encoding = request.headers.get("content-encoding", "identity")
-        content = Message()
-        content["Content-Type"] = request.headers.get("content-type", "")
-        charset = str(content.get_content_charset("utf-8"))
-        if encoding.strip().lower() != "identity":
-            raise _unsupported("a body without Content-Encoding", encoding)
-        if charset not in ("utf-8", "utf8", "us-ascii"):
-            raise _unsupported("a body in UTF-8", f"the charset {charset}")
-        if content.get_param("header") == "absent":
-            raise _unsupported("CSV with a header line", "header=absent")
-        if (system := body_crs(request.headers)) not in systems:
-            raise InputError(
-                f"expected Content-Crs as {CRS84.uri}, got {system.uri}; send longitudes and "
-                "latitudes in degrees",
-                parameter="Content-Crs",
-            )
+    if names := [name for name in _CONDITIONS if name in request.headers]:
+        raise InputError(
+            f"expected a request without the header {names[0]}, which has no meaning for "
+            f"{request.method} here; leave it out",
+            parameter=names[0],
+        )
+    encoding = request.headers.get("content-encoding", "identity")
+    content = Headers()
+    content["Content-Type"] = request.headers.get("content-type", "")
+    charset = str(content.get_content_charset("utf-8"))
+    if encoding.strip().lower() != "identity":
+        raise _unsupported("a body without Content-Encoding", encoding)
+    if charset not in ("utf-8", "utf8", "us-ascii"):
+        raise _unsupported("a body in UTF-8", f"the charset {charset}")
+    if content.get_param("header") == "absent":
+        raise _unsupported("CSV with a header line", "header=absent")
+    if (system := body_crs(request.headers)) not in systems:
+        raise InputError(
+            f"expected Content-Crs as {CRS84.uri}, got {system.uri}; send longitudes and "
+            "latitudes in degrees",
+            parameter="Content-Crs",
+        )
 
 
 def _unsupported(expected: str, got: str) -> Refused:
@@ -160,19 +188,15 @@ async def json_body(request: Request) -> Any:
         raise InputError(f"expected a JSON object: {error}", expected="json") from error
 
 
-def _size_of(request: Request) -> int:
-    """The bytes of the body, or the most that it can have where the request does not say."""
-    length = request.headers.get("content-length")
-    if length is None:
-        return BODY_BYTES_MAX
+def _check_length(request: Request) -> None:
+    """Raises Refused for an announced length above the bound."""
+    length = request.headers.get("content-length", "0")
     if not _LENGTH.fullmatch(length) or int(length) > BODY_BYTES_MAX:
         raise _too_large(length[:40])
-    return int(length)
 
 
 def _too_large(got: str) -> Refused:
     return Refused(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         f"expected a body of at most {BODY_BYTES_MAX:,} bytes, got {got}; send several requests",
-        Connection="close",
     )

@@ -23,9 +23,11 @@ from galileo.gateway.documents import (
 )
 from galileo.gateway.formats import GROUP_FORMATS, LATEST_FORMATS, MEDIA_TYPES
 from galileo.gateway.ingestion import REQUEST_TYPES
+from galileo.gateway.rights import PUBLIC, Right
 from galileo.gateway.subscription_bodies import FORMATS as SUBSCRIPTION_TYPES
 from galileo.gateway.updates import LABEL_FORMATS
 from galileo.gateway.vector_tiles import MEDIA_TYPE as MVT
+from galileo.model.channel import POSITIONS, SUBSCRIPTIONS
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 """Answers the requests of a route."""
@@ -308,6 +310,52 @@ ROUTES = (
     RouteInfo("whoami", "/whoami", "The caller, its roles and quotas", ("f",)),
     RouteInfo("samplers", "/samplers", "Samplers, installed and uploaded", ("f",)),
 )
+
+
+_SUBSCRIPTIONS, _POSITIONS = f"{{channelId}}{SUBSCRIPTIONS}", f"{{channelId}}{POSITIONS}"
+_READ = Right("Storage/Select", "{collectionId}")
+_FOLLOW = Right("Channels/Follow", "{channelId}", "{brokerId}")
+LIST_CCQS, _READ_CCQ = Right("Continuous/List"), Right("Continuous/Watch")
+RIGHTS: Mapping[str, tuple[Right, ...]] = {
+    **{
+        route.name: (_READ,)
+        for route in ROUTES
+        if route.path.startswith(_COLLECTION) and route.methods == ("GET",)
+    },
+    **dict.fromkeys(("landing", "conformance", "api", "asyncapi"), (PUBLIC,)),
+    **dict.fromkeys(("tile_matrix_sets", "tile_matrix_set"), (PUBLIC,)),
+    **dict.fromkeys(("collections", "channels"), (Right("Cluster/ListDatasets"),)),
+    **dict.fromkeys(("cluster", "whoami"), (Right("Cluster/Status"),)),
+    **dict.fromkeys(("ccq_labels", "ccq_events", "events"), (_READ_CCQ,)),
+    **dict.fromkeys(("notifications", "notification_events"), (_FOLLOW,)),
+    "items": (_READ, Right("Storage/Ingest", "{collectionId}")),
+    "sparql": (_READ, _READ),
+    "ccqs": (LIST_CCQS, Right("Continuous/Submit")),
+    "ccq": (LIST_CCQS, Right("Continuous/Cancel")),
+    "channel": (
+        Right("Channels/DescribeChannel", "{channelId}"),
+        Right("Cluster/CreateDataset", "{channelId}"),
+        Right("Cluster/DropDataset", "{channelId}"),
+    ),
+    "subscriptions": (Right("Storage/Ingest", _SUBSCRIPTIONS),),
+    "subscription": (
+        Right("Storage/ReadTable", _SUBSCRIPTIONS),
+        Right("Storage/Ingest", _SUBSCRIPTIONS),
+    ),
+    "broker_position": (
+        Right("Storage/ReadTable", _POSITIONS),
+        Right("Storage/Ingest", _POSITIONS),
+    ),
+    "samplers": (Right("Samplers/List"),),
+}
+"""What each route needs, by its name: one right for each of its methods, in their order."""
+for _route in ROUTES:
+    assert len(RIGHTS.get(_route.name, ())) == len(_route.methods), f"the rights of {_route.name}"
+
+
+def right_of(route: RouteInfo, method: str) -> Right:
+    """What a method of a route needs; HEAD needs what GET does."""
+    return RIGHTS[route.name][route.methods.index("GET" if method == "HEAD" else method)]
 
 
 def path_parameters(route: RouteInfo) -> Mapping[str, str]:

@@ -13,14 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from galileo.client.async_client import AsyncClient
-from galileo.errors import InputError
+from galileo.errors import InputError, Overloaded
 from galileo.gateway import parameters
+from galileo.gateway.callers import CALLER
 from galileo.query.builder import Condition
 from galileo.rdf import protocol
 from galileo.rdf.endpoint import body_of
 from galileo.rdf.graphs import ROWS_MAX, LabelGraph
 from galileo.rdf.protocol import QueryRequest
-from galileo.rdf.service import QueryRunner
+from galileo.rdf.service import Answer, QueryRunner
 from galileo.turns import FairTurns
 
 LABELS_MAX = 100_000
@@ -28,12 +29,18 @@ LABELS_MAX = 100_000
 MEMORY_BYTES_MAX = 1 << 30
 TIMEOUT_S = 30.0
 """For a request, with the wait for its turn."""
-QUERIES_MAX = 8
+QUERIES_MAX = 256
 """Queries that run or wait; one of them runs."""
+LOOK_S = 0.1
+"""How often a query that runs looks whether other callers wait."""
 
 
 class SparqlQueries:
-    """Answers queries, one at a time; belongs to one event loop."""
+    """Answers queries, one at a time; belongs to one event loop.
+
+    The turn of a caller lasts as long as its part of the time of a request: among n callers that
+    have or want a turn, one that has run for 1/n of the time is stopped.
+    """
 
     def __init__(self) -> None:
         self._turns = FairTurns(1, what="SPARQL queries", waiting_max=QUERIES_MAX - 1)
@@ -51,19 +58,51 @@ class SparqlQueries:
             Refused: the request is not one of the protocol.
         """
         until = time.monotonic() + TIMEOUT_S
-        host = request.client.host if request.client else ""
         accept = request.headers.get("accept", "")
         text = await _query_text(request)
         condition = parameters.filter_of(request.query_params)
-        async with self._turns.acquire(host, within_s=until - time.monotonic()):
-            graph = await _graph(client, dataset, condition)
-            try:
-                answer = await self._runner.run(graph, text, accept, until=until, rows_max=ROWS_MAX)
-            finally:
-                await asyncio.to_thread(graph.close)
+        async with self._turns.acquire(CALLER.get(), within_s=TIMEOUT_S):
+            query = self._query(client, dataset, condition, text, accept=accept, until=until)
+            answer = await self._within_share(asyncio.create_task(query))
         charset = "; charset=utf-8" if answer.media_type.startswith("text/") else ""
         headers = {"Content-Type": answer.media_type + charset, "Vary": "Accept"}
         return Response(answer.body, headers=headers)
+
+    async def _query(
+        self,
+        client: AsyncClient,
+        dataset: str,
+        condition: Condition | None,
+        text: str,
+        *,
+        accept: str,
+        until: float,
+    ) -> Answer:
+        graph = await _graph(client, dataset, condition)
+        try:
+            return await self._runner.run(graph, text, accept, until=until, rows_max=ROWS_MAX)
+        finally:
+            await asyncio.to_thread(graph.close)
+
+    async def _within_share(self, query: asyncio.Task[Answer]) -> Answer:
+        """The answer of a query; ends it when it has run longer than its part of the time."""
+        since = time.monotonic()
+        try:
+            while not query.done():
+                await asyncio.wait([query], timeout=LOOK_S)
+                part_s = TIMEOUT_S / self._turns.callers
+                if self._turns.callers > 1 and time.monotonic() - since > part_s:
+                    break
+        finally:
+            query.cancel()
+            await asyncio.wait([query])
+        if query.cancelled():
+            raise Overloaded(
+                f"the query ran for {part_s:.3g} s, its part of the time while others wait; narrow "
+                "it, or try again later",
+                bound=part_s,
+            )
+        return query.result()
 
 
 async def _query_text(request: Request) -> str:

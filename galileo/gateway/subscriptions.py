@@ -7,14 +7,13 @@ Repeating a request does no harm, since a subscription replaces the one with its
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 
 import pyarrow as pa
 from starlette.requests import Request
 from starlette.responses import Response
 
-from galileo.client.async_client import AsyncClient
 from galileo.client.json_lines import json_lines
 from galileo.client.results import Receipt
 from galileo.cursor import EMPTY_CURSOR
@@ -27,7 +26,7 @@ from galileo.gateway.formats import Encoders
 from galileo.gateway.ingestion import DECODED_BYTES_MAX, BatchKey, batch_key
 from galileo.gateway.json_answers import check_json
 from galileo.gateway.problems import problem
-from galileo.gateway.request_bodies import RequestBodies, body_pieces, format_of
+from galileo.gateway.request_bodies import format_of, received
 from galileo.gateway.routes import Handler
 from galileo.gateway.subscription_bodies import FORMATS, tables_of
 from galileo.model.channel import Channel
@@ -45,13 +44,11 @@ class SubscriptionRoutes:
     Args:
         callers: of the gateway.
         encoders: of the gateway, which decode, too.
-        bodies: of the gateway.
     """
 
-    def __init__(self, callers: Callers, encoders: Encoders, bodies: RequestBodies) -> None:
+    def __init__(self, callers: Callers, encoders: Encoders) -> None:
         self._callers = callers
         self._encoders = encoders
-        self._bodies = bodies
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -65,8 +62,23 @@ class SubscriptionRoutes:
             GalileoError: the request is wrong, or nodes cannot store all of it.
             Refused: the body is too large or has another type.
         """
-        async with body_pieces(request) as pieces:
-            return await self._store(request, pieces)
+        parameters.single_values(request.query_params, ())
+        key = batch_key(request.headers.get("idempotency-key", ""))
+        format, channel = format_of(request, FORMATS), request.path_params["channelId"]
+        async with self._callers.client(request) as client:
+            known = await channel_named(client, channel)
+            async with received(request) as (body, _):
+                rows = await self._rows(known, body, format=format)
+                if not rows.num_rows:
+                    return _stored(NOTHING_STORED, key)
+                await self._encoders.run(lambda: _check(known, rows))
+                receipt = await client.subscribe(
+                    channel,
+                    rows,
+                    producer=key and key.producer,
+                    first_batch=key.first_batch if key else 0,
+                )
+        return _stored(receipt, key)
 
     async def subscription(self, request: Request) -> Response:
         """A subscription, or its removal."""
@@ -83,34 +95,10 @@ class SubscriptionRoutes:
             return problem(HTTPStatus.NOT_FOUND, text)
         return Response(json_lines(stored.rows)[0].as_py(), media_type=documents.JSON)
 
-    async def _store(self, request: Request, pieces: AsyncGenerator[bytes, None]) -> Response:
-        parameters.single_values(request.query_params, ())
-        key = batch_key(request.headers.get("idempotency-key", ""))
-        format, channel = format_of(request, FORMATS), request.path_params["channelId"]
-        async with (
-            self._callers.client(request) as client,
-            self._bodies.received(request, pieces) as (body, _),
-        ):
-            rows = await self._rows(client, channel, body, format=format)
-            known = await channel_named(client, channel)
-            if not rows.num_rows:
-                return _stored(NOTHING_STORED, key)
-            await self._encoders.run(lambda: _check(known, rows))
-            receipt = await client.subscribe(
-                channel,
-                rows,
-                producer=key and key.producer,
-                first_batch=key.first_batch if key else 0,
-            )
-        return _stored(receipt, key)
-
-    async def _rows(
-        self, client: AsyncClient, channel: str, body: MemoryFile, *, format: str
-    ) -> pa.Table:
+    async def _rows(self, channel: Channel, body: MemoryFile, *, format: str) -> pa.Table:
         """The subscriptions of a body. Raises InputError if it is malformed, or has too many."""
-        columns = pa.schema([])
-        if format == "csv":  # Its values are texts, whose types the parameters say.
-            columns = (await channel_named(client, channel)).subscriptions.arrow_schema
+        # The values of CSV are texts, whose types the parameters say.
+        columns = channel.subscriptions.arrow_schema if format == "csv" else pa.schema([])
         tables, rows, size = [], 0, 0
         pieces = tables_of(body.path, format, columns)
         try:

@@ -203,7 +203,7 @@ class BoundedProtocol(H11Protocol):
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Runs the application; ends quietly when the connection has ended."""
         self._task = asyncio.current_task()
-        scope.update(_origin_form(scope))
+        scope.update(_origin_form(scope), galileo_connection=self._connection)
         try:
             await self._app(scope, receive, functools.partial(self._send, send, scope))
         except asyncio.CancelledError:

@@ -101,7 +101,7 @@ class ClusterServicer:
         drain: Callable[[bool], None],
         identify: Identify = anonymous,
         condition: Callable[[], Awaitable[cluster_pb2.NodeCondition]] | None = None,
-        describe: Callable[[Principal], Awaitable[cluster_pb2.Caller]] | None = None,
+        describe: Callable[[Principal, bool], Awaitable[cluster_pb2.Caller]] | None = None,
         ccqs_of: Callable[[str], Awaitable[int]] | None = None,
         allowances: QuotaResolver | None = None,
     ) -> None:
@@ -176,7 +176,8 @@ class ClusterServicer:
     ) -> cluster_pb2.StatusReply:
         caller = self._identify(context)
         if request.caller:
-            return cluster_pb2.StatusReply(caller=await self._describe(caller))
+            known = await self._describe(caller, not request.without_quotas)
+            return cluster_pb2.StatusReply(caller=known)
         if request.condition:
             _check_admin(caller)
         if request.local:
@@ -346,7 +347,7 @@ def _check_admin(caller: Principal) -> None:
         )
 
 
-async def _name_of(caller: Principal) -> cluster_pb2.Caller:
+async def _name_of(caller: Principal, _: bool) -> cluster_pb2.Caller:
     return cluster_pb2.Caller(name=caller.name)
 
 

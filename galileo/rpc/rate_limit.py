@@ -302,8 +302,8 @@ class Callers:
         self._metering = metering
         self._owned_by = owned_by
 
-    async def describe(self, principal: Principal) -> cluster_pb2.Caller:
-        """Describes a principal, with its quotas; a node has none."""
+    async def describe(self, principal: Principal, with_quotas: bool) -> cluster_pb2.Caller:
+        """Describes a principal, with its quotas if they are wanted; a node has none."""
         is_named = principal is not ANONYMOUS
         caller = cluster_pb2.Caller(
             name=principal.name,
@@ -312,7 +312,7 @@ class Callers:
             expires_at=principal.expires_at if principal.expires_at < inf else 0.0,
             brokers=principal.own_brokers if principal.is_bounded else (),
         )
-        if not (is_named and Role.NODE in principal.roles):
+        if with_quotas and not (is_named and Role.NODE in principal.roles):
             owned = await self._owned_by(principal.name)
             caller.quotas.extend(self._quotas(principal, owned))
         return caller

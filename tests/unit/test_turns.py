@@ -195,7 +195,7 @@ async def test_turns_go_as_a_dumb_model_says(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_one_caller_beside_ten_greedy_ones_has_its_part_of_the_time(seed: int) -> None:
-    """Turns of any length: within a round of turns, nobody who waits gets less than its part."""
+    """Turns of any length: no caller that waits gets less than its part."""
     rng, clock = random.Random(seed), Clock()
     turns = one_turn(clock)
     used, running = Counter[str](), asyncio.Queue[tuple[str, asyncio.Event]]()

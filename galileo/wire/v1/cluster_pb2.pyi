@@ -541,22 +541,26 @@ class StatusRequest(_message.Message):
     LOCAL_FIELD_NUMBER: _builtins.int
     CONDITION_FIELD_NUMBER: _builtins.int
     CALLER_FIELD_NUMBER: _builtins.int
+    WITHOUT_QUOTAS_FIELD_NUMBER: _builtins.int
     local: _builtins.bool
     """only the receiver's own status"""
     condition: _builtins.bool
     """and how it is; only with `local`, and for administrators"""
     caller: _builtins.bool
     """nothing but who the caller is"""
+    without_quotas: _builtins.bool
+    """only with `caller`; nothing is asked of other nodes"""
     def __init__(
         self,
         *,
         local: _builtins.bool = ...,
         condition: _builtins.bool = ...,
         caller: _builtins.bool = ...,
+        without_quotas: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "condition", b"condition", "local", b"local"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "condition", b"condition", "local", b"local", "without_quotas", b"without_quotas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

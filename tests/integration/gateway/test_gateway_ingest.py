@@ -310,23 +310,14 @@ async def test_ingest_size_of_bodies_is_bounded(
         assert (status, problem["title"]) == (413, "Request Entity Too Large"), problem
         pieces = [large[start : start + 10_000] for start in range(0, len(large), 10_000)]
         assert (await served.post(pieces))[0] == 413
-        # A request of which a part is missing holds room until it ends.
+        # Requests hold room for what has arrived, not for what they announce.
         where = urlsplit(served.url)
-        _, waiting = await asyncio.open_connection(where.hostname, where.port)
         head = f"POST {PATH} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: text/csv\r\n"
-        waiting.write(f"{head}Content-Length: 90000\r\n\r\nlatitude".encode())
-        small = encoded("csv", table(1))
-        async with asyncio.timeout(TIMEOUT_S):
-            status = 201
-            while status != 503:
-                status, _ = await served.post(pieces[:1])
-                await asyncio.sleep(0.01)
-            assert (await served.post(small))[0] == 201, "there is room for it"
-            waiting.close()
-            status = 503
-            while status == 503:
-                status, _ = await served.post(pieces[:1])
-                await asyncio.sleep(0.01)
+        for _ in range(4):
+            _, waiting = await asyncio.open_connection(where.hostname, where.port)
+            waiting.write(f"{head}Content-Length: 90000\r\n\r\nlatitude".encode())
+            assert (await served.post(pieces[:1]))[0] == 201
+            assert (await served.post(encoded("csv", table(1))))[0] == 201
         monkeypatch.setattr(ingestion, "OBSERVATIONS_MAX", 10)
         assert (await served.post(encoded("csv", table(11))))[0] == 400
     assert BODY_BYTES_MAX == 64 << 20
@@ -345,7 +336,7 @@ async def test_ingest_needs_the_rights_of_a_writer(tmp_path: Path) -> None:
         options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0)
         served = Served(await stack.enter_async_context(gateway(options)), client)
         body = encoded("csv", table(5))
-        for name, expected in (("", 401), ("reader", 403), ("ann", 404), ("writer", 201)):
+        for name, expected in (("", 401), ("reader", 403), ("ann", 403), ("writer", 201)):
             headers = {"Authorization": f"Bearer {tokens.tokens[name]}"} if name else {}
             status, problem = await served.post(body, **headers)
             assert status == expected, problem

@@ -498,7 +498,7 @@ async def test_tiles_are_for_those_who_may_read_the_dataset(tmp_path: Path) -> N
             for sent in ({}, {"If_None_Match": etags[1]}):
                 of_wind = f"{url}/collections/wind/{path}"
                 status, headers, body = await get(of_wind, Authorization=ann, **sent)
-                assert (status, json.loads(body)["kind"]) == (404, "unknown_dataset")
+                assert (status, json.loads(body)["kind"]) == (403, "forbidden")
                 assert (await get(of_wind, **sent))[0] == 401
         token_store.remove(tokens.path, "ann")
         await asyncio.sleep(VERSION_AGE_MAX_S)

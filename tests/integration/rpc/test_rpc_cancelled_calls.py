@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from starlette.requests import Request
 
 from galileo.gateway.callers import _counted
 from galileo.gateway.formats import Encoders
@@ -34,6 +35,7 @@ from galileo.rpc.query import QueryServicer
 from galileo.rpc.quotas import QuotaResolver
 from galileo.rpc.rate_limit import Metering, metered, metered_stream
 from galileo.server.cluster_ccqs import ClusterCcqs
+from galileo.shares import Caller
 from galileo.turns import FairTurns
 from galileo.wire.channel import PIECE_BYTES
 
@@ -240,29 +242,32 @@ def encoders() -> Case:
     def work() -> None:
         asyncio.run_coroutine_threadsafe(go.wait(), loop).result()
 
-    return Case(lambda: threads.run(work), lambda: threads._waiting, go)
+    return Case(
+        lambda: threads.run(work), lambda: threads._turns.running + threads._turns.waiting, go
+    )
 
 
 def bodies() -> Case:
-    received, go = RequestBodies(), asyncio.Event()
-    request: Any = SimpleNamespace(headers={})
+    bodies, go = RequestBodies(), asyncio.Event()
 
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"some"
-        await go.wait()
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"some", "more_body": True}
 
     async def call() -> None:
-        async with received.received(request, pieces()):
-            await go.wait()
+        scope = {"type": "http", "headers": []}
+        async with bodies.admitted(Request(scope, receive), Caller("h")) as request:
+            async for _ in request.stream():
+                await go.wait()
+                return
 
-    return Case(call, lambda: received._held_bytes, go)
+    return Case(call, lambda: bodies._pool.held + len(bodies._pool.arriving), go)
 
 
 def callers() -> Case:
-    counter, go = Counter[str](), asyncio.Event()
+    counter, go = Counter[Caller](), asyncio.Event()
 
     async def call() -> None:
-        with _counted(counter, "token"):
+        with _counted(counter, Caller("h")):
             await go.wait()
 
     return Case(call, lambda: len(counter), go)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from galileo.errors import Throttled
 from galileo.model.quotas import NO_RATE, Quotas
 from galileo.rpc.access import ANONYMOUS, ANY_CLIENT, Principal, Role
 from galileo.rpc.quotas import QuotaResolver
-from galileo.rpc.rate_limit import WAIT_MAX_S, Metering, TokenBucket, admit, size_of
+from galileo.rpc.rate_limit import WAIT_MAX_S, Callers, Metering, TokenBucket, admit, size_of
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import continuous_pb2, query_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
@@ -54,6 +54,22 @@ def test_token_bucket_never_exceeds_its_rate(rate: float, taken: list[tuple[floa
     for now, before in begun:
         # A second's worth beforehand; then by the rate. The last one may overdraw.
         assert before <= rate * (now + 1) * (1 + 1e-9) + 1e-6
+
+
+async def test_caller_without_quotas_is_described_without_other_nodes() -> None:
+    asked: list[str] = []
+
+    async def owned_by(owner: str) -> Mapping[str, int]:
+        asked.append(owner)
+        return {"ccqs_max": 3}
+
+    metering, _ = metering_of(Quotas(calls_max=2))
+    callers = Callers(metering, owned_by=owned_by)
+    described = await callers.describe(ANN, False)
+    assert (described.name, [*described.roles], [*described.quotas]) == ("ann", ["reader"], [])
+    assert not asked
+    assert (await callers.describe(ANN, True)).quotas
+    assert asked == ["ann"]
 
 
 def test_meter_above_calls_max_is_throttled() -> None:

@@ -1,0 +1,89 @@
+"""Room of bodies: it grows with what has arrived, and each caller has a share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from galileo.gateway.request_bodies import RequestBodies
+from galileo.rdf.protocol import Refused
+from galileo.shares import Caller, Pool
+
+
+class Sender:
+    """A client that sends a body in pieces, as a test says."""
+
+    def __init__(self, bodies: RequestBodies, caller: Caller) -> None:
+        self.pieces: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
+        self.received: list[bytes] = []
+        self.task = asyncio.create_task(self._answer(bodies, caller))
+
+    async def _receive(self) -> dict[str, Any]:
+        body, has_more = await self.pieces.get()
+        return {"type": "http.request", "body": body, "more_body": has_more}
+
+    async def _answer(self, bodies: RequestBodies, caller: Caller) -> None:
+        request = Request({"type": "http", "headers": []}, self._receive)
+        async with bodies.admitted(request, caller) as admitted:
+            async for piece in admitted.stream():
+                self.received.append(piece)
+
+    async def send(self, body: bytes, *, has_more: bool = True) -> None:
+        self.pieces.put_nowait((body, has_more))
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def bodies_of(size: int, clock: Any) -> RequestBodies:
+    made = RequestBodies()
+    made._pool = Pool(size, kept=0, look_s=0.01, monotonic=clock)
+    return made
+
+
+async def test_slow_bodies_hold_no_others_up_and_end_while_others_wait() -> None:
+    now = 0.0
+    bodies = bodies_of(100_000, lambda: now)
+    slow = [Sender(bodies, Caller("h", f"slow {number}")) for number in range(4)]
+    for sender in slow:
+        await sender.send(b"x" * 100)
+    quick = Sender(bodies, Caller("h", "quick"))
+    await quick.send(b"y" * 40_000, has_more=False)
+    await quick.task
+    assert bodies._pool.held == 400, "room for what has arrived"
+    now = 30.0
+    assert not any(sender.task.done() for sender in slow), "no other body waits"
+    fast = Sender(bodies, Caller("h", "fast"))
+    await fast.send(b"y" * 49_000)
+    waiting = Sender(bodies, Caller("h", "waiting"))
+    await waiting.send(b"z" * 60_000, has_more=False)
+    assert not waiting.task.done()
+    for sender in slow:
+        with pytest.raises(Refused) as refused:
+            await asyncio.wait_for(sender.task, 10)
+        assert refused.value.status == HTTPStatus.REQUEST_TIMEOUT
+    assert not fast.task.done()
+    await fast.send(b"", has_more=False)
+    await asyncio.wait_for(waiting.task, 10)
+    assert (bodies._pool.held, len(bodies._pool.arriving)) == (0, 0)
+
+
+async def test_room_is_given_back_however_a_request_ends() -> None:
+    bodies = bodies_of(100_000, lambda: 0.0)
+    for end in ("whole", "cancelled", "failed"):
+        sender = Sender(bodies, Caller("h", "a"))
+        await sender.send(b"x" * 1_000)
+        assert bodies._pool.held == 1_000
+        if end == "whole":
+            await sender.send(b"y", has_more=False)
+        elif end == "cancelled":
+            sender.task.cancel()
+        else:
+            sender.pieces.put_nowait((None, True))  # type: ignore[arg-type]
+        with contextlib.suppress(asyncio.CancelledError, TypeError):
+            await sender.task
+        assert (bodies._pool.held, len(bodies._pool.arriving)) == (0, 0), end
