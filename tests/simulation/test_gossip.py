@@ -35,7 +35,10 @@ def play(seed: int) -> Counter[str]:
         raise AssertionError(f"seed {seed}: {violation}") from violation
 
 
-@pytest.mark.parametrize("seeds", [SEEDS_QUICK, pytest.param(SEEDS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds",
+    [SEEDS_QUICK, pytest.param(SEEDS, marks=[pytest.mark.slow, pytest.mark.timeout(1_800)])],
+)
 def test_gossip_random_worlds_keep_all_invariants(seeds: range) -> None:
     counters = sum(map(play, seeds), Counter[str]())
     never = [name for name in ("deaths", "disk", "isolate", "leave") if not counters[name]]
