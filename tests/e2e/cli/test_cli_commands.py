@@ -315,7 +315,7 @@ def test_ingest_warns_of_sentinel_values(run: Run, fresh_name: Fresh, tmp_path: 
     file.write_text("\n".join(["latitude,longitude,time,temp", *rows, ""]))
     warned = run("ingest", fresh_name("tower"), str(file), "--create").stderr
     assert warned.startswith("galileo: variable 'temp' is -9999 in 4 of 8 rows")
-    assert "--missing -9999 " in warned
+    assert "--missing -9999\n" in warned
     silent = run("ingest", fresh_name("tower"), str(file), "--create", "--missing", "-9999")
     assert silent.stderr == ""
 

@@ -27,12 +27,12 @@ async def under_way(client: galileo.AsyncClient) -> int:
     return served.calls.get("Storage/Ingest", 0)
 
 
-@pytest.mark.parametrize("caller", ["nobody", "reader", "rival"])
+@pytest.mark.parametrize("caller", ["stranger", "reader", "rival"])
 async def test_ingest_goes_on_beside_calls_that_send_nothing(tmp_path: Path, caller: str) -> None:
     """Of a stranger, of a reader, and of another writer, who may store but has only its share."""
     tokens = Tokens.of_all_roles(tmp_path / "principals.toml")
     tokens.add("rival", Role.WRITER)
-    tokens.tokens["nobody"] = ""
+    tokens.tokens["stranger"] = ""
     own = token_file(tmp_path / "node.token", tokens.tokens["node"])
     auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
     batch = {"latitude": [50.0], "longitude": [8.0], "time": ["2024-01-01T00:00Z"], "depth": [1.0]}
@@ -50,8 +50,8 @@ async def test_ingest_goes_on_beside_calls_that_send_nothing(tmp_path: Path, cal
         else:
             refused = await asyncio.gather(*idle, return_exceptions=True)
             codes = {error.code() for error in refused if isinstance(error, grpc.RpcError)}
-            reader, nobody = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
-            assert codes == {reader if caller == "reader" else nobody}
+            reader, stranger = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
+            assert codes == {reader if caller == "reader" else stranger}
         async with asyncio.timeout(WITHIN_S):
             for _ in range(3):
                 await writer.ingest("sea", batch)
