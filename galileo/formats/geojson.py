@@ -11,22 +11,19 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.columns import check_width, is_identifier, typed_reader
+from galileo.formats.json_scan import SCAN_BYTES, check_json
 from galileo.formats.mapping import Mapping
 from galileo.formats.memory_file import is_memory_file
 from galileo.formats.reader import NOWHERE, Reader
 from galileo.model.schema import COORDINATES
 
 FILE_BYTES_MAX = 1 << 30
-NESTING_MAX = 64
-"""Nested arrays and objects; deep nesting overflows the stack of Arrow's parser."""
-SCAN_BYTES = 16 << 20
 ELEVATION = "elevation"
 
 _CRS84 = r"(?:urn:ogc:def:crs:|https?://www\.opengis\.net/def/crs/|\[)?OGC[:/][\d.]*[:/]?CRS84h?\]?"
@@ -36,10 +33,6 @@ _CRS_MEMBERS = {
 }
 """Members that name a reference system, of GeoJSON before RFC 7946 and of JSON-FG, and what may be
 in them. Positions are longitude and latitude in a `crs`, whatever EPSG says of the order."""
-_STEPS = np.zeros(256, np.int8)
-_STEPS[[ord("["), ord("{")]], _STEPS[[ord("]"), ord("}")]] = 1, -1
-_IS_BETWEEN = np.isin(np.arange(256), list(b" \t\r\n}"))
-"""Bytes outside of objects, with the last one of each."""
 
 
 def open_geojson(path: Path, mapping: Mapping) -> Reader:
@@ -92,7 +85,7 @@ def read_json(path: Path, title: str) -> pa.Table:
         _check_text(data)
         if len(data) <= SCAN_BYTES and not data.to_pybytes().strip():
             return pa.table({})
-        _check_nesting(path, data)
+        check_json(path, data)
         document = _parse(data)
         schema = pa.schema(_times_as_texts(field) for field in document.schema)
         return document if schema == document.schema else _parse(data, schema=schema)
@@ -152,40 +145,6 @@ def _features(path: Path) -> pa.StructArray:
             expected="properties",
         )
     return features
-
-
-def _check_nesting(path: Path, data: pa.Buffer, *, scan_bytes: int = SCAN_BYTES) -> None:
-    """Raises InputError for deep nesting and for values besides objects, without parsing.
-
-    Arrow's parser ends the process for a text that begins with the value null.
-    """
-    view = memoryview(data)
-    view = view[len(codecs.BOM_UTF8) :] if bytes(view[:3]) == codecs.BOM_UTF8 else view
-    depth, is_text, is_escaped = 0, False, False
-    for start in range(0, len(view), scan_bytes):
-        piece = bytes(view[start : start + scan_bytes])[is_escaped:]
-        is_escaped = (len(piece) - len(piece.rstrip(b"\\"))) % 2 == 1
-        # Without escapes, a quotation mark begins or ends a text.
-        plain = (piece[:-1] if is_escaped else piece).replace(rb"\\", b"").replace(rb"\"", b"")
-        if not plain:
-            continue
-        part = np.frombuffer(plain, np.uint8)
-        in_text = np.logical_xor.accumulate(part == ord('"')) ^ is_text
-        depths = depth + np.cumsum(_STEPS[part] * ~in_text, dtype=np.int32)
-        if depths.max() > NESTING_MAX:
-            raise InputError(
-                f"expected at most {NESTING_MAX} nested arrays and objects in "
-                f"{path}, got more; GeoJSON of points needs 5",
-                expected="nesting",
-                bound=NESTING_MAX,
-            )
-        if ((depths <= 0) & ~_IS_BETWEEN[part]).any():
-            raise InputError(
-                f"expected JSON objects in {path}, got others; of an array of objects, "
-                "jq -c '.[]' FILE > FILE.ndjson makes JSON lines",
-                expected="objects",
-            )
-        depth, is_text = int(depths[-1]), bool(in_text[-1])
 
 
 def _parse(data: pa.Buffer, *, schema: pa.Schema | None = None) -> pa.Table:

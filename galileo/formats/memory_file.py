@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 from types import TracebackType
 
+FILE_UNPACKED_BYTES_MAX = 8 << 30
+"""Of a file, what is unpacked at once."""
+BODY_UNPACKED_BYTES_MAX = 256 << 20
+"""The same of a `MemoryFile`, whose data came over the network."""
 _LINK = "/memfd:"
 _NAME = "galileo-data"
 
@@ -45,3 +49,8 @@ class MemoryFile:
 def is_memory_file(path: Path) -> bool:
     """Whether a path is that of a `MemoryFile`, which no other process can truncate."""
     return path.is_symlink() and str(path.readlink()).startswith(_LINK)
+
+
+def unpacked_bytes_max(path: Path) -> int:
+    """The most bytes that readers may unpack at once of the file at a path."""
+    return BODY_UNPACKED_BYTES_MAX if is_memory_file(path) else FILE_UNPACKED_BYTES_MAX

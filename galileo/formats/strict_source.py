@@ -101,8 +101,8 @@ class StrictSource:
 
     def _explain(self, error: InputError) -> NoReturn:
         """Raises the error, with the row of the first mistake if the reader did not name it."""
-        has_row = "row" in error.details
-        if not has_row and (mistake := first_mistake(self._path, self._format, self._schema)):
+        is_known = {"row", "bound"} & error.details.keys()  # A bound of the whole file has no row.
+        if not is_known and (mistake := first_mistake(self._path, self._format, self._schema)):
             raise mistake from error
         raise error
 

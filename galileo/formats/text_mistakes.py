@@ -17,6 +17,11 @@ from galileo.model.schema import Schema
 
 SHOWN_MAX = 80
 """Characters of a value in a message."""
+ROW_CHARACTERS_MAX = 1 << 20
+"""Of a line or a feature, whose values in Python take many times as much memory. Rows from the
+first larger one on are not looked at."""
+_CUT_MAX = 8
+"""Characters before the end of a text at which a value that is cut off there is wrong."""
 _FEATURES = re.compile(r'"features"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder()
@@ -57,13 +62,23 @@ def _features(path: Path) -> Iterator[Any]:
     text = path.read_text(encoding="utf-8-sig")
     start = _FEATURES.search(text)
     if start is None:
-        yield _DECODER.decode(text)
+        if len(text) <= ROW_CHARACTERS_MAX:
+            yield _DECODER.decode(text)
         return
-    place = _place(text, start.end())
+    place, begin, window = _place(text, start.end()), 0, ""
     while text[place : place + 1] != "]":
-        value, place = _DECODER.raw_decode(text, place)
+        try:
+            value, end = _DECODER.raw_decode(window, place - begin)
+        except json.JSONDecodeError as error:
+            if begin < place:  # It may be cut off, or wrong.
+                begin, window = place, text[place : place + ROW_CHARACTERS_MAX]
+                continue
+            is_at_end = error.pos > len(window) - _CUT_MAX or error.msg.startswith("Unterminated")
+            if len(window) == ROW_CHARACTERS_MAX and is_at_end:
+                return
+            raise
         yield value
-        place = _place(text, place)
+        place = _place(text, begin + end)
 
 
 def _place(text: str, place: int) -> int:
@@ -76,6 +91,8 @@ def _place(text: str, place: int) -> int:
 def _lines(path: Path) -> Iterator[Any]:
     with path.open(encoding="utf-8-sig", newline="\n") as lines:
         for line in lines:
+            if len(line) > ROW_CHARACTERS_MAX:
+                return
             if line.strip():
                 yield _DECODER.decode(line.strip())
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.table_files import open_csv_rows
 from galileo.model.channel import ID
+from galileo.model.table import Table, check_names
 from galileo.rdf.protocol import Refused
 
 FORMATS = {
@@ -30,33 +31,37 @@ FORMATS = {
 """Formats of bodies, by media type; HTML forms can send none of them."""
 JSON_BYTES_MAX = 4 << 20
 """Of a body in JSON, and of a line of JSON lines: what is parsed at once."""
-PIECE_BYTES = 1 << 20
+SHOWN_MAX = 8
+"""Columns that an error about unknown ones names."""
+PIECE_BYTES = 1 << 18
 """Of lines of JSON that are parsed at once."""
+VALUES_MAX = 1 << 18
+"""Arrays, objects and members of what is parsed at once; each takes some hundred bytes."""
 
 
-def tables_of(path: Path, format: str, columns: pa.Schema) -> Iterator[pa.Table]:
+def tables_of(path: Path, format: str, table: Table) -> Iterator[pa.Table]:
     """The subscriptions of a body; each step parses a part of it.
 
     Args:
         path: of the body.
         format: of `FORMATS`.
-        columns: of the subscriptions, whose types CSV does not say.
+        table: of the subscriptions; no other columns are made of JSON.
 
     Raises:
         InputError: it is malformed; `details` have its `row` or `column` where they are known.
         Refused: a document in JSON is too large.
     """
     if format == "csv":
-        yield from open_csv_rows(path, columns)
+        yield from open_csv_rows(path, table.arrow_schema)
         return
     with path.open("rb") as file:
         if format == "json":
-            yield _table(_document(file.read(JSON_BYTES_MAX + 1)), first_row=0)
+            yield _table(_document(file.read(JSON_BYTES_MAX + 1)), table, first_row=0)
             return
         row = 0
         while lines := file.readlines(PIECE_BYTES):
             values = _values(list(filter(bytes.strip, lines)), first_row=row)
-            yield _table(values, first_row=row)
+            yield _table(values, table, first_row=row)
             row += len(values)
 
 
@@ -92,6 +97,12 @@ def _check_json_size(text: bytes) -> None:
 
 
 def _parsed(text: bytes) -> Any:
+    if sum(map(text.count, (b"[", b"{", b":"))) > VALUES_MAX:
+        raise Refused(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"expected at most {VALUES_MAX:,} arrays, objects and members in a document or a line "
+            "in JSON, got more; send JSON lines, and geometries in WKT",
+        )
     try:
         return json.loads(text, object_hook=_with_geometry_text)
     except (ValueError, RecursionError) as error:
@@ -104,13 +115,20 @@ def _with_geometry_text(value: dict[str, Any]) -> Any:
     return json.dumps(value) if is_geometry and ID not in value else value
 
 
-def _table(values: list[Any], *, first_row: int) -> pa.Table:
-    """JSON objects as rows; members that an object lacks are null."""
+def _table(values: list[Any], table: Table, *, first_row: int) -> pa.Table:
+    """JSON objects as rows; members that an object lacks are null.
+
+    Each has names of the table alone: otherwise a column for each name, with a value for each
+    object, could take far more memory than the text.
+    """
+    known = {name for name, _ in table.columns}
     for row, value in enumerate(values, start=first_row):
         if not isinstance(value, dict):
             raise InvalidObservations(
                 f"expected a JSON object in row {row}, got {value!r:.100}", expected="json", row=row
             )
+        if not value.keys() <= known:
+            check_names(table, [*table.key_columns, *(value.keys() - known)][:SHOWN_MAX])
     names = dict.fromkeys(itertools.chain.from_iterable(values))
     return pa.table({name: _column(name, [value.get(name) for value in values]) for name in names})
 

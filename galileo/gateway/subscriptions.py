@@ -100,7 +100,7 @@ class SubscriptionRoutes:
         # The values of CSV are texts, whose types the parameters say.
         columns = channel.subscriptions.arrow_schema if format == "csv" else pa.schema([])
         tables, rows, size = [], 0, 0
-        pieces = tables_of(body.path, format, columns)
+        pieces = tables_of(body.path, format, channel.subscriptions)
         try:
             while (table := await self._encoders.run(lambda: next(pieces, None))) is not None:
                 tables.append(table)

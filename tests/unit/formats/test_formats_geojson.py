@@ -13,7 +13,7 @@ from expected_errors import raises
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats import Mapping, open_source
-from galileo.formats.geojson import _check_nesting
+from galileo.formats.json_scan import check_json
 
 
 def point(position: list[float] | None, **properties: Any) -> dict[str, Any]:
@@ -145,12 +145,12 @@ def test_geojson_deep_nesting_raises_before_parsing(path: Path, brackets: str) -
 @pytest.mark.parametrize(
     "text", ["null", " null", "1", '"a"', "true", "{}null", '{"a": 1} 2', "}{", '"{', "{}]"]
 )
-@pytest.mark.parametrize("scan_bytes", [1, 1_000])
+@pytest.mark.parametrize("scan_bytes", [60, 1_000])
 def test_geojson_other_values_than_objects_raise_before_parsing(
     path: Path, text: str, scan_bytes: int
 ) -> None:
     with raises(InputError, expected="objects"):  # Arrow's parser ends the process for some.
-        _check_nesting(path, pa.py_buffer(text.encode()), scan_bytes=scan_bytes)
+        check_json(path, pa.py_buffer(text.encode()), scan_bytes=scan_bytes)
 
 
 def test_geojson_with_a_byte_order_mark_is_read(path: Path) -> None:
@@ -162,7 +162,7 @@ def test_geojson_with_a_byte_order_mark_is_read(path: Path) -> None:
 def test_geojson_brackets_in_texts_are_no_nesting(path: Path) -> None:
     note = '[{"\\' * 100
     write(path, point([1, 2], time=0, mag=4, note=note), point([1, 2], time=0, mag=4, note="\\"))
-    _check_nesting(path, pa.py_buffer(path.read_bytes()), scan_bytes=7)
+    check_json(path, pa.py_buffer(path.read_bytes()), scan_bytes=60)
     assert read(path).column("note").to_pylist() == [note, "\\"]
 
 

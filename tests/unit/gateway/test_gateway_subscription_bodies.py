@@ -20,13 +20,17 @@ from galileo.gateway.subscription_bodies import tables_of
 from galileo.model.table import Table
 from galileo.rdf.protocol import Refused
 
-TABLE = Table("hot.subscriptions", {"id": "text", "broker": "text", "least": "float"}, "id")
+TABLE = Table(
+    "hot.subscriptions",
+    {"id": "text", "broker": "text", "least": "float", "area": "geometry"},
+    "id",
+)
 Rows = list[dict[str, Any]]
 
 
 def read(path: Path, format: str, body: bytes) -> pa.Table:
     path.write_bytes(body)
-    tables = list(tables_of(path, format, TABLE.arrow_schema))
+    tables = list(tables_of(path, format, TABLE))
     return pa.concat_tables(tables, promote_options="permissive")
 
 
@@ -65,10 +69,28 @@ def test_each_format_gives_the_same_rows(
 
 
 def test_absent_members_are_null_and_whole_numbers_are_numbers(tmp_path: Path) -> None:
-    body = b'{"id": "a", "least": 1}\n{"id": "b", "least": 2.5}\n{"id": "c", "note": "x"}'
+    body = b'{"id": "a", "least": 1}\n{"id": "b", "least": 2.5}\n{"id": "c", "broker": "x"}'
     table = read(tmp_path / "body", "ndjson", body)
     assert table["least"].to_pylist() == [1.0, 2.5, None]
-    assert table["note"].to_pylist() == [None, None, "x"], "it is refused where it is stored"
+    assert table["broker"].to_pylist() == [None, None, "x"]
+
+
+@pytest.mark.parametrize("format", ["json", "ndjson"])
+def test_unknown_names_are_refused_before_they_become_columns(tmp_path: Path, format: str) -> None:
+    rows = [{"id": "a", f"least{number}": 1} for number in range(300)]
+    text = json.dumps(rows) if format == "json" else "\n".join(map(json.dumps, rows))
+    with raises(InvalidObservations, expected="columns_of_table", unknown_columns=["least0"]):
+        read(tmp_path / "body", format, text.encode())
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", '{"type": 0}'])
+def test_many_small_values_are_refused_before_they_are_parsed(
+    tmp_path: Path, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription_bodies, "VALUES_MAX", 100)
+    for body in (f'{{"id": [{value}' + f", {value}" * 100 + "]}", f"[{value}" + f",{value}" * 99):
+        with pytest.raises(Refused, match="at most 100 arrays, objects and members"):
+            read(tmp_path / "body", "json", body.encode())
 
 
 def test_geometries_become_texts(tmp_path: Path) -> None:
