@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,12 +21,17 @@ from galileo.formats.columns import (
     typed_reader,
 )
 from galileo.formats.mapping import Mapping as FileMapping
+from galileo.formats.memory_file import BODY_UNPACKED_BYTES_MAX, is_memory_file
+from galileo.formats.parquet_pages import check_parquet
 from galileo.formats.reader import Reader
 from galileo.geo.geoarrow import with_systems
-from galileo.model.observations import is_text
+from galileo.model.observations import is_text, text_bytes
 from galileo.model.schema import COORDINATES
+from galileo.packing.arrow_streams import check_unpacked
 
 PIECE_ROWS = 65_536
+PIECE_BYTES = 64 << 20
+"""Decoded texts of all columns of a piece, in files with dictionaries."""
 PREFIXED_ROWS = 64
 """Rows that are decoded at once of texts that repeat the beginning of the text before."""
 ARROW_FILE_MAGIC = b"ARROW1"
@@ -35,6 +40,7 @@ _DICTIONARY_ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_
 
 
 def open_parquet(path: Path, mapping: FileMapping) -> Reader:
+    _check_body(path, check_parquet, "Parquet")
     with _readable(path, "Parquet"), pq.ParquetFile(path) as file:
         check_width(path, len(file.schema_arrow.names))
         _refuse_geometries(path, file.schema_arrow, mapping)
@@ -66,7 +72,7 @@ def scan_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
     """
     with _readable(path, "Parquet"), _open_parquet(path) as (file, encodings):
         names = file.schema_arrow.names if columns is None else columns
-        has_prefixes = any("DELTA_BYTE_ARRAY" in encodings.get(name, ()) for name in names)
+        has_prefixes = any(map(_repeats_texts, map(encodings.get, names)))
         rows = PREFIXED_ROWS if has_prefixes else PIECE_ROWS
         batches = file.iter_batches(rows, columns=None if columns is None else list(columns))
         pieces = itertools.chain.from_iterable(_validate(path, one, columns) for one in batches)
@@ -75,12 +81,21 @@ def scan_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
             yield with_systems(piece, systems) if systems else piece
 
 
+def _repeats_texts(encodings: set[str] | None) -> bool:
+    """Whether texts are decoded of which a few bytes encode many: no dictionaries are made."""
+    given = encodings or set()
+    return "DELTA_BYTE_ARRAY" in given or bool(
+        given & {"PLAIN_DICTIONARY", "RLE_DICTIONARY"} and given & {"DELTA_LENGTH_BYTE_ARRAY"}
+    )
+
+
 @contextmanager
 def _open_parquet(path: Path) -> Iterator[tuple[pq.ParquetFile, Mapping[str, set[str]]]]:
     """The file, with texts as dictionaries where they are stored so, and the encodings."""
     with pq.ParquetFile(path) as file:
         texts = [field.name for field in file.schema_arrow if is_text(plain_type(field.type))]
-        encodings = _encodings(file.metadata)
+        # The footer of a body may lie, and its pages were checked.
+        encodings = {} if is_memory_file(path) else _encodings(file.metadata)
     coded = [name for name in texts if not encodings.get(name, set()) - _DICTIONARY_ENCODINGS]
     with pq.ParquetFile(path, read_dictionary=coded) as file:
         yield file, encodings
@@ -106,6 +121,7 @@ def _encodings(metadata: pq.FileMetaData) -> dict[str, set[str]]:
 
 
 def open_arrow(path: Path, mapping: FileMapping) -> Reader:
+    _check_body(path, check_unpacked, "Arrow IPC")
     with _readable(path, "Arrow IPC"), pa.OSFile(str(path)) as file:
         schema = (
             pa.ipc.open_file(file).schema if _is_file(path) else pa.ipc.open_stream(file).schema
@@ -145,7 +161,25 @@ def _validate(
     for start in range(0, table.num_rows, PIECE_ROWS):
         piece = table.slice(start, PIECE_ROWS)
         check_decoded(path, piece)
+        yield from _split(piece)
+
+
+def _split(piece: pa.Table) -> Iterator[pa.Table]:
+    """The rows in pieces whose texts take bounded memory when all columns are decoded."""
+    size = sum(text_bytes(chunk) for column in piece.columns for chunk in column.chunks)
+    if size <= PIECE_BYTES or piece.num_rows == 1:
         yield piece
+        return
+    half = piece.num_rows // 2
+    yield from _split(piece.slice(0, half))
+    yield from _split(piece.slice(half))
+
+
+def _check_body(path: Path, check: Callable[..., None], format_name: str) -> None:
+    """Refuses data that came over the network if it unpacks to too much."""
+    if is_memory_file(path) and path.stat().st_size:
+        with _readable(path, format_name), pa.memory_map(str(path)) as mapped:
+            check(mapped.read_buffer(), bytes_max=BODY_UNPACKED_BYTES_MAX)
 
 
 @contextmanager
@@ -154,7 +188,7 @@ def _readable(path: Path, format_name: str) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise InputError(f"{path} needs more memory than there is: {error}") from error
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise
         raise InputError(
