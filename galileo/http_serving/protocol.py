@@ -186,6 +186,19 @@ class BoundedProtocol(H11Protocol):
         self._stop_timer()
         self._request_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
+    def close_after_request(self) -> None:
+        """Closes when the request has arrived, which is dropped: a reset would destroy the answer.
+
+        The request has what is left of its time.
+        """
+        if self.conn.their_state is h11.SEND_BODY or self._is_refused:
+            self._is_refused = True
+            self.flow.resume_reading()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        else:
+            self.transport.close()
+
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -203,6 +216,7 @@ class BoundedProtocol(H11Protocol):
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Runs the application; ends quietly when the connection has ended."""
         self._task = asyncio.current_task()
+        self.cycle.transport = _LingeringTransport(self)
         scope.update(_origin_form(scope), galileo_connection=self._connection)
         try:
             await self._app(scope, receive, functools.partial(self._send, send, scope))
@@ -256,6 +270,19 @@ class BoundedProtocol(H11Protocol):
             await self._lost.wait()
             raise ConnectionResetError("the client disconnected")
         self._limiter.record_written(self._connection)
+
+
+class _LingeringTransport:
+    """The transport of a request, which is closed when the request has arrived."""
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        self._protocol = protocol
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._protocol.transport, name)
+
+    def close(self) -> None:
+        self._protocol.close_after_request()
 
 
 def _origin_form(scope: Any) -> dict[str, Any]:
