@@ -313,12 +313,17 @@ async def test_ingest_size_of_bodies_is_bounded(
         # Requests hold room for what has arrived, not for what they announce.
         where = urlsplit(served.url)
         head = f"POST {PATH} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: text/csv\r\n"
+        dripping: list[asyncio.StreamWriter] = []
         for _ in range(4):
             _, waiting = await asyncio.open_connection(where.hostname, where.port)
+            dripping.append(waiting)
             waiting.write(f"{head}Content-Length: 90000\r\n\r\nlatitude".encode())
             small = encoded("csv", table(1))
             assert (await served.post([small]))[0] == 201
             assert (await served.post(small))[0] == 201
+        for waiting in dripping:
+            waiting.close()
+            await waiting.wait_closed()
         monkeypatch.setattr(ingestion, "OBSERVATIONS_MAX", 10)
         assert (await served.post(encoded("csv", table(11))))[0] == 400
     assert BODY_BYTES_MAX == 64 << 20
