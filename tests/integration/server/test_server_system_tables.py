@@ -102,7 +102,6 @@ async def test_names_of_galileo_are_those_of_its_tables(clients: Clients) -> Non
         (POSITIONS, "mail", {"progress": '{"0": 5}'}),
         (POSITIONS, "a/b", {"token": ""}),
     ],
-    ids=str,
 )
 async def test_row_that_cannot_be_read_is_refused_when_it_is_stored(
     clients: Clients, table: Table, key: str, changes: dict[str, Any]
