@@ -38,7 +38,7 @@ SPARE_BYTES = 16 << 20
 Hashes = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
 _SEEDS = np.array([secrets.randbits(64) | 1 for _ in range(NAME_BYTES_MAX // 8 + 1)], np.uint64)
-"""Random, so that nobody can write names of one hash."""
+"""Random, so that no sender can write names of one hash."""
 _MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 _STEPS = np.zeros(256, np.int8)
 _STEPS[[ord("["), ord("{")]], _STEPS[[ord("]"), ord("}")]] = 1, -1

@@ -51,7 +51,7 @@ def check_parquet(data: pa.Buffer, *, bytes_max: int) -> None:
 
 def _check_footer(footer: dict[int, Any], view: memoryview, bytes_max: int) -> None:
     if len(footer[_SCHEMA]) > 2 * COLUMNS_MAX:
-        raise _refusal(f"at most {COLUMNS_MAX:,} columns", "more")
+        raise _refusal("columns", f"at most {COLUMNS_MAX:,} columns", "more")
     for text in footer.get(_TEXTS) or ():
         if text.get(1) == b"ARROW:schema":
             check_unpacked(pa.py_buffer(base64.b64decode(text.get(2, b""))), bytes_max=bytes_max)
@@ -62,9 +62,11 @@ def _check_footer(footer: dict[int, Any], view: memoryview, bytes_max: int) -> N
             most, count = _unpacked_bytes(view, chunk[_COLUMN])
             unpacked, pages = unpacked + most, pages + count
             if unpacked > bytes_max:
-                raise _refusal(f"pages of at most {bytes_max:,} bytes unpacked", f"{unpacked:,}")
+                raise _refusal(
+                    "page_bytes", f"pages of at most {bytes_max:,} bytes unpacked", f"{unpacked:,}"
+                )
             if pages > PAGES_MAX:
-                raise _refusal(f"at most {PAGES_MAX:,} pages", "more")
+                raise _refusal("pages", f"at most {PAGES_MAX:,} pages", "more")
 
 
 def _unpacked_bytes(view: memoryview, column: dict[int, Any]) -> tuple[int, int]:
@@ -85,6 +87,7 @@ def _unpacked_bytes(view: memoryview, column: dict[int, Any]) -> tuple[int, int]
         if data.get(4 if _DATA_2 in page else 2) in _COUNTED_TEXTS:
             name = b".".join(column[_NAMES]).decode(errors="replace")
             raise _refusal(
+                "encoding",
                 f"texts of {name!r:.100} in the encoding PLAIN or RLE_DICTIONARY",
                 "DELTA_LENGTH_BYTE_ARRAY or DELTA_BYTE_ARRAY",
             )
@@ -94,11 +97,11 @@ def _unpacked_bytes(view: memoryview, column: dict[int, Any]) -> tuple[int, int]
     return dictionary + largest, pages
 
 
-def _refusal(expected: str, got: str) -> InputError:
+def _refusal(kind: str, expected: str, got: str) -> InputError:
     return InputError(
         f"expected a Parquet body with {expected}, got {got}; write smaller pages and row groups, "
         "or send Arrow or JSON lines",
-        expected="parquet_pages",
+        expected=kind,
     )
 
 
@@ -117,7 +120,7 @@ class _Thrift:
     def structure(self, depth: int = 0) -> dict[int, Any]:
         self._structures -= 1
         if self._structures < 0 or depth > NESTING_MAX:
-            raise _refusal(f"at most {STRUCTURES_MAX:,} entries in its footer", "more")
+            raise _refusal("footer", f"at most {STRUCTURES_MAX:,} entries in its footer", "more")
         fields: dict[int, Any] = {}
         number = 0
         while head := self._byte():
@@ -129,7 +132,7 @@ class _Thrift:
     def _value(self, kind: int, depth: int) -> Any:
         self._values -= 1
         if self._values < 0:
-            raise _refusal(f"at most {VALUES_MAX:,} values in its footer", "more")
+            raise _refusal("footer", f"at most {VALUES_MAX:,} values in its footer", "more")
         if kind <= 3:
             return self._byte()
         if kind <= 6:

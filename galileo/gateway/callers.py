@@ -144,7 +144,7 @@ class Callers:
     def _too_many_readers(self) -> Overloaded:
         return Overloaded(
             f"expected at most {self._options.readers_max} readers of events, of which each caller "
-            "has a share; start the gateway with more --connections, or read at another one",
+            "has a share; try again later, or read at another gateway",
             bound=self._options.readers_max,
         )
 

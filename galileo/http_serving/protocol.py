@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import h11
@@ -216,7 +216,7 @@ class BoundedProtocol(H11Protocol):
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Runs the application; ends quietly when the connection has ended."""
         self._task = asyncio.current_task()
-        self.cycle.transport = _LingeringTransport(self)
+        self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self))
         scope.update(_origin_form(scope), galileo_connection=self._connection)
         try:
             await self._app(scope, receive, functools.partial(self._send, send, scope))
