@@ -80,7 +80,7 @@ class _RequestSizeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestSi
     QUERY: _RequestSize.ValueType  # 1
     """8 MiB: it has a query, a token or an archive"""
     BULK: _RequestSize.ValueType  # 2
-    """a whole message: it has observations, or as many queries; memory is reserved before it is read"""
+    """64 MiB: it has observations, or as many queries; room for it is apart from that of others"""
 
 class RequestSize(_RequestSize, metaclass=_RequestSizeEnumTypeWrapper): ...
 
@@ -89,7 +89,7 @@ SMALL: RequestSize.ValueType  # 0
 QUERY: RequestSize.ValueType  # 1
 """8 MiB: it has a query, a token or an archive"""
 BULK: RequestSize.ValueType  # 2
-"""a whole message: it has observations, or as many queries; memory is reserved before it is read"""
+"""64 MiB: it has observations, or as many queries; room for it is apart from that of others"""
 Global___RequestSize: _TypeAlias = RequestSize  # noqa: Y015
 
 class _Slot:
