@@ -23,7 +23,7 @@ from simulator.virtual_time import SimulatedLoop, run_simulated
 from galileo.cursor import Cursor
 from galileo.dht.topology import Topology
 
-SEEDS = range(600)
+SEEDS, PART = 600, 50
 SEEDS_QUICK = range(REPLICATED_EVERY - len(MODES), 2 * len(MODES))
 """One of each mode, then each with rows of tables, one of them with copies."""
 LAST_ONE_GONE = 3954
@@ -89,7 +89,16 @@ def test_repetitive_channel_without_subscriptions_is_not_executed() -> None:
     play(LAST_ONE_GONE)
 
 
-@pytest.mark.parametrize("seeds", [SEEDS_QUICK, pytest.param(SEEDS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        SEEDS_QUICK,
+        *(
+            pytest.param(range(first, first + PART), marks=pytest.mark.slow(100), id=str(first))
+            for first in range(0, SEEDS, PART)
+        ),
+    ],
+)
 def test_channels_random_worlds_keep_all_promises(seeds: range) -> None:
     counters = sum(map(play, seeds), Counter[str]())
     assert not [name for name in EXPECTED if not counters[name]]

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from simulator.gossip_world import GOSSIP_MUTANTS, measure_gossip, run_gossip
 
-SEEDS = range(2_000)
+SEEDS, PART = 2_000, 250
 SEEDS_QUICK = range(18, 28)
 """Short worlds that together have everything that is expected."""
 MUTANT_SEEDS_MAX = 200
@@ -37,7 +37,13 @@ def play(seed: int) -> Counter[str]:
 
 @pytest.mark.parametrize(
     "seeds",
-    [SEEDS_QUICK, pytest.param(SEEDS, marks=[pytest.mark.slow, pytest.mark.timeout(1_800)])],
+    [
+        SEEDS_QUICK,
+        *(
+            pytest.param(range(first, first + PART), marks=pytest.mark.slow(100), id=str(first))
+            for first in range(0, SEEDS, PART)
+        ),
+    ],
 )
 def test_gossip_random_worlds_keep_all_invariants(seeds: range) -> None:
     counters = sum(map(play, seeds), Counter[str]())
