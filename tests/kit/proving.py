@@ -74,6 +74,12 @@ class Tokens:
         return Credentials(self.tokens[name], tls=tls)
 
 
+def auth_section(tokens: Tokens, own: str) -> dict[str, str]:
+    """Of the configuration of a node that asks for tokens; `own` is the one that it shows."""
+    file = token_file(tokens.path.with_name("node.token"), own)
+    return {"token_file": str(tokens.path), "node_token_file": str(file)}
+
+
 def token_file(path: Path, token: str) -> Path:
     path.touch(0o600)
     path.write_text(token)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
+from stopped_clock import StoppedClock
 
 from galileo.errors import GalileoError, Overloaded
 from galileo.shares import HOST_PART, SLOW_AFTER_S, ArrivingRequest, Caller, Pool
@@ -151,14 +152,6 @@ async def test_pool_after_a_timeout_keeps_its_count() -> None:
 
 
 @dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@dataclass
 class Sender:
     """A request and the error that it was ended with."""
 
@@ -228,7 +221,7 @@ async def test_requests_that_grow_in_step_all_arrive(seed: int) -> None:
 
 
 async def test_request_that_is_slow_is_ended_while_others_wait() -> None:
-    clock = Clock()
+    clock = StoppedClock()
     pool = Pool(100_000, kept=0, look_s=0.001, monotonic=clock)
     slow, fast = Sender(pool, ANN), Sender(pool, ANN)
     await slow.send(25_000)
@@ -258,7 +251,7 @@ async def test_request_that_is_slow_is_ended_while_others_wait() -> None:
 
 
 async def test_request_that_waits_for_room_is_not_slow() -> None:
-    clock = Clock()
+    clock = StoppedClock()
     pool = Pool(20, kept=0, monotonic=clock)
     first, second = Sender(pool, ANN), Sender(pool, ANN)
     await first.send(10)

@@ -9,20 +9,12 @@ from collections import Counter
 
 import pytest
 from expected_errors import raises
+from stopped_clock import StoppedClock
 
 from galileo.errors import Cancelled, Overloaded
 from galileo.turns import FairTurns
 
 WITHIN_S = 300.0
-
-
-class Clock:
-    """A clock that stands still unless it is moved."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Asker:
@@ -53,8 +45,8 @@ async def askers(turns: FairTurns, order: list[str], *callers: str) -> list[Aske
     return made
 
 
-def one_turn(clock: Clock | None = None, *, waiting_max: int = 1_000) -> FairTurns:
-    return FairTurns(1, what="queries", waiting_max=waiting_max, monotonic=clock or Clock())
+def one_turn(clock: StoppedClock | None = None, *, waiting_max: int = 1_000) -> FairTurns:
+    return FairTurns(1, what="queries", waiting_max=waiting_max, monotonic=clock or StoppedClock())
 
 
 async def test_callers_take_turns() -> None:
@@ -71,7 +63,7 @@ async def test_callers_take_turns() -> None:
 
 async def test_caller_that_comes_again_and_again_does_not_starve_one_that_waits() -> None:
     """Callers that leave and return at once are no newcomers."""
-    clock, order = Clock(), []
+    clock, order = StoppedClock(), []
     turns = one_turn(clock)
     [first, *waiting] = await askers(turns, order, "a", "a", "b", "c")
     clock.now += 5
@@ -90,7 +82,7 @@ async def test_caller_that_comes_again_and_again_does_not_starve_one_that_waits(
 
 
 async def test_caller_that_used_more_time_waits_for_one_that_used_less() -> None:
-    clock, order = Clock(), []
+    clock, order = StoppedClock(), []
     turns = one_turn(clock)
     long, *rest = await askers(turns, order, "long", "short", "short", "short", "long")
     clock.now += 10
@@ -157,7 +149,7 @@ async def test_turn_that_is_granted_to_a_cancelled_task_is_given_back() -> None:
 @pytest.mark.parametrize("seed", range(20))
 async def test_turns_go_as_a_dumb_model_says(seed: int) -> None:
     """Random requests: no turn is idle while one waits, and it goes to who used least of it."""
-    rng, clock = random.Random(seed), Clock()
+    rng, clock = random.Random(seed), StoppedClock()
     turns_max = rng.randint(1, 4)
     turns = FairTurns(turns_max, what="queries", waiting_max=1_000, monotonic=clock)
     order: list[str] = []
@@ -196,7 +188,7 @@ async def test_turns_go_as_a_dumb_model_says(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 async def test_one_caller_beside_ten_greedy_ones_has_its_part_of_the_time(seed: int) -> None:
     """Turns of any length: no caller that waits gets less than its part."""
-    rng, clock = random.Random(seed), Clock()
+    rng, clock = random.Random(seed), StoppedClock()
     turns = one_turn(clock)
     used, running = Counter[str](), asyncio.Queue[tuple[str, asyncio.Event]]()
 

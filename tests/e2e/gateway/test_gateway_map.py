@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import shapely
 from map_pages import NARROW, WIDE, MapPage, chromium, opened
-from proving import Tokens, token_file
+from proving import Tokens, auth_section
 
 import galileo
 from galileo.local_services import LocalGateway
@@ -344,8 +344,7 @@ def guarded(
     tokens = Tokens.of_all_roles(tmp_path / "principals.toml")
     tokens.add("ann", Role.READER, datasets=("rain",))
     tokens.add("eve", Role.READER, datasets=())
-    own = token_file(tmp_path / "token", tokens.tokens["node"])
-    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    auth = auth_section(tokens, tokens.tokens["node"])
     settings = {"evaluator": no_evaluator, "auth": auth}
     proof = tokens.proof("admin")
     with galileo.LocalCluster(nodes=1, settings=settings, proof=proof) as cluster:

@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 from gateway_serving import gateway, node
 from prometheus_client.parser import text_string_to_metric_families
-from proving import Certified, Tokens, keys_in, tls_section, token_file
+from proving import Certified, Tokens, auth_section, keys_in, tls_section
 
 import galileo
 from galileo.client import Credentials
@@ -48,12 +48,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     made = Tokens.of_all_roles(tmp_path_factory.mktemp("tokens") / "principals.toml")
     made.add("ann", Role.READER, datasets=("rain",))
     return made
-
-
-def auth_section(tmp_path: Path, tokens: Tokens) -> dict[str, str]:
-    """Of the configuration of a node that asks for tokens."""
-    own = token_file(tmp_path / "token", tokens.tokens["node"])
-    return {"token_file": str(tokens.path), "node_token_file": str(own)}
 
 
 async def get(
@@ -91,7 +85,7 @@ async def fill(address: str, proof: Credentials) -> None:
 async def test_gateway_callers_have_the_rights_of_their_tokens(
     tmp_path: Path, tokens: Tokens
 ) -> None:
-    auth = auth_section(tmp_path, tokens)
+    auth = auth_section(tokens, tokens.tokens["node"])
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(node(tmp_path / "node", {"auth": auth}))
         await fill(address, tokens.proof("writer"))
@@ -128,7 +122,7 @@ async def test_gateway_callers_have_the_rights_of_their_tokens(
 async def test_page_of_a_cluster_with_tokens_leads_to_the_map(
     tmp_path: Path, tokens: Tokens
 ) -> None:
-    auth = auth_section(tmp_path, tokens)
+    auth = auth_section(tokens, tokens.tokens["node"])
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(node(tmp_path / "node", {"auth": auth}))
         options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0)
@@ -230,7 +224,7 @@ async def test_gateway_of_a_cluster_without_tokens_needs_anonymous(
 async def test_continuous_queries_belong_to_their_owner(
     tmp_path: Path, tokens: Tokens, no_evaluator: dict[str, Any]
 ) -> None:
-    sections = {"auth": auth_section(tmp_path, tokens), "evaluator": no_evaluator}
+    sections = {"auth": auth_section(tokens, tokens.tokens["node"]), "evaluator": no_evaluator}
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(node(tmp_path / "node", sections))
         await fill(address, tokens.proof("writer"))
@@ -422,7 +416,7 @@ async def test_no_body_is_read_of_a_caller_without_the_right(tmp_path: Path) -> 
     names |= {"subscriptionId": "s", "brokerId": "me"}
     refused = 0
     async with contextlib.AsyncExitStack() as stack:
-        sections = {"auth": auth_section(tmp_path, tokens)}
+        sections = {"auth": auth_section(tokens, tokens.tokens["node"])}
         address = await stack.enter_async_context(node(tmp_path / "node", sections))
         served = Gateway(GatewayOptions(nodes=(address,), patience_s=60.0))
         stack.push_async_callback(served.close)
@@ -457,7 +451,7 @@ async def test_every_request_of_every_caller_has_the_rights_of_its_token(
     tokens.add("revoked", Role.ADMIN)
     token_store.remove(tokens.path, "revoked")
     tokens.tokens["wrong"] = "glt_" + "x" * 43
-    sections = {"auth": auth_section(tmp_path, tokens), "evaluator": no_evaluator}
+    sections = {"auth": auth_section(tokens, tokens.tokens["node"]), "evaluator": no_evaluator}
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(node(tmp_path / "node", sections))
         await fill(address, tokens.proof("writer"))
@@ -520,7 +514,7 @@ async def test_sparql_queries_of_one_caller_do_not_stop_those_of_another(
 ) -> None:
     monkeypatch.setattr(sparql, "TIMEOUT_S", 20.0)
     cross = "?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l . ?m ?n ?o . ?p ?q ?r"
-    auth = auth_section(tmp_path, tokens)
+    auth = auth_section(tokens, tokens.tokens["node"])
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(node(tmp_path / "node", {"auth": auth}))
         async with galileo.AsyncClient(address, proof=tokens.proof("writer")) as client:

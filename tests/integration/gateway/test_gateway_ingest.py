@@ -19,7 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 from gateway_serving import gateway, node, site
-from proving import Tokens, token_file
+from proving import Tokens, auth_section
 
 import galileo
 from galileo.client import Credentials
@@ -332,8 +332,7 @@ async def test_ingest_size_of_bodies_is_bounded(
 async def test_ingest_needs_the_rights_of_a_writer(tmp_path: Path) -> None:
     tokens = Tokens.of_all_roles(tmp_path / "principals.toml")
     tokens.add("ann", Role.WRITER, datasets=("wind",))
-    own = token_file(tmp_path / "token", tokens.tokens["node"])
-    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    auth = auth_section(tokens, tokens.tokens["node"])
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(node(tmp_path / "node", {"auth": auth}))
         proof: Credentials = tokens.proof("writer")

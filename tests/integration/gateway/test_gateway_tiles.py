@@ -23,7 +23,7 @@ import pyogrio
 import pytest
 import shapely
 from gateway_serving import gateway, node, site
-from proving import Tokens, token_file
+from proving import Tokens, auth_section
 
 import galileo
 from galileo.gateway.options import GatewayOptions
@@ -475,8 +475,7 @@ async def test_tiles_are_for_those_who_may_read_the_dataset(tmp_path: Path) -> N
     """Also if they are in the cache, because another caller has asked for them."""
     tokens = Tokens.of_all_roles(tmp_path / "principals.toml")
     tokens.add("ann", Role.READER, datasets=("rain",))
-    own = token_file(tmp_path / "token", tokens.tokens["node"])
-    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    auth = auth_section(tokens, tokens.tokens["node"])
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(node(tmp_path / "node", {"auth": auth}))
         writer = galileo.AsyncClient(address, timeout="60s", proof=tokens.proof("writer"))

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from stopped_clock import StoppedClock
 
 from galileo.errors import DeadlineExceeded, GalileoError, InputError, MessageTooLarge, Overloaded
 from galileo.rpc import admission
@@ -93,14 +94,6 @@ async def looked_for(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while not condition():  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.005)
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -227,7 +220,7 @@ async def test_admission_of_a_request_that_stays_away_ends_with_its_reason(serve
 
 
 async def test_admission_of_a_slow_request_ends_it_while_others_wait(served: Served) -> None:
-    clock = Clock()
+    clock = StoppedClock()
     served.limits._bulk.monotonic = clock
     slow = served.channel.stream_unary(INGEST)(timeout=TIMEOUT_S)
     await looked_for(lambda: served.limits.requests_bytes == PIECE_BYTES)

@@ -11,6 +11,7 @@ import pytest
 from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
+from stopped_clock import StoppedClock
 
 from galileo.errors import Throttled
 from galileo.model.quotas import NO_RATE, Quotas
@@ -25,15 +26,8 @@ ANN = Principal("ann", frozenset({Role.READER}), ("*",))
 NODE = Principal("node-1", frozenset({Role.NODE}), ("*",))
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def metering_of(quotas: Quotas, **limits: int) -> tuple[Metering, Clock]:
-    clock = Clock()
+def metering_of(quotas: Quotas, **limits: int) -> tuple[Metering, StoppedClock]:
+    clock = StoppedClock()
     return Metering(QuotaResolver(quotas), monotonic=clock, **limits), clock
 
 
@@ -42,7 +36,7 @@ def metering_of(quotas: Quotas, **limits: int) -> tuple[Metering, Clock]:
     st.lists(st.tuples(st.floats(0, 5), st.floats(0, 1e6)), min_size=1, max_size=40),
 )
 def test_token_bucket_never_exceeds_its_rate(rate: float, taken: list[tuple[float, float]]) -> None:
-    clock = Clock()
+    clock = StoppedClock()
     bucket = TokenBucket(rate, clock)
     begun, amount = [], 0.0
     for pause_s, size in taken:

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from every_method import LETTERS, METHODS, TABLE, outcome, short
-from proving import Certified, Tokens, keys_in, tls_section, token_file
+from proving import Certified, Tokens, auth_section, keys_in, tls_section
 
 from galileo.clock import SystemClock
 from galileo.config import from_dict
@@ -89,8 +89,7 @@ async def check_all(address: str, tokens: Tokens, *, keys: Proves, is_node: TlsF
 
 @pytest.mark.slow
 async def test_permissions_with_tokens_without_tls(tokens: Tokens, tmp_path: Path) -> None:
-    own = token_file(tmp_path / "own", tokens.tokens[Role.NODE])
-    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    auth = auth_section(tokens, tokens.tokens[Role.NODE])
     async with node(tmp_path / "data", {"auth": auth}) as address:
         is_node = TlsFiles(token=tokens.tokens[Role.NODE])
         await check_all(address, tokens, keys=lambda token: TlsFiles(token=token), is_node=is_node)

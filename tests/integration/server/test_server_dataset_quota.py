@@ -7,7 +7,7 @@ from pathlib import Path
 
 from expected_errors import raises
 from gateway_serving import node
-from proving import Tokens, token_file
+from proving import Tokens, auth_section
 
 import galileo
 from galileo.errors import DatasetExists, InvalidSchema, QuotaExceeded
@@ -24,8 +24,7 @@ async def test_names_count_towards_the_quota_of_their_creator_also_when_dropped(
     for name in ("bob", "ann"):
         tokens.add(name, Role.WRITER, datasets=("*", "galileo.*"), quotas=(("datasets_max", 3),))
     nodes = Tokens.made(tokens.path)
-    own = token_file(tmp_path / "node.token", nodes.add("nodes", Role.NODE))
-    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    auth = auth_section(tokens, nodes.add("nodes", Role.NODE))
 
     async def used(client: galileo.AsyncClient) -> float | None:
         quota = (await client.whoami()).quotas["datasets_max"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from gateway_serving import node
-from proving import Tokens, token_file
+from proving import Tokens, auth_section
 
 import galileo
 from galileo.rpc.access import Role
@@ -33,8 +33,7 @@ async def test_ingest_goes_on_beside_calls_that_send_nothing(tmp_path: Path, cal
     tokens = Tokens.of_all_roles(tmp_path / "principals.toml")
     tokens.add("rival", Role.WRITER)
     tokens.tokens["stranger"] = ""
-    own = token_file(tmp_path / "node.token", tokens.tokens["node"])
-    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    auth = auth_section(tokens, tokens.tokens["node"])
     batch = {"latitude": [50.0], "longitude": [8.0], "time": ["2024-01-01T00:00Z"], "depth": [1.0]}
     async with (
         node(tmp_path / "node", {"auth": auth}) as at,

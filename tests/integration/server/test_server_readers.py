@@ -7,7 +7,7 @@ from pathlib import Path
 
 from expected_errors import raises
 from gateway_serving import node
-from proving import Tokens, token_file
+from proving import Tokens, auth_section
 
 import galileo
 from galileo.cursor import Cursor
@@ -22,8 +22,7 @@ async def test_who_may_write_the_table_of_readers_may_store_positions(tmp_path: 
     tokens.add("bert", Role.WRITER, datasets=("air",))
     tokens.add("job", Role.WRITER, datasets=("air", "galileo.readers"))
     nodes = Tokens.made(tokens.path)
-    own = token_file(tmp_path / "node.token", nodes.add("nodes", Role.NODE))
-    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    auth = auth_section(tokens, nodes.add("nodes", Role.NODE))
     async with node(tmp_path / "node", {"auth": auth}) as at, contextlib.AsyncExitStack() as stack:
         clients = dict[str, galileo.AsyncClient]()
         for name in ("root", "ann", "bert", "job"):

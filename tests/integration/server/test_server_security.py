@@ -32,7 +32,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
-from proving import Certified, Tokens, keys_in, tls_section, token_file
+from proving import Certified, Tokens, auth_section, keys_in, tls_section, token_file
 
 import galileo
 from galileo.cli.main import main
@@ -608,8 +608,7 @@ def test_cluster_with_tokens_without_tls_checks_permissions(tmp_path: Path) -> N
     tokens = Tokens.made(tmp_path / "principals.toml")
     tokens.add("root", Role.ADMIN)
     tokens.add("bob", Role.READER)
-    own = token_file(tmp_path / "node.token", tokens.add("nodes", Role.NODE))
-    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    auth = auth_section(tokens, tokens.add("nodes", Role.NODE))
     with (
         galileo.LocalCluster(2, 1, settings={"auth": auth}, proof=tokens.proof("root")) as made,
         made.client() as root,

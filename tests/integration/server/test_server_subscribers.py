@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from expected_errors import raises
 from gateway_serving import gateway, node
-from proving import Tokens, token_file
+from proving import Tokens, auth_section, token_file
 
 import galileo
 from galileo.cli.main import main
@@ -81,9 +81,8 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     tokens.add("sms", Role.SUBSCRIBER, datasets=("*",), brokers=("sms-*", "pager"))
     tokens.add("ann", Role.READER, datasets=("*",), brokers=("mail",))
     nodes = Tokens.made(tokens.path)
-    own = token_file(tmp_path / "node.token", nodes.add("nodes", Role.NODE))
     sections = {
-        "auth": {"token_file": str(tokens.path), "node_token_file": str(own)},
+        "auth": auth_section(tokens, nodes.add("nodes", Role.NODE)),
         "audit": {"file": str(tmp_path / "audit.log")},
     }
     async with (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from expected_errors import raises
 from gateway_serving import node
-from proving import Tokens, token_file
+from proving import Tokens, auth_section
 
 import galileo
 from galileo.client.numbered_rows import change_row, read_row
@@ -38,8 +38,7 @@ async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
     tokens.add("ann", Role.WRITER, datasets=("*",))
     tokens.add("ops", Role.WRITER, datasets=("*", "galileo.*"))
     nodes = Tokens.made(tokens.path)
-    own = token_file(tmp_path / "node.token", nodes.add("nodes", Role.NODE))
-    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    auth = auth_section(tokens, nodes.add("nodes", Role.NODE))
     async with node(tmp_path / "node", {"auth": auth}) as at, contextlib.AsyncExitStack() as stack:
         made = Clients()
         for name in ("root", "ann", "ops"):
