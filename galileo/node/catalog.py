@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ class Catalog:
         }
         creators = store.load_batches(CREATORS_KIND).items()
         self._creators = {name: principal.decode() for name, principal in creators}
+        self._created = Counter(self._creators.values())
         self.on_dropped: OnDropped = _ignore
         self._forget_retentions()
         for schema in store.schemas().values():
@@ -318,7 +320,7 @@ class Catalog:
 
     def created_by(self, principal: str) -> int:
         """How many names a principal has created at this node, dropped ones included."""
-        return sum(creator == principal for creator in self._creators.values())
+        return self._created[principal]
 
     @contextlib.contextmanager
     def creating(self, name: str, principal: str, *, names_max: int) -> Iterator[None]:
@@ -347,9 +349,11 @@ class Catalog:
     def _note_creator(self, name: str, principal: str) -> None:
         if self._creators.get(name, "") != principal:
             self._store.save_batch(CREATORS_KIND, {name: principal.encode() or None})
-            self._creators.pop(name, None)
+            if before := self._creators.pop(name, ""):
+                self._created[before] -= 1
             if principal:
                 self._creators[name] = principal
+                self._created[principal] += 1
 
     def check_room(self, name: str) -> None:
         """Raises InputError if there are too many datasets for one of another name."""
