@@ -163,7 +163,7 @@ REMEDIES = {
 
 
 class _Advice:
-    """A message and details, of which `remedy` names what to do."""
+    """A message and its details; `details["remedy"]` names what to do about the error."""
 
     message: str
     details: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Fair turns: what a process does so many times at a time, such as SPARQL queries, is shared.
+"""Fair turns: callers share a bounded number of concurrent tasks, such as SPARQL queries.
 
 A free turn goes to the caller that asks. Otherwise callers wait, and a turn that ends goes to the
 waiting caller whose turns took the least time so far (start-time fair queueing, Goyal et al. 1996:

@@ -82,7 +82,7 @@ def scan_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
 
 
 def _repeats_texts(encodings: set[str] | None) -> bool:
-    """Whether texts are decoded of which a few bytes encode many: no dictionaries are made."""
+    """Whether a few bytes of an encoding can stand for many texts, which are decoded one by one."""
     given = encodings or set()
     return "DELTA_BYTE_ARRAY" in given or bool(
         given & {"PLAIN_DICTIONARY", "RLE_DICTIONARY"} and given & {"DELTA_LENGTH_BYTE_ARRAY"}

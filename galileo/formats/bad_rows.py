@@ -101,7 +101,7 @@ class BadRows:
         """What a function makes of the good ones of some rows; the bad ones are noted.
 
         Raises:
-            InvalidObservations: all rows are wrong, such as those of a column of another type.
+            InvalidObservations: every row is wrong, for example because a column has another type.
         """
         good = np.ones(columns.rows, dtype=bool)
         pending = [np.arange(columns.rows)]
