@@ -188,7 +188,7 @@ def _has_end(item: pytest.Item) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Passes over a test for which a turn has no time; bounds others that have no bound."""
     turn = item.config.stash.get(TURN, None)
     if turn is None:
@@ -201,7 +201,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
         expected_s = rota.LONG_EXPECTED_S
     if slow is not None and slow.args:
         expected_s = slow.args[0]
-    return None if turn.has_time(expected_s) else True
+    if turn.has_time(expected_s):
+        return None
+    rota.pass_over(item, nextitem)
+    return True
 
 
 def pytest_collection_finish() -> None:

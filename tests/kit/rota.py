@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import groupby
 from typing import TypeVar
 
+import pytest
+
 TURN_S = 300.0
 """A turn starts no test that is expected to end later than this after its begin."""
 EXPECTED_S = 30.0
@@ -54,3 +56,12 @@ class Turn:
     def has_time(self, expected_s: float) -> bool:
         """Whether a test that takes so long may start."""
         return self._monotonic() - self._begun + expected_s <= TURN_S
+
+
+def pass_over(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ends fixtures as the teardown of the test would, which does not run.
+
+    The test before it left those that this one shares with it, and pytest starts no other test
+    beside fixtures of a file that is not its own.
+    """
+    item.session._setupstate.teardown_exact(nextitem)
