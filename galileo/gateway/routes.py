@@ -313,23 +313,35 @@ ROUTES = (
 
 
 _SUBSCRIPTIONS, _POSITIONS = f"{{channelId}}{SUBSCRIPTIONS}", f"{{channelId}}{POSITIONS}"
-_READ = Right("Storage/Select", "{collectionId}")
+_DESCRIBE, _SELECT, _AGGREGATE, _READ, _QUERY = (
+    Right(call, "{collectionId}")
+    for call in (
+        "Analytics/Describe",
+        "Storage/Select",
+        "Analytics/Aggregate",
+        "Storage/Read",
+        "Query/Run",
+    )
+)
 _FOLLOW = Right("Channels/Follow", "{channelId}", "{brokerId}")
 LIST_CCQS, _READ_CCQ = Right("Continuous/List"), Right("Continuous/Watch")
 RIGHTS: Mapping[str, tuple[Right, ...]] = {
-    **{
-        route.name: (_READ,)
-        for route in ROUTES
-        if route.path.startswith(_COLLECTION) and route.methods == ("GET",)
-    },
+    **dict.fromkeys(("collection", "queryables", "schema", "summary"), (_DESCRIBE,)),
+    **dict.fromkeys(("tilesets", "tileset"), (_DESCRIBE,)),
+    **dict.fromkeys((*edr_requests.QUERIES, "location"), (_SELECT,)),
+    **dict.fromkeys(("locations", "cells", "series", "tile"), (_AGGREGATE,)),
+    "latest": (Right("Analytics/Latest", "{collectionId}"),),
+    "estimate": (Right("Analytics/Estimate", "{collectionId}"),),
+    "explain": (Right("Analytics/Explain", "{collectionId}"),),
+    "items": (_SELECT, Right("Storage/Ingest", "{collectionId}")),
+    "item": (_READ,),
+    "sparql": (_QUERY, _QUERY),
     **dict.fromkeys(("landing", "conformance", "api", "asyncapi"), (PUBLIC,)),
     **dict.fromkeys(("tile_matrix_sets", "tile_matrix_set"), (PUBLIC,)),
     **dict.fromkeys(("collections", "channels"), (Right("Cluster/ListDatasets"),)),
     **dict.fromkeys(("cluster", "whoami"), (Right("Cluster/Status"),)),
     **dict.fromkeys(("ccq_labels", "ccq_events", "events"), (_READ_CCQ,)),
     **dict.fromkeys(("notifications", "notification_events"), (_FOLLOW,)),
-    "items": (_READ, Right("Storage/Ingest", "{collectionId}")),
-    "sparql": (_READ, _READ),
     "ccqs": (LIST_CCQS, Right("Continuous/Submit")),
     "ccq": (LIST_CCQS, Right("Continuous/Cancel")),
     "channel": (

@@ -102,7 +102,7 @@ export function MapNotice({ collections, who, dataset, summary, cells, problem, 
       <div class="row"><button class="primary" onClick=${openToken}>Use a token</button></div><//>`;
   }
   if (connection.isLost) return html`<${Lost} seconds=${connection.seconds} />`;
-  if (problem?.kind === "unknown_dataset") {
+  if (problem?.kind === "unknown_dataset" || (problem?.kind === "forbidden" && problem.details.dataset === dataset)) {
     return html`<${UnknownDataset} ...${{ dataset, who, openToken }} others=${collections.value ?? []} />`;
   }
   if (problem && problem.status !== 400) {
