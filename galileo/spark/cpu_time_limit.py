@@ -52,12 +52,17 @@ class CpuTimeLimit:
             yield
             return
         before = _Clocks.read()
+        is_charging = False
 
         def on_timer(number: int, frame: FrameType | None) -> None:
-            nonlocal before
+            nonlocal before, is_charging
+            if is_charging:  # On a busy host the timer fires again meanwhile.
+                return
+            is_charging = True
             now = _Clocks.read()
             self._charge(before, now)
             before = now
+            is_charging = False
             self._check()
 
         with _alarm_timer(on_timer, interval_s=self._step_s):

@@ -72,6 +72,26 @@ def test_cpu_time_limit_raises_again_if_caught() -> None:
     assert len(errors) == 2
 
 
+def test_cpu_time_limit_charges_once_where_the_timer_fires_while_it_reads_the_clocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a busy host, where to read a clock can take longer than a step."""
+    read, depths, depth = _Clocks.read, [], 0
+
+    def slow() -> _Clocks:
+        nonlocal depth
+        depth += 1
+        depths.append(depth)
+        burn(0.02)
+        depth -= 1
+        return read()
+
+    monkeypatch.setattr(_Clocks, "read", slow)
+    with pytest.raises(TimeLimitExceeded), CpuTimeLimit(0.04).running():
+        burn(60.0)
+    assert max(depths) == 1
+
+
 def test_cpu_time_limit_is_shared_by_several_calls() -> None:
     allowance = CpuTimeLimit(0.3)
     for _ in range(2):
