@@ -72,6 +72,7 @@ def test_mutants_are_convicted(mutant: str) -> None:
     assert any(convicts(seed, mutant) for seed in range(first, first + MUTANT_SEEDS))
 
 
+@pytest.mark.slow
 def test_a_world_without_faults_repeats_nothing() -> None:
     seen = run_deliveries(1, without=FAULTS)
     assert seen["accepted"] > 100

@@ -31,7 +31,12 @@ CONVICTED_FROM = {
     "counts_one_less": 2,
 }
 """The first seed to try with each mutant, of a short world that convicts it."""
-SLOW_MUTANTS = {"advances_to_end_of_log", "leads_before_it_is_open", "publishes_appended"}
+SLOW_MUTANTS = {
+    "advances_to_end_of_log",
+    "completes_stale_answers",
+    "leads_before_it_is_open",
+    "publishes_appended",
+}
 """Mutants whose conviction takes longer than the others together."""
 SOMETIMES = (
     "answers served again",

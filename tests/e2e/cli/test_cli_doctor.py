@@ -48,6 +48,7 @@ def pair() -> Iterator[galileo.LocalCluster]:
         yield running
 
 
+@pytest.mark.slow
 def test_doctor_finds_a_killed_node(
     pair: galileo.LocalCluster,
 ) -> None:

@@ -60,6 +60,7 @@ def run(cluster: galileo.LocalCluster, *words: str) -> Result:
     return CliRunner().invoke(main, [*words, "--node", cluster.addresses[0]])
 
 
+@pytest.mark.slow
 def test_a_client_that_knows_the_schema_from_before_can_name_features_at_once(
     client: galileo.Client, other: galileo.Client, name: str
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_webhook_gets_each_notification_once_and_signed(
     assert delivery.worker
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("worker")
 def test_a_failing_endpoint_gets_everything_later_in_order(
     client: galileo.Client, channel: str, receiver: WebhookReceiver
@@ -117,6 +118,7 @@ def test_an_endpoint_that_denies_access_pauses_its_broker_until_it_is_resumed(
     assert sorted(receiver.pairs("number")) == product(ids, [1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("worker")
 def test_a_paused_broker_gets_what_came_meanwhile(
     client: galileo.Client, channel: str, receiver: WebhookReceiver
@@ -134,6 +136,7 @@ def test_a_paused_broker_gets_what_came_meanwhile(
     assert sorted(receiver.pairs("number")) == product(ids, [1, 2])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("worker")
 def test_an_earlier_position_delivers_again_with_the_same_keys(
     client: galileo.Client, channel: str, receiver: WebhookReceiver
@@ -191,6 +194,7 @@ def test_a_row_that_does_not_fit_its_target_is_a_dead_letter_and_the_rest_goes_o
     wait_until(lambda: len(client.table(table)) == 9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("worker")
 def test_a_replay_into_a_dataset_with_more_features_reports_what_does_not_fit_again(
     client: galileo.Client, channel: str, fresh_name: Fresh
@@ -209,6 +213,7 @@ def test_a_replay_into_a_dataset_with_more_features_reports_what_does_not_fit_ag
     assert client.count(dataset) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("worker")
 def test_a_replay_stores_rows_again_that_a_table_has_lost(
     client: galileo.Client, channel: str, fresh_name: Fresh

@@ -151,6 +151,7 @@ def test_each_subscription_gets_what_it_matches_once(
     assert got["west"]
 
 
+@pytest.mark.slow
 def test_an_execution_is_delivered_however_much_matches_at_once(
     client: galileo.Client, fresh_name: Callable[[str], str]
 ) -> None:

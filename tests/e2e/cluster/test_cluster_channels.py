@@ -16,6 +16,7 @@ import galileo
 from galileo.cluster import LocalCluster
 
 
+@pytest.mark.slow
 def test_followers_get_everything_once_although_a_node_is_killed(tmp_path: Path) -> None:
     with LocalCluster(2, 1, tmp_path, replicas=1, settings=SETTINGS) as cluster:
         users = Users(cluster)

@@ -77,6 +77,7 @@ def run(cluster: galileo.LocalCluster, *words: str) -> Any:
     return json.loads(done.output)
 
 
+@pytest.mark.slow
 def test_retention_waits_for_named_readers(
     keeping: galileo.LocalCluster, client: galileo.Client
 ) -> None:

@@ -53,6 +53,7 @@ def read(url: str, path: str, **headers: str) -> tuple[http.client.HTTPResponse,
     return reply, body
 
 
+@pytest.mark.slow
 def test_a_visitor_finds_observations_and_nothing_of_them_runs(
     browser: Any, gateway: LocalGateway, dataset: str
 ) -> None:

@@ -318,7 +318,7 @@ async def test_subscriptions_have_the_rows_of_the_cut_whatever_happens(
     ("seed", "steps", "mode"),
     [
         (0, 5, {"new": "both"}),
-        (1, 8, {"new": "either", "leave": True}),
+        pytest.param(1, 8, {"new": "either", "leave": True}, marks=pytest.mark.slow),
         *(pytest.param(n, 16, {"new": "both"}, marks=pytest.mark.slow) for n in range(2, 6)),
         *(pytest.param(n, 16, {"new": "either"}, marks=pytest.mark.slow) for n in range(6, 10)),
     ],
@@ -347,6 +347,7 @@ async def limit(hot: Hot, **limits: int) -> None:
     hot.gossip()
 
 
+@pytest.mark.slow
 async def test_a_partition_that_is_away_does_not_hold_up_those_with_too_much(hot: Hot) -> None:
     """Where more is new than fits, the first half must not be that which is away."""
     for _ in range(6):
@@ -402,6 +403,7 @@ async def test_an_index_that_was_read_in_part_forgets_what_is_deleted_meanwhile(
     await hot.judge()
 
 
+@pytest.mark.slow
 async def test_an_execution_that_cannot_be_stored_is_not_repeated_at_once(
     hot: Hot, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ def scanning() -> list[str]:
     return [name for name in names if name == cluster_scan._Arrivals._put.__qualname__]
 
 
+@pytest.mark.slow
 async def test_stalled_reader_stops_its_scans_only(filled: Any, steps: list[int]) -> None:
     slow = ask(filled)
     first = await slow.read()

@@ -234,6 +234,7 @@ async def test_features_that_are_added_at_once_at_all_nodes_are_all_there(copies
         assert await node.schema(name, added=4) == widest
 
 
+@pytest.mark.slow
 async def test_without_a_majority_of_the_voters_no_features_are_added(cluster: Cluster) -> None:
     cluster.options = RegisterOptions(change_s=0.5)
     copies = await founded(cluster)

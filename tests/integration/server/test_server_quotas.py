@@ -114,6 +114,7 @@ def until(holds: Callable[[], Any]) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_ccqs_max_is_enforced_across_the_cluster(
     metered: Metered,
 ) -> None:

@@ -106,6 +106,7 @@ async def test_evaluate_unreachable_node_delays_its_partitions_only(
     assert not answer.error
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("handle")
 async def test_evaluate_two_coordinators_share_a_job(
     evaluator_options, serve_labels, make_labels, make_request

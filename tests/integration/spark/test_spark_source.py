@@ -388,6 +388,7 @@ def fleet_rows(client: galileo.Client, fleet: str) -> dict[int, tuple[Any, ...]]
     return {row["number"]: (row["name"], row["draught"]) for row in rows}
 
 
+@pytest.mark.slow
 def test_write_of_a_table_replaces_and_deletes_rows(
     spark: SparkSession, cluster: galileo.LocalCluster, client: galileo.Client, fleet: str
 ) -> None:
