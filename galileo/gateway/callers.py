@@ -7,7 +7,7 @@ import base64
 import binascii
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from galileo.client.client_pool import ClientPool
 from galileo.errors import Forbidden, GalileoError, Overloaded, Unauthenticated
 from galileo.gateway.options import REQUESTS_OF_CALLER_MAX, GatewayOptions
 from galileo.gateway.rights import Principals, Right
-from galileo.shares import Caller, Pool
+from galileo.shares import Caller
 from galileo.wire.tls_credentials import TOKEN_BYTES_MAX
 
 NODE_ROLE = "node"
@@ -42,15 +42,14 @@ class Callers:
         )
         self._principals = Principals(self._clients.identity)
         self._requests: Counter[Caller] = Counter()
-        self._room = Pool(options.readers_max, kept=0)
-        self._readers: dict[Caller, dict[Callable[[], object], None]] = {}
-        """What ends the streams of each caller, the newest last."""
+        self._readers: dict[Callable[[], object], Caller] = {}
+        """What ends each reader of events, the newest last."""
         self._is_checked = not options.cluster_keys.is_tls
 
     @property
     def readers(self) -> int:
         """The number of readers of events."""
-        return self._room.held
+        return len(self._readers)
 
     async def close(self) -> None:
         await self._clients.close()
@@ -93,8 +92,13 @@ class Callers:
                 "again when one of them is answered",
                 bound=REQUESTS_OF_CALLER_MAX,
             )
-        with _counted(self._requests, caller):
+        self._requests[caller] += 1
+        try:
             yield self._clients.client(request.scope[_TOKEN])
+        finally:
+            self._requests[caller] -= 1
+            if not self._requests[caller]:
+                del self._requests[caller]
 
     @contextlib.asynccontextmanager
     async def reader(self, request: Request) -> AsyncIterator[AsyncClient]:
@@ -112,8 +116,8 @@ class Callers:
             is_revoked = True
             task.cancel()
 
-        self._take_place(caller)
-        self._readers.setdefault(caller, {})[revoke] = None
+        self._make_room(caller)
+        self._readers[revoke] = caller
         try:
             yield self._clients.client(request.scope[_TOKEN])
         except asyncio.CancelledError:
@@ -121,25 +125,19 @@ class Callers:
                 raise
             raise self._too_many_readers() from None
         finally:
-            self._forget(caller, revoke)
+            self._readers.pop(revoke, None)
 
-    def _take_place(self, caller: Caller) -> None:
-        """Takes a place for a reader; ends the newest of the caller with the most, if need be."""
-        while not self._room.take_now(caller):
-            most = max(self._readers, key=lambda one: len(self._readers[one]), default=caller)
-            if len(self._readers.get(most, ())) <= len(self._readers.get(caller, ())) + 1:
-                raise self._too_many_readers()
-            newest = next(reversed(self._readers[most]))
-            self._forget(most, newest)
-            newest()
-
-    def _forget(self, caller: Caller, revoke: Callable[[], object]) -> None:
-        readers = self._readers.get(caller, {})
-        if revoke in readers:
-            del readers[revoke]
-            self._room.give_back(caller)
-        if not readers:
-            self._readers.pop(caller, None)
+    def _make_room(self, caller: Caller) -> None:
+        """Ends the newest reader of the caller with the most, where all places are taken."""
+        if len(self._readers) < self._options.readers_max:
+            return
+        counts = Counter(self._readers.values())
+        most = max(counts, key=counts.__getitem__, default=caller)
+        if counts[most] <= counts[caller] + 1:
+            raise self._too_many_readers()
+        newest = next(end for end in reversed(self._readers) if self._readers[end] == most)
+        del self._readers[newest]
+        newest()
 
     def _too_many_readers(self) -> Overloaded:
         return Overloaded(
@@ -193,18 +191,6 @@ class Callers:
                 "start the gateway for anonymous callers"
             )
         self._is_checked = True
-
-
-@contextlib.contextmanager
-def _counted(counter: Counter[Caller], caller: Caller) -> Iterator[None]:
-    """Counts a caller, for the block."""
-    counter[caller] += 1
-    try:
-        yield
-    finally:
-        counter[caller] -= 1
-        if not counter[caller]:
-            del counter[caller]
 
 
 def token_of(header: str) -> str:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from typing import Any
 
 from google.protobuf.message_factory import GetMessageClass
 
 from galileo.client.results import CallerIdentity
-from galileo.errors import GalileoError, NotPermitted, Overloaded
+from galileo.errors import NotPermitted, Overloaded
 from galileo.gateway.shared_calls import SharedCalls
 from galileo.rpc.access import ANONYMOUS, Principal, Role, check_method, check_request
 from galileo.shares import Caller, Pool
@@ -25,7 +25,7 @@ from galileo.wire.services import NODE_SERVICES
 KNOWN_S = 5.0
 """How long a gateway knows the rights of a token, or that it has none, before it asks again."""
 KNOWN_MAX = 4_096
-"""Tokens with rights, and as many without, that a gateway remembers."""
+"""Tokens that a gateway remembers, those with rights in preference to those without."""
 CHECKS_MAX = 64
 """Tokens that a gateway checks at a time."""
 CHECK_WITHIN_S = 10.0
@@ -91,10 +91,10 @@ class Principals:
     ) -> None:
         self._ask = ask
         self._monotonic = monotonic
-        self._known: OrderedDict[bytes, tuple[float, Principal]] = OrderedDict()
-        self._refused: OrderedDict[bytes, tuple[float, GalileoError]] = OrderedDict()
+        self._answers: dict[bytes, tuple[float, Principal | NotPermitted]] = {}
+        """By the digest of a token, the latest last."""
         self._checks = Pool(CHECKS_MAX, kept=0)
-        self._calls = SharedCalls[bytes, Principal]()
+        self._calls = SharedCalls[bytes, Principal | NotPermitted]()
 
     async def of_token(self, token: str, *, host: str) -> Principal:
         """The principal of a token, "" for none, that a host has sent.
@@ -103,34 +103,31 @@ class Principals:
             NotPermitted: nodes know no such token.
             GalileoError: none can be asked.
         """
-        key, since = hashlib.sha256(token.encode()).digest(), self._monotonic() - KNOWN_S
-        if (known := self._known.get(key)) is not None and known[0] > since:
-            return known[1]
-        if (refused := self._refused.get(key)) is not None and refused[0] > since:
-            raise type(refused[1])(refused[1].message, **refused[1].details)
-        return await self._calls.call(key, lambda: self._check(key, token, Caller(host)))
+        key = hashlib.sha256(token.encode()).digest()
+        at, answer = self._answers.get(key, (-inf, ANONYMOUS))
+        if at <= self._monotonic() - KNOWN_S:
+            answer = await self._calls.call(key, lambda: self._check(key, token, Caller(host)))
+        if isinstance(answer, NotPermitted):
+            raise type(answer)(answer.message, **answer.details)
+        return answer
 
-    async def _check(self, key: bytes, token: str, caller: Caller) -> Principal:
+    async def _check(self, key: bytes, token: str, caller: Caller) -> Principal | NotPermitted:
+        """Asks a node, and keeps its answer."""
         if not await self._checks.take(caller, within_s=CHECK_WITHIN_S):
             raise Overloaded("too many tokens are checked at the moment; try again", after_s=1.0)
+        answer: Principal | NotPermitted
         try:
-            principal = _principal(await self._ask(token))
+            answer = _principal(await self._ask(token))
         except NotPermitted as error:
-            self._known.pop(key, None)
-            _keep(self._refused, key, (self._monotonic(), error))
-            raise
+            answer = error
         finally:
             self._checks.give_back(caller)
-        self._refused.pop(key, None)
-        _keep(self._known, key, (self._monotonic(), principal))
-        return principal
-
-
-def _keep(known: OrderedDict[bytes, Any], key: bytes, value: Any) -> None:
-    known[key] = value
-    known.move_to_end(key)
-    if len(known) > KNOWN_MAX:
-        known.popitem(last=False)
+        self._answers.pop(key, None)
+        self._answers[key] = self._monotonic(), answer
+        if len(self._answers) > KNOWN_MAX:
+            wrong = (key for key, (_, it) in self._answers.items() if isinstance(it, NotPermitted))
+            del self._answers[next(wrong, next(iter(self._answers)))]
+        return answer
 
 
 def _principal(identity: CallerIdentity) -> Principal:

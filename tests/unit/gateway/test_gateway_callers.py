@@ -171,7 +171,7 @@ async def test_principals_are_known_for_a_while(nodes: Nodes) -> None:
         await principals.of_token("a", host="h")
     await principals.of_token("wrong", host="h")
     assert nodes.asked == ["a", "wrong", "a", "wrong"]
-    kept = repr((principals._known, principals._refused))
+    kept = repr(principals._answers)
     assert "wrong" not in kept.replace("name of wrong", ""), "no token is kept"
 
 
@@ -186,7 +186,14 @@ async def test_flood_of_wrong_tokens_displaces_no_right_one(
             await principals.of_token(f"wrong {number}", host="stranger")
     nodes.asked.clear()
     await principals.of_token("a", host="h")
-    assert (nodes.asked, len(principals._refused)) == ([], 4)
+    assert (nodes.asked, len(principals._answers)) == ([], 4)
+    for token in "bca":
+        await principals.of_token(token, host="h")
+    with pytest.raises(Unauthenticated):
+        await principals.of_token("wrong", host="stranger")
+    for token in "abc":
+        await principals.of_token(token, host="h")
+    assert nodes.asked == ["b", "c", "wrong"]
 
 
 async def test_error_of_nodes_is_not_kept(nodes: Nodes) -> None:
