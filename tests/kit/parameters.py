@@ -1,4 +1,4 @@
-"""Parameters of tests of which a few are quick."""
+"""Parameters of tests of which some are slow."""
 
 from __future__ import annotations
 
@@ -18,3 +18,18 @@ def keep_quick(values: Iterable[Any], *quick: Any) -> list[Any]:
     if absent := [value for value in quick if value not in whole]:
         raise ValueError(f"expected values that are among the parameters, got {absent}")
     return [one if one in quick else pytest.param(one, marks=pytest.mark.slow) for one in whole]
+
+
+def seeds_in_parts(seeds: int, size: int) -> list[Any]:
+    """The seeds from 0 on in ranges, each of which a turn of slow tests has time for.
+
+    Args:
+        seeds: how many.
+        size: of a range; as many worlds as take at most 100 s.
+    """
+    return [
+        pytest.param(
+            range(first, min(first + size, seeds)), marks=pytest.mark.slow(100), id=str(first)
+        )
+        for first in range(0, seeds, size)
+    ]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from parameters import keep_quick
+from parameters import keep_quick, seeds_in_parts
 from replica_nodes import topology_of, until
 from simulator.channel_mutants import CHANNEL_MUTANTS, run_channel_variant
 from simulator.channel_world import (
@@ -89,16 +89,7 @@ def test_repetitive_channel_without_subscriptions_is_not_executed() -> None:
     play(LAST_ONE_GONE)
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        SEEDS_QUICK,
-        *(
-            pytest.param(range(first, first + PART), marks=pytest.mark.slow(100), id=str(first))
-            for first in range(0, SEEDS, PART)
-        ),
-    ],
-)
+@pytest.mark.parametrize("seeds", [SEEDS_QUICK, *seeds_in_parts(SEEDS, PART)])
 def test_channels_random_worlds_keep_all_promises(seeds: range) -> None:
     counters = sum(map(play, seeds), Counter[str]())
     assert not [name for name in EXPECTED if not counters[name]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from parameters import seeds_in_parts
 from simulator.gossip_world import GOSSIP_MUTANTS, measure_gossip, run_gossip
 
 SEEDS, PART = 2_000, 250
@@ -35,16 +36,7 @@ def play(seed: int) -> Counter[str]:
         raise AssertionError(f"seed {seed}: {violation}") from violation
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        SEEDS_QUICK,
-        *(
-            pytest.param(range(first, first + PART), marks=pytest.mark.slow(100), id=str(first))
-            for first in range(0, SEEDS, PART)
-        ),
-    ],
-)
+@pytest.mark.parametrize("seeds", [SEEDS_QUICK, *seeds_in_parts(SEEDS, PART)])
 def test_gossip_random_worlds_keep_all_invariants(seeds: range) -> None:
     counters = sum(map(play, seeds), Counter[str]())
     never = [name for name in ("deaths", "disk", "isolate", "leave") if not counters[name]]

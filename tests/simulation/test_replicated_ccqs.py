@@ -6,13 +6,14 @@ import functools
 from collections import Counter
 
 import pytest
+from parameters import seeds_in_parts
 from simulator import Outcome
 from simulator.__main__ import main
 from simulator.replica_cluster import Stalled
 from simulator.replicated_mutants import REPLICATED_VARIANTS
 from simulator.replicated_world import run_replicated
 
-SEEDS = 300
+SEEDS, PART = 300, 30
 SEEDS_QUICK = 2
 MUTANT_SEEDS = 10
 CONVICTED_FROM = {
@@ -94,17 +95,18 @@ def play(seed: int) -> Outcome:
         raise AssertionError(f"{violation}; repeat with: {again}") from violation
 
 
-def test_replicated_ccqs_some_worlds_keep_all_promises() -> None:
-    assert sum(play(seed).delivered for seed in range(SEEDS_QUICK)) > 20 * SEEDS_QUICK
+@pytest.mark.parametrize("seeds", [range(SEEDS_QUICK), *seeds_in_parts(SEEDS, PART)])
+def test_replicated_ccqs_random_worlds_keep_all_promises(seeds: range) -> None:
+    assert sum(play(seed).delivered for seed in seeds) > 20 * len(seeds)
 
 
 def test_replicated_ccqs_term_that_a_crash_kept_from_being_saved_may_be_used_again() -> None:
     play(7938)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(3_000)  # No turn has the time; the worlds before it are in the cache.
 @pytest.mark.timeout(1_800)  # seconds of CPU time, which many may share
-def test_replicated_ccqs_all_worlds_keep_all_promises() -> None:
+def test_replicated_ccqs_worlds_have_all_kinds_of_events() -> None:
     outcomes = [play(seed) for seed in range(SEEDS)]
     counters = sum((outcome.counters for outcome in outcomes), Counter[str]())
     never = [name for name in SOMETIMES if not counters[name]]

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
+from parameters import seeds_in_parts
 from simulator.replica_cluster import Stalled
 from simulator.replica_mutants import REPLICA_MUTANTS
 from simulator.replica_world import run_replicas
 
-SEEDS = range(1_000)
+SEEDS, PART = 1_000, 200
 SEEDS_QUICK = (1, 2, 6, 8, 9, 24, 28, 29, 34, 42, 44, 49)
 """Short worlds that together have everything that is expected."""
 MUTANT_SEEDS = 20
@@ -55,7 +56,7 @@ def play(seed: int) -> Counter[str]:
         raise AssertionError(f"seed {seed}: {violation}") from violation
 
 
-@pytest.mark.parametrize("seeds", [SEEDS_QUICK, pytest.param(SEEDS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [SEEDS_QUICK, *seeds_in_parts(SEEDS, PART)])
 def test_replicas_random_worlds_keep_all_promises(seeds: Iterable[int]) -> None:
     counters = sum(map(play, seeds), Counter[str]())
     never = [name for name in EXPECTED if not counters[name]]
