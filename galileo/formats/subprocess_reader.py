@@ -7,6 +7,7 @@ If a process dies or exceeds a timeout, that is an error of the file that it rea
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import socket
 import subprocess
@@ -35,6 +36,8 @@ ORPHAN_GRACE_S = 5.0
 """Added to the timeout for the worker's own timer, which ends it if this process does not."""
 FRAME_BYTES_MAX = 4 << 30
 _READ_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
 
 
 class ReaderPool:
@@ -149,7 +152,8 @@ class _File:
                 )
             cls = by_kind().get(refusal["kind"], InputError)
             raise cls(refusal["message"], **refusal["details"])
-        raise InternalError(f"reading {self._path} failed with an internal error: {body.decode()}")
+        log.error("reading %s failed with an internal error:\n%s", self._path, body.decode())
+        raise InternalError(f"reading {self._path} failed with an internal error; the log has it")
 
 
 def _info(described: dict[str, Any]) -> VariableInfo:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from urllib.parse import parse_qsl, urlsplit
 
-from galileo.errors import DeadlineExceeded, GalileoError, InputError
+from galileo.errors import DeadlineExceeded, GalileoError, InputError, InternalError
 from galileo.rdf import terms
 from galileo.rdf.terms import RDF
 
@@ -179,6 +179,8 @@ def refusal(error: GalileoError) -> Refused:
         status = HTTPStatus.GATEWAY_TIMEOUT
     elif isinstance(error, InputError):
         status = HTTPStatus.BAD_REQUEST
+    elif isinstance(error, InternalError):
+        status = HTTPStatus.INTERNAL_SERVER_ERROR
     else:
         status = HTTPStatus.SERVICE_UNAVAILABLE
     return Refused(status, f"{error.message} [{error.kind}]")

@@ -29,6 +29,8 @@ from galileo.wire.match_codec import cursors_from_bytes, sequences_from_bytes
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 RESULT_BYTES_MAX = 32 << 20
+FAILED = "the evaluation failed with an internal error; the evaluator's log has it"
+"""What the owner of a query learns of an internal error."""
 _SCHEMAS_MAX = 1_024
 BATCH_ROWS_MAX = 256
 BATCH_BYTES_MAX = 4 << 20

@@ -16,6 +16,7 @@ from galileo.match_batch import to_bytes
 from galileo.spark.java import summarise_error
 from galileo.spark.job import (
     EMPTY_REQUEST,
+    FAILED,
     ROW_SCHEMA,
     Group,
     Job,
@@ -148,10 +149,12 @@ def _failed_outcome(group: Group, error: Exception) -> Outcome:
     """The failure of the only item of a group; an empty outcome if it has none."""
     if len(group) == 0:
         return Outcome()
-    cause = summarise_error(error)
-    failure: GalileoError = InternalError(f"a Spark job failed: {cause}; see the evaluator's log")
+    log.error("a job of one query failed", exc_info=error)
+    failure: GalileoError = InternalError(FAILED)
     if group.samplers.any():
-        failure = SamplerFailed(f"the process that ran the sampler failed: {cause}")
+        failure = SamplerFailed(
+            f"the process that ran the sampler failed: {summarise_error(error)}"
+        )
     message = peers_pb2.MatchFailure(
         items=to_bytes(np.zeros(1, dtype=np.uint32)), error=error_to_pb(failure)
     )

@@ -25,7 +25,7 @@ from galileo.model.schema import Schema
 from galileo.sampler_runtime import SandboxLimits, open_runtime
 from galileo.samplers import SamplerSpec
 from galileo.spark.cpu_time_limit import WAITING_FACTOR
-from galileo.spark.job import Job, Outcome, TaskRow, to_batches
+from galileo.spark.job import FAILED, Job, Outcome, TaskRow, to_batches
 from galileo.spark.node_scanner import NodeAnswer, NodeScanner, filter_untrusted
 from galileo.spark.result_budget import fit_to_budget, single_query_part
 from galileo.spark.sampler_cache import SamplerCache, get_over_grpc
@@ -113,8 +113,9 @@ def _evaluate(job: Job, answer: NodeAnswer) -> Iterator[_Result | _UploadedCall 
                     yield item
         except GalileoError as error:
             yield _failure(part.items, error)
-        except Exception as error:
-            yield _failure(part.items, InternalError(f"{type(error).__name__}: {error}"))
+        except Exception:
+            log.exception("the evaluation of a query failed with an internal error")
+            yield _failure(part.items, InternalError(FAILED))
 
 
 def _rows_within_budget(job: Job, results: Sequence[_Result]) -> Iterator[TaskRow]:

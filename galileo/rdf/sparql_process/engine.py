@@ -16,10 +16,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from galileo.errors import Cancelled, DeadlineExceeded, InputError, UnsupportedQuery
+from galileo.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    GalileoError,
+    InputError,
+    UnsupportedQuery,
+)
 from galileo.rdf import query_validation, terms
 from galileo.rdf.cancellation import Cancellation
-from galileo.rdf.sparql_process.process import GraphProcessEnded, Process, QueryProcessEnded, Reply
+from galileo.rdf.sparql_process.process import (
+    GraphProcessEnded,
+    Process,
+    QueryProcessEnded,
+    Reply,
+    failure,
+)
 
 TIMEOUT_MAX_S = 86_400.0
 ANSWER_BYTES_MAX = 512 << 20
@@ -107,6 +119,7 @@ class Engine:
         Raises:
             QuerySyntaxError: it is not SPARQL.
             InputError: it is not allowed, or it exceeds a limit on its answer or memory.
+            InternalError: it failed, and the log says why.
             DeadlineExceeded: it took longer than `limits.timeout_s`.
             Cancelled: one of `cancels` was cancelled, or the engine closed.
         """
@@ -314,7 +327,7 @@ def _deadline_exceeded(timeout_s: float) -> DeadlineExceeded:
     )
 
 
-def _refusal(text: str, head: dict[str, Any], limits: Limits) -> InputError:
+def _refusal(text: str, head: dict[str, Any], limits: Limits) -> GalileoError:
     if head["error"] == "too_large":
         bound = f"{limits.rows_max:,} rows" if head["message"] == "rows" else _megabytes()
         return InputError(
@@ -330,9 +343,7 @@ def _refusal(text: str, head: dict[str, Any], limits: Limits) -> InputError:
             "docs/rdf.md lists those of GeoSPARQL",
             expected="function",
         )
-    return InputError(
-        f"expected a query that can be answered: {head['message']}", expected="answerable_query"
-    )
+    return failure(head)
 
 
 def _megabytes() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import select
@@ -14,11 +15,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from galileo.errors import InputError
+from galileo.errors import GalileoError, InputError, InternalError
 from galileo.rdf import lazy_imports
 
 if TYPE_CHECKING:
@@ -31,6 +32,20 @@ _STATUS = struct.Struct(">q")
 """The exit status in a mark, before the secret."""
 
 Reply = tuple[dict[str, Any], bytes]
+
+log = logging.getLogger(__name__)
+
+
+def failure(head: Mapping[str, Any]) -> GalileoError:
+    """The error of a reply; the text of an internal one is for the log alone."""
+    if head["error"] == "memory":
+        return InputError(
+            "the graph, or the query, takes more memory than its process may have; narrow the "
+            "query, or load less",
+            expected="memory",
+        )
+    log.error("a SPARQL process failed with an internal error:\n%s", head["message"])
+    return InternalError("SPARQL failed with an internal error; the log of this process has it")
 
 
 class QueryProcessEnded(Exception):
@@ -124,7 +139,8 @@ class Process:
         """Adds triples to the graph, piece by piece.
 
         Raises:
-            InputError: they are not N-Triples; some of them may be loaded.
+            InputError: they need too much memory; some of them may be loaded.
+            InternalError: oxigraph refuses them; likewise.
             GraphProcessEnded: the process ended.
         """
         self._dismiss()
@@ -132,9 +148,7 @@ class Process:
         for piece in pieces:
             head, _ = self._exchange("load", request, piece)
             if "error" in head:
-                raise InputError(
-                    f"expected a graph that oxigraph loads: {head['message']}", expected="graph"
-                )
+                raise failure(head)
 
     def query(
         self, request: dict[str, Any], *, geometry: bool = False, timeout_s: float | None = None

@@ -36,6 +36,7 @@ import select
 import signal
 import struct
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -50,6 +51,8 @@ ENDED = 2**64 - 1
 SECRET_BYTES = 16
 STANDARD_STREAMS = 3
 PIECE_BYTES = 1 << 20
+UNKNOWN_FUNCTION = "The custom function "
+"""Beginning of the message of oxigraph's RuntimeError about a function that it does not know."""
 
 Reply = tuple[dict[str, Any], bytes]
 Functions = dict[ox.NamedNode, Callable[..., Any]]
@@ -170,8 +173,8 @@ class GraphProcess:
         try:
             # In memory `load` is faster than `bulk_load`. The IRIs are valid already.
             self._store.load(triples, ox.RdfFormat.N_TRIPLES, lenient=True)
-        except (SyntaxError, OSError, ValueError, MemoryError) as error:
-            head = {"error": "failed", "message": f"{type(error).__name__}: {error}"}
+        except Exception as error:
+            head = _failure(error)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
         write_frames(self._answers, json.dumps(head).encode(), b"")
@@ -252,12 +255,19 @@ def _reply(store: ox.Store, request: dict[str, Any], functions: Functions) -> Re
         return {"error": "syntax", "message": str(error)}, b""
     except AnswerTooLarge as error:
         return {"error": "too_large", "message": str(error)}, b""
-    except RuntimeError as error:  # an unknown function
-        return {"error": "unknown", "message": str(error)}, b""
-    except (OSError, ValueError, MemoryError) as error:
-        return {"error": "failed", "message": f"{type(error).__name__}: {error}"}, b""
+    except Exception as error:
+        if isinstance(error, RuntimeError) and str(error).startswith(UNKNOWN_FUNCTION):
+            return {"error": "unknown", "message": str(error)}, b""
+        return _failure(error), b""
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """The head of a reply about an error for which the caller is not to blame."""
+    if isinstance(error, MemoryError):
+        return {"error": "memory"}
+    return {"error": "internal", "message": "".join(traceback.format_exception(error))}
 
 
 def _query(store: ox.Store, request: dict[str, Any], functions: Functions) -> Reply:
