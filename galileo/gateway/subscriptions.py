@@ -18,12 +18,13 @@ from galileo.client.json_lines import json_lines
 from galileo.client.results import Receipt
 from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import InputError
-from galileo.formats.memory_file import MemoryFile
+from galileo.formats.json_scan import VALUE_BYTES
+from galileo.formats.memory_file import BODY_UNPACKED_BYTES_MAX, MemoryFile
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
 from galileo.gateway.channel_documents import channel_named
 from galileo.gateway.formats import Encoders
-from galileo.gateway.ingestion import DECODED_BYTES_MAX, BatchKey, batch_key
+from galileo.gateway.ingestion import BatchKey, batch_key
 from galileo.gateway.json_answers import check_json
 from galileo.gateway.problems import problem
 from galileo.gateway.request_bodies import format_of, received
@@ -99,13 +100,15 @@ class SubscriptionRoutes:
         """The subscriptions of a body. Raises InputError if it is malformed, or has too many."""
         # The values of CSV are texts, whose types the parameters say.
         columns = channel.subscriptions.arrow_schema if format == "csv" else pa.schema([])
-        tables, rows, size = [], 0, 0
+        tables, names, rows, size = [], set[str](), 0, 0
         pieces = tables_of(body.path, format, channel.subscriptions)
         try:
             while (table := await self._encoders.run(lambda: next(pieces, None))) is not None:
                 tables.append(table)
                 rows, size = rows + table.num_rows, size + table.nbytes
-                _check_size(rows, size)
+                names.update(table.column_names)
+                # A column that a piece lacks has values in the table of all pieces.
+                _check_size(rows, max(size, rows * len(names) * VALUE_BYTES))
             return pa.concat_tables([columns.empty_table(), *tables], promote_options="permissive")
         except InputError as error:  # The path of a body means nothing to its sender.
             words = error.message.replace(str(body.path), "the body")
@@ -121,10 +124,10 @@ def _check(channel: Channel, rows: pa.Table) -> None:
 
 
 def _check_size(rows: int, size: int) -> None:
-    if rows > SUBSCRIPTIONS_MAX or size > DECODED_BYTES_MAX:
+    if rows > SUBSCRIPTIONS_MAX or size > BODY_UNPACKED_BYTES_MAX:
         raise InputError(
-            f"expected at most {SUBSCRIPTIONS_MAX:,} subscriptions of {DECODED_BYTES_MAX:,} bytes "
-            "in a request, got more; send several requests",
+            f"expected at most {SUBSCRIPTIONS_MAX:,} subscriptions of {BODY_UNPACKED_BYTES_MAX:,} "
+            "bytes in a request, got more; send several requests",
             bound=SUBSCRIPTIONS_MAX,
         )
 

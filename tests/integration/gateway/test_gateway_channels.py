@@ -16,7 +16,13 @@ import pytest
 from gateway_serving import site
 
 import galileo
-from galileo.gateway import channels, notifications, request_bodies, subscriptions
+from galileo.gateway import (
+    channels,
+    notifications,
+    request_bodies,
+    subscription_bodies,
+    subscriptions,
+)
 
 FEATURES = [galileo.Feature("amount"), galileo.Feature("station", type="text")]
 HOT = {"dataset": "rain", "template": "amount > :least AND station = :at", "period": "100ms"}
@@ -321,6 +327,18 @@ async def test_a_mistake_in_a_body_stores_nothing(
         monkeypatch.setattr(subscriptions, "SUBSCRIPTIONS_MAX", 1)
         assert (await served.ask("POST", path, good[:2]))[0] == 400
         assert await served.subscriptions() == []
+
+
+async def test_columns_that_later_rows_lack_count_towards_the_size_of_subscriptions(
+    tmp_path: Path, no_evaluator: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription_bodies, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(subscriptions, "BODY_UNPACKED_BYTES_MAX", 64_000)
+    body = b"\n".join([json.dumps(row("s", 1.0)).encode(), *[b'{"id":"a"}'] * 4_000])
+    async with serving(tmp_path, no_evaluator) as served:
+        status, problem = await served.ask("POST", "/channels/hot/subscriptions", body, NDJSON)
+        assert (status, problem["details"].get("bound")) == (400, subscriptions.SUBSCRIPTIONS_MAX)
+        assert problem["kind"] == "invalid_input"
 
 
 async def test_a_request_under_a_key_is_stored_once(
