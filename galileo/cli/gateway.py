@@ -16,7 +16,7 @@ from galileo.cli.stopping import await_stop
 from galileo.gateway.options import CONNECTIONS_MAX, PORT, GatewayOptions
 from galileo.gateway.serving import GatewayServer
 from galileo.model.times import seconds
-from galileo.server.malloc_tuning import configure_malloc
+from galileo.server.malloc_tuning import configure_malloc, trim_when_idle
 from galileo.wire.tls_credentials import TlsFiles
 
 
@@ -137,8 +137,9 @@ async def _serve(options: GatewayOptions, output: Output, *, parent: int) -> Non
     output.value({"url": server.url}, words=words)
     sys.stdout.flush()
     serving = asyncio.create_task(server.serve())
+    trimming = asyncio.create_task(trim_when_idle())
     await asyncio.wait([serving, watching], return_when=asyncio.FIRST_COMPLETED)
-    for task in (serving, watching):
+    for task in (serving, watching, trimming):
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await serving

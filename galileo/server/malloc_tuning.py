@@ -1,4 +1,4 @@
-"""Configures malloc and Arrow pools, and returns free memory when the node is idle.
+"""Configures malloc and Arrow pools, and returns free memory when the process is idle.
 
 The allocators of C and Arrow keep the memory that batches, scans and cycles have freed, in many
 arenas and in one heap for each thread; this can exceed the memory of the stored data. Therefore
@@ -7,8 +7,8 @@ returns free pages, and Arrow's pool in it. Batches and messages of some megabyt
 too, and it keeps some free memory at its end: otherwise each of them is mapped and returned, and to
 fault its pages in takes several times as long as to fill them. The process that starts a node sets
 them, because Arrow reads its setting when it is loaded; missing settings are applied as far as
-possible. An idle node returns all free memory, which takes some milliseconds; a busy node does not,
-since it would allocate it again.
+possible. An idle node or gateway returns all free memory, which takes some milliseconds; a busy one
+does not, since it would allocate it again.
 """
 
 from __future__ import annotations
