@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -143,6 +144,7 @@ class Admission:
         self._calls = Pool(bounds.calls_max)
         self._public_calls = Pool(bounds.public_calls_max, kept=0)
         self._small, self._bulk = Pool(bounds.requests_bytes_max), Pool(bounds.bulk_bytes_max)
+        self._heartbeats = Pool(sys.maxsize)
         self._slots = {
             policy_pb2.READ_SLOT: StreamSlots(bounds.readings_max, gives_way_s=bounds.gives_way_s),
             policy_pb2.QUERY_SLOT: StreamSlots(bounds.answers_max, gives_way_s=bounds.gives_way_s),
@@ -170,22 +172,23 @@ class Admission:
             Overloaded: the process, or the share of the caller, has no place for it.
         """
         policy, caller = POLICIES.get(method, _DEFAULT), _caller(method, principal, context)
-        bulk = policy.size == policy_pb2.BULK
-        call = AdmittedCall(self.options, policy, context, caller)
         if policy.heartbeat:
-            return call
-        calls = self._calls if principal is not None else self._public_calls
+            calls = requests = self._heartbeats
+        else:
+            calls = self._calls if principal is not None else self._public_calls
+            requests = self._bulk if policy.size == policy_pb2.BULK else self._small
         if not calls.take_now(caller):
             raise Overloaded(
                 f"this node answers {calls.held:,} calls at the moment; try again shortly",
                 after_s=RETRY_AFTER_S,
             )
-        call.room = ArrivingRequest(self._bulk if bulk else self._small, caller, end=call.abort)
-        call.slots = self._slots.get(policy.slot)
+        call = AdmittedCall(
+            self.options, policy, context, caller, requests, self._slots.get(policy.slot)
+        )
 
         def end(_: asyncio.Task[Any]) -> None:
             calls.give_back(caller)
-            call.end()
+            call.room.release()
 
         _current_task().add_done_callback(end)
         return call
@@ -195,16 +198,22 @@ class AdmittedCall:
     """A call that was admitted.
 
     Attributes:
-        room: for its request; None for a heartbeat, whose room has no bound.
+        room: for its request.
         slots: for its answer; None if it needs none.
         slot: of its answer, once it has one.
     """
 
     def __init__(
-        self, options: AdmissionOptions, policy: Policy, context: Context, caller: Caller
+        self,
+        options: AdmissionOptions,
+        policy: Policy,
+        context: Context,
+        caller: Caller,
+        requests: Pool,
+        slots: StreamSlots | None,
     ) -> None:
-        self.room: ArrivingRequest | None = None
-        self.slots: StreamSlots | None = None
+        self.room = ArrivingRequest(requests, caller, end=self.abort)
+        self.slots = slots
         self.slot: StreamSlot | None = None
         self._options = options
         self._policy = policy
@@ -228,23 +237,20 @@ class AdmittedCall:
             data = await self._read()
         finally:
             timer.cancel()
-        if self.room is not None:
-            self.room.complete()
+        self.room.complete()
         return self._decoded(data, decode)
 
     async def _read(self) -> bytes:
         """The pieces of the request, of which the last has less than `PIECE_BYTES`."""
         pieces, size, is_last = list[bytes](), 0, False
         while not is_last:
-            if self.room is not None:
-                await self.room.reserve(PIECE_BYTES, within_s=self._options.room_within_s)
+            await self.room.reserve(PIECE_BYTES, within_s=self._options.room_within_s)
             piece = await self._context.read()
             if piece is grpc.aio.EOF:
                 break
             size += len(piece)
             self._check_size(size)
-            if self.room is not None:
-                self.room.arrived(len(piece))
+            self.room.arrived(len(piece))
             pieces.append(piece)
             is_last = len(piece) < PIECE_BYTES
         if not pieces:
@@ -286,10 +292,6 @@ class AdmittedCall:
     async def _abort(self, error: GalileoError) -> None:
         with contextlib.suppress(Exception):  # Refusing raises, or the call has just ended.
             await refuse(self._context, error)
-
-    def end(self) -> None:
-        if self.room is not None:
-            self.room.release()
 
     def _check_size(self, size: int) -> None:
         if size > self._bytes_max:

@@ -8,12 +8,13 @@ handlers are wrapped as handlers of streams, which read requests themselves.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -24,7 +25,7 @@ from galileo.rpc.admission import Admission, AdmittedCall
 from galileo.rpc.call_log import OWN_SERVICES, CallTracker
 from galileo.rpc.error_mapping import Context, refuse
 from galileo.rpc.identity import CALLER, Identify, anonymous
-from galileo.rpc.rate_limit import Metering, PrincipalUsage, metered, metered_stream
+from galileo.rpc.rate_limit import Metering, PrincipalUsage, metered
 from galileo.wire.channel import short_name
 
 Handler = Any
@@ -116,7 +117,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             visit = _Visit(context)
             with record(visit):
                 await enter(visit)
-                return await metered(visit.usage, inner, visit.request, context=visit.context)
+                async with metered(visit.usage, visit.request, visit.context) as request:
+                    reply = await inner(request, visit.context)
+                    if visit.usage is not None:
+                        visit.usage.answer(reply)
+                    return reply
 
         return served
 
@@ -129,12 +134,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             visit = _Visit(context)
             with record(visit):
                 call = await enter(visit)
-                answered = metered_stream(visit.usage, inner, visit.request, context=visit.context)
-                async with aclosing(answered) as replies:
-                    async for reply in replies:
-                        call.note_stall()
-                        yield reply
-                        call.note_progress()
+                async with metered(visit.usage, visit.request, visit.context) as request:
+                    stream = cast(AsyncGenerator[Any, None], inner(request, visit.context))
+                    async with aclosing(stream) as replies:
+                        async for reply in replies:
+                            call.note_stall()
+                            yield reply
+                            call.note_progress()
+                            if visit.usage is not None and (pause_s := visit.usage.answer(reply)):
+                                await asyncio.sleep(pause_s)
 
         return served
 

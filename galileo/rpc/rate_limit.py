@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -210,66 +210,29 @@ class Metering:
                 return
 
 
-async def admit(meter: PrincipalUsage | None, request: Any, context: Context) -> Any:
-    """Waits until a call may begin, or rejects it; `end` an admitted call.
+@asynccontextmanager
+async def metered(
+    meter: PrincipalUsage | None, request: Any, context: Context
+) -> AsyncIterator[Any]:
+    """Waits until a call may begin, or refuses it; counts it for the block.
 
-    Returns:
+    Yields:
         The request; for a stream, an iterator that paces its requests.
     """
     if meter is None:
-        return request
+        yield request
+        return
     is_many = hasattr(request, "__aiter__")
     try:
         wait_s = meter.begin(None if is_many else request)
     except Throttled as error:
         await refuse(context, error)
-    if wait_s:
-        try:
-            await asyncio.sleep(wait_s)
-        except BaseException:
-            meter.end()
-            raise
-    return _each(meter, request) if is_many and meter.buckets else request
-
-
-async def metered(
-    meter: PrincipalUsage | None,
-    handler: Callable[..., Awaitable[Any]],
-    request: Any,
-    *,
-    context: Context,
-) -> Any:
-    """Runs a unary handler within the rate limits."""
-    admitted = await admit(meter, request, context)
-    if meter is None:
-        return await handler(admitted, context)
     try:
-        reply = await handler(admitted, context)
-        meter.answer(reply)
-        return reply
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        yield _each(meter, request) if is_many and meter.buckets else request
     finally:
         meter.end()
-
-
-async def metered_stream(
-    meter: PrincipalUsage | None,
-    handler: Callable[..., AsyncIterator[Any]],
-    request: Any,
-    *,
-    context: Context,
-) -> AsyncGenerator[Any, None]:
-    """Runs a streaming handler within the rate limits; paces its replies."""
-    admitted = await admit(meter, request, context)
-    try:
-        stream = cast(AsyncGenerator[Any, None], handler(admitted, context))
-        async with aclosing(stream) as replies:
-            async for reply in replies:
-                yield reply
-                if meter is not None and (pause_s := meter.answer(reply)):
-                    await asyncio.sleep(pause_s)
-    finally:
-        if meter is not None:
-            meter.end()
 
 
 async def _each(meter: PrincipalUsage, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 from starlette.requests import Request
 
-from galileo.gateway.callers import _counted
+from galileo.gateway.callers import _CALLER, _TOKEN, Callers
 from galileo.gateway.formats import Encoders
 from galileo.gateway.hub import Hubs
 from galileo.gateway.request_bodies import RequestBodies
@@ -33,7 +33,7 @@ from galileo.rpc.call_log import CallTracker
 from galileo.rpc.policy import POLICIES
 from galileo.rpc.query import QueryServicer
 from galileo.rpc.quotas import QuotaResolver
-from galileo.rpc.rate_limit import Metering, metered, metered_stream
+from galileo.rpc.rate_limit import Metering, metered
 from galileo.server.cluster_ccqs import ClusterCcqs
 from galileo.shares import Caller
 from galileo.turns import FairTurns
@@ -92,30 +92,17 @@ def admission(method: str) -> Case:
     return Case(call, taken, go, [asyncio.create_task(call())])
 
 
-def rate_limit(is_stream: bool) -> Case:
+def rate_limit() -> Case:
     """A call of a principal whose bucket is overdrawn."""
     metering = Metering(QuotaResolver(Quotas(calls_per_s=10.0)), monotonic=lambda: 0.0)
     meter, go = metering.meter(Principal("ann", frozenset({Role.READER}))), asyncio.Event()
     for bucket in meter.buckets.values():
         bucket.take(15.0)
 
-    async def answer(request: Any, context: Any) -> None:
-        await go.wait()
-
-    async def stream(request: Any, context: Any) -> AsyncIterator[None]:
-        await go.wait()
-        yield None
-
     async def call() -> None:
         context: Any = None
-        if is_stream:
-            async with contextlib.aclosing(
-                metered_stream(meter, stream, None, context=context)
-            ) as replies:
-                async for _ in replies:
-                    pass
-        else:
-            await metered(meter, answer, None, context=context)
+        async with metered(meter, None, context):
+            await go.wait()
 
     return Case(call, lambda: meter.calls, go)
 
@@ -264,13 +251,16 @@ def bodies() -> Case:
 
 
 def callers() -> Case:
-    counter, go = Counter[Caller](), asyncio.Event()
+    made, go = Callers.__new__(Callers), asyncio.Event()
+    made._requests = Counter()
+    made._clients = SimpleNamespace(client=lambda token: None)  # type: ignore[assignment]
+    scope = {"type": "http", "headers": [], _CALLER: Caller("h"), _TOKEN: ""}
 
     async def call() -> None:
-        with _counted(counter, Caller("h")):
+        async with made.client(Request(scope)):
             await go.wait()
 
-    return Case(call, lambda: len(counter), go)
+    return Case(call, lambda: len(made._requests), go)
 
 
 def fair_turns() -> Case:
@@ -289,8 +279,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "bulk request": lambda: admission("/galileo.v1.Storage/Ingest"),
     "reader": lambda: admission("/galileo.v1.Storage/Select"),
     "query": lambda: admission("/galileo.v1.Query/Run"),
-    "rate limit": lambda: rate_limit(is_stream=False),
-    "rate limit of a stream": lambda: rate_limit(is_stream=True),
+    "rate limit": rate_limit,
     **{
         make.__name__: make
         for make in (

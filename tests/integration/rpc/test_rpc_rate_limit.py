@@ -17,7 +17,7 @@ from galileo.errors import Throttled
 from galileo.model.quotas import NO_RATE, Quotas
 from galileo.rpc.access import ANONYMOUS, ANY_CLIENT, Principal, Role
 from galileo.rpc.quotas import QuotaResolver
-from galileo.rpc.rate_limit import WAIT_MAX_S, Callers, Metering, TokenBucket, admit, size_of
+from galileo.rpc.rate_limit import WAIT_MAX_S, Callers, Metering, TokenBucket, metered, size_of
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import continuous_pb2, query_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
@@ -185,7 +185,7 @@ async def test_each_request_of_a_stream_is_charged() -> None:
             yield continuous_pb2.FetchRequest()
 
     context: Any = None
-    paced = await admit(meter, requests(), context)
-    assert len([request async for request in paced]) == 9
+    async with metered(meter, requests(), context) as paced:
+        assert len([request async for request in paced]) == 9
     meter.buckets["calls_per_s"].take(1.0)  # The call and its requests have taken ten.
     assert meter.buckets["calls_per_s"].wait_s() == pytest.approx(0.1)
