@@ -33,7 +33,9 @@ from galileo.formats.bad_rows import BadRows, Record
 from galileo.formats.columns import check_width, coordinates_of, is_identifier
 from galileo.formats.csv_options import CsvOptions
 from galileo.formats.mapping import Mapping
+from galileo.formats.memory_file import is_memory_file
 from galileo.formats.reader import Reader
+from galileo.formats.text_mistakes import ROW_CHARACTERS_MAX
 from galileo.formats.type_conversion import TypeGuess, null_sentinels, plain_texts
 from galileo.formats.variables import VariableInfo
 
@@ -84,13 +86,21 @@ class CsvFile:
             except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
                 raise self._mistake(error) from error
 
-    def records(self) -> Iterator[Record]:
-        """The rows one by one, for messages: slow. Of a row that is no text, what is text."""
+    def records(self, *, characters_max: int | None = None) -> Iterator[Record]:
+        """The rows one by one, for messages: slow. Of a row that is no text, what is text.
+
+        Ends before the first row that has more characters than `characters_max`.
+        """
         taken: list[str] = []
+        characters = 0
 
         def lines() -> Iterator[str]:
+            nonlocal characters
             for piece in self._pieces(is_plain=True):
                 for line in io.StringIO(piece.decode(errors="replace"), newline=""):
+                    characters += len(line)
+                    if characters_max is not None and characters > characters_max:
+                        return
                     taken.append(line)
                     yield _blank_separated(self.separator, line)
 
@@ -98,9 +108,11 @@ class CsvFile:
         line = self.first_line
         try:
             for fields in reader:
+                if characters_max is not None and characters > characters_max:
+                    return  # The row is cut off.
                 if fields:
                     yield Record(line, tuple(fields), "".join(taken), len(self.names))
-                line = self.first_line + reader.line_num
+                line, characters = self.first_line + reader.line_num, 0
                 taken.clear()
         except csv.Error as error:
             words = f"{self.path} cannot be read from line {line} on: {error}"
@@ -113,7 +125,8 @@ class CsvFile:
 
     def _mistake(self, error: Exception) -> InputError:
         """The first row that does not fit the header, after Arrow refused some rows."""
-        for row, record in enumerate(self.records()):
+        characters_max = ROW_CHARACTERS_MAX if is_memory_file(self.path) else None
+        for row, record in enumerate(self.records(characters_max=characters_max)):
             if record.mistake:
                 is_damaged = record.column >= 0
                 return InvalidObservations(
@@ -194,15 +207,23 @@ def open_csv(path: Path, options: CsvOptions) -> CsvFile:
             f"expected a header line with column names in {path}, got none", expected="header"
         )
     following = next((line for line in lines[first + 1 :] if line.strip()), "")
-    separator = options.separator or _separator(lines[first], following, options.quote)
+    separator = options.separator or _separator(
+        lines[first][:ROW_CHARACTERS_MAX], following[:ROW_CHARACTERS_MAX], options.quote
+    )
 
     def fields(number: int) -> tuple[list[str], int]:
         """The fields of the record that begins in a line, and the line after it."""
-        texts = (_blank_separated(separator, line) for line in lines[number:])
+        texts = (_blank_separated(separator, line[:ROW_CHARACTERS_MAX]) for line in lines[number:])
         reader = csv.reader(texts, delimiter=separator, quotechar=options.quote)
         return [field.strip() for field in next(reader, [])], number + reader.line_num
 
     check_width(path, lines[first].count(separator) + 1 if separator != WHITE_SPACE else 1)
+    if len(lines[first]) > ROW_CHARACTERS_MAX:
+        raise InputError(
+            f"expected a header of at most {ROW_CHARACTERS_MAX:,} characters in {path}, got more",
+            expected="header",
+            bound=ROW_CHARACTERS_MAX,
+        )
     with _readable(path):
         names, begin = fields(first)
         units: list[str] = []

@@ -18,8 +18,8 @@ from galileo.model.schema import Schema
 SHOWN_MAX = 80
 """Characters of a value in a message."""
 ROW_CHARACTERS_MAX = 1 << 20
-"""Of a line or a feature, whose values in Python take many times as much memory. Rows from the
-first larger one on are not looked at."""
+"""Of a line or a feature, whose values in Python take many times as much memory. Messages about a
+body name no row from the first larger one on. Also of the header of a CSV file."""
 _CUT_MAX = 8
 """Characters before the end of a text at which a value that is cut off there is wrong."""
 _FEATURES = re.compile(r'"features"\s*:\s*\[')

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import struct
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,20 @@ def test_texts_whose_number_arrow_believes_are_refused(body: MemoryFile, encodin
     body.write(parquet(table, use_dictionary=False, column_encoding={"note": encoding}))
     with raises(InputError, expected="encoding"):
         StrictSource(body.path, "parquet", SCHEMA)
+
+
+@pytest.mark.parametrize("start", ["", "lat,lon,time,t\n", "lat,lon,time,t\n1,2,2012-03-01,1\n"])
+def test_many_fields_of_a_line_of_csv_take_bounded_memory(body: MemoryFile, start: str) -> None:
+    data = f"{start}{'ab,' * (1 << 20)}\n1\n".encode()
+    body.write(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError):
+            StrictSource(body.path, "csv", SCHEMA)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 8 * len(data) + (32 << 20)
 
 
 def test_wide_footer_is_refused_before_arrow_reads_it() -> None:
