@@ -1,7 +1,7 @@
 """Splits GRIB files into messages, and messages of several fields into single ones.
 
-The support of ecCodes for several fields in one message is a process-wide switch that affects
-other readers, so it is not used.
+The support of ecCodes for several fields in one message is not used: it is a switch of the whole
+process, and ends the process where a section is damaged (version 2.50).
 
 Source: WMO Manual on Codes, No. 306, Volume I.2: FM 92 GRIB edition 2 (sections, and the
 repetition of sections 2 to 7 within a message) and FM 92-VIII GRIB edition 1.
