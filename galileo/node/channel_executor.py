@@ -53,6 +53,7 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from galileo.clock import Clock
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -66,9 +67,9 @@ from galileo.errors import (
     Unavailable,
 )
 from galileo.histogram import LAG_BOUNDS_S, DurationHistogram
-from galileo.model.channel import NO_BROKER, Channel
+from galileo.model.channel import ID, NO_BROKER, Channel
 from galileo.model.rows import RowOptions
-from galileo.model.table import Table
+from galileo.model.table import DELETED, Table
 from galileo.model.times import MICROS, TIME_MIN_US, column_micros, iso, times_from_micros
 from galileo.node import channel_matching
 from galileo.node.catalog import Catalog
@@ -94,6 +95,9 @@ HISTORY_AGE_S = 600.0
 """Seconds after which a history is read again, without what retention has dropped."""
 
 T = TypeVar("T")
+
+NAMED_MAX = 8
+"""Subscriptions that a message of the log names."""
 
 log = logging.getLogger(__name__)
 
@@ -187,6 +191,23 @@ class _Work:
         if not channel.lookup:
             return SubscriptionIndex(self.query)
         return LookupIndex(self.query, channel.subscriptions, channel.reference_tables)
+
+    def readable(self, rows: pa.Table) -> pa.Table:
+        """Subscriptions, of which those that cannot be matched count as deleted, and are named.
+
+        Rows that were stored before the channel was created were not checked.
+        """
+        permitted = self.query.permits(rows)
+        if permitted.all():
+            return rows
+        names = rows.column(ID).filter(pa.array(~permitted))
+        log.warning(
+            "channel %s: %d subscriptions cannot be matched and are left out: %s; store them again",
+            *(self.channel.name, len(names), names[:NAMED_MAX].to_pylist()),
+        )
+        number = rows.schema.get_field_index(DELETED)
+        deleted = pc.or_(rows.column(DELETED), pa.array(~permitted))
+        return rows.set_column(number, rows.schema.field(number), deleted)
 
     @property
     def compares(self) -> bool:
@@ -976,14 +997,14 @@ class ChannelExecutor:
             until=None if until is None else Cursor({partition: until}),
             partitions=frozenset([partition]),
         )
-        reached = max(after, 0)
+        reached, loop = max(after, 0), asyncio.get_running_loop()
         if until == 0:  # An absent position of a cursor means that nothing is wanted.
             return 0
         async with work.reading, aclosing(self._tables.read_local(task)) as parts:
             async for part in parts:
                 reached = max(reached, part.reached[partition])
                 if part.rows.num_rows:
-                    await take(part.rows)
+                    await take(await loop.run_in_executor(self._executor, work.readable, part.rows))
         return reached
 
 

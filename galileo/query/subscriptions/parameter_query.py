@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, final
 
@@ -210,14 +210,26 @@ class ParameterQuery:
             rows: with a column for each of `places`.
         """
         columns = {name: one_array(rows.column(name)) for name in self.places}
-        masks = [fitting(columns[name], self.places[name]) for name in column_names(self.lookups)]
+        return self._fit(columns, column_names(self.lookups))
+
+    def permits(self, rows: pa.Table) -> Mask:
+        """Mask of the rows that `check` permits."""
+        columns = {name: one_array(rows.column(name)) for name in (BROKER, *self._own)}
+        is_deleted: Mask = np.asarray(one_array(rows.column(DELETED)), dtype=np.bool_)
+        return is_deleted | self._fit(columns, columns)
+
+    def _fit(self, columns: Mapping[str, pa.Array], checked: Iterable[str]) -> Mask:
+        """Mask of the rows in which the values of the checked columns, and all together, fit."""
+        places = {**self.places, **self._own}
+        masks = [fitting(columns[name], places.get(name, {NAME})) for name in checked]
         mask: Mask = np.logical_and.reduce(masks)
-        places = np.flatnonzero(mask)
-        if self.simple is None and len(places):
-            values = pa.table(columns).take(places)
+        together = {name: columns[name] for name in self.places if name in columns}
+        numbers = np.flatnonzero(mask)
+        if self.simple is None and together and len(numbers):
+            values = pa.table(together).take(numbers)
             first, codes = distinct_rows([one_array(column) for column in values.columns])
             wrong = [number for number, _ in self._misfits(values.take(first))]
-            mask[places] = ~np.isin(codes, wrong)
+            mask[numbers] = ~np.isin(codes, wrong)
         return mask
 
 

@@ -188,6 +188,27 @@ async def test_a_channel_with_steps_that_do_not_fit_is_not_created(world: World)
     assert world.cluster["a"].catalog.channels == {}
 
 
+@pytest.mark.parametrize("new", ["observations", "either"])
+@pytest.mark.parametrize("template", ["temperature >= :least", "temperature = :least OR TRUE"])
+async def test_subscriptions_that_were_not_checked_are_left_out_alone_and_named(
+    world: World, caplog: pytest.LogCaptureFixture, template: str, new: Any
+) -> None:
+    channel = Channel(CHANNEL, DATASET, template, new=new)
+    await world.cluster["b"].create_dataset(channel)
+    # As rows that were stored before the channel was created.
+    good = {"id": "good", "broker": "me", "least": 1.0}
+    unnamed, unbounded = good | {"id": "unnamed", "broker": ""}, good | {"id": "unbounded"}
+    wrong = [unnamed, unbounded | {"least": None}]
+    await world.store(f"{CHANNEL}.subscriptions", [good, *wrong])
+    assert await world.matched(1) == {"good": {1}}
+    assert "unnamed" in caplog.text
+    assert "unbounded" in caplog.text
+    await world.store(f"{CHANNEL}.subscriptions", [good | {"least": None}, unbounded])
+    assert await world.matched(2) == {"unbounded": {2} if new == "observations" else {1, 2}}
+    await world.restart()
+    assert await world.matched(3) == {"unbounded": {3}}
+
+
 async def test_a_table_that_a_channel_joins_cannot_be_dropped(world: World) -> None:
     await world.begin(LOOKUP)
     with raises(InputError, channel=CHANNEL):

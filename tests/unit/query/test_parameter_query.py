@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from typing import Any
 
@@ -132,28 +133,29 @@ def rows_of(**columns: Any) -> pa.Table:
     return pa.table(given)
 
 
-@pytest.mark.parametrize(
-    ("text", "columns", "row"),
-    [
-        ("count > :n", {"n": [1.0, None]}, 1),
-        ("count > :n", {"n": [np.nan, None]}, 0),
-        ("count > :n", {"n": [1.0, 2.0, np.inf]}, 2),
-        ("count > :n", {"n": [None, 2.0, None], "deleted": [True, False, False]}, 2),
-        ("count > :n", {"n": [1.0, 2.0], "broker": ["b", None]}, 1),
-        ("count > :n", {"n": [1.0, 2.0], "broker": ["b", ""]}, 1),
-        ("DWITHIN(geometry, :p, 5)", {"p": [POINT, BIG_ENDIAN, BOX]}, 2),
-        ("DWITHIN(geometry, :p, :r)", {"p": [POINT, BOX, BOX], "r": [1.0, 0.0, -1.0]}, 1),
-        ("DWITHIN(geometry, :p, :r)", {"p": [POINT, POINT, BOX], "r": [1.0, -1.0, 0.0]}, 1),
-        ("datetime > :t", {"t": pa.array([0, 1 << 60], TIME_TYPE)}, 1),
-        (":query", {"query": ["count > 1", "", "count > 1", "cuont > 1", "count >"]}, 3),
-        (":query AND count > :n", {"query": ["", "x"], "n": [np.nan, 1.0]}, 0),
-        (":query AND count > :n", {"query": ["x", ""], "n": [1.0, np.nan]}, 0),
-        ("station LIKE :s", {"s": ["a%", "b\\"]}, 1),
-        ("geohash = :cell", {"cell": ["9xjq8", "9xj"]}, 1),
-        ("T_DURING(datetime, INTERVAL(:a, :b))", {"a": TIMES, "b": TIMES[:1] * 2}, None),
-        ("T_DURING(datetime, INTERVAL(:a, :b))", {"a": TIMES[:1] * 2, "b": TIMES}, 1),
-    ],
-)
+CHECKED: list[tuple[str, dict[str, Any], int | None]] = [
+    ("count > :n", {"n": [1.0, None]}, 1),
+    ("count > :n", {"n": [np.nan, None]}, 0),
+    ("count > :n", {"n": [1.0, 2.0, np.inf]}, 2),
+    ("count > :n", {"n": [None, 2.0, None], "deleted": [True, False, False]}, 2),
+    ("count > :n", {"n": [1.0, 2.0], "broker": ["b", None]}, 1),
+    ("count > :n", {"n": [1.0, 2.0], "broker": ["b", ""]}, 1),
+    ("DWITHIN(geometry, :p, 5)", {"p": [POINT, BIG_ENDIAN, BOX]}, 2),
+    ("DWITHIN(geometry, :p, :r)", {"p": [POINT, BOX, BOX], "r": [1.0, 0.0, -1.0]}, 1),
+    ("DWITHIN(geometry, :p, :r)", {"p": [POINT, POINT, BOX], "r": [1.0, -1.0, 0.0]}, 1),
+    ("datetime > :t", {"t": pa.array([0, 1 << 60], TIME_TYPE)}, 1),
+    (":query", {"query": ["count > 1", "", "count > 1", "cuont > 1", "count >"]}, 3),
+    (":query AND count > :n", {"query": ["", "x"], "n": [np.nan, 1.0]}, 0),
+    (":query AND count > :n", {"query": ["x", ""], "n": [1.0, np.nan]}, 0),
+    ("station LIKE :s", {"s": ["a%", "b\\"]}, 1),
+    ("geohash = :cell", {"cell": ["9xjq8", "9xj"]}, 1),
+    ("T_DURING(datetime, INTERVAL(:a, :b))", {"a": TIMES, "b": TIMES[:1] * 2}, None),
+    ("T_DURING(datetime, INTERVAL(:a, :b))", {"a": TIMES[:1] * 2, "b": TIMES}, 1),
+]
+"""A template, subscriptions, and the first row that is wrong."""
+
+
+@pytest.mark.parametrize(("text", "columns", "row"), CHECKED)
 def test_check_names_the_first_wrong_row(
     text: str, columns: dict[str, Any], row: int | None
 ) -> None:
@@ -165,3 +167,21 @@ def test_check_names_the_first_wrong_row(
     query.check(rows.slice(0, row))
     with raises(InvalidObservations, row=row, subscription=f"s{row}"):
         query.check(rows)
+
+
+@pytest.mark.parametrize(("text", "columns", "_"), CHECKED)
+def test_permits_each_row_that_check_permits_alone(
+    text: str, columns: dict[str, Any], _: int | None
+) -> None:
+    query, rows = ParameterQuery(text, SCHEMA), rows_of(**columns)
+    if "deleted" not in rows.column_names:
+        rows = rows.append_column("deleted", [[False] * rows.num_rows])
+
+    def is_permitted(row: pa.Table) -> bool:
+        with contextlib.suppress(InvalidObservations):
+            query.check(row)
+            return True
+        return False
+
+    singly = [is_permitted(rows.slice(number, 1)) for number in range(rows.num_rows)]
+    assert query.permits(rows).tolist() == singly
