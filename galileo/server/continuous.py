@@ -137,8 +137,12 @@ class ContinuousQueries:
         schema = await self._node.named(submission.dataset)
         query = await self._node.bind(submission.query, schema)
         made = self._checked(submission, query)
-        self._check_capacity(await self._ccqs.total())
-        await self._check_quota(made.id, made.owner, submission.quotas.ccqs_max)
+        total = await self._ccqs.total()
+        self._check_capacity(total)
+        bound = owned_max(
+            made.owner, submission.quotas.ccqs_max, free=self._limits.ccqs_max - total
+        )
+        await self._check_quota(made.id, made.owner, bound)
         with self._ccqs.submitting(made.owner):
             return await self._elect(made, query)
 
@@ -516,17 +520,26 @@ class ContinuousQueries:
                 after_s=60.0,
             )
 
-    async def _check_quota(self, ccq_id: str, owner: str, owned_max: int) -> None:
+    async def _check_quota(self, ccq_id: str, owner: str, bound: int) -> None:
         """Raises QuotaExceeded if an owner may not have this CCQ too; it may have it already."""
-        if await self._ccqs.owned_by(owner) < owned_max:
+        if await self._ccqs.owned_by(owner) < bound:
             return
         try:
             await self.find(ccq_id)
         except UnknownCcq as error:
             raise QuotaExceeded(
-                f"expected at most {owned_max:,} continuous queries alive of one owner (quota "
-                "ccqs_max), got one more; cancel some, let them expire, or ask an administrator "
-                "for a higher quota",
+                f"expected at most {bound:,} continuous queries alive of one owner (quota "
+                "ccqs_max, or as many as are free in the cluster), got one more; cancel some, let "
+                "them expire, or ask an administrator for a higher quota",
                 quota="ccqs_max",
-                bound=owned_max,
+                bound=bound,
             ) from error
+
+
+def owned_max(owner: str, quota: int, *, free: int) -> int:
+    """The most continuous queries of an owner: its quota, and no more than are free.
+
+    So one caller cannot have all that the cluster may have: alone it gets half. Callers without a
+    name, as all are without authentication, have their quota alone.
+    """
+    return min(quota, free) if owner else quota

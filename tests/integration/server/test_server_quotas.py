@@ -41,6 +41,7 @@ from galileo.wire.v1 import (
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
 AUDIT = "audit.jsonl"
+CCQS_MAX = 40
 DAY = Retention("1d")
 WITHIN_S = 300.0
 NONE = "class No:\n    def sample(self, labels, *, seed):\n        return labels.buckets < 0\n"
@@ -84,6 +85,7 @@ def metered(
     few = (("calls_max", 3), ("ccqs_max", 4), ("interval_min_s", 0.5), ("vertices_max", 10))
     tokens.add("ann", Role.READER, Role.WRITER, quotas=few)
     tokens.add("bob", Role.READER)
+    tokens.add("sue", Role.READER)
     tokens.add("often", Role.READER, quotas=(("calls_per_s", 20.0),))
     tokens.add("seldom", Role.READER, quotas=(("calls_per_s", 1.0),))
     tokens.add("much", Role.WRITER, quotas=(("bytes_in_per_s", 100_000.0),))
@@ -96,6 +98,7 @@ def metered(
         "auth": {"token_file": str(tokens.path)},
         "audit": {"file": AUDIT},
         "samplers": {"uploads": "sandboxed"},
+        "limits": {"ccqs_max": CCQS_MAX},
         "membership": {"failure_timeout_s": 60.0},  # however busy this machine is
         "evaluator": no_evaluator,
     }
@@ -106,12 +109,33 @@ def metered(
         yield Metered(cluster, tokens, client, directory)
 
 
+def submit_all(client: Client) -> int:
+    """Submits continuous queries until one is refused; how many there are."""
+    for number in range(CCQS_MAX + 1):
+        try:
+            client.submit("rain", "", interval="1h", expiration="1h")
+        except QuotaExceeded:
+            return number
+    raise AssertionError("none was refused")
+
+
 def until(holds: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + WITHIN_S
     while not (found := holds()):
         assert time.monotonic() < deadline, "it never did"
         time.sleep(0.05)
     return found
+
+
+@pytest.mark.slow
+def test_callers_leave_continuous_queries_to_others(metered: Metered) -> None:
+    with metered.connect("bob") as bob, metered.connect("sue") as sue:
+        until(lambda: not bob.whoami().quotas["ccqs_max"].used)
+        assert CCQS_MAX // 4 <= submit_all(bob) <= CCQS_MAX // 2
+        assert 1 <= submit_all(sue) <= CCQS_MAX // 4
+        for client in (bob, sue):
+            for one in client.list_ccqs():
+                client.cancel(one.id)
 
 
 @pytest.mark.slow
