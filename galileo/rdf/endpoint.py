@@ -7,7 +7,7 @@ proxy in front of it can add both.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
     from starlette.responses import Response
 
-DROPPED_BYTES_MAX = 16 << 20
-"""Bytes that are read and discarded of a body that is too large."""
 _LENGTH = re.compile(r"[0-9]{1,10}")
 _TEXT = {"Content-Type": "text/plain; charset=utf-8"}
 
@@ -137,19 +135,9 @@ async def body_of(request: HttpRequest) -> bytes:
     length = headers.get("content-length", "0")
     size = int(length) if _LENGTH.fullmatch(length) else None
     if size is None or size > protocol.BODY_BYTES_MAX:
-        await drop_body(request.stream())
         raise Refused(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"expected a body of at most {protocol.BODY_BYTES_MAX:,} bytes, got {length[:40]}",
             Connection="close",
         )
     return await request.body()
-
-
-async def drop_body(pieces: AsyncIterator[bytes]) -> None:
-    """Discards data of a body: a client that cannot send it would not read the response."""
-    left = DROPPED_BYTES_MAX
-    async for piece in pieces:
-        left -= len(piece)
-        if left <= 0:
-            return
