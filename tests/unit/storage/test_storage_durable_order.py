@@ -85,7 +85,9 @@ def recover_from_the_log(node: Node) -> None:
     node.store.log._files.clear()  # as a killed process leaves it
     node.store.close()
     for segment in node.directory.rglob("*.segment"):
-        os.truncate(segment, 0)
+        with segment.open("r+b") as file:
+            file.truncate()
+            os.fsync(file.fileno())  # Nothing that was there before counts.
     node.open()
     assert not log.exists()
     node.disk.check(logged=False)
