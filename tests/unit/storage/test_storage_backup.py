@@ -203,6 +203,29 @@ def test_backup_during_writes_and_merges_has_acknowledged_commits(
         check_node(restored, make_commit, commits={3: COMMITS, 12: last})
 
 
+def test_backup_of_files_that_are_dropped_before_their_mark_is_copied_begins_again(
+    node: Path, tmp_path: Path, make_commit: Make
+) -> None:
+    with opened(node) as store:
+        journal = store.journal("nam", 12)
+        newest = journal.files()[-1][0].relative_to(node)
+
+        def drop_once(_: int) -> None:
+            """Drops all files as soon as the newest one is copied."""
+            if journal.dropped == 0 and (tmp_path / "backup.partial" / newest).exists():
+                journal.seal()
+                journal.append([make_commit(COMMITS + 1, rows=20)])
+                journal.drop(COMMITS + 1)
+
+        backup(node, tmp_path / "backup", options=COPY, progress=drop_once)
+    restore(tmp_path / "backup", tmp_path / "again")
+    with opened(tmp_path / "again") as store:
+        journal = store.journal("nam", 12)
+        assert (journal.dropped, journal.last_sequence) == (COMMITS + 1, COMMITS + 2)
+        commit = make_commit(COMMITS + 1, rows=20)
+        assert journal.read(COMMITS + 2).equals(commit.observations)
+
+
 def test_backup_damaged_segment_raises_corrupt_data(node: Path, tmp_path: Path) -> None:
     for pattern in ("*/3/*.merged", "*/12/*.segment"):
         path = min(node.glob(f"journals/{pattern}"))

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import CorruptData, InputError, PartitionReadOnly
+from galileo.storage import metadata_log
 from galileo.storage.disk import RealDisk
 from galileo.storage.metadata_files import MetadataFiles
 from galileo.storage.metadata_log import MetadataLog
@@ -63,6 +64,19 @@ def test_metadata_log_random_changes_equals_dict(
                 batches = MetadataLog(directory, disk, batches_max=batches_max)
             assert batches.load_all() == expected
         assert MetadataLog(directory, disk).load_all() == expected
+
+
+def test_metadata_log_keeps_a_deletion_while_an_older_batch_has_the_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_log, "SMALL_BYTES", 0)
+    batches = MetadataLog(tmp_path, CountingDisk(), batches_max=3)
+    large = bytes(100)
+    for values in ({"a": b"1", "b": large}, {"a": None, "c": large}, {"c": large}, {"d": large}):
+        batches.save(values)
+    left = sorted(path.stem for path in tmp_path.iterdir())
+    assert left == [f"{number:016d}" for number in (1, 3, 4, 5)], "of 2 the deletion is left"
+    assert MetadataLog(tmp_path, CountingDisk()).load_all().keys() == {"b", "c", "d"}
 
 
 @examples(60)
