@@ -425,6 +425,23 @@ def test_parquet_texts_of_each_encoding_are_read(tmp_path: Path) -> None:
             assert rows.column("s").cast(pa.string()).combine_chunks().equals(texts)
 
 
+def test_parquet_texts_whose_row_groups_have_different_encodings_are_read(tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed")
+    rows, path = 4_096, tmp_path / "x.parquet"
+    texts = "CASE WHEN i < 2048 THEN 'same' ELSE 'station-' || i * 7919 END"
+    with duckdb.connect() as database:
+        database.execute(
+            f"COPY (SELECT 1.0 AS latitude, 2.0 AS longitude, TIMESTAMP '2020-01-01' AS time, "
+            f"{texts} AS s FROM range({rows}) t(i) ORDER BY i) TO '{path}' "
+            "(FORMAT parquet, PARQUET_VERSION v2, ROW_GROUP_SIZE 2048)"
+        )
+    groups = map(pq.ParquetFile(path).metadata.row_group, range(2))
+    encodings = [group.column(3).encodings for group in groups]
+    assert encodings == [("RLE_DICTIONARY",), ("DELTA_LENGTH_BYTE_ARRAY",)]
+    column = pa.concat_tables(open_source(path).batches()).column("s")
+    assert column.to_pylist()[2_047:2_050:2] == ["same", f"station-{2_049 * 7_919}"]
+
+
 def test_parquet_texts_with_long_common_beginnings_take_little_memory(tmp_path: Path) -> None:
     rows, path = 200, tmp_path / "x.parquet"
     where = {name: np.ones(rows) for name in ("latitude", "longitude")}

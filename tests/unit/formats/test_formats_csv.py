@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 from expected_errors import raises
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from galileo.arrays import BATCH_BYTES_MAX
@@ -320,6 +320,7 @@ def test_texts_and_nulls_survive_an_export_and_an_import(
 
 
 @given(st.text(st.sampled_from(list('",\n\ra')), max_size=14))
+@example('"\na')  # A piece that begins with a quotation and ends within a field.
 def test_pieces_end_where_rows_end(text: str) -> None:
     data, is_quoted, is_start, end = text.encode(), False, True, 0
     characters = enumerate(text)

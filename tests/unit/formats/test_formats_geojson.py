@@ -47,6 +47,13 @@ def test_geojson_properties_are_columns_and_times_milliseconds(path: Path) -> No
     ]
 
 
+def test_geojson_id_of_a_feature_is_a_column_unless_a_property_has_the_name(path: Path) -> None:
+    write(path, point([1, 2], time=0, mag=4) | {"id": "us1"})
+    assert read(path).column("id").to_pylist() == ["us1"]
+    write(path, point([1, 2], time=0, id="own") | {"id": "us1"})
+    assert read(path).column("id").to_pylist() == ["own"]
+
+
 def test_geojson_time_text_is_parsed(path: Path) -> None:
     write(path, point([1, 2], time="2020-01-01T00:00:00Z", mag=4))
     assert read(path).column("time").to_pylist() == [dt.datetime(2020, 1, 1, tzinfo=dt.UTC)]

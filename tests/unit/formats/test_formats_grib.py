@@ -496,6 +496,10 @@ INTERVAL_END = {
         ({"edition": 1, "indicatorOfUnitOfTimeRange": 0, "P1": 90}, utc(2020, 2, 29, 7, 30)),
         ({"edition": 1, "indicatorOfUnitOfTimeRange": 13, "P1": 3}, utc(2020, 2, 29, 6, 45)),
         (STATISTICS | INTERVAL_END, utc(2020, 3, 1, 7, 0, 36)),
+        (
+            STATISTICS | INTERVAL_END | {"secondOfEndOfOverallTimeInterval": 255},  # missing
+            utc(2020, 3, 1, 7),
+        ),
         ({"edition": 1, "indicatorOfUnitOfTimeRange": 3, "P1": 2}, utc(2020, 4, 29, 6)),
         (
             {"edition": 1, "indicatorOfUnitOfTimeRange": 3, "timeRangeIndicator": 3, "P2": 1},

@@ -203,6 +203,16 @@ def test_netcdf_levels_are_variables_unless_single(path: Path) -> None:
         read(path, "t=t")
 
 
+def test_netcdf_levels_that_are_equal_are_numbered(path: Path) -> None:
+    with writing(path, time=1, level=2, lat=1, lon=1) as dataset:
+        put_places(dataset, latitudes=[10.0], longitudes=[1.0])
+        put_times(dataset, [0])
+        put(dataset, "level", ("level",), [850.0, 850.0], units="hPa")
+        put(dataset, "t", ("time", "level", "lat", "lon"), [[[[1.0]], [[2.0]]]])
+    [row] = read(path).to_pylist()
+    assert (row["t_level_0"], row["t_level_1"]) == (1.0, 2.0)
+
+
 def test_netcdf_mapped_constant_field_is_repeated(path: Path) -> None:
     with writing(path, time=2, lat=1, lon=2) as dataset:
         put_places(dataset, latitudes=[1.0], longitudes=[1.0, 2.0])

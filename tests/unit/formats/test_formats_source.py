@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from galileo.arrays import rebatch
 from galileo.errors import InputError, InvalidObservations, InvalidSchema, UnknownProperty
-from galileo.formats import Mapping, Source, open_source, suggest_schema
+from galileo.formats import CsvOptions, Mapping, Source, open_source, suggest_schema
 from galileo.formats.source import DEFAULT_INDEXED_MAX
 from galileo.model.observations import normalise
 from galileo.model.schema import Feature, Schema
@@ -178,6 +178,10 @@ def test_source_digest_equal_for_equal_batches_only(path: Path, tmp_path: Path) 
         open_source(path, mapping=Mapping.parse(["t=t"])).digest(),
         open_source(path, mapping=Mapping.parse(["t=rh"])).digest(),
         open_source(path, mapping=Mapping.parse(["time=@2020-01-01"])).digest(),
+        open_source(path, mapping=Mapping.parse(["latitude=lon"])).digest(),
+        open_source(path, mapping=Mapping.parse(["longitude=lat"])).digest(),
+        open_source(path, mapping=Mapping(missing=(("rh", "50"),))).digest(),
+        open_source(path, mapping=Mapping(csv=CsvOptions(time_zone="Europe/Berlin"))).digest(),
         open_source(path, schema=schema).digest(),
         open_source(path, schema=Schema("y", [Feature("t")])).digest(),
     ]
