@@ -138,3 +138,11 @@ def test_children_signed_zeros_are_one_child():
         assert graph.children([zero], order=("t", "n")).column("value").to_pylist() == [1, 2]
     first, more = page(children, after=None, limit=1)
     assert (first.num_rows, more) == (1, False)
+
+
+def test_pages_together_have_every_child():
+    children = pa.table({"value": [1, 2, None], "paths": [1, 1, 1], "observations": [3, 2, 1]})
+    first, more = page(children, after=None, limit=2)
+    assert (first.column("value").to_pylist(), more) == ([1, 2], True)
+    rest, more = page(children, after=2, limit=2)
+    assert (rest.column("value").to_pylist(), more) == ([None], False)

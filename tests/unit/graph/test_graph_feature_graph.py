@@ -227,13 +227,15 @@ def test_feature_graph_restarted_owner_replaces_state(world):
 
 @given(seed=SEEDS, limit=st.integers(32, 60))
 def test_synopsis_many_entries_stays_within_limit(world, seed, limit):
-    synopsis = Synopsis(world.schema, partition=0, epoch=1, entries_max=limit)
+    synopsis = Synopsis(world.schema, partition=0, epoch=1, since=7, entries_max=limit)
     rng = np.random.default_rng(seed)
-    for sequence in range(1, 6):
+    for sequence in range(8, 13):
         batch = world.batch(seed + sequence, 300, hours=24 * 3000)
         cells = rng.integers(0, 1 << 20, 300, dtype=np.uint64)
         synopsis.add(batch.set_column(0, batch.schema.field(0), pa.array(cells)), sequence)
-        assert len(synopsis.changes_since(None).state.entries) <= limit
+        state = synopsis.changes_since(None).state
+        assert len(state.entries) <= limit
+        assert (state.since, state.version) == (7, Version(1, sequence))
 
 
 @pytest.mark.parametrize("precision", [1, 2, 3, 9])
