@@ -100,7 +100,7 @@ def test_read_ids_returns_the_observations_in_their_order(
     client: galileo.Client, explored: Any
 ) -> None:
     page = client.select_page(explored.name, QUERY, limit=40)
-    table = page.table.take(pa.array([7, 0, 39, 7]))
+    table = page.table.take(pa.array([39, 7, 0, 7]))
     again = client.read_ids(explored.name, table["id"].to_pylist())
     assert again.to_pylist() == table.to_pylist()
     few = client.read_ids(explored.name, table["id"].to_pylist(), columns=["note"])
