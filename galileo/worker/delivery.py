@@ -204,6 +204,7 @@ class Delivery:
             if self._now() - self._holder[1] < TAKE_OVER_S:
                 self._may_hold = False
                 raise TakenError
+        self._holder = "", 0.0
         self._row, self._checked_at, self._may_hold = row, begun, True
         self._token, self._begun_at = row.get(TOKEN) or "", begun
         try:

@@ -16,12 +16,19 @@ from simulator.virtual_time import SimulatedClock, SimulatedLoop, run_simulated
 import galileo.worker.delivery
 import galileo.worker.worker
 from galileo.client import async_channels, async_tables
+from galileo.client.numbered_rows import read_row, replace_row
 from galileo.client.results import Delivery
 from galileo.errors import Unavailable
 from galileo.model.broker import BROKERS, WORKERS, Broker, Webhook
 from galileo.model.channel import Channel
 from galileo.model.table import hashes_of, partitions_of
-from galileo.worker.delivery import CHECK_S, REFUSED_MAX, RETRY_AFTER_MAX_S, WAIT_CHECK_S
+from galileo.worker.delivery import (
+    CHECK_S,
+    REFUSED_MAX,
+    RETRY_AFTER_MAX_S,
+    TAKE_OVER_S,
+    WAIT_CHECK_S,
+)
 from galileo.worker.endpoints import Chunk, DeliveryError, DisabledError, RefusedError
 from galileo.worker.options import WorkerOptions
 from galileo.worker.worker import FORGET_S, LEASE_S, LOOK_S, Worker
@@ -347,6 +354,8 @@ def test_chunk_that_fails_beyond_a_bound_becomes_a_dead_letter(bound: dict[str, 
             assert sum(len(chunk.notifications) == 4 for _, chunk in stage.endpoint.came) == 3
         else:
             assert stage.endpoint.came[-1][0] - stage.endpoint.came[0][0] >= 20.0
+            parts = [chunk.key for _, chunk in stage.endpoint.came if len(chunk.notifications) < 4]
+            assert len(parts) == len(set(parts)), "parts of a chunk have no time of their own"
 
     play(scene, **bound)
 
@@ -412,6 +421,24 @@ def test_worker_that_takes_over_goes_on_within_an_execution() -> None:
         stage.start()
         await until(lambda: len(set(stage.endpoint.accepted)) == 400)
         assert len(stage.endpoint.accepted) - 400 <= 1.2 / 0.1 * Endpoint.pairs_max
+
+    play(scene)
+
+
+def test_worker_takes_over_from_a_living_one_that_does_not_give_up() -> None:
+    """The release of who had the pair before may be lost."""
+
+    async def scene(stage: Stage) -> None:
+        stage.start()
+        await asyncio.sleep(5.0)
+        positions = stage.journal.channels["one"].positions
+        row = await read_row(stage.operator, positions, "a")
+        [other] = {worker.name for worker in stage.workers} - {row["worker"]}
+        await replace_row(stage.operator, positions, row, worker=other)
+        stage.journal.notify("one", "a", ["anna"])
+        begun = now()
+        await until(lambda: bool(stage.endpoint.accepted))
+        assert TAKE_OVER_S <= now() - begun < 2 * TAKE_OVER_S
 
     play(scene)
 
