@@ -46,6 +46,7 @@ from galileo.model.channel import Channel
 from galileo.model.enrichment import Lookup, Nearest, Step
 from galileo.model.table import Table
 from galileo.node import table_reader
+from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
 from galileo.node.channel_reader import LOOK_S
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
@@ -476,6 +477,23 @@ async def test_commits_that_retention_dropped_before_they_were_matched_are_passe
     await hot.judge(may_skip=True)
 
 
+async def test_a_partition_that_was_not_executed_holds_what_came_since_the_channel_began(
+    hot: Hot,
+) -> None:
+    for _ in range(4):
+        await hot.observe()
+    hot.gossip()
+    node = hot.cluster["a"]
+    cuts = ChannelCuts(node.catalog, node.channel_reader, loop=asyncio.get_running_loop())
+    dataset = node.catalog.shard(DATASET).schema
+    start = Cursor(dict(hot.audit.channel.start))
+    for executed, expected in (("a", start), ("bc", hot.published(DATASET))):
+        await hot.execute(*executed)
+        [hold] = await cuts.holds(dataset)
+        assert hold.position == expected
+    assert start != expected
+
+
 async def test_a_reader_whose_executions_are_dropped_while_it_reads_is_told(hot: Hot) -> None:
     for _ in range(30):
         await hot.observe()
@@ -519,6 +537,7 @@ async def test_a_reader_waits_where_the_view_is_ahead_of_the_owner(hot: Hot) -> 
     hot.cluster.network.calls.clear()
     parts = [part async for part in node.channel_reader.follow(task, wait_s=0.5)]
     assert all(part.execution is None for part in parts)
+    assert Cursor.joined(part.reached for part in parts) == hot.published(CHANNEL), "all are passed"
     assert len(hot.cluster.network.calls) < 4 * 0.5 / LOOK_S
 
 
