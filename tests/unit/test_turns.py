@@ -95,6 +95,22 @@ async def test_caller_that_used_more_time_waits_for_one_that_used_less() -> None
     assert order == ["long", "short", "short", "short", "long"]
 
 
+async def test_caller_that_stays_away_saves_up_no_turns() -> None:
+    clock, order = StoppedClock(), []
+    turns = one_turn(clock)
+    for caller, took_s in (("a", 5), ("b", 100)):
+        [one] = await askers(turns, order, caller)
+        clock.now += took_s
+        await one.end()
+    waiting = await askers(turns, order, "b", "c", "a")
+    while waiting:
+        await asyncio.sleep(0)
+        for one in [one for one in waiting if one.has_begun.is_set()]:
+            await one.end()
+            waiting.remove(one)
+    assert order == ["a", "b", "b", "c", "a"], "a has no claim to the time in which it was away"
+
+
 async def test_latest_request_of_the_caller_with_the_most_gives_way() -> None:
     turns, order = one_turn(waiting_max=2), []
     greedy = await askers(turns, order, *["greedy"] * 3)

@@ -92,6 +92,7 @@ def test_meter_above_calls_per_s_delays_then_throttles() -> None:
     assert max(waits) <= WAIT_MAX_S < refused.details["after_s"]
     assert refused.details["quota"] == "calls_per_s"
     before = meter.calls
+    assert before == len(waits), "a refused call is not counted"
     clock.now += refused.details["after_s"]
     assert meter.begin(None) == 0.0, "a call after the named delay is admitted"
     assert meter.calls == before + 1
