@@ -97,6 +97,8 @@ def test_distance_unit_is_converted(graph):
     assert value(graph, f"geof:distance({pair}, unit:MI)") == pytest.approx(metres / 1609.344)
     assert value(graph, f"geof:metricDistance({pair})") == metres
     assert value(graph, f"geof:distance({pair}, unit:DEG)") == pytest.approx(math.hypot(0.28, 0.28))
+    radians = math.radians(math.hypot(0.28, 0.28))
+    assert value(graph, f"geof:distance({pair}, unit:RAD)") == pytest.approx(radians)
     assert value(graph, f"geof:distance({pair}, unit:K)") is None
 
 
