@@ -60,6 +60,7 @@ class Sizes:
         gateway_rows, gateway_readers: observations of a file over HTTP, and readers of the events
             of a query.
         sparql_labels: of the large result, and of the one that rdflib's engine is asked about, too.
+        loop_rows: observations, each with the most features, of a node whose event loop is watched.
     """
 
     runs: int = 5
@@ -129,6 +130,7 @@ class Sizes:
     gateway_rows: int = 1_000_000
     gateway_readers: int = 10_000
     sparql_labels: tuple[int, int] = (100_000, 500)
+    loop_rows: int = 100_000
 
 
 FULL = Sizes()
@@ -195,6 +197,7 @@ QUICK = Sizes(
     memory_runs=1,
     tile_rows=(20_000,),
     sparql_labels=(2_000, 40),
+    loop_rows=2_000,
 )
 
 

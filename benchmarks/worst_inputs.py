@@ -1,0 +1,754 @@
+"""The largest inputs that each method of a node and each route of a gateway takes.
+
+Each entry names the numbers of a caller that the handler's work grows with, and has requests with
+the greatest ones that are taken, or that are refused as late as possible. A test compares both
+tables with the descriptors of the services and with the routes.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+from urllib.parse import quote, urlencode
+
+import numpy as np
+import pyarrow as pa
+from google.protobuf.message import Message
+
+import galileo
+from galileo.cursor import Cursor
+from galileo.graph.quantiles import QUANTILES_MAX
+from galileo.graph.summary import BINS_MAX
+from galileo.labels import to_ipc
+from galileo.model.schema import FEATURES_MAX, features_to_json
+from galileo.node.cluster_analytics import CHILDREN_MAX
+from galileo.node.peers import PARTS_SCHEMA
+from galileo.query.nearest import COUNT_MAX
+from galileo.rpc.admission import SMALL_REQUEST_BYTES_MAX
+from galileo.wire import token
+from galileo.wire.internal.v1 import migration_pb2, peers_pb2, replication_pb2
+from galileo.wire.v1 import (
+    analytics_pb2,
+    channels_pb2,
+    cluster_pb2,
+    common_pb2,
+    continuous_pb2,
+    partitions_pb2,
+    query_pb2,
+    samplers_pb2,
+    storage_pb2,
+)
+
+WIDE, TABLE, CHANNEL = "wide", "areas", "fences"
+TEXT = "station"
+NUMBERS = FEATURES_MAX - 1
+"""Features of `WIDE` that are numbers."""
+NAMED, TEXT_VALUES = 19, 1_000
+VERTICES, CONDITIONS, VALUES = 30_000, 900, 10_000
+HEAD_BYTES = 60_000
+"""Characters of the head of a request over HTTP."""
+LONG = "x" * (SMALL_REQUEST_BYTES_MAX - 4_096)
+"""A text that fills a small request."""
+MANY = 16_384
+"""Numbers or messages in a request that has nothing in bulk."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorstCall:
+    """The largest requests of a method.
+
+    Attributes:
+        grows_with: the numbers that its work is a product of.
+        requests: makes them.
+    """
+
+    grows_with: str
+    requests: Callable[[], Iterator[Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A request to a gateway."""
+
+    path: str
+    method: str = "GET"
+    body: bytes = b""
+    media_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorstRequest:
+    """The largest requests of a route; see `WorstCall`."""
+
+    grows_with: str
+    requests: Callable[[], Iterator[HttpRequest]]
+
+
+# --- data ----------------------------------------------------------------------------------------
+
+
+def wide_schema() -> galileo.Schema:
+    """A dataset with as many features as there can be."""
+    numbers = [galileo.Feature(f"n{i:03}", indexed=i < NAMED) for i in range(NUMBERS)]
+    return galileo.Schema(WIDE, [galileo.Feature(TEXT, type="text"), *numbers])
+
+
+def wide_rows(rows: int, *, seed: int = 1) -> pa.Table:
+    rng = np.random.default_rng(seed)
+    columns = {
+        "latitude": pa.array(rng.uniform(-80, 80, rows)),
+        "longitude": pa.array(rng.uniform(-179, 179, rows)),
+        "time": pa.array(1_400_000_000_000_000 + rng.integers(0, 10**12, rows)).cast(
+            pa.timestamp("us", tz="UTC")
+        ),
+        TEXT: pa.array([f"s{i}" for i in rng.integers(0, TEXT_VALUES, rows).tolist()]),
+    }
+    values = rng.normal(size=rows)
+    columns |= {f"n{i:03}": pa.array(np.roll(values, i)) for i in range(NUMBERS)}
+    return pa.table(columns).cast(wide_schema().observation_schema)
+
+
+def table() -> galileo.Table:
+    return galileo.Table(TABLE, {"id": "text", "name": "text", "place": "geometry"}, key="id")
+
+
+def channel() -> galileo.Channel:
+    return galileo.Channel(CHANNEL, WIDE, "n000 > :least AND n001 < :most", period="1h")
+
+
+def polygon(vertices: int) -> str:
+    """Well-known text of a star, whose edges cross many cells."""
+    angles = np.linspace(0, 2 * math.pi, vertices, endpoint=False)
+    radii = np.where(np.arange(vertices) % 2, 80.0, 70.0)
+    points = [
+        f"{x:.3f} {y:.3f}"
+        for x, y in zip(radii * np.cos(angles) * 2, radii * np.sin(angles), strict=True)
+    ]
+    return f"POLYGON(({', '.join([*points, points[0]])}))"
+
+
+@functools.cache
+def queries() -> tuple[str, ...]:
+    """Conditions with many vertices, with many operators, and with a long list."""
+    return (
+        f"S_INTERSECTS(geometry, {polygon(VERTICES)})",
+        " OR ".join(f"(n{i % NAMED:03} > {i} AND n001 < -{i})" for i in range(CONDITIONS)),
+        f"{TEXT} IN ({', '.join(repr(f's{i}') for i in range(VALUES))})",
+    )
+
+
+@functools.cache
+def short_queries() -> tuple[str, ...]:
+    """The same, which fit the head of a request over HTTP."""
+    return (
+        f"S_INTERSECTS(geometry,{polygon(1_500)})",
+        " OR ".join(f"n{i % NAMED:03}>{i}" for i in range(1_500)),
+        f"{TEXT} IN ({','.join(repr(f's{i}') for i in range(4_000))})",
+    )
+
+
+@functools.cache
+def observations(rows: int, columns: int) -> bytes:
+    """An Arrow stream of the first columns."""
+    return to_ipc(wide_rows(rows).select(range(columns)))
+
+
+@functools.cache
+def many_batches() -> bytes:
+    """An Arrow stream with a row in each of many batches."""
+    row, sink = wide_rows(1), io.BytesIO()
+    with pa.ipc.new_stream(sink, row.schema) as writer:
+        for _ in range(300):
+            writer.write_table(row)
+    return sink.getvalue()
+
+
+def cursor(partitions: int = MANY) -> common_pb2.Cursor:
+    return common_pb2.Cursor(partitions=range(partitions), sequences=range(1, partitions + 1))
+
+
+def scope() -> analytics_pb2.PartitionScope:
+    return analytics_pb2.PartitionScope(partitions=range(MANY), after=cursor())
+
+
+def names() -> list[str]:
+    """The names of all columns, many times over."""
+    return [f"n{i % NUMBERS:03}" for i in range(MANY)]
+
+
+def _large_schemas() -> Iterator[str]:
+    """A schema with long units, and one with far too many features."""
+    whole = wide_schema().to_dict() | {"name": "made"}
+    units = [feature | {"unit": "K" * 2_000} for feature in whole["features"]]
+    yield json.dumps(whole | {"features": units})
+    many = [whole["features"][1] | {"name": f"f{i}"} for i in range(12_000)]
+    yield json.dumps(whole | {"features": many})
+
+
+# --- methods -------------------------------------------------------------------------------------
+
+Requests: TypeAlias = Iterator[Message]
+
+
+def _ingest() -> Requests:
+    for number, data in enumerate((observations(8_000, 259), many_batches()), start=1):
+        yield storage_pb2.IngestRequest(dataset=WIDE, producer="p", batch=number, observations=data)
+
+
+def _read() -> Requests:
+    zeros = np.zeros(1_000_000)
+    columns = pa.table(dict.fromkeys(PARTS_SCHEMA.names, zeros))
+    parts = to_ipc(columns.cast(PARTS_SCHEMA))
+    for query in queries():
+        yield storage_pb2.ReadRequest(dataset=WIDE, parts=parts, query_json=query)
+
+
+def _select() -> Requests:
+    for query in queries():
+        yield storage_pb2.SelectRequest(dataset=WIDE, query=query, order_by="n000", limit=100_000)
+        yield storage_pb2.SelectRequest(dataset=WIDE, query=query, count_only=True)
+    yield storage_pb2.SelectRequest(dataset=WIDE, columns=names())
+    yield storage_pb2.SelectRequest(
+        dataset=WIDE,
+        commits=storage_pb2.SelectScope(partitions=range(MANY), after=cursor(), until=cursor()),
+    )
+
+
+def _page() -> Requests:
+    for query in queries():
+        yield storage_pb2.PageRequest(dataset=WIDE, query=query, limit=10_000)
+    yield storage_pb2.PageRequest(dataset=WIDE, limit=10_000, columns=names())
+
+
+def _read_table() -> Requests:
+    keys = to_ipc(pa.table({"id": [f"k{i}" for i in range(500_000)]}))
+    yield storage_pb2.ReadTableRequest(dataset=TABLE, keys=keys)
+    yield storage_pb2.ReadTableRequest(
+        dataset=TABLE, partitions=range(MANY), after=cursor(), until=cursor(), local=True
+    )
+
+
+def _scan() -> Requests:
+    item = storage_pb2.ScanItem(dataset=WIDE, query_json=queries()[1])
+    yield storage_pb2.ScanRequest(items=[item] * 500)
+    yield storage_pb2.ScanRequest(items=[storage_pb2.ScanItem(dataset=WIDE)] * MANY)
+
+
+def _run() -> Requests:
+    for query in queries():
+        yield query_pb2.QueryRequest(dataset=WIDE, query=query)
+    yield query_pb2.QueryRequest(dataset=WIDE, partitions=range(1_000_000))
+    yield query_pb2.QueryRequest(dataset=WIDE, sampler_json=json.dumps({"name": LONG}))
+
+
+def _explain() -> Requests:
+    for query in queries():
+        yield analytics_pb2.ExplainRequest(dataset=WIDE, query=query)
+    yield analytics_pb2.ExplainRequest(dataset=WIDE, share=scope())
+
+
+def _summarise() -> Requests:
+    for query in queries():
+        yield analytics_pb2.SummariseRequest(
+            dataset=WIDE, query=query, feature="n000", count=BINS_MAX
+        )
+    edges = analytics_pb2.Edges(edges=range(1_000_000))
+    yield analytics_pb2.SummariseRequest(dataset=WIDE, feature="n000", edges=edges)
+
+
+def _aggregate() -> Requests:
+    statistics = [
+        analytics_pb2.GroupStatistics(
+            feature=f"n{i:03}", statistics=["count", "sum", "min", "max", "mean"]
+        )
+        for i in range(NAMED)
+    ]
+    key = analytics_pb2.GroupKey(cell_bits=30)
+    for query in ("", *queries()):
+        yield analytics_pb2.AggregateRequest(
+            dataset=WIDE, query=query, by=[key], statistics=statistics
+        )
+    yield analytics_pb2.AggregateRequest(
+        dataset=WIDE,
+        by=[key] * MANY,
+        statistics=[analytics_pb2.GroupStatistics(feature=f"n{i}") for i in range(MANY)],
+    )
+
+
+def _estimate() -> Requests:
+    shares = np.linspace(0, 1, QUANTILES_MAX).tolist()
+    for query in ("", *queries()):
+        yield analytics_pb2.EstimateRequest(
+            dataset=WIDE, query=query, feature="n000", quantiles=shares
+        )
+    yield analytics_pb2.EstimateRequest(dataset=WIDE, feature="n000", quantiles=[2.0] * MANY)
+
+
+def _children() -> Requests:
+    yield analytics_pb2.ChildrenRequest(dataset=WIDE, limit=CHILDREN_MAX)
+    yield analytics_pb2.ChildrenRequest(dataset=WIDE, limit=CHILDREN_MAX, order=[TEXT])
+    yield analytics_pb2.ChildrenRequest(dataset=WIDE, order=names(), prefix_json="[1]")
+    yield analytics_pb2.ChildrenRequest(dataset=WIDE, prefix_json=f"[{'1,' * 400_000}1]")
+
+
+def _nearest() -> Requests:
+    for query in ("", *queries()):
+        yield analytics_pb2.NearestRequest(dataset=WIDE, query=query, count=COUNT_MAX)
+
+
+def _latest() -> Requests:
+    for query in ("", *queries()):
+        yield analytics_pb2.LatestRequest(
+            dataset=WIDE, query=query, by=analytics_pb2.GroupKey(cell_bits=60)
+        )
+
+
+def _version() -> Requests:
+    yield analytics_pb2.VersionRequest(dataset=WIDE)
+    yield analytics_pb2.VersionRequest(dataset=WIDE, share=scope())
+
+
+def _describe() -> Requests:
+    yield analytics_pb2.DescribeRequest(dataset=WIDE)
+    yield analytics_pb2.DescribeRequest(dataset=WIDE, share=scope())
+
+
+def _submit() -> Requests:
+    for query in queries():
+        yield continuous_pb2.SubmitRequest(
+            dataset=WIDE, query=query, interval_s=3_600, expiration_s=7_200
+        )
+
+
+def _fetch() -> Requests:
+    whole = token.encode("absent", Cursor(dict.fromkeys(range(70_000), 1 << 62)))
+    for text in (whole, LONG):
+        yield continuous_pb2.FetchRequest(ccq_id="absent", token=text)
+
+
+def _create_dataset() -> Requests:
+    for text in _large_schemas():
+        yield cluster_pb2.CreateDatasetRequest(schema_json=text)
+    template = " OR ".join(f"n{i % NAMED:03} > :least AND n001 < {i}" for i in range(900))
+    made = galileo.Channel("made2", WIDE, "n000 > :least", period="1h").to_json()
+    document = json.loads(made) | {"template": template}
+    yield cluster_pb2.CreateDatasetRequest(schema_json=json.dumps(document))
+    polygons = f"n000 > :least AND S_INTERSECTS(geometry, {polygon(VERTICES)})"
+    document = json.loads(made) | {"name": "made3", "template": polygons}
+    yield cluster_pb2.CreateDatasetRequest(schema_json=json.dumps(document))
+
+
+def _add_features() -> Requests:
+    features = [galileo.Feature(f"a{i}") for i in range(15_000)]
+    yield cluster_pb2.AddFeaturesRequest(dataset=WIDE, features_json=features_to_json(features))
+
+
+def _ranges() -> Requests:
+    ranges = [cluster_pb2.RangeStart(geohash=f"{i}", group="g") for i in range(60_000)]
+    yield cluster_pb2.SetRangesRequest(ranges=ranges)
+
+
+def _follow() -> Requests:
+    yield channels_pb2.FollowRequest(
+        dataset=CHANNEL, broker="b", after=cursor(), partitions=range(MANY)
+    )
+    yield channels_pb2.FollowRequest(dataset=CHANNEL, broker=LONG, after=cursor(), local=True)
+
+
+def _upload() -> Requests:
+    yield samplers_pb2.UploadSamplerRequest(archive=b"PK\x03\x04" + bytes(2 << 20))
+    yield samplers_pb2.UploadSamplerRequest(archive=bytes(7 << 20))
+
+
+def _commit() -> Requests:
+    yield peers_pb2.CommitRequest(
+        dataset=WIDE, observations=observations(8_000, 259), added=0, range_epoch=1, first_epoch=1
+    )
+
+
+def _find_batches() -> Requests:
+    yield peers_pb2.FindBatchesRequest(
+        dataset=WIDE, producer="p", epochs=[1] * MANY, partitions=[0] * MANY
+    )
+
+
+def _register() -> Requests:
+    yield peers_pb2.RegisterQueriesRequest(dataset=WIDE, queries_json=queries() * 5)
+    yield peers_pb2.RegisterQueriesRequest(
+        dataset=WIDE, queries_json=[f"n000 > {i}" for i in range(20_000)]
+    )
+
+
+def _match() -> Requests:
+    items = MANY
+    yield peers_pb2.MatchRequest(
+        dataset=WIDE,
+        partitions=range(16),
+        after=np.zeros((1, 16), dtype="<u8").tobytes(),
+        cursors=np.zeros(items, dtype="<u4").tobytes(),
+        digests=bytes(16 * items),
+    )
+
+
+def _gossip() -> Requests:
+    yield peers_pb2.GossipRequest(sender="n2", messages=[b"x"] * MANY)
+    yield peers_pb2.GossipRequest(sender="n2", topology=bytes(8 << 20), topology_version=9)
+
+
+def _hand_over() -> Requests:
+    contents = [migration_pb2.DatasetContents() for _ in range(MANY)]
+    yield migration_pb2.HandOverRequest(partition=0, to="n2", contents=contents)
+
+
+def _replicate() -> Requests:
+    messages = [replication_pb2.ReplicaMessage() for _ in range(MANY)]
+    yield replication_pb2.ReplicateRequest(node="n2", messages=messages)
+
+
+def _digest() -> Requests:
+    ranges = [replication_pb2.CommitRange() for _ in range(MANY)]
+    yield replication_pb2.DigestRequest(ranges=ranges)
+
+
+def _one(*requests: Message) -> Callable[[], Requests]:
+    return lambda: iter(requests)
+
+
+_QUERY = "vertices or operators of the query by entries of the synopses"
+_TEXT = "length of a text"
+_NOTHING = "nothing of the caller"
+
+RPCS: Mapping[str, WorstCall] = MappingProxyType(
+    {
+        "Storage/Ingest": WorstCall("columns by batches, rows by columns", _ingest),
+        "Storage/Read": WorstCall("rows of parts; operators of the query", _read),
+        "Storage/Select": WorstCall(f"{_QUERY}; names by columns", _select),
+        "Storage/Page": WorstCall(f"{_QUERY}; names by columns", _page),
+        "Storage/ReadTable": WorstCall("keys by partitions", _read_table),
+        "Storage/Scan": WorstCall("items by operators", _scan),
+        "Query/Run": WorstCall(f"{_QUERY}; partitions", _run),
+        "Analytics/Explain": WorstCall(_QUERY, _explain),
+        "Analytics/Summarise": WorstCall(f"{_QUERY}; bins", _summarise),
+        "Analytics/Aggregate": WorstCall(f"{_QUERY}; statistics by groups", _aggregate),
+        "Analytics/Estimate": WorstCall(f"{_QUERY}; quantiles by groups", _estimate),
+        "Analytics/Children": WorstCall("children by nodes", _children),
+        "Analytics/Nearest": WorstCall(f"{_QUERY}; rows by nodes", _nearest),
+        "Analytics/Latest": WorstCall(f"{_QUERY}; cells by columns", _latest),
+        "Analytics/Version": WorstCall("partitions", _version),
+        "Analytics/Describe": WorstCall("features by values", _describe),
+        "Continuous/Submit": WorstCall(_QUERY, _submit),
+        "Continuous/Fetch": WorstCall(_TEXT, _fetch),
+        "Continuous/Watch": WorstCall(_TEXT, _fetch),
+        "Continuous/List": WorstCall("continuous queries", _one(continuous_pb2.ListRequest())),
+        "Continuous/Cancel": WorstCall(_TEXT, _one(continuous_pb2.CancelRequest(ccq_id=LONG))),
+        "Cluster/CreateDataset": WorstCall("features; operators of a template", _create_dataset),
+        "Cluster/AddFeatures": WorstCall("features by features", _add_features),
+        "Cluster/DropDataset": WorstCall(_TEXT, _one(cluster_pb2.DropDatasetRequest(dataset=LONG))),
+        "Cluster/ListDatasets": WorstCall(
+            "datasets by features", _one(cluster_pb2.ListDatasetsRequest())
+        ),
+        "Cluster/Status": WorstCall("datasets by partitions", _one(cluster_pb2.StatusRequest())),
+        "Cluster/Topology": WorstCall("nodes", _one(cluster_pb2.TopologyRequest())),
+        "Cluster/Drain": WorstCall(_TEXT, _one(cluster_pb2.DrainRequest(node=LONG))),
+        "Cluster/AddNode": WorstCall(
+            _TEXT, _one(cluster_pb2.AddNodeRequest(name=LONG, address="localhost:1", group="g"))
+        ),
+        "Cluster/RemoveNode": WorstCall(_TEXT, _one(cluster_pb2.RemoveNodeRequest(node=LONG))),
+        "Cluster/SetRanges": WorstCall("ranges by ranges", _ranges),
+        "Cluster/SetReplicas": WorstCall(
+            _NOTHING, _one(cluster_pb2.SetReplicasRequest(replicas=2**32 - 1))
+        ),
+        "Cluster/Scrub": WorstCall(_NOTHING, _one(cluster_pb2.ScrubRequest())),
+        "Cluster/SetRetention": WorstCall(
+            _TEXT,
+            _one(cluster_pb2.SetRetentionRequest(dataset=WIDE, retention_json="[" * len(LONG))),
+        ),
+        "Cluster/GetRetention": WorstCall(
+            _TEXT, _one(cluster_pb2.GetRetentionRequest(dataset=LONG))
+        ),
+        "Cluster/ApplyRetention": WorstCall(
+            _TEXT, _one(cluster_pb2.ApplyRetentionRequest(dataset=LONG))
+        ),
+        "Partitions/Move": WorstCall(_TEXT, _one(partitions_pb2.MoveRequest(to=LONG))),
+        "Channels/Follow": WorstCall("partitions", _follow),
+        "Channels/DescribeChannel": WorstCall(
+            "partitions", _one(channels_pb2.DescribeChannelRequest(dataset=CHANNEL))
+        ),
+        "Samplers/Upload": WorstCall("members by bytes", _upload),
+        "Samplers/List": WorstCall("samplers", _one(samplers_pb2.ListSamplersRequest())),
+        "Samplers/Revoke": WorstCall(_TEXT, _one(samplers_pb2.RevokeSamplerRequest(digest=LONG))),
+        "PeerStorage/Commit": WorstCall("rows by columns", _commit),
+        "PeerStorage/FindBatches": WorstCall("places", _find_batches),
+        "PeerStorage/ScanSmall": WorstCall("items by operators", _scan),
+        "PeerStorage/RegisterQueries": WorstCall("queries by operators", _register),
+        "PeerStorage/Match": WorstCall("items by partitions", _match),
+        "PeerContinuous/ReadHandedOffCache": WorstCall(
+            "partitions",
+            _one(peers_pb2.ReadHandedOffCacheRequest(ccq_id="absent", after=cursor())),
+        ),
+        "PeerCluster/Gossip": WorstCall("messages", _gossip),
+        "PeerCluster/ReadDefinitions": WorstCall(
+            "definitions", _one(peers_pb2.ReadDefinitionsRequest(slot=0))
+        ),
+        "PeerSamplers/Get": WorstCall(_TEXT, _one(peers_pb2.GetSamplerRequest(digest=LONG))),
+        "Migration/ListPartition": WorstCall(
+            "files of the partition", _one(migration_pb2.ListPartitionRequest())
+        ),
+        "Migration/ReadFile": WorstCall("bytes", _one(migration_pb2.ReadFileRequest(size=1 << 40))),
+        "Migration/Checksum": WorstCall("bytes", _one(migration_pb2.ChecksumRequest())),
+        "Migration/Fence": WorstCall(_TEXT, _one(migration_pb2.FenceRequest(to=LONG))),
+        "Migration/Release": WorstCall(_TEXT, _one(migration_pb2.FenceRequest(to=LONG))),
+        "Migration/HandOver": WorstCall("datasets", _hand_over),
+        "Replication/Replicate": WorstCall("messages", _replicate),
+        "Replication/ReplicateFrames": WorstCall("messages", _replicate),
+        "Replication/Digest": WorstCall("ranges", _digest),
+    }
+)
+"""By method, "Service/Method"."""
+
+
+# --- routes --------------------------------------------------------------------------------------
+
+HttpRequests: TypeAlias = Iterator[HttpRequest]
+_DATASET = f"/collections/{WIDE}"
+_LONG_PATH = "y" * HEAD_BYTES
+
+
+def _get(*paths: str) -> Callable[[], HttpRequests]:
+    return lambda: (HttpRequest(path) for path in paths)
+
+
+def _filtered(path: str, **parameters: str) -> Callable[[], HttpRequests]:
+    """A request without a filter, and one with each of `short_queries`."""
+
+    def requests() -> HttpRequests:
+        yield HttpRequest(f"{_DATASET}/{path}?{urlencode(parameters)}")
+        for query in short_queries():
+            text = urlencode({**parameters, "filter": query}, quote_via=quote, safe="(),:<>=")
+            yield HttpRequest(f"{_DATASET}/{path}?{text}")
+
+    return requests
+
+
+def _edr(kind: str, **parameters: str) -> Callable[[], HttpRequests]:
+    def requests() -> HttpRequests:
+        for format in ("coveragejson", "geojson"):
+            given = {**parameters, "f": format}
+            yield HttpRequest(f"{_DATASET}/{kind}?{urlencode(given, safe='(),')}")
+
+    return requests
+
+
+def _line(vertices: int) -> str:
+    points = [f"{-179 + 358 * i / vertices:.2f} {80 * (-1) ** i}" for i in range(vertices)]
+    return f"LINESTRING({','.join(points)})"
+
+
+_STATISTICS = ",".join(f"n{i:03}:{s}" for i in range(NAMED) for s in ("count", "sum", "mean"))
+
+
+def _posted_items() -> HttpRequests:
+    rows = wide_rows(4_000)
+    yield HttpRequest(f"{_DATASET}/items", "POST", galileo.to_geojson(rows).encode(), _GEOJSON)
+    yield HttpRequest(f"{_DATASET}/items", "POST", many_batches(), _ARROW)
+    name = json.dumps({"type": "Feature", "properties": {f"k{i}": i for i in range(500_000)}})
+    yield HttpRequest(f"{_DATASET}/items", "POST", name.encode(), _GEOJSON)
+    header = ",".join(f"c{i}" for i in range(200_000))
+    yield HttpRequest(f"{_DATASET}/items", "POST", f"{header}\n".encode() * 20, "text/csv")
+    lines = "\n".join(json.dumps({f"k{i}": i}) for i in range(20_000))
+    yield HttpRequest(f"{_DATASET}/items", "POST", lines.encode(), "application/x-ndjson")
+
+
+def _posted_subscriptions() -> HttpRequests:
+    path = f"/channels/{CHANNEL}/subscriptions"
+    many = [{"id": f"i{i}", "broker": "b", "least": i, "most": 1} for i in range(60_000)]
+    yield HttpRequest(path, "POST", json.dumps(many).encode(), "application/json")
+    named = [{f"k{i}": i} for i in range(60_000)]
+    yield HttpRequest(path, "POST", json.dumps(named).encode(), "application/json")
+
+
+def _bodies(path: str, method: str = "POST", media_type: str = "application/json") -> HttpRequests:
+    """Large documents, wide and deep."""
+    for text in (json.dumps({f"k{i}": i for i in range(50_000)}), "[" * 500_000):
+        yield HttpRequest(path, method, text.encode(), media_type)
+
+
+def _posted_ccqs() -> HttpRequests:
+    for query in queries():
+        document = {"dataset": WIDE, "query": query, "interval": "1h", "expiration": "2h"}
+        yield HttpRequest("/ccqs", "POST", json.dumps(document).encode(), "application/json")
+    yield from _bodies("/ccqs")
+
+
+def _put_channel() -> HttpRequests:
+    template = " OR ".join(f"n{i % NAMED:03} > :least AND n001 < {i}" for i in range(900))
+    document = {"dataset": WIDE, "template": template, "period": "1h"}
+    yield HttpRequest("/channels/c9", "PUT", json.dumps(document).encode(), "application/json")
+    yield from _bodies("/channels/c9", "PUT")
+
+
+_GEOJSON, _ARROW = "application/geo+json", "application/vnd.apache.arrow.stream"
+_BROKER = f"/channels/{CHANNEL}/brokers/b"
+_PAGES = ("", "?f=html")
+
+ROUTES: Mapping[tuple[str, str], WorstRequest] = MappingProxyType(
+    {
+        ("landing", "GET"): WorstRequest(_NOTHING, _get(*(f"/{p}" for p in _PAGES))),
+        ("conformance", "GET"): WorstRequest(_NOTHING, _get("/conformance")),
+        ("api", "GET"): WorstRequest(_NOTHING, _get("/api")),
+        ("collections", "GET"): WorstRequest(
+            "datasets by features", _get(*(f"/collections{p}" for p in _PAGES))
+        ),
+        ("collection", "GET"): WorstRequest("features", _get(*(f"{_DATASET}{p}" for p in _PAGES))),
+        ("queryables", "GET"): WorstRequest(
+            "features", _get(*(f"{_DATASET}/queryables{p}" for p in _PAGES))
+        ),
+        ("schema", "GET"): WorstRequest(
+            "features", _get(*(f"{_DATASET}/schema{p}" for p in _PAGES))
+        ),
+        ("items", "GET"): WorstRequest(
+            f"{_QUERY}; rows by columns",
+            lambda: (
+                *_filtered("items", limit="10000")(),
+                *_filtered("items", limit="10000", f="html")(),
+                *_get(f"{_DATASET}/items?f=csv")(),
+                *_get(f"{_DATASET}/items?properties={','.join(['n000'] * 10_000)}")(),
+            ),
+        ),
+        ("items", "POST"): WorstRequest("names by lines, columns by batches", _posted_items),
+        ("item", "GET"): WorstRequest(_TEXT, _get(f"{_DATASET}/items/{_LONG_PATH}")),
+        ("position", "GET"): WorstRequest(
+            "points by rows",
+            _edr("position", coords="MULTIPOINT(" + ",".join(f"({i} 9)" for i in range(20)) + ")"),
+        ),
+        ("area", "GET"): WorstRequest("vertices by cells", _edr("area", coords=polygon(3_500))),
+        ("cube", "GET"): WorstRequest("columns by rows", _edr("cube", bbox="-180,-90,180,90")),
+        ("radius", "GET"): WorstRequest(
+            "columns by rows",
+            _edr("radius", coords="POINT(0 0)", within="20000", **{"within-units": "km"}),
+        ),
+        ("trajectory", "GET"): WorstRequest(
+            "vertices by cells, vertices by rows", _edr("trajectory", coords=_line(1_000))
+        ),
+        ("corridor", "GET"): WorstRequest(
+            "vertices by cells, vertices by rows",
+            _edr(
+                "corridor",
+                coords=_line(1_000),
+                **{
+                    "corridor-width": "100",
+                    "width-units": "km",
+                    "corridor-height": "1",
+                    "height-units": "m",
+                },
+            ),
+        ),
+        ("locations", "GET"): WorstRequest("locations by columns", _get(f"{_DATASET}/locations")),
+        ("location", "GET"): WorstRequest(
+            "columns by rows",
+            _get(f"{_DATASET}/locations/s1", f"{_DATASET}/locations/{_LONG_PATH}"),
+        ),
+        ("sparql", "GET"): WorstRequest(
+            "labels by features",
+            _get(f"{_DATASET}/sparql?query={quote('SELECT * WHERE { ?s ?p ?o } LIMIT 1000')}"),
+        ),
+        ("sparql", "POST"): WorstRequest(
+            _TEXT,
+            lambda: iter(
+                [
+                    HttpRequest(
+                        f"{_DATASET}/sparql",
+                        "POST",
+                        b"SELECT * WHERE { ?s ?p ?o }" + b" " * 900_000,
+                        "application/sparql-query",
+                    )
+                ]
+            ),
+        ),
+        ("cells", "GET"): WorstRequest(
+            f"{_QUERY}; statistics by groups",
+            _filtered("cells", precision="6", statistics=_STATISTICS),
+        ),
+        ("series", "GET"): WorstRequest(
+            f"{_QUERY}; statistics by groups",
+            _filtered("series", window="1m", statistics=_STATISTICS),
+        ),
+        ("latest", "GET"): WorstRequest(
+            f"{_QUERY}; cells by columns", _filtered("latest", by=TEXT)
+        ),
+        ("summary", "GET"): WorstRequest(
+            f"{_QUERY}; bins",
+            lambda: (
+                *_filtered("summary", feature="n000", bins="10000")(),
+                *_get(f"{_DATASET}/summary")(),
+            ),
+        ),
+        ("estimate", "GET"): WorstRequest(
+            f"{_QUERY}; quantiles by groups",
+            _filtered(
+                "estimate",
+                feature="n000",
+                quantiles=",".join(f"{i / 1_000:g}" for i in range(QUANTILES_MAX)),
+            ),
+        ),
+        ("explain", "GET"): WorstRequest(_QUERY, _filtered("explain")),
+        ("tile_matrix_sets", "GET"): WorstRequest(_NOTHING, _get("/tileMatrixSets")),
+        ("tile_matrix_set", "GET"): WorstRequest(
+            _NOTHING, _get("/tileMatrixSets/WebMercatorQuad?f=html")
+        ),
+        ("tilesets", "GET"): WorstRequest(_NOTHING, _get(f"{_DATASET}/tiles?f=html")),
+        ("tileset", "GET"): WorstRequest(
+            _NOTHING, _get(f"{_DATASET}/tiles/WebMercatorQuad?f=html")
+        ),
+        ("tile", "GET"): WorstRequest(
+            f"{_QUERY}; statistics by cells",
+            _filtered("tiles/WebMercatorQuad/0/0/0", statistics=_STATISTICS),
+        ),
+        ("ccqs", "GET"): WorstRequest("continuous queries", _get("/ccqs", "/ccqs?f=html")),
+        ("ccqs", "POST"): WorstRequest(_QUERY, _posted_ccqs),
+        ("ccq", "GET"): WorstRequest(_TEXT, _get(f"/ccqs/{_LONG_PATH}")),
+        ("ccq", "DELETE"): WorstRequest(
+            _TEXT, lambda: iter([HttpRequest(f"/ccqs/{_LONG_PATH}", "DELETE")])
+        ),
+        ("ccq_labels", "GET"): WorstRequest(_TEXT, _get(f"/ccqs/absent/labels?after={_LONG_PATH}")),
+        ("ccq_events", "GET"): WorstRequest(_TEXT, _get(f"/ccqs/absent/events?after={_LONG_PATH}")),
+        ("events", "POST"): WorstRequest("queries", lambda: _bodies("/events")),
+        ("channels", "GET"): WorstRequest("channels", _get("/channels", "/channels?f=html")),
+        ("channel", "GET"): WorstRequest("features", _get(f"/channels/{CHANNEL}?f=html")),
+        ("channel", "PUT"): WorstRequest("operators of a template", _put_channel),
+        ("channel", "DELETE"): WorstRequest(
+            _TEXT, lambda: iter([HttpRequest(f"/channels/{_LONG_PATH}", "DELETE")])
+        ),
+        ("subscriptions", "POST"): WorstRequest("columns by rows", _posted_subscriptions),
+        ("subscription", "GET"): WorstRequest(
+            _TEXT, _get(f"/channels/{CHANNEL}/subscriptions/{_LONG_PATH}")
+        ),
+        ("subscription", "DELETE"): WorstRequest(
+            _TEXT,
+            lambda: iter(
+                [HttpRequest(f"/channels/{CHANNEL}/subscriptions/{_LONG_PATH}", "DELETE")]
+            ),
+        ),
+        ("notifications", "GET"): WorstRequest(
+            _TEXT, _get(f"{_BROKER}/notifications?token={_LONG_PATH}")
+        ),
+        ("notification_events", "GET"): WorstRequest(
+            _TEXT, _get(f"{_BROKER}/events?token={_LONG_PATH}")
+        ),
+        ("broker_position", "GET"): WorstRequest(_NOTHING, _get(f"{_BROKER}/position")),
+        ("broker_position", "PUT"): WorstRequest(
+            _TEXT, lambda: _bodies(f"{_BROKER}/position", "PUT")
+        ),
+        ("asyncapi", "GET"): WorstRequest("channels", _get("/asyncapi", "/asyncapi?f=html")),
+        ("cluster", "GET"): WorstRequest("datasets by nodes", _get("/cluster", "/cluster?f=html")),
+        ("whoami", "GET"): WorstRequest(_NOTHING, _get("/whoami")),
+        ("samplers", "GET"): WorstRequest("samplers", _get("/samplers")),
+    }
+)
+"""By the name of a route and a method of HTTP."""
