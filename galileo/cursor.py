@@ -34,7 +34,7 @@ class Cursor(Mapping[int, int]):
 
     def __init__(self, positions: Mapping[int, int] | None = None) -> None:
         items = sorted(positions.items()) if positions else ()
-        if items and min(sequence for _, sequence in items) < 0:
+        if positions and min(positions.values()) < 0:
             raise ValueError(f"expected sequences of at least 0, got {dict(items)}")
         self._positions = {int(p): int(s) for p, s in items if s > 0}
         # Weak: otherwise an old cursor would keep all later ones alive.

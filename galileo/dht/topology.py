@@ -25,6 +25,8 @@ PORT = 7701
 """The default port of a node."""
 NODES_MAX = 1024
 PARTITIONS_PER_GROUP_MAX = 1024
+PARTITIONS_MAX = 16_384
+"""Partitions of a cluster: requests name some or all of them, and have cursors of them."""
 PARTITIONS_PER_GROUP = 4
 """The default of a configuration file, and the least of `derive_partitions`."""
 PARTITIONS_PER_NODE = 2
@@ -212,6 +214,14 @@ class Topology:
                 f"got {self.partitions_per_group}",
                 expected="partitions_per_group",
                 bound=PARTITIONS_PER_GROUP_MAX,
+            )
+        if len(self.partitions) > PARTITIONS_MAX:
+            raise ConfigError(
+                f"expected a cluster of at most {PARTITIONS_MAX:,} partitions, got "
+                f"{len(self.groups)} groups of {self.partitions_per_group}; choose fewer "
+                "partitions_per_group",
+                expected="partitions",
+                bound=PARTITIONS_MAX,
             )
         if not 1 <= self.replicas <= REPLICAS_MAX:
             raise ConfigError(

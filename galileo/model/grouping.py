@@ -201,13 +201,7 @@ class Grouping:
 
     def check(self, schema: Schema) -> None:
         """Raises `InputError` unless the dataset has these keys and statistics."""
-        if len(self.keys) > KEYS_MAX or len(self.statistics) > MEASURES_MAX:
-            raise InputError(
-                f"expected at most {KEYS_MAX} keys and statistics of {MEASURES_MAX} features, got "
-                f"{len(self.keys)} and {len(self.statistics)}",
-                parameter="by",
-                bound=KEYS_MAX,
-            )
+        check_counts(keys=len(self.keys), features=len(self.statistics))
         kinds = [key.column if isinstance(key, FeatureKey) else type(key) for key in self.keys]
         if len(set(kinds)) < len(kinds):
             raise InputError(
@@ -290,4 +284,15 @@ def _check_statistics(feature: Feature, statistics: Sequence[str]) -> None:
             f"{', '.join(possible)}; got {', '.join(map(str, statistics)) or 'none'}",
             expected="statistics",
             feature=feature.name,
+        )
+
+
+def check_counts(*, keys: int, features: int) -> None:
+    """Raises `InputError` if a grouping would have too many keys, or statistics of too many."""
+    if keys > KEYS_MAX or features > MEASURES_MAX:
+        raise InputError(
+            f"expected at most {KEYS_MAX} keys and statistics of {MEASURES_MAX} features, got "
+            f"{keys} and {features}",
+            parameter="by",
+            bound=KEYS_MAX,
         )

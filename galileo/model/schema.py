@@ -477,7 +477,7 @@ class Schema(StoredSchema):
                 raise ValueError(f"{added} of {len(features)} features cannot be added ones")
             schema = Schema(
                 name,
-                [Feature(**feature) for feature in features],
+                _features_of(features),
                 geohash_precision=int(raw["geohash_precision"]),
                 time_bucket=int(raw["time_bucket_us"]) / MICROS,
             )
@@ -516,11 +516,18 @@ def features_from_json(text: str) -> tuple[Feature, ...]:
         InvalidSchema: the text is no list of features, or one of them is invalid.
     """
     try:
-        return tuple(Feature(**raw) for raw in json.loads(text))
+        return _features_of(json.loads(text))
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidSchema(
             f"expected a list of features in JSON: {reason_of(error)}", expected="json"
         ) from error
+
+
+def _features_of(raw: Sequence[Any]) -> tuple[Feature, ...]:
+    """Features of JSON values; raises ValueError before it looks at more than there can be."""
+    if len(raw) > FEATURES_MAX:
+        raise ValueError(f"expected at most {FEATURES_MAX} features, got {len(raw):,}")
+    return tuple(Feature(**feature) for feature in raw)
 
 
 def _feature_to_dict(feature: Feature) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from galileo.errors import (
     DeadlineExceeded,
@@ -34,7 +34,7 @@ from galileo.shares import RETRY_AFTER_S, ArrivingRequest, Caller, Pool
 from galileo.wire.channel import MESSAGE_BYTES_MAX, PIECE_BYTES
 from galileo.wire.v1 import policy_pb2
 from galileo.wire.v1.policy_pb2 import Policy
-from galileo.wire.zero_copy import has_more_fields
+from galileo.wire.zero_copy import Bulk, has_more_fields
 
 CALLS_MAX = 16_384
 """Concurrent calls of a process, streams included."""
@@ -44,8 +44,9 @@ SMALL_REQUEST_BYTES_MAX = 1 << 20
 """Request size of methods whose policy names no other."""
 QUERY_REQUEST_BYTES_MAX = 8 << 20
 """Request size of methods with a query (up to a million characters), token or archive."""
-FIELDS_MAX = 262_144
-"""Fields of a request above 1 MB; an empty field of 2 bytes can become an object of 128."""
+FIELDS_MAX = 16_384
+"""Fields of a request above 1 MB, and values of each field that clients send. An empty field of 2
+bytes can become an object of 128, and the event loop looks at each value."""
 REQUESTS_BYTES_MAX = 512 << 20
 """Total size of concurrent requests that are not bulk requests."""
 BULK_BYTES_MAX = 4 << 30
@@ -305,10 +306,27 @@ class AdmittedCall:
             if _is_inflated(data, self._policy):
                 message = f"expected a request of at most {FIELDS_MAX:,} parts, got more"
                 raise MessageTooLarge(message, bound=FIELDS_MAX)
-            return decode(data)
+            request = decode(data)
         except DecodeError as error:
             message = f"expected a message of protobuf, got {len(data):,} bytes that fail: {error}"
             raise InputError(message) from error
+        message = request.head if isinstance(request, Bulk) else request
+        if self._policy.clients and isinstance(message, Message):
+            _check_values(message)
+        return request
+
+
+def _check_values(message: Message) -> None:
+    """Raises MessageTooLarge where a field of the message has too many values, at any depth."""
+    for field, value in message.ListFields():
+        if field.is_repeated and len(value) > FIELDS_MAX:
+            raise MessageTooLarge(
+                f"expected at most {FIELDS_MAX:,} {field.name}, got {len(value):,}",
+                bound=FIELDS_MAX,
+            )
+        if field.message_type is not None:
+            for part in value if field.is_repeated else (value,):
+                _check_values(part)
 
 
 def _is_inflated(data: bytes, policy: Policy) -> bool:

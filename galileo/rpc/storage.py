@@ -55,7 +55,7 @@ from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import Bulk
 
 _NOTHING = pa.py_buffer(b"")
-SCAN_ITEMS_MAX = 100_000
+SCAN_ITEMS_MAX = 256
 SCAN_REPLY_PARTS_MAX = 256
 SCAN_REPLY_BYTES = 64 << 10
 MATCH_ITEMS_MAX = 1_000_000

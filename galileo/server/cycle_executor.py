@@ -112,11 +112,12 @@ class CycleOptions:
 
     Attributes:
         pruned_items_max: size of a cycle up to which the feature graph is used.
-        texts_bytes_max: texts of queries that are registered with one call.
+        texts_bytes_max, texts_max: texts of queries that are registered with one call.
     """
 
     pruned_items_max: int = 256
     texts_bytes_max: int = 4 << 20
+    texts_max: int = 8_192
 
 
 class CycleExecutor:
@@ -327,7 +328,7 @@ class CycleExecutor:
             if asked[row] and (node, dataset, known.digest) not in self._stood
         }
         try:
-            for texts in _in_messages(new.values(), self._options.texts_bytes_max):
+            for texts in _in_messages(new.values(), self._options):
                 await self._register_queries(node, dataset, texts)
         except GalileoError:
             return
@@ -472,13 +473,13 @@ def _in_commit_order(matches: MatchBatch) -> tuple[pa.Table, Numbers]:
     return matches.rows.take(places).combine_chunks(), matches.items[order]
 
 
-def _in_messages(texts: Iterable[str], bytes_max: int) -> Iterable[list[str]]:
+def _in_messages(texts: Iterable[str], options: CycleOptions) -> Iterable[list[str]]:
     held: list[str] = []
     size = 0
     for text in texts:
         held.append(text)
         size += len(text)
-        if size >= bytes_max:
+        if size >= options.texts_bytes_max or len(held) == options.texts_max:
             yield held
             held, size = [], 0
     if held:

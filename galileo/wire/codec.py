@@ -12,7 +12,7 @@ import pyarrow as pa
 from galileo.cursor import CommitRange, Cursor, PageStart
 from galileo.errors import GalileoError, InputError, Unavailable
 from galileo.labels import from_ipc, to_ipc
-from galileo.model.grouping import CellKey, FeatureKey, Grouping, Key, WindowKey
+from galileo.model.grouping import CellKey, FeatureKey, Grouping, Key, WindowKey, check_counts
 from galileo.model.retention import HeldBack, Removed, RetentionReport
 from galileo.model.schema import Schema
 from galileo.model.versions import PartitionVersion
@@ -86,8 +86,9 @@ def grouping_from_pb(request: analytics_pb2.AggregateRequest) -> Grouping:
     """The grouping of a request; `Grouping.check` says whether a dataset has it.
 
     Raises:
-        InputError: a key is empty, or a feature is named twice.
+        InputError: a key is empty, a feature is named twice, or there are too many.
     """
+    check_counts(keys=len(request.by), features=len(request.statistics))
     named = [one.feature for one in request.statistics]
     if len(set(named)) < len(named):
         raise InputError(

@@ -14,10 +14,16 @@ import grpc.aio
 import pytest
 from stopped_clock import StoppedClock
 
+from galileo.dht.topology import PARTITIONS_MAX
 from galileo.errors import DeadlineExceeded, GalileoError, InputError, MessageTooLarge, Overloaded
 from galileo.rpc import admission
 from galileo.rpc.access import PUBLIC
-from galileo.rpc.admission import SMALL_REQUEST_BYTES_MAX, Admission, AdmissionOptions
+from galileo.rpc.admission import (
+    FIELDS_MAX,
+    SMALL_REQUEST_BYTES_MAX,
+    Admission,
+    AdmissionOptions,
+)
 from galileo.rpc.call_log import CallTracker
 from galileo.rpc.interceptor import CallInterceptor
 from galileo.rpc.policy import HEARTBEATS, POLICIES
@@ -335,9 +341,29 @@ async def test_admission_of_too_many_fields_is_refused_before_decoding(
     empty = storage_pb2.ScanRequest(items=[storage_pb2.ScanItem()])
     error = await served.refused(SCAN, empty.SerializeToString() * (1 << 20))
     assert isinstance(error, MessageTooLarge)
-    assert error.details["bound"] == 262_144
+    assert error.details["bound"] == FIELDS_MAX
     long = storage_pb2.ScanRequest(items=[storage_pb2.ScanItem(query_json="x" * 3_000)] * 1_000)
     assert await served.call(SCAN, long.SerializeToString()) == b"1000"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        storage_pb2.ScanRequest(items=[storage_pb2.ScanItem()] * (FIELDS_MAX + 1)),
+        storage_pb2.ScanRequest(items=[{"partitions": range(FIELDS_MAX + 1)}]),
+        storage_pb2.ScanRequest(items=[{"after": {"sequences": range(FIELDS_MAX + 1)}}]),
+    ],
+    ids=["messages", "numbers", "deeper"],
+)
+async def test_admission_of_too_many_values_of_a_client_is_refused(
+    served: Served, message: storage_pb2.ScanRequest
+) -> None:
+    served.handlers.go.set()
+    error = await served.refused(SCAN, message.SerializeToString())
+    assert isinstance(error, MessageTooLarge)
+    assert error.details["bound"] == FIELDS_MAX
+    whole = storage_pb2.ScanRequest(items=[{"partitions": range(PARTITIONS_MAX)}])
+    assert await served.call(SCAN, whole.SerializeToString()) == b"1"
 
 
 async def test_admission_of_invalid_protobuf_is_an_input_error(served: Served) -> None:

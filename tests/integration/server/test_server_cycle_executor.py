@@ -239,10 +239,11 @@ async def test_cycle_registers_queries_at_an_unreachable_node_later(node):
     assert evaluator.stood == [("a", "air", [WEST])]
 
 
-async def test_cycle_bounds_the_bytes_of_registered_texts(node):
+@pytest.mark.parametrize("limits", [{"texts_bytes_max": 150}, {"texts_max": 3}])
+async def test_cycle_bounds_the_bytes_and_the_number_of_registered_texts(node, limits):
     evaluator = Evaluator()
     queries = [WEST.replace("9%", f"9{letter}%") for letter in "bcdefgh"]
-    made = cycling(node, evaluator, texts_bytes_max=150)
+    made = cycling(node, evaluator, **limits)
     await cycle(made, *(item(n, query) for n, query in enumerate(queries)))
     assert [len(texts) for _, _, texts in evaluator.stood] == [3, 3, 1]
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from galileo.dht.topology import (
     BOUNDED,
     NODES_MAX,
+    PARTITIONS_MAX,
     PARTITIONS_PER_GROUP_MAX,
     Group,
     NodeInfo,
@@ -313,3 +314,16 @@ def test_balanced_ranges_counts_equal_repeated_cells() -> None:
     counts = rng.integers(1, 50, 200)
     counted = balanced_ranges(cells, 3, groups=5, counts=counts)
     assert counted == balanced_ranges(np.repeat(cells, counts), 3, groups=5)
+
+
+def test_topology_with_too_many_partitions_is_refused() -> None:
+    def topology(groups: int) -> Topology:
+        named = tuple(
+            Group(f"g{number}", (NodeInfo(f"n{number}", f"host:{number + 1}"),))
+            for number in range(groups)
+        )
+        return Topology("c", named, (("", 0),), partitions_per_group=1_024)
+
+    assert len(topology(16).partitions) == PARTITIONS_MAX
+    with raises(ConfigError, expected="partitions", bound=PARTITIONS_MAX):
+        topology(17)

@@ -194,3 +194,11 @@ def test_features_from_json_of_features_are_the_same() -> None:
 def test_features_from_json_of_something_else_are_refused(text: str) -> None:
     with pytest.raises(InvalidSchema):
         features_from_json(text)
+
+
+def test_too_many_features_in_json_are_refused_before_they_are_made() -> None:
+    text = json.dumps([{"name": "not a name"}] * (FEATURES_MAX + 1))
+    with pytest.raises(InvalidSchema, match=f"at most {FEATURES_MAX} features"):
+        features_from_json(text)
+    with pytest.raises(InvalidSchema, match=f"at most {FEATURES_MAX} features"):
+        Schema.from_dict({"name": "wide", "features": json.loads(text)})
