@@ -15,6 +15,7 @@ from galileo.errors import GalileoError, InputError, InvalidSchema, UnknownDatas
 from galileo.model.channel import POSITIONS, SUBSCRIPTIONS, Channel
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import (
+    SCHEMA_STEPS,
     Feature,
     Schema,
     StoredSchema,
@@ -25,6 +26,7 @@ from galileo.model.schema import (
 )
 from galileo.model.stored_schema import stored_schema_from_json
 from galileo.model.table import Table
+from galileo.offload import offload
 from galileo.wire.caller import Connection
 from galileo.wire.services import CLUSTER
 from galileo.wire.v1 import cluster_pb2
@@ -240,7 +242,8 @@ class AsyncDatasets(AsyncAnalytics):
             True
         """
         reply = await self._list()
-        schemas = [Schema.from_json(text) for text in reply.schemas_json]
+        steps = SCHEMA_STEPS * len(reply.schemas_json)
+        schemas = await offload(steps, lambda: [*map(Schema.from_json, reply.schemas_json)])
         for name in self._schemas.keys() - {schema.name for schema in schemas}:
             del self._schemas[name]
         return [self._cache_schema(schema) for schema in schemas]

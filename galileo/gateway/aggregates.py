@@ -37,6 +37,7 @@ from galileo.labels import marked
 from galileo.model.grouping import CellKey, Grouping, WindowKey
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros, iso, iso_column, micros
+from galileo.query.builder import Condition
 
 MISSING_HEADER = "Galileo-Missing"
 """The number of partitions that an answer lacks, with answers that may lack some."""
@@ -80,8 +81,7 @@ class AggregateRoutes:
     async def _groups(self, request: Request, known: tuple[str, ...]) -> Response:
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(self._callers.client(request))
-            schema = await _schema(client, request)
-            given, query = parameters.filtered(request.query_params, schema, known)
+            schema, given, query = await _read(client, request, known)
             format = preferred(given.get("f"), request.headers.get("accept", ""), GROUP_FORMATS)
             grouping = grouping_of(_keys(given, known), given.get("statistics", ""), schema)
             groups = await client.aggregate(
@@ -96,8 +96,7 @@ class AggregateRoutes:
         """The newest observation of each cell, or of each value of a feature."""
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(self._callers.client(request))
-            schema = await _schema(client, request)
-            given, query = parameters.filtered(request.query_params, schema, parameters.LATEST)
+            schema, given, query = await _read(client, request, parameters.LATEST)
             format = preferred(given.get("f"), request.headers.get("accept", ""), LATEST_FORMATS)
             newest = await client.latest(
                 schema.name, query, by=parameters.latest_key(given.get("by"))
@@ -109,8 +108,7 @@ class AggregateRoutes:
     async def summary(self, request: Request) -> Response:
         """What a dataset holds, or the statistics of a feature."""
         async with self._callers.client(request) as client:
-            schema = await _schema(client, request)
-            given, query = parameters.filtered(request.query_params, schema, parameters.SUMMARY)
+            schema, given, query = await _read(client, request, parameters.SUMMARY)
             preferred(given.get("f"), "", _JSON_ONLY)
             if "feature" in given:
                 return await _feature_summary(client, schema, query, given)
@@ -126,8 +124,7 @@ class AggregateRoutes:
     async def estimate(self, request: Request) -> Response:
         """Bounds on the number of matching labels."""
         async with self._callers.client(request) as client:
-            schema = await _schema(client, request)
-            given, query = parameters.filtered(request.query_params, schema, parameters.ESTIMATE)
+            schema, given, query = await _read(client, request, parameters.ESTIMATE)
             preferred(given.get("f"), "", _JSON_ONLY)
             estimate = await client.estimate(
                 schema.name,
@@ -149,8 +146,7 @@ class AggregateRoutes:
     async def explain(self, request: Request) -> Response:
         """How a query is answered."""
         async with self._callers.client(request) as client:
-            schema = await _schema(client, request)
-            given, query = parameters.filtered(request.query_params, schema, parameters.EXPLAIN)
+            schema, given, query = await _read(client, request, parameters.EXPLAIN)
             preferred(given.get("f"), "", _JSON_ONLY)
             explanation = await client.explain(schema.name, query)
         return _answer(_explained(explanation), explanation.missing)
@@ -172,8 +168,12 @@ def missing_header(missing: Sequence[int]) -> dict[str, str]:
     return {MISSING_HEADER: str(len(missing))} if missing else {}
 
 
-async def _schema(client: AsyncClient, request: Request) -> Schema:
-    return await client.schema(request.path_params["collectionId"])
+async def _read(
+    client: AsyncClient, request: Request, known: tuple[str, ...]
+) -> tuple[Schema, Mapping[str, str], Condition | str]:
+    """The schema of the dataset that a request is about, its known parameters and its condition."""
+    schema = await client.schema(request.path_params["collectionId"])
+    return schema, *await parameters.filtered(request.query_params, schema, known)
 
 
 def _keys(given: Mapping[str, str], known: tuple[str, ...]) -> list[CellKey | WindowKey]:

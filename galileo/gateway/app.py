@@ -228,11 +228,15 @@ class Gateway:
         async with self.callers.client(request) as client:
             datasets = await edr_documents.described(client, await client.datasets())
             ccqs = await visible_ccqs(client)
-        document = documents.collections(url_of(request), datasets)
-        document["collections"] += [
-            described(url_of(request), info) for info in ccqs if CCQ_ID.fullmatch(info.id)
-        ]
-        return _json(request, document)
+
+        def answer() -> Response:
+            document = documents.collections(url_of(request), datasets)
+            document["collections"] += [
+                described(url_of(request), info) for info in ccqs if CCQ_ID.fullmatch(info.id)
+            ]
+            return _json(request, document)
+
+        return await self._encoders.run(answer)
 
     async def _collection(self, request: Request) -> Response:
         async with self.callers.client(request) as client:

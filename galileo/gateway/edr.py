@@ -210,7 +210,7 @@ class _Answer:
                     parameter="f",
                     bound=VALUES_MAX,
                 )
-        return pa.concat_tables(pieces).combine_chunks()
+        return await self._encoders.run(lambda: pa.concat_tables(pieces).combine_chunks())
 
     async def _inside(
         self, tables: AsyncIterator[pa.Table], corridor: Corridor
@@ -224,7 +224,8 @@ class _Answer:
     async def _features(self, tables: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:
         """Observations with the columns and positions of GeoJSON."""
         async for table in tables:
-            yield self._labelled(self._wanted.crs.positions(table))
+            positions = functools.partial(self._wanted.crs.positions, table)
+            yield self._labelled(await self._encoders.run(positions))
 
     def _labelled(self, table: pa.Table) -> pa.Table:
         """The columns of features of EDR: the time as `datetime`, and a label."""

@@ -56,7 +56,7 @@ class ItemRoutes:
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(self._callers.client(request))
             schema = await client.schema(request.path_params["collectionId"])
-            wanted = items_request(request.query_params, schema)
+            wanted = await items_request(request.query_params, schema)
             accept = request.headers.get("accept", "")
             format = preferred(request.query_params.get("f"), accept, MEDIA_TYPES)
             if format == "geojson":

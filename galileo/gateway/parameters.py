@@ -19,6 +19,7 @@ from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.grouping import CellKey, FeatureKey, WindowKey, cell, parse_key, window
 from galileo.model.schema import Feature, Schema, nearest_name
 from galileo.model.times import iso, period
+from galileo.offload import offload
 from galileo.query.builder import Condition, within
 from galileo.query.cql_syntax import read
 
@@ -319,13 +320,13 @@ class ItemsRequest:
     crs: Crs
 
 
-def items_request(parameters: QueryParams, schema: Schema) -> ItemsRequest:
+async def items_request(parameters: QueryParams, schema: Schema) -> ItemsRequest:
     """The request for observations of a dataset.
 
     Raises:
         InputError: a parameter is unknown, given twice, or malformed.
     """
-    given, query = filtered(parameters, schema, ITEMS)
+    given, query = await filtered(parameters, schema, ITEMS)
     columns = [name for name in given.get("properties", "").split(",") if name]
     place = ["latitude", "longitude", "time"]
     names = [*place, *(name for name in columns if name not in place)] if columns else []
@@ -333,7 +334,7 @@ def items_request(parameters: QueryParams, schema: Schema) -> ItemsRequest:
     return ItemsRequest(query, tuple(names), limit, given.get("after"), crs_of(given, "crs"))
 
 
-def filtered(
+async def filtered(
     parameters: QueryParams, schema: Schema, known: tuple[str, ...]
 ) -> tuple[Mapping[str, str], Condition | str]:
     """The values of known parameters, and the condition of those that filter, "" for none.
@@ -349,17 +350,17 @@ def filtered(
         *bbox_conditions(given, crs_of(given, "bbox-crs")),
         *datetime_conditions(given),
         *(_equal(features[name], value) for name, value in given.items() if name in features),
-        *([_filter(given)] if "filter" in given else ()),
+        *([await _filter(given)] if "filter" in given else ()),
     ]
     return given, joined(conditions) if conditions else ""
 
 
-def filter_of(parameters: QueryParams) -> Condition | None:
+async def filter_of(parameters: QueryParams) -> Condition | None:
     """The filter of a request that has other parameters, too; None for none."""
     names = ("filter", "filter-lang", "filter-crs")
     named = [(name, value) for name, value in parameters.multi_items() if name in names]
     given = single_values(QueryParams(named), names)
-    return _filter(given) if "filter" in given else None
+    return await _filter(given) if "filter" in given else None
 
 
 def single_values(parameters: QueryParams, known: tuple[str, ...]) -> Mapping[str, str]:
@@ -556,7 +557,7 @@ def _compared(op: str, at: int) -> Condition:
     return Condition({"op": op, "args": [{"property": "datetime"}, {"timestamp": iso(at)}]})
 
 
-def _filter(given: Mapping[str, str]) -> Condition:
+async def _filter(given: Mapping[str, str]) -> Condition:
     language = given.get("filter-lang", CQL2_TEXT)
     text = given["filter"]
     if language not in (CQL2_TEXT, CQL2_JSON):
@@ -564,7 +565,8 @@ def _filter(given: Mapping[str, str]) -> Condition:
             f"expected filter-lang as {CQL2_TEXT} or {CQL2_JSON}, got {language!r}",
             parameter="filter-lang",
         )
-    return Condition(crs_of(given, "filter-crs").filter_in_degrees(read(text)))
+    crs = crs_of(given, "filter-crs")
+    return await offload(len(text), lambda: Condition(crs.filter_in_degrees(read(text))))
 
 
 def _equal(feature: Feature, text: str) -> Condition:

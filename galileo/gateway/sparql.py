@@ -60,7 +60,7 @@ class SparqlQueries:
         until = time.monotonic() + TIMEOUT_S
         accept = request.headers.get("accept", "")
         text = await _query_text(request)
-        condition = parameters.filter_of(request.query_params)
+        condition = await parameters.filter_of(request.query_params)
         async with self._turns.acquire(CALLER.get(), within_s=TIMEOUT_S):
             query = self._query(client, dataset, condition, text, accept=accept, until=until)
             answer = await self._within_share(asyncio.create_task(query))

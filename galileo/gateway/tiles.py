@@ -128,7 +128,7 @@ class TileRoutes:
         self, client: AsyncClient, known: KnownVersion, key: TileKey, request: Request, tile: Tile
     ) -> EncodedTile:
         schema = known.version.schema
-        given, query = parameters.filtered(request.query_params, schema, parameters.TILE)
+        given, query = await parameters.filtered(request.query_params, schema, parameters.TILE)
         preferred(given.get("f"), "", {"mvt": vector_tiles.MEDIA_TYPE})
         grouping = grouping_of([CellKey(5 * tile.precision)], given.get("statistics", ""), schema)
         condition = tile.condition()

@@ -121,6 +121,11 @@ class FeatureGraph:
         state = self._states.get(partition)
         return None if state is None else state.version
 
+    @property
+    def entries(self) -> int:
+        """Number of entries of all synopses."""
+        return sum(len(state.entries) for state in self._states.values())
+
     def candidates(self, query: Query, partitions: Iterable[int]) -> Candidates:
         """Split `partitions` into candidates and pruned ones."""
         known = self._current()

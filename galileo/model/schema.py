@@ -31,6 +31,8 @@ RESERVED = frozenset(
     | {"cell", "bucket", "row", "rows"}
 )
 FEATURES_MAX = 256
+SCHEMA_STEPS = 1_000
+"""Steps of `offload` that it takes to read or write a schema of 256 features as JSON."""
 ARROW_SCHEMAS_KEPT = 256
 """Cached Arrow schemas; building one dominates the cost of a small answer."""
 NAMED_MAX = 20

@@ -154,17 +154,16 @@ class ClusterAnalytics:
     async def explain(self, query: Query) -> ClusterExplanation:
         """Runs a query, and returns how it was answered in place of the labels."""
         started = time.perf_counter()
-        candidates = self._node.scans.candidates(query)
-        pruned = self._node.view.pruned_until(query, candidates)
-        shares = self._shares(PartitionScope(candidates, after=pruned))
+        scope = await self._node.scans.scope(query)
+        shares = self._shares(scope)
         planned = time.perf_counter()
         answers, _ = await self._scatter_gather(
             shares, functools.partial(self._explain_node, query)
         )
         return ClusterExplanation(
-            groups=tuple(sorted(self._groups_of(candidates))),
-            partitions=candidates,
-            pruned=pruned,
+            groups=tuple(sorted(self._groups_of(scope.partitions))),
+            partitions=scope.partitions,
+            pruned=scope.after,
             nodes=tuple(answers[node] for node in sorted(answers)),
             plan_s=planned - started,
             total_s=time.perf_counter() - started,
@@ -203,8 +202,7 @@ class ClusterAnalytics:
         """
         query = question.query
         check_summary(query.schema, question.feature, question.bins)
-        candidates = self._node.scans.candidates(query)
-        share = PartitionScope(candidates, after=self._node.view.pruned_until(query, candidates))
+        share = await self._node.scans.scope(query)
         if not isinstance(question.bins, int):
             return await self._summarise_once(question, share)
         plain = dataclasses.replace(question, bins=None)
@@ -214,7 +212,7 @@ class ClusterAnalytics:
             return whole
         edges = tuple(equal_edges(least, most, bins=question.bins).tolist())
         again = dataclasses.replace(question, bins=edges)
-        same = PartitionScope(candidates - whole.missing, share.after, whole.frontier)
+        same = PartitionScope(share.partitions - whole.missing, share.after, whole.frontier)
         counted = await self._summarise_once(again, same)
         return dataclasses.replace(counted, missing=counted.missing | whole.missing)
 
@@ -250,8 +248,7 @@ class ClusterAnalytics:
         query, grouping = question.query, question.grouping
         grouping.check(query.schema)
         ranges = placement.ranges_hash(self._node.topology)  # First: it may be older, never newer.
-        candidates = self._node.scans.candidates(query)
-        share = PartitionScope(candidates, after=self._node.view.pruned_until(query, candidates))
+        share = await self._node.scans.scope(query)
         merger, merging = GroupMerger(grouping, query.schema), asyncio.Lock()
         loop = asyncio.get_running_loop()
 
@@ -270,10 +267,10 @@ class ClusterAnalytics:
         answers, errors = await self._scatter_gather(shares, call)
         missing = _missing(shares, errors)
         frontier = _join_cursors(list(answers.values())).join(
-            _of(share.after, candidates - missing)
+            _of(share.after, share.partitions - missing)
         )
         table = await loop.run_in_executor(self._executor, merger.answer)
-        return ClusterResult(table, frontier, missing, candidates, ranges)
+        return ClusterResult(table, frontier, missing, share.partitions, ranges)
 
     async def latest(self, question: LatestRequest) -> ClusterResult[pa.Table]:
         """The newest matching observation of each cell or value in the partitions that answered.
@@ -286,8 +283,7 @@ class ClusterAnalytics:
         """
         query = question.query
         check_key(question.key, query.schema)
-        candidates = self._node.scans.candidates(query)
-        share = PartitionScope(candidates, after=self._node.view.pruned_until(query, candidates))
+        share = await self._node.scans.scope(query)
         merger, merging = NewestMerger(question.key, query.schema), asyncio.Lock()
         loop = asyncio.get_running_loop()
 
@@ -306,7 +302,7 @@ class ClusterAnalytics:
         answers, errors = await self._scatter_gather(shares, call)
         missing = _missing(shares, errors)
         frontier = _join_cursors(list(answers.values())).join(
-            _of(share.after, candidates - missing)
+            _of(share.after, share.partitions - missing)
         )
         table = await loop.run_in_executor(self._executor, merger.answer)
         return ClusterResult(table, frontier, missing)
@@ -337,7 +333,9 @@ class ClusterAnalytics:
             ),
         )
         none = drill_down.empty_level(question.schema, level)
-        table = drill_down.add_counts([none, *(answer.table for answer in answers.values())])
+        tables = [none, *(answer.table for answer in answers.values())]
+        loop = asyncio.get_running_loop()
+        table = await loop.run_in_executor(self._executor, drill_down.add_counts, tables)
         page, more = drill_down.page(table, after=None, limit=question.limit)
         more = more or any(answer.more for answer in answers.values())
         return ClusterResult(Children(page, more), EMPTY_CURSOR, _missing(shares, errors))
@@ -345,8 +343,7 @@ class ClusterAnalytics:
     async def nearest(self, sought: NearestTo) -> ClusterResult[Neighbours]:
         """The nearest observations of all partitions that answered, each node's own merged."""
         query = sought.within(sought.limit_m)
-        candidates = self._node.scans.candidates(query)
-        share = PartitionScope(candidates, after=self._node.view.pruned_until(query, candidates))
+        share = await self._node.scans.scope(query)
         shares = self._shares(share)
         answers, errors = await self._scatter_gather(
             shares,
@@ -363,7 +360,7 @@ class ClusterAnalytics:
         missing = _missing(shares, errors)
         frontier = _join_cursors([answer.reached for answer in answers.values()])
         return ClusterResult(
-            neighbours, frontier.join(_of(share.after, candidates - missing)), missing
+            neighbours, frontier.join(_of(share.after, share.partitions - missing)), missing
         )
 
     async def describe(self, schema: Schema) -> ClusterResult[Described]:

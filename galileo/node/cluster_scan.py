@@ -26,6 +26,7 @@ from galileo.errors import (
     UnknownDataset,
 )
 from galileo.node import sampling
+from galileo.node.analytics_protocol import PartitionScope
 from galileo.node.cluster_view import ClusterView
 from galileo.node.local_scan import LocalScans, split_table
 from galileo.node.peers import (
@@ -42,6 +43,7 @@ from galileo.node.peers import (
 )
 from galileo.node.query_options import QueryOptions
 from galileo.node.sampler_store import SamplerStore
+from galileo.offload import offload
 from galileo.query import Query
 from galileo.samplers import SamplerSpec
 
@@ -62,6 +64,12 @@ class ScanEnd:
     missing: frozenset[int]
     gone: Cursor = EMPTY_CURSOR
     left: tuple[tuple[str, frozenset[int]], ...] = ()
+
+
+ENTRIES_MIN = 1_000
+"""Entries of synopses that a condition tests in the time that it takes to begin."""
+TESTS_PER_STEP = 4_000
+"""Characters of a query times entries of synopses that are tested in a step of `offload`."""
 
 
 class LargeAnswers(Enum):
@@ -116,6 +124,16 @@ class ClusterScans:
         """The partitions that placement allows to hold a match."""
         return placement.candidates(self._topology.current, query.schema, query.cell_ranges())
 
+    async def scope(self, query: Query) -> PartitionScope:
+        """The partitions that can hold a match, and the commits up to which they hold none."""
+        candidates = self.candidates(query)
+        return PartitionScope(candidates, after=await self._pruned_until(query, candidates))
+
+    async def _pruned_until(self, query: Query, candidates: frozenset[int]) -> Cursor:
+        entries = ENTRIES_MIN + self._view.graph(query.schema).entries
+        steps = len(query.to_json()) * entries // TESTS_PER_STEP
+        return await offload(steps, self._view.pruned_until, query, candidates)
+
     async def sampled(self, query: Query, spec: SamplerSpec) -> _Answer:
         """The labels of `run`, sampled at the nodes that store them, and merged here if necessary.
 
@@ -161,7 +179,7 @@ class ClusterScans:
         if partitions is not None:
             candidates &= partitions
         # Blocks are hashed over their group: place and time exclude hardly any of its partitions.
-        pruned = self._view.pruned_until(query, candidates) if query.features else EMPTY_CURSOR
+        pruned = await self._pruned_until(query, candidates) if query.features else EMPTY_CURSOR
         answer = self.between(
             query, partitions=candidates, after=pruned, until=None, sampler=sampler, large=large
         )

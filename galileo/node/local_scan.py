@@ -25,8 +25,9 @@ from galileo.node.peers import ScanAnswer, ScanDone, ScanFailed, ScanLabels, Sca
 from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import observed
 from galileo.node.sampler_store import SamplerStore
+from galileo.offload import INLINE_STEPS_MAX
 from galileo.query import Query, parse
-from galileo.query.query import CACHED_CHARACTERS_MAX
+from galileo.query.query import parse_steps
 from galileo.samplers import Sampler, SamplerSpec
 from galileo.storage.journal import PartitionJournal
 
@@ -74,7 +75,7 @@ class LocalScans:
     async def scan_small(self, task: ScanTask) -> list[ScanAnswer] | None:
         """The answer of `scan` to a task without bound and sampler, if it is small.
 
-        A scan that takes less than `inline_s` needs no thread, unless its query is long.
+        A scan that takes less than `inline_s` needs no thread, unless its query has many steps.
 
         Returns:
             None if it has more than about `small_bytes_max` of labels, or takes longer than a step.
@@ -84,7 +85,7 @@ class LocalScans:
         """
         options = self._options
         scan = _IncrementalScan(self._catalog, task, options, bytes_max=options.small_bytes_max)
-        is_short = len(task.query_json) <= CACHED_CHARACTERS_MAX
+        is_short = parse_steps(task.query_json) <= INLINE_STEPS_MAX
         with _traced([task]):
             answers = scan.advance(options.inline_s) if is_short else []
             if not scan.done:

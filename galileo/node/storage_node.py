@@ -452,7 +452,9 @@ class StorageNode:
             raise existing_dataset(known, same=known.is_wanted(channel))
         schema = await self.named(channel.dataset)
         tables = {step.table: await self._table(step.table) for step in channel.steps}
-        query = ParameterQuery(channel.template, schema, channel.lookup, tables)
+        query = await asyncio.to_thread(
+            ParameterQuery, channel.template, schema, channel.lookup, tables
+        )
         bound = channel.bound(
             schema,
             query.parameters,

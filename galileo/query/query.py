@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from galileo.errors import QuerySyntaxError, UnknownProperty
 from galileo.geo.ranges import Ranges
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
+from galileo.offload import offload
 from galileo.query import cql_syntax, time_predicates, visitors
 from galileo.query.binding import bind
 from galileo.query.columns import Columns, FeatureColumn, FloatColumn, Mask, from_arrow
@@ -35,7 +35,7 @@ from galileo.query.spatial_predicates import InRegion
 from galileo.query.zone_maps import Zones
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Query:
     """An immutable predicate, bound to a schema.
 
@@ -77,6 +77,10 @@ class Query:
 
     def to_json(self) -> str:
         """Canonical CQL2 JSON: it parses to an equal query; "true" for everything."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
         value = visitors.json_value(self.tree)
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
@@ -120,6 +124,10 @@ class Query:
 
         None is no limit; no range at all is a query that nothing matches.
         """
+        return self._cell_ranges
+
+    @cached_property
+    def _cell_ranges(self) -> Ranges | None:
         return visitors.cell_ranges(self.tree)
 
     def time_range(self) -> Span:
@@ -177,14 +185,25 @@ def parse(source: str | dict[str, Any], schema: Schema) -> Query:
 
 
 async def parse_async(text: str, schema: Schema) -> Query:
-    """As `parse`, for use in an event loop: parses long texts in a thread.
+    """As `parse`, for use in an event loop: a thread prepares a query that takes many steps.
 
     Raises:
         InputError: as `parse`.
     """
-    if len(text) <= CACHED_CHARACTERS_MAX:
-        return parse(text, schema)
-    return await asyncio.to_thread(parse, text, schema)
+    return await offload(parse_steps(text), _prepared, text, schema)
+
+
+def parse_steps(text: str) -> int:
+    """Steps of `offload` that it takes to parse a query and to cover its regions."""
+    return len(text) + PLACE_STEPS * len(_PLACE.findall(text[:CACHED_CHARACTERS_MAX]))
+
+
+def _prepared(text: str, schema: Schema) -> Query:
+    """The query with its cells and its JSON, which it keeps for the event loop."""
+    query = parse(text, schema)
+    query.cell_ranges()
+    query.to_json()
+    return query
 
 
 _PATH = re.compile(r" at \$[^ ]* of the query$")
@@ -195,6 +214,10 @@ _CACHE_ENTRIES = 64
 """Cached queries with the covers of their regions, 0.3 MB each at most."""
 CACHED_CHARACTERS_MAX = 4096
 """Longer texts are not cached."""
+PLACE_STEPS = 1_500
+"""Steps that the event loop takes itself for the cover of a region; some take 7,000."""
+_PLACE = re.compile("s_|dwithin|like", re.IGNORECASE)
+"""A condition on a place in CQL2, perhaps."""
 
 
 @lru_cache(maxsize=_CACHE_ENTRIES)

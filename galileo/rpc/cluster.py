@@ -13,10 +13,11 @@ from galileo.dht.topology_changes import known_node
 from galileo.errors import Forbidden, GalileoError
 from galileo.model.channel import Channel
 from galileo.model.retention import Retention, VersionedRetention
-from galileo.model.schema import Schema, features_from_json
+from galileo.model.schema import SCHEMA_STEPS, Schema, StoredSchema, features_from_json
 from galileo.model.stored_schema import stored_schema_from_json
 from galileo.model.table import Table
 from galileo.node.storage_node import StorageNode
+from galileo.offload import offload
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.identity import Identify, anonymous
@@ -164,11 +165,7 @@ class ClusterServicer:
             for _, one in shards
             if request.name in ("", one.schema.name) and caller.may_list(one.schema)
         ]
-        return cluster_pb2.ListDatasetsReply(
-            schemas_json=[one.to_json() for one in schemas if isinstance(one, Schema)],
-            tables_json=[one.to_json() for one in schemas if isinstance(one, Table)],
-            channels_json=[one.to_json() for one in schemas if isinstance(one, Channel)],
-        )
+        return await offload(SCHEMA_STEPS * len(schemas), _listed, schemas)
 
     @unary
     async def Status(  # noqa: N802
@@ -335,6 +332,14 @@ class ClusterServicer:
                 address=topology.by_name[name].address,
                 state="unreachable",
             )
+
+
+def _listed(schemas: Sequence[StoredSchema]) -> cluster_pb2.ListDatasetsReply:
+    return cluster_pb2.ListDatasetsReply(
+        schemas_json=[one.to_json() for one in schemas if isinstance(one, Schema)],
+        tables_json=[one.to_json() for one in schemas if isinstance(one, Table)],
+        channels_json=[one.to_json() for one in schemas if isinstance(one, Channel)],
+    )
 
 
 def _check_admin(caller: Principal) -> None:

@@ -30,6 +30,7 @@ from galileo.node.peers import (
 from galileo.node.select import CursorRange
 from galileo.node.standing_queries import MatchTask
 from galileo.node.storage_node import StorageNode
+from galileo.offload import offload
 from galileo.packing.arrow_streams import read_stream
 from galileo.query import parse_async
 from galileo.rpc.access import has_all_rows
@@ -58,6 +59,8 @@ _NOTHING = pa.py_buffer(b"")
 SCAN_ITEMS_MAX = 256
 SCAN_REPLY_PARTS_MAX = 256
 SCAN_REPLY_BYTES = 64 << 10
+STEP_BYTES = 64
+"""Bytes of an Arrow stream that are decoded in a step of `offload`, if it has small batches."""
 MATCH_ITEMS_MAX = 1_000_000
 PARTITION_MAX = 2**31 - 1
 
@@ -73,7 +76,8 @@ class StorageServicer:
     ) -> storage_pb2.IngestReply:
         head = request.head
         schema = await self._node.stored_schema(head.dataset, added=head.added)
-        table = _observations(request.observations)
+        data = request.observations
+        table = await offload(data.size // STEP_BYTES, _observations, data)
         if isinstance(schema, Schema):
             await self._node.schema_with(schema, table.column_names)
         caller, brokers = CALLER.get(), await self._brokers("Ingest", schema)
@@ -103,12 +107,12 @@ class StorageServicer:
     ) -> peers_pb2.CommitReply:
         head = request.head
         schema = await self._node.stored_schema(head.dataset, added=head.added)
-        columns = schema.narrowed(head.added).observation_schema
+        columns, data = schema.narrowed(head.added).observation_schema, request.observations
         task = CommitTask(
             dataset=head.dataset,
             producer=head.producer,
             batch=head.batch,
-            observations=from_ipc(request.observations, columns),
+            observations=await offload(data.size // STEP_BYTES, from_ipc, data, columns),
             range_epoch=head.range_epoch,
             first_epoch=head.first_epoch,
             added=head.added,
@@ -150,7 +154,7 @@ class StorageServicer:
         if request.digest:
             query_json = self._node.matching.text(request.dataset, request.digest)
         await self._check_vertices([(request.dataset, query_json)], context)
-        parts = from_ipc(request.parts, columns)
+        parts = await offload(len(request.parts) // STEP_BYTES, from_ipc, request.parts, columns)
         options = _row_options(request, request.columns)
         task = ReadTask(request.dataset, parts, query_json, options, request.added)
         read = self._node.reading.read_local if request.local else self._node.reading.read
@@ -165,9 +169,10 @@ class StorageServicer:
     ) -> AsyncIterator[storage_pb2.ReadTablePart]:
         brokers = await self._brokers("ReadTable", await self._node.stored_schema(request.dataset))
         tables, shard = self._node.tables, self._node.catalog.table_shard(request.dataset)
-        task = table_task_from_pb(request, shard.schema)
+        steps = len(request.keys) // STEP_BYTES
+        task = await offload(steps, table_task_from_pb, request, shard.schema)
         if brokers:
-            _check_keys(shard.schema, task.keys, brokers)
+            await offload(steps, _check_keys, shard.schema, task.keys, brokers)
         answer = (
             tables.read_local(task)
             if request.local

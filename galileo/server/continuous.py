@@ -36,6 +36,7 @@ from galileo.model.times import duration_text
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.storage_node import StorageNode
+from galileo.offload import offload
 from galileo.optional_imports import require
 from galileo.packing import Compression
 from galileo.query import Query
@@ -309,7 +310,9 @@ class ContinuousQueries:
     ) -> Update | list[continuous_pb2.FetchPart]:
         """The labels since the token, from this node or forwarded from the coordinator."""
         cursor, progress = (
-            tokens.read(token, ccq_id=ccq_id) if token else (EMPTY_CURSOR, WindowProgress())
+            await offload(len(token), tokens.read, token, ccq_id=ccq_id)
+            if token
+            else (EMPTY_CURSOR, WindowProgress())
         )
         self._check_not_revoked(ccq_id)
         until_clock_us = self._until_clock_us(ccq_id, progress)

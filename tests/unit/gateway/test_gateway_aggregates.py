@@ -114,8 +114,8 @@ def test_numbers_that_are_none_are_refused(text: str) -> None:
         parameters.numbers("bins", text)
 
 
-def test_feature_with_the_name_of_a_parameter_does_not_filter() -> None:
-    given, query = parameters.filtered(
+async def test_feature_with_the_name_of_a_parameter_does_not_filter() -> None:
+    given, query = await parameters.filtered(
         QueryParams("window=1h&temperature=290&precision=3"), SCHEMA, parameters.CELLS
     )
     assert (given["window"], str(query)) == ("1h", "temperature = 290")

@@ -88,15 +88,15 @@ def whole(first: str, last: str) -> str:
         ),
     ],
 )
-def test_items_request_has_the_condition(text: str, query: str) -> None:
-    assert str(items_request(QueryParams(text), SCHEMA).query) == query
+async def test_items_request_has_the_condition(text: str, query: str) -> None:
+    assert str((await items_request(QueryParams(text), SCHEMA)).query) == query
 
 
-def test_items_request_columns_and_limit() -> None:
-    wanted = items_request(QueryParams("properties=station,time&limit=7"), SCHEMA)
+async def test_items_request_columns_and_limit() -> None:
+    wanted = await items_request(QueryParams("properties=station,time&limit=7"), SCHEMA)
     assert wanted.columns == ("latitude", "longitude", "time", "station")
     assert wanted.limit == 7
-    assert items_request(QueryParams("limit=99999999"), SCHEMA).limit == LIMIT_MAX
+    assert (await items_request(QueryParams("limit=99999999"), SCHEMA)).limit == LIMIT_MAX
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,15 @@ def test_items_request_columns_and_limit() -> None:
         ("crs=", "crs"),
     ],
 )
-def test_items_request_with_a_wrong_parameter_names_it(text: str, parameter: str) -> None:
+async def test_items_request_with_a_wrong_parameter_names_it(text: str, parameter: str) -> None:
     with raises(InputError, parameter=parameter):
-        items_request(QueryParams(text), SCHEMA)
+        await items_request(QueryParams(text), SCHEMA)
 
 
 @pytest.mark.parametrize("text", ["level >", "level > 3) OR (level < 5", "(" * 100_000])
-def test_filter_that_does_not_parse_is_refused(text: str) -> None:
+async def test_filter_that_does_not_parse_is_refused(text: str) -> None:
     with pytest.raises(QuerySyntaxError):
-        filter_of(QueryParams({"filter": text, "query": "ASK {}"}))
+        await filter_of(QueryParams({"filter": text, "query": "ASK {}"}))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_token_of_a_malformed_header_is_refused(header: str) -> None:
         token_of(header)
 
 
-def test_day_is_whole_on_all_paths_with_datetime() -> None:
+async def test_day_is_whole_on_all_paths_with_datetime() -> None:
     """Those of items, groups, tiles, EDR, and labels of continuous queries."""
     day = whole("2014-03-01T00:00:00Z", "2014-03-01T23:59:59.999999Z")
     query = QueryParams("datetime=2014-03-01")
@@ -200,7 +200,7 @@ def test_day_is_whole_on_all_paths_with_datetime() -> None:
     filtered_by = {route.name: route.parameters for route in paths if route.name not in of_edr}
     assert {"items", "cells", "series", "latest", "tile", "locations"} <= set(filtered_by)
     for known in filtered_by.values():
-        assert str(filtered(query, SCHEMA, known)[1]) == day
+        assert str((await filtered(query, SCHEMA, known))[1]) == day
     request = edr_requests.edr_request("location", query, SCHEMA, "")
     assert [str(one) for one in request.conditions] == [day]
     first, last = LabelFilter.of(query).interval or (None, None)

@@ -13,6 +13,7 @@ import pytest
 from galileo.geo import geohash, ranges
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import micros
+from galileo.offload import INLINE_STEPS_MAX
 from galileo.query import (
     BoolColumn,
     Columns,
@@ -23,7 +24,9 @@ from galileo.query import (
     Zones,
     from_arrow,
     parse,
+    parse_async,
 )
+from galileo.query.query import parse_steps
 
 SCHEMA = Schema(
     "nam",
@@ -488,3 +491,27 @@ def world(latitude, longitude):
     columns["time"] = pa.array(zeros).cast(pa.timestamp("us", "UTC"))
     nulls = {f.name: pa.nulls(len(latitude), f.arrow_type) for f in SCHEMA.features}
     return pa.table(columns | nulls, schema=SCHEMA.observation_schema)
+
+
+def triangle(number: int) -> str:
+    return f"S_INTERSECTS(geometry, POLYGON((-{number} -80, 170 0, 0 80, -{number} -80)))"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_inline"),
+    [
+        ("temperature > 290", True),
+        (triangle(1), True),
+        (" OR ".join(map(triangle, range(1, 5))), False),
+        (" OR ".join(["geohash LIKE '9%'"] * 10), False),
+        (" OR ".join(f"temperature > {number}" for number in range(300)), False),
+    ],
+    ids=["short", "region", "regions", "cells", "long"],
+)
+async def test_parse_async_uses_a_thread_for_long_texts_and_many_regions(
+    text: str, is_inline: bool
+) -> None:
+    assert (parse_steps(text) <= INLINE_STEPS_MAX) is is_inline
+    query = await parse_async(text, SCHEMA)
+    assert query == parse(text, SCHEMA)
+    assert {"_json", "_cell_ranges"} <= vars(query).keys()
