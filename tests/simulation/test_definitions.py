@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from parameters import seeds_in_parts
 from simulator.definition_world import DEFINITION_MUTANTS, run_definitions
 
-SEEDS = range(1_500)
+SEEDS, PART = 1_500, 500
 SEEDS_QUICK = range(18, 28)
 """Short worlds that together have everything that is expected."""
 MUTANT_SEEDS_MAX = 400
@@ -24,7 +25,7 @@ def play(seed: int) -> Counter[str]:
         raise AssertionError(f"seed {seed}: {violation}") from violation
 
 
-@pytest.mark.parametrize("seeds", [SEEDS_QUICK, pytest.param(SEEDS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [SEEDS_QUICK, *seeds_in_parts(SEEDS, PART)])
 def test_definitions_random_histories_are_those_of_one_node(seeds: range) -> None:
     counters = sum(map(play, seeds), Counter[str]())
     expected = (

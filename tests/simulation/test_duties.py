@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from parameters import seeds_in_parts
 from simulator.duty_world import DUTY_MUTANTS, run_duties
 
-SEEDS = range(1_500)
+SEEDS, PART = 1_500, 500
 SEEDS_QUICK = range(28, 38)
 """Short worlds that together have everything that is expected."""
 MUTANT_SEEDS_MAX = 400
@@ -24,7 +25,7 @@ def play(seed: int) -> Counter[str]:
         raise AssertionError(f"seed {seed}: {violation}") from violation
 
 
-@pytest.mark.parametrize("seeds", [SEEDS_QUICK, pytest.param(SEEDS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [SEEDS_QUICK, *seeds_in_parts(SEEDS, PART)])
 def test_duties_random_histories_are_those_of_the_oracle(seeds: range) -> None:
     counters = sum(map(play, seeds), Counter[str]())
     expected = ("submitted", "ended", "crash", "suspect", "drain", "cut", "loss", "terms")

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from parameters import seeds_in_parts
 from simulator.register_world import REGISTER_MUTANTS, run_register
 
 from galileo.dht.register import (
@@ -26,7 +27,7 @@ from galileo.dht.register import (
     node_of,
 )
 
-SEEDS = range(2_000)
+SEEDS, PART = 2_000, 500
 SEEDS_QUICK = range(11, 21)
 """Short worlds that together have everything that is expected."""
 MUTANT_SEEDS_MAX = 1_500
@@ -43,7 +44,7 @@ def play(seed: int) -> Counter[str]:
         raise AssertionError(f"seed {seed}: {violation}") from violation
 
 
-@pytest.mark.parametrize("seeds", [SEEDS_QUICK, pytest.param(SEEDS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [SEEDS_QUICK, *seeds_in_parts(SEEDS, PART)])
 def test_register_random_worlds_keep_all_invariants(seeds: range) -> None:
     counters = sum(map(play, seeds), Counter[str]())
     expected = (

@@ -508,11 +508,11 @@ def status_of(url: str, method: str, path: str, row: Row, token: str) -> int:
         connection.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(90)
 async def test_sparql_queries_of_one_caller_do_not_stop_those_of_another(
     tmp_path: Path, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparql, "TIMEOUT_S", 20.0)
+    monkeypatch.setattr(sparql, "TIMEOUT_S", 60.0)
     cross = "?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l . ?m ?n ?o . ?p ?q ?r"
     auth = auth_section(tokens, tokens.tokens["node"])
     async with contextlib.AsyncExitStack() as stack:

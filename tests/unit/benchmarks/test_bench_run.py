@@ -47,7 +47,7 @@ def scratch() -> Iterator[Path]:
         yield Path(directory)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(250)
 @pytest.mark.timeout(600)
 def test_bench_with_small_sizes_measures_every_area(tmp_path, scratch):
     markdown, values = tmp_path / "figures.md", tmp_path / "figures.json"
