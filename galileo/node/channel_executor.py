@@ -824,7 +824,11 @@ class ChannelExecutor:
         elif isinstance(index, LookupIndex):
             async with self._joining:
                 await loop.run_in_executor(self._executor, index.join, references.rows)
-        match = partial(channel_matching.match, work.channel, index, observed, changes)
+
+        def match() -> pa.Table:
+            news = None if changes is None else work.readable(changes)
+            return channel_matching.match(work.channel, index, observed, news)
+
         return await self._divisibly(work, observed, match)
 
     async def _join_changes(
@@ -868,7 +872,10 @@ class ChannelExecutor:
             except DataExpired as error:
                 raise _lost_rows(work.channel, error) from error
         progress.joined = references.cursors
-        join = partial(index.joined_changes, changes, references.rows, changed)
+
+        def join() -> pa.Table:
+            return index.joined_changes(work.readable(changes), references.rows, changed)
+
         async with self._joining:
             return await loop.run_in_executor(self._executor, join)
 
@@ -941,15 +948,19 @@ class ChannelExecutor:
         """Brings the index of a partition up to date with the table of subscriptions.
 
         Returns:
-            The changes, not yet applied, where they count as news; `indexed` is past them.
+            The changes, not yet applied, where they count as news, with those that are not
+            readable; `indexed` is past them.
 
         Raises:
             PartitionMoved: another node has it.
         """
         progress, loop = self._of(work, partition), asyncio.get_running_loop()
 
+        def apply_readable(rows: pa.Table) -> None:
+            progress.index.apply(work.readable(rows))
+
         async def apply(rows: pa.Table) -> None:
-            await loop.run_in_executor(self._executor, progress.index.apply, rows)
+            await loop.run_in_executor(self._executor, apply_readable, rows)
 
         if progress.indexed < 0:  # A part may be there, of which rows were deleted since.
             progress.index = work.make_index()
@@ -997,14 +1008,14 @@ class ChannelExecutor:
             until=None if until is None else Cursor({partition: until}),
             partitions=frozenset([partition]),
         )
-        reached, loop = max(after, 0), asyncio.get_running_loop()
+        reached = max(after, 0)
         if until == 0:  # An absent position of a cursor means that nothing is wanted.
             return 0
         async with work.reading, aclosing(self._tables.read_local(task)) as parts:
             async for part in parts:
                 reached = max(reached, part.reached[partition])
                 if part.rows.num_rows:
-                    await take(await loop.run_in_executor(self._executor, work.readable, part.rows))
+                    await take(part.rows)
         return reached
 
 

@@ -155,45 +155,29 @@ class ParameterQuery:
             InvalidObservations: a value is null or does not fit; the message names the first such
                 subscription.
         """
-        columns = {name: one_array(rows.column(name)) for name in (BROKER, *self._own)}
-        numbers = np.arange(rows.num_rows)
-        if DELETED in rows.column_names:
-            numbers = np.flatnonzero(~np.asarray(one_array(rows.column(DELETED)), dtype=np.bool_))
-            columns = {name: values.take(numbers) for name, values in columns.items()}
-        fault = self._first_fault(columns)
-        if fault is not None:
-            row = int(numbers[fault.row])
-            subscription = rows.column(ID)[row].as_py()
-            raise InvalidObservations(
-                f"expected {fault.expected} for subscription {subscription!r}, got {fault.got}",
-                expected="parameter",
-                row=row,
-                subscription=subscription,
-            )
+        permitted = self.permits(rows)
+        if permitted.all():
+            return
+        row = int(np.argmin(permitted))
+        fault = self._fault(rows.slice(row, 1))
+        subscription = rows.column(ID)[row].as_py()
+        raise InvalidObservations(
+            f"expected {fault.expected} for subscription {subscription!r}, got {fault.got}",
+            expected="parameter",
+            row=row,
+            subscription=subscription,
+        )
 
-    def _first_fault(self, columns: dict[str, pa.Array]) -> Fault | None:
-        faults = [
-            fault
-            for name, values in columns.items()
-            if (fault := first_fault(values, self._own.get(name, {NAME}), name=name))
-        ]
-        first = min(faults, key=lambda fault: fault.row, default=None)
-        if self.simple is not None:
-            return first
-        until = first.row if first else len(next(iter(columns.values())))
-        earlier = {name: columns[name][:until] for name in self.places if name in columns}
-        if not earlier:
-            return first
-        return self._first_misfit(earlier) or first
-
-    def _first_misfit(self, columns: dict[str, pa.Array]) -> Fault | None:
-        """The first row whose values, each of which fits, are no query of the dataset together."""
-        rows, _ = distinct_rows(list(columns.values()))
-        misfit = next(self._misfits(pa.table(columns).take(rows)), None)
-        if misfit is None:
-            return None
+    def _fault(self, row: pa.Table) -> Fault:
+        """The first fault of a row that is not permitted: of a value, or of all together."""
+        for name in (BROKER, *self._own):
+            values = one_array(row.column(name))
+            if (fault := first_fault(values, self._own.get(name, {NAME}), name=name)) is not None:
+                return fault
+        own = [name for name in self.places if name in row.column_names]
+        [(_, misfit)] = self._misfits(row.select(own))
         expected = f"parameters that make a query of dataset {self.schema.name!r}"
-        return Fault(int(rows[misfit[0]]), expected, f"a fault: {misfit[1].message}")
+        return Fault(0, expected, f"a fault: {misfit.message}")
 
     def _misfits(self, rows: pa.Table) -> Iterator[tuple[int, InputError]]:
         """The numbers of rows whose values are no query together, and why."""
@@ -215,8 +199,10 @@ class ParameterQuery:
     def permits(self, rows: pa.Table) -> Mask:
         """Mask of the rows that `check` permits."""
         columns = {name: one_array(rows.column(name)) for name in (BROKER, *self._own)}
-        is_deleted: Mask = np.asarray(one_array(rows.column(DELETED)), dtype=np.bool_)
-        return is_deleted | self._fit(columns, columns)
+        mask = self._fit(columns, columns)
+        if DELETED in rows.column_names:
+            mask |= np.asarray(one_array(rows.column(DELETED)), dtype=np.bool_)
+        return mask
 
     def _fit(self, columns: Mapping[str, pa.Array], checked: Iterable[str]) -> Mask:
         """Mask of the rows in which the values of the checked columns, and all together, fit."""
