@@ -31,7 +31,7 @@ from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
 from galileo.gateway.crs import CRS84, Crs, body_crs, check_columns_crs
 from galileo.gateway.formats import Encoders
-from galileo.gateway.request_bodies import format_of, received
+from galileo.gateway.request_bodies import decoding, format_of, received
 from galileo.model.schema import Schema
 
 OBSERVATIONS_MAX = 4_000_000
@@ -135,22 +135,13 @@ class IngestRoute:
         return await self._checked(sent, wider)
 
     async def _checked(self, sent: _Sent, schema: Schema) -> StrictSource:
-        """The observations of a body without a mistake.
-
-        Raises:
-            InputError: it has one; `details` have `row` and `column` where they are known.
-        """
-        try:
+        """The observations of a body without a mistake. Raises InputError if it has one."""
+        with decoding(sent.body, sent.format):
             source = await self._encoders.run(functools.partial(sent.opened, schema))
             rows = size = 0
             async for table in self._tables(source):
                 rows, size = rows + table.num_rows, size + table.nbytes
                 _check_size(rows, size)
-        except InputError as error:  # The path of a body means nothing to its sender.
-            words = error.message.replace(str(sent.body.path), "the body")
-            raise type(error)(words, **error.details) from error
-        except pa.ArrowException as error:
-            raise InputError(f"expected a whole {sent.format} body: {error}") from error
         return source
 
     async def _tables(self, source: StrictSource) -> AsyncIterator[pa.Table]:

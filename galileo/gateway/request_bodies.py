@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import hashlib
 import re
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from email.message import Message as Headers
 from http import HTTPStatus
 from typing import Any
 
+import pyarrow as pa
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
@@ -110,6 +111,22 @@ async def received(request: Request) -> AsyncIterator[tuple[MemoryFile, str]]:
             body.write(piece)
             digest.update(piece)
         yield body, digest.hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def decoding(body: MemoryFile, format: str) -> Iterator[None]:
+    """Words errors of a body for its sender, for the block: the path of a body means nothing to it.
+
+    Raises:
+        InputError: the body is wrong; `details` have `row` and `column` where they are known.
+    """
+    try:
+        yield
+    except InputError as error:
+        words = error.message.replace(str(body.path), "the body")
+        raise type(error)(words, **error.details) from error
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise InputError(f"expected a whole {format} body: {error}") from error
 
 
 def check_change(request: Request, *, systems: Collection[Crs]) -> None:

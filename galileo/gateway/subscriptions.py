@@ -27,7 +27,7 @@ from galileo.gateway.formats import Encoders
 from galileo.gateway.ingestion import BatchKey, batch_key
 from galileo.gateway.json_answers import check_json
 from galileo.gateway.problems import problem
-from galileo.gateway.request_bodies import format_of, received
+from galileo.gateway.request_bodies import decoding, format_of, received
 from galileo.gateway.routes import Handler
 from galileo.gateway.subscription_bodies import FORMATS, tables_of
 from galileo.model.channel import Channel
@@ -102,7 +102,7 @@ class SubscriptionRoutes:
         columns = channel.subscriptions.arrow_schema if format == "csv" else pa.schema([])
         tables, names, rows, size = [], set[str](), 0, 0
         pieces = tables_of(body.path, format, channel.subscriptions)
-        try:
+        with decoding(body, format):
             while (table := await self._encoders.run(lambda: next(pieces, None))) is not None:
                 tables.append(table)
                 rows, size = rows + table.num_rows, size + table.nbytes
@@ -110,11 +110,6 @@ class SubscriptionRoutes:
                 # A column that a piece lacks has values in the table of all pieces.
                 _check_size(rows, max(size, rows * len(names) * VALUE_BYTES))
             return pa.concat_tables([columns.empty_table(), *tables], promote_options="permissive")
-        except InputError as error:  # The path of a body means nothing to its sender.
-            words = error.message.replace(str(body.path), "the body")
-            raise type(error)(words, **error.details) from error
-        except (pa.ArrowException, UnicodeDecodeError) as error:
-            raise InputError(f"expected a whole {format} body: {error}") from error
 
 
 def _check(channel: Channel, rows: pa.Table) -> None:
