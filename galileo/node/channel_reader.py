@@ -11,7 +11,7 @@ from contextlib import aclosing
 from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import DataExpired, TransientError
+from galileo.errors import DataExpired, InputError, TransientError
 from galileo.hashing import text64
 from galileo.labels import to_ipc
 from galileo.node.catalog import Catalog
@@ -121,7 +121,15 @@ class ChannelReader:
     def _of_all(self, task: ExecutionsTask) -> ExecutionsTask:
         """The task with the partitions that it asks for."""
         channel = self._catalog.channel_shard(task.channel).schema
-        asked = task.partitions or frozenset(range(channel.partitions))
+        every = frozenset(range(channel.partitions))
+        asked = task.partitions or every
+        if not asked <= every:
+            raise InputError(
+                f"expected partitions 0 to {channel.partitions - 1} of channel {channel.name!r}, "
+                f"got {max(asked)}",
+                expected="partitions",
+                bound=channel.partitions - 1,
+            )
         return dataclasses.replace(task, partitions=asked)
 
     async def read_local(self, task: ExecutionsTask) -> AsyncGenerator[ExecutionsPart, None]:

@@ -41,7 +41,7 @@ from retaining import runner_of
 from simulator.channel_mutants import CHANNEL_MUTANTS
 
 from galileo.cursor import Cursor
-from galileo.errors import CorruptData, PartitionReadOnly, Unavailable
+from galileo.errors import CorruptData, InputError, PartitionReadOnly, Unavailable
 from galileo.model.channel import Channel
 from galileo.model.enrichment import Lookup, Nearest, Step
 from galileo.model.table import Table
@@ -510,6 +510,16 @@ async def test_a_reader_whose_executions_are_dropped_while_it_reads_is_told(hot:
             reader._take(part)
     assert reader.gone
     await hot.judge()
+
+
+async def test_a_reader_of_partitions_that_a_channel_lacks_is_refused(hot: Hot) -> None:
+    last = hot.audit.channel.partitions - 1
+    task = ExecutionsTask(CHANNEL, "east", Cursor(), frozenset([0, last + 1]))
+    reader = hot.cluster["a"].channel_reader
+    with raises(InputError, expected="partitions", bound=last):
+        await anext(reader.read(task))
+    with raises(InputError, expected="partitions", bound=last):
+        await anext(reader.follow(task, wait_s=0.0))
 
 
 async def test_a_reader_of_beginnings_of_answers_gets_to_all_partitions(hot: Hot) -> None:
