@@ -47,6 +47,9 @@ QUERY_REQUEST_BYTES_MAX = 8 << 20
 FIELDS_MAX = 16_384
 """Fields of a request above 1 MB, and values of each field that clients send. An empty field of 2
 bytes can become an object of 128, and the event loop looks at each value."""
+NAME_CHARACTERS_MAX = 4_096
+"""Characters of a text that clients send, unless it is JSON, a query or a token: errors quote names
+and look for similar ones."""
 REQUESTS_BYTES_MAX = 512 << 20
 """Total size of concurrent requests that are not bulk requests."""
 BULK_BYTES_MAX = 4 << 30
@@ -317,8 +320,15 @@ class AdmittedCall:
 
 
 def _check_values(message: Message) -> None:
-    """Raises MessageTooLarge where a field of the message has too many values, at any depth."""
+    """Raises MessageTooLarge where the message has too many values or a long name, at any depth."""
     for field, value in message.ListFields():
+        is_name = field.name not in ("query", "token") and not field.name.endswith("_json")
+        if isinstance(value, str) and is_name and len(value) > NAME_CHARACTERS_MAX:
+            raise MessageTooLarge(
+                f"expected at most {NAME_CHARACTERS_MAX:,} characters of {field.name}, got "
+                f"{len(value):,}",
+                bound=NAME_CHARACTERS_MAX,
+            )
         if field.is_repeated and len(value) > FIELDS_MAX:
             raise MessageTooLarge(
                 f"expected at most {FIELDS_MAX:,} {field.name}, got {len(value):,}",

@@ -242,11 +242,7 @@ class StorageServicer:
     async def Scan(  # noqa: N802
         self, request: storage_pb2.ScanRequest, context: Context
     ) -> AsyncIterator[storage_pb2.ScanReply]:
-        if len(request.items) > SCAN_ITEMS_MAX:
-            raise InputError(
-                f"expected at most {SCAN_ITEMS_MAX} items in a scan, got {len(request.items)}",
-                bound=SCAN_ITEMS_MAX,
-            )
+        _check_count(request.items)
         await self._check_vertices([(i.dataset, i.query_json) for i in request.items], context)
         await self._learn_features(request.items)
         tasks = [scan_task_from_pb(item) for item in request.items]
@@ -265,6 +261,7 @@ class StorageServicer:
     async def ScanSmall(  # noqa: N802
         self, request: storage_pb2.ScanRequest, context: Context
     ) -> peers_pb2.ScanSmallReply:
+        _check_count(request.items)
         await self._learn_features(request.items)
         scans = await asyncio.gather(*(self._scan_small(item, context) for item in request.items))
         bytes_left = CHUNK_BYTES_MAX
@@ -341,6 +338,14 @@ class StorageServicer:
         answer = await self._node.matching.match(match_task_from_pb(request))
         for reply in replies_of(answer):
             yield reply
+
+
+def _check_count(items: Sequence[storage_pb2.ScanItem]) -> None:
+    if len(items) > SCAN_ITEMS_MAX:
+        raise InputError(
+            f"expected at most {SCAN_ITEMS_MAX} items in a scan, got {len(items)}",
+            bound=SCAN_ITEMS_MAX,
+        )
 
 
 def _check_keys(table: Table, keys: pa.Table | None, brokers: Sequence[str]) -> None:

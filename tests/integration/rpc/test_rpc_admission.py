@@ -20,6 +20,7 @@ from galileo.rpc import admission
 from galileo.rpc.access import PUBLIC
 from galileo.rpc.admission import (
     FIELDS_MAX,
+    NAME_CHARACTERS_MAX,
     SMALL_REQUEST_BYTES_MAX,
     Admission,
     AdmissionOptions,
@@ -364,6 +365,17 @@ async def test_admission_of_too_many_values_of_a_client_is_refused(
     assert error.details["bound"] == FIELDS_MAX
     whole = storage_pb2.ScanRequest(items=[{"partitions": range(PARTITIONS_MAX)}])
     assert await served.call(SCAN, whole.SerializeToString()) == b"1"
+
+
+async def test_admission_of_a_long_name_of_a_client_is_refused(served: Served) -> None:
+    served.handlers.go.set()
+    long = "x" * (NAME_CHARACTERS_MAX + 1)
+    named = storage_pb2.ScanRequest(items=[{"dataset": long}])
+    error = await served.refused(SCAN, named.SerializeToString())
+    assert isinstance(error, MessageTooLarge)
+    assert error.details["bound"] == NAME_CHARACTERS_MAX
+    others = storage_pb2.ScanRequest(items=[{"dataset": long[1:], "query_json": long}])
+    assert await served.call(SCAN, others.SerializeToString()) == b"1"
 
 
 async def test_admission_of_invalid_protobuf_is_an_input_error(served: Served) -> None:
