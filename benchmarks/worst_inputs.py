@@ -30,7 +30,7 @@ from galileo.model.schema import FEATURES_MAX, features_to_json
 from galileo.node.cluster_analytics import CHILDREN_MAX
 from galileo.node.peers import PARTS_SCHEMA
 from galileo.query.nearest import COUNT_MAX
-from galileo.rpc.admission import SMALL_REQUEST_BYTES_MAX
+from galileo.rpc.admission import FIELDS_MAX, NAME_CHARACTERS_MAX, SMALL_REQUEST_BYTES_MAX
 from galileo.wire import token
 from galileo.wire.internal.v1 import migration_pb2, peers_pb2, replication_pb2
 from galileo.wire.v1 import (
@@ -55,7 +55,8 @@ HEAD_BYTES = 60_000
 """Characters of the head of a request over HTTP."""
 LONG = "x" * (SMALL_REQUEST_BYTES_MAX - 4_096)
 """A text that fills a small request."""
-MANY = 16_384
+NAME = "x" * NAME_CHARACTERS_MAX
+MANY = FIELDS_MAX
 """Numbers or messages in a request that has nothing in bulk."""
 
 
@@ -211,7 +212,7 @@ def _read() -> Requests:
 
 def _select() -> Requests:
     for query in queries():
-        yield storage_pb2.SelectRequest(dataset=WIDE, query=query, order_by="n000", limit=100_000)
+        yield storage_pb2.SelectRequest(dataset=WIDE, query=query, order_by="time", limit=100_000)
         yield storage_pb2.SelectRequest(dataset=WIDE, query=query, count_only=True)
     yield storage_pb2.SelectRequest(dataset=WIDE, columns=names())
     yield storage_pb2.SelectRequest(
@@ -320,9 +321,9 @@ def _describe() -> Requests:
 
 
 def _submit() -> Requests:
-    for query in queries():
+    for number, query in enumerate(queries()):
         yield continuous_pb2.SubmitRequest(
-            dataset=WIDE, query=query, interval_s=3_600, expiration_s=7_200
+            ccq_id=f"q{number}", dataset=WIDE, query=query, interval_s=3_600, expiration_s=7_200
         )
 
 
@@ -358,7 +359,7 @@ def _follow() -> Requests:
     yield channels_pb2.FollowRequest(
         dataset=CHANNEL, broker="b", after=cursor(), partitions=range(MANY)
     )
-    yield channels_pb2.FollowRequest(dataset=CHANNEL, broker=LONG, after=cursor(), local=True)
+    yield channels_pb2.FollowRequest(dataset=CHANNEL, broker=NAME, after=cursor(), local=True)
 
 
 def _upload() -> Requests:
@@ -446,20 +447,20 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "Continuous/Fetch": WorstCall(_TEXT, _fetch),
         "Continuous/Watch": WorstCall(_TEXT, _fetch),
         "Continuous/List": WorstCall("continuous queries", _one(continuous_pb2.ListRequest())),
-        "Continuous/Cancel": WorstCall(_TEXT, _one(continuous_pb2.CancelRequest(ccq_id=LONG))),
+        "Continuous/Cancel": WorstCall(_TEXT, _one(continuous_pb2.CancelRequest(ccq_id=NAME))),
         "Cluster/CreateDataset": WorstCall("features; operators of a template", _create_dataset),
         "Cluster/AddFeatures": WorstCall("features by features", _add_features),
-        "Cluster/DropDataset": WorstCall(_TEXT, _one(cluster_pb2.DropDatasetRequest(dataset=LONG))),
+        "Cluster/DropDataset": WorstCall(_TEXT, _one(cluster_pb2.DropDatasetRequest(dataset=NAME))),
         "Cluster/ListDatasets": WorstCall(
             "datasets by features", _one(cluster_pb2.ListDatasetsRequest())
         ),
         "Cluster/Status": WorstCall("datasets by partitions", _one(cluster_pb2.StatusRequest())),
         "Cluster/Topology": WorstCall("nodes", _one(cluster_pb2.TopologyRequest())),
-        "Cluster/Drain": WorstCall(_TEXT, _one(cluster_pb2.DrainRequest(node=LONG))),
+        "Cluster/Drain": WorstCall(_TEXT, _one(cluster_pb2.DrainRequest(node=NAME))),
         "Cluster/AddNode": WorstCall(
-            _TEXT, _one(cluster_pb2.AddNodeRequest(name=LONG, address="localhost:1", group="g"))
+            _TEXT, _one(cluster_pb2.AddNodeRequest(name=NAME, address="localhost:1", group="g"))
         ),
-        "Cluster/RemoveNode": WorstCall(_TEXT, _one(cluster_pb2.RemoveNodeRequest(node=LONG))),
+        "Cluster/RemoveNode": WorstCall(_TEXT, _one(cluster_pb2.RemoveNodeRequest(node=NAME))),
         "Cluster/SetRanges": WorstCall("ranges by ranges", _ranges),
         "Cluster/SetReplicas": WorstCall(
             _NOTHING, _one(cluster_pb2.SetReplicasRequest(replicas=2**32 - 1))
@@ -470,19 +471,19 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
             _one(cluster_pb2.SetRetentionRequest(dataset=WIDE, retention_json="[" * len(LONG))),
         ),
         "Cluster/GetRetention": WorstCall(
-            _TEXT, _one(cluster_pb2.GetRetentionRequest(dataset=LONG))
+            _TEXT, _one(cluster_pb2.GetRetentionRequest(dataset=NAME))
         ),
         "Cluster/ApplyRetention": WorstCall(
-            _TEXT, _one(cluster_pb2.ApplyRetentionRequest(dataset=LONG))
+            _TEXT, _one(cluster_pb2.ApplyRetentionRequest(dataset=NAME))
         ),
-        "Partitions/Move": WorstCall(_TEXT, _one(partitions_pb2.MoveRequest(to=LONG))),
+        "Partitions/Move": WorstCall(_TEXT, _one(partitions_pb2.MoveRequest(to=NAME))),
         "Channels/Follow": WorstCall("partitions", _follow),
         "Channels/DescribeChannel": WorstCall(
             "partitions", _one(channels_pb2.DescribeChannelRequest(dataset=CHANNEL))
         ),
         "Samplers/Upload": WorstCall("members by bytes", _upload),
         "Samplers/List": WorstCall("samplers", _one(samplers_pb2.ListSamplersRequest())),
-        "Samplers/Revoke": WorstCall(_TEXT, _one(samplers_pb2.RevokeSamplerRequest(digest=LONG))),
+        "Samplers/Revoke": WorstCall(_TEXT, _one(samplers_pb2.RevokeSamplerRequest(digest=NAME))),
         "PeerStorage/Commit": WorstCall("rows by columns", _commit),
         "PeerStorage/FindBatches": WorstCall("places", _find_batches),
         "PeerStorage/ScanSmall": WorstCall("items by operators", _scan),
@@ -496,14 +497,14 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "PeerCluster/ReadDefinitions": WorstCall(
             "definitions", _one(peers_pb2.ReadDefinitionsRequest(slot=0))
         ),
-        "PeerSamplers/Get": WorstCall(_TEXT, _one(peers_pb2.GetSamplerRequest(digest=LONG))),
+        "PeerSamplers/Get": WorstCall(_TEXT, _one(peers_pb2.GetSamplerRequest(digest=NAME))),
         "Migration/ListPartition": WorstCall(
             "files of the partition", _one(migration_pb2.ListPartitionRequest())
         ),
         "Migration/ReadFile": WorstCall("bytes", _one(migration_pb2.ReadFileRequest(size=1 << 40))),
         "Migration/Checksum": WorstCall("bytes", _one(migration_pb2.ChecksumRequest())),
-        "Migration/Fence": WorstCall(_TEXT, _one(migration_pb2.FenceRequest(to=LONG))),
-        "Migration/Release": WorstCall(_TEXT, _one(migration_pb2.FenceRequest(to=LONG))),
+        "Migration/Fence": WorstCall(_TEXT, _one(migration_pb2.FenceRequest(to=NAME))),
+        "Migration/Release": WorstCall(_TEXT, _one(migration_pb2.FenceRequest(to=NAME))),
         "Migration/HandOver": WorstCall("datasets", _hand_over),
         "Replication/Replicate": WorstCall("messages", _replicate),
         "Replication/ReplicateFrames": WorstCall("messages", _replicate),
