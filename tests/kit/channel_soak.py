@@ -25,6 +25,7 @@ from channel_users import (
     judge_disks,
     storm,
 )
+from hostile_soak import Explosion, Site, Soak, comparisons, explosions
 from sink_outage import GROWTH_MIB_MAX, Outage
 
 from galileo.cluster import LocalCluster
@@ -44,6 +45,18 @@ def main() -> int:
         metavar="MINUTES",
         help="no kills: a webhook is away for so long, and then slow",
     )
+    parser.add_argument(
+        "--hostile",
+        type=int,
+        nargs="?",
+        const=100,
+        metavar="CONNECTIONS",
+        help="no kills: a writer, a follower and a map beside so many hostile connections",
+    )
+    parser.add_argument("--bombs", action="store_true", help="no kills: each bomb by each caller")
+    parser.add_argument(
+        "--shares", action="store_true", help="no kills: callers beside idle, slow and greedy ones"
+    )
     options = parser.parse_args()
     again = f"scripts/soak --minutes {options.minutes:g} --seed {options.seed}"
     print(f"{again} --nodes {options.nodes} --replicas {options.replicas}", flush=True)
@@ -51,6 +64,8 @@ def main() -> int:
         place = Path(name)
         if options.sink_outage:
             return outage(place, options)
+        if options.hostile or options.bombs or options.shares:
+            return hostile(place, options)
         with LocalCluster(
             options.nodes, 1, place, replicas=options.replicas, settings=SETTINGS
         ) as cluster:
@@ -93,6 +108,29 @@ def outage(place: Path, options: argparse.Namespace) -> int:
     print(f"all delivered in order; the worker has grown by {growth_mib:.0f} MiB at most")
     print("held" if is_flat else "broken")
     return 0 if is_flat else 1
+
+
+def hostile(place: Path, options: argparse.Namespace) -> int:
+    """The scenarios of `hostile_soak`."""
+    is_held = True
+    with Site(place, nodes=options.nodes, replicas=options.replicas) as site:
+        if options.hostile:
+            soak = Soak(site, report)
+            try:
+                soak.run(connections=options.hostile, minutes=options.minutes, seed=options.seed)
+            finally:
+                print(*soak.table(), sep="\n", flush=True)
+        if options.shares:
+            for comparison in comparisons(site, minutes=options.minutes, seed=options.seed):
+                report(str(comparison))
+                is_held &= comparison.is_held
+        if options.bombs:
+            report(f"{Explosion.HEAD}\n| --- | --- | --- | --- | --- | --- | --- |")
+            for explosion in explosions(site):
+                report(str(explosion))
+                is_held &= explosion.over_mib <= explosion.most_mib
+    print("held" if is_held else "broken")
+    return 0 if is_held else 1
 
 
 def report(line: str) -> None:

@@ -33,10 +33,12 @@ from fault_injection.bystanders import (
     weighed,
 )
 from fault_injection.trial import Trial
+from hostile_soak import UNAVAILABLE, Site, Soak
 
 from galileo.cluster import LocalCluster, free_ports
 
 ROWS, METRICS_ROWS, TRIPLES = 200_000, 20_000, 5_000
+HOSTILE, HOSTILE_MINUTES = 100, 0.5
 LASTS_S = 6.0
 """Of each flood, for every round."""
 BEFORE_S = 4.0
@@ -176,6 +178,26 @@ def test_flood_of_sparql(trial: Trial, flood: Flood) -> None:
     with sparql_endpoint(trial.directory) as (pid, address):
         call = partial(get_page, address, COUNT_THINGS, source=flood.source, trial=trial)
         play(trial, flood, pid=pid, address=address, calls=[call])
+
+
+@pytest.mark.fault(
+    "hostile-connections",
+    "floods",
+    rounds=1,
+    holds=f"{HOSTILE} hostile connections of all kinds to a gateway and a node: a writer, a "
+    "follower and a map are served, without a 503",
+)
+def test_hostile_connections(trial: Trial) -> None:
+    with Site(trial.directory) as site:
+        soak = Soak(site, trial.say)
+        for _ in trial.each_round():
+            soak.run(connections=HOSTILE, minutes=HOSTILE_MINUTES, seed=trial.random.randrange(99))
+        for (name, phase), (notes, _) in soak.figures.items():
+            waits_s = [took_s for _, took_s in notes]
+            trial.figures[f"p50 of the {name} {phase}, ms"] = quantile_ms(waits_s, 0.5)
+            trial.figures[f"longest of the {name} {phase}, ms"] = quantile_ms(waits_s, 1.0)
+            trial.expect(bool(waits_s), f"the {name} was not served {phase}")
+            trial.expect(UNAVAILABLE not in dict(notes), f"the {name} got 503 {phase}")
 
 
 def play(trial: Trial, flood: Flood, *, pid: int | None, address: str, calls: Calls) -> None:

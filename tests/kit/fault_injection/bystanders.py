@@ -11,12 +11,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from fault_injection.ledger import numbered, numbered_schema
 from fault_injection.trial import Trial
@@ -28,7 +28,8 @@ FIRST = 10_000_000
 """Number of the first observation that a bystander stores; floods store none."""
 ROWS = 20
 PATIENCE = "30s"
-LOOK_S = 0.01
+PEAK_ANEW = "5"
+"""Written into `clear_refs`, it lets the kernel forget the peak of a process's memory (proc(5))."""
 PAUSE_S = 0.02
 END_S = 240.0
 SERVED_WITHIN_S = 120.0
@@ -109,32 +110,33 @@ def get_page(address: str, path: str, *, source: str, trial: Trial) -> None:
     raise RuntimeError(f"{path} was not answered within {SERVED_WITHIN_S:g} s")
 
 
-class Memory(threading.Thread):
-    """The resident memory of a process, read a hundred times a second.
+class Memory:
+    """The resident memory of a process since this was made; the kernel keeps the peak.
 
     Attributes:
-        before: in bytes; `peak` at most since.
+        before: in bytes.
     """
 
     def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self._process = psutil.Process(pid)
-        self._stopping = threading.Event()
-        self.before = self.peak = self._process.memory_info().rss
-
-    def run(self) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            while not self._stopping.wait(LOOK_S):
-                self.peak = max(self.peak, self._process.memory_info().rss)
+        self._directory = Path(f"/proc/{pid}")
+        (self._directory / "clear_refs").write_text(PEAK_ANEW)
+        self.before = self.peak = self._status("VmRSS")
 
     def stop(self) -> None:
-        self._stopping.set()
-        self.join()
+        """Notes the peak; the last one that is known if the process has ended."""
+        with contextlib.suppress(OSError):
+            self.peak = self._status("VmHWM")
 
     @property
     def over_mib(self) -> float:
         """Growth since the beginning, in MiB."""
         return (self.peak - self.before) / MIB
+
+    def _status(self, name: str) -> int:
+        for line in (self._directory / "status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) << 10
+        return self.peak
 
 
 @contextlib.contextmanager
@@ -142,7 +144,6 @@ def weighed(pid: int | None) -> Iterator[Memory]:
     """Measure the memory of a running process within the block."""
     assert pid is not None, "it runs"
     memory = Memory(pid)
-    memory.start()
     try:
         yield memory
     finally:
@@ -156,27 +157,52 @@ def flooding(trial: Trial, kind: str, address: str, count: int) -> Iterator[subp
     Raises:
         RuntimeError: it ended by itself.
     """
-    log = trial.directory / f"flood-{kind}.log"
-    environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
+    command = [sys.executable, str(FLOODING), kind, address, str(count)]
+    with flood_process(
+        command, log=trial.directory / f"flood-{kind}.log", counts=trial.counts
+    ) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def flood_process(
+    command: list[str], *, log: Path, counts: Counter[str], plan: str = ""
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that floods until its standard input ends, and then says what it did.
+
+    Args:
+        command: of the process.
+        log: file of its errors.
+        counts: to which the counts of its work are added, with "flood: " before their names.
+        plan: first line of its standard input.
+
+    Raises:
+        RuntimeError: it ended by itself.
+    """
+    kit = str(FLOODING.parents[1])
+    grpc = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
     with (
         log.open("w") as errors,
         subprocess.Popen(
-            [sys.executable, str(FLOODING), kind, address, str(count)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=environment,
+            env={**os.environ, **grpc, "PYTHONPATH": kit},
         ) as process,
     ):
         try:
+            assert process.stdin is not None
             assert process.stdout is not None
+            process.stdin.write(plan)
+            process.stdin.flush()
             if process.stdout.readline() != "flooding\n":
                 raise RuntimeError(f"the flood ended by itself: {log.read_text()[-2_000:]}")
             yield process
             report, _ = process.communicate(timeout=SERVED_WITHIN_S)
             for name, number in json.loads(report or "{}").items():
-                trial.counts[f"flood: {name}"] += number
+                counts[f"flood: {name}"] += number
         finally:
             process.kill()
 

@@ -48,8 +48,9 @@ def opening() -> bytes:
     return PREFACE + frame(SETTINGS, 0)
 
 
-def call(method: str, stream: int) -> bytes:
+def call(method: str, stream: int, token: str = "") -> bytes:
     """The headers of a call; its request has yet to come."""
+    proof = {"authorization": f"Bearer {token}"} if token else {}
     named = {
         ":method": "POST",
         ":scheme": "http",
@@ -57,6 +58,7 @@ def call(method: str, stream: int) -> bytes:
         ":authority": "node",
         "te": "trailers",
         "content-type": "application/grpc",
+        **proof,
     }
     block = b"".join(header(name, value) for name, value in named.items())
     return frame(HEADERS, stream, block, flags=END_HEADERS)
@@ -91,21 +93,29 @@ TAKEN_BYTES = 4_096
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def _get(text: str) -> bytes:
-    return f"GET /sparql?query={quote(text)} HTTP/1.1\r\n".encode() + HOST + b"\r\n"
-
-
 class Flood:
     """One flood.
+
+    Args:
+        address: host:port of the server.
+        count: of connections, or of calls at a time.
+        token: of the caller; "" for a stranger.
 
     Attributes:
         counts: what was done, by name.
         high: set at the height of the flood.
     """
 
-    def __init__(self, address: str, count: int) -> None:
+    sparql = "/sparql"
+    """Path of SPARQL queries."""
+    upload = "/sparql"
+    """Path and media type of bodies."""
+    media_type = "application/sparql-query"
+
+    def __init__(self, address: str, count: int, token: str = "") -> None:
         self.address = address
         self.count = count
+        self.token = token
         self.counts: Counter[str] = Counter()
         self.high = asyncio.Event()
 
@@ -139,7 +149,7 @@ class Flood:
         def begun(number: int) -> bytes:
             stream = 2 * number + 1
             taken_back = frame(RST_STREAM, stream, CANCEL)
-            return call(STATUS, stream) + taken_back
+            return call(STATUS, stream, self.token) + taken_back
 
         await self._frames(begun, "calls taken back")
 
@@ -267,7 +277,7 @@ class Flood:
 
         async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             begun = [
-                call(INGEST, stream) + frame(DATA, stream, b"\0\3\0\0\0" + b"x")
+                call(INGEST, stream, self.token) + frame(DATA, stream, b"\0\3\0\0\0" + b"x")
                 for stream in range(1, 40, 2)
             ]
             await self._silent(reader, writer, opening() + b"".join(begun))
@@ -355,7 +365,7 @@ class Flood:
                     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, TAKEN_BYTES)
                     async with opening:
                         await loop.sock_connect(one, (host, int(port)))
-                    await loop.sock_sendall(one, _get(BIG))
+                    await loop.sock_sendall(one, self._get(self._query(BIG)))
                     begun = await loop.sock_recv(one, 12)
                     self.counts["begun" if begun.endswith(b" 200") else "turned away"] += 1
                     if begun.endswith(b" 200"):
@@ -366,7 +376,7 @@ class Flood:
 
     async def _asked(self, text: str) -> None:
         async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(_get(text))
+            writer.write(self._get(self._query(text)))
             begun = await reader.read(12)
             self.counts[f"answered {begun[9:].decode() or 'nothing'}"] += 1
             writer.transport.abort()
@@ -385,16 +395,27 @@ class Flood:
         self.counts["closed by the server"] += 1
         writer.transport.abort()
 
+    def _query(self, text: str) -> str:
+        return f"{self.sparql}?query={quote(text)}"
+
+    def _get(self, path: str) -> bytes:
+        return f"GET {path} HTTP/1.1\r\n".encode() + self._proven() + b"\r\n"
+
     def _post(self, size: int) -> bytes:
-        kind = b"Content-Type: application/sparql-query\r\n"
-        return b"POST /sparql HTTP/1.1\r\n" + HOST + kind + b"Content-Length: %d\r\n\r\n" % size
+        head = f"POST {self.upload} HTTP/1.1\r\nContent-Type: {self.media_type}\r\n".encode()
+        return head + self._proven() + b"Content-Length: %d\r\n\r\n" % size
+
+    def _proven(self) -> bytes:
+        """The headers of the host and the token."""
+        return HOST + (f"Authorization: Bearer {self.token}\r\n".encode() if self.token else b"")
 
     # --- parts ---------------------------------------------------------------------------------
 
     def _channel(self) -> Any:
         """A channel that sends large requests in pieces."""
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
-        return InstrumentedChannel(grpc.aio.insecure_channel(self.address, options=options))
+        channel = grpc.aio.insecure_channel(self.address, options=options)
+        return InstrumentedChannel(channel, self.token)
 
     async def _stubs(
         self, stack: contextlib.AsyncExitStack, service: ServiceDescriptor
@@ -496,23 +517,30 @@ class Flood:
             self.high.set()
 
 
-async def main(kind: str, address: str, count: str) -> None:
-    """Floods until the standard input ends."""
-    flood = Flood(address, int(count))
+async def hold(*floods: tuple[str, Flood, str]) -> None:
+    """Floods until the standard input ends.
+
+    Args:
+        floods: each with what precedes the names of its counts, and its kind.
+    """
     loop = asyncio.get_running_loop()
-    running = asyncio.create_task(getattr(flood, kind)())
+    running = [asyncio.create_task(getattr(flood, kind)()) for _, flood, kind in floods]
     ended = loop.run_in_executor(None, sys.stdin.read)
-    high = asyncio.create_task(flood.high.wait())
-    await asyncio.wait([running, high], return_when=asyncio.FIRST_COMPLETED)
-    if running.done() and running.exception() is not None:
-        traceback.print_exception(running.exception())
-        os._exit(1)  # Else the thread that waits for the standard input would be waited for.
+    high = asyncio.gather(*(flood.high.wait() for _, flood, _ in floods))
+    await asyncio.wait([*running, high], return_when=asyncio.FIRST_COMPLETED)
+    for task in running:
+        if task.done() and task.exception() is not None:
+            traceback.print_exception(task.exception())
+            os._exit(1)  # Else the thread that waits for the standard input would be waited for.
     print("flooding", flush=True)
-    await asyncio.wait([running, ended], return_when=asyncio.FIRST_COMPLETED)
-    print(json.dumps(flood.counts), flush=True)
+    await asyncio.wait([*running, ended], return_when=asyncio.FIRST_COMPLETED)
+    counts = Counter[str]()
+    for name, flood, _ in floods:
+        counts.update({name + key: number for key, number in flood.counts.items()})
+    print(json.dumps(counts), flush=True)
     # Thousands of calls and connections end at once this way, as those of a killed client do.
-    os._exit(1 if running.done() else 0)
+    os._exit(1 if any(task.done() for task in running) else 0)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    asyncio.run(hold(("", Flood(sys.argv[2], int(sys.argv[3])), sys.argv[1])))
