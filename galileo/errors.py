@@ -8,9 +8,12 @@ raises the class that the node raised.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import islice
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,18 @@ class Remedy:
     python: str
     command: str
     http: str = ""
+
+
+NAMED_MAX = 8
+"""Values of a list that a message names."""
+
+
+def listed(
+    values: Collection[T], *, most: int = NAMED_MAX, text_of: Callable[[T], str] = str
+) -> str:
+    """The texts of the first values, and the number of the others."""
+    more = f" and {len(values) - most:,} more" if len(values) > most else ""
+    return ", ".join(map(text_of, islice(values, most))) + more
 
 
 REMEDIES = {

@@ -20,6 +20,8 @@ _SECRETS = re.compile(
     r"|(?<=;token=)(?P<bearer>[^;\s'\"]+)"
 )
 _WORDS = {"token": "(a token)", "key": "(a key)", "password": "(a password)", "bearer": "(a token)"}
+SECRET_CHARACTERS_MAX = 4_096
+"""Longest secret that `redacted_start` is sure to hide where the text is cut."""
 HIDDEN_MAX = 1_000
 """Secrets of sinks that are recognised, the latest ones."""
 HIDDEN_CHARACTERS_MIN = 4
@@ -44,6 +46,14 @@ def redacted(text: str) -> str:
     for secret in sorted(_hidden, key=len, reverse=True):
         text = text.replace(secret, "(a secret)")
     return _SECRETS.sub(lambda match: _WORDS[match.lastgroup or ""], text)
+
+
+def redacted_start(text: str, size: int) -> str:
+    """As `redacted`, for the first characters of a text; the time does not grow with the rest."""
+    part = text[: size + SECRET_CHARACTERS_MAX]
+    # A secret that is cut off is not recognised, therefore characters that it may have are dropped.
+    end = None if len(part) == len(text) else -SECRET_CHARACTERS_MAX
+    return redacted(part)[:end][:size]
 
 
 def visible(text: str, *, keep: str = "\n") -> str:

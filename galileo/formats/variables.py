@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from galileo.errors import InputError, UnknownProperty
+from galileo.errors import InputError, UnknownProperty, listed
 from galileo.formats.expressions import FUNCTIONS
 from galileo.model.schema import FEATURES_MAX, RESERVED, FeatureType, nearest_name
 
@@ -120,9 +120,7 @@ def _unknown(variables: Sequence[VariableInfo], text: str) -> UnknownProperty:
 
 def format_names(names: Sequence[str]) -> str:
     """The first `CANDIDATES_SHOWN_MAX` names, and the number of others."""
-    more = len(names) - CANDIDATES_SHOWN_MAX
-    shown = ", ".join(names[:CANDIDATES_SHOWN_MAX])
-    return f"{shown} and {more} more" if more > 0 else shown or "nothing"
+    return listed(names, most=CANDIDATES_SHOWN_MAX) or "nothing"
 
 
 def _matches(variable: VariableInfo, text: str, *, by_alias: bool) -> bool:

@@ -13,7 +13,14 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from galileo.errors import DatasetExists, InputError, InvalidSchema, UnknownDataset, reason_of
+from galileo.errors import (
+    DatasetExists,
+    InputError,
+    InvalidSchema,
+    UnknownDataset,
+    listed,
+    reason_of,
+)
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.times import MICROS, TIME_MIN_US, TIME_TYPE, Duration, latest_us, seconds
 
@@ -36,8 +43,6 @@ SCHEMA_STEPS = 1_000
 ARROW_SCHEMAS_KEPT = 256
 """Cached Arrow schemas; building one dominates the cost of a small answer."""
 NAMED_MAX = 20
-FEATURES_NAMED_MAX = 8
-"""Features of a dataset that an error lists."""
 NEARNESS_MIN = 0.66
 """Least similarity, from 0 to 1, of a suggested name: "nan" and "nam"."""
 SHORTENED_MIN = 3
@@ -715,14 +720,10 @@ def existing_dataset(schema: StoredSchema, *, same: bool) -> DatasetExists:
         kind = type(schema).__name__.lower()
         return DatasetExists(f"a {kind} {schema.name!r} exists already{how}", same=same)
     names = [feature.name for feature in schema.features]
-    more = (
-        f" and {len(names) - FEATURES_NAMED_MAX:,} more" if len(names) > FEATURES_NAMED_MAX else ""
-    )
-    features = f"{', '.join(names[:FEATURES_NAMED_MAX])}{more}"
     how = (
         "with the same schema; go on with it"
         if same
-        else f"with another schema, of the features {features}; choose another name"
+        else f"with another schema, of the features {listed(names)}; choose another name"
     )
     return DatasetExists(f"dataset {schema.name!r} exists already {how}", same=same)
 

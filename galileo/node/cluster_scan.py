@@ -20,10 +20,12 @@ from galileo.dht.topology_state import TopologyState
 from galileo.errors import (
     Cancelled,
     GalileoError,
+    IncompleteAnswer,
     NotOwner,
     PartitionMoved,
     TransientError,
     UnknownDataset,
+    listed,
 )
 from galileo.node import sampling
 from galileo.node.analytics_protocol import PartitionScope
@@ -520,6 +522,14 @@ class _Arrivals:
         except Exception as error:
             await self._room.acquire()
             self._queue.put_nowait(error)
+
+
+def incomplete_answer(missing: frozenset[int]) -> IncompleteAnswer:
+    return IncompleteAnswer(
+        f"partitions {listed(sorted(missing))} are missing, because their nodes are unreachable; "
+        "try again when they are back",
+        missing=sorted(missing),
+    )
 
 
 def _only(cursor: Cursor, partitions: frozenset[int]) -> Cursor:

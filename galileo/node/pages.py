@@ -22,9 +22,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor, PageStart
-from galileo.errors import DataExpired, IncompleteAnswer, InputError
+from galileo.errors import NAMED_MAX, DataExpired, InputError, listed
 from galileo.model.rows import RowOptions
-from galileo.node.cluster_scan import ClusterScans, ScanEnd
+from galileo.node.cluster_scan import ClusterScans, ScanEnd, incomplete_answer
 from galileo.node.peers import NUMBERED_PARTS_SCHEMA, PARTS_SCHEMA, ReadTask
 from galileo.node.row_reader import RowReader, translate_dropped_to_retry
 from galileo.query import Query, parse
@@ -100,7 +100,7 @@ class Paging:
         if start is None:
             start, missing = await self._first(query)
             if missing and not accepts_missing:
-                raise _incomplete(missing)
+                raise incomplete_answer(missing)
         # One more says whether another page follows.
         table = await self._read(query, start, rows=limit + 1)
         given = table.slice(0, limit)
@@ -206,30 +206,22 @@ def _window(remaining: Mapping[int, tuple[int, int]], width: int) -> dict[int, t
 
 def _check_window(end: ScanEnd, until: Cursor) -> None:
     if end.missing:
-        raise _incomplete(end.missing)
+        raise incomplete_answer(end.missing)
     ahead = sorted(p for p, sequence in until.items() if sequence > end.frontier[p])
     if ahead:
         raise InputError(
-            f"expected commits of this cluster, got later ones of partitions {ahead}; begin with "
-            "the first page",
-            partitions=ahead,
+            f"expected commits of this cluster, got later ones of partitions {listed(ahead)}; "
+            "begin with the first page",
+            partitions=ahead[:NAMED_MAX],
         )
     lost = {p: min(s, until[p]) for p, s in end.gone.items() if p in until}
     if lost:
         raise DataExpired(
             "expected observations that are stored; retention has dropped some of partitions "
-            f"{sorted(lost)} since the first page; begin with the first page",
+            f"{listed(sorted(lost))} since the first page; begin with the first page",
             partitions=sorted(lost),
             until=[lost[partition] for partition in sorted(lost)],
         )
-
-
-def _incomplete(missing: frozenset[int]) -> IncompleteAnswer:
-    return IncompleteAnswer(
-        f"partitions {sorted(missing)} are missing, because their nodes are unreachable; try again "
-        "when they are back",
-        missing=sorted(missing),
-    )
 
 
 def _numbers(labels: pa.Table) -> tuple[npt.NDArray[Any], ...]:

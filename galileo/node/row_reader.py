@@ -19,7 +19,7 @@ from galileo.arrays import within
 from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import DataExpired, InputError, Unavailable
+from galileo.errors import DataExpired, InputError, Unavailable, listed
 from galileo.labels import LabelSet
 from galileo.model.rows import FirstRows, RowOptions
 from galileo.model.schema import Schema, StoredSchema
@@ -270,7 +270,7 @@ def _check_not_dropped(shard: Shard, parts: pa.Table) -> None:
     if not gone.any():
         return
     partitions = np.unique(places[0][gone]).tolist()
-    named = ", ".join(f"{p} up to commit {dropped[p]}" for p in partitions)
+    named = listed(partitions, text_of=lambda p: f"{p} up to commit {dropped[p]}")
     raise DataExpired(
         f"expected labels whose observations are stored, got {int(gone.sum())} that the retention "
         f"of dataset {shard.schema.name!r} has dropped, in partitions {named}; leave them out",

@@ -23,11 +23,11 @@ import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import DataExpired, IncompleteAnswer, InputError
+from galileo.errors import NAMED_MAX, DataExpired, InputError, listed
 from galileo.model.rows import TIME, FirstRows, RowOptions
 from galileo.model.times import column_micros
 from galileo.node.catalog import Catalog
-from galileo.node.cluster_scan import ClusterScans, ScanEnd
+from galileo.node.cluster_scan import ClusterScans, ScanEnd, incomplete_answer
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
 from galileo.node.query_options import QueryOptions
@@ -227,12 +227,7 @@ def _check_missing(missing: frozenset[int], work: _Work) -> None:
     if work.on_missing is not None:
         work.on_missing(missing)
         return
-    partitions = ", ".join(map(str, sorted(missing)))
-    raise IncompleteAnswer(
-        f"partitions {partitions} are missing, because their nodes are unreachable; try again when "
-        "they are back",
-        missing=sorted(missing),
-    )
+    raise incomplete_answer(missing)
 
 
 def _check_stored(
@@ -266,14 +261,17 @@ def _check_range(
     """Raises InputError where commits are not there yet, DataExpired where they are gone."""
     ahead = sorted(p for p in partitions if commits.until[p] > reached[p])
     if ahead:
-        named = ", ".join(f"{commits.until[p]} of partition {p} (of {reached[p]})" for p in ahead)
+        named = listed(
+            ahead, text_of=lambda p: f"{commits.until[p]} of partition {p} (of {reached[p]})"
+        )
         raise InputError(
-            f"expected commits of this cluster, got {named}; use its own cursors", partitions=ahead
+            f"expected commits of this cluster, got {named}; use its own cursors",
+            partitions=ahead[:NAMED_MAX],
         )
     lost = {p: min(s, commits.until[p]) for p, s in gone.items() if p in partitions}
     lost = {p: s for p, s in lost.items() if s > commits.after[p]}
     if lost:
-        named = ", ".join(f"{p} up to commit {s}" for p, s in lost.items())
+        named = listed(lost, text_of=lambda p: f"{p} up to commit {lost[p]}")
         raise DataExpired(
             f"expected commits that are stored; retention has dropped those of partitions {named}",
             partitions=list(lost),

@@ -21,7 +21,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import GalileoError, InternalError, PartitionMoved, PartitionReadOnly
+from galileo.errors import (
+    NAMED_MAX,
+    GalileoError,
+    InternalError,
+    PartitionMoved,
+    PartitionReadOnly,
+    listed,
+)
 from galileo.graph.columns import Commits
 from galileo.model.schema import StoredSchema, widen
 from galileo.model.sort_keys import differs
@@ -565,9 +572,10 @@ class Shard:
 
 def partition_moved(partitions: Iterable[int]) -> PartitionMoved:
     """The error for partitions that are not this node's own."""
+    others = sorted(partitions)
     return PartitionMoved(
-        f"expected partitions of this node, got {sorted(partitions)}; they are at another node "
-        "now, or come here in a moment; try again",
+        f"expected partitions of this node, got {listed(others)}; they are at another node now, or "
+        "come here in a moment; try again",
         after_s=0.1,
-        partitions=sorted(partitions),
+        partitions=others[:NAMED_MAX],
     )

@@ -21,7 +21,7 @@ from galileo.clock import Clock
 from galileo.errors import GalileoError
 from galileo.model.schema import name_of_key
 from galileo.model.stored_schema import stored_schema_from_json
-from galileo.redaction import redacted
+from galileo.redaction import redacted_start
 from galileo.rpc.access import Principal
 from galileo.rpc.call_log import REFUSALS, CallRecord
 from galileo.rpc.identity import CALLER
@@ -158,7 +158,7 @@ class Audit:
             "roles": sorted(caller.roles),
             "peer": ended.peer,
             "action": action,
-            "object": redacted(what)[:NAME_MAX],
+            "object": redacted_start(what, NAME_MAX),
         }
 
     def _when(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from galileo import errors, request_id
-from galileo.redaction import redacted
+from galileo.redaction import redacted, redacted_start
 from galileo.wire.v1 import common_pb2
 
 METADATA_KEY = "galileo-error-bin"
@@ -77,11 +77,12 @@ def error_to_pb(error: errors.GalileoError) -> common_pb2.Error:
     """
     request = request_id.current()
     known = {request_id.DETAIL: request, **error.details} if request else error.details
-    details = redacted(json.dumps(known, default=str))
+    details = json.dumps(known, default=str)
+    details = redacted(details) if len(details) <= _DETAILS_BYTES_MAX else ""
     return common_pb2.Error(
         kind=error.kind,
-        message=_cut(redacted(error.message), _MESSAGE_BYTES_MAX),
-        details_json=details if len(details) <= _DETAILS_BYTES_MAX else "{}",
+        message=_cut(error.message, _MESSAGE_BYTES_MAX),
+        details_json=details if 0 < len(details) <= _DETAILS_BYTES_MAX else "{}",
     )
 
 
@@ -97,11 +98,12 @@ def pushback_of(error: errors.GalileoError) -> tuple[tuple[str, str], ...]:
 
 def status_text(error: errors.GalileoError) -> str:
     """The start of the message, for callers that ignore our metadata."""
-    return _cut(redacted(error.message), _STATUS_BYTES_MAX)
+    return _cut(error.message, _STATUS_BYTES_MAX)
 
 
 def _cut(text: str, size: int) -> str:
-    return text.encode(errors="replace")[:size].decode(errors="ignore")
+    """The start of a text without secrets, of at most that many bytes."""
+    return redacted_start(text, size).encode(errors="replace")[:size].decode(errors="ignore")
 
 
 def error_from_pb(value: common_pb2.Error) -> errors.GalileoError:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from galileo import errors
-from galileo.errors import GalileoError, by_kind
+from galileo.errors import GalileoError, by_kind, listed
 
 CLASSES = [
     value
@@ -137,3 +137,8 @@ def fields(remedy: errors.Remedy) -> set[str]:
     """The details that the words of a remedy need."""
     parsed = string.Formatter().parse(remedy.python + remedy.command + remedy.http)
     return {name.partition("[")[0] for _, name, _, _ in parsed if name is not None}
+
+
+def test_listed_names_the_first_and_counts_the_others() -> None:
+    assert (listed([]), listed([1, 2]), listed("abc", most=3)) == ("", "1, 2", "a, b, c")
+    assert listed(range(5_000), most=2, text_of=hex) == "0x0, 0x1 and 4,998 more"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cli.main import main
-from galileo.redaction import redacted
+from galileo.redaction import SECRET_CHARACTERS_MAX, redacted, redacted_start
 
 KEY = "-----BEGIN PRIVATE KEY-----\nMIGHplanted+/\nAgEA==\n-----END PRIVATE KEY-----\n"
 CRASH = """
@@ -51,6 +51,37 @@ def test_redacted_text_with_secret_hides_it(text: str, clean: str) -> None:
 def test_redacted_random_text_without_secret_is_unchanged(text: str) -> None:
     if "://" not in text:
         assert redacted(text) == text
+
+
+SECRETS = {
+    "token": "glt_planted",
+    "key": KEY,
+    "password": "https://ann:planted@host",
+    "bearer": ";token=planted",
+}
+
+
+@pytest.mark.parametrize("secret", SECRETS.values(), ids=SECRETS)
+@pytest.mark.parametrize("size", [10, 100])
+def test_redacted_start_shows_no_part_of_secret(secret: str, size: int) -> None:
+    """Wherever the text is cut, in or beside a secret."""
+    for cut in (size, size + SECRET_CHARACTERS_MAX):
+        for place in range(cut - len(secret) - 1, cut + 1):
+            text = "." * place + secret + " ." * 5_000
+            start = redacted_start(text, size)
+            assert redacted(text).startswith(start), place
+            assert len(start) > size - len(secret), place
+
+
+def test_redacted_start_short_text_is_redacted() -> None:
+    assert redacted_start("got glt_planted here", 100) == "got (a token) here"
+
+
+def test_redacted_start_does_not_search_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = list[int]()
+    monkeypatch.setattr("galileo.redaction.redacted", lambda text: sizes.append(len(text)) or text)
+    redacted_start("x" * 1_000_000, 100)
+    assert sizes == [100 + SECRET_CHARACTERS_MAX]
 
 
 @pytest.mark.parametrize("kind", ["text", "json"])

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import InputPartition
 from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology import Topology
-from galileo.errors import Unavailable
+from galileo.errors import Unavailable, listed
 from galileo.wire.codec import cursor_from_pb
 from galileo.wire.v1 import cluster_pb2
 
@@ -84,8 +84,8 @@ def check_complete(stored: StoredCommits) -> None:
     """Raises Unavailable if a node with partitions did not answer."""
     if stored.missing:
         raise Unavailable(
-            f"the nodes of partitions {sorted(stored.missing)} did not answer; try again when they "
-            "can be reached",
+            f"the nodes of partitions {listed(sorted(stored.missing))} did not answer; try again "
+            "when they can be reached",
             missing=sorted(stored.missing),
         )
 

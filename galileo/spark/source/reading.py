@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import DataExpired
+from galileo.errors import DataExpired, listed
 from galileo.model.schema import Schema
 from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.columns import labels_to_spark, observations_to_spark
@@ -130,7 +130,7 @@ def _labels(
 
 def _check_gap(gone: Cursor, on_gap: str) -> None:
     if gone and on_gap != SKIP:
-        named = ", ".join(f"{p} up to commit {s}" for p, s in gone.items())
+        named = listed(gone, text_of=lambda p: f"{p} up to commit {gone[p]}")
         raise DataExpired(f"retention has dropped commits of partitions {named}")
 
 

@@ -11,7 +11,13 @@ from expected_errors import raises
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
-from galileo.errors import DataExpired, IncompleteAnswer, InputError
+from galileo.errors import (
+    NAMED_MAX,
+    DataExpired,
+    IncompleteAnswer,
+    InputError,
+    PartitionMoved,
+)
 from galileo.model.rows import RowOptions, sorted_by_time
 from galileo.node.peers import ReadTask
 from galileo.node.query_options import QueryOptions
@@ -321,6 +327,13 @@ async def test_select_of_future_commits_is_refused(cluster: Any, make_observatio
     for node in "abc":
         with raises(InputError):
             await between(cluster, EMPTY_CURSOR, ahead, at=node)
+
+
+async def test_error_about_many_partitions_names_some(cluster: Any) -> None:
+    with pytest.raises(PartitionMoved) as caught:
+        cluster["a"].catalog.shard("nam").check_own(range(16_384))
+    assert len(caught.value.details["partitions"]) == NAMED_MAX
+    assert len(caught.value.message) < 500
 
 
 async def test_select_of_deleted_commits_names_them(cluster: Any, make_observations: Make) -> None:
