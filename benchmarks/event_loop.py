@@ -32,6 +32,7 @@ from galileo.config import from_dict
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.serving import GatewayServer
 from galileo.server.main import NodeProcess
+from galileo.server.malloc_tuning import freeze_modules
 from galileo.wire.channel import MESSAGE_BYTES_MAX, open_blocking_channel
 from galileo.wire.services import NODE_SERVICES
 
@@ -111,6 +112,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
             await running
             raise
 
+    freeze_modules()  # As the processes do.
     gateway = GatewayServer(GatewayOptions(nodes=(address,), port=0, patience_s=CALL_S))
     with (
         WatchedLoop("node", serve_node) as node,

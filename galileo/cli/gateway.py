@@ -16,7 +16,7 @@ from galileo.cli.stopping import await_stop
 from galileo.gateway.options import CONNECTIONS_MAX, PORT, GatewayOptions
 from galileo.gateway.serving import GatewayServer
 from galileo.model.times import seconds
-from galileo.server.malloc_tuning import configure_malloc, trim_when_idle
+from galileo.server.malloc_tuning import configure_malloc, freeze_modules, trim_when_idle
 from galileo.wire.tls_credentials import TlsFiles
 
 
@@ -126,6 +126,7 @@ def gateway(
         anonymous_token=token,
         connections_max=connections,
     )
+    freeze_modules()
     asyncio.run(_serve(options, session.output, parent=parent))
 
 

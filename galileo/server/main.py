@@ -71,7 +71,7 @@ from galileo.server.effect_executor import EffectExecutor
 from galileo.server.evaluator_client import Evaluation
 from galileo.server.health import NOT_SERVING, HealthMonitor
 from galileo.server.joining import mark_removed, resolve_topology
-from galileo.server.malloc_tuning import trim_when_idle
+from galileo.server.malloc_tuning import freeze_modules, trim_when_idle
 from galileo.server.metric_source import NodeView
 from galileo.server.peer_messaging import PeerMessenger
 from galileo.server.range_changes import RangeChanges
@@ -638,6 +638,7 @@ def serve(config: Config, *, parent: int = 0) -> None:
     """Runs a node until SIGTERM or SIGINT, or until the process `parent` has ended."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     gc.set_threshold(*GARBAGE_THRESHOLDS)
+    freeze_modules()
     asyncio.run(_serve(config, parent=parent))
 
 
