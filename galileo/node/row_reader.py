@@ -19,7 +19,7 @@ from galileo.arrays import within
 from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import DataExpired, InputError, Unavailable, listed
+from galileo.errors import NAMED_MAX, DataExpired, InputError, Unavailable, listed
 from galileo.labels import LabelSet
 from galileo.model.rows import FirstRows, RowOptions
 from galileo.model.schema import Schema, StoredSchema
@@ -111,9 +111,7 @@ class RowReader:
             PartitionMoved: before the first piece; this node does not keep all of it.
         """
         shard = self._catalog.shard(task.dataset)
-        named = np.unique(task.parts.column("partition").to_numpy()).tolist()
-        self._check_of_cluster(named)
-        after, until = _range_of(task.parts)
+        named, after, until = await self._run(task.parts, self._range_of, task.parts)
         shard.check_readable(named, after=after, until=until)
         _check_not_dropped(shard, task.parts)
         schema = shard.schema.narrowed(task.added)
@@ -149,22 +147,24 @@ class RowReader:
         head = FirstRows(options, held_min=self._options.rows_held_min)
         return first_rows(tables, head, executor=self._executor)
 
-    def _check_of_cluster(self, partitions: list[int]) -> None:
-        if not set(partitions) <= set(self._topology.current.partitions):
+    def _range_of(self, parts: pa.Table) -> tuple[list[int], Cursor, Cursor]:
+        """The partitions of parts, and the commits (after, until] that they are of."""
+        named = np.unique(parts.column("partition").to_numpy()).tolist()
+        if not set(named) <= set(self._topology.current.partitions):
             raise InputError(
-                f"expected partitions of this cluster, got {partitions}", partitions=partitions
+                f"expected partitions of this cluster, got {listed(named)}",
+                partitions=named[:NAMED_MAX],
             )
+        return named, *_commits_of(parts)
 
     def _shares(self, task: ReadTask) -> list[Share[ReadTask]]:
         """What to ask of which node, in the order of partitions: this one for all that it has."""
         parts = _in_order(task.parts)
         partitions = parts.column("partition").to_numpy()
-        known = np.unique(partitions).tolist()
-        self._check_of_cluster(known)
+        known, after, until = self._range_of(parts)
         nodes = {**placement.owners(self._topology.current)}
         shard = self._catalog.shards.get(task.dataset)
         if shard is not None:
-            after, until = _range_of(parts)
             nodes |= dict.fromkeys(shard.readable(known, after=after, until=until), self._name)
         shares: list[Share[ReadTask]] = []
         for node, group in itertools.groupby(known, key=nodes.__getitem__):
@@ -279,7 +279,7 @@ def _check_not_dropped(shard: Shard, parts: pa.Table) -> None:
     )
 
 
-def _range_of(parts: pa.Table) -> tuple[Cursor, Cursor]:
+def _commits_of(parts: pa.Table) -> tuple[Cursor, Cursor]:
     """The commits (after, until] of which these are parts."""
     partitions, sequences = (parts.column(name).to_numpy() for name in ("partition", "sequence"))
     order = np.lexsort((sequences, partitions))

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from galileo.errors import (
@@ -321,7 +323,9 @@ class AdmittedCall:
 
 def _check_values(message: Message) -> None:
     """Raises MessageTooLarge where the message has too many values or a long name, at any depth."""
-    for field, value in message.ListFields():
+    fields = _fields_beside_bytes(message.DESCRIPTOR)
+    values = [(field, getattr(message, field.name)) for field in fields] or message.ListFields()
+    for field, value in values:
         is_name = field.name not in ("query", "token") and not field.name.endswith("_json")
         if isinstance(value, str) and is_name and len(value) > NAME_CHARACTERS_MAX:
             raise MessageTooLarge(
@@ -337,6 +341,13 @@ def _check_values(message: Message) -> None:
         if field.message_type is not None:
             for part in value if field.is_repeated else (value,):
                 _check_values(part)
+
+
+@functools.cache
+def _fields_beside_bytes(kind: Descriptor) -> list[FieldDescriptor]:
+    """The fields of a kind of messages that has bytes, which access would copy; else none."""
+    fields = [field for field in kind.fields if field.type != field.TYPE_BYTES]
+    return fields if len(fields) < len(kind.fields) else []
 
 
 def _is_inflated(data: bytes, policy: Policy) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ from expected_errors import raises
 
 from galileo.dht import placement
 from galileo.errors import (
+    NAMED_MAX,
     CorruptData,
     InputError,
     PartitionMoved,
@@ -21,7 +23,7 @@ from galileo.errors import (
 from galileo.model.rows import FirstRows, RowOptions
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
 from galileo.node.query_options import QueryOptions
-from galileo.node.row_reader import first_rows
+from galileo.node.row_reader import RowReader, first_rows
 
 Make = Callable[..., pa.Table]
 
@@ -154,6 +156,26 @@ async def test_read_local_of_missing_parts_is_an_input_error(
         task = ReadTask("nam", parts((partition, sequence, 0, 1)), "")
         with raises(InputError):
             _ = [table async for table in cluster["a"].reading.read_local(task)]
+
+
+async def test_read_of_many_missing_partitions_names_some_and_finds_them_in_a_thread(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.ingest(make_observations(50))
+    threads = list[threading.Thread]()
+    look = RowReader._range_of
+
+    def note(reader: RowReader, table: pa.Table) -> Any:
+        threads.append(threading.current_thread())
+        return look(reader, table)
+
+    monkeypatch.setattr(RowReader, "_range_of", note)
+    many = parts(*((partition, 1, 0, 1) for partition in range(2_000)))
+    with pytest.raises(InputError) as caught:
+        _ = [t async for t in cluster["a"].reading.read_local(ReadTask("nam", many, ""))]
+    assert len(caught.value.details["partitions"]) == NAMED_MAX
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
 
 
 async def test_read_of_an_unknown_dataset_is_an_error(cluster: Any) -> None:

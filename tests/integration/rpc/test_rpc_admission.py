@@ -24,6 +24,7 @@ from galileo.rpc.admission import (
     SMALL_REQUEST_BYTES_MAX,
     Admission,
     AdmissionOptions,
+    _check_values,
 )
 from galileo.rpc.call_log import CallTracker
 from galileo.rpc.interceptor import CallInterceptor
@@ -376,6 +377,16 @@ async def test_admission_of_a_long_name_of_a_client_is_refused(served: Served) -
     assert error.details["bound"] == NAME_CHARACTERS_MAX
     others = storage_pb2.ScanRequest(items=[{"dataset": long[1:], "query_json": long}])
     assert await served.call(SCAN, others.SerializeToString()) == b"1"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"columns": ["n"] * (FIELDS_MAX + 1)}, {"dataset": "x" * (NAME_CHARACTERS_MAX + 1)}]
+)
+def test_check_of_values_includes_messages_with_bytes(wrong: dict[str, Any]) -> None:
+    for parts in (b"", b"parts"):
+        with pytest.raises(MessageTooLarge):
+            _check_values(storage_pb2.ReadRequest(parts=parts, **wrong))
+    _check_values(storage_pb2.ReadRequest(parts=b"p" * (FIELDS_MAX + 1), dataset="d"))
 
 
 async def test_admission_of_invalid_protobuf_is_an_input_error(served: Served) -> None:
