@@ -11,6 +11,9 @@ import numpy as np
 from galileo.errors import InputError
 from galileo.model.times import iso, micros
 
+CHARACTERS_MAX = 262_144
+"""Characters of values as JSON."""
+
 
 def values_to_json(values: Iterable[Any]) -> str:
     """Encodes values as a JSON list; times become ISO 8601 texts.
@@ -31,8 +34,13 @@ def values_from_json(text: str) -> tuple[Any, ...]:
     """Decodes `values_to_json`; an empty text gives no values.
 
     Raises:
-        InputError: the text is no list of plain values.
+        InputError: the text is no list of plain values, or too long.
     """
+    if len(text) > CHARACTERS_MAX:
+        raise InputError(
+            f"expected at most {CHARACTERS_MAX:,} characters of values, got {len(text):,}",
+            bound=CHARACTERS_MAX,
+        )
     try:
         values = json.loads(text or "[]")
     except (ValueError, RecursionError) as error:

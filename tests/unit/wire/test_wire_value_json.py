@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError
-from galileo.wire.value_json import values_from_json, values_to_json
+from galileo.wire.value_json import CHARACTERS_MAX, values_from_json, values_to_json
 
 plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False)
 
@@ -42,6 +42,11 @@ def test_values_to_json_numpy_scalars_become_plain() -> None:
 
 def test_values_from_json_empty_text_is_empty() -> None:
     assert values_from_json("") == ()
+
+
+def test_values_from_json_long_text_is_not_parsed() -> None:
+    with raises(InputError, bound=CHARACTERS_MAX):
+        values_from_json("[" * (CHARACTERS_MAX + 1))
 
 
 @pytest.mark.parametrize("text", ["{}", "[[1]]", "[{}]", "7", "[1", '"a"'])
