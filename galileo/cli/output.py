@@ -41,6 +41,7 @@ from galileo.errors import (
     InternalError,
     TerminalError,
     TransientError,
+    listed,
 )
 from galileo.redaction import redacted, visible
 
@@ -319,12 +320,7 @@ def table_of(
     if len(widths) == len(names):
         return parts
     left_out = [_shown(name) for name in names[len(widths) :]]
-    more = len(left_out) - NAMES_LEFT_OUT_MAX
-    others = f" and {more:,} more" if more > 0 else ""
-    note = (
-        f"Not shown: {', '.join(left_out[:NAMES_LEFT_OUT_MAX])}{others}. "
-        "Add --wide to see all columns."
-    )
+    note = f"Not shown: {listed(left_out, most=NAMES_LEFT_OUT_MAX)}. Add --wide to see all columns."
     return [*parts, Text(textwrap.fill(note, width), "dim")]
 
 

@@ -342,7 +342,7 @@ class ClusterAnalytics:
 
     async def nearest(self, sought: NearestTo) -> ClusterResult[Neighbours]:
         """The nearest observations of all partitions that answered, each node's own merged."""
-        query = sought.within(sought.limit_m)
+        query = await asyncio.to_thread(sought.within(sought.limit_m).prepared)
         share = await self._node.scans.scope(query)
         shares = self._shares(share)
         answers, errors = await self._scatter_gather(

@@ -228,12 +228,14 @@ class LocalAnalytics:
     ) -> pa.Table:
         """The nearest observations, read commit by commit."""
         query = question.query
-        labels = await self._run(
-            lambda check: shard.graph.scan(
+
+        def find(check: Check) -> ReadTask:
+            labels = shard.graph.scan(
                 query, after=share.after, until=share.until, partitions=share.partitions
             )
-        )
-        task = ReadTask.of(query, labels.select(PARTS_SCHEMA.names))
+            return ReadTask.of(query, labels.select(PARTS_SCHEMA.names))
+
+        task = await self._run(find)
         rows_max = sought.count + self._options.rows_held_min
         held = [query.schema.observation_schema.empty_table()]
         async with contextlib.aclosing(self._reading.read_local(task)) as tables:

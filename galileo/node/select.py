@@ -222,12 +222,10 @@ class _Work:
 
 def _check_missing(missing: frozenset[int], work: _Work) -> None:
     """Reports missing partitions by `on_missing`; without it raises `IncompleteAnswer`."""
-    if not missing:
-        return
-    if work.on_missing is not None:
+    if missing and work.on_missing is None:
+        raise incomplete_answer(missing)
+    if missing and work.on_missing is not None:
         work.on_missing(missing)
-        return
-    raise incomplete_answer(missing)
 
 
 def _check_stored(

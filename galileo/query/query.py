@@ -84,6 +84,12 @@ class Query:
         value = visitors.json_value(self.tree)
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
+    def prepared(self) -> Query:
+        """This query, which keeps its cells and its JSON from now on for the event loop."""
+        self.cell_ranges()
+        self.to_json()
+        return self
+
     def since(self, time_us: int) -> Query:
         """The query for those of its matches that are not before a time in microseconds."""
         recent = time_predicates.leaf([(time_us, None)], self.schema.time_bucket_us)
@@ -199,11 +205,7 @@ def parse_steps(text: str) -> int:
 
 
 def _prepared(text: str, schema: Schema) -> Query:
-    """The query with its cells and its JSON, which it keeps for the event loop."""
-    query = parse(text, schema)
-    query.cell_ranges()
-    query.to_json()
-    return query
+    return parse(text, schema).prepared()
 
 
 _PATH = re.compile(r" at \$[^ ]* of the query$")

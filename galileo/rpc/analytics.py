@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -31,12 +31,11 @@ from galileo.rpc.analytics_client import described_to_pb, share_from_pb
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.quotas import QuotaResolver
 from galileo.wire.codec import (
-    ROWS_PER_MESSAGE,
     cursor_to_pb,
     grouping_from_pb,
     key_from_pb,
     number_to_pb,
-    table_chunks,
+    row_messages,
     versions_to_pb,
 )
 from galileo.wire.status import error_to_pb
@@ -123,7 +122,7 @@ class AnalyticsServicer:
                 ranges=result.ranges,
             )
         yield _head(query.schema, query_json=query.to_json())
-        for part in _rows(table):
+        async for part in _rows(table):
             yield part
         yield analytics_pb2.AnalyticsPart(tail=tail)
 
@@ -191,7 +190,7 @@ class AnalyticsServicer:
             result = await self._exploration.children(question)
             page, missing = result.value, result.missing
         yield _head(schema, order=question.order)
-        for part in _rows(page.table):
+        async for part in _rows(page.table):
             yield part
         tail = analytics_pb2.AnalyticsTail(missing=sorted(missing), more=page.more)
         yield analytics_pb2.AnalyticsPart(tail=tail)
@@ -216,7 +215,7 @@ class AnalyticsServicer:
             result = await self._exploration.nearest(sought)
             table, frontier, missing = _measured(result.value), result.frontier, result.missing
         yield _head(query.schema, query_json=query.to_json())
-        for part in _rows(table):
+        async for part in _rows(table):
             yield part
         tail = analytics_pb2.AnalyticsTail(frontier=cursor_to_pb(frontier), missing=sorted(missing))
         yield analytics_pb2.AnalyticsPart(tail=tail)
@@ -237,7 +236,7 @@ class AnalyticsServicer:
             result = await self._exploration.latest(question)
             table, frontier, missing = result.value, result.frontier, result.missing
         yield _head(query.schema, query_json=query.to_json())
-        for part in _rows(table):
+        async for part in _rows(table):
             yield part
         tail = analytics_pb2.AnalyticsTail(frontier=cursor_to_pb(frontier), missing=sorted(missing))
         yield analytics_pb2.AnalyticsPart(tail=tail)
@@ -266,10 +265,9 @@ def _head(
     return analytics_pb2.AnalyticsPart(head=head)
 
 
-def _rows(table: pa.Table) -> Iterator[analytics_pb2.AnalyticsPart]:
+async def _rows(table: pa.Table) -> _Parts:
     """Chunks of a table; at least one, which carries the columns."""
-    chunks = table_chunks(table, ROWS_PER_MESSAGE) if len(table) else [to_ipc(table)]
-    for chunk in chunks:
+    for chunk in await row_messages(table) if len(table) else [to_ipc(table)]:
         yield analytics_pb2.AnalyticsPart(rows=chunk)
 
 

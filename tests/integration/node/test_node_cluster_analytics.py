@@ -43,7 +43,7 @@ from galileo.node.analytics_protocol import (
 )
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.query_options import QueryOptions
-from galileo.query import Query, parse
+from galileo.query import Query, parse, visitors
 from galileo.query.nearest import NearestTo
 
 Make = Callable[..., pa.Table]
@@ -416,6 +416,23 @@ async def test_estimate_is_calculated_outside_the_event_loop(
     await direct.explorations["a"].estimate(
         parse("", cluster.schema), feature="temperature", shares=[0.5]
     )
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_nearest_writes_its_queries_outside_the_event_loop(
+    cluster: Any, direct: Direct, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(cluster, make_observations)
+    threads, write = list[int](), visitors.json_value
+
+    def note(tree: Any) -> Any:
+        threads.append(threading.get_ident())
+        return write(tree)
+
+    query = parse("temperature > 280", cluster.schema)
+    monkeypatch.setattr(visitors, "json_value", note)
+    await direct.explorations["a"].nearest(NearestTo(20.0, 179.0, 25, query))
     assert threads
     assert threading.get_ident() not in threads
 

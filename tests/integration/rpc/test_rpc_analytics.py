@@ -17,7 +17,9 @@ from galileo.client import AsyncClient
 from galileo.dht import placement
 from galileo.errors import Cancelled, GalileoError, InputError, UnknownDataset
 from galileo.graph.metadata_graph import MetadataGraph
-from galileo.labels import to_ipc
+from galileo.labels import from_ipc, to_ipc
+from galileo.rpc.analytics import _rows
+from galileo.wire import codec
 from galileo.wire.status import error_of_rpc
 from galileo.wire.v1 import analytics_pb2, cluster_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
@@ -222,3 +224,20 @@ def endless(
 async def thrice(semaphore: threading.Semaphore) -> None:
     for _ in "abc":
         assert await asyncio.to_thread(semaphore.acquire, timeout=60)
+
+
+async def test_rows_of_large_answers_are_encoded_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = list[int]()
+
+    def encode(table: pa.Table) -> bytes:
+        threads.append(threading.get_ident())
+        return to_ipc(table)
+
+    monkeypatch.setattr(codec, "to_ipc", encode)
+    table = pa.table({"n": range(codec.INLINE_ROWS_MAX + 1)})
+    parts = [from_ipc(part.rows, table.schema) async for part in _rows(table)]
+    assert pa.concat_tables(parts).equals(table)
+    assert threads
+    assert threading.get_ident() not in threads
