@@ -41,10 +41,10 @@ UNSENT_BYTES = 63 * MIB
 HELD_S = 3.0
 """How long a body that is announced and not sent is held."""
 NOTES = Schema("notes", [Feature("temperature"), Feature("note", type="text")])
-"""Of the dataset that bodies are for."""
+"""Of the dataset that bodies and SPARQL queries are for; nothing is stored meanwhile."""
 ITEMS = f"/collections/{NOTES.name}/items"
 SUBSCRIPTIONS = f"/channels/{CHANNEL}/subscriptions"
-SPARQL = f"/collections/{DATASET}/sparql"
+SPARQL = f"/collections/{NOTES.name}/sparql"
 FORMATS = {
     "CSV": (ITEMS, "text/csv"),
     "JSON lines": (ITEMS, "application/x-ndjson"),

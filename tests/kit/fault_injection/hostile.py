@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import quote
 
-from fault_injection.bombs import DATASET, ITEMS, LABELS, NODE_BOMBS, SPARQL, TEXT_BODIES
+from fault_injection.bombs import ITEMS, LABELS, NODE_BOMBS, SPARQL, TEXT_BODIES
 from fault_injection.flooding import HOST, PAUSE_S, Flood, hold
 
 NICE = 10
@@ -27,7 +27,6 @@ STRANGER, READER, WRITER = "", "reader", "rival"
 SLOW_TO_MAKE = ("Storage/Ingest", "Samplers/Upload")
 BOMB_BYTES_MAX = 1 << 20
 """Size of the calls that are sent over and over."""
-STORED = f"/collections/{DATASET}/items"
 UNREAD_BYTES = 1 << 16
 
 
@@ -55,7 +54,7 @@ class GatewayFlood(Flood):
 
     async def unread(self) -> None:
         """Requests one after the other, of whose answers nothing is read."""
-        words = self._get(f"{STORED}?limit=1000") * 50
+        words = self._get(f"{ITEMS}?limit=1000") * 50
 
         async def send(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -80,7 +79,7 @@ class GatewayFlood(Flood):
 
     async def downloads(self) -> None:
         """The whole dataset, over and over."""
-        await self._repeated(f"{STORED}?f=csv&limit=10000")
+        await self._repeated(f"{ITEMS}?f=csv&limit=10000")
 
     async def streams_of_events(self) -> None:
         """Streams of events that are opened and left after the first one."""
@@ -96,7 +95,7 @@ class GatewayFlood(Flood):
     async def _asked_with(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str
     ) -> None:
-        head = f"GET {STORED} HTTP/1.1\r\nAuthorization: Bearer {token}\r\n".encode()
+        head = f"GET {ITEMS} HTTP/1.1\r\nAuthorization: Bearer {token}\r\n".encode()
         writer.write(head + HOST + b"\r\n")
         await self._answered(reader, writer, first_only=True)
 
