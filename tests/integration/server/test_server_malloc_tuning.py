@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from galileo.server.malloc_tuning import (
     QUIET_SHARE,
     WORTH_S,
     IdleDetector,
+    freeze_modules,
     give_back,
 )
 
@@ -189,3 +191,13 @@ def test_idle_detector_with_constant_work_fires_at_busy_max() -> None:
 def test_idle_detector_after_a_late_look_judges_the_whole_interval() -> None:
     assert looks(0.5, step_s=30.0) == [False]
     assert looks(0.5, 0.01, step_s=30.0) == [False, True]
+
+
+def test_freeze_modules_excludes_what_is_loaded_from_collections() -> None:
+    before = gc.get_freeze_count()
+    freeze_modules()
+    try:
+        assert gc.get_freeze_count() > before
+        assert not any(tracked is pytest for tracked in gc.get_objects())
+    finally:
+        gc.unfreeze()
