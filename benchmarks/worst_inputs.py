@@ -239,6 +239,8 @@ def _scan() -> Requests:
     item = storage_pb2.ScanItem(dataset=WIDE, query_json=queries()[1])
     yield storage_pb2.ScanRequest(items=[item] * 500)
     yield storage_pb2.ScanRequest(items=[storage_pb2.ScanItem(dataset=WIDE)] * MANY)
+    nested = storage_pb2.ScanItem(dataset=WIDE, after={}, until={})
+    yield storage_pb2.ScanRequest(items=[nested] * (MANY // 3))
 
 
 def _run() -> Requests:

@@ -47,8 +47,8 @@ SMALL_REQUEST_BYTES_MAX = 1 << 20
 QUERY_REQUEST_BYTES_MAX = 8 << 20
 """Request size of methods with a query (up to a million characters), token or archive."""
 FIELDS_MAX = 16_384
-"""Fields of a request above 1 MB, and values of each field that clients send. An empty field of 2
-bytes can become an object of 128, and the event loop looks at each value."""
+"""Fields of a request above 1 MB; of a request of clients the messages, and the values of each
+field. An empty field of 2 bytes can become an object of 128, and the event loop looks at each."""
 NAME_CHARACTERS_MAX = 4_096
 """Characters of a text that clients send, unless it is JSON, a query or a token: errors quote names
 and look for similar ones."""
@@ -321,26 +321,26 @@ class AdmittedCall:
         return request
 
 
-def _check_values(message: Message) -> None:
-    """Raises MessageTooLarge where the message has too many values or a long name, at any depth."""
-    fields = _fields_beside_bytes(message.DESCRIPTOR)
-    values = [(field, getattr(message, field.name)) for field in fields] or message.ListFields()
-    for field, value in values:
-        is_name = field.name not in ("query", "token") and not field.name.endswith("_json")
-        if isinstance(value, str) and is_name and len(value) > NAME_CHARACTERS_MAX:
-            raise MessageTooLarge(
-                f"expected at most {NAME_CHARACTERS_MAX:,} characters of {field.name}, got "
-                f"{len(value):,}",
-                bound=NAME_CHARACTERS_MAX,
-            )
-        if field.is_repeated and len(value) > FIELDS_MAX:
-            raise MessageTooLarge(
-                f"expected at most {FIELDS_MAX:,} {field.name}, got {len(value):,}",
-                bound=FIELDS_MAX,
-            )
-        if field.message_type is not None:
-            for part in value if field.is_repeated else (value,):
-                _check_values(part)
+def _check_values(request: Message) -> None:
+    """Raises MessageTooLarge where a request has too many values or messages, or a long name."""
+    messages = [request]
+    for message in messages:
+        fields = _fields_beside_bytes(message.DESCRIPTOR)
+        values = [(field, getattr(message, field.name)) for field in fields]
+        for field, value in values or message.ListFields():
+            is_name = field.name not in ("query", "token") and not field.name.endswith("_json")
+            if isinstance(value, str) and is_name:
+                _check_bound(len(value), NAME_CHARACTERS_MAX, f"characters of {field.name}")
+            if field.is_repeated:
+                _check_bound(len(value), FIELDS_MAX, field.name)
+            if field.message_type is not None:
+                messages += value if field.is_repeated else (value,)
+                _check_bound(len(messages) - 1, FIELDS_MAX, "messages in a request")
+
+
+def _check_bound(number: int, most: int, what: str) -> None:
+    if number > most:
+        raise MessageTooLarge(f"expected at most {most:,} {what}, got {number:,}", bound=most)
 
 
 @functools.cache

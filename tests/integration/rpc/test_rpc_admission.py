@@ -354,8 +354,9 @@ async def test_admission_of_too_many_fields_is_refused_before_decoding(
         storage_pb2.ScanRequest(items=[storage_pb2.ScanItem()] * (FIELDS_MAX + 1)),
         storage_pb2.ScanRequest(items=[{"partitions": range(FIELDS_MAX + 1)}]),
         storage_pb2.ScanRequest(items=[{"after": {"sequences": range(FIELDS_MAX + 1)}}]),
+        storage_pb2.ScanRequest(items=[{"after": {}}] * (FIELDS_MAX // 2 + 1)),
     ],
-    ids=["messages", "numbers", "deeper"],
+    ids=["messages", "numbers", "deeper", "messages in messages"],
 )
 async def test_admission_of_too_many_values_of_a_client_is_refused(
     served: Served, message: storage_pb2.ScanRequest
