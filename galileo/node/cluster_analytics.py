@@ -415,12 +415,11 @@ class ClusterAnalytics:
         check_quantiles(query.schema, feature, shares)
         view, candidates = self._node.view, self._node.scans.candidates(query)
         shard = self._node.catalog.shard(query.schema.key)
-        graph = view.graph(query.schema)
-        for partition, synopsis in shard.synopses().items():
-            if graph.version(partition) != synopsis.version:
-                view.apply_synopsis(
-                    synopsis.schema, synopsis.changes_since(graph.version(partition))
-                )
+        for partition, synopsis in (await asyncio.to_thread(shard.synopses)).items():
+            known = view.graph(query.schema).version(partition)
+            if known != synopsis.version:
+                view.apply_synopsis(synopsis.schema, synopsis.changes_since(known))
+                await asyncio.sleep(0)  # One takes some milliseconds.
         graph = view.graph(query.schema)
         last = view.sequences(query.schema.key).join(shard.published())
         owners = placement.owners(self._node.topology)

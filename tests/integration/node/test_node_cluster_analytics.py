@@ -42,6 +42,7 @@ from galileo.node.analytics_protocol import (
     Versioned,
 )
 from galileo.node.cluster_analytics import ClusterAnalytics
+from galileo.node.dataset_shard import DatasetShard
 from galileo.node.query_options import QueryOptions
 from galileo.query import Query, parse, visitors
 from galileo.query.nearest import NearestTo
@@ -413,6 +414,7 @@ async def test_estimate_is_calculated_outside_the_event_loop(
 
     for name in ("estimate", "quantiles"):
         monkeypatch.setattr(FeatureGraph, name, record(getattr(FeatureGraph, name)))
+    monkeypatch.setattr(DatasetShard, "synopses", record(DatasetShard.synopses))
     await direct.explorations["a"].estimate(
         parse("", cluster.schema), feature="temperature", shares=[0.5]
     )
