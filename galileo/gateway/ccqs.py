@@ -22,7 +22,7 @@ from galileo.gateway.events import HEARTBEAT_S, EventStream, MergedEvents
 from galileo.gateway.formats import Encoders, preferred
 from galileo.gateway.hub import Hubs, QueryReader
 from galileo.gateway.json_answers import check_json, json_answer, url_of
-from galileo.gateway.request_bodies import json_body
+from galileo.gateway.request_bodies import json_body, start_of_json
 from galileo.gateway.routes import Handler
 from galileo.gateway.updates import (
     LABEL_FORMATS,
@@ -217,7 +217,7 @@ async def _tokens(request: Request) -> dict[str, str]:
     if not isinstance(ccqs, dict) or not all(isinstance(one, str) for one in ccqs.values()):
         raise InputError(
             'expected ids and tokens of continuous queries, such as {"ccqs": {"ccq-8c1f": ""}}, '
-            f"got {json.dumps(given)[:200]}",
+            f"got {start_of_json(given)}",
             parameter="ccqs",
         )
     if not 1 <= len(ccqs) <= MERGED_MAX:
@@ -268,7 +268,7 @@ def _sampler_of(given: Any) -> SamplerSpec | None:
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         raise InputError(
             'expected a sampler such as {"name": "uniform", "fraction": 0.1}, got '
-            f"{json.dumps(given)[:200]}",
+            f"{start_of_json(given)}",
             parameter="sampler",
         )
     return sampler(**given)
@@ -282,7 +282,7 @@ def _window_of(given: Any) -> Window | None:
     if set(members) - {"windows", "lateness"} or not isinstance(members.get("windows"), str):
         raise InputError(
             'expected windows such as "tumbling:1h", or {"windows": "sliding:6h/1h", "lateness": '
-            f'"10m"}}, got {json.dumps(given)[:200]}',
+            f'"10m"}}, got {start_of_json(given)}',
             parameter="window",
         )
     return Window.parse(members["windows"], lateness=members.get("lateness"))

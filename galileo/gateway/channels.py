@@ -26,7 +26,7 @@ from galileo.gateway.events import EventStream
 from galileo.gateway.formats import Encoders
 from galileo.gateway.json_answers import check_json, json_answer, url_of
 from galileo.gateway.notifications import WAIT_S, BrokerReader, Waits
-from galileo.gateway.request_bodies import json_body
+from galileo.gateway.request_bodies import json_body, start_of_json
 from galileo.gateway.routes import Handler
 
 
@@ -140,7 +140,7 @@ def _token_of(given: object) -> str:
     if not isinstance(token, str):
         raise InputError(
             'expected the token of notifications, such as {"token": "AWhvdEBtZQ"}, got '
-            f"{json.dumps(given)[:200]}",
+            f"{start_of_json(given)}",
             parameter="token",
         )
     return token

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
+import json
 import re
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from email.message import Message as Headers
@@ -26,6 +28,7 @@ from galileo.shares import ArrivingRequest, Caller, Pool
 
 BODY_BYTES_MAX = 64 << 20
 BODIES_BYTES_MAX = 128 << 20
+JSON_SHOWN_MAX = 200
 """Total size of the bodies that are received and handled at a time."""
 ROOM_WITHIN_S = 20.0
 """Longest wait of a piece of a body for room."""
@@ -217,3 +220,9 @@ def _too_large(got: str) -> Refused:
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         f"expected a body of at most {BODY_BYTES_MAX:,} bytes, got {got}; send several requests",
     )
+
+
+def start_of_json(value: Any) -> str:
+    """The first characters of a value as JSON, for an error; the rest is not encoded."""
+    pieces = json.JSONEncoder().iterencode(value)
+    return "".join(itertools.islice(pieces, JSON_SHOWN_MAX))[:JSON_SHOWN_MAX]

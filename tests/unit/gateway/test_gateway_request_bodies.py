@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
-from galileo.gateway.request_bodies import RequestBodies
+from galileo.gateway.request_bodies import JSON_SHOWN_MAX, RequestBodies, start_of_json
 from galileo.rdf.protocol import Refused
 from galileo.shares import Caller, Pool
 
@@ -87,3 +89,21 @@ async def test_room_is_given_back_however_a_request_ends() -> None:
         with contextlib.suppress(asyncio.CancelledError, TypeError):
             await sender.task
         assert (bodies._pool.held, len(bodies._pool.arriving)) == (0, 0), end
+
+
+@pytest.mark.parametrize("value", [{}, {"a": [1, None, "x" * 500]}, [{"k": i} for i in range(99)]])
+def test_start_of_json_is_the_start_of_the_whole(value: Any) -> None:
+    assert start_of_json(value) == json.dumps(value)[:JSON_SHOWN_MAX]
+
+
+def test_start_of_json_does_not_encode_the_rest() -> None:
+    seen = list[int]()
+
+    class Noted(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            for one in super().__iter__():
+                seen.append(one)
+                yield one
+
+    start_of_json(Noted(range(10_000)))
+    assert 0 < len(seen) <= JSON_SHOWN_MAX
