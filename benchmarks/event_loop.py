@@ -173,7 +173,7 @@ def _call(channel: grpc.Channel, method: MethodDescriptor, request: Message) -> 
             for _ in answer:
                 pass
     except grpc.RpcError as error:
-        return f"{error.code().name} {(error.details() or '')[:60]}"  # type: ignore[attr-defined]
+        return f"{error.code().name} {(error.details() or '')[:60]}"
     return "OK"
 
 

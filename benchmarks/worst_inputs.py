@@ -11,7 +11,7 @@ import functools
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
@@ -88,7 +88,7 @@ class WorstRequest:
     """The largest requests of a route; see `WorstCall`."""
 
     grows_with: str
-    requests: Callable[[], Iterator[HttpRequest]]
+    requests: Callable[[], Iterable[HttpRequest]]
 
 
 # --- data ----------------------------------------------------------------------------------------
@@ -239,7 +239,9 @@ def _scan() -> Requests:
     item = storage_pb2.ScanItem(dataset=WIDE, query_json=queries()[1])
     yield storage_pb2.ScanRequest(items=[item] * 500)
     yield storage_pb2.ScanRequest(items=[storage_pb2.ScanItem(dataset=WIDE)] * MANY)
-    nested = storage_pb2.ScanItem(dataset=WIDE, after={}, until={})
+    nested = storage_pb2.ScanItem(
+        dataset=WIDE, after=common_pb2.Cursor(), until=common_pb2.Cursor()
+    )
     yield storage_pb2.ScanRequest(items=[nested] * (MANY // 3))
 
 

@@ -78,10 +78,14 @@ class CcqRoutes:
             return await self._submit(request)
         async with self._callers.client(request) as client:
             infos = await visible_ccqs(client)
-        described = [_described(request, info) for info in infos]
-        at = f"{url_of(request)}/ccqs"
-        links = [documents.link("self", at, documents.JSON), documents.page_link(at)]
-        return json_answer({"links": links, "ccqs": described})
+
+        def answer() -> Response:
+            described = [_described(request, info) for info in infos]
+            at = f"{url_of(request)}/ccqs"
+            links = [documents.link("self", at, documents.JSON), documents.page_link(at)]
+            return json_answer({"links": links, "ccqs": described})
+
+        return await self._encoders.run(answer)
 
     async def ccq(self, request: Request) -> Response:
         """Describes a query, or cancels it."""

@@ -231,7 +231,7 @@ async def test_continuous_queries_belong_to_their_owner(
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(node(tmp_path / "node", sections))
         await fill(address, tokens.proof("writer"))
-        # Three readers at most, and two of one caller.
+        # Three readers at most.
         options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0, connections_max=4)
         url = await stack.enter_async_context(gateway(options))
         ann, other = (f"Bearer {tokens.tokens[name]}" for name in ("ann", "reader"))
@@ -246,7 +246,7 @@ async def test_continuous_queries_belong_to_their_owner(
             assert (await get(url + path, other))[0] in (403, 404), path
             assert (await get(url + path))[0] == 401, path
         assert len((await get(f"{url}{of_ann}/labels", ann))[1]["features"]) == 1
-        for _ in range(2):
+        for _ in range(3):
             stream = await events(url + of_ann, ann)
             stack.callback(stream.close)
         # An EventSource would end for good at another status.

@@ -58,7 +58,7 @@ class GatewayFlood(Flood):
 
         async def send(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.transport.pause_reading()  # type: ignore[attr-defined]
-            for _ in range(100):
+            for _number in range(100):
                 writer.write(words)
                 self.counts["requests"] += 50
                 await asyncio.wait_for(writer.drain(), 30.0)
