@@ -18,7 +18,7 @@ SEEDS_QUICK = 2
 MUTANT_SEEDS = 3
 CONVICTED_FROM = {"fence-ignored": 17, "lost-release": 10, "retries-end": 22}
 """The first seed to try with a mutant; 0 for the others."""
-SLOW = {"lost-release"}
+SLOW = {"lost-release", "retries-end"}
 SOMETIMES = (
     "accepted",
     "crashes",

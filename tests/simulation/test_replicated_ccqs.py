@@ -37,6 +37,8 @@ SLOW_MUTANTS = {
     "completes_stale_answers",
     "leads_before_it_is_open",
     "publishes_appended",
+    "scans_other_epochs",
+    "scans_uncommitted",
 }
 """Mutants whose conviction takes longer than the others together."""
 SOMETIMES = (

@@ -72,6 +72,7 @@ def test_a_client_that_knows_the_schema_from_before_can_name_features_at_once(
     assert "gust" in other.schema(name).observation_schema.names
 
 
+@pytest.mark.slow
 def test_a_client_that_knows_the_schema_from_before_can_store_features_at_once(
     client: galileo.Client, other: galileo.Client, name: str
 ) -> None:

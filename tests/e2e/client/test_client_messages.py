@@ -380,7 +380,7 @@ WRONG: dict[str, Case] = {
     ),
     "a long producer": (
         lambda w: w.c.ingest(w.name, FRAME, producer=5000 * "x"),
-        "invalid_input",
+        "message_too_large",
         "^.{0,300}$",
     ),
     "progress": (lambda w: w.c.ingest(w.name, FRAME, progress=5), "invalid_input", "got 5"),

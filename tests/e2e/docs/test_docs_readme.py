@@ -15,6 +15,7 @@ from typing import Any
 import click
 import duckdb
 import pytest
+from parameters import keep_quick
 
 import galileo
 from galileo import config
@@ -44,6 +45,7 @@ ALONE = ["docs/cluster.md", "docs/errors.md", "docs/sandbox.md"]
 CONFIGURATIONS = ["docs/cluster.md", "docs/configuration.md"]
 DOCUMENTED_NODE = "127.0.0.1:7701"
 PICTURES_BYTES_MAX = 1_450_000
+LONGEST = "docs/channels.md"
 
 _FILE = re.compile(r"# (\w+\.py)\n")
 """The first line of code that a page has its reader write into a file."""
@@ -81,7 +83,9 @@ def test_readme_code_runs_and_finds_labels(
     assert re.search(r" [1-9]\d* observations$", capsys.readouterr().out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", WITH_CLUSTER)
+@pytest.mark.parametrize(
+    "name", keep_quick(WITH_CLUSTER, *(page for page in WITH_CLUSTER if page != LONGEST))
+)
 def test_page_code_runs_against_a_cluster(
     name: str,
     page: Callable[[str], Any],

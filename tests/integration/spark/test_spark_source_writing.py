@@ -101,6 +101,7 @@ def test_send_repeated_task_stores_rows_once(
     assert send([], sending, BatchNumbers("job-2", 2, 0)) == Written(0, 0)
 
 
+@pytest.mark.slow
 def test_send_stores_the_rows_of_a_table_and_deletes_others(
     cluster: galileo.LocalCluster, client: galileo.Client, fresh_name: Callable[[str], str]
 ) -> None:
