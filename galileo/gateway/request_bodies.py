@@ -28,8 +28,9 @@ from galileo.shares import ArrivingRequest, Caller, Pool
 
 BODY_BYTES_MAX = 64 << 20
 BODIES_BYTES_MAX = 128 << 20
-JSON_SHOWN_MAX = 200
 """Total size of the bodies that are received and handled at a time."""
+JSON_SHOWN_MAX = 200
+"""Characters of a wrong value that an error shows."""
 ROOM_WITHIN_S = 20.0
 """Longest wait of a piece of a body for room."""
 _CONDITIONS = ("Content-Range", "If-Match", "If-None-Match", "If-Unmodified-Since")
@@ -223,6 +224,6 @@ def _too_large(got: str) -> Refused:
 
 
 def start_of_json(value: Any) -> str:
-    """The first characters of a value as JSON, for an error; the rest is not encoded."""
+    """The first `JSON_SHOWN_MAX` characters of a value as JSON; later members are not encoded."""
     pieces = json.JSONEncoder().iterencode(value)
     return "".join(itertools.islice(pieces, JSON_SHOWN_MAX))[:JSON_SHOWN_MAX]

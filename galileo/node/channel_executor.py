@@ -58,6 +58,7 @@ import pyarrow.compute as pc
 from galileo.clock import Clock
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import (
+    NAMED_MAX,
     BatchConflict,
     DataExpired,
     GalileoError,
@@ -95,9 +96,6 @@ HISTORY_AGE_S = 600.0
 """Seconds after which a history is read again, without what retention has dropped."""
 
 T = TypeVar("T")
-
-NAMED_MAX = 8
-"""Subscriptions that a message of the log names."""
 
 log = logging.getLogger(__name__)
 
@@ -193,9 +191,9 @@ class _Work:
         return LookupIndex(self.query, channel.subscriptions, channel.reference_tables)
 
     def readable(self, rows: pa.Table) -> pa.Table:
-        """Subscriptions, of which those that cannot be matched count as deleted, and are named.
+        """Marks subscriptions that cannot be matched as deleted, and names them in the log.
 
-        Rows that were stored before the channel was created were not checked.
+        Nodes do not check rows that are stored before the channel is created.
         """
         permitted = self.query.permits(rows)
         if permitted.all():

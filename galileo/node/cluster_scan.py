@@ -49,6 +49,11 @@ from galileo.offload import offload
 from galileo.query import Query
 from galileo.samplers import SamplerSpec
 
+ENTRIES_MIN = 1_000
+"""Entries of synopses that a condition tests in the time that it takes to begin."""
+TESTS_PER_STEP = 4_000
+"""Characters of a query times entries of synopses that are tested in a step of `offload`."""
+
 log = logging.getLogger(__name__)
 
 
@@ -66,12 +71,6 @@ class ScanEnd:
     missing: frozenset[int]
     gone: Cursor = EMPTY_CURSOR
     left: tuple[tuple[str, frozenset[int]], ...] = ()
-
-
-ENTRIES_MIN = 1_000
-"""Entries of synopses that a condition tests in the time that it takes to begin."""
-TESTS_PER_STEP = 4_000
-"""Characters of a query times entries of synopses that are tested in a step of `offload`."""
 
 
 class LargeAnswers(Enum):

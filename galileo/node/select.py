@@ -222,10 +222,11 @@ class _Work:
 
 def _check_missing(missing: frozenset[int], work: _Work) -> None:
     """Reports missing partitions by `on_missing`; without it raises `IncompleteAnswer`."""
-    if missing and work.on_missing is None:
+    if not missing:
+        return
+    if work.on_missing is None:
         raise incomplete_answer(missing)
-    if missing and work.on_missing is not None:
-        work.on_missing(missing)
+    work.on_missing(missing)
 
 
 def _check_stored(

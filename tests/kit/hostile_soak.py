@@ -127,7 +127,7 @@ class Site:
         return urlsplit(self.gateway.url).netloc
 
     def start_gateway(self) -> None:
-        """Starts the gateway anew; it has answered a request of each kind afterwards."""
+        """Starts the gateway again, and waits until it has answered a request of each kind."""
         self.gateway.kill()
         self.gateway.start()
         for path, media_type, body in _honest_bodies():
@@ -175,7 +175,7 @@ class Http:
             return 0
 
     def open_events(self) -> int:
-        """The status of a stream of events, of which the first line is read."""
+        """Opens a stream of events, reads its first line, and returns its status."""
         try:
             with self.answer("GET", EVENTS) as reply:
                 reply.readline()

@@ -1,4 +1,4 @@
-"""Parameters of tests of which some are slow."""
+"""Parameters of tests; some of them are slow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def keep_quick(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 def seeds_in_parts(seeds: int, size: int) -> list[Any]:
-    """The seeds from 0 on in ranges, each of which a turn of slow tests has time for.
+    """Divides the seeds from 0 on into ranges that fit into a turn of slow tests.
 
     Args:
         seeds: how many.

@@ -140,7 +140,7 @@ class Process:
 
         Raises:
             InputError: they need too much memory; some of them may be loaded.
-            InternalError: oxigraph refuses them; likewise.
+            InternalError: oxigraph refuses them; some of them may be loaded.
             GraphProcessEnded: the process ended.
         """
         self._dismiss()

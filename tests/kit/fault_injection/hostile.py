@@ -31,7 +31,7 @@ UNREAD_BYTES = 1 << 16
 
 
 class GatewayFlood(Flood):
-    """Floods of a gateway; the sizes of its bodies are those of observations."""
+    """Floods a gateway; announced bodies are as large as those with observations may be."""
 
     sparql = SPARQL
     upload = ITEMS

@@ -28,7 +28,7 @@ def update(number: int, *hours: int) -> Update:
 def test_labels_of_a_window_are_those_that_begin_in_it(
     tmp_path: Path, start: int, end: int
 ) -> None:
-    """Also those of updates whose first or last bucket begins where the window does."""
+    """An update counts, too, if its first or last bucket begins where the window begins."""
     updates = [(0, 2), (2,), (2, 3), (1, 4), (4,)]
     with Spool(tmp_path / "x.spool") as spool:
         for number, hours in enumerate(updates, start=1):
