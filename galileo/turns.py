@@ -1,9 +1,10 @@
 """Fair turns: callers share a bounded number of concurrent tasks, such as SPARQL queries.
 
 A free turn goes to the caller that asks. Otherwise callers wait, and a turn that ends goes to the
-waiting caller whose turns took the least time so far (start-time fair queueing, Goyal et al. 1996:
-a caller that comes begins with the time of the one that had the last turn, so that no caller saves
-up turns by staying away). A caller that asks for much, or for what takes long, delays itself.
+waiting caller whose turns took the least time so far (start-time fair queueing, Goyal et al. 1996).
+A caller that comes begins with the time of the one that had the last turn. A caller that comes back
+keeps its own time, but at most `CREDIT_S` less than that, so that no caller saves up turns by
+staying away. A caller that asks for much, or for what takes long, delays itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from dataclasses import dataclass, field
 from galileo.errors import Cancelled, GalileoError, Overloaded
 
 REMEMBERED_MAX = 10_000
-"""Callers without a request whose time is remembered until others have caught up with it."""
+"""Callers without a request whose time is remembered."""
+
+CREDIT_S = 5.0
+"""The time that a caller has before others when it comes back.
+
+A caller that asks again after each answer is away when its turn ends, and the next turn goes to
+another. Without credit it would lose what its short turns left of its part, each time.
+"""
 
 
 @dataclass(slots=True)
@@ -110,7 +118,8 @@ class FairTurns:
 
     def _entry(self, caller: Hashable) -> _Caller:
         if caller not in self._callers:
-            used_s = max(self._remembered.pop(caller, 0.0), self._virtual_s)
+            used_s = self._remembered.pop(caller, self._virtual_s)
+            used_s = max(used_s, self._virtual_s - CREDIT_S)
             self._callers[caller] = _Caller(used_s, self._monotonic())
         return self._callers[caller]
 
@@ -142,10 +151,9 @@ class FairTurns:
             self.running -= 1
         if not (entry.running or entry.waiting):
             del self._callers[caller]
-            if entry.used_s > self._virtual_s:
-                self._remembered[caller] = entry.used_s
-                if len(self._remembered) > REMEMBERED_MAX:
-                    self._remembered.popitem(last=False)
+            self._remembered[caller] = entry.used_s
+            if len(self._remembered) > REMEMBERED_MAX:
+                self._remembered.popitem(last=False)
         self._grant()
 
     def _refuse_latest(self, newest: _Caller) -> None:

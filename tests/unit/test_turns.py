@@ -95,20 +95,37 @@ async def test_caller_that_used_more_time_waits_for_one_that_used_less() -> None
     assert order == ["long", "short", "short", "short", "long"]
 
 
-async def test_caller_that_stays_away_saves_up_no_turns() -> None:
+async def test_caller_that_stays_away_saves_up_few_turns() -> None:
     clock, order = StoppedClock(), []
     turns = one_turn(clock)
     for caller, took_s in (("a", 5), ("b", 100)):
         [one] = await askers(turns, order, caller)
         clock.now += took_s
         await one.end()
-    waiting = await askers(turns, order, "b", "c", "a")
+    waiting = await askers(turns, order, "b", "c", *"aaaa")
     while waiting:
         await asyncio.sleep(0)
         for one in [one for one in waiting if one.has_begun.is_set()]:
+            clock.now += 2
             await one.end()
             waiting.remove(one)
-    assert order == ["a", "b", "b", "c", "a"], "a has no claim to the time in which it was away"
+    assert order == [*"ab", "b", *"aaa", "c", "a"], "a has a claim to 5 of the 95 seconds"
+
+
+async def test_caller_with_short_turns_that_asks_again_goes_before_those_with_long_ones() -> None:
+    clock, order = StoppedClock(), []
+    turns = one_turn(clock)
+    waiting = await askers(turns, order, *"abcd", "short")
+    for turn in range(40):
+        await asyncio.sleep(0)
+        [ended] = [one for one in waiting if one.has_begun.is_set()]
+        clock.now += 0.25 if ended.caller == "short" else 2.7 + 0.001 * (turn % 3)
+        waiting.remove(ended)
+        await ended.end()  # The next turn is given out before the same caller asks again.
+        waiting += await askers(turns, order, ended.caller)
+    assert order.count("short") >= 18, "it had a turn after each long one"
+    for one in waiting:
+        one.task.cancel()
 
 
 async def test_latest_request_of_the_caller_with_the_most_gives_way() -> None:
