@@ -1,13 +1,12 @@
 """Codec of packs with their lists of commits, for spill files and for holders.
 
-    magic "GSPL", version, number of packs                        4, 2, 4 bytes
-    in version 2: number of added features of the labels          2 bytes
+    magic "GSPL", version                                         4, 2 bytes
+    number of added features of the labels, number of packs       2, 4 bytes
     for each pack: labels, commits, bytes of data                 3 times 8 bytes
                    commits (4 rows of int64), data
     CRC-32C of all before                                         4 bytes
 
-All numbers are little-endian. The data of packs is validated when it is unpacked. Labels without
-added features have version 1.
+All numbers are little-endian. The data of packs is validated when it is unpacked.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ from galileo.errors import CorruptData
 from galileo.model.schema import Schema
 from galileo.packing import ROWS_MAX, Compression
 
-FILE_VERSION = 1
-FILE_VERSION_ADDED = 2
+FORMAT_VERSION = 1
 _MAGIC = b"GSPL"
-_HEAD = struct.Struct("<4sHI")
-_ADDED = struct.Struct("<H")
+_HEAD = struct.Struct("<4sHHI")
 _PACK = struct.Struct("<QQQ")
 _CHECKSUM = struct.Struct("<I")
 _COMMIT_BYTES = 4 * 8
@@ -38,10 +35,7 @@ def to_bytes(labels: PackedLabels, compression: Compression) -> bytes:
     Takes time in proportion to the bytes, more where labels are packed.
     """
     packs = [pack.alone(labels.schema, compression) for pack in labels.packs]
-    added = labels.schema.added
-    parts = [_HEAD.pack(_MAGIC, FILE_VERSION_ADDED if added else FILE_VERSION, len(packs))]
-    if added:
-        parts.append(_ADDED.pack(added))
+    parts = [_HEAD.pack(_MAGIC, FORMAT_VERSION, labels.schema.added, len(packs))]
     for pack in packs:
         parts.append(_PACK.pack(pack.rows, pack.commits.shape[1], len(pack.data)))
         parts += [np.ascontiguousarray(pack.commits, dtype="<i8").tobytes(), pack.data]
@@ -63,16 +57,14 @@ def from_bytes(data: bytes, schema: Schema) -> PackedLabels:
     body = data[: -_CHECKSUM.size]
     if len(body) < _HEAD.size or _CHECKSUM.pack(google_crc32c.value(body)) != data[len(body) :]:
         raise CorruptData(f"expected packs with their checksum, got {len(data)} corrupt bytes")
-    magic, version, count = _HEAD.unpack_from(body)
-    if magic != _MAGIC or version not in (FILE_VERSION, FILE_VERSION_ADDED):
+    magic, version, added, count = _HEAD.unpack_from(body)
+    if magic != _MAGIC or version != FORMAT_VERSION:
         raise CorruptData(
-            f"expected packs of version {FILE_VERSION} or {FILE_VERSION_ADDED}, got {magic!r} of "
-            f"version {version}"
+            f"expected packs of format {FORMAT_VERSION}, got {magic!r} of format {version}; "
+            "run one version of Galileo on all nodes",
+            expected="format_version",
         )
-    packs, at, added = [], _HEAD.size, 0
-    if version == FILE_VERSION_ADDED:
-        [added] = _ADDED.unpack(body[at : at + _ADDED.size].ljust(_ADDED.size, b"\0"))
-        at += _ADDED.size
+    packs, at = [], _HEAD.size
     if added != schema.added:
         raise CorruptData(f"expected packs with {schema.added} added features, got {added}")
     for _ in range(count):

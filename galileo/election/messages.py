@@ -161,19 +161,6 @@ Message = (
     | RecordNotFound
 )
 
-TAGS: dict[type, str] = {
-    AssignCoordinator: "Appoint",
-    AssignmentAccepted: "Appointed",
-    AssignmentRefused: "AppointRefused",
-    AssignMany: "AppointMany",
-    AssignmentsAnswered: "ManyAppointed",
-    RecordUpdate: "Announce",
-    RecordAck: "Noted",
-    RecordRequest: "RecordsWanted",
-    RecordNotFound: "RecordsDenied",
-}
-"""Tags of messages on the wire that differ from the names of their classes."""
-
 
 # --- events ------------------------------------------------------------------------------------
 

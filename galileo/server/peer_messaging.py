@@ -90,8 +90,7 @@ TAGGED = TaggedJson(
         model.Holder,
         Window,
         UsageStatistics,
-    ],
-    tags=messages.TAGS,
+    ]
 )
 
 

@@ -1,14 +1,14 @@
 """Tagged JSON: the encoding of machine messages and stored records.
 
-A frozen dataclass becomes an object with a tag under `$`, by default its class name; tuples become
-lists and are decoded as tuples. Only the given classes and their fields are decoded.
+A frozen dataclass becomes an object with its class name under `$`; tuples become lists and are
+decoded as tuples. Only the given classes are decoded, with all their fields and no others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from galileo.cursor import Cursor
@@ -24,13 +24,13 @@ class TaggedJson:
 
     Args:
         classes: dataclasses that may occur.
-        tags: tags that differ from the class names.
     """
 
-    def __init__(self, classes: Iterable[type], *, tags: Mapping[type, str] | None = None) -> None:
-        self._tags = {cls: cls.__name__ for cls in classes} | dict(tags or {})
-        self._classes = {tag: cls for cls, tag in self._tags.items()}
-        self._fields = {cls: [f.name for f in dataclasses.fields(cls)] for cls in self._tags}
+    def __init__(self, classes: Iterable[type]) -> None:
+        self._classes = {cls.__name__: cls for cls in classes}
+        self._fields = {
+            cls: [field.name for field in dataclasses.fields(cls)] for cls in self._classes.values()
+        }
 
     def encode(self, value: Any) -> bytes:
         return json.dumps(self._plain(value), separators=(",", ":")).encode()
@@ -39,7 +39,7 @@ class TaggedJson:
         """Decodes a value.
 
         Raises:
-            InputError: the bytes are no such JSON, or name an unknown class or field.
+            InputError: the bytes are no such JSON, name an unknown class, or have other fields.
         """
         try:
             return self._value(json.loads(data))
@@ -56,7 +56,7 @@ class TaggedJson:
         names = self._fields.get(cls)
         if names is not None:
             plain = {name: self._plain(getattr(value, name)) for name in names}
-            return {_TAG: self._tags[cls], **plain}
+            return {_TAG: cls.__name__, **plain}
         if isinstance(value, tuple | list):
             return [self._plain(item) for item in value]
         if isinstance(value, Cursor):
@@ -79,4 +79,7 @@ class TaggedJson:
             return Cursor({int(p): int(s) for p, s in plain["at"]})
         if name == "SamplerSpec":
             return SamplerSpec.from_json(plain["json"])
-        return self._classes[name](**{key: self._value(item) for key, item in plain.items()})
+        cls = self._classes[name]
+        if len(plain) != len(self._fields[cls]):
+            raise TypeError(f"{name} has the fields {self._fields[cls]}, got {list(plain)}")
+        return cls(**{key: self._value(item) for key, item in plain.items()})

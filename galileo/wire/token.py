@@ -2,12 +2,12 @@
 
 Layout before base64 (url-safe, unpadded): version byte; length and UTF-8 bytes of the CCQ's id;
 number of pairs, then for each pair, by ascending partition, the difference to the partition
-before and the sequence; CRC-32C of all that, big-endian. Numbers are LEB128.
+before and the sequence; the reader's progress in windows; CRC-32C of all that, big-endian. Numbers
+are LEB128.
 
-Tokens of version 2 have the reader's progress in windows after the pairs: whether there is a clock,
-and which; number of runs, then for each run the distance of its first window from the end of the
-run before and its length. Clock and first window may be negative (zigzag). A reader without windows
-has tokens of version 1.
+The progress is whether there is a clock, and which; number of runs, then for each run the distance
+of its first window from the end of the run before and its length. Clock and first window may be
+negative (zigzag). A reader without windows has neither a clock nor runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from galileo.errors import InvalidToken
 from galileo.model.windows import OPEN_WINDOWS_MAX, WindowProgress
 
 VERSION = 1
-VERSION_WITH_WINDOWS = 2
 TOKEN_CHARS_MAX = 1 << 20
 SHOWN_CHARS = 40
 NO_PROGRESS = WindowProgress()
@@ -36,9 +35,8 @@ _ADVICE = (
 def encode(ccq_id: str, cursor: Cursor, progress: WindowProgress = NO_PROGRESS) -> str:
     """The token of `cursor` for the CCQ `ccq_id`, with the reader's progress in windows."""
     name = ccq_id.encode()
-    version = VERSION if progress == NO_PROGRESS else VERSION_WITH_WINDOWS
-    body = bytes([version]) + _number(len(name)) + name + _number(len(cursor)) + _pairs(cursor)
-    return _sealed(body if version == VERSION else body + _windows(progress))
+    head = bytes([VERSION]) + _number(len(name)) + name
+    return _sealed(head + _number(len(cursor)) + _pairs(cursor) + _windows(progress))
 
 
 def _pairs(cursor: Cursor) -> bytes:
@@ -86,8 +84,7 @@ def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
         sequence, at = _read(body, at)
         partition += step
         positions[partition] = sequence
-    cursor = Cursor(positions)
-    progress = NO_PROGRESS if body[0] == VERSION else _read_progress(body, at)
+    cursor, progress = Cursor(positions), _read_progress(body, at)
     if encode(ccq_id, cursor, progress) != text:
         raise InvalidToken("the resume token was changed", expected="unchanged")
     return cursor, progress
@@ -147,11 +144,9 @@ def _checked(text: str) -> bytes:
     body, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
     if not body or google_crc32c.value(body) != int.from_bytes(checksum, "big"):
         raise InvalidToken("the resume token is corrupt", expected="checksum")
-    if body[0] not in (VERSION, VERSION_WITH_WINDOWS):
+    if body[0] != VERSION:
         raise InvalidToken(
-            f"expected a resume token of version {VERSION} or {VERSION_WITH_WINDOWS}, "
-            f"got {body[0]}",
-            expected="version",
+            f"expected a resume token of version {VERSION}, got {body[0]}", expected="version"
         )
     return body
 

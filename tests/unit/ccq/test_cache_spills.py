@@ -233,9 +233,16 @@ def test_packs_from_bytes_invalid_number_raises_corrupt_data(at: int, number: in
     labels = to_labels([(0, sequence, row, row) for sequence in (1, 2) for row in range(10)])
     assert labels is not None
     data = bytearray(to_bytes(labels, Compression.NONE)[:-4])
-    struct.pack_into("<q", data, 10 + at, number)
+    struct.pack_into("<q", data, 12 + at, number)
     with raises(CorruptData, expected="labels_of_pack"):
         from_bytes(bytes(data) + struct.pack("<I", google_crc32c.value(bytes(data))), SCHEMA)
+
+
+def test_packs_from_bytes_of_another_format_are_refused() -> None:
+    body = bytearray(to_bytes(PackedLabels(SCHEMA, ()), Compression.NONE)[:-4])
+    body[4] += 1
+    with raises(CorruptData, expected="format_version"):
+        from_bytes(bytes(body) + struct.pack("<I", google_crc32c.value(bytes(body))), SCHEMA)
 
 
 def test_pack_table_other_labels_raises_corrupt_data() -> None:
