@@ -23,7 +23,6 @@ from galileo.client.results import (
     UploadedSampler,
 )
 from galileo.errors import DeadlineExceeded
-from galileo.labels import from_ipc
 from galileo.model.schema import Schema, name_of_key
 from galileo.model.times import MICROS
 from galileo.model.windows import Window, WindowChange
@@ -111,7 +110,6 @@ def _update(parts: list[continuous_pb2.FetchPart]) -> Update:
     head, tail = parts[0].head, parts[-1].tail
     schema = schema_of(head.schema_json)
     tables = [table for part in parts for table in _unpacked(part, schema)]
-    tables += [from_ipc(part.labels, schema.label_schema) for part in parts if part.labels]
     windows, clock_us = windows_of(tail)
     return Update(
         labels=Labels(

@@ -19,7 +19,6 @@ from collections.abc import AsyncGenerator, Callable
 from galileo.client import decode
 from galileo.client.results import Update
 from galileo.errors import DeadlineExceeded, InputError, NotOwner, TransientError
-from galileo.packing import FORMAT_VERSION
 from galileo.wire.caller import AvoidedAddresses, Caller, CallOptions, Connection, Stream
 from galileo.wire.services import CONTINUOUS
 from galileo.wire.v1 import continuous_pb2
@@ -39,7 +38,6 @@ def request(
         token=token,
         wait_s=wait_s,
         labels_max=labels_max,
-        packing=FORMAT_VERSION,
     )
 
 

@@ -10,13 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from galileo.packing.tables import FORMAT_VERSION as FORMAT_VERSION
     from galileo.packing.tables import ROWS_MAX as ROWS_MAX
     from galileo.packing.tables import Compression as Compression
     from galileo.packing.tables import pack as pack
     from galileo.packing.tables import unpack as unpack
 
-__all__ = ["Compression", "FORMAT_VERSION", "ROWS_MAX", "pack", "unpack"]
+__all__ = ["Compression", "ROWS_MAX", "pack", "unpack"]
 
 
 def __getattr__(name: str) -> Any:

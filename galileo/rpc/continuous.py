@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,9 +12,8 @@ from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.quotas import Quotas
-from galileo.model.schema import Schema
 from galileo.model.windows import Window, WindowChanges
-from galileo.packing import FORMAT_VERSION, Compression, unpack
+from galileo.packing import Compression
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.ownership import Ownership
 from galileo.rpc.quotas import UNBOUNDED, QuotaResolver
@@ -24,7 +22,6 @@ from galileo.wire.codec import (
     commit_ranges_to_pb,
     cursor_from_pb,
     cursor_to_pb,
-    kept_rows,
     label_chunks,
     windows_to_pb,
 )
@@ -134,7 +131,6 @@ class CcqApi(Protocol):
         token: str,
         wait_s: float,
         labels_max: int,
-        packing: int,
         forwarded: bool,
     ) -> Update | list[continuous_pb2.FetchPart]:
         """An update, or the response of the CCQ's coordinator to the same request."""
@@ -257,15 +253,11 @@ class ContinuousServicer:
             token=request.token,
             wait_s=request.wait_s,
             labels_max=request.labels_max,
-            packing=request.packing,
             forwarded=request.forwarded,
         )
         if isinstance(update, list):
             return update
-        if request.packing >= FORMAT_VERSION:
-            parts = list(_packed_parts(update.pieces, self._part_bytes))
-        else:
-            parts = await asyncio.to_thread(_arrow_parts, update)
+        parts = list(_packed_parts(update.pieces, self._part_bytes))
         return _framed(parts or [continuous_pb2.FetchPart()], update)
 
 
@@ -359,15 +351,6 @@ def _packed_parts(pieces: Sequence[Piece], part_bytes: int) -> Iterator[continuo
             part, size = continuous_pb2.FetchPart(), 0
     if part.packed:
         yield part
-
-
-def _arrow_parts(update: Update) -> list[continuous_pb2.FetchPart]:
-    """Labels as Arrow IPC, for readers without our packing."""
-    schema = Schema.from_json(update.schema_json).label_schema
-    tables = [kept_rows(unpack(piece.data, schema), piece.rows) for piece in update.pieces]
-    return [
-        continuous_pb2.FetchPart(labels=chunk) for table in tables for chunk in label_chunks(table)
-    ]
 
 
 def _framed(

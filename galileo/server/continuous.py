@@ -305,7 +305,6 @@ class ContinuousQueries:
         token: str,
         wait_s: float,
         labels_max: int,
-        packing: int,
         forwarded: bool,
     ) -> Update | list[continuous_pb2.FetchPart]:
         """The labels since the token, from this node or forwarded from the coordinator."""
@@ -336,7 +335,6 @@ class ContinuousQueries:
                     wait_s=wait_s,
                     labels_max=labels_max,
                     forwarded=True,
-                    packing=packing,
                 ),
                 forwarded=forwarded,
             )

@@ -273,7 +273,6 @@ class FetchRequest(_message.Message):
     WAIT_S_FIELD_NUMBER: _builtins.int
     LABELS_MAX_FIELD_NUMBER: _builtins.int
     FORWARDED_FIELD_NUMBER: _builtins.int
-    PACKING_FIELD_NUMBER: _builtins.int
     ccq_id: _builtins.str
     token: _builtins.str
     wait_s: _builtins.float
@@ -282,8 +281,6 @@ class FetchRequest(_message.Message):
     """0: the node's own bound"""
     forwarded: _builtins.bool
     """between nodes: do not forward again"""
-    packing: _builtins.int
-    """newest format of packed labels that the reader knows; 0: Arrow"""
     def __init__(
         self,
         *,
@@ -292,11 +289,10 @@ class FetchRequest(_message.Message):
         wait_s: _builtins.float = ...,
         labels_max: _builtins.int = ...,
         forwarded: _builtins.bool = ...,
-        packing: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "forwarded", b"forwarded", "labels_max", b"labels_max", "packing", b"packing", "token", b"token", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "forwarded", b"forwarded", "labels_max", b"labels_max", "token", b"token", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -372,20 +368,17 @@ class FetchPart(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEAD_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
-    TAIL_FIELD_NUMBER: _builtins.int
     PACKED_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
-    labels: _builtins.bytes
-    """an Arrow IPC stream; empty: none"""
     @_builtins.property
     def head(self) -> Global___SubmitHead: ...
     @_builtins.property
-    def tail(self) -> Global___FetchTail: ...
-    @_builtins.property
     def packed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """of galileo.packing, in place of `labels`"""
+        """labels, of galileo.packing"""
 
+    @_builtins.property
+    def tail(self) -> Global___FetchTail: ...
     @_builtins.property
     def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptRows]:
         """of packs that hold more than the answer"""
@@ -394,14 +387,13 @@ class FetchPart(_message.Message):
         self,
         *,
         head: Global___SubmitHead | None = ...,
-        labels: _builtins.bytes = ...,
-        tail: Global___FetchTail | None = ...,
         packed: _abc.Iterable[_builtins.bytes] | None = ...,
+        tail: Global___FetchTail | None = ...,
         kept: _abc.Iterable[Global___KeptRows] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "kept", b"kept", "labels", b"labels", "packed", b"packed", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "kept", b"kept", "packed", b"packed", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

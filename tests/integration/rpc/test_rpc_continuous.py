@@ -17,9 +17,9 @@ from galileo.ccq.packs import Piece, pack_labels
 from galileo.client import decode
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import CorruptData, InputError
-from galileo.labels import LabelSet, from_ipc
+from galileo.labels import LabelSet
 from galileo.model.windows import Window, WindowProgress, advance_windows, instant
-from galileo.packing import FORMAT_VERSION, Compression
+from galileo.packing import Compression
 from galileo.rpc.continuous import CachedRange, ContinuousServicer, Update
 from galileo.wire.caller import Stream
 from galileo.wire.channel import open_channel, server_options
@@ -107,8 +107,8 @@ def peers(channel: Any) -> Any:
     return stub_of(PEER_CONTINUOUS, channel)
 
 
-def request(*, packing: int = FORMAT_VERSION) -> continuous_pb2.FetchRequest:
-    return continuous_pb2.FetchRequest(ccq_id="ccq-1", packing=packing)
+def request() -> continuous_pb2.FetchRequest:
+    return continuous_pb2.FetchRequest(ccq_id="ccq-1")
 
 
 def expected() -> LabelSet:
@@ -147,21 +147,11 @@ async def test_fetch_of_large_answers_returns_several_messages(stub, monkeypatch
     assert update.labels.table.equals(expected().table)
 
 
-async def test_fetch_without_packing_returns_arrow(stub) -> None:
-    parts = [part async for part in stub.Fetch(request(packing=0))]
-    tables = [from_ipc(part.labels, SCHEMA.label_schema) for part in parts]
-    assert sum(map(len, tables)) == len(PATHS)
-    assert not any(part.packed for part in parts)
-    update = await next_update(stub.Fetch(request(packing=0)))
-    assert update.labels.table.equals(expected().table)
-
-
-@pytest.mark.parametrize("packing", [0, FORMAT_VERSION])
 @pytest.mark.parametrize("part_bytes", [1, 1 << 20])
-async def test_fetch_leaves_out_rows_of_other_queries(stub, face: Face, packing: int) -> None:
-    """By the client, or by the node for who cannot; numbered within each message."""
+async def test_fetch_leaves_out_rows_of_other_queries(stub, face: Face) -> None:
+    """Their numbers count within each message."""
     face.keep(([0, 60], [10, 80]))
-    update = await next_update(stub.Fetch(request(packing=packing)))
+    update = await next_update(stub.Fetch(request()))
     table = expected().table
     kept = pa.concat_tables([table.slice(0, 110), table.slice(160, 80)])
     assert update.labels.table.equals(kept)
@@ -173,10 +163,9 @@ async def test_fetch_with_rows_outside_a_pack_is_refused(stub, face: Face) -> No
         await next_update(stub.Fetch(request()))
 
 
-@pytest.mark.parametrize("packing", [0, FORMAT_VERSION])
-async def test_fetch_of_an_empty_answer_has_a_token(stub, face: Face, packing: int) -> None:
+async def test_fetch_of_an_empty_answer_has_a_token(stub, face: Face) -> None:
     face.answer = update_of()
-    update = await next_update(stub.Fetch(request(packing=packing)))
+    update = await next_update(stub.Fetch(request()))
     assert (len(update.labels), update.token) == (0, "after")
     assert update.labels.table.schema == SCHEMA.label_schema
 

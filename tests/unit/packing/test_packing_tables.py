@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from galileo.errors import CorruptData, InputError
 from galileo.labels import to_ipc
 from galileo.model.times import TIME_TYPE
-from galileo.packing import FORMAT_VERSION, ROWS_MAX, Compression, pack, streams, unpack
+from galileo.packing import ROWS_MAX, Compression, pack, streams, unpack
 from galileo.packing.bits import encode_bits
 from galileo.packing.integers import _Encoding, decode_numbers, encode_numbers
+from galileo.packing.tables import FORMAT_VERSION
 
 int64s = st.integers(-(2**63), 2**63 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)
