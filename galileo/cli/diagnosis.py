@@ -5,7 +5,6 @@ Pure functions of the reports, so that each finding can be shown to arise, and t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,15 +193,17 @@ def missing(name: str, directory: Path, *, examined: Path) -> Finding:
 def _between(reports: Sequence[NodeReport]) -> Iterator[Finding]:
     """What shows only where nodes are compared."""
     answered = [report for report in reports if not report.failure]
-    versions = Counter(report.version for report in answered)
-    if len(versions) > 1:
-        text = ", ".join(f"{report.name}: {report.version or 'unknown'}" for report in answered)
+    if len({(report.version, report.protocol) for report in answered}) > 1:
+        text = ", ".join(
+            f"{report.name}: {report.version} with protocol {report.protocol}"
+            for report in answered
+        )
         yield Finding(
-            "warning",
+            "problem",
             "",
             f"nodes run different versions ({text})",
-            "they may not understand all messages of each other",
-            "finish the upgrade: one node after the other, `galileo drain` before each",
+            "nodes refuse the messages of another protocol, and count those nodes as dead",
+            "install the same version on all nodes, then restart them",
         )
     yield from _lost(answered)
     if len({report.topology_fingerprint for report in answered}) > 1:

@@ -37,6 +37,7 @@ class NodeReport:
     Attributes:
         name, address: by the topology.
         failure: why it did not answer; then all else is empty.
+        protocol: number of the messages that it exchanges with other nodes.
         clock_s: by how much its clock is ahead of this machine's.
         clock_within_s: half the round trip, the possible error of `clock_s`.
         not_ready: by check why it is not ready.
@@ -53,6 +54,7 @@ class NodeReport:
     failure: str = ""
     status: NodeStatus | None = None
     version: str = ""
+    protocol: int = 0
     topology_fingerprint: int = 0
     clock_s: float = 0.0
     clock_within_s: float = 0.0
@@ -150,6 +152,7 @@ def _of(node: NodeInfo, value: cluster_pb2.NodeStatus) -> NodeReport:
         address=node.address,
         status=node_status(value),
         version=condition.version,
+        protocol=condition.protocol,
         not_ready=tuple(sorted(condition.not_ready.items())),
         disk_free_bytes=condition.disk_free_bytes,
         disk_size_bytes=condition.disk_size_bytes,

@@ -11,6 +11,7 @@ from galileo.ccq.coordinator import Coordinator
 from galileo.clock import Clock
 from galileo.server.host_checks import OPEN_FILES_COUNTED_MAX, host_condition
 from galileo.server.metric_source import NodeView
+from galileo.server.peer_messaging import PROTOCOL
 from galileo.server.readiness import Readiness
 from galileo.wire.v1 import cluster_pb2
 
@@ -62,6 +63,7 @@ async def condition(
     )
     return cluster_pb2.NodeCondition(
         version=parts.version,
+        protocol=PROTOCOL,
         not_ready={name: why for name, why in ready.checks.items() if why},
         disk_free_bytes=host.disk_free_bytes,
         disk_size_bytes=host.disk_size_bytes,

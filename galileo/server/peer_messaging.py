@@ -66,10 +66,8 @@ from galileo.server.topology_register import TopologyRegister
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.tagged_json import TaggedJson
 
-PROTOCOL = 8
-"""Version of the messages; raised when older versions would misinterpret a message."""
-PROTOCOLS_UNDERSTOOD = (8,)
-"""Versions that are accepted from other nodes, for rolling upgrades."""
+PROTOCOL = 9
+"""Number of the messages between nodes, raised with each change; nodes refuse any other."""
 
 _NOT_URGENT = (messages.Digest,)
 """Messages that wait for the next heartbeat; a later one of the class replaces an earlier one."""
@@ -437,11 +435,9 @@ class PeerMessenger:
 
     def _heartbeat(self, box: _Peer) -> peers_pb2.Heartbeat:
         shards = self._node.catalog.shards
-        added = [shard.schema.added for shard in shards.values()]
         return peers_pb2.Heartbeat(
             synopses=self._changes(box),
-            datasets=list(shards),
-            added=added if any(added) else [],
+            datasets={dataset: shard.schema.added for dataset, shard in shards.items()},
             dropped=self._dropped(box),
             retentions=self._retentions(box),
             samplers=self._sampler_news(box),
@@ -523,8 +519,9 @@ class PeerMessenger:
 
         Raises:
             InputError: the sender is not a node of this cluster.
-            ConfigError: its topology or its version of the messages differs.
+            ConfigError: its topology or its protocol differs.
         """
+        _check_protocol(request)
         if request.topology_fingerprint != self._node.topology.fingerprint:
             raise ConfigError(
                 f"node {request.sender!r} has another topology than node "
@@ -533,7 +530,6 @@ class PeerMessenger:
                 node=request.sender,
                 key="cluster",
             )
-        _check_protocol(request)
         if request.topology and request.topology_version > self._register.version:
             await self._register.learn(request.sender, request.topology)
         if request.topology_version > self._register.version:
@@ -620,7 +616,7 @@ class PeerMessenger:
             log.error("cannot drop the datasets that %s dropped: %s", request.sender, error)
             return error
         try:
-            await self._node.sync_datasets(request.sender, _announced(request.heartbeat))
+            await self._node.sync_datasets(request.sender, request.heartbeat.datasets)
         except GalileoError as error:
             log.warning("cannot adopt the datasets of %s: %s", request.sender, error)
         return None
@@ -690,10 +686,9 @@ class PeerMessenger:
         view.record_report(node)
 
     def _take_synopses(self, heartbeat: peers_pb2.Heartbeat) -> list[peers_pb2.SynopsisVersion]:
-        view, catalog, announced = self._node.view, self._node.catalog, _announced(heartbeat)
-        held = []
+        view, catalog, held = self._node.view, self._node.catalog, []
         for change in heartbeat.synopses:
-            added = announced.get(change.dataset, 0)
+            added = heartbeat.datasets.get(change.dataset, 0)
             if not catalog.knows(change.dataset) or catalog.lacks(change.dataset, added):
                 continue  # Dropped, or not adopted yet; the change is sent again.
             schema = catalog.schema(change.dataset)
@@ -714,20 +709,13 @@ def _drop(node: str, message: DefinitionMessage) -> None:
     """Drops a message."""
 
 
-def _announced(heartbeat: peers_pb2.Heartbeat) -> dict[str, int]:
-    """The datasets of a sender, with their numbers of added features."""
-    added = heartbeat.added or [0] * len(heartbeat.datasets)
-    return dict(zip(heartbeat.datasets, added, strict=False))
-
-
 def _check_protocol(request: peers_pb2.GossipRequest) -> None:
-    if request.protocol not in PROTOCOLS_UNDERSTOOD:
-        understood = ", ".join(map(str, PROTOCOLS_UNDERSTOOD))
+    if request.protocol != PROTOCOL:
         raise ConfigError(
-            f"expected gossip of protocol {understood}, got protocol {request.protocol} of node "
-            f"{request.sender!r}; run compatible versions of Galileo on all nodes",
+            f"expected gossip of protocol {PROTOCOL}, got protocol {request.protocol} of node "
+            f"{request.sender!r}; install the same version of Galileo on all nodes",
             node=request.sender,
-            expected=sorted(PROTOCOLS_UNDERSTOOD),
+            expected=PROTOCOL,
         )
 
 

@@ -667,6 +667,7 @@ class NodeCondition(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     VERSION_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     NOT_READY_FIELD_NUMBER: _builtins.int
     DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
     DISK_SIZE_BYTES_FIELD_NUMBER: _builtins.int
@@ -685,6 +686,8 @@ class NodeCondition(_message.Message):
     PEERS_DEAD_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """of its package"""
+    protocol: _builtins.int
+    """that it speaks with other nodes"""
     disk_free_bytes: _builtins.int
     """of the file system of its directory"""
     disk_size_bytes: _builtins.int
@@ -720,6 +723,7 @@ class NodeCondition(_message.Message):
         self,
         *,
         version: _builtins.str = ...,
+        protocol: _builtins.int = ...,
         not_ready: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         disk_free_bytes: _builtins.int = ...,
         disk_size_bytes: _builtins.int = ...,
@@ -739,7 +743,7 @@ class NodeCondition(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes_max", b"cache_bytes_max", "ccqs", b"ccqs", "ccqs_max", b"ccqs_max", "containment", b"containment", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durability", b"durability", "java", b"java", "not_ready", b"not_ready", "open_files", b"open_files", "open_files_max", b"open_files_max", "peers_dead", b"peers_dead", "spill_bytes_max", b"spill_bytes_max", "sync_s", b"sync_s", "takes_samplers", b"takes_samplers", "troubled", b"troubled", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes_max", b"cache_bytes_max", "ccqs", b"ccqs", "ccqs_max", b"ccqs_max", "containment", b"containment", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durability", b"durability", "java", b"java", "not_ready", b"not_ready", "open_files", b"open_files", "open_files_max", b"open_files_max", "peers_dead", b"peers_dead", "protocol", b"protocol", "spill_bytes_max", b"spill_bytes_max", "sync_s", b"sync_s", "takes_samplers", b"takes_samplers", "troubled", b"troubled", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

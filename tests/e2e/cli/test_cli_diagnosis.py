@@ -21,6 +21,7 @@ WELL = NodeReport(
     "10.0.0.1:7701",
     status=STATUS,
     version="0.1.0",
+    protocol=9,
     topology_fingerprint=7,
     clock_s=0.02,
     clock_within_s=0.01,
@@ -116,7 +117,8 @@ def test_diagnosis_of_one_problem_is_one_finding(
 @pytest.mark.parametrize(
     ("changed", "severity", "said"),
     [
-        ({"version": "0.2.0"}, "warning", "different versions (a: 0.1.0, b: 0.2.0)"),
+        ({"version": "0.2.0"}, "problem", "(a: 0.1.0 with protocol 9, b: 0.2.0 with protocol 9)"),
+        ({"protocol": 10}, "problem", "(a: 0.1.0 with protocol 9, b: 0.1.0 with protocol 10)"),
         ({"topology_fingerprint": 8}, "problem", "[cluster] tables of the nodes' files differ"),
         ({"clock_s": 60.02}, "warning", "clock of b is 60 s ahead of that of a"),
     ],

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 import galileo
 from galileo.cli.main import main
+from galileo.server.peer_messaging import PROTOCOL
 
 TUTORIAL = Path(__file__).parents[3] / "docs" / "cluster.md"
 WITHIN_S = 300.0
@@ -60,6 +61,7 @@ def test_doctor_finds_a_killed_node(
     first, second = result["examined"]
     assert [first["name"], second["name"]] == ["node-1", "node-2"]
     assert first["version"] == second["version"] == galileo.__version__
+    assert first["protocol"] == second["protocol"] == PROTOCOL
     assert first["topology_fingerprint"] == second["topology_fingerprint"]
     assert abs(first["clock_s"]) <= first["clock_within_s"] + 0.1
     assert first["disk_size_bytes"] > first["disk_free_bytes"] > 0

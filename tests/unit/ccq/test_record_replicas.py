@@ -337,7 +337,7 @@ def test_end_at_a_coordinator_that_is_no_replica_is_sent_until_all_replicas_have
 
 
 def test_stored_records_of_all_nodes_are_handed_to_their_replicas() -> None:
-    """As after an upgrade from a version in which every node had every record."""
+    """As after a change of the topology that gives them other replicas."""
     kept = tuple(Record(replace(CCQ, id=f"q{n}"), NODES_MAX, "b") for n in range(30))
     made = driver(kept=kept)
     for number in range(1, 20):

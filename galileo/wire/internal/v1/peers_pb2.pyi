@@ -375,9 +375,28 @@ Global___NodeStates: _TypeAlias = NodeStates  # noqa: Y015
 class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class DatasetsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SYNOPSES_FIELD_NUMBER: _builtins.int
     DATASETS_FIELD_NUMBER: _builtins.int
-    ADDED_FIELD_NUMBER: _builtins.int
     RETENTIONS_FIELD_NUMBER: _builtins.int
     SAMPLERS_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
@@ -385,10 +404,8 @@ class Heartbeat(_message.Message):
     @_builtins.property
     def synopses(self) -> _containers.RepeatedCompositeFieldContainer[Global___SynopsisChange]: ...
     @_builtins.property
-    def datasets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """features that were added to each of `datasets`; empty: none"""
+    def datasets(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by key, the number of features that were added to each"""
 
     @_builtins.property
     def retentions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetRetention]:
@@ -410,8 +427,7 @@ class Heartbeat(_message.Message):
         self,
         *,
         synopses: _abc.Iterable[Global___SynopsisChange] | None = ...,
-        datasets: _abc.Iterable[_builtins.str] | None = ...,
-        added: _abc.Iterable[_builtins.int] | None = ...,
+        datasets: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         retentions: _abc.Iterable[Global___DatasetRetention] | None = ...,
         samplers: _abc.Iterable[Global___SamplerNotice] | None = ...,
         moves: _abc.Iterable[Global___PartitionMove] | None = ...,
@@ -419,7 +435,7 @@ class Heartbeat(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "datasets", b"datasets", "dropped", b"dropped", "moves", b"moves", "retentions", b"retentions", "samplers", b"samplers", "synopses", b"synopses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "dropped", b"dropped", "moves", b"moves", "retentions", b"retentions", "samplers", b"samplers", "synopses", b"synopses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -499,22 +515,24 @@ Global___DatasetRetention: _TypeAlias = DatasetRetention  # noqa: Y015
 
 @_typing.final
 class GossipRequest(_message.Message):
+    """`sender` and `protocol` keep their numbers for ever, so that all versions can refuse each other."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SENDER_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     TOPOLOGY_FINGERPRINT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
-    PROTOCOL_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
     TOPOLOGY_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     sender: _builtins.str
-    topology_fingerprint: _builtins.int
-    """of the sender's; the receiver refuses another"""
     protocol: _builtins.int
     """that the sender speaks with nodes; the receiver refuses another"""
+    topology_fingerprint: _builtins.int
+    """of the sender's; the receiver refuses another"""
     run: _builtins.int
     """of the sender's life"""
     topology_version: _builtins.int
@@ -535,10 +553,10 @@ class GossipRequest(_message.Message):
         self,
         *,
         sender: _builtins.str = ...,
+        protocol: _builtins.int = ...,
         topology_fingerprint: _builtins.int = ...,
         heartbeat: Global___Heartbeat | None = ...,
         messages: _abc.Iterable[_builtins.bytes] | None = ...,
-        protocol: _builtins.int = ...,
         run: _builtins.int = ...,
         topology_version: _builtins.int = ...,
         topology: _builtins.bytes = ...,
