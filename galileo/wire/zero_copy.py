@@ -80,7 +80,7 @@ def decoder(kind: type[Head]) -> Callable[[bytes], Bulk[Head]]:
 
     def decode(data: bytes) -> Bulk[Head]:
         rest, observations = _taken_apart(data, number)
-        return Bulk(kind.FromString(rest), _aligned(observations))
+        return Bulk(kind.FromString(rest), aligned(observations))
 
     return decode
 
@@ -111,7 +111,7 @@ def deserializer(kind: type[Message]) -> Callable[[bytes], Any]:
     return decoder(kind) if kind in BULK else kind.FromString
 
 
-def _aligned(view: memoryview) -> pa.Buffer:
+def aligned(view: memoryview) -> pa.Buffer:
     """The bytes, copied only if another writer did not align them."""
     buffer = pa.py_buffer(view)
     return buffer if buffer.address % ALIGNMENT == 0 else pa.py_buffer(bytes(view))

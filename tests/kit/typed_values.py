@@ -1,0 +1,45 @@
+"""Random values of the types that nodes send one another, made of their annotations."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
+
+import pyarrow as pa
+from hypothesis import strategies as st
+
+INTS = st.integers(-(2**63), 2**64 - 1)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
+_SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    bool: st.booleans(),
+    int: INTS,
+    float: st.floats(allow_nan=False),
+    str: TEXTS,
+    bytes: st.binary(max_size=99),
+    type(None): st.none(),
+    pa.Buffer: st.binary(max_size=99).map(pa.py_buffer),
+}
+MANY_MAX = 3
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Values of a type; sequences are tuples, as they are decoded."""
+    if kind in _SCALARS:
+        return _SCALARS[kind]
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
+        hints = typing.get_type_hints(kind)
+        return st.builds(kind, *(values_of(hint) for hint in hints.values()))
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        return st.one_of(*map(values_of, inner))
+    if origin is Mapping:
+        return st.dictionaries(*map(values_of, inner), max_size=MANY_MAX)
+    if origin is frozenset:
+        return st.frozensets(values_of(inner[0]), max_size=MANY_MAX)
+    if origin is Sequence or inner[-1] is Ellipsis:
+        return st.lists(values_of(inner[0]), max_size=MANY_MAX).map(tuple)
+    assert origin is tuple, f"expected a type that nodes send, got {kind}"
+    return st.tuples(*map(values_of, inner))
