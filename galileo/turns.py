@@ -1,10 +1,11 @@
 """Fair turns: callers share a bounded number of concurrent tasks, such as SPARQL queries.
 
 A free turn goes to the caller that asks. Otherwise callers wait, and a turn that ends goes to the
-waiting caller whose turns took the least time so far (start-time fair queueing, Goyal et al. 1996).
-A caller that comes begins with the time of the one that had the last turn. A caller that comes back
-keeps its own time, but at most `CREDIT_S` less than that, so that no caller saves up turns by
-staying away. A caller that asks for much, or for what takes long, delays itself.
+waiting caller whose turns will have taken the least time after one that is as long as its last one
+(fair queueing by finish times, Demers et al. 1989). So a caller with short turns does not wait for
+all the callers with long ones. A caller that comes begins with the time of the one that had the
+last turn if its own is less, so that no caller saves up turns by staying away. A caller that asks
+for much, or for what takes long, delays itself.
 """
 
 from __future__ import annotations
@@ -19,21 +20,19 @@ from dataclasses import dataclass, field
 from galileo.errors import Cancelled, GalileoError, Overloaded
 
 REMEMBERED_MAX = 10_000
-"""Callers without a request whose time is remembered."""
-
-CREDIT_S = 5.0
-"""The time that a caller has before others when it comes back.
-
-A caller that asks again after each answer is away when its turn ends, and the next turn goes to
-another. Without credit it would lose what its short turns left of its part, each time.
-"""
+"""Callers without a request whose time and last turn are remembered."""
 
 
 @dataclass(slots=True)
 class _Caller:
-    """The time that the turns of a caller took until `at`, the running ones and the waits."""
+    """The time that the turns of a caller took until `at`, the running ones and the waits.
+
+    Attributes:
+        turn_s: length of its last turn.
+    """
 
     used_s: float
+    turn_s: float
     at: float
     running: int = 0
     last_turn: int = 0
@@ -51,6 +50,7 @@ class FairTurns:
     Args:
         turns_max: turns at a time.
         what: needs a turn, in the words of errors, such as "queries".
+        first_turn_s: expected length of the first turn of a caller.
         waiting_max: requests that wait; beyond it, the latest of the caller with the most is
             refused.
         monotonic: clock in seconds.
@@ -65,15 +65,16 @@ class FairTurns:
         turns_max: int,
         *,
         what: str,
+        first_turn_s: float = 0.0,
         waiting_max: int | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.running = self.waiting = 0
         self._turns_max, self._waiting_max, self._what = turns_max, waiting_max, what
-        self._monotonic = monotonic
+        self._first_turn_s, self._monotonic = first_turn_s, monotonic
         self._virtual_s, self._turn = 0.0, 0
         self._callers: dict[Hashable, _Caller] = {}
-        self._remembered = OrderedDict[Hashable, float]()
+        self._remembered = OrderedDict[Hashable, tuple[float, float]]()
         self._is_closed = False
 
     @property
@@ -105,7 +106,11 @@ class FairTurns:
                     f"no turn for {self._what} came within {within_s:.3g} s; try again"
                 )
             turn.result()
-            yield
+            since = self._monotonic()
+            try:
+                yield
+            finally:
+                entry.turn_s = self._monotonic() - since
         finally:
             self._leave(caller, turn)
 
@@ -118,9 +123,9 @@ class FairTurns:
 
     def _entry(self, caller: Hashable) -> _Caller:
         if caller not in self._callers:
-            used_s = self._remembered.pop(caller, self._virtual_s)
-            used_s = max(used_s, self._virtual_s - CREDIT_S)
-            self._callers[caller] = _Caller(used_s, self._monotonic())
+            used_s, turn_s = self._remembered.pop(caller, (0.0, self._first_turn_s))
+            used_s = max(used_s, self._virtual_s)
+            self._callers[caller] = _Caller(used_s, turn_s, self._monotonic())
         return self._callers[caller]
 
     def _grant(self) -> None:
@@ -129,7 +134,7 @@ class FairTurns:
             waiting = [entry for entry in self._callers.values() if entry.waiting]
             if not waiting:
                 return
-            entry = min(waiting, key=lambda entry: (entry.used_at(now), entry.last_turn))
+            entry = min(waiting, key=lambda one: (one.used_at(now) + one.turn_s, one.last_turn))
             turn = entry.waiting.pop(0)
             self.waiting -= 1
             self._turn += 1
@@ -151,7 +156,7 @@ class FairTurns:
             self.running -= 1
         if not (entry.running or entry.waiting):
             del self._callers[caller]
-            self._remembered[caller] = entry.used_s
+            self._remembered[caller] = entry.used_s, entry.turn_s
             if len(self._remembered) > REMEMBERED_MAX:
                 self._remembered.popitem(last=False)
         self._grant()

@@ -31,6 +31,8 @@ TIMEOUT_S = 30.0
 """For a request, with the wait for its turn."""
 QUERIES_MAX = 256
 """Queries that run or wait; one of them runs."""
+FIRST_TURN_S = 1.0
+"""Expected time of the first query of a caller: callers with known short ones go before it."""
 LOOK_S = 0.1
 """How often a query that runs looks whether other callers wait."""
 
@@ -38,12 +40,14 @@ LOOK_S = 0.1
 class SparqlQueries:
     """Answers queries, one at a time; belongs to one event loop.
 
-    The turn of a caller lasts as long as its part of the time of a request: among n callers that
-    have or want a turn, one that has run for 1/n of the time is stopped.
+    Among n callers that have or want a turn, one that has run for 1/(2 n) of the time of a request
+    is stopped. So the caller that has the last turn of a round still has half of the time.
     """
 
     def __init__(self) -> None:
-        self._turns = FairTurns(1, what="SPARQL queries", waiting_max=QUERIES_MAX - 1)
+        self._turns = FairTurns(
+            1, what="SPARQL queries", first_turn_s=FIRST_TURN_S, waiting_max=QUERIES_MAX - 1
+        )
         self._runner = QueryRunner()
 
     def stop(self) -> None:
@@ -90,7 +94,7 @@ class SparqlQueries:
         try:
             while not query.done():
                 await asyncio.wait([query], timeout=LOOK_S)
-                part_s = TIMEOUT_S / self._turns.callers
+                part_s = TIMEOUT_S / (2 * self._turns.callers)
                 if self._turns.callers > 1 and time.monotonic() - since > part_s:
                     break
         finally:
