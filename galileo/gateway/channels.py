@@ -93,7 +93,7 @@ class ChannelRoutes:
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(self._callers.reader(request))
             reader = self._reader(request, client, token)
-            events = reader.events(await reader.fetch(), heartbeat_s=WAIT_S)
+            events = reader.events(await reader.first(), heartbeat_s=WAIT_S)
             return EventStream(events, held=stack.pop_all())
 
     async def broker_position(self, request: Request) -> Response:

@@ -2,6 +2,8 @@
 
 Each reader asks the nodes itself, with the token of the last item that was sent to it, and gives
 one answer of theirs away before it asks for the next: a slow reader holds that answer and no more.
+The first call of a request can have much to read, so callers take turns for these calls; a call
+that waits for something new has no turn.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import numpy as np
 from galileo.client.async_client import AsyncClient
 from galileo.client.notification_json import document
 from galileo.client.results import Notifications
+from galileo.gateway.callers import CALLER
 from galileo.gateway.formats import Encoders
-from galileo.gateway.hub import stopping
+from galileo.gateway.hub import FETCH_WITHIN_S, FETCHES_MAX, stopping
 from galileo.gateway.updates import Event, frame_of
+from galileo.turns import FairTurns
 
 ANSWER_BYTES = 1 << 20
 """Of executions that are read for a broker at a time; the last one may be larger."""
@@ -29,11 +33,28 @@ EVENT = "notifications"
 
 
 class Waits:
-    """Calls for notifications that wait at the nodes, which the end of a gateway ends."""
+    """Calls for notifications, some of which wait at the nodes; the end of a gateway ends them."""
 
     def __init__(self) -> None:
         self._is_stopping = False
         self._timeouts: set[asyncio.Timeout] = set()
+        self._turns = FairTurns(FETCHES_MAX, what="fetches")
+
+    async def first(
+        self, client: AsyncClient, channel: str, broker: str, *, token: str, wait_s: float
+    ) -> list[Notifications]:
+        """The first call of a request, which needs a turn; if nothing is new, it waits without one.
+
+        Raises:
+            Overloaded: the turn did not come in time.
+            GalileoError: as `fetch`.
+        """
+        async with self._turns.acquire(CALLER.get(), within_s=FETCH_WITHIN_S):
+            batches = await self.fetch(client, channel, broker, token=token, wait_s=0.0)
+        if not wait_s or not all(map(is_empty, batches)):
+            return batches
+        token = batches[-1].token
+        return await self.fetch(client, channel, broker, token=token, wait_s=wait_s)
 
     async def fetch(
         self, client: AsyncClient, channel: str, broker: str, *, token: str, wait_s: float
@@ -83,18 +104,14 @@ class BrokerReader:
         waits: Waits,
         encoders: Encoders,
     ) -> None:
-        self._client = client
-        self._channel = channel
-        self._broker = broker
+        self._names = client, channel, broker
         self._token = token
         self._waits = waits
         self._encoders = encoders
 
-    async def fetch(self, wait_s: float = 0.0) -> list[Notifications]:
+    async def first(self, wait_s: float = 0.0) -> list[Notifications]:
         """What is new for the reader, at least one item; waits for it for so long."""
-        return await self._waits.fetch(
-            self._client, self._channel, self._broker, token=self._token, wait_s=wait_s
-        )
+        return await self._waits.first(*self._names, token=self._token, wait_s=wait_s)
 
     async def page(self, *, limit: int, wait_s: float) -> tuple[bytes, str]:
         """The next items as a JSON array, and the token behind them.
@@ -103,7 +120,7 @@ class BrokerReader:
             limit: the item with which there are as many notifications is the last one.
             wait_s: for something new.
         """
-        batches = await self.fetch(wait_s)
+        batches = await self.first(wait_s)
         taken = within_limit(batches, limit)
         items = await self._encoders.run(functools.partial(_array, taken, self._token))
         return items, taken[-1].token
@@ -117,7 +134,7 @@ class BrokerReader:
         token behind them: a reader that comes back begins there.
 
         Args:
-            first: the result of `fetch`.
+            first: the result of the method `first`.
             heartbeat_s: see above.
 
         Raises:
@@ -132,7 +149,7 @@ class BrokerReader:
                 self._token = event.after
                 yield event if event.before != event.after else None
                 del event  # It is not kept while nothing is new.
-            batches.extend(await self.fetch(heartbeat_s))
+            batches += await self._waits.fetch(*self._names, token=self._token, wait_s=heartbeat_s)
 
     async def _event(self, batch: Notifications) -> Event:
         before, after = self._token, batch.token

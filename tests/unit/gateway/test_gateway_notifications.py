@@ -18,11 +18,14 @@ from galileo.client.json_lines import json_values
 from galileo.client.results import Notifications
 from galileo.cursor import CommitRange, Cursor
 from galileo.errors import Unavailable
+from galileo.gateway.callers import CALLER
 from galileo.gateway.formats import Encoders
+from galileo.gateway.hub import FETCHES_MAX
 from galileo.gateway.notifications import BrokerReader, Waits, item_document, within_limit
 from galileo.gateway.updates import Event
 from galileo.model.channel import LEFT, MATCHES_SCHEMA
 from galileo.model.times import TIME_TYPE
+from galileo.shares import Caller
 from galileo.wire import token as tokens
 
 NAMES = ["a", "b", 'c"', "d\\\n", "é", "f,g", "[h]"]
@@ -176,7 +179,7 @@ async def test_reader_gets_each_item_once_and_goes_on_behind_executions_without_
     for sequence in (1, 2, 3):
         executions.add(batch(chance, sequence))
     one = reader("")
-    events: AsyncGenerator[Event | None, None] = one.events(await one.fetch(), heartbeat_s=0.05)
+    events: AsyncGenerator[Event | None, None] = one.events(await one.first(), heartbeat_s=0.05)
     for sequence in (1, 2, 3):
         event = await anext(events)
         assert event is not None
@@ -203,7 +206,58 @@ async def test_reader_gets_each_item_once_and_goes_on_behind_executions_without_
     with raises(Unavailable):
         await waiting
     with raises(Unavailable):
-        await reader("").fetch()
+        await reader("").first()
+    encoders.close()
+
+
+async def test_page_waits_for_what_is_new_without_a_turn() -> None:
+    executions, waits, encoders = Executions(), Waits(), Encoders()
+    names: Any = (executions, "hot", "me")
+
+    def reader() -> BrokerReader:
+        return BrokerReader(*names, token="", waits=waits, encoders=encoders)
+
+    more_than_turns = FETCHES_MAX + 1
+    waiting = [
+        asyncio.create_task(reader().page(limit=9, wait_s=60.0)) for _ in range(more_than_turns)
+    ]
+    await asyncio.sleep(0.01)
+    assert await reader().page(limit=9, wait_s=0) == (b"[]", token(0))
+    executions.add(batch(random.Random(1), 1))
+    for items, following in await asyncio.gather(*waiting):
+        assert [item["execution"] for item in json.loads(items)] == [1]
+        assert following == token(1)
+    encoders.close()
+
+
+async def test_first_call_of_one_caller_is_before_most_calls_of_a_greedy_one() -> None:
+    """A caller with many streams has no more of the nodes' time than a caller with one."""
+    order, turns = list[str](), asyncio.Semaphore(0)
+
+    class Busy(Executions):
+        async def fetch_notifications(
+            self, channel: str, broker: str, *, token: str, wait: float | None, bytes_max: int
+        ) -> list[Notifications]:
+            order.append(CALLER.get().host)
+            await turns.acquire()
+            return [self._nothing()]
+
+    executions, waits, encoders = Busy(), Waits(), Encoders()
+    names: Any = (executions, "hot", "me")
+
+    async def ask(caller: str) -> None:
+        CALLER.set(Caller(caller))
+        await BrokerReader(*names, token="", waits=waits, encoders=encoders).first()
+
+    asked = [asyncio.create_task(ask("greedy")) for _ in range(5 * FETCHES_MAX)]
+    await asyncio.sleep(0)
+    asked.append(asyncio.create_task(ask("calm")))
+    await asyncio.sleep(0)
+    assert order == ["greedy"] * FETCHES_MAX
+    for _ in asked:
+        turns.release()
+    await asyncio.gather(*asked)
+    assert order[FETCHES_MAX] == "calm"
     encoders.close()
 
 
