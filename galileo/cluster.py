@@ -23,8 +23,6 @@ import psutil
 
 from galileo.client import Client, ClusterStatus, Credentials
 from galileo.dht.topology import (
-    BOUNDED,
-    PARTITIONS_PER_GROUP,
     Topology,
     derive_partitions,
     even_ranges,
@@ -104,12 +102,12 @@ class LocalCluster:
             partitions_per_group = (
                 derive_partitions(-(-nodes // groups))
                 if stored is None
-                else stored.get("partitions_per_group", PARTITIONS_PER_GROUP)
+                else stored["partitions_per_group"]
             )
         self._replicas = replicas
         if replicas is None:
-            is_enough = stored is None and nodes // groups >= REPLICAS
-            replicas = REPLICAS if is_enough else (stored or {}).get("replicas", 1)
+            first = REPLICAS if nodes // groups >= REPLICAS else 1
+            replicas = first if stored is None else stored["replicas"]
         self._settings = settings or {}
         self._clients: list[Client] = []
         self._refused = False
@@ -120,7 +118,6 @@ class LocalCluster:
             "name": f"local-{os.getpid()}-{addresses[0].rpartition(':')[2]}",
             "partitions_per_group": partitions_per_group,
             "replicas": replicas,
-            "placement": (stored or {}).get("placement", BOUNDED),
             "ranges": [list(pair) for pair in even_ranges(groups)],
             "groups": [
                 {

@@ -262,14 +262,11 @@ UPLOAD_POLICIES = ("disabled", "sandboxed")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _CLUSTER_KEYS = (
-    "cluster",
     "name",
     "groups",
     "ranges",
     "partitions_per_group",
-    "placement",
     "replicas",
-    "version",
 )
 
 
@@ -679,8 +676,5 @@ def _topology_of(raw: Mapping[str, Any], node: NodeSection) -> tuple[Topology, b
         )
     table = raw["cluster"]
     _refuse_other_than_table("cluster", table)
-    # `galileo topology --json` writes "moved"; nodes read it from their own records.
-    table = {key: value for key, value in table.items() if key not in ("moved", "founding")}
     _refuse_unknown("key in [cluster]", table, _CLUSTER_KEYS)
-    name = table.get("name", table.get("cluster", "galileo"))
-    return Topology.from_dict({**table, "cluster": name}), False
+    return Topology.from_dict(table), False

@@ -25,7 +25,6 @@ from galileo.client import Client, ClusterStatus, NodeStatus
 from galileo.cluster import LocalCluster
 from galileo.dht import placement
 from galileo.dht.topology import (
-    BOUNDED,
     NODES_MAX,
     REPLICAS_MAX,
     NodeInfo,
@@ -530,7 +529,7 @@ def _even_groups(cluster: str, ranges: tuple[tuple[str, int], ...]) -> Topology:
         NodeGroup(f"group-{n + 1}", (NodeInfo(f"node-{n + 1}", f"127.0.0.1:{n + 1}"),))
         for n in range(len(ranges))
     )
-    return Topology(cluster, tuple(groups), ranges, placement=BOUNDED)
+    return Topology(cluster, tuple(groups), ranges)
 
 
 def _suggestion(facts: dict[str, Any]) -> str:
@@ -544,7 +543,6 @@ def _suggestion(facts: dict[str, Any]) -> str:
         f"#   suggested ranges: {facts['suggested']:.2f} with groups of equal size\n"
         "# For the files of a new cluster; galileo topology cut changes this one.\n"
         "[cluster]\n"
-        f'placement = "{BOUNDED}"\n'
         f"ranges = {_range_rows(facts['ranges'])}"
     )
 

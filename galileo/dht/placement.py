@@ -1,15 +1,11 @@
 """Placement of blocks: pure functions of a topology.
 
 Tier 1, locality: the geohash range that contains a block's cell selects its group. Tier 2, balance:
-a hash of the block selects one of the group's partitions, and the topology's rule maps partitions
-to the initial nodes of the group:
-
-- "bounded": rendezvous hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, "Consistent
-  hashing with bounded loads", SODA 2018). Every node has a quota, its share by weight rounded down
-  or up; a partition goes to the node that scores highest for it among those that do not have their
-  quota of partitions with higher scores. Scores and quotas are integers, so all machines agree.
-- "rendezvous": weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash
-  tables", SPAA 2005), where each partition is drawn independently, and nodes get uneven numbers.
+a hash of the block selects one of the group's partitions, and rendezvous hashing with bounded loads
+(Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", SODA 2018) maps
+partitions to the initial nodes of the group. Every node has a quota, its share by weight rounded
+down or up; a partition goes to the node that scores highest for it among those that do not have
+their quota of partitions with higher scores. Scores and quotas are integers, so all machines agree.
 
 A moved partition is on the node of its last move.
 
@@ -19,7 +15,6 @@ each *range epoch*; it differs by the group alone, because tier 2 is the same in
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.dht.rack_spread import draw_by_score, rank_nodes, rounded
-from galileo.dht.topology import BOUNDED, Group, Move, NodeInfo, RangeMap, Topology, first_cells
+from galileo.dht.topology import Group, Move, NodeInfo, RangeMap, Topology, first_cells
 from galileo.geo import geohash
 from galileo.hashing import mix64, text64
 from galileo.model import paths
@@ -150,11 +145,10 @@ def owners(topology: Topology) -> Mapping[int, str]:
     moved = {move.partition: move.node for move in topology.moved}
     if topology.founding is not None:
         return dict(enumerate(topology.founding.owners)) | moved
-    draw = _draw_bounded if topology.placement == BOUNDED else _draw_independently
     drawn = {
         partition: node
         for number, group in enumerate(topology.groups)
-        for partition, node in draw(group.founders, _partitions_of(topology, number)).items()
+        for partition, node in _draw(group.founders, _partitions_of(topology, number)).items()
     }
     return drawn | moved
 
@@ -162,7 +156,7 @@ def owners(topology: Topology) -> Mapping[int, str]:
 def rankings(topology: Topology) -> Mapping[int, tuple[str, ...]]:
     """The nodes of each partition's group, in the order in which they should have its replicas.
 
-    The first one should lead. Each rank is drawn as "bounded" draws owners, without the nodes of
+    The first one should lead. Each rank is drawn as owners are, without the nodes of
     earlier ranks, so that every node gets its share of each rank, and few change when a node comes
     or goes. Where nodes share racks, the copies are spread over these (`dht.rack_spread`). Nodes
     after as many as there are copies replace lost ones. Leaving nodes, and those that have not
@@ -337,20 +331,7 @@ def _partitions_of(topology: Topology, group: int) -> range:
     return range(group * count, (group + 1) * count)
 
 
-def _draw_independently(nodes: Sequence[NodeInfo], partitions: range) -> dict[int, str]:
-    """Weighted rendezvous hashing; nodes get uneven numbers of partitions."""
-
-    def score(node: NodeInfo, partition: int) -> float:
-        uniform = (text64("partition", partition, node.name) + 1) / (2**64 + 1)
-        return -node.weight / math.log(uniform)
-
-    return {
-        partition: max(nodes, key=lambda node: (score(node, partition), node.name)).name
-        for partition in partitions
-    }
-
-
-def _draw_bounded(nodes: Sequence[NodeInfo], partitions: range) -> dict[int, str]:
+def _draw(nodes: Sequence[NodeInfo], partitions: range) -> dict[int, str]:
     """Rendezvous hashing where no node gets more than its quota.
 
     Deferred acceptance: each partition asks the node of its highest score that has not refused it,

@@ -19,9 +19,9 @@ the chosen entry names has its seat changed as any change of the voters (`reseat
 cannot name directories, and a voter that is asked cannot tell whether it had another one before.
 Its seats may be open, `node@`: then all of them must answer the first change, which names the
 directories that have answered, so that each one of them knows the names. Seats may also be bare
-names, as in entries of earlier versions: any directory counts for them, until a change names those
-that answer it. The only voter of an entry is counted with any directory, because no other node has
-what it lost.
+names, as those of the first topology and of voters whose directories a recovery gave up: any
+directory counts for them, until a change names those that answer it. The only voter of an entry is
+counted with any directory, because no other node has what it lost.
 
 A change must be idempotent, because a proposer that got no answer cannot know whether its entry
 will be chosen.

@@ -32,8 +32,6 @@ PARTITIONS_PER_GROUP = 4
 PARTITIONS_PER_NODE = 2
 REPLICAS_MAX = 5
 NO_DISK = "-"
-RENDEZVOUS, BOUNDED = "rendezvous", "bounded"
-"""Rules that map partitions to nodes; see `galileo.dht.placement`."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 RangeMap: TypeAlias = tuple[tuple[str, int], ...]
@@ -167,10 +165,8 @@ class Topology:
     groups: their order numbers them; a new group is the last.
     ranges: where new rows go. A group without a range gets none.
     partitions_per_group: group g owns the partitions g·n to g·n + n - 1.
-    version: a higher one replaces a lower one.
+    version: a higher one replaces a lower one; 1 is the topology of the files.
     moved: the last move of each partition that was moved.
-    placement: the rule that maps partitions to the initial nodes, `BOUNDED` or `RENDEZVOUS`;
-        the second is that of files and topologies that name none.
     founding: of a cluster whose nodes were changed by command.
     former_ranges: the ranges before, oldest first. Rows stay where they were stored, so queries
         ask the partitions of all of them. Their number plus 1 is the *range epoch*.
@@ -186,7 +182,6 @@ class Topology:
     partitions_per_group: int = PARTITIONS_PER_GROUP
     version: int = 1
     moved: tuple[Move, ...] = ()
-    placement: str = RENDEZVOUS
     founding: Founding | None = None
     former_ranges: tuple[RangeMap, ...] = ()
     pending_ranges: RangeMap | None = None
@@ -228,11 +223,6 @@ class Topology:
                 f"expected 1 to {REPLICAS_MAX} replicas, got {self.replicas}",
                 expected="replicas",
                 bound=REPLICAS_MAX,
-            )
-        if self.placement not in (BOUNDED, RENDEZVOUS):
-            raise ConfigError(
-                f'expected placement to be "{BOUNDED}" or "{RENDEZVOUS}", got {self.placement!r}',
-                expected="placement",
             )
         ordinals = [str(ordinal) for ordinal in self.ordinals.values()]
         _check_unique("node ordinal", ordinals)
@@ -301,11 +291,6 @@ class Topology:
     @property
     def is_replicated(self) -> bool:
         return self.replicas > 1
-
-    @property
-    def agreed_version(self) -> int:
-        """The version of a topology that was changed by command; 0 for that of the files."""
-        return 0 if self.founding is None else self.version
 
     @cached_property
     def nodes(self) -> tuple[NodeInfo, ...]:
@@ -377,15 +362,13 @@ class Topology:
         """The part of the topology that decides the initial placement and the numbering of terms.
 
         It has no addresses, no nodes that joined later, no moves. Nodes of one cluster must agree
-        on it, and it must not change once there is data. Rendezvous hashing is not named, so that
-        the text is the one that earlier versions have stored.
+        on it, and it must not change once there is data.
         """
         groups = [
             [[node.name, node.weight, self.ordinals[node.name]] for node in group.founders]
             for group in self.groups
         ]
-        rule = [] if self.placement == RENDEZVOUS else [self.placement]
-        return json.dumps([groups, self.ranges, self.partitions_per_group, *rule])
+        return json.dumps([groups, self.ranges, self.partitions_per_group])
 
     @cached_property
     def fingerprint(self) -> int:
@@ -396,10 +379,9 @@ class Topology:
 
     def to_json(self) -> str:
         raw = {
-            "cluster": self.cluster,
+            "name": self.cluster,
             "version": self.version,
             "partitions_per_group": self.partitions_per_group,
-            "placement": self.placement,
             "replicas": self.replicas,
             "ranges": [list(pair) for pair in self.ranges],
             "former_ranges": [[list(pair) for pair in one] for one in self.former_ranges],
@@ -416,8 +398,8 @@ class Topology:
                             "joined": n.joined,
                             "leaving": n.leaving,
                             "identity": n.identity,
+                            "rack": n.rack,
                         }
-                        | ({"rack": n.rack} if n.rack else {})
                         for n in group.nodes
                     ],
                 }
@@ -444,7 +426,7 @@ class Topology:
             )
             ranges, pending = raw.get("ranges"), raw.get("pending_ranges")
             return Topology(
-                cluster=raw.get("cluster", "galileo"),
+                cluster=raw.get("name", "galileo"),
                 groups=groups,
                 ranges=even_ranges(len(groups) or 1)  # without groups it is refused all the same
                 if ranges is None
@@ -452,7 +434,6 @@ class Topology:
                 partitions_per_group=number_of(raw, "partitions_per_group"),
                 version=number_of(raw, "version"),
                 moved=tuple(Move(int(p), int(n), str(node)) for p, n, node in raw.get("moved", ())),
-                placement=str(raw.get("placement", BOUNDED)),
                 founding=_founding(raw.get("founding")),
                 former_ranges=tuple(map(_range_map, raw.get("former_ranges", ()))),
                 pending_ranges=None if pending is None else _range_map(pending),
@@ -505,7 +486,7 @@ def _founding(raw: Mapping[str, Any] | None) -> Founding | None:
         return None
     homes = tuple((str(slot), str(node)) for slot, node in raw["homes"])
     owners = tuple(map(str, raw["owners"]))
-    disks = tuple(map(str, raw.get("disks", ())))
+    disks = tuple(map(str, raw["disks"]))
     return Founding(int(raw["fingerprint"]), owners, homes, int(raw["ordinals"]), disks)
 
 

@@ -821,7 +821,7 @@ class StorageNode:
         ranges by which rows were stored, so it learns no dataset before the present one.
         """
         topology = self.topology
-        return not topology.is_replicated or topology.agreed_version > 0
+        return not topology.is_replicated or topology.founding is not None
 
     async def _await_topology(self) -> None:
         """Waits for the topology of the register, if this node lacks it."""

@@ -283,7 +283,7 @@ class EffectExecutor:
             status = (await self._peers.status(node)).nodes[0]
         except GalileoError:
             return None
-        if status.topology_version > self._node.topology.agreed_version:
+        if status.topology_version > self._node.topology.version:
             return None
         statuses = [one for one in status.datasets if one.dataset == dataset]
         sequences = cursor_from_pb(statuses[0].sequences) if statuses else EMPTY_CURSOR

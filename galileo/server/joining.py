@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 
 from galileo.config import Config
-from galileo.dht.topology import BOUNDED, RENDEZVOUS, Topology
+from galileo.dht.topology import Topology
 from galileo.errors import ConfigError, GalileoError, TransientError
 from galileo.server.topology_register import (
     TOPOLOGY_KIND,
@@ -112,19 +112,10 @@ def _keep_placement(store: Store, topology: Topology) -> None:
     if stored is not None and store.schemas():
         raise ConfigError(
             "the [cluster] table does not match this node's data: the groups, their nodes with "
-            "names, weights and ordinals, the ranges, partitions_per_group and placement must not "
-            f"change once there is data{_placement_advice(stored, topology)}; expected "
-            f"{stored.decode()}, got {now.decode()}"
+            "names, weights and ordinals, the ranges and partitions_per_group must not change once "
+            f"there is data; expected {stored.decode()}, got {now.decode()}"
         )
     store.save_record(TOPOLOGY_KIND, PLACEMENT, now)
-
-
-def _placement_advice(stored: bytes, topology: Topology) -> str:
-    """Which `placement` to write into the file, if that is all that differs."""
-    for rule in (RENDEZVOUS, BOUNDED):
-        if replace(topology, placement=rule).placement_json.encode() == stored:
-            return f'; set placement = "{rule}", which has placed this data, in all nodes\' files'
-    return ""
 
 
 def mark_removed(store: Store) -> None:

@@ -377,7 +377,7 @@ class NodeProcess:
         await self._identify()
         name, rack = self.node.name, self._config.node.rack
         while rack and name in (topology := self.node.topology).by_name:
-            if topology.agreed_version and topology.by_name[name].rack == rack:
+            if topology.founding is not None and topology.by_name[name].rack == rack:
                 return
             try:
                 await self._register.change(

@@ -132,7 +132,7 @@ class _Peer:
         self.missing: Gossip | None = None
         self.wake = asyncio.Event()
         self.run = 0
-        self.topology_version = 0
+        self.topology_version = 1
         self.acknowledged: dict[tuple[str, int], Version] = {}
         self.up_to_date: dict[str, PublishedCommits] = {}
         self.retentions: dict[str, int] = {}
@@ -525,8 +525,8 @@ class PeerMessenger:
         if request.topology_fingerprint != self._node.topology.fingerprint:
             raise ConfigError(
                 f"node {request.sender!r} has another topology than node "
-                f"{self._node.name!r}; give all nodes the same [cluster] table: groups, ranges, "
-                "partitions_per_group and placement",
+                f"{self._node.name!r}; give all nodes the same [cluster] table: groups, ranges "
+                "and partitions_per_group",
                 node=request.sender,
                 key="cluster",
             )

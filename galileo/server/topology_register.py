@@ -86,7 +86,6 @@ class TopologyRegister:
         state = load_state(store) or register.first_state(
             topology_changes.first_voters(topology),
             topology.to_json(),
-            version=topology.version,
         )
         self._driver = RegisterDriver(
             state,
@@ -101,9 +100,8 @@ class TopologyRegister:
 
     @property
     def version(self) -> int:
-        """Of the topology; 0 if it is that of the files."""
-        chosen = self._driver.chosen
-        return chosen.entry.version if chosen.number else 0
+        """Of the topology; 1 is that of the files."""
+        return self._driver.chosen.entry.version
 
     @property
     def encoded(self) -> bytes:

@@ -82,7 +82,7 @@ class Usage:
             wall_s=self._clock.wall(),
             partitions=sorted(node.partitions),
             lost=[str(one) for one in node.view.losses.known[:LOSSES_MAX]],
-            topology_version=node.topology.agreed_version,
+            topology_version=node.topology.version,
             damaged=node.damaged()[:DAMAGES_MAX],
             diverged=node.diverged()[:DAMAGES_MAX],
             channels_failing=node.channels.failures()[:DAMAGES_MAX],

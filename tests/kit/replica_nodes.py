@@ -26,7 +26,7 @@ from fault_injection.damage import flip
 from galileo.clock import Clock, SystemClock
 from galileo.cursor import Cursor
 from galileo.dht import placement, topology_changes
-from galileo.dht.topology import BOUNDED, Group, NodeInfo, Topology, even_ranges
+from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import (
     GalileoError,
@@ -97,7 +97,6 @@ TOPOLOGY = Topology(
     (Group("one", tuple(NodeInfo(n, f"127.0.0.1:{p}") for p, n in enumerate(NAMES, start=1))),),
     even_ranges(1),
     PARTITIONS,
-    placement=BOUNDED,
     replicas=3,
 )
 RACKS = {"a": "x", "b": "x", "c": "y", "d": "y", "e": "z", "f": "z"}

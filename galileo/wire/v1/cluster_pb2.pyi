@@ -1086,7 +1086,7 @@ class NodeStatus(_message.Message):
     replica_lag: _builtins.int
     """commits that the copy which is furthest behind lacks of a partition that it leads"""
     topology_version: _builtins.int
-    """that it knows; 0: nodes have not been added or removed"""
+    """that it knows; 1 is that of the files"""
     @_builtins.property
     def datasets(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetStatus]: ...
     @_builtins.property

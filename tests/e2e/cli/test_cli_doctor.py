@@ -25,7 +25,6 @@ name = "{name}"
 directory = "{directory}"
 
 [cluster]
-placement = "bounded"
 groups = [{{name = "g", nodes = [
     {{name = "a", address = "127.0.0.1:7701"}},
     {{name = "b", address = "127.0.0.1:7702"}},

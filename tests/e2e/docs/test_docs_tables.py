@@ -104,7 +104,7 @@ def test_configuration_table_of_the_cluster_is_complete(page: Callable[[str], An
     made = Topology("c", (Group("g", (NodeInfo("n", "127.0.0.1:1"),)),), (("", 0),))
     defaults = {code(row[0]): row[2] for row in cluster}
     assert code(defaults["partitions_per_group"]) == str(made.partitions_per_group)
-    assert code(defaults["version"]) == str(made.version)
+    assert code(defaults["replicas"]) == str(made.replicas)
     for one in dataclasses.fields(NodeInfo):
         default = json.dumps(one.default) if isinstance(one.default, bool | str) else one.default
         wanted = "" if default is dataclasses.MISSING else f"`{default}`"

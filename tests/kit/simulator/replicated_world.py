@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from random import Random
 
-from galileo.dht.topology import BOUNDED, Group, NodeInfo, Topology
+from galileo.dht.topology import Group, NodeInfo, Topology
 from galileo.replication.messages import Message
 from simulator.faults import FAULTS, Faults, Victim
 from simulator.logs import Commit, Log
@@ -220,7 +220,7 @@ class ReplicatedWorld(World):
 def _topology(names: list[str], partitions: int, size: int) -> Topology:
     nodes = tuple(NodeInfo(name, f"{name}:7701") for name in names)
     group = Group("all", nodes)
-    return Topology("sim", (group,), (("", 0),), partitions, placement=BOUNDED, replicas=size)
+    return Topology("sim", (group,), (("", 0),), partitions, replicas=size)
 
 
 def run_replicated(

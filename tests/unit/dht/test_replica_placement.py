@@ -10,7 +10,6 @@ from expected_errors import raises
 
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import (
-    BOUNDED,
     NO_DISK,
     REPLICAS_MAX,
     Group,
@@ -29,7 +28,6 @@ def cluster(nodes: int, *, partitions: int = 64, replicas: int = 3) -> Topology:
         (Group("one", infos),),
         even_ranges(1),
         partitions,
-        placement=BOUNDED,
         replicas=replicas,
     )
 

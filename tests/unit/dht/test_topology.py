@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.dht.topology import (
-    BOUNDED,
     NODES_MAX,
     PARTITIONS_MAX,
     PARTITIONS_PER_GROUP_MAX,
@@ -105,7 +104,6 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     ),
     "no partition": ({"partitions_per_group": 0}, {"expected": "partitions_per_group"}),
     "too many partitions": ({"partitions_per_group": 1025}, {"expected": "partitions_per_group"}),
-    "another rule": ({"placement": "even"}, {"expected": "placement"}),
     "no range": ({"ranges": ()}, {"expected": "sorted_ranges"}),
     "a late first range": ({"ranges": (("1", 0),)}, {"expected": "sorted_ranges"}),
     "unsorted ranges": ({"ranges": (("", 0), ("9", 1), ("5", 0))}, {"expected": "sorted_ranges"}),
@@ -183,7 +181,7 @@ def test_topology_from_dict_missing_keys_have_defaults() -> None:
     raw = {"groups": [{"name": "g", "nodes": [{"name": "a", "address": "h:1"}]}]}
     found = Topology.from_dict(raw)
     groups = (Group("g", (NodeInfo("a", "h:1"),)),)
-    assert found == Topology("galileo", groups, even_ranges(1), placement=BOUNDED)
+    assert found == Topology("galileo", groups, even_ranges(1))
     assert found.partitions_per_group == 4
 
 
@@ -294,18 +292,10 @@ def test_topology_fingerprint_ignores_addresses():
     assert len(others | {made()}) == 4
 
 
-def test_topology_placement_json_names_rule_unless_rendezvous() -> None:
-    old = Topology("c", (Group("g", (A, B)),), (("", 0),), 4)
-    text = '[[[["a", 1.0, 0], ["b", 1.0, 1]]], [["", 0]], 4]'
-    assert old.placement_json == text
-    new = replace(old, placement=BOUNDED)
-    assert new.placement_json == text[:-1] + ', "bounded"]'
-    assert new.fingerprint != old.fingerprint
-    assert Topology.from_json(new.to_json()) == new
-    raw = json.loads(old.to_json())
-    assert Topology.from_dict(raw) == old
-    del raw["placement"]
-    assert Topology.from_dict(raw) == new
+def test_topology_placement_json_has_pinned_text() -> None:
+    """A change of the text is a change of what nodes have stored."""
+    topology = Topology("c", (Group("g", (A, B)),), (("", 0),), 4)
+    assert topology.placement_json == '[[[["a", 1.0, 0], ["b", 1.0, 1]]], [["", 0]], 4]'
 
 
 def test_balanced_ranges_counts_equal_repeated_cells() -> None:

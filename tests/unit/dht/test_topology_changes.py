@@ -11,13 +11,13 @@ from expected_errors import raises
 from parameters import keep_quick
 
 from galileo.dht import placement, topology_changes
-from galileo.dht.topology import BOUNDED, Group, NodeInfo, Topology, even_ranges
+from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import InputError, Unavailable
 from galileo.node.catalog import dataset_home
 
 A, B, C, D = (NodeInfo(name, f"h:{port}") for port, name in enumerate("abcd", start=1))
 GROUPS = (Group("west", (A, B)), Group("east", (C, D)))
-FIRST = Topology("t", GROUPS, even_ranges(2), 8, placement=BOUNDED)
+FIRST = Topology("t", GROUPS, even_ranges(2), 8)
 NEW = NodeInfo("n", "h:9", identity="1f")
 
 

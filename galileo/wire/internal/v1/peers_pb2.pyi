@@ -536,7 +536,7 @@ class GossipRequest(_message.Message):
     run: _builtins.int
     """of the sender's life"""
     topology_version: _builtins.int
-    """of the sender's; 0: nodes have not been added or removed"""
+    """of the sender's; 1 is that of the files"""
     topology: _builtins.bytes
     """tagged JSON of that version, if the receiver may not have it"""
     @_builtins.property
