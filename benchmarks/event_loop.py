@@ -18,9 +18,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
-from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
 import galileo
 from benchmarks import worst_inputs
@@ -31,9 +28,10 @@ from galileo.clock import SystemClock
 from galileo.config import from_dict
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.serving import GatewayServer
+from galileo.rpc.internal import SERVICE
 from galileo.server.main import NodeProcess
 from galileo.server.malloc_tuning import freeze_modules
-from galileo.wire.channel import MESSAGE_BYTES_MAX, open_blocking_channel
+from galileo.wire.channel import MESSAGE_BYTES_MAX, open_blocking_channel, short_name
 from galileo.wire.services import NODE_SERVICES
 
 TICK_S = 0.001
@@ -140,14 +138,15 @@ def _fill(address: str, *, rows: int) -> None:
 
 
 def _methods(bench: Bench, address: str, node: WatchedLoop) -> Iterator[Figure]:
-    methods = {f"{s.name}/{m.name}": m for s in NODE_SERVICES for m in s.methods}
+    methods = _paths()
     with open_blocking_channel(address) as channel:
         for name, worst in worst_inputs.RPCS.items():
             stops_s, outcomes = list[float](), list[str]()
             for request in worst.requests():
-                assert request.ByteSize() <= MESSAGE_BYTES_MAX
+                data = request if isinstance(request, bytes) else request.SerializeToString()
+                assert len(data) <= MESSAGE_BYTES_MAX
                 node.longest_s()
-                outcomes.append(_call(channel, methods[name], request))
+                outcomes.append(_call(channel, *methods[name], data))
                 stops_s.append(node.longest_s())
             bench.say(f"{name}: {_listed(stops_s, outcomes)}")
             yield _figure(name, node, max(stops_s))
@@ -159,17 +158,29 @@ def _listed(stops_s: list[float], outcomes: list[str]) -> str:
     return "; ".join(f"{1_000 * stop_s:.0f} ms {outcome}" for stop_s, outcome in pairs)
 
 
-def _call(channel: grpc.Channel, method: MethodDescriptor, request: Message) -> str:
+def _paths() -> dict[str, tuple[str, str]]:
+    """The path of each method, and whether request and answer are streams."""
+    paths = {
+        f"{service.name}/{method.name}": (
+            f"/{service.full_name}/{method.name}",
+            f"{_KINDS[method.client_streaming]}_{_KINDS[method.server_streaming]}",
+        )
+        for service in NODE_SERVICES
+        for method in service.methods
+    }
+    internal = {
+        short_name(call.path): (call.path, "unary_unary") for call in SERVICE.calls.values()
+    }
+    return paths | internal
+
+
+def _call(channel: grpc.Channel, path: str, kind: str, request: bytes) -> str:
     """Makes a call, takes its whole answer, and names its status."""
-    kind = f"{_KINDS[method.client_streaming]}_{_KINDS[method.server_streaming]}"
-    call = getattr(channel, kind)(
-        f"/{method.containing_service.full_name}/{method.name}",
-        request_serializer=type(request).SerializeToString,
-        response_deserializer=GetMessageClass(method.output_type).FromString,
-    )
+    call = getattr(channel, kind)(path)
     try:
-        answer = call(iter([request]) if method.client_streaming else request, timeout=CALL_S)
-        if method.server_streaming:
+        is_many = kind.startswith("stream")
+        answer = call(iter([request]) if is_many else request, timeout=CALL_S)
+        if kind.endswith("stream"):
             for _ in answer:
                 pass
     except grpc.RpcError as error:

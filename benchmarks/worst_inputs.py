@@ -11,7 +11,7 @@ import functools
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
@@ -29,10 +29,15 @@ from galileo.labels import to_ipc
 from galileo.model.schema import FEATURES_MAX, features_to_json
 from galileo.node.cluster_analytics import CHILDREN_MAX
 from galileo.node.peers import PARTS_SCHEMA
+from galileo.node.replication.protocol import CommitRange, Envelope
 from galileo.query.nearest import COUNT_MAX
+from galileo.replication.messages import Acknowledged, NewerSet, PreVote, Vote
+from galileo.replication.values import Epochs, Member, ReplicaSet
 from galileo.rpc.admission import FIELDS_MAX, NAME_CHARACTERS_MAX, SMALL_REQUEST_BYTES_MAX
+from galileo.rpc.replication import DIGESTS, REPLICATE, REPLICATE_FRAMES
 from galileo.wire import token
-from galileo.wire.internal.v1 import migration_pb2, peers_pb2, replication_pb2
+from galileo.wire.internal.v1 import migration_pb2, peers_pb2
+from galileo.wire.messages import HEAD_BYTES_MAX
 from galileo.wire.v1 import (
     analytics_pb2,
     channels_pb2,
@@ -66,11 +71,11 @@ class WorstCall:
 
     Attributes:
         grows_with: the numbers that its work is a product of.
-        requests: makes them.
+        requests: makes them; those of the internal service are encoded.
     """
 
     grows_with: str
-    requests: Callable[[], Iterator[Message]]
+    requests: Callable[[], Iterator[Message] | Iterator[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,14 +416,29 @@ def _hand_over() -> Requests:
     yield migration_pb2.HandOverRequest(partition=0, to="n2", contents=contents)
 
 
-def _replicate() -> Requests:
-    messages = [replication_pb2.ReplicaMessage() for _ in range(MANY)]
-    yield replication_pb2.ReplicateRequest(node="n2", messages=messages)
+def _replicate(
+    size: int, encode: Callable[[Sequence[Envelope]], bytes]
+) -> Callable[[], Iterator[bytes]]:
+    """Requests of about so many bytes with many messages, and with one message of many parts."""
+    to, members = Member("n", ""), {Member("", f"{i:x}") for i in range(size // 10)}
+    logs = {f"{i:x}": i for i in range(size // 16)}
+    epochs = {f"{i:x}": Epochs(end=i) for i in range(size // 40)}
+
+    def requests() -> Iterator[bytes]:
+        yield encode([Envelope(0, to, to, PreVote(1)) for _ in range(size // 100)])
+        for message in (
+            NewerSet(ReplicaSet(1, 1, frozenset(members))),
+            Acknowledged(1, (1, 1), True, True, logs, {}),
+            Vote(1, 1, epochs, {}),
+        ):
+            yield encode([Envelope(0, to, to, message)])
+
+    return requests
 
 
-def _digest() -> Requests:
-    ranges = [replication_pb2.CommitRange() for _ in range(MANY)]
-    yield replication_pb2.DigestRequest(ranges=ranges)
+def _digests() -> Iterator[bytes]:
+    ranges = [CommitRange(0, f"{i:x}", 0, 1) for i in range(SMALL_REQUEST_BYTES_MAX // 50)]
+    yield DIGESTS.encode(Member("n", ""), ranges)
 
 
 def _one(*requests: Message) -> Callable[[], Requests]:
@@ -510,9 +530,13 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "Migration/Fence": WorstCall(_TEXT, _one(migration_pb2.FenceRequest(to=NAME))),
         "Migration/Release": WorstCall(_TEXT, _one(migration_pb2.FenceRequest(to=NAME))),
         "Migration/HandOver": WorstCall("datasets", _hand_over),
-        "Replication/Replicate": WorstCall("messages", _replicate),
-        "Replication/ReplicateFrames": WorstCall("messages", _replicate),
-        "Replication/Digest": WorstCall("ranges", _digest),
+        "internal/replicate": WorstCall(
+            "messages, logs", _replicate(SMALL_REQUEST_BYTES_MAX, REPLICATE.encode)
+        ),
+        "internal/replicate_frames": WorstCall(
+            "messages, logs", _replicate(HEAD_BYTES_MAX, REPLICATE_FRAMES.encode)
+        ),
+        "internal/digests": WorstCall("ranges", _digests),
     }
 )
 """By method, "Service/Method"."""

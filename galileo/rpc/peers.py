@@ -61,12 +61,12 @@ from galileo.wire.services import (
     PEER_CONTINUOUS,
     PEER_SAMPLERS,
     PEER_STORAGE,
-    REPLICATION,
     SAMPLERS,
     STORAGE,
 )
 from galileo.wire.status import error_from_pb
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+from galileo.wire.typed_service import Answer, TypedCall
 from galileo.wire.v1 import (
     analytics_pb2,
     channels_pb2,
@@ -367,12 +367,12 @@ class GrpcPeers:
         """Calls a node about one of its partitions."""
         return await self._call(node, MIGRATION, method, request, self.options.move_s)
 
-    async def replicating(self, node: str, method: str, request: Any) -> Any:
-        """Sends messages of replicas, also to dead nodes."""
-        is_large = method == "ReplicateFrames"
-        timeout_s = self.options.frames_s if is_large else self.options.gossip_s
-        connection = self._connection(node)
-        return await connection.unary(REPLICATION, method, request, timeout_s=timeout_s)
+    async def ask(
+        self, node: str, call: TypedCall[..., Answer], request: bytes, *, timeout_s: float
+    ) -> Answer:
+        """Makes an internal call with an encoded request, also of a dead node."""
+        answer = await self._connection(node).exchange(call.path, request, timeout_s=timeout_s)
+        return call.decode_answer(answer)
 
     async def exchange(self, node: str, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
         """Sends gossip, also to dead nodes, so that a restarted one is detected."""

@@ -1,7 +1,7 @@
-"""Policies of methods, as the protocol's options state them.
+"""Policies of methods, as the protocol's options state them, and of the internal service.
 
 `proto/galileo/wire/v1/policy.proto` defines the options. Access, admission, call log and audit
-read a method's policy here and have no tables of their own. A method without the option may not be
+read a method's policy here and have no tables of their own. A method without a policy may not be
 called.
 """
 
@@ -15,8 +15,20 @@ from typing import Any
 from google.protobuf.message import Message
 
 from galileo.wire.services import NODE_SERVICES
-from galileo.wire.v1.policy_pb2 import Policy, nodes_only, policy
+from galileo.wire.v1.policy_pb2 import BULK, Policy, nodes_only, policy
 from galileo.wire.zero_copy import Bulk
+
+INTERNAL_SERVICE = "galileo.internal"
+"""The full name of the service whose calls `galileo.rpc.internal` defines."""
+# The codec of the service bounds all but the attachments of a request, so fields need no count.
+INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
+    {
+        "digests": Policy(nodes=True, single_field=True),
+        "replicate": Policy(nodes=True, single_field=True, heartbeat=True),
+        "replicate_frames": Policy(nodes=True, single_field=True, size=BULK),
+    }
+)
+"""By the name of a call of the internal service."""
 
 
 def _policies() -> Iterator[tuple[str, Policy]]:
@@ -25,6 +37,8 @@ def _policies() -> Iterator[tuple[str, Policy]]:
             options = method.GetOptions()
             if options.HasExtension(policy):
                 yield f"/{service.full_name}/{method.name}", options.Extensions[policy]
+    for name, internal in INTERNAL_POLICIES.items():
+        yield f"/{INTERNAL_SERVICE}/{name}", internal
 
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(dict(_policies()))

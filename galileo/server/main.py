@@ -52,12 +52,13 @@ from galileo.rpc.analytics_client import GrpcAnalyticsPeer
 from galileo.rpc.channels import ChannelsServicer
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.continuous import ContinuousServicer
+from galileo.rpc.internal import Internal, add_internal
 from galileo.rpc.moves import GrpcMigrationPeer, MovesServicer
 from galileo.rpc.ownership import Ownership
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.query import QueryServicer
 from galileo.rpc.rate_limit import Callers
-from galileo.rpc.replication import GrpcReplicaLink, ReplicationServicer
+from galileo.rpc.replication import GrpcReplicaLink
 from galileo.rpc.samplers import SamplersServicer
 from galileo.rpc.storage import StorageServicer
 from galileo.sampler_runtime import SandboxLimits
@@ -98,7 +99,6 @@ from galileo.wire.services import (
     PEER_SAMPLERS,
     PEER_STORAGE,
     QUERY,
-    REPLICATION,
     SAMPLERS,
     STORAGE,
     add_service,
@@ -287,6 +287,7 @@ class NodeProcess:
         servicers = self._servicers()
         for service in NODE_SERVICES:
             add_service(service, servicers[service], server)
+        add_internal(Internal(self.node), server)
         names = [service.full_name for service in (*NODE_SERVICES, HEALTH)]
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
         keys = self._config.keys
@@ -341,7 +342,6 @@ class NodeProcess:
             PEER_CLUSTER: cluster,
             PARTITIONS: moves,
             MIGRATION: moves,
-            REPLICATION: ReplicationServicer(self.node),
             CHANNELS: ChannelsServicer(self.node, self._peers),
             SAMPLERS: samplers,
             PEER_SAMPLERS: samplers,

@@ -51,6 +51,7 @@ from galileo.model.retention import VersionedRetention
 from galileo.model.windows import Window
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import StorageNode
+from galileo.rpc.internal import SERVICE
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.definition_registers import DefinitionMessage
 from galileo.server.gossip_codec import (
@@ -66,8 +67,9 @@ from galileo.server.topology_register import TopologyRegister
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.tagged_json import TaggedJson
 
-PROTOCOL = 9
-"""Number of the messages between nodes, raised with each change; nodes refuse any other."""
+PROTOCOL = int.from_bytes(SERVICE.digest[:3]) << 8 | 9
+"""Number of the messages between nodes; nodes refuse any other. Its last byte is raised with each
+change of messages in protobuf, the others are of the types of the internal service."""
 
 _NOT_URGENT = (messages.Digest,)
 """Messages that wait for the next heartbeat; a later one of the class replaces an earlier one."""

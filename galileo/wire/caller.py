@@ -278,6 +278,20 @@ class Connection:
         except grpc.RpcError as error:
             raise error_of_rpc(error, asked=self.asked or self.address) from error
 
+    async def exchange(self, path: str, request: bytes, *, timeout_s: float) -> bytes:
+        """The encoded answer to an encoded request; errors as `unary`.
+
+        Args:
+            path: of the method, "/service/method".
+            request: as its service encodes it.
+            timeout_s: deadline of the call.
+        """
+        try:
+            answer: bytes = await self.channel.encoded(path)(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_of_rpc(error, asked=self.asked or self.address) from error
+        return answer
+
     def stream(
         self,
         service: ServiceDescriptor,

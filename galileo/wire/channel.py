@@ -98,12 +98,19 @@ class InstrumentedChannel:
         self._channel = channel
         self._proof = ((TOKEN_KEY, TOKEN_SCHEME + token),) if token else ()
         self._stubs: dict[ServiceDescriptor, SimpleNamespace] = {}
+        self._encoded: dict[str, Callable[..., Any]] = {}
 
     def stub(self, service: ServiceDescriptor) -> SimpleNamespace:
         """`stub_of` the service, made once."""
         if service not in self._stubs:
             self._stubs[service] = stub_of(service, self)
         return self._stubs[service]
+
+    def encoded(self, path: str) -> Callable[..., Any]:
+        """The call of a method whose request and answer are bytes, made once."""
+        if path not in self._encoded:
+            self._encoded[path] = self.unary_unary(path)
+        return self._encoded[path]
 
     def with_token(self, token: str) -> InstrumentedChannel:
         """The same connection, whose calls carry another token."""

@@ -111,7 +111,7 @@ class Forms:
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if origin in (Union, types.UnionType):
             return self._of_union(kind, arguments)
-        if origin is Sequence or (origin is tuple and arguments[-1] is Ellipsis):
+        if origin is tuple and arguments[-1] is Ellipsis:
             return _of_array(self.of(arguments[0]))
         inner = [self.of(argument) for argument in arguments]
         if all(form.is_plain for form in inner):
@@ -178,7 +178,8 @@ class MessageCodec(Generic[Value]):
             plain = value if self._write is None else self._write(value, attached)
             head = self._encoder.encode(plain)
         except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
-            raise InternalError(f"cannot encode a message of {self._name}: {error}") from error
+            message = f"cannot encode a message of {self._name}: {error}"
+            raise InternalError(message, method=self._name) from error
         self._check_head(len(head))
         parts = [_PREFIX.pack(self._digest, len(head)), head]
         place = _PREFIX.size + len(head)
@@ -220,7 +221,7 @@ class MessageCodec(Generic[Value]):
                 f"expected a message of {self._name} with the types {self._digest.hex()}, got one "
                 f"with the types {digest.hex()}; run equal versions of Galileo on all nodes",
                 expected=self._digest.hex(),
-                got=digest.hex(),
+                method=self._name,
             )
         self._check_head(size)
         if size > len(data) - _PREFIX.size:
@@ -233,10 +234,15 @@ class MessageCodec(Generic[Value]):
                 f"expected at most {HEAD_BYTES_MAX:,} bytes beside the attachments of a message of "
                 f"{self._name}, got {size:,}",
                 bound=HEAD_BYTES_MAX,
+                method=self._name,
             )
 
-    def _wrong(self, what: str, **details: Any) -> InputError:
-        return InputError(f"expected a message of {self._name}, got another one: {what}", **details)
+    def _wrong(self, what: str, *, path: str = "") -> InputError:
+        return InputError(
+            f"expected a message of {self._name}, got another one: {what}",
+            method=self._name,
+            path=path,
+        )
 
 
 class _Incomplete(Exception):
@@ -352,7 +358,7 @@ def _optional(form: Form) -> Form:
 
 
 def _of_array(item: Form) -> Form:
-    """The form of a sequence, which is decoded to a tuple."""
+    """The form of a tuple of any length."""
     write, read = item.write, item.read
     if write is None:
         return _container("array", tuple, [item, _ANY_NUMBER])

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
-from galileo.wire.internal.v1 import evaluator_pb2, migration_pb2, peers_pb2, replication_pb2
+from galileo.wire.internal.v1 import evaluator_pb2, migration_pb2, peers_pb2
 from galileo.wire.v1 import (
     analytics_pb2,
     channels_pb2,
@@ -40,14 +40,14 @@ PEER_CONTINUOUS = peers_pb2.DESCRIPTOR.services_by_name["PeerContinuous"]
 PEER_SAMPLERS = peers_pb2.DESCRIPTOR.services_by_name["PeerSamplers"]
 PEER_STORAGE = peers_pb2.DESCRIPTOR.services_by_name["PeerStorage"]
 QUERY = query_pb2.DESCRIPTOR.services_by_name["Query"]
-REPLICATION = replication_pb2.DESCRIPTOR.services_by_name["Replication"]
 SAMPLERS = samplers_pb2.DESCRIPTOR.services_by_name["Samplers"]
 STORAGE = storage_pb2.DESCRIPTOR.services_by_name["Storage"]
 NODE_SERVICES = (
     *(STORAGE, QUERY, ANALYTICS, CONTINUOUS, CLUSTER, PARTITIONS, CHANNELS, SAMPLERS),
-    *(PEER_STORAGE, PEER_CONTINUOUS, PEER_CLUSTER, PEER_SAMPLERS, MIGRATION, REPLICATION),
+    *(PEER_STORAGE, PEER_CONTINUOUS, PEER_CLUSTER, PEER_SAMPLERS, MIGRATION),
 )
-"""The services of a node, without health and reflection, which are gRPC's own."""
+"""The services of a node in protobuf, without health and reflection, which are gRPC's own; the
+internal service is in `galileo.rpc.internal`."""
 
 EVALUATOR = evaluator_pb2.DESCRIPTOR.services_by_name["Evaluator"]
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]

@@ -12,6 +12,7 @@ from google.protobuf import message_factory
 from grpc_reflection.v1alpha import reflection_pb2
 
 from galileo.rpc.access import Role
+from galileo.rpc.internal import SERVICE
 from galileo.wire.services import EVALUATOR, HEALTH, NODE_SERVICES
 from galileo.wire.status import SENDING_FAILED
 from galileo.wire.v1 import channels_pb2, cluster_pb2, storage_pb2
@@ -19,6 +20,9 @@ from galileo.wire.v1 import channels_pb2, cluster_pb2, storage_pb2
 REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 SERVICES = (*NODE_SERVICES, EVALUATOR, HEALTH, REFLECTION)
 METHODS = {f"/{s.full_name}/{m.name}": m for s in SERVICES for m in s.methods}
+INTERNAL = tuple(call.path for call in SERVICE.calls.values())
+"""Methods of the internal service, which has no descriptor."""
+PATHS = (*METHODS, *INTERNAL)
 
 LETTERS = {
     Role.SUBSCRIBER: "u",
@@ -70,6 +74,12 @@ def expected(method: str, letter: str) -> bool:
 
 async def outcome(channel: grpc.aio.Channel, path: str, request: Any = None) -> grpc.StatusCode:
     """What becomes of one call, of `SUBSCRIBED` or with an empty request."""
+    if path in INTERNAL:
+        try:
+            await channel.unary_unary(path)(b"", timeout=20)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
     method = METHODS[path]
     empty = message_factory.GetMessageClass(method.input_type)()
     sent = request or SUBSCRIBED.get(short(path), empty)

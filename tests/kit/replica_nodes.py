@@ -58,7 +58,7 @@ from galileo.node.shard import Shard
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query import parse
 from galileo.replication.values import Member, ReplicationOptions
-from galileo.rpc.replication import envelopes_from_pb, envelopes_to_pb
+from galileo.rpc.replication import REPLICATE, encoded
 from galileo.storage.disk import RealDisk
 from galileo.storage.frame import Buffer
 from galileo.storage.store import Store
@@ -296,11 +296,10 @@ class Line:
         if not world.is_calm and chance < 0.03:
             raise Unavailable(f"the line to node {node} broke", node=node)
         copies = 2 if not world.is_calm and chance > 0.97 else 1
-        for request in envelopes_to_pb(envelopes):
-            data = request.SerializeToString()
+        for request in encoded(envelopes):
             for _ in range(copies):
                 late_s = 0.0 if world.is_calm else world.random.choice((0.0, 0.0, 0.005, 0.05))
-                world.later(self._deliver(node, type(request).FromString(data), late_s))
+                world.later(self._deliver(node, request, late_s))
 
     async def digests(
         self, member: Member, ranges: Sequence[CommitRange]
@@ -310,11 +309,11 @@ class Line:
             raise Unavailable(f"node {member.node} is away", node=member.node)
         return host.replicas.comparison.digests(ranges)
 
-    async def _deliver(self, node: str, request: Any, late_s: float) -> None:
+    async def _deliver(self, node: str, request: bytes, late_s: float) -> None:
         await asyncio.sleep(late_s)
         host = self._world.hosts.get(node)
         if host is not None:
-            await host.replicas.receive(envelopes_from_pb(request, to=node))
+            await host.replicas.receive(*REPLICATE.decode(request))
 
 
 class World:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import pyarrow as pa
+
 from galileo.replication.messages import Message
 from galileo.replication.values import Member
-from galileo.storage.frame import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Envelope:
     sender: Member
     to: Member
     message: Message
-    frames: Buffer | None = None
+    frames: pa.Buffer | None = None
     log_start: bytes = b""
     added: int = 0
 
@@ -63,6 +64,6 @@ class ReplicaLink(Protocol):
 
     async def digests(
         self, member: Member, ranges: Sequence[CommitRange]
-    ) -> list[RangeDigest | None]:
+    ) -> Sequence[RangeDigest | None]:
         """The digest of each range at another member; None where that does not know it."""
         ...

@@ -133,9 +133,13 @@ def _rest(message: Append | Fetched, last: int) -> Append | Fetched | None:
 
 
 def _is_complete(envelope: Envelope, machine: Replica) -> bool:
-    """Whether a message has the record of dropped commits, if this member has to begin with it."""
+    """Whether a message has its frames, which a machine must not take for those on the disk, and
+    the record of dropped commits, if this member has to begin with it.
+    """
     message = envelope.message
     assert isinstance(message, Append | Fetched)
+    if envelope.frames is None and _has_frames(message):
+        return False
     known = machine.logs.get(message.log, Log())
     return bool(envelope.log_start) or message.start <= known.end
 

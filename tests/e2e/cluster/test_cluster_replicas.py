@@ -26,8 +26,9 @@ from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import InputError
 from galileo.labels import LabelSet
-from galileo.wire.internal.v1 import replication_pb2
-from galileo.wire.services import REPLICATION, stub_of
+from galileo.node.replication.protocol import CommitRange, RangeDigest
+from galileo.replication.values import Member
+from galileo.rpc.replication import DIGESTS
 
 QUERY, EVERYTHING = "temperature > 260", "temperature > -100"
 TIMEOUT_S = 120.0
@@ -51,15 +52,14 @@ def known_digests(cluster: LocalCluster, client: Client) -> list[int]:
     founding = Topology.from_json(client.topology_json()).founding
     assert founding is not None
     sequences = {p: s for node in client.status().nodes for p, s in _sequences(node).items()}
-    request = replication_pb2.DigestRequest(
-        disk=founding.disks[0],
-        ranges=[replication_pb2.CommitRange(dataset="numbered", until=sequences.get(0, 0))],
-    )
-    digests = []
+    whole = CommitRange(0, "numbered", after=0, until=sequences.get(0, 0))
+    digests = list[RangeDigest | None]()
     for node in cluster.nodes:
+        request = DIGESTS.encode(Member(node.name, founding.disks[0]), [whole])
         with grpc.insecure_channel(node.address) as channel:
-            digests += stub_of(REPLICATION, channel).Digest(request).digests
-    return [one.digest for one in digests if one.is_known]
+            answer = channel.unary_unary(DIGESTS.path)(request)
+        digests += DIGESTS.decode_answer(answer)
+    return [one.digest for one in digests if one is not None]
 
 
 def _sequences(node: NodeStatus) -> dict[int, int]:

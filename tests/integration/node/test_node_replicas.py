@@ -48,8 +48,8 @@ from galileo.node.replication.replicas import load_states
 from galileo.node.scrub_runner import ScrubOptions
 from galileo.node.storage_node import StorageNode
 from galileo.replication.machine import Replica
-from galileo.replication.messages import NewerSet, StartTerm
-from galileo.replication.values import ORDINALS
+from galileo.replication.messages import Append, NewerSet, StartTerm
+from galileo.replication.values import ORDINALS, Epochs
 from galileo.storage.frame import encode_header
 from galileo.wire.internal.v1.peers_pb2 import SynopsisVersion
 
@@ -173,6 +173,23 @@ async def test_node_replicas_files_of_a_member_that_was_dropped_are_deleted(
     await host.replicas.receive([Envelope(partition, other, me, NewerSet(left))])
     await await_condition(world, lambda _: not machine_of(host, partition).logs)
     assert not host.store.partition_directory("nam", partition).exists()
+
+
+async def test_node_replicas_take_no_message_that_came_without_its_frames(world: World) -> None:
+    await await_whole(world)
+    await world.send(1)
+    partition = world.topology.partitions[0]
+    for host in world.hosts.values():
+        machine = machine_of(host, partition)
+        log, term = machine.logs["nam"], machine.state.promised
+        if machine.leadership is None:
+            end = log.end
+            append = Append(
+                term, "nam", end, log.epochs.at(end), Epochs(((end + 1, term),), end + 1), end, end
+            )
+            envelope = Envelope(partition, host.replicas.me, host.replicas.me, append)
+            await host.replicas.receive([envelope])
+            assert machine.logs["nam"].end == end
 
 
 def machine_of(host: Any, partition: int) -> Replica:

@@ -10,7 +10,17 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from every_method import LETTERS, METHODS, SERVICES, TABLE, expected, outcome, short
+from every_method import (
+    INTERNAL,
+    LETTERS,
+    METHODS,
+    PATHS,
+    SERVICES,
+    TABLE,
+    expected,
+    outcome,
+    short,
+)
 from expected_errors import raises
 from google.protobuf import message_factory
 from proving import Certified, Tokens, keys_in
@@ -36,6 +46,7 @@ from galileo.rpc.call_log import CallTracker
 from galileo.rpc.error_mapping import streaming
 from galileo.rpc.identity import CLIENT_URI, Identity
 from galileo.rpc.interceptor import CallInterceptor
+from galileo.rpc.internal import SERVICE
 from galileo.rpc.policy import nodes_only_fields
 from galileo.rpc.token_store import TokenStore
 from galileo.wire.channel import TOKEN_KEY, TOKEN_SCHEME, open_channel, server_options
@@ -51,10 +62,10 @@ def check(principal: Principal, request: Any) -> None:
 
 
 def test_every_method_has_a_rule_and_a_row() -> None:
-    ours = {m for m in METHODS if m.startswith("/galileo.")}
-    assert ours | PUBLIC <= set(METHODS)
+    ours = {m for m in PATHS if m.startswith("/galileo.")}
+    assert ours | PUBLIC <= set(PATHS)
     assert {m for m in ours if "Evaluator/" not in m} <= set(RULES)
-    assert set(RULES) | PUBLIC <= set(METHODS), "rules for methods that there are not"
+    assert set(RULES) | PUBLIC <= set(PATHS), "rules for methods that there are not"
     ruled = {short(method) for method in set(RULES) | PUBLIC}
     assert {method for method, letters in TABLE.items() if letters} == ruled
     assert not PUBLIC & set(RULES)
@@ -88,6 +99,15 @@ def _anything(method: Any) -> Any:
     )
 
 
+def _nothing() -> Any:
+    """A handler of bytes."""
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        return b""
+
+    return grpc.unary_unary_rpc_method_handler(answer)
+
+
 @asynccontextmanager
 async def serving(
     identity: Identity, keys: TlsFiles, admission: Admission | None = None
@@ -98,6 +118,8 @@ async def serving(
     for service in SERVICES:
         handlers = {method.name: _anything(method) for method in service.methods}
         server.add_registered_method_handlers(service.full_name, handlers)
+    answers = {path.rpartition("/")[2]: _nothing() for path in INTERNAL}
+    server.add_registered_method_handlers(SERVICE.full_name, answers)
     free = "127.0.0.1:0"
     if keys.is_tls:
         port = server.add_secure_port(free, server_credentials(keys))
@@ -122,11 +144,11 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
 
 async def outcomes(address: str, keys: TlsFiles) -> dict[str, grpc.StatusCode]:
     async with open_channel(address, keys) as channel:
-        return {method: await outcome(channel, method) for method in METHODS}
+        return {method: await outcome(channel, method) for method in PATHS}
 
 
 def wanted(letter: str, *, denied: grpc.StatusCode) -> dict[str, grpc.StatusCode]:
-    return {m: grpc.StatusCode.OK if expected(m, letter) else denied for m in METHODS}
+    return {m: grpc.StatusCode.OK if expected(m, letter) else denied for m in PATHS}
 
 
 async def test_permissions_of_every_role_without_tls(tokens: Tokens) -> None:
@@ -166,7 +188,7 @@ async def test_calls_of_callers_without_rights_are_refused_before_their_request(
         for letter, keys in (without | callers).items():
             denied = "PERMISSION_DENIED" if letter in callers else "UNAUTHENTICATED"
             async with open_channel(address, keys) as channel:
-                for method in METHODS:
+                for method in PATHS:
                     if not expected(method, letter) and not expected(method, "-"):
                         call = channel.stream_stream(method)(timeout=20)
                         with pytest.raises(grpc.aio.AioRpcError, match=denied):

@@ -28,7 +28,9 @@ from galileo.rpc.admission import (
 )
 from galileo.rpc.call_log import CallTracker
 from galileo.rpc.interceptor import CallInterceptor
+from galileo.rpc.internal import SERVICE
 from galileo.rpc.policy import HEARTBEATS, POLICIES
+from galileo.rpc.replication import REPLICATE
 from galileo.shares import Caller
 from galileo.wire.channel import (
     PIECE_BYTES,
@@ -514,14 +516,13 @@ async def test_admission_of_compressed_messages_is_unimplemented(served: Served)
 BULK = """
     Storage/Ingest Storage/Read Storage/ReadTable Storage/Scan
     PeerStorage/Commit PeerStorage/RegisterQueries PeerStorage/Match Migration/HandOver
-    PeerCluster/Gossip Replication/ReplicateFrames PeerStorage/ScanSmall
+    PeerCluster/Gossip internal/replicate_frames PeerStorage/ScanSmall
 """
 QUERIES = """
     Storage/Select Storage/Page Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch
     Samplers/Upload Channels/Follow
     Analytics/Explain Analytics/Summarise Analytics/Aggregate Analytics/Latest
     Analytics/Estimate Analytics/Nearest
-    Replication/Digest Replication/Replicate
 """
 
 
@@ -536,9 +537,9 @@ def test_policies_of_slots_heartbeats_and_single_fields_are_the_expected_ones() 
     assert reads == {"Storage/Select", "Storage/Page", "Storage/Read", "Storage/ReadTable"}
     assert {m for m, p in POLICIES.items() if p.slot == policy_pb2.QUERY_SLOT} == {RUN}
     single = {short_name(m) for m, p in POLICIES.items() if p.single_field}
-    assert single == {"Storage/Ingest", "PeerStorage/Commit", "Storage/Read"}
-    replicate = "/galileo.internal.v1.Replication/Replicate"
-    assert frozenset({HEARTBEAT, replicate}) == HEARTBEATS
+    internal = {f"internal/{name}" for name in SERVICE.calls}
+    assert single == {"Storage/Ingest", "PeerStorage/Commit", "Storage/Read", *internal}
+    assert frozenset({HEARTBEAT, REPLICATE.path}) == HEARTBEATS
 
 
 def test_has_more_fields_counts_up_to_its_bound() -> None:

@@ -1,101 +1,123 @@
-"""The messages of replicas on the wire."""
+"""The messages of replicas on their way between nodes."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc.aio
+import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from galileo.errors import InputError
-from galileo.node.replication.protocol import Envelope
+from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.errors import MessageTooLarge, Unavailable
+from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.replication import messages
-from galileo.replication.values import Epochs, Member, ReplicaSet
-from galileo.rpc.replication import envelopes_from_pb, envelopes_to_pb
-from galileo.wire.internal.v1 import replication_pb2 as pb
+from galileo.replication.values import Epochs, Member
+from galileo.rpc.access import ANONYMOUS
+from galileo.rpc.admission import SMALL_REQUEST_BYTES_MAX
+from galileo.rpc.call_log import CallRecord, CallTracker
+from galileo.rpc.interceptor import CallInterceptor
+from galileo.rpc.internal import add_internal
+from galileo.rpc.peers import GrpcPeers
+from galileo.rpc.replication import REPLICATE, GrpcReplicaLink, encoded
+from galileo.wire.channel import node_server_options
+from galileo.wire.messages import HEAD_BYTES_MAX
 
-TERMS = st.integers(0, 2**63 - 1)
-NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
-MEMBERS = st.builds(Member, NAMES, NAMES)
-EPOCHS = st.builds(
-    Epochs,
-    st.lists(st.tuples(TERMS, TERMS), max_size=3).map(tuple),
-    TERMS,
-    TERMS,
-)
-SETS = st.builds(ReplicaSet, TERMS, TERMS, st.frozensets(MEMBERS), st.frozensets(MEMBERS))
-NUMBERS = st.dictionaries(NAMES, TERMS, max_size=3)
-LOGS = st.dictionaries(NAMES, EPOCHS, max_size=3)
-TIMES = st.floats(0, 1e9)
-MESSAGES = st.one_of(
-    st.builds(messages.RequestPreVote, TERMS, SETS, TERMS),
-    st.builds(messages.PreVote, TERMS),
-    st.builds(messages.RequestVote, TERMS, SETS, TERMS),
-    st.builds(messages.Vote, TERMS, TERMS, LOGS, NUMBERS),
-    st.builds(messages.Refused, TERMS),
-    st.builds(messages.NewerSet, SETS),
-    st.builds(messages.Fetch, TERMS, NAMES, TERMS, TERMS),
-    st.builds(messages.Fetched, TERMS, NAMES, TERMS, EPOCHS, TERMS),
-    st.builds(messages.StartTerm, TERMS, SETS, NUMBERS, LOGS),
-    st.builds(messages.Append, TERMS, NAMES, TERMS, TERMS, EPOCHS, TERMS, TERMS, TERMS),
-    st.builds(
-        messages.Acknowledged,
-        TERMS,
-        st.tuples(TERMS, TERMS),
-        st.booleans(),
-        st.booleans(),
-        NUMBERS,
-        NUMBERS,
-    ),
-    st.builds(messages.NotFollowing, TERMS),
-    st.builds(messages.Beat, TERMS, TIMES),
-    st.builds(messages.Support, TERMS, TIMES),
-    st.builds(messages.Resigned, TERMS, st.one_of(st.none(), MEMBERS)),
-)
-HAVE_FRAMES = (messages.Append, messages.Fetched)
+A, B = Member("a", "disk of a"), Member("b", "disk of b")
 
 
-@given(st.lists(st.tuples(st.integers(0, 2**31), MESSAGES, st.binary(max_size=99)), max_size=4))
-def test_envelopes_round_trip_in_order(
-    sent: list[tuple[int, messages.Message, bytes]],
+class Received:
+    """A node that keeps the messages it gets, and knows each second range."""
+
+    def __init__(self) -> None:
+        self.envelopes: list[Envelope] = []
+        self.calls: list[str] = []
+
+    async def replicate(self, envelopes: Sequence[Envelope]) -> None:
+        self.envelopes += envelopes
+
+    async def replicate_frames(self, envelopes: Sequence[Envelope]) -> None:
+        self.envelopes += envelopes
+
+    async def digests(
+        self, member: Member, ranges: Sequence[CommitRange]
+    ) -> Sequence[RangeDigest | None]:
+        if member != B:
+            raise Unavailable("another directory", node=member.node)
+        return [RangeDigest(one.after, 2**64 - 1) if one.partition % 2 else None for one in ranges]
+
+    def ended(self, call: CallRecord) -> None:
+        self.calls.append(call.name)
+
+
+@pytest.fixture
+async def received() -> Received:
+    return Received()
+
+
+@pytest.fixture
+async def link(received: Received) -> AsyncIterator[GrpcReplicaLink]:
+    interceptor = CallInterceptor(CallTracker(on_end=received.ended), lambda context: ANONYMOUS)
+    server = grpc.aio.server(options=node_server_options(), interceptors=[interceptor])
+    add_internal(received, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    nodes = (NodeInfo("b", f"127.0.0.1:{port}"),)
+    peers = GrpcPeers(
+        Topology("test", (Group("west", nodes),), even_ranges(1)), is_dead=lambda node: True
+    )
+    yield GrpcReplicaLink(peers)
+    await peers.close()
+    await server.stop(None)
+
+
+def appended(frames: Any) -> Envelope:
+    epochs = Epochs(((2, 7),), 5)
+    return Envelope(3, A, B, messages.Append(7, "nam", 1, 7, epochs, 1, 1), frames, b"begins", 2)
+
+
+async def test_link_sends_messages_in_order(link: GrpcReplicaLink, received: Received) -> None:
+    sent = [
+        Envelope(1, A, B, messages.Beat(7, 1.5)),
+        appended(pa.py_buffer(b"frames")),
+        Envelope(2, A, B, messages.PreVote(7)),
+    ]
+    await link.send("b", sent)
+    assert received.envelopes == sent
+    assert received.calls == ["internal/replicate"]
+
+
+async def test_link_sends_large_frames_apart_from_heartbeats(
+    link: GrpcReplicaLink, received: Received
 ) -> None:
-    sender, to = Member("a", "disk of a"), Member("b", "disk of b")
-    envelopes = [
-        Envelope(
-            partition,
-            sender,
-            to,
-            message,
-            frames if isinstance(message, HAVE_FRAMES) else None,
-            frames if isinstance(message, HAVE_FRAMES) else b"",
-        )
-        for partition, message, frames in sent
+    frames = bytes(range(256)) * (3 * SMALL_REQUEST_BYTES_MAX // 256)
+    await link.send("b", [appended(frames)])
+    [envelope] = received.envelopes
+    assert envelope.frames is not None
+    assert envelope.frames.to_pybytes() == frames
+    assert received.calls == ["internal/replicate_frames"]
+
+
+async def test_link_asks_for_digests(link: GrpcReplicaLink) -> None:
+    ranges = [CommitRange(partition, "nam", partition, 9) for partition in range(3)]
+    assert await link.digests(B, ranges) == (None, RangeDigest(1, 2**64 - 1), None)
+    with pytest.raises(Unavailable, match="another directory"):
+        await link.digests(Member("b", "earlier"), ranges)
+
+
+def test_encoded_divides_what_is_too_much_for_one_request() -> None:
+    logs = {f"{number}": number for number in range(HEAD_BYTES_MAX // 40)}
+    sent = [
+        Envelope(partition, A, B, messages.Acknowledged(7, (7, 1), True, True, logs, {}))
+        for partition in range(9)
     ]
-    received = [
-        envelope
-        for request in envelopes_to_pb(envelopes)
-        for envelope in envelopes_from_pb(
-            pb.ReplicateRequest.FromString(request.SerializeToString()), to="b"
-        )
-    ]
-    assert received == envelopes
+    requests = encoded(sent)
+    assert len(requests) > 1
+    assert [envelope for one in requests for envelope in REPLICATE.decode(one)[0]] == sent
 
 
-def test_envelopes_to_two_directories_of_a_node_travel_apart() -> None:
-    sender = Member("a", "disk")
-    envelopes = [Envelope(1, sender, Member("b", disk), messages.PreVote(7)) for disk in "xyx"]
-    requests = envelopes_to_pb(envelopes)
-    assert [(one.to_disk, len(one.messages)) for one in requests] == [("x", 2), ("y", 1)]
-
-
-def test_envelopes_from_a_message_of_no_kind_raise_input_error() -> None:
-    request = pb.ReplicateRequest(node="a", messages=[pb.ReplicaMessage(partition=1)])
-    with pytest.raises(InputError):
-        envelopes_from_pb(request, to="b")
-
-
-def test_envelopes_from_epochs_of_unequal_columns_raise_input_error() -> None:
-    epochs = pb.LogEpochs(firsts=[1, 2], epochs=[5], end=3)
-    fetched = pb.FetchedFrames(term=1, log="nam", epochs=epochs)
-    request = pb.ReplicateRequest(messages=[pb.ReplicaMessage(partition=1, fetched=fetched)])
-    with pytest.raises(InputError):
-        envelopes_from_pb(request, to="b")
+def test_encoded_raises_where_one_message_is_too_much() -> None:
+    long = Envelope(1, A, B, messages.Fetch(7, "n" * HEAD_BYTES_MAX, 1, 2))
+    with pytest.raises(MessageTooLarge):
+        encoded([long, Envelope(2, A, B, messages.PreVote(7))])

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
-from every_method import LETTERS, METHODS, TABLE, outcome, short
+from every_method import LETTERS, PATHS, TABLE, outcome, short
 from proving import Certified, Tokens, auth_section, keys_in, tls_section
 
 from galileo.clock import SystemClock
@@ -23,7 +23,7 @@ from galileo.wire.channel import open_channel
 from galileo.wire.tls_credentials import TlsFiles
 
 DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
-NOT_SERVED = {m for m in METHODS if "Evaluator/" in m or not TABLE.get(short(m))}
+NOT_SERVED = {m for m in PATHS if "Evaluator/" in m or not TABLE.get(short(m))}
 """By nodes: evaluators', and a method of gRPC's own."""
 HEALTH = "/grpc.health.v1.Health/Check"
 UNKNOWN = {"none": "", "unknown": "glt_of-no-principal", "expired": "late"}
@@ -65,14 +65,14 @@ async def denied(address: str, keys: TlsFiles) -> dict[str, bool]:
     async with open_channel(address, keys) as channel:
         while await outcome(channel, HEALTH) is not grpc.StatusCode.OK:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        found = {method: await outcome(channel, method) for method in METHODS}
+        found = {method: await outcome(channel, method) for method in PATHS}
     assert {m for m, code in found.items() if code is grpc.StatusCode.UNIMPLEMENTED} <= NOT_SERVED
     assert grpc.StatusCode.DEADLINE_EXCEEDED not in found.values()
     return {m: code in DENIED for m, code in found.items() if m not in NOT_SERVED}
 
 
 def wanted(*letters: str) -> dict[str, bool]:
-    return {m: not TABLE[short(m)] & {*letters} for m in METHODS if m not in NOT_SERVED}
+    return {m: not TABLE[short(m)] & {*letters} for m in PATHS if m not in NOT_SERVED}
 
 
 Proves = Callable[[str], TlsFiles]

@@ -52,7 +52,9 @@ from galileo.errors import (
 )
 from galileo.rpc import token_store
 from galileo.rpc.access import Role
+from galileo.rpc.internal import SERVICE
 from galileo.rpc.policy import POLICIES
+from galileo.rpc.replication import REPLICATE
 from galileo.rpc.token_store import TOKEN_PREFIX
 from galileo.sampler_runtime import unavailable_reason
 from galileo.server.main import NodeProcess
@@ -359,6 +361,11 @@ def test_every_method_but_health_requires_authentication(guarded: Guarded) -> No
                     call(iter([b""]) if method.client_streaming else b"", timeout=60)
                 assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, method.full_name
                 asked += 1
+        for internal in SERVICE.calls.values():
+            with pytest.raises(grpc.RpcError) as caught:
+                channel.unary_unary(internal.path)(b"", timeout=60)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, internal.name
+            asked += 1
         assert asked == len(POLICIES)
         reply = health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=60
@@ -392,6 +399,7 @@ def test_node_methods_are_denied_to_an_admin(guarded: Guarded) -> None:
         mail = peers_pb2.GossipRequest(sender="node-2")
         commit = Bulk(peers_pb2.CommitRequest(dataset="rain"), pa.py_buffer(b""))
         for call in (
+            lambda: channel.unary_unary(REPLICATE.path)(REPLICATE.encode(()), timeout=60),
             lambda: stub_of(PEER_CLUSTER, channel).Gossip(mail, timeout=60),
             lambda: stub_of(PEER_STORAGE, channel).Commit(commit, timeout=60),
         ):

@@ -26,7 +26,12 @@ from galileo.labels import from_ipc, to_ipc
 from galileo.model import paths as model_paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
+from galileo.node.replication.protocol import Envelope
 from galileo.packing import Compression, pack, unpack
+from galileo.replication.messages import Append, StartTerm, Vote
+from galileo.replication.values import Epochs, Member, ReplicaSet
+from galileo.rpc.internal import SERVICE
+from galileo.rpc.replication import REPLICATE
 from galileo.samplers import SamplerSpec
 from galileo.server.peer_messaging import TAGGED
 from galileo.storage.disk import REAL_DISK
@@ -270,6 +275,22 @@ def _record_batches() -> Iterator[bytes]:
     yield found
 
 
+def _internal(data: bytes) -> None:
+    """A request of the internal service, with the digest of its types put there."""
+    again = REPLICATE.encode(*REPLICATE.decode(SERVICE.digest + data))
+    assert len(REPLICATE.encode(*REPLICATE.decode(again))) == len(again)
+
+
+def _internals() -> Iterator[bytes]:
+    a, b, epochs = Member("a", "1"), Member("b", "2"), Epochs(((2, 7),), 5)
+    append = Append(7, "nam", 1, 7, epochs, 1, 1)
+    vote = Vote(7, 6, {"nam": epochs, "rain": Epochs()}, {"nam": 3})
+    start = StartTerm(7, ReplicaSet(7, 1, frozenset({a, b})), {"nam": 5}, {"nam": epochs})
+    frames = Envelope(3, a, b, append, pa.py_buffer(b"frames"), b"begins", 2)
+    for envelopes in ([frames, frames], [Envelope(0, a, b, one) for one in (vote, start)]):
+        yield REPLICATE.encode(envelopes).removeprefix(SERVICE.digest)
+
+
 TARGETS = (
     Target("pack", "packed columns of labels, right checksum", _pack, _packs, weight=4),
     Target("pack-file", "spill files, right checksum", _pack_file, _pack_files, 16384, weight=2),
@@ -292,6 +313,7 @@ TARGETS = (
     Target("bulk", "ingest requests, taken apart without a copy", _bulk, _bulks, weight=3),
     Target("matched", "matches of continuous queries", _matched, _matches, weight=2),
     Target("mail", "messages between nodes", _mail, _letters, weight=3),
+    Target("internal", "requests of the internal service", _internal, _internals, weight=3),
     Target(
         "segment", "files of commits, as they are read at the start", _segment, _segments, weight=4
     ),

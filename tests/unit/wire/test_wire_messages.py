@@ -59,7 +59,7 @@ class Write:
 class Letter:
     to: Place
     step: Stop | Read | Write
-    runs: Sequence[Run] = ()
+    runs: tuple[Run, ...] = ()
     others: Mapping[str, Stop | Write | None] = field(default_factory=dict)
     parts: tuple[pa.Buffer | None, ...] = ()
     mark: bytes = b""
@@ -107,7 +107,7 @@ def test_messages_of_other_types_than_dataclasses_round_trip(
 ) -> None:
     for kind, value in (
         (int | None, number),
-        (Sequence[Run], runs),
+        (tuple[Run, ...], runs),
         (Run | None, run),
         (tuple[int, Run], (number or 0, Run(1))),
         (type(None), None),
@@ -168,8 +168,9 @@ def test_messages_wrong_field_is_named_by_its_path(change: Any, path: str) -> No
 
 
 def test_messages_unknown_field_is_named() -> None:
-    with pytest.raises(InputError, match="unknown field `more` at \\$\\.step"):
+    with raises(InputError, method="post", path="$.step") as caught:
         LETTERS.decode(changed(lambda head: head["step"].update(more=1)))
+    assert "unknown field `more` at $.step" in str(caught.value)
 
 
 def test_messages_of_other_types_are_refused_before_they_are_decoded() -> None:
@@ -177,7 +178,7 @@ def test_messages_of_other_types_are_refused_before_they_are_decoded() -> None:
     class Letter:  # Equal in name; one field has another type.
         to: Place
         step: Stop | Read | Write
-        runs: Sequence[Run] = ()
+        runs: tuple[Run, ...] = ()
         others: Mapping[str, Stop | Write | None] = field(default_factory=dict)
         parts: tuple[pa.Buffer | None, ...] = ()
         mark: str = ""
@@ -185,9 +186,11 @@ def test_messages_of_other_types_are_refused_before_they_are_decoded() -> None:
     Letter.__annotations__ |= {"step": Stop | Read | Write, "mark": str}
     other = codec_of(Letter)
     sent = other.encode(Letter(Place("", 0), Stop()))
-    with raises(ConfigError, expected=BYTES[:8].hex(), got=sent[:8].hex()):
+    with raises(ConfigError, expected=BYTES[:8].hex(), method="post") as caught:
         LETTERS.decode(sent)
-    with pytest.raises(ConfigError, match="run equal versions of Galileo on all nodes"):
+    assert sent[:8].hex() in str(caught.value)
+    assert "run equal versions of Galileo on all nodes" in str(caught.value)
+    with raises(ConfigError, expected=BYTES[:8].hex()):
         LETTERS.decode(headed(b"\xff" * 99, digest=bytes(8)))
 
 
@@ -208,7 +211,7 @@ def test_messages_of_other_types_are_refused_before_they_are_decoded() -> None:
     ],
 )
 def test_messages_that_are_not_whole_are_refused(data: bytes) -> None:
-    with pytest.raises(InputError, match="expected a message of post"):
+    with raises(InputError, method="post"):
         LETTERS.decode(data)
 
 
@@ -224,7 +227,7 @@ def test_messages_with_a_long_head_are_refused_on_both_sides() -> None:
 def test_messages_claimed_sizes_take_no_memory(size: bytes) -> None:
     """A head of some bytes says that it has four billion values."""
     many = size + b"\xff\xff\xff\xff" + b"\x01" * 50
-    for kind in (tuple[int, ...], Mapping[str, int], frozenset[Place], Sequence[Run]):
+    for kind in (tuple[int, ...], Mapping[str, int], frozenset[Place], tuple[Run, ...]):
         codec = codec_of(kind)
         data = PREFIX.pack(codec.encode(())[:8], len(many)) + many
         tracemalloc.start()
@@ -247,7 +250,7 @@ def test_messages_claimed_sizes_take_no_memory(size: bytes) -> None:
     ],
 )
 def test_messages_of_wrong_values_are_internal_errors(letter: Any) -> None:
-    with pytest.raises(InternalError, match="cannot encode a message of post"):
+    with raises(InternalError, method="post"):
         LETTERS.encode(letter)
 
 
@@ -271,6 +274,7 @@ def test_messages_random_bytes_give_an_error(data: bytes, place: int) -> None:
     [
         object,
         list[int],
+        Sequence[int],
         int | str,
         Run | int,
         frozenset[Run],

@@ -1,0 +1,76 @@
+"""The internal service: what nodes ask each other, by the codec of `galileo.wire.messages`.
+
+A call is a method here, a row in `galileo.rpc.policy.INTERNAL_POLICIES`, and where its parameters
+and its result are values of its own, their dataclasses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
+from galileo.node.storage_node import StorageNode
+from galileo.replication.values import Member
+from galileo.rpc.error_mapping import Context, unary
+from galileo.rpc.policy import INTERNAL_SERVICE
+from galileo.wire.typed_service import TypedCall, TypedService
+
+
+class Internal:
+    """Answers the calls of other nodes."""
+
+    def __init__(self, node: StorageNode) -> None:
+        self._node = node
+
+    async def replicate(self, envelopes: Sequence[Envelope]) -> None:
+        """Takes messages of replicas."""
+        if self._node.replicas is not None:
+            await self._node.replicas.receive(envelopes)
+
+    async def replicate_frames(self, envelopes: Sequence[Envelope]) -> None:
+        """Takes messages of replicas that are large, as those with many frames are."""
+        await self.replicate(envelopes)
+
+    async def digests(
+        self, member: Member, ranges: Sequence[CommitRange]
+    ) -> Sequence[RangeDigest | None]:
+        """The digest of each range at a directory of this node; None where it does not know it."""
+        replicas = self._node.replicas
+        if replicas is None or member != replicas.me:
+            return [None] * len(ranges)
+        return replicas.comparison.digests(ranges)
+
+
+SERVICE = TypedService(INTERNAL_SERVICE, Internal)
+
+
+def add_internal(servicer: object, server: grpc.aio.Server) -> None:
+    """Has a server answer the internal calls.
+
+    Args:
+        servicer: has the methods of `Internal`.
+        server: has not started yet.
+    """
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            _handler(call, getattr(servicer, name)), request_deserializer=call.decode
+        )
+        for name, call in SERVICE.calls.items()
+    }
+    server.add_registered_method_handlers(SERVICE.full_name, handlers)
+
+
+def _handler(
+    call: TypedCall[..., Any], method: Callable[..., Awaitable[Any]]
+) -> Callable[[Sequence[Any], Context], Awaitable[bytes]]:
+    """Answers a call, whose arguments were decoded, with the method that it names."""
+
+    async def answer(_: None, arguments: Sequence[Any], context: Context) -> bytes:
+        return call.encode_answer(await method(*arguments))
+
+    guarded = unary(answer)
+    return lambda arguments, context: guarded(None, arguments, context)

@@ -1,0 +1,126 @@
+"""A gRPC service whose calls are the methods of a class, with messages by their annotations.
+
+Each public method of the class is a call: its parameters are the request, what it returns is the
+answer, and a sequence among them arrives as a tuple. A method that is added to the class is a call
+of the service, with nothing else to write but its policy. All messages carry one digest of all
+types of the service; see `galileo.wire.messages`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from galileo.wire.messages import Forms, MessageCodec
+
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
+
+
+class TypedCall(Generic[P, Answer]):
+    """A call of a service.
+
+    Attributes:
+        name: of the method.
+        path: what gRPC calls it, "/service/method".
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        request: type,
+        requests: MessageCodec[Any],
+        answers: MessageCodec[Answer],
+    ) -> None:
+        self.path = path
+        self.name = path.rpartition("/")[2]
+        self._request = request
+        self._names = [field.name for field in dataclasses.fields(request)]
+        self._requests = requests
+        self._answers = answers
+
+    def encode(self, *arguments: P.args, **named: P.kwargs) -> bytes:
+        """The request of a call with these arguments; errors as `MessageCodec.encode`."""
+        return self._requests.encode(self._request(*arguments, **named))
+
+    def decode(self, request: bytes) -> list[Any]:
+        """The arguments of a request; errors as `MessageCodec.decode`."""
+        arguments = self._requests.decode(request)
+        return [getattr(arguments, name) for name in self._names]
+
+    def encode_answer(self, answer: Answer) -> bytes:
+        return self._answers.encode(answer)
+
+    def decode_answer(self, answer: bytes) -> Answer:
+        return self._answers.decode(answer)
+
+
+class TypedService:
+    """A service and its calls.
+
+    Args:
+        name: the full name of the service.
+        contract: the class.
+
+    Attributes:
+        full_name: the name.
+        calls: by the name of the method.
+        digest: of all types.
+
+    Raises:
+        TypeError: a method has a parameter or result that does not travel.
+    """
+
+    def __init__(self, name: str, contract: type) -> None:
+        self.full_name = name
+        forms = Forms()
+        methods = {
+            name: (_request_of(function), forms.of(_hints_of(function)["return"]))
+            for name, function in inspect.getmembers(contract, inspect.iscoroutinefunction)
+            if not name.startswith("_")
+        }
+        requests = {name: forms.of(request) for name, (request, _) in methods.items()}
+        answers = ", ".join(f"{name} -> {answer.text}" for name, (_, answer) in methods.items())
+        self.digest = forms.digest(answers)
+        self.calls: Mapping[str, TypedCall[..., Any]] = MappingProxyType(
+            {
+                called: TypedCall(
+                    f"/{name}/{called}",
+                    request=request,
+                    requests=MessageCodec(requests[called], digest=self.digest, name=called),
+                    answers=MessageCodec(answer, digest=self.digest, name=f"{called}'s answer"),
+                )
+                for called, (request, answer) in methods.items()
+            }
+        )
+
+    def call(
+        self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, Answer]]
+    ) -> TypedCall[P, Answer]:
+        """The call that is a method of the class."""
+        call: TypedCall[P, Answer] = self.calls[method.__name__]  # type: ignore[assignment]
+        return call
+
+
+def _request_of(function: Callable[..., Any]) -> type:
+    """A dataclass of the parameters of a method."""
+    hints = _hints_of(function)
+    parameters = [(name, hint) for name, hint in hints.items() if name != "return"]
+    return dataclasses.make_dataclass(function.__name__, parameters, frozen=True, slots=True)
+
+
+def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of the parameters and of the result of a method."""
+    hints = typing.get_type_hints(function)
+    return {name: _as_sent(hint) for name, hint in hints.items()}
+
+
+def _as_sent(hint: Any) -> Any:
+    is_sequence = typing.get_origin(hint) is Sequence
+    return types.GenericAlias(tuple, (*typing.get_args(hint), ...)) if is_sequence else hint
