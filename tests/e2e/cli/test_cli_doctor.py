@@ -209,7 +209,7 @@ def test_config_check_of_racks_that_do_not_suit_the_copies_warns(tmp_path: Path)
     third = '{name = "c", address = "127.0.0.1:7703", rack = "r2"}, ]'
     for file in files:
         text = TEXT.format(name=file.stem, directory="/data").replace("\n]}", third + "}")
-        text = text.replace('"bounded"', '"bounded"\npartitions_per_group = 6\nreplicas = 2')
+        text = text.replace("[cluster]", "[cluster]\npartitions_per_group = 6\nreplicas = 2")
         file.write_text(text.replace("[node]", '[node]\nrack = "r1"'))
     done = run("config", "check", *map(str, files), "--json")
     assert done.exit_code == 0
