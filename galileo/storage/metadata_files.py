@@ -9,7 +9,7 @@ import re
 import struct
 from pathlib import Path
 
-from galileo.errors import CorruptData, InputError, PartitionReadOnly
+from galileo.errors import ConfigError, CorruptData, InputError, PartitionReadOnly
 from galileo.storage.disk import Disk, make_directory, write_all
 from galileo.storage.frame import checksum
 from galileo.storage.segment import corrupt_error
@@ -18,8 +18,12 @@ SUFFIX = ".record"
 TEMPORARY = ".tmp"
 RECORD_BYTES_MAX = 64 << 20
 
-_MAGIC = b"\x89GLR\x0d\x0a\x1a\x01"
-_HEADER = struct.Struct("<8sQI")  # magic, length, CRC-32C of the data
+FORMAT_VERSION = 1
+"""Raised with each change of what any record contains."""
+_MAGIC = b"\x89GLR\x0d\x0a\x1a"
+_FRONT = struct.Struct("<7sBQ")  # magic, format version, length of the data
+_CRC = struct.Struct("<I")  # of the front and the data
+_HEADER_BYTES = _FRONT.size + _CRC.size
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _NAME = re.compile(r"[a-z0-9_.-]{1,64}(@[0-9]{1,19})?")
 
@@ -76,6 +80,7 @@ class MetadataFiles:
 
         Raises:
             CorruptData: the file fails its checksum.
+            ConfigError: it does not, and has another format.
         """
         return load_record(self._path(name))
 
@@ -115,7 +120,8 @@ class MetadataFiles:
         temporary.unlink(missing_ok=True)
         descriptor = self._disk.create(temporary)
         try:
-            header = _HEADER.pack(_MAGIC, len(data), checksum([data]))
+            front = _FRONT.pack(_MAGIC, FORMAT_VERSION, len(data))
+            header = front + _CRC.pack(checksum([front, data]))
             write_all(self._disk, descriptor, [header, data], offset=0)
             self._disk.fdatasync(descriptor)
             temporary.replace(path)
@@ -149,12 +155,20 @@ def load_record(path: Path) -> bytes | None:
 
 
 def _decode(path: Path, stored: bytes) -> bytes:
-    if len(stored) < _HEADER.size:
-        raise _corrupt_record(path, f"expected at least {_HEADER.size} bytes, got {len(stored)}")
-    magic, length, crc = _HEADER.unpack_from(stored)
-    data = stored[_HEADER.size :]
-    if magic != _MAGIC or length != len(data) or crc != checksum([data]):
+    if len(stored) < _HEADER_BYTES:
+        raise _corrupt_record(path, f"expected at least {_HEADER_BYTES} bytes, got {len(stored)}")
+    front, data = stored[: _FRONT.size], stored[_HEADER_BYTES:]
+    magic, version, length = _FRONT.unpack(front)
+    [crc] = _CRC.unpack_from(stored, _FRONT.size)
+    if magic != _MAGIC or length != len(data) or crc != checksum([front, data]):
         raise _corrupt_record(path, "its magic, length or checksum is wrong")
+    if version != FORMAT_VERSION:
+        raise ConfigError(
+            f"expected records of format {FORMAT_VERSION}, got {version} in {path}; start the "
+            "version of Galileo that wrote them",
+            expected="format_version",
+            file=str(path),
+        )
     return data
 
 

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
 import errno
+import struct
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import pytest
 from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.errors import CorruptData, InputError, PartitionReadOnly
+from galileo.errors import ConfigError, CorruptData, InputError, PartitionReadOnly
 from galileo.storage.disk import REAL_DISK
-from galileo.storage.metadata_files import MetadataFiles
+from galileo.storage.metadata_files import FORMAT_VERSION, MetadataFiles
 
 NAMES = st.text("abz09_.-", min_size=1, max_size=8) | st.sampled_from([".", "..", "a.record"])
 
@@ -62,6 +64,16 @@ def test_metadata_files_any_damage_raises_corrupt_data(tmp_path: Path) -> None:
         path.write_bytes(stored[:length])
         with pytest.raises(CorruptData):
             records.load_all()
+
+
+def test_metadata_files_of_another_format_are_refused(tmp_path: Path) -> None:
+    records, path, data = MetadataFiles(tmp_path, REAL_DISK), tmp_path / "ccq.record", b"state"
+    records.save("ccq", data)
+    front = bytearray(path.read_bytes()[:16])
+    front[7] = FORMAT_VERSION + 1
+    path.write_bytes(front + struct.pack("<I", google_crc32c.value(bytes(front) + data)) + data)
+    with raises(ConfigError, expected="format_version", file=str(path)):
+        records.load("ccq")
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "fdatasync"])
