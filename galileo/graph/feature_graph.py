@@ -80,10 +80,14 @@ class FeatureGraph:
 
     Args:
         schema: of the dataset.
+
+    Attributes:
+        entries: number of entries of all synopses.
     """
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
+        self.entries = 0
         self._states: dict[int, SynopsisState] = {}
         self._known: _Known | None = None
 
@@ -91,6 +95,7 @@ class FeatureGraph:
         """The feature graph of a dataset to which features were added."""
         other, features = FeatureGraph(schema), schema.indexed[len(self.schema.indexed) :]
         other._states = {p: state.with_features(features) for p, state in self._states.items()}
+        other.entries = self.entries
         return other
 
     def apply(self, delta: SynopsisDelta) -> Version:
@@ -113,6 +118,7 @@ class FeatureGraph:
         state = known.apply(delta)
         if state is not known:
             self._states = {**self._states, delta.partition: state}
+            self.entries += len(state.entries) - len(known.entries)
             self._known = None
         return state.version
 
@@ -120,11 +126,6 @@ class FeatureGraph:
         """The known version of a partition; None if there is none."""
         state = self._states.get(partition)
         return None if state is None else state.version
-
-    @property
-    def entries(self) -> int:
-        """Number of entries of all synopses."""
-        return sum(len(state.entries) for state in self._states.values())
 
     def candidates(self, query: Query, partitions: Iterable[int]) -> Candidates:
         """Split `partitions` into candidates and pruned ones."""

@@ -195,6 +195,7 @@ def test_feature_graph_with_added_features_equals_one_that_had_them() -> None:
         narrow.apply(SynopsisDelta.from_bytes(BASE, raw))
         wide.apply(SynopsisDelta.from_bytes(wider, raw))
     grown = narrow.with_features(wider)
+    assert grown.entries == wide.entries > 0
     for text in ("heat > 0", "gust > 0", "gust IS NULL", "site = 'a' OR heat < 0"):
         query = parse(text, wider)
         assert grown.candidates(query, range(4)) == wide.candidates(query, range(4))

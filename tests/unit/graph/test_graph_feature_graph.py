@@ -130,6 +130,7 @@ def test_estimate_random_deltas_bound_number_of_matches(
         synopses[partition].add(batch, sequence)
         if delivered[number]:
             graph.apply(synopses[partition].changes_since(graph.version(partition)))
+        assert graph.entries == sum(len(state.entries) for state in graph._states.values())
         found = graph.estimate(query)
         matching = len(store.scan(query, until=found.covered, partitions=found.covered.keys()))
         assert found.low <= matching <= found.high
@@ -190,6 +191,7 @@ def test_feature_graph_lost_repeated_or_late_delta_keeps_acknowledged_state(
             acknowledged = answer if luck.random() < 0.5 else acknowledged
             if answer.sequence:
                 assert _same(graph._states[3].entries, history[answer.sequence].entries)
+                assert graph.entries == len(history[answer.sequence].entries)
     final = graph.apply(synopsis.changes_since(graph.version(3)))
     assert final == synopsis.version
     assert _same(graph._states[3].entries, synopsis.changes_since(None).state.entries)
@@ -223,6 +225,7 @@ def test_feature_graph_restarted_owner_replaces_state(world):
     assert graph.apply(second.changes_since(known)) == Version(2, 4)
     assert graph.apply(old) == Version(2, 4)
     assert _same(graph._states[0].entries, second.changes_since(None).state.entries)
+    assert graph.entries == len(graph._states[0].entries)
 
 
 @given(seed=SEEDS, limit=st.integers(32, 60))
