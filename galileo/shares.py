@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -103,8 +103,8 @@ class Pool:
         self._limit = most - (most // KEPT_PART if kept is None else kept)
         self._look_s = look_s
         self._looked_at = -look_s
-        self._names: Counter[str] = Counter()
-        self._hosts: Counter[str] = Counter()
+        self._names: dict[str, int] = {}
+        self._hosts: dict[str, int] = {}
         self._queues: dict[Caller, _Queue] = {}
         """In order of the next turn."""
 
@@ -157,7 +157,8 @@ class Pool:
 
     def give_back(self, caller: Caller, amount: int = 1) -> None:
         self._add(caller, -amount)
-        self._grant()
+        if self._queues:
+            self._grant()
 
     def relieve(self) -> None:
         """Called at intervals while callers wait: ends requests that arrive too slowly."""
@@ -177,10 +178,10 @@ class Pool:
     def _fits(self, caller: Caller, amount: int) -> bool:
         if caller.is_kept:
             return self.held + amount <= self._most
-        free, at_host = self._limit - self.held, self._hosts[caller.host] + amount
+        free, at_host = self._limit - self.held, self._hosts.get(caller.host, 0) + amount
         if not caller.name:
             return at_host <= free
-        at_name = self._names[caller.name] + amount
+        at_name = self._names.get(caller.name, 0) + amount
         return amount <= free and at_name <= free and at_host <= HOST_PART * free
 
     def _add(self, caller: Caller, amount: int) -> None:
@@ -188,9 +189,10 @@ class Pool:
         if caller.is_kept:
             return
         for counts, key in ((self._names, caller.name), (self._hosts, caller.host)):
-            counts[key] += amount
-            if not counts[key]:
-                del counts[key]
+            if left := counts.get(key, 0) + amount:
+                counts[key] = left
+            else:
+                counts.pop(key, None)
 
     def _grant(self) -> None:
         """Grants what waits and may be had, in turns."""
