@@ -87,6 +87,7 @@ class Site:
 
     def __init__(self, place: Path, *, nodes: int = 1, replicas: int = 1) -> None:
         self.place, self.counts = place, Counter[str]()
+        self.connections = contextlib.ExitStack()
         self.tokens = Tokens.of_all_roles(place / "principals.toml")
         self.tokens.add(WRITER, Role.WRITER)
         for name in (*TENANTS, "calm"):
@@ -119,6 +120,7 @@ class Site:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.connections.close()
         self.gateway.stop()
         self.cluster.stop()
 
@@ -157,12 +159,13 @@ class Site:
 
 
 class Http:
-    """A connection of a caller to the gateway, opened again where it ends."""
+    """A connection of a caller to the gateway, opened again where it ends; the site closes it."""
 
     def __init__(self, site: Site, caller: str) -> None:
         token = site.tokens.tokens.get(caller, caller)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._connection = http.client.HTTPConnection(site.address, timeout=TIMEOUT_S)
+        site.connections.callback(self._connection.close)
 
     def ask(self, method: str, path: str, body: bytes | None = None, media_type: str = "") -> int:
         """The status of a request; 0 where there was no answer."""
