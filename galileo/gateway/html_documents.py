@@ -9,8 +9,9 @@ Addresses of this gateway are relative, since a proxy may serve it below a path 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, TypeAlias
@@ -19,6 +20,8 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
+from galileo.errors import InputError
+from galileo.gateway import parameters
 from galileo.gateway.ccq_collections import CCQ_ID
 from galileo.gateway.documents import GEOJSON, HTML, JSON
 from galileo.gateway.formats import preferred
@@ -37,6 +40,12 @@ LONG_TEXT = 48
 """Characters of a text that may become several lines of a table."""
 PAGE_ROWS = 100
 """Observations of a page by default."""
+PAGE_ROWS_MAX = 1_000
+"""Observations of a page at most.
+
+The elements of a page are objects of Python. The garbage collection of millions of them stops the
+event loop for some tenths of a second.
+"""
 _NAMES = {
     "collections": "Collections",
     "items": "Items",
@@ -135,13 +144,24 @@ def is_wanted(route: RouteInfo, format: str | None, accept: str) -> bool:
 
 def as_document(request: Request, route: RouteInfo) -> Request:
     """The request for the JSON document of a page."""
-    limit = {"limit": str(PAGE_ROWS)} if route.name == "items" else {}
     given = [pair for pair in request.query_params.multi_items() if pair[0] != "f"]
-    missing = [pair for pair in limit.items() if pair[0] not in dict(given)]
+    if route.name == "items":
+        given = _with_limit(given)
     headers = [pair for pair in request.scope["headers"] if pair[0] != b"accept"]
-    query = urlencode([*given, *missing]).encode()
+    query = urlencode(given).encode()
     scope = {**request.scope, "query_string": query, "headers": headers}
     return Request(scope, request.receive)
+
+
+def _with_limit(given: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The parameters of the items of a page; a limit that is none is left for its error."""
+    limits = [value for name, value in given if name == "limit"] or [str(PAGE_ROWS)]
+    with contextlib.suppress(InputError):
+        limits = [str(min(parameters.page_limit(value), PAGE_ROWS_MAX)) for value in limits]
+    return [
+        *(pair for pair in given if pair[0] != "limit"),
+        *(("limit", value) for value in limits),
+    ]
 
 
 def page_answer(answer: Response, request: Request, route: RouteInfo) -> Response:

@@ -7,11 +7,12 @@ import html.parser
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 import galileo
 from galileo.client.descriptions import DatasetDescription
 from galileo.gateway import documents, html_documents
-from galileo.gateway.html_documents import Address, element, is_wanted
+from galileo.gateway.html_documents import Address, as_document, element, is_wanted
 from galileo.gateway.openapi import openapi
 from galileo.gateway.routes import ROUTES
 
@@ -89,6 +90,28 @@ def test_pages_are_for_those_who_prefer_them(
     route: str, format: str | None, accept: str, expected: bool
 ) -> None:
     assert is_wanted(BY_NAME[route], format, accept) == expected
+
+
+@pytest.mark.parametrize(
+    ("route", "query", "expected"),
+    [
+        ("items", "f=html&bbox=1,2,3,4", [("bbox", "1,2,3,4"), ("limit", "100")]),
+        ("items", "limit=7", [("limit", "7")]),
+        ("items", "limit=10000&f=html", [("limit", "1000")]),
+        ("items", "limit=" + 18 * "9", [("limit", "1000")]),
+        ("items", "limit=-1", [("limit", "-1")]),
+        ("items", "limit=" + 5_000 * "9", [("limit", 5_000 * "9")]),
+        ("items", "limit=2000&limit=3", [("limit", "1000"), ("limit", "3")]),
+        ("collections", "limit=10000", [("limit", "10000")]),
+    ],
+)
+def test_pages_of_items_have_at_most_a_thousand(
+    route: str, query: str, expected: list[tuple[str, str]]
+) -> None:
+    scope = {"type": "http", "headers": [(b"accept", b"text/html")], "query_string": query.encode()}
+    document = as_document(Request(scope), BY_NAME[route])
+    assert document.query_params.multi_items() == expected
+    assert not document.headers
 
 
 def test_texts_and_attributes_are_escaped() -> None:
