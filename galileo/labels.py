@@ -16,6 +16,7 @@ import json
 import operator
 import re
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
@@ -443,53 +444,75 @@ def first_commits(labels: LabelSet, *, reached: Cursor, labels_max: int) -> tupl
     labels = labels.in_commit_order()
     if len(labels) <= labels_max:
         return labels, reached
-    partitions, sequences = labels.partitions, labels.sequences
-    differs = (np.diff(partitions) != 0) | (np.diff(sequences) != 0)
-    starts = np.flatnonzero(np.concatenate(([True], differs)))
-    cut = cut_between_commits(
-        partitions[starts],
-        sequences[starts],
-        np.diff(np.append(starts, len(labels))),
-        reached=reached,
-        labels_max=labels_max,
-    )
+    ones = np.ones(len(labels), dtype=np.int64)
+    sizes = CommitSizes.of(labels.partitions, labels.sequences, ones)
+    cut = sizes.cut(reached=reached, labels_max=labels_max)
     return labels.until(cut), cut
 
 
-def cut_between_commits(
-    partitions: npt.NDArray[np.int32],
-    sequences: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int64],
-    *,
-    reached: Cursor,
-    labels_max: int,
-) -> Cursor:
-    """How far the commits go that `first_commits` keeps.
+@dataclass(frozen=True, slots=True, eq=False)
+class CommitSizes:
+    """How many labels each of some commits has; sorted by partition, then sequence.
 
-    Args:
-        partitions: of each commit; the commits are sorted by partition, then sequence.
-        sequences: of each commit.
-        sizes: labels of each commit.
-        reached: how far the commits are complete.
-        labels_max: at least 1.
+    Attributes:
+        partitions: shape (m,).
+        sequences: shape (m,).
+        sizes: at least 1, shape (m,).
     """
-    is_kept = _in_turns(partitions, sizes, labels_max=labels_max)
-    left, first = np.unique(partitions[~is_kept], return_index=True)
-    before = (sequences[~is_kept][first] - 1).tolist()
-    return Cursor({**reached, **dict(zip(left.tolist(), before, strict=True))})
 
+    partitions: npt.NDArray[np.int32]
+    sequences: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
 
-def _in_turns(
-    partitions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int64], *, labels_max: int
-) -> npt.NDArray[np.bool_]:
-    """Which commits fit; those with the fewest labels of their partition before them go first."""
-    ends = np.cumsum(sizes)
-    heads = np.flatnonzero(np.concatenate(([True], np.diff(partitions) != 0)))
-    counts = np.diff(np.append(heads, len(partitions)))
-    depth = ends - np.repeat((ends - sizes)[heads], counts)
-    order = np.lexsort((partitions, depth))
-    fits = np.cumsum(sizes[order]) <= labels_max
-    fits[0] = True
-    is_kept = np.zeros(len(sizes), dtype=np.bool_)
-    is_kept[order[fits]] = True
-    return is_kept
+    @classmethod
+    def of(
+        cls,
+        partitions: npt.NDArray[np.int32],
+        sequences: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+    ) -> CommitSizes:
+        """The sizes of commits in any order; sizes of the same commit are added."""
+        order = np.lexsort((sequences, partitions))
+        partitions, sequences = partitions[order], sequences[order]
+        differs = (np.diff(partitions) != 0) | (np.diff(sequences) != 0)
+        starts = np.flatnonzero(np.concatenate(([len(order) > 0], differs)))
+        sizes = sizes[order]
+        if len(starts) < len(order):
+            partitions, sequences = partitions[starts], sequences[starts]
+            sizes = np.add.reduceat(sizes, starts)
+        return cls(partitions, sequences, sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def past(self, cursor: Cursor) -> CommitSizes:
+        """The commits past a cursor."""
+        left = cursor.past(self.partitions, self.sequences)
+        return CommitSizes(self.partitions[left], self.sequences[left], self.sizes[left])
+
+    def cut(self, *, reached: Cursor, labels_max: int) -> Cursor:
+        """How far the commits go that `first_commits` keeps.
+
+        Args:
+            reached: how far the commits are complete.
+            labels_max: at least 1.
+        """
+        is_left = ~self._in_turns(labels_max)
+        left, first = np.unique(self.partitions[is_left], return_index=True)
+        before = (self.sequences[is_left][first] - 1).tolist()
+        return Cursor({**reached, **dict(zip(left.tolist(), before, strict=True))})
+
+    def _in_turns(self, labels_max: int) -> npt.NDArray[np.bool_]:
+        """Which commits fit; those with the fewest labels of their partition before them first."""
+        is_kept = np.zeros(len(self), dtype=np.bool_)
+        if not len(self):
+            return is_kept
+        ends = np.cumsum(self.sizes)
+        heads = np.flatnonzero(np.concatenate(([True], np.diff(self.partitions) != 0)))
+        counts = np.diff(np.append(heads, len(self)))
+        depth = ends - np.repeat((ends - self.sizes)[heads], counts)
+        possible = np.flatnonzero(depth <= labels_max)
+        order = possible[np.lexsort((self.partitions[possible], depth[possible]))]
+        is_kept[order[np.cumsum(self.sizes[order]) <= labels_max]] = True
+        is_kept[heads[np.argmin(depth[heads])]] = True
+        return is_kept

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from galileo.cursor import Cursor
 from galileo.errors import CorruptData
-from galileo.labels import LabelSet, cut_between_commits
+from galileo.labels import CommitSizes, LabelSet
 from galileo.model.schema import Schema
 from galileo.packing import ROWS_MAX, Compression, pack, unpack
 
@@ -189,17 +189,11 @@ class PackedLabels:
         if len(self) <= labels_max:
             return self, reached
         commits = np.concatenate([pack.commits for pack in self.packs], axis=1)
-        commits = commits[:, np.lexsort((commits[_SEQUENCE], commits[_PARTITION]))]
         # A large commit can lie in several packs.
-        differs = np.diff(commits[:_START]).any(axis=0)
-        starts = np.flatnonzero(np.concatenate(([True], differs)))
-        until = cut_between_commits(
-            commits[_PARTITION, starts].astype(np.int32),
-            commits[_SEQUENCE, starts],
-            np.add.reduceat(commits[_COUNT], starts),
-            reached=reached,
-            labels_max=labels_max,
+        sizes = CommitSizes.of(
+            commits[_PARTITION].astype(np.int32), commits[_SEQUENCE], commits[_COUNT]
         )
+        until = sizes.cut(reached=reached, labels_max=labels_max)
         return self.until(until), until
 
     def compact(self, compression: Compression) -> PackedLabels | None:

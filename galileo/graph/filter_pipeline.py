@@ -187,10 +187,10 @@ class FilterPipeline:
             return cls(paths, conditions)
         if count_rows(rows) < options.chunk_paths:
             return cls(paths, sorted(conditions, key=lambda each: each.weight))
-        sample = _sample(rows, options.sample_paths)
+        chosen = sample(rows, options.sample_paths)
 
         def rank(condition: RowFilter) -> float:
-            ruled_out = 1.0 - float(np.mean(condition.mask(paths, sample)))
+            ruled_out = 1.0 - float(np.mean(condition.mask(paths, chosen)))
             return condition.weight / max(ruled_out, 0.5 / options.sample_paths)
 
         return cls(paths, sorted(conditions, key=rank))
@@ -216,6 +216,7 @@ def chunks(rows: Rows, size: int) -> Iterator[Rows]:
         yield slice_rows(rows, start, start + size)
 
 
-def _sample(rows: Rows, count: int) -> Positions:
+def sample(rows: Rows, count: int) -> Positions:
+    """So many of at least as many rows, spread evenly over them."""
     at: npt.NDArray[np.intp] = np.linspace(0, count_rows(rows) - 1, count).astype(np.intp)
     return at + rows.start if isinstance(rows, slice) else rows[at]

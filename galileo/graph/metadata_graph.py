@@ -12,9 +12,8 @@ the features of the schema that its query is bound to, so one that has begun goe
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,9 +30,11 @@ from galileo.graph.columns import (
     paths_from_batch,
     to_labels,
 )
+from galileo.graph.commit_windows import first_matches
 from galileo.graph.description import Description, Descriptions
 from galileo.graph.drill_down import children, default_order
 from galileo.graph.explain import Explanation, build_explanation
+from galileo.graph.filter_pipeline import chunks
 from galileo.graph.groups import Groups, groups_of_paths
 from galileo.graph.memtable import Memtable
 from galileo.graph.row_ranges import Rows, count_rows, to_positions
@@ -43,17 +44,16 @@ from galileo.graph.run_scan import (
     Coverage,
     RunScan,
     Window,
-    delta,
     never_cancelled,
 )
-from galileo.graph.snapshot import Snapshot, count_live
+from galileo.graph.snapshot import Snapshot
 from galileo.graph.sorted_runs import BLOCK_PATHS, SortedRun, compact, compaction_start, seal
 from galileo.graph.standing_match import MatchPass, MatchQuery
 from galileo.graph.summary import Summary, check_summary, rows_by_cell, summarise
 from galileo.match_batch import MatchBatch
 from galileo.model.grouping import Grouping
 from galileo.model.schema import Schema
-from galileo.query.columns import Mask, take_rows
+from galileo.query.columns import take_rows
 from galileo.query.predicates import leaves
 from galileo.query.query import Query
 
@@ -61,9 +61,6 @@ Counts: TypeAlias = npt.NDArray[np.integer[Any]]
 
 MEMTABLE_PATHS_MAX = 65_536
 """Paths at which the memtable becomes a run."""
-GATHER_BELOW_SHARE = 8
-"""The new paths of a sorted run are gathered for many queries if they are less than one in so many.
-"""
 GROUPED_PATHS = 1 << 17
 """Paths that are grouped together: a megabyte of a column."""
 _EVERY = 2**62
@@ -303,59 +300,75 @@ class MetadataGraph:
         Returns:
             Non-empty batches of the `label_schema` of the query's schema, and None.
         """
-        label_schema = query.schema.label_schema
         plans = self._plans(query, Window(after, until, partitions), snapshot=self._snapshot)
-        pending: list[tuple[SortedRun, Rows]] = []
-        count = 0
-        for task in plans:
-            for rows in task.pieces(labels_max):
-                if rows is None:
-                    yield None
-                    continue
-                if count + count_rows(rows) > labels_max:
-                    yield self._labels_of(pending, label_schema)
-                    pending, count = [], 0
-                pending.append((task.run, rows))
-                count += count_rows(rows)
-        if pending:
-            yield self._labels_of(pending, label_schema)
+        matches = (
+            None if rows is None else (task.run, rows)
+            for task in plans
+            for rows in task.pieces(labels_max)
+        )
+        yield from self._pieces(matches, labels_max, query.schema.label_schema)
 
-    def scan_many(
+    def scan_first(
         self,
-        queries: Sequence[tuple[Query, Cursor]],
+        query: Query,
         *,
-        until: Cursor | None = None,
-        partitions: frozenset[int] | None = None,
-    ) -> list[pa.Table]:
-        """The labels that match each query and lie past its cursor, in the order of `queries`.
+        labels_max: int,
+        piece_labels_max: int,
+        after: Cursor,
+        until: Cursor,
+    ) -> Generator[pa.RecordBatch | None, None, Cursor]:
+        """The labels of the first commits of a range, a piece at a time, all from one snapshot.
 
-        Runs past a cursor are scanned as they are. New paths of the memtable and of the run that
-        contains the cursor are gathered and sorted once for all queries, unless they are a large
-        part of the run.
+        It looks at the commits that it needs, and makes no other labels; see
+        `galileo.graph.commit_windows`. Besides what `scan_pieces` holds it holds eight bytes for
+        each match.
 
         Args:
-            queries: each with its cursor.
-            until: as in `scan`.
-            partitions: as in `scan`.
+            query: of this dataset.
+            labels_max: most labels, at least 1; one commit may have more.
+            piece_labels_max: most labels of a piece.
+            after: commits up to here are excluded.
+            until: the end of the range; partitions that it does not name are excluded.
+
+        Yields:
+            As `scan_pieces`.
 
         Returns:
-            Tables of the `label_schema` of each query's schema, all from one snapshot of the graph.
+            The commits up to which the labels are complete.
         """
-        tasks: list[list[RunScan]] = [[] for _ in queries]
-        cursors: dict[Cursor, list[int]] = {}
         snapshot = self._snapshot
-        for number, (_, cursor) in enumerate(queries):
-            cursors.setdefault(snapshot.since(cursor), []).append(number)
-        searches = [BoundQuery.of(query, self._texts) for query, _ in queries]
-        windows = {cursor: Window(cursor, until, partitions) for cursor in cursors}
-        for run in snapshot.parts:
-            for part, held, cursor in _shared(run, windows):
-                for number in cursors[cursor]:
-                    tasks[number].append(RunScan.of(part, searches[number], commits=held))
-        return [
-            self._table(each, query.schema.label_schema)
-            for each, (query, _) in zip(tasks, queries, strict=True)
-        ]
+        found, reached = yield from first_matches(
+            snapshot.parts,
+            lambda window: self._plans(query, window, snapshot=snapshot),
+            window=Window(snapshot.since(after), until),
+            until=until,
+            labels_max=labels_max,
+        )
+        split = ((run, part) for run, rows in found for part in chunks(rows, piece_labels_max))
+        yield from self._pieces(split, piece_labels_max, query.schema.label_schema)
+        return reached
+
+    def _pieces(
+        self,
+        matches: Iterable[tuple[SortedRun, Rows] | None],
+        labels_max: int,
+        label_schema: pa.Schema,
+    ) -> Iterator[pa.RecordBatch | None]:
+        """The labels of matches, at most `labels_max` at a time, each of which has no more."""
+        pending: list[tuple[SortedRun, Rows]] = []
+        count = 0
+        for match in matches:
+            if match is None:
+                yield None
+                continue
+            rows = count_rows(match[1])
+            if count + rows > labels_max:
+                yield self._labels_of(pending, label_schema)
+                pending, count = [], 0
+            pending.append(match)
+            count += rows
+        if pending:
+            yield self._labels_of(pending, label_schema)
 
     def match(self, match_query: MatchQuery) -> MatchBatch | None:
         """Match very many continuous queries in one pass over new paths.
@@ -565,26 +578,3 @@ class MetadataGraph:
         """Size of runs with their zone maps, memtable and texts."""
         runs = sum(run.nbytes for run in self._snapshot.runs)
         return runs + self._memtable.nbytes + self._texts.nbytes
-
-
-def _shared(
-    run: SortedRun, windows: dict[Cursor, Window]
-) -> list[tuple[SortedRun, Mask | None, Cursor]]:
-    """The part of a run to scan for each cursor, and the mask of live commits."""
-    coverages = {cursor: window.coverage(run) for cursor, window in windows.items()}
-    whole = [cursor for cursor, coverage in coverages.items() if coverage is Coverage.ALL]
-    partly = [cursor for cursor, coverage in coverages.items() if coverage is Coverage.SOME]
-    if run.zone_map is None:
-        whole, partly = [], whole + partly
-    plans: list[tuple[SortedRun, Mask | None, Cursor]] = [(run, None, cursor) for cursor in whole]
-    if not partly:
-        return plans
-    since = reduce(Cursor.meet, partly)
-    window = windows[partly[0]]
-    news = Window(since, window.until, window.partitions).holds(run.commits)
-    if run.zone_map is not None and count_live(run, news) * GATHER_BELOW_SHARE > len(run):
-        return plans + [(run, windows[c].holds(run.commits), c) for c in partly]
-    gathered = delta(run, news)
-    if gathered is not None:
-        plans += [(gathered, windows[c].holds(gathered.commits), c) for c in partly]
-    return plans

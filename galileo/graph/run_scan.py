@@ -18,7 +18,7 @@ import numpy.typing as npt
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.geo.geohash import Cells
 from galileo.geo.ranges import Ranges
-from galileo.graph.columns import Commits, Paths, StringDictionary
+from galileo.graph.columns import Commits, StringDictionary
 from galileo.graph.filter_pipeline import (
     DEFAULTS,
     CommitFilter,
@@ -29,6 +29,7 @@ from galileo.graph.filter_pipeline import (
     PredicateFilter,
     chunks,
     row_filters,
+    sample,
 )
 from galileo.graph.row_ranges import (
     NO_ROWS,
@@ -40,7 +41,7 @@ from galileo.graph.row_ranges import (
     count_rows,
     to_positions,
 )
-from galileo.graph.sorted_runs import SortedRun, seal
+from galileo.graph.sorted_runs import SortedRun
 from galileo.query.columns import Columns, Mask
 from galileo.query.query import Query
 from galileo.query.spatial_predicates import SpatialLeaf
@@ -216,21 +217,17 @@ class RunScan:
         if pending:
             yield concat_rows(pending)
 
+    def estimate(self) -> int:
+        """About how many rows match, by a sample; at most all that were not pruned."""
+        count, sample_paths = count_rows(self.rows), self.options.sample_paths
+        if not self.pipeline.filters or count <= sample_paths:
+            return count
+        passed = self.pipeline.apply(sample(self.rows, sample_paths))
+        return count * count_rows(passed) // sample_paths
+
     def matches(self) -> Positions:
         """All matching rows, ascending."""
         return np.concatenate([to_positions(NO_ROWS), *map(to_positions, self.portions())])
-
-
-def delta(run: SortedRun, commits: Mask) -> SortedRun | None:
-    """The paths of the commits that are true in the mask as a sorted run; None without paths."""
-    rows = np.flatnonzero(commits[run.paths.commit])
-    if len(rows) == 0:
-        return None
-    paths = run.paths.take(rows)
-    numbers = np.cumsum(commits, dtype=np.int32) - np.int32(1)
-    renumbered = Paths(paths.columns, paths.row, paths.rows, numbers[paths.commit])
-    selected = run.commits.take(commits)
-    return seal(renumbered, selected)
 
 
 def _possible_blocks(run: SortedRun, search: BoundQuery, commits: Mask | None) -> Mask:

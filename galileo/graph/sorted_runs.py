@@ -95,12 +95,14 @@ class SortedRun:
         commits: that `paths.commit` refers to.
         zone_map: None in the memtable, which is not sorted.
         spans: sequence bounds; None in the memtable.
+        path_counts: number of paths of each commit; None in the memtable.
     """
 
     paths: Paths
     commits: Commits
     zone_map: ZoneMap | None = None
     spans: SequenceBounds | None = None
+    path_counts: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -109,7 +111,14 @@ class SortedRun:
     def nbytes(self) -> int:
         zones = 0 if self.zone_map is None else self.zone_map.nbytes
         spans = 0 if self.spans is None else 20 * len(self.spans.partition)
-        return self.paths.nbytes + self.commits.nbytes + zones + spans
+        counts = 0 if self.path_counts is None else int(self.path_counts.nbytes)
+        return self.paths.nbytes + self.commits.nbytes + zones + spans + counts
+
+    def commit_paths(self) -> npt.NDArray[np.int64]:
+        """Number of paths of each commit."""
+        if self.path_counts is None:
+            return _count_paths(self.paths, self.commits)
+        return self.path_counts
 
     def with_features(self, features: Sequence[Feature]) -> SortedRun:
         """The same run with further features, which are null."""
@@ -164,7 +173,12 @@ def compact(
 
 def _build_run(paths: Paths, commits: Commits, *, block_paths: int) -> SortedRun:
     zone_map = ZoneMap.of(paths, block_paths=block_paths)
-    return SortedRun(paths, commits, zone_map, SequenceBounds.of(commits))
+    counts = _count_paths(paths, commits)
+    return SortedRun(paths, commits, zone_map, SequenceBounds.of(commits), counts)
+
+
+def _count_paths(paths: Paths, commits: Commits) -> npt.NDArray[np.int64]:
+    return np.bincount(paths.commit, minlength=len(commits))
 
 
 def _arrange_all(stacks: Sequence[Sequence[Array]], order: npt.NDArray[np.intp]) -> list[Array]:

@@ -9,14 +9,12 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import pyarrow as pa
 
 from galileo import spans
-from galileo.cursor import Cursor
-from galileo.errors import GalileoError, PartitionMoved
-from galileo.labels import LabelSet, first_commits
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import GalileoError
 from galileo.model.schema import Schema
 from galileo.node import sampling
 from galileo.node.catalog import Catalog
@@ -26,23 +24,20 @@ from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import observed
 from galileo.node.sampler_store import SamplerStore
 from galileo.offload import INLINE_STEPS_MAX
-from galileo.query import Query, parse
+from galileo.query import parse
 from galileo.query.query import parse_steps
 from galileo.samplers import Sampler, SamplerSpec
 from galileo.storage.journal import PartitionJournal
 
 _TEXT_BYTES = 32
 _PATH_BYTES = 36
-_Range: TypeAlias = tuple[frozenset[int], Cursor, Cursor | None]
-"""Partitions, after, until."""
 
 
 class LocalScans:
-    """Answers scan tasks from this node's graphs.
+    """Answers scan tasks from this node's graphs, one after the other.
 
-    A single task without a bound is answered in steps: between two steps the executor's threads
-    are free, and a step begins only when the labels of the last one are taken. Several tasks share
-    one pass over the new commits.
+    Each task is answered in steps: between two steps the executor's threads are free, and a step
+    begins only when the labels of the last one are taken.
     """
 
     def __init__(
@@ -95,26 +90,19 @@ class LocalScans:
 
     async def _scan_all(self, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         loop = asyncio.get_running_loop()
-        is_alone = len(tasks) == 1 and not tasks[0].labels_max
         for task in tasks:
-            if is_alone or task.sampler_json:
-                try:
-                    sampler = await self._sampler(task)
-                    bytes_max = self._options.step_bytes_max
-                    stepwise = _IncrementalScan(
-                        self._catalog, task, self._options, bytes_max=bytes_max, sampler=sampler
-                    )
-                except GalileoError as error:
-                    yield ScanFailed(task.item, error)
-                    continue
-                while not stepwise.done:
-                    for answer in await loop.run_in_executor(self._executor, stepwise.step):
-                        yield answer
-        grouped = [] if is_alone else [task for task in tasks if not task.sampler_json]
-        for dataset in sorted({task.dataset for task in grouped}):
-            group = [task for task in grouped if task.dataset == dataset]
-            for answer in await loop.run_in_executor(self._executor, self._scan, dataset, group):
-                yield answer
+            try:
+                sampler = await self._sampler(task)
+            except GalileoError as error:
+                yield ScanFailed(task.item, error)
+                continue
+            bytes_max = self._options.step_bytes_max
+            stepwise = _IncrementalScan(
+                self._catalog, task, self._options, bytes_max=bytes_max, sampler=sampler
+            )
+            while not stepwise.done:
+                for answer in await loop.run_in_executor(self._executor, stepwise.step):
+                    yield answer
 
     async def _sampler(self, task: ScanTask) -> tuple[Sampler, SamplerSpec] | None:
         if not task.sampler_json:
@@ -124,64 +112,6 @@ class LocalScans:
         load = functools.partial(self._samplers.load, spec, owner=task.dataset)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, load), spec
-
-    def _scan(self, dataset: str, tasks: Sequence[ScanTask]) -> list[ScanAnswer]:
-        try:
-            shard = self._catalog.shard(dataset)
-        except GalileoError as error:
-            return [ScanFailed(task.item, error) for task in tasks]
-        answers: list[ScanAnswer] = []
-        ranges: dict[_Range, list[ScanTask]] = {}
-        for task in tasks:
-            ranges.setdefault((task.partitions, task.after, task.until), []).append(task)
-        journals = shard.journals
-        groups: dict[tuple[Cursor | None, frozenset[int]], list[ScanTask]] = {}
-        for (partitions, after, until), alike in ranges.items():
-            try:
-                shard.check_readable(partitions, after=after, until=until)
-            except GalileoError as error:
-                answers += [ScanFailed(task.item, error) for task in alike]
-            else:
-                groups.setdefault((until, partitions), []).extend(alike)
-        # Published before the graph is read: the graph then holds at least this much.
-        published = shard.published()
-        for (until, partitions), group in groups.items():
-            reached = _frontier(published, until=until, partitions=partitions)
-            try:
-                found = self._scan_alike(shard, group, partitions=partitions, reached=reached)
-                shard.check_unchanged(journals, partitions)
-            except PartitionMoved as error:
-                found = [ScanFailed(task.item, error) for task in group]
-            answers += found
-        return answers
-
-    def _scan_alike(
-        self,
-        shard: DatasetShard,
-        tasks: Sequence[ScanTask],
-        *,
-        partitions: frozenset[int],
-        reached: Cursor,
-    ) -> list[ScanAnswer]:
-        """Answers tasks that differ only in query and cursor, by one pass over the new commits."""
-        answers: list[ScanAnswer] = []
-        parsed: list[tuple[ScanTask, Query]] = []
-        for task in tasks:
-            try:
-                parsed.append((task, parse(task.query_json, shard.schema.narrowed(task.added))))
-            except GalileoError as error:
-                answers.append(ScanFailed(task.item, error))
-        tables = shard.graph.scan_many(
-            [(query, task.after) for task, query in parsed], until=reached, partitions=partitions
-        )
-        for (task, query), table in zip(parsed, tables, strict=True):
-            labels, until = LabelSet(query.schema, table), reached
-            if task.labels_max:
-                labels, until = first_commits(labels, reached=reached, labels_max=task.labels_max)
-            parts = split_table(labels.table, self._options.labels_per_part)
-            answers += [ScanLabels(task.item, part) for part in parts]
-            answers.append(_done(shard, task, reached=until))
-        return answers
 
 
 @contextmanager
@@ -214,6 +144,7 @@ class _IncrementalScan:
         self._options = options
         self._sampler = sampler
         self._started: _RunningScan | None = None
+        self._reached = EMPTY_CURSOR
 
     def step(self) -> list[ScanAnswer]:
         """The next answers; the last step ends with `ScanDone` or `ScanFailed`."""
@@ -234,7 +165,7 @@ class _IncrementalScan:
             parts = split_table(table, self._options.labels_per_part)
             answers += [ScanLabels(self._task.item, part) for part in parts]
         if self.done:
-            answers.append(self._started.end(self._task))
+            answers.append(self._started.end(self._task, reached=self._reached))
         return answers
 
     def _start(self) -> _RunningScan:
@@ -242,22 +173,22 @@ class _IncrementalScan:
         shard = self._catalog.shard(task.dataset)
         journals = shard.journals
         shard.check_readable(task.partitions, after=task.after, until=task.until)
-        # Published before the graph is read, as above.
+        # Published before the graph is read: the graph then holds at least this much.
         published = shard.published(task.partitions)
         reached = _frontier(published, until=task.until, partitions=task.partitions)
+        self._reached = reached
         if self._sampler is None and task.after.covers(reached):
-            return _RunningScan(shard, journals, iter(()), reached, labels_max=0)  # No new commit.
+            return _RunningScan(shard, journals, iter(()), labels_max=0)  # No new commit.
         schema = shard.schema.narrowed(task.added)
         query = parse(task.query_json, schema)
         labels_max = _labels_per_step(schema, self._bytes_max)
-
-        def scan(after: Cursor, until: Cursor) -> sampling.Pieces:
-            # `until` names the partitions of the task and no others.
-            return shard.graph.scan_pieces(query, labels_max=labels_max, after=after, until=until)
-
+        # `reached` names the partitions of the task and no others.
+        scan_first = functools.partial(
+            shard.graph.scan_first, query, piece_labels_max=labels_max, until=reached
+        )
         if self._sampler is not None:
             pieces = sampling.sampled_pieces(
-                scan,
+                scan_first,
                 schema,
                 after=task.after,
                 until=reached,
@@ -267,9 +198,17 @@ class _IncrementalScan:
                 ),
                 options=options,
             )
+        elif task.labels_max:
+            pieces = self._first(scan_first(after=task.after, labels_max=task.labels_max))
         else:
-            pieces = scan(task.after, reached)
-        return _RunningScan(shard, journals, pieces, reached, labels_max)
+            pieces = shard.graph.scan_pieces(
+                query, labels_max=labels_max, after=task.after, until=reached
+            )
+        return _RunningScan(shard, journals, pieces, labels_max)
+
+    def _first(self, pieces: sampling.FirstPieces) -> sampling.Pieces:
+        """The pieces of a bounded scan, which says at the end how far they go."""
+        self._reached = yield from pieces
 
     def _next_batches(
         self, started: _RunningScan, step_s: float
@@ -291,13 +230,12 @@ class _RunningScan:
     shard: DatasetShard
     journals: Mapping[int, PartitionJournal]
     pieces: Iterator[pa.RecordBatch | None]
-    reached: Cursor
     labels_max: int
 
-    def end(self, task: ScanTask) -> ScanDone:
+    def end(self, task: ScanTask, *, reached: Cursor) -> ScanDone:
         """The end of the answer; errors as `DatasetShard.check_unchanged`."""
         self.shard.check_unchanged(self.journals, task.partitions)
-        return _done(self.shard, task, reached=self.reached)
+        return _done(self.shard, task, reached=reached)
 
 
 def _labels_per_step(schema: Schema, bytes_max: int) -> int:

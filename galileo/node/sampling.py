@@ -1,22 +1,20 @@
 """Samples of one-shot queries: taken at the nodes that store the labels, then merged.
 
 A sampler decides about whole commits. The pieces of a scan are cut anywhere, so they are put
-together first: all at once where that is little, else in windows that end between commits, each
-a scan of its own. A first scan has then counted the labels of each commit.
+together first, in windows that end between commits, each a bounded scan of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from typing import TypeAlias
+from collections.abc import Generator, Iterator
+from typing import Protocol, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from galileo import samplers
 from galileo.cursor import Cursor
 from galileo.errors import GalileoError, MessageTooLarge
-from galileo.labels import LabelSet, cut_between_commits
+from galileo.labels import LabelSet
 from galileo.model.schema import Schema
 from galileo.node.query_options import DEFAULTS, QueryOptions
 from galileo.samplers import (
@@ -30,7 +28,14 @@ from galileo.samplers import (
 )
 
 Pieces: TypeAlias = Iterator[pa.RecordBatch | None]
-Scan: TypeAlias = Callable[[Cursor, Cursor], Pieces]
+FirstPieces: TypeAlias = Generator[pa.RecordBatch | None, None, Cursor]
+"""Pieces, then the commits up to which they are complete."""
+
+
+class Scan(Protocol):
+    """The labels of the first commits past a cursor, cut anywhere."""
+
+    def __call__(self, *, after: Cursor, labels_max: int) -> FirstPieces: ...
 
 
 def merges_here(chosen: Sampler) -> bool:
@@ -66,7 +71,7 @@ def sampled_pieces(
     """What a sampler keeps of the commits (after, until], as pieces like those of the scan.
 
     Args:
-        scan: pieces of the labels of (after, until], cut anywhere; called more than once.
+        scan: a bounded scan of the commits up to `until`; called more than once.
         schema: of the dataset.
         after: exclusive.
         until: inclusive; names every partition of the query.
@@ -80,7 +85,8 @@ def sampled_pieces(
         MessageTooLarge: there is too much to merge.
     """
     chosen, spec = sampler
-    windows = _windows(scan, schema, options, after=after, until=until)
+    labels_max = options.window_labels_max
+    windows = _windows(scan, schema, labels_max, after=after, until=until)
     samples = _per_commit(windows, options, sampler=sampler, observe=observe)
     if not merges_here(chosen):
         yield from samples
@@ -177,69 +183,28 @@ def _sample_batches(
 
 
 def _windows(
-    scan: Scan, schema: Schema, options: QueryOptions, *, after: Cursor, until: Cursor
+    scan: Scan, schema: Schema, labels_max: int, *, after: Cursor, until: Cursor
 ) -> Iterator[LabelSet | None]:
     """All labels, whole commits at a time, and None after every piece of work."""
-    counted, labels_max = _CommitCounts(), options.window_labels_max
-    held: list[pa.RecordBatch] = []
-    for piece in scan(after, until):
-        if piece is not None:
-            counted.add(piece)
-            held.append(piece)
-            if counted.total > labels_max:
-                held.clear()
-        yield None
-    if counted.total <= labels_max:
-        yield _labels(schema, held)
-        return
-    begin = after
-    for end in counted.cuts(until, labels_max):
-        batches = yield from _collect(scan(begin, end))
-        yield _labels(schema, batches)
-        begin = end
+    while True:
+        batches, after = yield from _collect(scan(after=after, labels_max=labels_max))
+        yield LabelSet(schema, pa.Table.from_batches(batches, schema=schema.label_schema))
+        if after.covers(until):
+            return
 
 
-def _collect(pieces: Pieces) -> Generator[None, None, list[pa.RecordBatch]]:
+def _collect(
+    pieces: FirstPieces,
+) -> Generator[None, None, tuple[list[pa.RecordBatch], Cursor]]:
     batches: list[pa.RecordBatch] = []
-    for piece in pieces:
+    while True:
+        try:
+            piece = next(pieces)
+        except StopIteration as end:
+            return batches, end.value
         if piece is not None:
             batches.append(piece)
         yield None
-    return batches
-
-
-def _labels(schema: Schema, batches: list[pa.RecordBatch]) -> LabelSet:
-    return LabelSet(schema, pa.Table.from_batches(batches, schema=schema.label_schema))
-
-
-class _CommitCounts:
-    """How many labels each commit has."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._keys = np.empty((2, 0), dtype=np.int64)
-        self._sizes = np.empty(0, dtype=np.int64)
-
-    def add(self, piece: pa.RecordBatch) -> None:
-        self.total += piece.num_rows
-        own = np.stack([piece.column(name).to_numpy() for name in ("partition", "sequence")])
-        keys = np.concatenate([self._keys, own.astype(np.int64)], axis=1)
-        weights = np.concatenate([self._sizes, np.ones(piece.num_rows, dtype=np.int64)])
-        self._keys, inverse = np.unique(keys, axis=1, return_inverse=True)
-        sizes = np.bincount(inverse.reshape(-1), weights=weights)
-        self._sizes = sizes.astype(np.int64)
-
-    def cuts(self, until: Cursor, labels_max: int) -> Iterator[Cursor]:
-        """Where windows of up to `labels_max` labels end; the last one at `until`."""
-        partitions, sequences, sizes = self._keys[0].astype(np.int32), self._keys[1], self._sizes
-        while int(sizes.sum()) > labels_max and len(sizes) > 1:
-            cut = cut_between_commits(
-                partitions, sequences, sizes, reached=until, labels_max=labels_max
-            )
-            yield cut
-            left = cut.past(partitions, sequences)
-            partitions, sequences, sizes = partitions[left], sequences[left], sizes[left]
-        yield until
 
 
 class _SamplerErrors:

@@ -14,8 +14,10 @@ from expected_errors import raises
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.errors import PartitionMoved, UnknownProperty
+from galileo.graph import metadata_graph
+from galileo.graph.columns import Paths
 from galileo.graph.metadata_graph import MetadataGraph
-from galileo.labels import LabelSet
+from galileo.labels import LabelSet, first_commits
 from galileo.model.schema import Feature, Schema
 from galileo.node import local_scan
 from galileo.node.cluster_scan import ScanEnd
@@ -559,22 +561,53 @@ async def test_query_in_short_steps_gives_the_same_answer(
     assert len(await cluster.ask("temperature > 1000")) == 0
 
 
-@pytest.mark.parametrize("labels_max", [0, 40])
-async def test_scan_task_alone_equals_the_same_task_beside_another(
-    cluster: Any, make_observations: Make, labels_max: int
+@pytest.mark.parametrize("query", ["", "temperature > 270", "temperature > 1000"])
+@pytest.mark.parametrize("labels_max", [1, 40, 100_000])
+async def test_bounded_scan_equals_a_whole_scan_that_is_cut_afterwards(
+    cluster: Any, make_observations: Make, query: str, labels_max: int
 ) -> None:
     await fill(cluster, make_observations, batches=4)
     mine = placement.partitions_by_node(cluster.topology)["a"]
-    text = parse("temperature > 270", cluster.schema).to_json()
-    after = Cursor(dict.fromkeys(mine, 1))
-    task = ScanTask(0, "nam", text, after, None, mine, labels_max)
-    alone, beside = await local(cluster, task), await local(cluster, task, replace(task, item=1))
-    beside = [one for one in beside if one.item == 0]
-    assert alone[-1] == beside[-1]
-    tables = [
-        pa.concat_tables(one.table for one in answers if isinstance(one, ScanLabels))
-        for answers in (alone, beside)
-    ]
-    found = [LabelSet(cluster.schema, table) for table in tables]
-    assert identities(found[0]) == identities(found[1])
-    assert len(found[0]) == len(identities(found[0])) > 0
+    text = parse(query, cluster.schema).to_json()
+    after, until = Cursor(dict.fromkeys(mine, 1)), Cursor(dict.fromkeys(mine, 3))
+    task = ScanTask(0, "nam", text, after, until, mine)
+    bounded = await local(cluster, replace(task, labels_max=labels_max))
+    whole = labels_of(cluster, await local(cluster, task))
+    expected, cut = first_commits(whole, reached=until, labels_max=labels_max)
+    assert bounded[-1] == ScanDone(0, cut)
+    found = labels_of(cluster, bounded)
+    assert identities(found) == identities(expected)
+    assert len(found) == len(expected)
+
+
+def labels_of(cluster: Any, answers: list[ScanAnswer]) -> LabelSet:
+    tables = [answer.table for answer in answers if isinstance(answer, ScanLabels)]
+    empty = cluster.schema.label_schema.empty_table()
+    return LabelSet(cluster.schema, pa.concat_tables([empty, *tables]))
+
+
+async def test_bounded_scans_of_an_old_token_make_each_label_once(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a bounded scan makes is what it answers, a step at a time, however much there is."""
+    await cluster.reconfigure(queries=QueryOptions(step_bytes_max=500))
+    await fill(cluster, make_observations, batches=8, rows=100)
+    mine = placement.partitions_by_node(cluster.topology)["a"]
+    everything = await local(cluster, ScanTask(0, "nam", "", EMPTY_CURSOR, None, mine))
+    made: list[int] = []
+    plain = metadata_graph.to_labels
+
+    def to_labels(schema: pa.Schema, paths: Paths, **options: Any) -> pa.RecordBatch:
+        made.append(len(paths))
+        return plain(schema, paths, **options)
+
+    monkeypatch.setattr(metadata_graph, "to_labels", to_labels)
+    after, answered = EMPTY_CURSOR, 0
+    while after != everything[-1].reached:
+        answers = await local(cluster, ScanTask(0, "nam", "", after, None, mine, labels_max=20))
+        sizes = [answer.table.num_rows for answer in answers if isinstance(answer, ScanLabels)]
+        answered += sum(sizes)
+        assert sum(made) == answered
+        after = answers[-1].reached
+    assert answered == len(labels_of(cluster, everything)) > 4 * 20
+    assert max(made) <= 12, "a step made the labels of several"

@@ -105,8 +105,6 @@ def test_graph_with_added_features_equals_one_that_had_them(seed: int) -> None:
                 labels = grown.scan(query, after=after)
                 assert labels.schema == schema.label_schema
                 assert ordered(labels) == ordered(expected)
-                (many,) = grown.scan_many([(query, after)])
-                assert ordered(many) == ordered(expected)
                 pieces = [p for p in grown.scan_pieces(query, labels_max=7, after=after) if p]
                 of_pieces = pa.Table.from_batches(pieces, schema=schema.label_schema)
                 assert ordered(of_pieces) == ordered(expected)

@@ -11,7 +11,7 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.cursor import Cursor
 from galileo.graph import metadata_graph
 from galileo.graph.metadata_graph import RUNS_MAX, MetadataGraph
 from galileo.graph.run_scan import RunScan
@@ -81,27 +81,6 @@ def test_scan_random_history_equals_list_of_rows(
     assert table.schema == world.schema.label_schema
     assert rows_of(table) == store.scan(query, **window)
     assert graph.count() == len(store.rows())
-
-
-@given(
-    history=histories(),
-    memtable_paths_max=st.integers(1, 120),
-    asked=st.lists(st.tuples(st.integers(0, 20), CURSORS), max_size=8),
-    until=st.none() | CURSORS,
-    partitions=PARTITIONS,
-)
-@examples(100)
-def test_scan_many_random_queries_equals_single_scans(
-    world, dumb_store, rows_of, query_texts, history, memtable_paths_max, asked, until, partitions
-):
-    store = dumb_store(world.schema)
-    graph = _play(world, store, history=history, memtable_paths_max=memtable_paths_max)
-    queries = [(parse(query_texts[text], world.schema), cursor) for text, cursor in asked]
-    tables = graph.scan_many(queries, until=until, partitions=partitions)
-    assert [rows_of(table) for table in tables] == [
-        store.scan(query, after=cursor, until=until, partitions=partitions)
-        for query, cursor in queries
-    ]
 
 
 @pytest.mark.parametrize("text", range(21))
@@ -223,7 +202,7 @@ def test_scan_during_inserts_sees_whole_commits(world):
         while not failures and seen < commits:
             finished = done.is_set()
             table = graph.scan(everything)
-            (again,) = graph.scan_many([(everything, Cursor({0: seen}))])
+            again = graph.scan(everything, after=Cursor({0: seen}))
             counts = Counter(table.column("sequence").to_pylist())
             latest = max(counts, default=0)
             whole = counts == dict.fromkeys(range(1, latest + 1), 40)
@@ -298,8 +277,6 @@ def test_scan_empty_graph_is_empty(world, rows_of):
     graph.insert(world.batch(1, 0), partition=0, sequence=1)
     query = parse("gusts > 1", world.schema)
     assert rows_of(graph.scan(query)) == []
-    assert [table.num_rows for table in graph.scan_many([(query, EMPTY_CURSOR)])] == [0]
-    assert graph.scan_many([]) == []
     assert graph.count() == 0
     assert not graph.maintain()
 

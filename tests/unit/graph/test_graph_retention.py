@@ -59,9 +59,7 @@ def test_drop_before_random_history_hides_dropped_commits(
         assert graph.count() == len(left)
     since = after.join(dropped)
     assert rows_of(graph.scan(query, after=after)) == store.scan(query, after=since)
-    everything, one = graph.scan_many([(parse("", world.schema), EMPTY_CURSOR), (query, after)])
-    assert rows_of(one) == store.scan(query, after=since)
-    assert everything.num_rows == graph.count()
+    assert graph.scan(parse("", world.schema)).num_rows == graph.count()
 
 
 @st.composite

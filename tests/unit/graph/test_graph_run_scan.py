@@ -20,7 +20,7 @@ from galileo.graph.columns import (
 from galileo.graph.filter_pipeline import PredicateFilter
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.row_ranges import RowRanges, count_rows
-from galileo.graph.run_scan import BoundQuery, Coverage, RunScan, Window, delta
+from galileo.graph.run_scan import BoundQuery, Coverage, RunScan, Window
 from galileo.graph.sorted_runs import SortedRun, seal
 from galileo.query.query import parse
 
@@ -85,25 +85,6 @@ def test_window_coverage_run_outside_is_none(world, sequences, after, more):
     assert beyond.coverage(run) is before.coverage(run) is Coverage.NONE
     if after < max(sequences):
         assert Window(Cursor({0: after})).coverage(run) is not Coverage.NONE
-
-
-@given(places=PLACES, window=WINDOWS, sealed=st.booleans(), text=st.integers(0, 20))
-def test_delta_random_window_holds_paths_of_its_commits(
-    world, query_texts, places, window, sealed, text
-):
-    texts = StringDictionary()
-    run = _run(world, sorted(places), texts=texts, sealed=sealed)
-    held = window.holds(run.commits)
-    gathered = delta(run, held)
-    if not held.any():
-        assert gathered is None
-        return
-    assert len(gathered) == 5 * held.sum()
-    search = BoundQuery.of(parse(query_texts[text], world.schema), texts)
-    direct = run.paths.take(RunScan.of(run, search, commits=held).matches())
-    shared = gathered.paths.take(RunScan.of(gathered, search, commits=None).matches())
-    where = sorted(zip(run.commits.sequence[direct.commit], direct.row, strict=True))
-    assert where == sorted(zip(gathered.commits.sequence[shared.commit], shared.row, strict=True))
 
 
 def _stretches(pieces):
