@@ -234,8 +234,9 @@ class ClusterScans:
     ) -> AsyncGenerator[pa.Table | ScanEnd, None]:
         """The labels of the commits (after, until] of some partitions, then their `ScanEnd`.
 
-        With `labels_max` above 0 each node may stop after that many. A sampler runs at the nodes;
-        samples of different nodes are not merged.
+        With `labels_max` above 0 each node may stop when it has its part of so many: one in
+        proportion to its partitions, doubled, since labels are not spread evenly. A sampler runs at
+        the nodes; samples of different nodes are not merged.
         """
         whole = ScanTask(
             0,
@@ -352,7 +353,12 @@ class ClusterScans:
         shares = {node: owned & task.partitions - here for node, owned in by_node.items()}
         shares[self._name] = shares.get(self._name, frozenset()) | here
         return {
-            node: dataclasses.replace(task, partitions=share, after=_only(task.after, share))
+            node: dataclasses.replace(
+                task,
+                partitions=share,
+                after=_only(task.after, share),
+                labels_max=_part_of_bound(task, share),
+            )
             for node, share in shares.items()
             if share
         }
@@ -534,6 +540,12 @@ def incomplete_answer(missing: frozenset[int]) -> IncompleteAnswer:
 def _only(cursor: Cursor, partitions: frozenset[int]) -> Cursor:
     """A cursor at some partitions: a message need not have the others."""
     return cursor and Cursor({partition: cursor[partition] for partition in partitions})
+
+
+def _part_of_bound(task: ScanTask, partitions: frozenset[int]) -> int:
+    """How many labels of some partitions are wanted: what is beyond the bound is made in vain."""
+    part = -(-2 * task.labels_max * len(partitions) // len(task.partitions))
+    return min(part, task.labels_max)
 
 
 def _may_be_small(task: ScanTask, large: LargeAnswers) -> bool:

@@ -611,3 +611,29 @@ async def test_bounded_scans_of_an_old_token_make_each_label_once(
         after = answers[-1].reached
     assert answered == len(labels_of(cluster, everything)) > 4 * 20
     assert max(made) <= 12, "a step made the labels of several"
+
+
+async def test_bounded_scans_ask_each_node_for_its_part(
+    cluster: Any, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations, batches=6)
+    whole, query = await cluster.ask(), parse("", cluster.schema)
+    everyone = frozenset(cluster.topology.partitions)
+    owned = placement.partitions_by_node(cluster.topology)
+    after, found = EMPTY_CURSOR, list[LabelSet]()
+    cluster.network.scanned.clear()
+    while after != whole.frontier:
+        answer = cluster["a"].scans.between(
+            query, partitions=everyone, after=after, until=whole.frontier, labels_max=40
+        )
+        *tables, end = [part async for part in answer]
+        assert end.frontier.covers(after)
+        assert end.frontier != after
+        after = end.frontier
+        found += [LabelSet(cluster.schema, table) for table in tables]
+    labels = LabelSet.concat(cluster.schema, found)
+    assert len(labels) == len(whole)
+    assert identities(labels) == identities(whole)
+    assert {(task.partitions, task.labels_max) for task in cluster.network.scanned} == {
+        (owned[node], min(40, 80 * len(owned[node]) // len(everyone))) for node in "bc"
+    }
