@@ -21,6 +21,7 @@ from galileo.offload import offload
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.identity import Identify, anonymous
+from galileo.rpc.internal import check_protocol
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.quotas import QuotaResolver
 from galileo.wire.codec import removed_to_pb, report_to_pb
@@ -196,6 +197,8 @@ class ClusterServicer:
     async def AddNode(  # noqa: N802
         self, request: cluster_pb2.AddNodeRequest, context: Context
     ) -> cluster_pb2.AddNodeReply:
+        if request.identity:
+            check_protocol(request.protocol, node=request.name)
         assert self._nodes is not None
         node = NodeInfo(
             request.name,

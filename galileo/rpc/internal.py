@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from galileo.errors import ConfigError
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.storage_node import StorageNode
 from galileo.replication.values import Member
@@ -46,6 +47,20 @@ class Internal:
 
 
 SERVICE = TypedService(INTERNAL_SERVICE, Internal)
+PROTOCOL = int.from_bytes(SERVICE.digest[:3]) << 8 | 9
+"""Number of the messages between nodes; nodes refuse any other. Its last byte is raised with each
+change of messages in protobuf, the others are of the types of the internal service."""
+
+
+def check_protocol(protocol: int, *, node: str) -> None:
+    """Raises ConfigError if another node speaks another protocol."""
+    if protocol != PROTOCOL:
+        raise ConfigError(
+            f"expected a node of protocol {PROTOCOL}, got protocol {protocol} of node {node!r}; "
+            "install the same version of Galileo on all nodes",
+            node=node,
+            expected=PROTOCOL,
+        )
 
 
 def add_internal(servicer: object, server: grpc.aio.Server) -> None:

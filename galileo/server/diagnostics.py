@@ -9,9 +9,9 @@ from pathlib import Path
 
 from galileo.ccq.coordinator import Coordinator
 from galileo.clock import Clock
+from galileo.rpc.internal import PROTOCOL
 from galileo.server.host_checks import OPEN_FILES_COUNTED_MAX, host_condition
 from galileo.server.metric_source import NodeView
-from galileo.server.peer_messaging import PROTOCOL
 from galileo.server.readiness import Readiness
 from galileo.wire.v1 import cluster_pb2
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from galileo.config import Config
 from galileo.dht.topology import Topology
 from galileo.errors import ConfigError, GalileoError, TransientError
+from galileo.rpc.internal import PROTOCOL
 from galileo.server.topology_register import (
     TOPOLOGY_KIND,
     joined_state,
@@ -34,7 +35,8 @@ async def resolve_topology(config: Config, store: Store) -> Config:
     A node that joins asks a node of the cluster to add it, and waits for one that can.
 
     Raises:
-        ConfigError: the file does not match the node's data, or the node was removed.
+        ConfigError: the file does not match the node's data, or the node was removed, or the nodes
+            of the cluster speak another protocol.
         InputError: the cluster refuses the node.
     """
     if store.load_record(TOPOLOGY_KIND, REMOVED) is not None:
@@ -79,6 +81,7 @@ async def _join(config: Config, store: Store) -> None:
         weight=config.node.weight,
         rack=config.node.rack,
         identity=store.identity,
+        protocol=PROTOCOL,
     )
     caller = Caller(keys=config.keys)
     try:

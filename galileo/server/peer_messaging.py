@@ -51,7 +51,7 @@ from galileo.model.retention import VersionedRetention
 from galileo.model.windows import Window
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import StorageNode
-from galileo.rpc.internal import SERVICE
+from galileo.rpc.internal import PROTOCOL, check_protocol
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.definition_registers import DefinitionMessage
 from galileo.server.gossip_codec import (
@@ -66,10 +66,6 @@ from galileo.server.topology_register import MESSAGES as REGISTER_MESSAGES
 from galileo.server.topology_register import TopologyRegister
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.tagged_json import TaggedJson
-
-PROTOCOL = int.from_bytes(SERVICE.digest[:3]) << 8 | 9
-"""Number of the messages between nodes; nodes refuse any other. Its last byte is raised with each
-change of messages in protobuf, the others are of the types of the internal service."""
 
 _NOT_URGENT = (messages.Digest,)
 """Messages that wait for the next heartbeat; a later one of the class replaces an earlier one."""
@@ -523,7 +519,7 @@ class PeerMessenger:
             InputError: the sender is not a node of this cluster.
             ConfigError: its topology or its protocol differs.
         """
-        _check_protocol(request)
+        check_protocol(request.protocol, node=request.sender)
         if request.topology_fingerprint != self._node.topology.fingerprint:
             raise ConfigError(
                 f"node {request.sender!r} has another topology than node "
@@ -709,16 +705,6 @@ class PeerMessenger:
 
 def _drop(node: str, message: DefinitionMessage) -> None:
     """Drops a message."""
-
-
-def _check_protocol(request: peers_pb2.GossipRequest) -> None:
-    if request.protocol != PROTOCOL:
-        raise ConfigError(
-            f"expected gossip of protocol {PROTOCOL}, got protocol {request.protocol} of node "
-            f"{request.sender!r}; install the same version of Galileo on all nodes",
-            node=request.sender,
-            expected=PROTOCOL,
-        )
 
 
 def _take_batch(outbox: deque[bytes], options: MessagingOptions) -> list[bytes]:

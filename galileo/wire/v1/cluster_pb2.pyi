@@ -31,6 +31,7 @@ class AddNodeRequest(_message.Message):
     IDENTITY_FIELD_NUMBER: _builtins.int
     NEW_GROUP_FIELD_NUMBER: _builtins.int
     RACK_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     """host:port at which other nodes and clients reach it"""
@@ -39,11 +40,13 @@ class AddNodeRequest(_message.Message):
     weight: _builtins.float
     """its share of the partitions; 0: 1"""
     identity: _builtins.str
-    """random name of its directory"""
+    """random name of its directory; empty: the node is announced and joins later"""
     new_group: _builtins.bool
     """the group is made with it"""
     rack: _builtins.str
     """empty: a rack of its own"""
+    protocol: _builtins.int
+    """of a node that joins: what it speaks with nodes"""
     def __init__(
         self,
         *,
@@ -54,10 +57,11 @@ class AddNodeRequest(_message.Message):
         identity: _builtins.str = ...,
         new_group: _builtins.bool = ...,
         rack: _builtins.str = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "group", b"group", "identity", b"identity", "name", b"name", "new_group", b"new_group", "rack", b"rack", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "group", b"group", "identity", b"identity", "name", b"name", "new_group", b"new_group", "protocol", b"protocol", "rack", b"rack", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

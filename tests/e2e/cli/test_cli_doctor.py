@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 import galileo
 from galileo.cli.main import main
-from galileo.server.peer_messaging import PROTOCOL
+from galileo.rpc.internal import PROTOCOL
 
 TUTORIAL = Path(__file__).parents[3] / "docs" / "cluster.md"
 WITHIN_S = 300.0

@@ -20,6 +20,7 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import Move
 from galileo.errors import (
+    ConfigError,
     DatasetExists,
     GalileoError,
     InputError,
@@ -36,6 +37,7 @@ from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.peers import PARTS_SCHEMA
 from galileo.query import Query
 from galileo.query import query as parsing
+from galileo.rpc.internal import PROTOCOL
 from galileo.rpc.storage import SCAN_ITEMS_MAX
 from galileo.wire import codec
 from galileo.wire.codec import CHUNK_BYTES_MAX
@@ -161,6 +163,15 @@ async def test_query_of_an_unknown_dataset_names_the_nearest(company: Any) -> No
         refused = await stream_error(company[name].query.Run(request))
         assert type(refused) is UnknownDataset
         assert refused.details["nearest"] == "nam"
+
+
+async def test_node_of_another_protocol_is_not_added(company: Any) -> None:
+    request = cluster_pb2.AddNodeRequest(
+        name="d", address="127.0.0.1:9", identity="i", protocol=PROTOCOL + 1
+    )
+    refused = await error(company["a"].cluster.AddNode(request))
+    assert type(refused) is ConfigError
+    assert (refused.details["node"], refused.details["expected"]) == ("d", PROTOCOL)
 
 
 # --- observations --------------------------------------------------------------------------------

@@ -31,9 +31,9 @@ from galileo.model.retention import Retention
 from galileo.model.schema import Feature
 from galileo.node.cluster_view import ClusterView
 from galileo.query import parse
+from galileo.rpc.internal import PROTOCOL
 from galileo.server.gossip_codec import gossip_to_pb
 from galileo.server.peer_messaging import (
-    PROTOCOL,
     MessagingOptions,
     PeerMessenger,
     _take_batch,
