@@ -16,7 +16,7 @@ import pyarrow as pa
 from benchmarks import weather
 from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn
 from benchmarks.sizes import Bench
-from galileo.cursor import Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.geo import geohash
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model.times import micros
@@ -124,6 +124,7 @@ def measure_queries(bench: Bench) -> Iterator[Figure]:
     for question in QUESTIONS:
         yield asked(question, graph, columns, runs=sizes.runs)
     yield parsed(runs=sizes.runs)
+    yield first_commits(bench, graph, commits=len(batches))
     for paths in (sizes.paths_few, sizes.paths):
         yield delta(bench, paths)
 
@@ -149,6 +150,26 @@ def parsed(*, runs: int) -> Figure:
     """What a query costs before the first path is looked at."""
     (taken,) = in_turn(lambda: parse(QUESTIONS[0].text, weather.SCHEMA), runs=runs, run_s=RUN_S)
     return Figure("reading the selective query's text", "s", taken)
+
+
+def first_commits(bench: Bench, graph: MetadataGraph, *, commits: int) -> Figure:
+    """What a fetch with an old token costs the graph, against the labels of the whole range."""
+    last = [weather.place(number) for number in range(commits)]
+    until = Cursor({one["partition"]: one["sequence"] for one in last})
+    everything, labels_max = parse("", weather.SCHEMA), FIRST_COMMITS * bench.sizes.paths_per_batch
+
+    def first() -> list[pa.RecordBatch | None]:
+        bounds = {"labels_max": labels_max, "piece_labels_max": labels_max}
+        return list(graph.scan_first(everything, after=EMPTY_CURSOR, until=until, **bounds))
+
+    found = sum(piece.num_rows for piece in first() if piece is not None)
+    if found != labels_max:
+        raise AssertionError(f"expected the first {labels_max} labels, the graph has {found}")
+    taken, whole = in_turn(
+        first, lambda: graph.scan(everything, until=until), runs=bench.sizes.runs, run_s=RUN_S
+    )
+    name = f"the first {labels_max:,} labels of {graph.count():,}, whole commits"
+    return Figure(name, "s", taken, (Peer("all of them", whole),))
 
 
 def delta(bench: Bench, paths: int) -> Figure:
@@ -192,6 +213,7 @@ def _in_day(columns: Columns) -> Mask:
     return mask
 
 
+FIRST_COMMITS = 5
 LARGE = 10
 """How many times the paths of the other benchmarks the larger graph has."""
 PATH_BYTES_MAX = 64.0
