@@ -49,7 +49,7 @@ ALL_KEPT_BYTES_MAX = 64 << 20
 """Of all hubs of a gateway, which have equal shares."""
 HUBS_MAX = 1_024
 """Queries that a gateway watches at a time."""
-FETCHES_MAX = 8
+FETCHES_MAX = 4
 """Fetches of readers of a gateway at a time."""
 FETCH_WITHIN_S = 60.0
 """Longest wait of a fetch for its turn."""
