@@ -19,6 +19,7 @@ FAR_S = 300.0
 def queries(monkeypatch: pytest.MonkeyPatch) -> SparqlQueries:
     monkeypatch.setattr(sparql, "TIMEOUT_S", 0.2)
     monkeypatch.setattr(sparql, "LOOK_S", 0.01)
+    monkeypatch.setattr(sparql, "FIRST_TURN_S", 0.01)
     return SparqlQueries()
 
 
@@ -33,7 +34,7 @@ async def test_query_is_stopped_after_its_part_of_the_time_if_others_wait(
 
     async def greedy() -> None:
         async with turns.acquire("greedy", within_s=FAR_S):
-            with raises(Overloaded, bound=0.1):
+            with raises(Overloaded, bound=0.05):
                 await queries._within_share(asyncio.create_task(endless()))
             order.append("greedy")
 
