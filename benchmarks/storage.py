@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from benchmarks import weather
 from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn
 from benchmarks.sizes import Bench
 from galileo.errors import GalileoError
-from galileo.node.catalog import Catalog, CatalogOptions
+from galileo.node.dataset_shard import DatasetShard
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.journal import Commit
 from galileo.storage.store import Store
@@ -212,10 +211,11 @@ def _read_s(directory: Path) -> float:
 
 def _recovery_s(directory: Path, paths: int) -> float:
     started = time.perf_counter()
-    with Store.open(directory, wall=time.time) as store, ThreadPoolExecutor(1) as executor:
-        catalog = Catalog(store, executor=executor, syncing=executor, options=CatalogOptions(1))
+    with Store.open(directory, wall=time.time) as store:
+        shard = DatasetShard(weather.SCHEMA)
+        store.recover(lambda _, partition, replayed: shard.replay(partition, replayed))
         taken = time.perf_counter() - started
-        found = catalog.shard(weather.SCHEMA.name).graph.count()
+        found = shard.graph.count()
     if found != paths:
         raise AssertionError(f"expected {paths} paths after recovery, got {found}")
     return taken

@@ -36,7 +36,7 @@ from galileo.replication.values import Epochs, Member, ReplicaSet
 from galileo.rpc.admission import FIELDS_MAX, NAME_CHARACTERS_MAX, SMALL_REQUEST_BYTES_MAX
 from galileo.rpc.replication import DIGESTS, REPLICATE, REPLICATE_FRAMES
 from galileo.wire import token
-from galileo.wire.internal.v1 import migration_pb2, peers_pb2
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.messages import HEAD_BYTES_MAX
 from galileo.wire.v1 import (
     analytics_pb2,
@@ -411,11 +411,6 @@ def _gossip() -> Requests:
     yield peers_pb2.GossipRequest(sender="n2", topology=bytes(8 << 20), topology_version=9)
 
 
-def _hand_over() -> Requests:
-    contents = [migration_pb2.DatasetContents() for _ in range(MANY)]
-    yield migration_pb2.HandOverRequest(partition=0, to="n2", contents=contents)
-
-
 def _replicate(
     size: int, encode: Callable[[Sequence[Envelope]], bytes]
 ) -> Callable[[], Iterator[bytes]]:
@@ -485,6 +480,7 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
             _TEXT, _one(cluster_pb2.AddNodeRequest(name=NAME, address="localhost:1", group="g"))
         ),
         "Cluster/RemoveNode": WorstCall(_TEXT, _one(cluster_pb2.RemoveNodeRequest(node=NAME))),
+        "Cluster/ForgetNode": WorstCall(_TEXT, _one(cluster_pb2.ForgetNodeRequest(node=NAME))),
         "Cluster/SetRanges": WorstCall("ranges by ranges", _ranges),
         "Cluster/SetReplicas": WorstCall(
             _NOTHING, _one(cluster_pb2.SetReplicasRequest(replicas=2**32 - 1))
@@ -522,14 +518,6 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
             "definitions", _one(peers_pb2.ReadDefinitionsRequest(slot=0))
         ),
         "PeerSamplers/Get": WorstCall(_TEXT, _one(peers_pb2.GetSamplerRequest(digest=NAME))),
-        "Migration/ListPartition": WorstCall(
-            "files of the partition", _one(migration_pb2.ListPartitionRequest())
-        ),
-        "Migration/ReadFile": WorstCall("bytes", _one(migration_pb2.ReadFileRequest(size=1 << 40))),
-        "Migration/Checksum": WorstCall("bytes", _one(migration_pb2.ChecksumRequest())),
-        "Migration/Fence": WorstCall(_TEXT, _one(migration_pb2.FenceRequest(to=NAME))),
-        "Migration/Release": WorstCall(_TEXT, _one(migration_pb2.FenceRequest(to=NAME))),
-        "Migration/HandOver": WorstCall("datasets", _hand_over),
         "internal/replicate": WorstCall(
             "messages, logs", _replicate(SMALL_REQUEST_BYTES_MAX, REPLICATE.encode)
         ),

@@ -218,9 +218,7 @@ class LocalCluster:
         with Client(*self.addresses, proof=self._proof) as client:
             if Topology.from_json(client.topology_json()).replicas == self._replicas:
                 return
-            for name in client.set_replicas(self._replicas):
-                self.node(name).restart()
-                self._await(lambda status: status.complete, START_TIMEOUT_S)
+            client.set_replicas(self._replicas)
 
     def _expect_unused(self) -> None:
         """Raises InputError if another process listens at the addresses of this cluster."""
@@ -333,8 +331,7 @@ class LocalCluster:
     def join(self, group: int | str = 0, *, new_group: bool = False) -> LocalNode:
         """Makes a node that joins the running cluster when it is started.
 
-        It has no partitions at first. With copies, it gets its share by itself; with one copy,
-        `Client.plan_rebalance` says which to move to it.
+        It has no partitions at first, and gets its share by itself.
 
         Args:
             group: the number of one of the first groups, or a name.

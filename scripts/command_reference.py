@@ -37,8 +37,7 @@ PAGES = {
     "samplers": ("Commands for samplers", "sampler"),
     "cluster": (
         "Commands for clusters",
-        "up status top doctor whoami topology node rebalance partition drain backup restore verify "
-        "recover",
+        "up status top doctor whoami topology node partition drain backup restore verify recover",
     ),
     "nodes": (
         "Commands for the setup of nodes",

@@ -94,7 +94,7 @@ COMMANDS = {
     "node add": "node-9 127.0.0.1:1 --help",
     "node replace": "node-1 node-2 --help",
     "node remove": "node-1 --undo",
-    "rebalance": "--dry-run",
+    "node forget": "node-1 --help",
     "dataset drop": "made --yes",
     "table create": "sites --column id:text --column height:float --key id",
     "table list": "",

@@ -471,19 +471,16 @@ def cut(session: Session, *, file: str | None, undo: bool) -> None:
 def replicas(session: Session, *, count: int) -> None:
     """Change the number of copies of each partition to COUNT, while the cluster works.
 
-    A cluster with one copy gets others when its nodes were restarted, one after the other. Before
-    the next one, wait until galileo status says nothing about the last one.
+    Nodes make or delete copies at once; galileo status says how many partitions lack some.
 
     \b
     Example:
       galileo topology replicas 3
     """
     with session.client() as client:
-        restart = client.set_replicas(count)
+        client.set_replicas(count)
     words = f"each partition has {count} copies, as soon as they are made; see galileo status"
-    if restart:
-        words = f"restart one after the other: {', '.join(restart)}"
-    session.output.value({"replicas": count, "restart": list(restart)}, words=words)
+    session.output.value({"replicas": count}, words=words)
 
 
 def _named_ranges(text: str, now: Topology) -> list[tuple[str, str]]:

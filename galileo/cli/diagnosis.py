@@ -241,10 +241,9 @@ def unevenness(loads: Mapping[str, float]) -> Iterator[Finding]:
         "warning",
         "",
         f"{busiest} holds {loads[busiest]:.1f} times its fair share{others}",
-        "this node is full and slow first: its group has fewer nodes than others, or it has more "
-        "partitions than others of its group",
-        "give partitions to the others with `galileo rebalance`; for a new cluster, "
-        "use groups of equal size (docs/sizing.md)",
+        "this node is full and slow first: its group has fewer nodes than others, or commands have "
+        "moved partitions to it",
+        "add nodes to its group; for a new cluster, use groups of equal size (docs/sizing.md)",
     )
 
 
@@ -393,8 +392,8 @@ def _copies(node: str, status: NodeStatus) -> Iterator[Finding]:
             node,
             pending,
             "what was asked of the cluster is not done yet",
-            "restart the nodes one after the other; a removal goes on by itself when its reason is "
-            f"gone, or ends by `galileo node remove {node} --undo`",
+            "the removal goes on by itself when its reason is gone, or ends by "
+            f"`galileo node remove {node} --undo`",
         )
     if status.under_replicated:
         partitions = ", ".join(map(str, status.under_replicated))

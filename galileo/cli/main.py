@@ -95,10 +95,6 @@ COMMANDS = {
         "galileo.cli.data:query", "List the labels of the blocks that match a CQL2 query."
     ),
     "read": LazyCommand("galileo.cli.data:read", "Download the observations that match a query."),
-    "rebalance": LazyCommand(
-        "galileo.cli.node:rebalance",
-        "Move partitions until every node has its share of its group, without downtime.",
-    ),
     "recover": LazyCommand(
         "galileo.cli.recover:recover",
         "Go on with the copies in DIRECTORY of a stopped node after a majority of copies is lost.",

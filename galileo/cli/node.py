@@ -1,14 +1,11 @@
-"""`galileo node` and `galileo rebalance`: add nodes, remove them, and even what they have."""
+"""`galileo node`: add nodes, remove them, and accept the loss of a directory."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import click
 
 from galileo.cli.lazy import Group
 from galileo.cli.output import handle_errors
-from galileo.cli.partition import move_partition
 from galileo.cli.session import Session, json_option
 from galileo.client import Client
 from galileo.client.node_removal import RemovalProgress
@@ -98,14 +95,16 @@ def add(
     """
     with session.client() as client:
         client.add_node(name, address, group=group, weight=weight, rack=rack, new_group=new_group)
-    then = "galileo topology cut" if new_group else "galileo rebalance"
-    words = f"start {name} with: galileo serve --join; then run {then}"
+    then = "; then run galileo topology cut" if new_group else ""
+    words = f"start {name} with: galileo serve --join{then}"
     session.output.value({"node": name, "address": address}, words=words)
 
 
 @node.command()
 @click.argument("name", metavar="NODE")
-@click.option("--undo", is_flag=True, help="End the removal; what has moved stays where it is.")
+@click.option(
+    "--undo", is_flag=True, help="End the removal; the node gets its share of the partitions again."
+)
 @click.option("--lost", is_flag=True, help="The node is gone for good; others have copies.")
 @json_option
 @click.pass_obj
@@ -156,6 +155,31 @@ def replace(session: Session, *, name: str, successor: str) -> None:
 
 
 @node.command()
+@click.argument("name", metavar="NODE")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_obj
+@handle_errors
+def forget(session: Session, *, name: str, yes: bool) -> None:
+    """Accept the loss of a node's directory: its partitions begin anew, empty.
+
+    For clusters with one copy of each partition. A node that starts with an empty directory does
+    not serve the partitions of its lost one. If that can be put back, stop the node and put it
+    back; otherwise restore a backup. After this command, what the directory held is gone for good.
+
+    \b
+    Example:
+      galileo node forget storm-2
+    """
+    if not yes:
+        click.confirm(f"Everything that only {name} held is lost then. Go on?", abort=True)
+    with session.client() as client:
+        partitions = client.forget_node(name)
+    words = f"{len(partitions)} partitions of {name} begin anew"
+    session.output.value({"node": name, "partitions": list(partitions)}, words=words)
+
+
+@node.command()
 @click.argument("names", nargs=-1, metavar="[NODE]...")
 @json_option
 @click.pass_obj
@@ -198,50 +222,15 @@ def scrub(session: Session, *, names: tuple[str, ...]) -> None:
         click.get_current_context().exit(1)
 
 
-@click.command()
-@click.option("--dry-run", is_flag=True, help="Print what would be moved, and stop.")
-@json_option
-@click.pass_obj
-@handle_errors
-def rebalance(session: Session, *, dry_run: bool) -> None:
-    """Move partitions until every node has its share of its group, without downtime.
-
-    Each partition is copied and verified; ingest into it then waits while the last commits follow
-    and the node takes over. Ctrl-C stops between partitions; the same command resumes there.
-
-    \b
-    Example:
-      galileo rebalance --dry-run
-      galileo rebalance
-    """
-    with session.client() as client:
-        rows: list[dict[str, Any]] = [
-            {"partition": planned.partition, "from": planned.source, "to": planned.to}
-            | ({} if dry_run else move_partition(session, client, planned.partition, to=planned.to))
-            for planned in client.plan_rebalance()
-        ]
-    title = "Would move" if dry_run else "Moved"
-    session.output.rows(
-        rows,
-        title=f"{title} {len(rows)} partitions",
-        empty="Every node has its share of its group's partitions.",
-    )
-
-
 def _remove(session: Session, client: Client, name: str, *, to: str, lost: bool = False) -> None:
-    with session.output.progress(unit="bytes") as bar:
+    with session.output.progress(unit="") as bar:
         task = bar.add_task(f"removing {name}")
         for step in client.remove_node(name, to=to, lost=lost):
-            bar.update(
-                task,
-                description=_stage(step),
-                completed=step.bytes_done,
-                total=step.bytes_total or None,
-            )
+            bar.update(task, description=_stage(step))
 
 
 def _stage(step: RemovalProgress) -> str:
-    if step.stage == "move" and step.bytes_total:
-        return f"partition {step.partition}, {step.left} left"
+    if step.stage == "move" and step.left:
+        return f"moving partitions, {step.left} left"
     words = {"move": "moving partitions", "drain": "handing queries over", "done": "removed"}
     return words.get(step.stage, step.stage)

@@ -15,11 +15,9 @@ from galileo.client.group_commit import GroupCommit
 from galileo.client.node_removal import RemovalProgress
 from galileo.client.profiles import Credentials
 from galileo.client.range_changes import RangesProgress
-from galileo.client.results import ClusterStatus, MoveProgress, PlannedMove
+from galileo.client.results import ClusterStatus, MoveProgress
 from galileo.client.routing import Router
 from galileo.client.scrubs import ScrubProgress
-from galileo.dht import placement
-from galileo.dht.topology import Topology
 from galileo.errors import Unavailable
 from galileo.model.channel import Channel
 from galileo.model.table import Table
@@ -147,9 +145,8 @@ class AsyncClient(AsyncReaders):
     def move(self, partition: int, *, to: str) -> AsyncIterator[MoveProgress]:
         """Moves a partition to another node of its group, without downtime.
 
-        Closing the iterator stops the move. The copied files stay, so that the same call resumes
-        there. After a transient error the move is retried up to the timeout of the client, which
-        begins again with each progress.
+        The node becomes a member of the partition's replica set, gets all that it lacks, and leads
+        then, whatever its share of partitions. Closing the iterator does not end the move.
 
         Args:
             partition: its number.
@@ -161,8 +158,7 @@ class AsyncClient(AsyncReaders):
         Raises:
             InputError: there is no such node or partition, the node is of another group, or it is
                 being removed.
-            Unavailable: a node cannot be reached.
-            CorruptData: the files of the partition are damaged; nothing has moved.
+            Unavailable: the node does not answer, or too few nodes do.
 
         Example:
             >>> async for progress in client.move(3, to="node-3"):  # doctest: +SKIP
@@ -171,12 +167,12 @@ class AsyncClient(AsyncReaders):
         instance_of(int, partition, "the number of a partition")
         instance_of(str, to, "the name of a node")
         request = partitions_pb2.MoveRequest(partition=partition, to=to)
-        furthest = -1
+        is_begun = False
 
         def is_progress(progress: MoveProgress) -> bool:
-            nonlocal furthest
-            before, furthest = furthest, max(furthest, progress.bytes_done)
-            return furthest > before
+            nonlocal is_begun
+            before, is_begun = is_begun, True
+            return not before
 
         async def rest() -> AsyncGenerator[MoveProgress, None]:
             """The progress of the move; a repeated request continues it."""
@@ -186,7 +182,7 @@ class AsyncClient(AsyncReaders):
             )
             with stream:
                 while part is not None:
-                    yield MoveProgress(partition, part.stage, part.bytes_done, part.bytes_total)
+                    yield MoveProgress(partition, part.stage)
                     if part.stage == "done":
                         return
                     part = await stream.read()
@@ -206,7 +202,7 @@ class AsyncClient(AsyncReaders):
     ) -> None:
         """Announces a node that will join; `galileo serve --join` joins without this call.
 
-        The node has no partitions; `rebalance` moves its share to it once it runs.
+        The node has no partitions; it gets its share once it runs.
 
         Args:
             name: of the node, which no other node has.
@@ -292,17 +288,11 @@ class AsyncClient(AsyncReaders):
             instance_of(str, node, "the name of a node")
         return scrubs.scrub(self._caller, nodes)
 
-    async def set_replicas(self, replicas: int) -> tuple[str, ...]:
-        """Changes the number of copies of each partition.
-
-        In a cluster with copies, leaders make or delete some at once. In one with a single copy, a
-        partition gets others when its node was restarted.
+    async def set_replicas(self, replicas: int) -> None:
+        """Changes the number of copies of each partition; nodes make or delete copies at once.
 
         Args:
             replicas: from 2 to 5; 1 only where it is so already.
-
-        Returns:
-            The nodes to restart, one after the other; the next one when `status` is complete.
 
         Raises:
             InputError: there cannot be so many, or 1 where there are more.
@@ -310,12 +300,31 @@ class AsyncClient(AsyncReaders):
 
         Example:
             >>> await client.set_replicas(3)  # doctest: +SKIP
-            ('node-1', 'node-2', 'node-3')
         """
         instance_of(int, replicas, "a number of copies")
         request = cluster_pb2.SetReplicasRequest(replicas=max(replicas, 0))
-        reply = await self._caller.unary(CLUSTER, "SetReplicas", request)
-        return tuple(reply.restart)
+        await self._caller.unary(CLUSTER, "SetReplicas", request)
+
+    async def forget_node(self, node: str) -> tuple[int, ...]:
+        """Accepts the loss of a node's directory: its partitions begin anew there, empty.
+
+        For clusters with one copy of each partition. A node that starts with an empty directory
+        does not serve the partitions of its lost one, until this call says that they are lost.
+
+        Returns:
+            The partitions.
+
+        Raises:
+            InputError: there is no such node, it has its directory, or other nodes have copies.
+            Unavailable: the node does not answer, or too few nodes do.
+
+        Example:
+            >>> await client.forget_node("node-3")  # doctest: +SKIP
+        """
+        instance_of(str, node, "the name of a node")
+        request = cluster_pb2.ForgetNodeRequest(node=node)
+        reply = await self._caller.unary(CLUSTER, "ForgetNode", request)
+        return tuple(reply.partitions)
 
     def set_ranges(self, ranges: Sequence[tuple[str, str]]) -> AsyncIterator[RangesProgress]:
         """Cuts the geohash ranges of the groups anew; rows that are stored stay where they are.
@@ -356,7 +365,7 @@ class AsyncClient(AsyncReaders):
         await range_changes.keep_ranges(self._caller)
 
     async def keep_node(self, node: str) -> None:
-        """Ends the removal of a node; partitions that have moved stay where they are.
+        """Ends the removal of a node, which gets its share of the partitions again.
 
         Raises:
             InputError: there is no such node.
@@ -367,25 +376,6 @@ class AsyncClient(AsyncReaders):
         """
         instance_of(str, node, "the name of a node")
         await node_removal.keep_node(self._caller, node)
-
-    async def plan_rebalance(self) -> tuple[PlannedMove, ...]:
-        """The moves that give every node its share of its group's partitions, as few as possible.
-
-        None if partitions are replicated: nodes place the copies by themselves.
-
-        Example:
-            >>> for planned in await client.plan_rebalance():
-            ...     async for progress in client.move(planned.partition, to=planned.to):
-            ...         print(progress.stage)
-        """
-        topology = Topology.from_json(await self.topology_json())
-        if topology.is_replicated:
-            return ()
-        owners = placement.owners(topology)
-        return tuple(
-            PlannedMove(move.partition, owners[move.partition], move.node)
-            for move in placement.rebalance(topology)
-        )
 
     async def topology_json(self) -> str:
         """Groups, nodes, ranges and partitions, as JSON.

@@ -46,7 +46,6 @@ from galileo.client.results import (
     Labels,
     MoveProgress,
     Notifications,
-    PlannedMove,
     Receipt,
     RetentionReport,
     RevokedSampler,
@@ -113,9 +112,8 @@ class BlockingCalls(BlockingBase):
     def move(self, partition: int, *, to: str) -> Iterator[MoveProgress]:
         """Moves a partition to another node of its group, without downtime.
 
-        Closing the iterator stops the move. The copied files stay, so that the same call resumes
-        there. After a transient error the move is retried up to the timeout of the client, which
-        begins again with each progress.
+        The node becomes a member of the partition's replica set, gets all that it lacks, and leads
+        then, whatever its share of partitions. Closing the iterator does not end the move.
 
         Args:
             partition: its number.
@@ -127,8 +125,7 @@ class BlockingCalls(BlockingBase):
         Raises:
             InputError: there is no such node or partition, the node is of another group, or it is
                 being removed.
-            Unavailable: a node cannot be reached.
-            CorruptData: the files of the partition are damaged; nothing has moved.
+            Unavailable: the node does not answer, or too few nodes do.
 
         Example:
             >>> for progress in client.move(3, to="node-3"):  # doctest: +SKIP
@@ -148,7 +145,7 @@ class BlockingCalls(BlockingBase):
     ) -> None:
         """Announces a node that will join; `galileo serve --join` joins without this call.
 
-        The node has no partitions; `rebalance` moves its share to it once it runs.
+        The node has no partitions; it gets its share once it runs.
 
         Args:
             name: of the node, which no other node has.
@@ -227,17 +224,11 @@ class BlockingCalls(BlockingBase):
         """
         return self._iterate(self._client.scrub(*nodes))
 
-    def set_replicas(self, replicas: int) -> tuple[str, ...]:
-        """Changes the number of copies of each partition.
-
-        In a cluster with copies, leaders make or delete some at once. In one with a single copy, a
-        partition gets others when its node was restarted.
+    def set_replicas(self, replicas: int) -> None:
+        """Changes the number of copies of each partition; nodes make or delete copies at once.
 
         Args:
             replicas: from 2 to 5; 1 only where it is so already.
-
-        Returns:
-            The nodes to restart, one after the other; the next one when `status` is complete.
 
         Raises:
             InputError: there cannot be so many, or 1 where there are more.
@@ -245,9 +236,26 @@ class BlockingCalls(BlockingBase):
 
         Example:
             >>> client.set_replicas(3)  # doctest: +SKIP
-            ('node-1', 'node-2', 'node-3')
         """
-        return self._run(self._client.set_replicas(replicas))
+        self._run(self._client.set_replicas(replicas))
+
+    def forget_node(self, node: str) -> tuple[int, ...]:
+        """Accepts the loss of a node's directory: its partitions begin anew there, empty.
+
+        For clusters with one copy of each partition. A node that starts with an empty directory
+        does not serve the partitions of its lost one, until this call says that they are lost.
+
+        Returns:
+            The partitions.
+
+        Raises:
+            InputError: there is no such node, it has its directory, or other nodes have copies.
+            Unavailable: the node does not answer, or too few nodes do.
+
+        Example:
+            >>> client.forget_node("node-3")  # doctest: +SKIP
+        """
+        return self._run(self._client.forget_node(node))
 
     def set_ranges(self, ranges: Sequence[tuple[str, str]]) -> Iterator[RangesProgress]:
         """Cuts the geohash ranges of the groups anew; rows that are stored stay where they are.
@@ -288,7 +296,7 @@ class BlockingCalls(BlockingBase):
         self._run(self._client.keep_ranges())
 
     def keep_node(self, node: str) -> None:
-        """Ends the removal of a node; partitions that have moved stay where they are.
+        """Ends the removal of a node, which gets its share of the partitions again.
 
         Raises:
             InputError: there is no such node.
@@ -298,18 +306,6 @@ class BlockingCalls(BlockingBase):
             >>> client.keep_node("node-3")
         """
         self._run(self._client.keep_node(node))
-
-    def plan_rebalance(self) -> tuple[PlannedMove, ...]:
-        """The moves that give every node its share of its group's partitions, as few as possible.
-
-        None if partitions are replicated: nodes place the copies by themselves.
-
-        Example:
-            >>> for planned in client.plan_rebalance():
-            ...     for progress in client.move(planned.partition, to=planned.to):
-            ...         print(progress.stage)
-        """
-        return self._run(self._client.plan_rebalance())
 
     def topology_json(self) -> str:
         """Groups, nodes, ranges and partitions, as JSON.

@@ -20,15 +20,12 @@ class RemovalProgress:
         stage: "move" while partitions move to others, "drain" while continuous queries do, "done".
         partition: that moves.
         left: partitions that have not moved yet.
-        bytes_done, bytes_total: of the files of the partition.
     """
 
     node: str
     stage: str
     partition: int = 0
     left: int = 0
-    bytes_done: int = 0
-    bytes_total: int = 0
 
 
 def remove_node(
@@ -57,9 +54,7 @@ def remove_node(
             return
         with stream:
             while part is not None:
-                yield RemovalProgress(
-                    node, part.stage, part.partition, part.left, part.bytes_done, part.bytes_total
-                )
+                yield RemovalProgress(node, part.stage, part.partition, part.left)
                 if part.stage == "done":
                     return
                 part = await stream.read()

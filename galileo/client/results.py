@@ -784,31 +784,13 @@ class ClusterStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedMove:
-    """A move that evens the cluster.
-
-    Attributes:
-        partition: its number.
-        source: the node that has it.
-        to: the node that should have it.
-    """
-
-    partition: int
-    source: str
-    to: str
-
-
-@dataclass(frozen=True, slots=True)
 class MoveProgress:
     """The progress of the move of a partition.
 
     Attributes:
         partition: that moves.
-        stage: "copy", "verify", "switch", in which producers of the partition wait, or "done".
-        bytes_done, bytes_total: of its files; both 0 at the end.
+        stage: "copy" or "done".
     """
 
     partition: int
     stage: str
-    bytes_done: int
-    bytes_total: int

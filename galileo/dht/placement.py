@@ -7,7 +7,7 @@ partitions to the initial nodes of the group. Every node has a quota, its share 
 down or up; a partition goes to the node that scores highest for it among those that do not have
 their quota of partitions with higher scores. Scores and quotas are integers, so all machines agree.
 
-A moved partition is on the node of its last move.
+A partition is on the node that leads it; before one does, on the node that founds it.
 
 Where ranges are cut anew, rows stay in the partitions where they are. A block has one partition in
 each *range epoch*; it differs by the group alone, because tier 2 is the same in all.
@@ -15,9 +15,7 @@ each *range epoch*; it differs by the group alone, because tier 2 is the same in
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -26,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.dht.rack_spread import draw_by_score, rank_nodes, rounded
-from galileo.dht.topology import Group, Move, NodeInfo, RangeMap, Topology, first_cells
+from galileo.dht.topology import Group, NodeInfo, RangeMap, Topology, first_cells
 from galileo.geo import geohash
 from galileo.hashing import mix64, text64
 from galileo.model import paths
@@ -156,16 +154,20 @@ def owners(topology: Topology) -> Mapping[int, str]:
 def rankings(topology: Topology) -> Mapping[int, tuple[str, ...]]:
     """The nodes of each partition's group, in the order in which they should have its replicas.
 
-    The first one should lead. Each rank is drawn as owners are, without the nodes of
-    earlier ranks, so that every node gets its share of each rank, and few change when a node comes
-    or goes. Where nodes share racks, the copies are spread over these (`dht.rack_spread`). Nodes
-    after as many as there are copies replace lost ones. Leaving nodes, and those that have not
-    joined yet, are left out.
+    The first one should lead: the one that is pinned, if there is one. Each rank is drawn as owners
+    are, without the nodes of earlier ranks, so that every node gets its share of each rank, and few
+    change when a node comes or goes. Where nodes share racks, the copies are spread over these
+    (`dht.rack_spread`). Nodes after as many as there are copies replace lost ones. Leaving nodes,
+    and those that have not joined yet, are left out.
     """
     ranked: dict[int, tuple[str, ...]] = {}
     for number, group in enumerate(topology.groups):
         partitions = _partitions_of(topology, number)
         ranked |= _rank_group(group, partitions, replicas=topology.replicas)
+    for partition, node in topology.pins:
+        if node in ranked[partition]:
+            others = (other for other in ranked[partition] if other != node)
+            ranked[partition] = node, *others
     return ranked
 
 
@@ -205,44 +207,6 @@ def _draw_rank(nodes: Sequence[NodeInfo], scores: npt.NDArray[np.uint64]) -> npt
     quotas = _quotas(nodes, len(scores))
     drawn = draw_by_score(scores, np.array([quotas[node.name] for node in nodes]))
     return np.where(drawn < 0, scores.argmax(axis=1), drawn)
-
-
-def share(topology: Topology, node: str) -> tuple[int, ...]:
-    """The partitions that a node lacks to have its quota of its group's partitions.
-
-    They come from nodes that have more than their quota, the highest scores of the node first; the
-    quota of a leaving node is zero.
-    Moving them moves nothing else. Where the quotas leave a choice, nodes keep what they have.
-
-    Raises:
-        ConfigError: the node does not exist.
-    """
-    group = topology.group_of(node)
-    partitions = _partitions_of(topology, topology.groups.index(group))
-    names = sorted(one.name for one in group.nodes)
-    staying = [one for one in group.nodes if not one.leaving]
-    now = owners(topology)
-    counts = Counter(now[partition] for partition in partitions)
-    quotas = Counter(_quotas(staying, len(partitions), counts=counts)) if staying else Counter()
-    owning = np.array([names.index(now[partition]) for partition in partitions])
-    scores = _scores([node], partitions)[:, 0]
-    excess = np.array([counts[name] - quotas[name] for name in names])
-    offered = np.flatnonzero(_ranks(owning, scores) < excess[owning])
-    best = offered[np.argsort(~scores[offered], kind="stable")]
-    taken = best[: max(0, quotas[node] - counts[node])]
-    return tuple(partitions[position] for position in np.sort(taken).tolist())
-
-
-def rebalance(topology: Topology) -> tuple[Move, ...]:
-    """The moves that give every node its share, and leaving nodes nothing; as few as can be."""
-    moves: list[Move] = []
-    numbers = {move.partition: move.number for move in topology.moved}
-    for node in topology.nodes:
-        taken = [Move(p, numbers.get(p, 0) + 1, node.name) for p in share(topology, node.name)]
-        last = {move.partition: move for move in (*topology.moved, *taken)}
-        topology = replace(topology, moved=tuple(sorted(last.values())))
-        moves += taken
-    return tuple(moves)
 
 
 def relative_loads(

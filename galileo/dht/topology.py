@@ -147,8 +147,8 @@ class Founding:
         owners: the first node of each partition.
         homes: for each initial node, the node that creates its datasets now.
         ordinals: how many were assigned; the next node gets this one.
-        disks: for each partition of a cluster with replicas, the directory with which it begins,
-            by its random name. "": not known yet; `NO_DISK`: it has begun, and is at other nodes.
+        disks: for each partition, the directory with which it begins, by its random name. "": not
+            known yet; `NO_DISK`: it has begun, and is at other nodes.
     """
 
     fingerprint: int
@@ -166,14 +166,14 @@ class Topology:
     ranges: where new rows go. A group without a range gets none.
     partitions_per_group: group g owns the partitions g·n to g·n + n - 1.
     version: a higher one replaces a lower one; 1 is the topology of the files.
-    moved: the last move of each partition that was moved.
+    moved: the leader of each partition, as far as one is known, with its term as the number.
     founding: of a cluster whose nodes were changed by command.
     former_ranges: the ranges before, oldest first. Rows stay where they were stored, so queries
         ask the partitions of all of them. Their number plus 1 is the *range epoch*.
     pending_ranges: the ranges of the next epoch, while nodes learn of them. Queries ask their
         partitions, too, but no row is stored by them yet.
-    replicas: the copies of each partition, on different nodes of its group. Above 1, a move names
-        the leader of a partition, and its number is the leader's term.
+    replicas: the copies of each partition, on different nodes of its group.
+    pins: the node that should lead a partition where a command has named one, by partition.
     """
 
     cluster: str
@@ -186,6 +186,7 @@ class Topology:
     former_ranges: tuple[RangeMap, ...] = ()
     pending_ranges: RangeMap | None = None
     replicas: int = 1
+    pins: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         _check_name("cluster", self.cluster)
@@ -407,6 +408,7 @@ class Topology:
             ],
             "moved": [[move.partition, move.number, move.node] for move in self.moved],
             "founding": None if self.founding is None else asdict(self.founding),
+            "pins": [list(pin) for pin in self.pins],
         }
         return json.dumps(raw, sort_keys=True)
 
@@ -438,6 +440,7 @@ class Topology:
                 former_ranges=tuple(map(_range_map, raw.get("former_ranges", ()))),
                 pending_ranges=None if pending is None else _range_map(pending),
                 replicas=number_of(raw, "replicas"),
+                pins=tuple((int(p), str(node)) for p, node in raw.get("pins", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(

@@ -50,16 +50,13 @@ def pin(topology: Topology) -> Topology:
         owners=tuple(unmoved[partition] for partition in topology.partitions),
         homes=tuple((node.name, node.name) for node in topology.founders),
         ordinals=max(ordinals.values()) + 1,
-        disks=("",) * len(topology.partitions) if topology.is_replicated else (),
+        disks=("",) * len(topology.partitions),
     )
     return replace(topology, groups=groups, founding=founding)
 
 
 def set_replicas(topology: Topology, count: int) -> Topology:
     """Changes the number of copies of each partition.
-
-    A partition that had one copy begins in the directory of its owner, which names itself when it
-    starts again (`identify`). Until then it has one copy, and is not moved any more.
 
     Raises:
         InputError: there cannot be so many, or copies are to be given up.
@@ -74,27 +71,20 @@ def set_replicas(topology: Topology, count: int) -> Topology:
             "a new cluster for one copy, and copy the data",
             parameter="replicas",
         )
-    pinned = pin(topology)
-    founding = pinned.founding
-    assert founding is not None
-    if not topology.is_replicated:
-        founding = replace(founding, disks=("",) * len(topology.partitions))
-    return replace(pinned, replicas=count, founding=founding)
+    return replace(pin(topology), replicas=count)
 
 
 def unfounded(topology: Topology, owned: Collection[int]) -> frozenset[int]:
-    """Of the partitions of a node, those that have not begun in any directory as replicated."""
+    """Of the partitions of a node, those that have not begun in any directory."""
     founding = topology.founding
-    if not topology.is_replicated:
-        return frozenset()
     return frozenset(p for p in owned if founding is None or not founding.disks[p])
 
 
 def identify(topology: Topology, name: str, identity: str, owned: Collection[int]) -> Topology:
     """Records the directory with which a node began, unless another one is recorded.
 
-    It alone founds replicated partitions: another directory of the node may replace a lost one,
-    whose partitions other nodes have.
+    It alone founds partitions: another directory of the node may replace a lost one, whose
+    partitions other nodes have, or which is to be put back.
 
     Args:
         topology: as it is.
@@ -125,7 +115,7 @@ def set_rack(topology: Topology, name: str, rack: str) -> Topology:
 
 
 def _set_founder(topology: Topology, node: NodeInfo, owned: Collection[int]) -> Topology:
-    """Has the replicated partitions that a node owns begin in its directory, if in none yet."""
+    """Has the partitions that a node owns begin in its directory, if in none yet."""
     founding, here = topology.founding, unfounded(topology, owned)
     if founding is None or not here:
         return topology
@@ -214,7 +204,7 @@ def _add_group(topology: Topology, group: Group) -> Topology:
     assert founding is not None
     count = topology.partitions_per_group
     owners = (*founding.owners, *[group.nodes[0].name] * count)
-    disks = (*founding.disks, *[""] * count) if topology.is_replicated else ()
+    disks = (*founding.disks, *[""] * count)
     return replace(
         topology,
         groups=(*topology.groups, group),
@@ -306,24 +296,15 @@ def set_leaving(topology: Topology, name: str, *, is_leaving: bool) -> Topology:
 
 
 def remove_node(topology: Topology, name: str) -> Topology:
-    """Removes a node that has no partitions; another creates the datasets whose home it was.
+    """Removes a node that is in no replica set; another creates the datasets whose home it was.
 
     Raises:
         InputError: it is the last node of its group.
-        Unavailable: it has partitions.
     """
     if name not in topology.by_name:
         return topology
     set_leaving(topology, name, is_leaving=True)
-    topology = _without_founder(topology, name) if topology.is_replicated else topology
-    owned = placement.partitions_by_node(topology)[name]
-    if owned:
-        raise Unavailable(
-            f"node {name!r} still has partitions {', '.join(map(str, sorted(owned)))}; move them "
-            "first",
-            after_s=1.0,
-            node=name,
-        )
+    topology = _without_founder(topology, name)
     pinned = pin(topology)
     founding = pinned.founding
     assert founding is not None
@@ -337,10 +318,7 @@ def remove_node(topology: Topology, name: str) -> Topology:
 
 
 def _without_founder(topology: Topology, name: str) -> Topology:
-    """Has no partition begin at a node any more; who leads them is known to nodes alone.
-
-    A move to the node is of the time when the cluster had one copy, and says nothing any more.
-    """
+    """Has no partition begin at a node any more; who leads them is known to nodes alone."""
     pinned = pin(topology)
     founding, group = pinned.founding, pinned.group_of(name)
     assert founding is not None
@@ -351,7 +329,64 @@ def _without_founder(topology: Topology, name: str) -> Topology:
         for owner, disk in zip(founding.owners, founding.disks, strict=True)
     )
     moved = tuple(move for move in pinned.moved if move.node != name)
-    return replace(pinned, founding=replace(founding, owners=owners, disks=disks), moved=moved)
+    pins = tuple(one for one in pinned.pins if one[1] != name)
+    founding = replace(founding, owners=owners, disks=disks)
+    return replace(pinned, founding=founding, moved=moved, pins=pins)
+
+
+def pin_partitions(topology: Topology, partitions: Collection[int], to: str) -> Topology:
+    """Has a node lead some partitions of its group, whatever their ranking says.
+
+    Raises:
+        InputError: there is no such node, it is being removed, or a partition is of another group.
+    """
+    node, group = known_node(topology, to), topology.group_of(to)
+    if node.leaving:
+        raise InputError(
+            f"node {to!r} is being removed and takes no partitions; name another node", node=to
+        )
+    count, number = topology.partitions_per_group, topology.groups.index(group)
+    for partition in partitions:
+        if not number * count <= partition < (number + 1) * count:
+            raise InputError(
+                f"expected a partition of group {group.name!r}, that is {number * count} to "
+                f"{(number + 1) * count - 1}, since node {to!r} is of this group; got {partition}",
+                partition=partition,
+                group=group.name,
+            )
+    pins = dict(topology.pins) | dict.fromkeys(partitions, to)
+    if pins == dict(topology.pins):
+        return topology
+    return replace(pin(topology), pins=tuple(sorted(pins.items())))
+
+
+def found_anew(
+    topology: Topology, name: str, partitions: Collection[int], *, lost: str
+) -> Topology:
+    """Has partitions begin anew, empty, at a node whose directory is lost with their only copy.
+
+    The directory with which the node runs founds them (`identify`).
+
+    Args:
+        topology: as it is.
+        name: of the node.
+        partitions: of which the lost directory had the only copy.
+        lost: the identity of the directory. Where it is not that of the node any more, nothing
+            changes, so that the same change has its effect once.
+
+    Raises:
+        InputError: there is no such node.
+    """
+    if known_node(topology, name).identity != lost:
+        return topology
+    pinned = pin(topology)
+    founding = pinned.founding
+    assert founding is not None
+    owners = tuple(name if p in partitions else one for p, one in enumerate(founding.owners))
+    disks = tuple("" if p in partitions else one for p, one in enumerate(founding.disks))
+    node = replace(pinned.by_name[name], identity="")
+    founding = replace(founding, owners=owners, disks=disks)
+    return _replace_node(replace(pinned, founding=founding), name, node)
 
 
 def check_receiver(topology: Topology, name: str, *, of: str) -> None:

@@ -1,8 +1,8 @@
 """The current topology of a node: the last version that it learned, and updates from other nodes.
 
-Updates are addresses of nodes that moved, and moves of partitions. The move of a
-partition with the highest number counts. Only the owner of a partition moves it, and numbers the
-move; so nodes that have received the same moves have the same map, in any order.
+Updates are addresses of nodes that moved, and leaders of partitions. A `Move` names the leader of a
+partition and its term, and the one with the highest term counts; so nodes that have heard of the
+same leaders have the same map, in any order.
 """
 
 from __future__ import annotations
@@ -78,16 +78,6 @@ class TopologyState:
                 known = self._now.by_name.get(node)
                 if known is not None and known.address != address and not self._is_taken(address):
                     self._now = _with_address(self._now, node, address)
-
-    def restore(self, moves: Iterable[Move]) -> None:
-        """Apply the moves that this node had stored before its restart.
-
-        Raises:
-            ConfigError: a partition was moved to a node that the topology does not name.
-        """
-        last = {move.partition: move for move in sorted((*self._now.moved, *moves))}
-        if last:
-            self._now = replace(self._now, moved=tuple(sorted(last.values())))
 
     def relocate(self, node: str, address: str, *, epoch: int) -> bool:
         """Apply the address that a node reports, unless a later start of it reported another.

@@ -32,7 +32,6 @@ from galileo.errors import (
     CorruptData,
     GalileoError,
     InputError,
-    PartitionMoved,
     PartitionReadOnly,
     QuotaExceeded,
 )
@@ -51,9 +50,8 @@ from galileo.model.schema import (
 from galileo.model.table import Table
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.dataset_shard import DatasetShard
-from galileo.node.group_commit import GroupCommit, Results
 from galileo.node.replication.log_writer import LogOwner, LogWriter
-from galileo.node.shard import ALL_PARTITIONS, Shard, partition_moved
+from galileo.node.shard import ALL_PARTITIONS, Results, Shard, partition_moved, partitions_lost
 from galileo.node.table_shard import TableShard
 from galileo.storage.commits import Commit
 from galileo.storage.journal import PartitionJournal
@@ -63,8 +61,6 @@ from galileo.storage.store import Store
 
 RETENTION_KIND = "retention"
 CREATORS_KIND = "creators"
-FENCED_S = 0.1
-"""Seconds after which a producer repeats a commit for a partition that is being moved."""
 
 AnyShard: TypeAlias = DatasetShard | TableShard | ChannelShard
 S = TypeVar("S", DatasetShard, ChannelShard)
@@ -103,15 +99,14 @@ class Catalog:
         executor: Executor,
         syncing: Executor,
         options: CatalogOptions,
-        moves_of: Callable[[int], int] = lambda _: 0,
+        machines: LogOwner,
+        term_of: Callable[[int], int] = lambda _: 0,
         owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
-        machines: LogOwner | None = None,
     ) -> None:
         self._machines = machines
         self._store = store
-        self._moves_of = moves_of
+        self._term_of = term_of
         self._owned = owned
-        self._fenced: set[int] = set()
         self._executor = executor
         self._syncing = syncing
         self._options = options
@@ -120,7 +115,7 @@ class Catalog:
         self._keys: dict[str, str] = {}
         self._changed = set[str]()
         self._owned_before: Container[int] | None = None
-        self._writers: dict[str, GroupCommit | LogWriter] = {}
+        self._writers: dict[str, LogWriter] = {}
         self._drops: dict[str, tuple[int, asyncio.Task[Removed]]] = {}
         self._opening = threading.Lock()
         self._making = threading.Lock()
@@ -137,12 +132,7 @@ class Catalog:
         for schema in store.schemas().values():
             self._shards[schema.key] = self._new_shard(schema)
             self._keys[schema.name] = schema.key
-        is_replicated = machines is not None
-        store.recover(
-            self._replay,
-            wanted=lambda partition: is_replicated or partition in owned(),
-            is_replicated=is_replicated,
-        )
+        store.recover(self._replay)
         for dataset, partition in store.damaged:
             self._shards[dataset].detach(partition)  # Some of its commits have been replayed.
         for (dataset, partition), journal in store.journals().items():
@@ -150,17 +140,13 @@ class Catalog:
 
     def _new_shard(self, schema: StoredSchema) -> AnyShard:
         options: dict[str, Any] = {
-            "epoch": self._store.epoch,
             "owned": self._owned,
             "log": self._store.log,
             "on_change": self._changed.add,
+            "may_serve": self._machines.holds_lease,
+            "may_follow": self._machines.follows,
+            "is_lost": self._machines.is_lost,
         }
-        if self._machines is not None:
-            options |= {
-                "is_replicated": True,
-                "may_serve": self._machines.holds_lease,
-                "may_follow": self._machines.follows,
-            }
         if isinstance(schema, Table):
             return TableShard(schema, **options)
         if isinstance(schema, Channel):
@@ -454,9 +440,7 @@ class Catalog:
             await writer.drained()
         return await asyncio.to_thread(self._delete, shards)
 
-    def _drop(
-        self, name: str, generations: int
-    ) -> tuple[Sequence[Shard], list[GroupCommit | LogWriter]]:
+    def _drop(self, name: str, generations: int) -> tuple[Sequence[Shard], list[LogWriter]]:
         """Removes the datasets and their writers; from now on none gets a writer."""
         with self._making:
             dropped = self._store.drop_dataset(name, generations)
@@ -537,16 +521,19 @@ class Catalog:
             known: the results of other parts.
 
         Returns:
-            The results by partition, as of `GroupCommit.submit`. Those of partitions that are being
-            moved, or were, and of journals that cannot be created, are errors.
+            The results by partition, as of `LogWriter.submit`. Those of partitions that this node
+            does not lead, and of journals that cannot be created, are errors.
 
         Raises:
             UnknownDataset: there is no such dataset.
         """
         refused: Results = dict(known or {})
-        if self._machines is not None:
-            others = commits.keys() - self._machines.terms.keys()
-            refused |= {partition: partition_moved([partition]) for partition in others}
+        terms = self._machines.terms
+        refused |= {
+            p: partitions_lost([p]) if self._machines.is_lost(p) else partition_moved([p])
+            for p in commits
+            if p not in terms
+        }
         for partition in (
             commits.keys() - refused.keys() - self.stored_shard(dataset).journals.keys()
         ):
@@ -555,46 +542,33 @@ class Catalog:
             except GalileoError as error:
                 refused[partition] = error
         with self._opening:
-            refused |= {partition: fenced(partition) for partition in self._fenced & commits.keys()}
             accepted = {p: commit for p, commit in commits.items() if p not in refused}
             return self._writer(dataset).submit(accepted, refused)
 
     def log_writer(self, dataset: str) -> LogWriter | None:
-        """The writer of a dataset's replicated logs; None if there is no such dataset here."""
+        """The writer of a dataset's logs; None if there is no such dataset here."""
         if dataset not in self._shards:
             return None
         with self._opening:
-            writer = self._writer(dataset)
-        assert isinstance(writer, LogWriter), "partitions are not replicated"
-        return writer
+            return self._writer(dataset)
 
-    def _writer(self, dataset: str) -> GroupCommit | LogWriter:
+    def _writer(self, dataset: str) -> LogWriter:
         writer = self._writers.get(dataset)
         if writer is None:
-            writer = self._writers[dataset] = self._new_writer(dataset)
-        return writer
-
-    def _new_writer(self, dataset: str) -> GroupCommit | LogWriter:
-        shard, waiting_max = self.stored_shard(dataset), self._options.commit_queue_max
-        if self._machines is not None:
-            return LogWriter(
-                shard,
+            writer = self._writers[dataset] = LogWriter(
+                self.stored_shard(dataset),
                 machines=self._machines,
                 open_journal=lambda partition: self._make_journal(dataset, partition),
                 restart_journal=partial(self.restart_journal, dataset),
                 executor=self._executor,
                 syncing=self._syncing,
-                waiting_max=waiting_max,
+                waiting_max=self._options.commit_queue_max,
             )
-        return GroupCommit(
-            shard, executor=self._executor, syncing=self._syncing, waiting_max=waiting_max
-        )
+        return writer
 
     def _make_journal(self, dataset: str, partition: int) -> None:
         """Creates a journal without holding `_opening`, which the event loop takes."""
         with self._making:
-            with self._opening:
-                self._check_open(partition)
             shard = self.stored_shard(dataset)
             if partition not in shard.journals:
                 self._attach(dataset, partition, self._store.journal(dataset, partition))
@@ -618,69 +592,16 @@ class Catalog:
             return self._store.set_aside(dataset, partition)
 
     def _attach(self, dataset: str, partition: int, journal: PartitionJournal) -> None:
-        if self._machines is not None:
-            journal.on_damage = partial(self._report_damage, dataset, partition)
-        self._shards[dataset].attach(partition, journal, moves=self._moves_of(partition))
+        journal.on_damage = partial(self._report_damage, dataset, partition)
+        self._shards[dataset].attach(partition, journal, term=self._term_of(partition))
 
     def _report_damage(self, dataset: str, partition: int, error: CorruptData) -> GalileoError:
         """Has the log copied again, and the reader look for another replica, if there is one."""
-        assert self._machines is not None, "a log of one copy cannot be copied again"
         if not self._machines.has_others(partition):
             return error
         loop = self._machines.loop
         loop.call_soon_threadsafe(self._machines.on_damage, dataset, partition, error)
         return partition_moved([partition])
-
-    def _wait_for_journal(self) -> None:
-        """Waits for the journal that is being created."""
-        with self._making:
-            pass
-
-    def _check_open(self, partition: int) -> None:
-        if partition in self._fenced:
-            raise fenced(partition)
-
-    # --- partitions that come and go ---------------------------------------------------------
-
-    async def fence(self, partition: int) -> None:
-        """Rejects commits for a partition; returns when the running ones are done."""
-        with self._opening:
-            self._fenced.add(partition)
-        await asyncio.to_thread(self._wait_for_journal)
-        for writer in list(self._writers.values()):
-            await writer.drained(partition)
-
-    def unfence(self, partition: int) -> None:
-        """Accepts commits for a partition again."""
-        with self._opening:
-            self._fenced.discard(partition)
-
-    def is_fenced(self, partition: int) -> bool:
-        """Whether commits are rejected, and none is running."""
-        with self._opening:
-            is_idle = all(writer.is_idle(partition) for writer in self._writers.values())
-            return partition in self._fenced and is_idle
-
-    def open_partition(self, partition: int, datasets: Iterable[str], *, moves: int) -> None:
-        """Opens what was copied here, in a thread; blocks until its graph is built.
-
-        Raises:
-            CorruptData, PartitionReadOnly, ConfigError: as `PartitionJournal.open`; what has been
-                opened of it stays open, and what was replayed of the rest is forgotten.
-        """
-        with self._changing_partitions:
-            for dataset in sorted(datasets):
-                if self.is_dropped(dataset):
-                    continue
-                shard = self.stored_shard(dataset)
-                if partition in shard.journals:
-                    continue
-                try:
-                    journal = self._store.open_partition(dataset, partition, self._replay)
-                except BaseException:  # or the next attempt would replay it a second time
-                    shard.detach(partition)
-                    raise
-                shard.attach(partition, journal, moves=moves)
 
     def close_partition(self, partition: int) -> None:
         """Closes a partition that is not this node's, in a thread; its files stay.
@@ -728,15 +649,6 @@ def _added_features(schema: StoredSchema, shard: AnyShard) -> _AddedFeatures | N
     if is_wider and isinstance(shard, DatasetShard) and isinstance(schema, Schema):
         return _AddedFeatures(shard, schema)
     raise existing_dataset(shard.schema, same=False)
-
-
-def fenced(partition: int) -> PartitionMoved:
-    """The error for a producer whose partition is being moved, or was."""
-    return PartitionMoved(
-        f"partition {partition} is being moved to another node, or was just now; send the same "
-        "batch again",
-        after_s=FENCED_S,
-    )
 
 
 def dataset_home(topology: Topology, dataset: str) -> str:

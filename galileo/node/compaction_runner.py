@@ -70,7 +70,7 @@ class CompactionRunner:
         while not self._stopping.wait(self._options.interval_s):
             for dataset, shard in self._catalog.shards.items():
                 merge = self._merge_options(shard)
-                for partition, journal in sorted(shard.maintained.items()):
+                for partition, journal in sorted(shard.journals.items()):
                     self._merge((dataset, partition), journal, merge)
 
     def _merge_options(self, shard: Shard) -> CompactionOptions:

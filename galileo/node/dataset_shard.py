@@ -18,15 +18,13 @@ from galileo.graph.synopsis import Synopsis
 from galileo.model.schema import Schema, widen
 from galileo.model.times import column_micros
 from galileo.model.windows import ClockStep
-from galileo.node.shard import MOVED, Shard
+from galileo.node.shard import Shard
 from galileo.query import parse
 from galileo.storage.recovery import Replayed
 from galileo.storage.retention import Truncation
 
 NARROWED_PATHS_MAX = 262_144
 """Up to so many paths of a partition its synopsis is made anew when commits were dropped."""
-_REMADE = 1 << 40
-"""What making a synopsis anew adds to its epoch; far above all epochs of a store."""
 _REMADE_IN_TERM = 1 << 16
 """Synopses that a leader can make anew in one term."""
 
@@ -167,10 +165,9 @@ class DatasetShard(Shard):
         return Synopsis(self.graph.schema, partition=partition, epoch=epoch, since=since)
 
     def _synopsis_epoch(self, partition: int) -> int:
-        remade, moves = self._remade.get(partition, 0), self._moves.get(partition, 0)
-        if self._is_replicated:  # It is a term, and a leader that restarts gets another one.
-            return moves * _REMADE_IN_TERM + remade % _REMADE_IN_TERM
-        return self._epoch + _REMADE * remade + MOVED * moves
+        """A leader that restarts gets another term."""
+        remade, term = self._remade.get(partition, 0), self._terms.get(partition, 0)
+        return term * _REMADE_IN_TERM + remade % _REMADE_IN_TERM
 
     def _narrow(self, partition: int) -> None:
         """Makes a partition's synopsis of what is left, where that is cheap; else it stays wide."""

@@ -36,9 +36,8 @@ from galileo.errors import GalileoError, TransientError
 from galileo.model import paths
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
-from galileo.node.group_commit import Results
 from galileo.node.peers import BatchLookup, CommitAnswer, FoundBatch, Peers
-from galileo.node.shard import Shard
+from galileo.node.shard import Results, Shard
 from galileo.storage.commits import SEAL, seal_of
 
 EPOCH_MARK = SEAL

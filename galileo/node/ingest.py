@@ -51,8 +51,8 @@ from galileo.node.earlier_batches import (
     EarlierBatches,
     Parts,
 )
-from galileo.node.group_commit import Results
 from galileo.node.peers import CommitAnswer, CommitTask, Peers, TableTask
+from galileo.node.shard import Results
 from galileo.node.table_reader import TableReader
 from galileo.storage.commits import Commit, Committed, ranges_changed, record_of
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from galileo.errors import (
     InternalError,
     PartitionMoved,
     PartitionReadOnly,
+    Unavailable,
     listed,
 )
 from galileo.graph.columns import Commits
@@ -49,9 +50,10 @@ from galileo.storage.journal import (
 from galileo.storage.recovery import Replayed
 from galileo.storage.retention import Truncation
 
-MOVED = 1 << 52
-"""What a move of a partition adds to an epoch: another node's epochs begin elsewhere."""
 ALL_PARTITIONS = range(1 << 31)
+
+Results: TypeAlias = dict[int, Committed | GalileoError]
+"""What became of the part of a batch in each partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class Index(Protocol):
 class Shard:
     """The journals and the index of one dataset or table on this node.
 
-    During a move a partition may be here without being this node's own; methods about own
+    A partition that another node leads is here without being this node's own; methods about own
     partitions ignore it.
 
     Attributes:
@@ -111,28 +113,26 @@ class Shard:
         schema: StoredSchema,
         index: Index,
         *,
-        epoch: int,
         owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
         log: CommitLog | None = None,
-        is_replicated: bool = False,
         may_serve: Callable[[int], bool] = lambda _: True,
         may_follow: Callable[[int], bool] = lambda _: False,
+        is_lost: Callable[[int], bool] = lambda _: False,
         on_change: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.schema = schema
         self.index = index
         self._owned = owned
-        self._is_replicated = is_replicated
         self._may_serve = may_serve
         self._may_follow = may_follow
+        self._is_lost = is_lost
         self._log = log
         self.journals: dict[int, PartitionJournal] = {}
-        self._epoch = epoch
         self._published: dict[int, int] = {}
         self._change = object()
         self._on_change = on_change
         self._own_published: tuple[object, object, PublishedCommits] | None = None
-        self._moves: dict[int, int] = {}
+        self._terms: dict[int, int] = {}
         self._attaching = threading.Lock()
         self._runs_maintained = 0
         self.durable_s = 0.0
@@ -143,9 +143,9 @@ class Shard:
         self.index.insert_many(replayed.paths, Commits.of(partition, sequences), replayed.counts)
         self._note(partition, replayed)
 
-    def attach(self, partition: int, journal: PartitionJournal, *, moves: int = 0) -> None:
-        """Begins to serve a partition; `moves` is the number of its last move."""
-        self._moves[partition] = max(moves, self._moves.get(partition, 0))
+    def attach(self, partition: int, journal: PartitionJournal, *, term: int = 0) -> None:
+        """Begins to serve a partition, whose last known leader has this term."""
+        self._terms[partition] = max(term, self._terms.get(partition, 0))
         with self._attaching:  # A new dictionary, since other threads may iterate over this one.
             self.journals = {**self.journals, partition: journal}
         if journal.last_sequence:  # of which none was replayed where retention dropped them all
@@ -162,8 +162,8 @@ class Shard:
         self.index.remove(partition)
 
     def lead(self, partition: int, term: int) -> None:
-        """Makes this node the leader of a replicated partition."""
-        self._moves[partition] = term
+        """Makes this node the leader of a partition."""
+        self._terms[partition] = term
         self._note_change()
 
     def owns(self, partition: int) -> bool:
@@ -176,21 +176,21 @@ class Shard:
         return {p: journal for p, journal in self.journals.items() if self.owns(p)}
 
     @property
-    def maintained(self) -> dict[int, PartitionJournal]:
-        """The journals whose files this node merges: its own, or all replicas."""
-        return self.journals if self._is_replicated else self.own
-
-    @property
     def own_partitions(self) -> frozenset[int] | None:
         """This node's own partitions; None if all partitions here are."""
         own = frozenset(self.own)
         return None if len(own) == len(self.journals) else own
 
     def check_own(self, partitions: Iterable[int]) -> None:
-        """Raises PartitionMoved where some are not this node's own, as far as it knows for sure."""
+        """Checks that partitions are this node's own, as far as it knows for sure.
+
+        Raises:
+            PartitionMoved: some are not.
+            Unavailable: this node has lost the directory with the only copy of some.
+        """
         others = [p for p in partitions if not self._surely_owns(p)]
         if others:
-            raise partition_moved(others)
+            raise self._not_own(others)
 
     def surely_own(self, partitions: Iterable[int]) -> frozenset[int]:
         """Those of which no other node can have commits that this one lacks."""
@@ -219,11 +219,16 @@ class Shard:
     def check_readable(
         self, partitions: Iterable[int], *, after: Cursor, until: Cursor | None
     ) -> None:
-        """Raises PartitionMoved where some are not `readable`."""
+        """Raises an error as `check_own` where some are not `readable`."""
         asked = frozenset(partitions)
         others = asked - self.readable(asked, after=after, until=until)
         if others:
-            raise partition_moved(others)
+            raise self._not_own(others)
+
+    def _not_own(self, others: Iterable[int]) -> GalileoError:
+        """The error for partitions that this node does not lead."""
+        lost = [p for p in others if self._is_lost(p)]
+        return partitions_lost(lost) if lost else partition_moved(others)
 
     def check_unchanged(
         self, journals: Mapping[int, PartitionJournal], partitions: Iterable[int]
@@ -308,28 +313,33 @@ class Shard:
         """
         return Cursor({p: journal.dropped for p, journal in self.journals.items()})
 
-    def write(
-        self, commits: Mapping[int, Sequence[Commit]], *, executor: Executor | None = None
+    def commit(
+        self,
+        commits: Mapping[int, Sequence[Commit]],
+        *,
+        terms: Mapping[int, int],
+        executor: Executor | None = None,
     ) -> dict[int, list[Committed | GalileoError]]:
-        """The one write path; blocks on the disk, so it runs in a thread.
+        """Commits to logs of which this node is the only member; readers see them at once.
 
-        Where what is durable cannot be indexed, as for want of memory, its partitions stop: a later
-        commit would be published with that one missing. The next start indexes it.
+        Blocks on the disk, so it runs in a thread. Where what is durable cannot be indexed, as for
+        want of memory, its partitions stop: a later commit would be published with that one
+        missing. The next start indexes it.
 
         Args:
-            commits: by partition.
+            commits: by partition, all of which are here, without pending frames.
+            terms: of each of these partitions.
             executor: whose threads write to several partitions at the same time.
 
         Returns:
-            The results of `PartitionJournal.append` by partition; those of a partition that is not
-            here are errors.
+            The results of `PartitionJournal.append` by partition.
         """
-        journals, known = self.journals, commits.keys() & self.journals.keys()
-        accepted = self.refuse_stale({p: commits[p] for p in commits if p in known})
         with ExitStack() as stack:
             appendings = {
-                partition: stack.enter_context(journals[partition].appending(of_partition))
-                for partition, of_partition in accepted.items()
+                partition: stack.enter_context(
+                    self.journals[partition].appending(of_partition, epoch=terms[partition])
+                )
+                for partition, of_partition in self.refuse_stale(commits).items()
             }
             begun = time.monotonic()
             self._write_durably([a for a in appendings.values() if a.group.headers], executor)
@@ -343,9 +353,6 @@ class Shard:
                 if isinstance(result, Committed) and not result.duplicate
             ]
         )
-        for partition in commits.keys() - known:
-            error = self._not_here(partition)
-            results[partition] = [error for _ in commits[partition]]
         return results
 
     def refuse_stale(
@@ -357,7 +364,7 @@ class Shard:
         """
         return commits
 
-    # --- replicated partitions ---------------------------------------------------------------
+    # --- logs with several members -----------------------------------------------------------
 
     def append(
         self,
@@ -385,7 +392,7 @@ class Shard:
             appendings = {
                 partition: stack.enter_context(
                     self.journals[partition].appending(
-                        of_partition, epoch=terms[partition], is_replicated=True
+                        of_partition, epoch=terms[partition], is_pending=True
                     )
                 )
                 for partition, of_partition in self.refuse_stale(commits).items()
@@ -562,12 +569,23 @@ class Shard:
 
     def _log_epoch(self, partition: int) -> int:
         """A number that changes where sequences might be given to other commits."""
-        moves = self._moves.get(partition, 0)
-        return moves if self._is_replicated else self._epoch + MOVED * moves
+        return self._terms.get(partition, 0)
 
     def close(self) -> None:
         for journal in self.journals.values():
             journal.close()
+
+
+def partitions_lost(partitions: Iterable[int]) -> Unavailable:
+    """The error for partitions whose only copy was in a directory that this node has lost."""
+    lost = sorted(partitions)
+    return Unavailable(
+        f"no node has partitions {listed(lost)}: this node runs with another directory than the "
+        "one with their only copy; put that back, restore a backup, or accept the loss with "
+        "galileo node forget",
+        after_s=1.0,
+        partitions=lost[:NAMED_MAX],
+    )
 
 
 def partition_moved(partitions: Iterable[int]) -> PartitionMoved:

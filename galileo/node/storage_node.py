@@ -25,7 +25,7 @@ from galileo.dht.definitions import (
     DropDataset,
     SetRetention,
 )
-from galileo.dht.topology import Topology
+from galileo.dht.topology import Move, Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import (
     DatasetExists,
@@ -71,10 +71,6 @@ from galileo.node.cluster_view import ClusterView
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.ingest import Ingest
 from galileo.node.local_scan import LocalScans
-from galileo.node.migration.moves import Moves, stored_moves
-from galileo.node.migration.protocol import MigrationOptions, MigrationPeer
-from galileo.node.migration.source import PartitionSource
-from galileo.node.migration.target import PartitionTarget
 from galileo.node.pages import Paging
 from galileo.node.peers import Peers, TableTask
 from galileo.node.query_options import QueryOptions
@@ -116,7 +112,6 @@ class NodeOptions:
     merging: CompactionRunnerOptions | None = None
     sending: UploadOptions = field(default_factory=UploadOptions)
     queries: QueryOptions = field(default_factory=QueryOptions)
-    migration: MigrationOptions = field(default_factory=MigrationOptions)
     replication: ReplicasOptions = field(default_factory=ReplicasOptions)
     channels: ExecutorOptions = field(default_factory=ExecutorOptions)
 
@@ -141,6 +136,10 @@ class DatasetFacts:
     held: tuple[HeldBack, ...]
 
 
+def _tell_nobody() -> None:
+    """The default of `StorageNode.on_led`."""
+
+
 def _outcome(answer: Removed | BaseException) -> Removed | GalileoError:
     if isinstance(answer, Removed | GalileoError):
         return answer
@@ -153,7 +152,8 @@ class StorageNode:
     Attributes:
         on_dropped: called when datasets have just been dropped here.
         scrub: reads stored commits again in the background, once it has begun.
-        replicas: the machines of its replicated partitions; None if there is one copy.
+        on_led: called when this node has begun to lead a partition, to tell the others.
+        replicas: the machines of its partitions.
         is_home: whether this node creates and drops datasets; not any more if it is being removed.
         removal_failure: why the last attempt to remove this node has failed; empty if it has not.
         agreed: what the nodes of a cluster with copies agree on about datasets.
@@ -177,49 +177,27 @@ class StorageNode:
         self.removal_failure = ""
         self.agreed: AgreedDefinitions | None = None
         self.live = topology = TopologyState.of(topology)
-        is_replicated = topology.current.is_replicated
-        if not is_replicated:
-            topology.restore(stored_moves(store))
         self.store = store
         self._peers = peers
         self._executor = make_executor(THREADS, thread_name_prefix="storage")
         self._syncing = make_executor(SYNC_THREADS, thread_name_prefix="sync")
         self.view = ClusterView()
-        self.replicas = (
-            Replicas(
-                name,
-                topology,
-                store=store,
-                options=options.replication,
-                monotonic=clock.monotonic,
-            )
-            if is_replicated
-            else None
+        self.on_led: Callable[[], None] = _tell_nobody
+        self.replicas = Replicas(
+            name,
+            topology,
+            store=store,
+            options=options.replication,
+            monotonic=clock.monotonic,
         )
         self.catalog = Catalog(
             store,
             executor=self._executor,
             syncing=self._syncing,
             options=options.catalog,
-            moves_of=self._moves_of,
-            owned=partial(topology.partitions, name) if self.replicas is None else self._led,
             machines=self.replicas,
-        )
-        self.moves = Moves(
-            name,
-            topology,
-            store=store,
-            catalog=self.catalog,
-            options=options.migration,
-            monotonic=clock.monotonic,
-        )
-        self.giving = PartitionSource(
-            name,
-            topology,
-            moves=self.moves,
-            catalog=self.catalog,
-            store=store,
-            options=options.migration,
+            term_of=self._term_of,
+            owned=lambda: self.replicas.led,
         )
         self._scanning = make_executor(SCAN_THREADS, thread_name_prefix="scan")
         self.samplers = SamplerStore(
@@ -321,24 +299,16 @@ class StorageNode:
     @property
     def pending(self) -> list[str]:
         """What an operator has to do for this node, or what its removal waits for."""
-        restart = "restart it, so that partitions get their copies"
-        needed = [restart] if self.topology.is_replicated and self.replicas is None else []
-        waits = [f"its removal waits: {self.removal_failure}"] if self.removal_failure else []
-        return needed + waits
+        return [f"its removal waits: {self.removal_failure}"] if self.removal_failure else []
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The partitions that this node has, or leads for sure if they are replicated."""
-        if self.replicas is not None:
-            return frozenset(filter(self.replicas.holds_lease, self.replicas.led))
-        return self.live.partitions(self.name)
+        """The partitions that this node leads for sure."""
+        return frozenset(filter(self.replicas.holds_lease, self.replicas.led))
 
-    def _moves_of(self, partition: int) -> int:
+    def _term_of(self, partition: int) -> int:
         last = self.live.move_of(partition)
         return 0 if last is None else last.number
-
-    def _led(self) -> frozenset[int]:
-        return frozenset() if self.replicas is None else self.replicas.led
 
     def connect_replicas(
         self,
@@ -346,31 +316,21 @@ class StorageNode:
         *,
         identity_of: Callable[[str], str],
         is_alive: Callable[[str], bool],
-    ) -> Replicas | None:
-        """Starts the replicas of a cluster with more than one; see `Replicas.connect`."""
-        if self.replicas is not None:
-            self.replicas.connect(
-                self.catalog,
-                link,
-                identity_of=identity_of,
-                is_alive=is_alive,
-                lead=self.moves.lead,
-                learn=lambda node, dataset, added: self.sync_datasets(node, {dataset: added}),
-            )
+    ) -> Replicas:
+        """Starts the replicas; see `Replicas.connect`."""
+        self.replicas.connect(
+            self.catalog,
+            link,
+            identity_of=identity_of,
+            is_alive=is_alive,
+            lead=self._announce,
+            learn=lambda node, dataset, added: self.sync_datasets(node, {dataset: added}),
+        )
         return self.replicas
 
-    def taking(self, movers: MigrationPeer) -> PartitionTarget:
-        """What takes partitions over from other nodes."""
-        return PartitionTarget(
-            self.name,
-            self.live,
-            moves=self.moves,
-            catalog=self.catalog,
-            store=self.store,
-            movers=movers,
-            learn=self.sync_datasets,
-            options=self.options.migration,
-        )
+    def _announce(self, partition: int, term: int) -> None:
+        self.live.adopt([Move(partition, term, self.name)])
+        self.on_led()
 
     def retain(self, readers: Readers, options: RetentionRunnerOptions | None = None) -> None:
         """Begins to apply the retention policies of the datasets; nothing is dropped before.
@@ -393,7 +353,7 @@ class StorageNode:
         )
 
     def begin_scrub(self, options: ScrubOptions) -> None:
-        """Begins to read stored commits again; when the replicas are connected, if there are."""
+        """Begins to read stored commits again; when the replicas are connected."""
         self.scrub = ScrubRunner(self.catalog, self.store, options)
 
     # --- datasets ------------------------------------------------------------------------------
@@ -652,8 +612,7 @@ class StorageNode:
 
     def _forget(self, name: str, generations: int, keys: Sequence[str]) -> None:
         """Removes all other state of datasets that were dropped."""
-        if self.replicas is not None:
-            self.replicas.forget(keys)
+        self.replicas.forget(keys)
         for dataset in keys:
             self.view.forget(dataset)
             self.matching.forget(dataset)
@@ -815,13 +774,12 @@ class StorageNode:
 
     @property
     def _knows_topology(self) -> bool:
-        """Whether this node knows a topology of the register, or needs none.
+        """Whether this node knows a topology of the register.
 
-        With copies, a node may begin on an empty directory. The topology of its file may lack
-        ranges by which rows were stored, so it learns no dataset before the present one.
+        A node may begin on an empty directory. The topology of its file may lack ranges by which
+        rows were stored, so it learns no dataset before the present one.
         """
-        topology = self.topology
-        return not topology.is_replicated or topology.founding is not None
+        return self.topology.founding is not None
 
     async def _await_topology(self) -> None:
         """Waits for the topology of the register, if this node lacks it."""
@@ -930,7 +888,7 @@ class StorageNode:
                 dataset=dataset,
                 rows=sum(journal.rows_total for journal in shard.own.values()),
                 paths=sum(journal.paths_total for journal in shard.own.values()),
-                bytes_on_disk=sum(j.bytes_on_disk for j in shard.maintained.values()),
+                bytes_on_disk=sum(j.bytes_on_disk for j in shard.journals.values()),
                 graph_bytes=shard.index.memory_bytes(),
                 sequences=shard.own_published().sequences,
                 retention=self.catalog.retention(dataset).retention,
@@ -960,7 +918,7 @@ class StorageNode:
 
     def diverged(self) -> list[str]:
         """The copies that differ from those of this node, which leads them, without damage."""
-        return [] if self.replicas is None else list(self.replicas.comparison.diverged.values())
+        return list(self.replicas.comparison.diverged.values())
 
     async def close(self) -> None:
         if self.scrub is not None:
@@ -969,8 +927,6 @@ class StorageNode:
             await asyncio.to_thread(self._merging.stop)
         if self._retaining is not None:
             await asyncio.to_thread(self._retaining.stop)
-        self.giving.close()
-        await self.moves.close()
         await self.catalog.close()
         self._scanning.shutdown(wait=True)
         self._executor.shutdown(wait=True)

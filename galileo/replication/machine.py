@@ -31,6 +31,9 @@ Invariants:
   and has what was committed before it. A member never returns to an earlier set.
 - Voters are changed after a majority of the next set has installed the current one: a learner
   that was lost as it became a voter replaces none.
+- A leader that is alone in its set, durably, and that no member is about to join, has committed
+  what it has durably. No event but those of its own writer changes it; so its writer may commit
+  frames without asking it (`is_alone`).
 - A voter that supports a leader votes for no other, nor campaigns, within `dead_after_s`, unless
   that leader resigned. Therefore a leader that a majority has supported within `lease_s` has no
   successor, and its answers contain all acknowledged frames. Only this depends on clocks.
@@ -78,6 +81,7 @@ from galileo.replication.messages import (
     TruncateLog,
     Vote,
     WriteFrames,
+    WrittenAlone,
 )
 from galileo.replication.reconfiguration import next_set
 from galileo.replication.values import (
@@ -238,6 +242,20 @@ class Replica:
         return lead is not None and lead.is_open and lead.successor is None
 
     @property
+    def is_alone(self) -> bool:
+        """Whether it leads a set of itself alone, durably, which no other member is about to join.
+
+        What its writer makes durable is committed then.
+        """
+        me = frozenset([self.me])
+        return (
+            self.is_open
+            and self.saved == self.state
+            and self._set().members == me
+            and self.wanted in (None, me)
+        )
+
+    @property
     def lease_until(self) -> float:
         """Until when no other member can have committed anything; -inf if it does not lead."""
         lead, current = self.leadership, self.state.set
@@ -316,6 +334,8 @@ class Replica:
             )
         elif isinstance(event, LogSynced):
             self._on_synced(event, now)
+        elif isinstance(event, WrittenAlone):
+            self._on_written_alone(event)
         elif isinstance(event, LogDropped):
             log = self._log(event.log)
             log.epochs = log.epochs.drop(min(event.until, log.committed))
@@ -376,6 +396,14 @@ class Replica:
         log.durable = max(log.durable, min(event.end, log.end))
         log.is_cut_durable = True
         log.unsynced_since = None if log.is_synced else now
+
+    def _on_written_alone(self, event: WrittenAlone) -> None:
+        assert self.is_alone, f"{event.log} was written alone by a member of a larger set"
+        log = self._log(event.log)
+        if event.end > log.end:
+            log.epochs = log.epochs.append(Epochs(((log.end + 1, self._term()),), event.end))
+        log.durable = log.committed = max(log.durable, event.end)
+        log.unsynced_since = None
 
     def _forget(self, name: str) -> None:
         self.logs.pop(name, None)
@@ -623,6 +651,9 @@ class Replica:
         starts = {name: log.end for name, log in self.logs.items()}
         self.leadership = _Leadership(term, starts, now)
         self.leader = self.me
+        # What was wanted when it led before may not be wanted any more. Two members that both want
+        # the other one alone would hand over to each other without end.
+        self.wanted = None
 
     def _advance_leader(self, now: float) -> None:
         lead = self.leadership
@@ -823,7 +854,7 @@ class Replica:
             return
         current = self._set()
         alive = self._alive(lead, now, within_s=self.options.dead_after_s)
-        new = self._next_set(lead, current, alive)
+        new = self._next_set(lead, current, alive, now)
         if new is None:
             self._leave(lead, self.wanted, now)
             return
@@ -836,9 +867,13 @@ class Replica:
         self._save(set=new)
 
     def _next_set(
-        self, lead: _Leadership, current: ReplicaSet, alive: set[Member]
+        self, lead: _Leadership, current: ReplicaSet, alive: set[Member], now: float
     ) -> ReplicaSet | None:
         caught_up = {member for member in current.learners if self._has_caught_up(lead, member)}
+        if current.voters == {self.me}:
+            # The lease of an only voter needs no support; with a second one that does not support
+            # it yet, it would be without a lease for a moment.
+            caught_up = {m for m in caught_up if self._support_until(lead.peers[m]) > now}
         assert self.wanted is not None
         return next_set(current, self.wanted, leader=self.me, alive=alive, caught_up=caught_up)
 

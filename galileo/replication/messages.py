@@ -235,6 +235,18 @@ class LogSynced:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenAlone:
+    """The writer has committed frames up to `end`, all of the present term, without asking.
+
+    It may do so while `Replica.is_alone`. The driver gives these events before any other event that
+    changes a machine which was alone.
+    """
+
+    log: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class LogDropped:
     """The driver has dropped the frames up to `until`, which are committed."""
 
@@ -258,7 +270,7 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class MembersWanted:
-    """The members that the partition should have, as the topology says."""
+    """The members that the partition should have, as the topology says; to leaders, each term."""
 
     members: frozenset[Member]
 
@@ -279,6 +291,7 @@ ReplicaEvent = (
     MessageArrived
     | FrameAppended
     | LogSynced
+    | WrittenAlone
     | LogDropped
     | LogForgotten
     | StateSaved

@@ -73,7 +73,9 @@ class ClusterNodes(Protocol):
 
     async def remove_lost(self, name: str) -> None: ...
 
-    async def set_replicas(self, count: int) -> list[str]: ...
+    async def set_replicas(self, count: int) -> None: ...
+
+    async def forget(self, name: str) -> list[int]: ...
 
     async def undo(self) -> None: ...
 
@@ -237,8 +239,15 @@ class ClusterServicer:
         self, request: cluster_pb2.SetReplicasRequest, context: Context
     ) -> cluster_pb2.SetReplicasReply:
         assert self._nodes is not None
-        restart = await self._nodes.set_replicas(request.replicas)
-        return cluster_pb2.SetReplicasReply(restart=restart)
+        await self._nodes.set_replicas(request.replicas)
+        return cluster_pb2.SetReplicasReply()
+
+    @unary
+    async def ForgetNode(  # noqa: N802
+        self, request: cluster_pb2.ForgetNodeRequest, context: Context
+    ) -> cluster_pb2.ForgetNodeReply:
+        assert self._nodes is not None
+        return cluster_pb2.ForgetNodeReply(partitions=await self._nodes.forget(request.node))
 
     @streaming
     async def SetRanges(  # noqa: N802

@@ -55,8 +55,6 @@ from galileo.wire.services import (
     CHANNELS,
     CLUSTER,
     CONTINUOUS,
-    MIGRATION,
-    PARTITIONS,
     PEER_CLUSTER,
     PEER_CONTINUOUS,
     PEER_SAMPLERS,
@@ -72,7 +70,6 @@ from galileo.wire.v1 import (
     channels_pb2,
     cluster_pb2,
     continuous_pb2,
-    partitions_pb2,
     samplers_pb2,
     storage_pb2,
 )
@@ -99,7 +96,6 @@ class PeerOptions:
             time of a slow local reader.
         retention_s: of the retention of a dataset.
         frames_s: of messages of replicas with frames.
-        move_s: of one call of a move, such as the checksum of a large file.
         move_part_s: of the next progress message of a move.
     """
 
@@ -110,7 +106,6 @@ class PeerOptions:
     scan_s: float = 60.0
     retention_s: float = 300.0
     frames_s: float = 10.0
-    move_s: float = 120.0
     move_part_s: float = 1_800.0
 
 
@@ -355,17 +350,6 @@ class GrpcPeers:
     ) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]:
         """Has a node leave the cluster."""
         return self._stream(node, CLUSTER, "RemoveNode", request, self.options.move_part_s)
-
-    def move(
-        self, node: str, request: partitions_pb2.MoveRequest
-    ) -> AsyncGenerator[partitions_pb2.MoveProgress, None]:
-        """Moves a partition to a node."""
-        part_s = self.options.move_part_s
-        return self._stream(node, PARTITIONS, "Move", request, part_s)
-
-    async def moving(self, node: str, method: str, request: Any) -> Any:
-        """Calls a node about one of its partitions."""
-        return await self._call(node, MIGRATION, method, request, self.options.move_s)
 
     async def ask(
         self, node: str, call: TypedCall[..., Answer], request: bytes, *, timeout_s: float

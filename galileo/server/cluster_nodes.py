@@ -2,13 +2,15 @@
 
 Theory of operation. A node is added by one change of the register. A node that is removed carries
 that out itself. It records durably that it is leaving, so that it goes on after a crash. It has the
-register mark it, whereupon no partition is moved to it and it is given no CCQ; has the nodes of its
-group take its partitions, and others vote on datasets; hands off its CCQs; stops to create datasets
-and hands the definitions to its successor; and asks the successor to have the register remove it.
-Until the last step the removal can be undone; what was moved stays where it is.
+register mark it, whereupon no partition is moved to it and it is given no CCQ; waits until leaders
+have replaced it in all replica sets, and others vote on datasets; hands off its CCQs; stops to
+create datasets and hands the definitions to its successor; and asks the successor to have the
+register remove it. Until the last step the removal can be undone; the node then gets its share of
+the partitions again.
 
 A node that is gone for good cannot do so. If others have copies of its partitions, the register
-removes it at once; leaders then make copies elsewhere.
+removes it at once; leaders then make copies elsewhere. A node that has lost its directory with the
+only copies does not serve them as empty: a command has to say that they begin anew (`forget`).
 
 At each step the disk of this node or the register says what comes next, so whatever crashes, the
 removal goes on when the node is back.
@@ -20,8 +22,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Collection
 from functools import partial
 
 from galileo.dht import placement, topology_changes
@@ -33,7 +34,7 @@ from galileo.rpc.peers import GrpcPeers
 from galileo.server.definition_registers import DefinitionRegisters
 from galileo.server.peer_messaging import PeerMessenger
 from galileo.server.topology_register import TOPOLOGY_KIND, TopologyRegister
-from galileo.wire.v1 import cluster_pb2, partitions_pb2
+from galileo.wire.v1 import cluster_pb2
 
 LEAVING = "leaving"
 PAUSE_S = 1.0
@@ -101,10 +102,10 @@ class ClusterNodes:
         return self._register.encoded
 
     async def remove_drained(self, name: str) -> None:
-        """Removes another node from the topology, which has no partitions any more.
+        """Removes another node from the topology, which is in no replica set any more.
 
         Raises:
-            Unavailable: it has some, or too few voters of the register answer.
+            Unavailable: too few voters of the register answer.
         """
         await self._register.change(lambda topology: topology_changes.remove_node(topology, name))
         self._mail.broadcast_heartbeat()
@@ -115,7 +116,8 @@ class ClusterNodes:
         Raises:
             InputError: there is no such node, it is alive, the only one of its group, or the only
                 one with its partitions.
-            Unavailable: too few voters of the register answer.
+            Unavailable: another node of its group does not answer, or too few voters of the
+                register do.
         """
         topology = self._node.topology
         topology_changes.known_node(topology, name)
@@ -128,31 +130,121 @@ class ClusterNodes:
                     node=name,
                 )
             await asyncio.sleep(PROGRESS_S)
-        if not topology.is_replicated and placement.partitions_by_node(topology)[name]:
+        if topology.replicas == 1 and self._only_at(name):
             raise InputError(
                 f"node {name!r} has the only copy of its partitions; start it again, or a node of "
-                "this name with what is left of its directory",
+                "this name with what is left of its directory or with an empty one, whose loss "
+                "galileo node forget accepts",
                 node=name,
             )
         await self.remove_drained(name)
 
-    async def set_replicas(self, count: int) -> list[str]:
-        """Changes the number of copies of each partition.
+    def _only_at(self, name: str) -> frozenset[int]:
+        """The partitions of which a node has the only copies; those that no other node leads.
 
-        Returns:
-            The nodes that have to be restarted, which is all if there was one copy.
+        A node that does not answer may lead some of them, though it has not been heard to.
+
+        Raises:
+            Unavailable: there is such a node.
+        """
+        live, topology, group = (
+            self._node.live,
+            self._node.topology,
+            self._node.topology.group_of(name),
+        )
+        others = [one for one in group.nodes if one.name not in (name, self._node.name)]
+        silent = [
+            one.name
+            for one in others
+            if not topology_changes.is_expected(one)
+            and not (self._is_alive(one.name) and self._mail.has_answered(one.name))
+        ]
+        if silent:
+            raise Unavailable(
+                f"whether {', '.join(silent)} has partitions of node {name!r} is not known while "
+                "it does not answer; start it first",
+                nodes=silent,
+                after_s=PAUSE_S,
+            )
+        count, number = topology.partitions_per_group, topology.groups.index(group)
+        partitions = range(number * count, (number + 1) * count)
+        leaders = {p: move.node for p in partitions if (move := live.move_of(p)) is not None}
+        return frozenset(p for p in partitions if leaders.get(p, name) == name)
+
+    async def set_replicas(self, count: int) -> None:
+        """Changes the number of copies of each partition.
 
         Raises:
             InputError: as of `topology_changes.set_replicas`.
             Unavailable: too few voters of the register answer.
         """
-        had_one = not self._node.topology.is_replicated
         await self._register.change(lambda topology: topology_changes.set_replicas(topology, count))
         self._mail.broadcast_heartbeat()
+
+    async def move(self, partition: int, to: str) -> AsyncGenerator[str, None]:
+        """Has a node of its group lead a partition; yields the stage until it does.
+
+        Giving the generator up does not end the move.
+
+        Raises:
+            InputError: as of `topology_changes.pin_partitions`.
+            Unavailable: the node does not answer, or too few voters of the register do.
+        """
+        await self._pin([partition], to)
+        while placement.owner(self._node.topology, partition) != to:
+            if to != self._node.name and not self._is_alive(to):
+                raise Unavailable(
+                    f"node {to!r} does not answer; partition {partition} moves there when it does",
+                    node=to,
+                    partition=partition,
+                    after_s=PAUSE_S,
+                )
+            yield "copy"
+            await asyncio.sleep(PROGRESS_S)
+        yield "done"
+
+    async def _pin(self, partitions: Collection[int], to: str) -> None:
+        await self._register.change(
+            lambda topology: topology_changes.pin_partitions(topology, partitions, to)
+        )
+        self._mail.broadcast_heartbeat()
+
+    async def forget(self, name: str) -> list[int]:
+        """Has the partitions of a node whose directory is lost begin anew, empty.
+
+        Returns:
+            The partitions.
+
+        Raises:
+            InputError: there is no such node, it has its directory, or others have copies.
+            Unavailable: it does not run, another node of its group does not, or too few voters of
+                the register answer.
+        """
         topology = self._node.topology
-        is_begun = topology.founding is not None and all(topology.founding.disks)
-        must_restart = topology.is_replicated and (had_one or not is_begun)
-        return [node.name for node in topology.nodes] if must_restart else []
+        known, identity = topology_changes.known_node(topology, name), self._mail.identity_of(name)
+        if topology.replicas > 1:
+            raise InputError(
+                "expected a cluster with one copy of each partition; here other nodes have copies, "
+                f"of which node {name!r} gets its own again by itself",
+                node=name,
+            )
+        if not identity or (name != self._node.name and not self._is_alive(name)):
+            raise Unavailable(
+                f"node {name!r} does not answer; start it with an empty directory first",
+                node=name,
+                after_s=PAUSE_S,
+            )
+        if identity == known.identity:
+            raise InputError(
+                f"expected a node that has lost its directory, got {name!r}, which has it",
+                node=name,
+            )
+        lost = self._only_at(name)
+        await self._register.change(
+            lambda topology: topology_changes.found_anew(topology, name, lost, lost=known.identity)
+        )
+        self._mail.broadcast_heartbeat()
+        return sorted(lost)
 
     def resume(self) -> None:
         """Goes on with a removal that was begun before a restart."""
@@ -188,7 +280,7 @@ class ClusterNodes:
         self._begin(to)
 
     async def undo(self) -> None:
-        """Ends a removal; what was moved stays where it is. Errors as `start`."""
+        """Ends a removal; the node gets its share of the partitions again. Errors as `start`."""
         await self.close()
         self._running = None
         name = self._node.name
@@ -245,11 +337,10 @@ class ClusterNodes:
         )
         self._mail.broadcast_heartbeat()
         self._drain(True)
-        if self._node.replicas is None:
-            while self._node.partitions:
-                await self._move_out(to)
-        else:
-            await self._leave_sets(self._node.replicas)
+        if to:
+            await self._pin(self._node.partitions, to)
+        await self._leave_sets(self._node.replicas)
+        if self._node.topology.is_replicated:
             await self._definitions.leave()
         await self._hand_off()
         self._node.is_home = False
@@ -265,24 +356,6 @@ class ClusterNodes:
             self._progress = _progress("move", partition=left[0], left=len(left))
             await asyncio.sleep(PROGRESS_S)
 
-    async def _move_out(self, to: str) -> None:
-        """Has other nodes take the partitions of this one, one after the other."""
-        own = self._node.partitions
-        receivers = {
-            move.partition: to or move.node
-            for move in placement.rebalance(self._node.topology)
-            if move.partition in own
-        }
-        for left, partition in zip(range(len(own), 0, -1), sorted(own), strict=True):
-            if partition not in receivers:
-                raise Unavailable(
-                    f"no node of the group takes partition {partition}", after_s=PAUSE_S
-                )
-            request = partitions_pb2.MoveRequest(partition=partition, to=receivers[partition])
-            async with aclosing(self._peers.move(receivers[partition], request)) as parts:
-                async for part in parts:
-                    self._progress = _progress("move", partition=partition, left=left, copied=part)
-
     async def _hand_off(self) -> None:
         """Waits for other coordinators; the rest is taken over when this node is gone."""
         self._progress = _progress("drain")
@@ -291,18 +364,6 @@ class ClusterNodes:
             await asyncio.sleep(PROGRESS_S)
 
 
-def _progress(
-    stage: str,
-    *,
-    partition: int = 0,
-    left: int = 0,
-    copied: partitions_pb2.MoveProgress | None = None,
-) -> cluster_pb2.RemoveNodeProgress:
+def _progress(stage: str, *, partition: int = 0, left: int = 0) -> cluster_pb2.RemoveNodeProgress:
     """How far a removal is; `left` counts the partitions that are still to be moved."""
-    return cluster_pb2.RemoveNodeProgress(
-        stage=stage,
-        partition=partition,
-        left=left,
-        bytes_done=copied.bytes_done if copied else 0,
-        bytes_total=copied.bytes_total if copied else 0,
-    )
+    return cluster_pb2.RemoveNodeProgress(stage=stage, partition=partition, left=left)

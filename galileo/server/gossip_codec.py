@@ -8,7 +8,6 @@ import numpy as np
 
 from galileo.dht.membership import Gossip
 from galileo.dht.node_states import Digest, StateDelta, StateEntry
-from galileo.dht.topology import Move
 from galileo.errors import InputError
 from galileo.node.shard import PublishedCommits
 from galileo.wire.codec import (
@@ -53,12 +52,12 @@ def decode_commits(value: bytes) -> PublishedCommits:
     return PublishedCommits(cursor_from_pb(message.sequences), event_clock_from_pb(message.clock))
 
 
-def encode_given(moves: Iterable[Move]) -> bytes:
-    """The partitions of moves, as an entry."""
-    return np.array(sorted(move.partition for move in moves), dtype=_COUNT).tobytes()
+def encode_led(partitions: Iterable[int]) -> bytes:
+    """The partitions that a node leads, as an entry."""
+    return np.array(sorted(partitions), dtype=_COUNT).tobytes()
 
 
-def decode_given(value: bytes) -> frozenset[int]:
+def decode_led(value: bytes) -> frozenset[int]:
     return frozenset(np.frombuffer(value, dtype=_COUNT).tolist())
 
 

@@ -53,8 +53,8 @@ from galileo.rpc.channels import ChannelsServicer
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.continuous import ContinuousServicer
 from galileo.rpc.internal import Internal, add_internal
-from galileo.rpc.moves import GrpcMigrationPeer, MovesServicer
 from galileo.rpc.ownership import Ownership
+from galileo.rpc.partitions import PartitionsServicer
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.query import QueryServicer
 from galileo.rpc.rate_limit import Callers
@@ -91,7 +91,6 @@ from galileo.wire.services import (
     CLUSTER,
     CONTINUOUS,
     HEALTH,
-    MIGRATION,
     NODE_SERVICES,
     PARTITIONS,
     PEER_CLUSTER,
@@ -112,11 +111,15 @@ NO_CYCLE = 0
 """Cycles are numbered from 1 on."""
 UPLOADED_SAMPLER_LIMITS = SandboxLimits(cpu_s=10.0, wall_s=10.0)
 """Of one call, where a query is asked once or evaluated anew."""
+HAND_OVER_S = 1.0
+"""The longest that a node which stops waits for other leaders of its partitions."""
 GRACE_S = 2.0
 REMOVED_STOP_S = 6.0
 """Seconds that a removed node goes on answering; clients read the addresses every five."""
 PARENT_CHECK_S = 1.0
 IDENTIFY_RETRY_S = 0.2
+FOUNDING_WAIT_S = 10.0
+"""The longest that a node of a new cluster waits for the others before it founds partitions."""
 GARBAGE_THRESHOLDS = (10_000, 20, 50)
 """Of Python's collector. Cycles of very many CCQs make objects by the hundred
 thousand, none of which is garbage that it would find: it would look through all that lives, some
@@ -206,8 +209,7 @@ class NodeProcess:
         self.node.ingest.on_committed = self.driver.wake
         self.node.channels.on_committed = self.driver.wake
         self.driver.has_readers = lambda: bool(self.node.catalog.channels)
-        self.node.moves.on_moved = self.mail.broadcast_heartbeat
-        self._register.adopt_moves = self.node.moves.adopt
+        self.node.on_led = self.mail.broadcast_heartbeat
         self._replicas = self.node.connect_replicas(
             GrpcReplicaLink(self._peers),
             identity_of=self.mail.identity_of,
@@ -253,8 +255,7 @@ class NodeProcess:
             asyncio.create_task(self.node.channels.run()),
         ]
         introducing = asyncio.create_task(self._introduce())
-        drives = self._expect_one_copy if self._replicas is None else self._replicas.run
-        running.append(asyncio.create_task(drives()))
+        running.append(asyncio.create_task(self._replicas.run()))
         self._stop = stop
         self._nodes.resume()
         stopped = asyncio.create_task(stop.wait())
@@ -263,6 +264,7 @@ class NodeProcess:
             for task in done - {stopped}:
                 task.result()
         finally:
+            await self._replicas.hand_over(HAND_OVER_S)
             await healthy.enter_graceful_shutdown()
             if monitoring is not None:
                 await asyncio.to_thread(monitoring.close)
@@ -326,8 +328,6 @@ class NodeProcess:
             describe=Callers(self._security.metering, owned_by=self._owned_by).describe,
             allowances=allowances,
         )
-        target = self.node.taking(GrpcMigrationPeer(self._peers))
-        moves = MovesServicer(self.node, target, peers=self._peers)
         samplers = SamplersServicer(
             self.node.samplers, in_use=self._samplers_in_use, identify=identify
         )
@@ -340,8 +340,7 @@ class NodeProcess:
             PEER_CONTINUOUS: continuous,
             CLUSTER: cluster,
             PEER_CLUSTER: cluster,
-            PARTITIONS: moves,
-            MIGRATION: moves,
+            PARTITIONS: PartitionsServicer(self._nodes),
             CHANNELS: ChannelsServicer(self.node, self._peers),
             SAMPLERS: samplers,
             PEER_SAMPLERS: samplers,
@@ -351,30 +350,18 @@ class NodeProcess:
         record = self.machine.state.record_table.get(ccq_id)
         return None if record is None else record.ccq.owner
 
-    async def _expect_one_copy(self) -> None:
-        """Runs while this node may have the only copy of its partitions.
+    async def _introduce(self) -> None:
+        """Records in the register the directory of this node, and the rack that its file names.
 
-        Raises:
-            ConfigError: the cluster has copies, and this node began with another directory. It
-                would serve empty partitions.
+        A command may have the partitions of this node begin anew (`topology_changes.found_anew`).
         """
         while True:
-            topology = self.node.topology
-            node = topology.by_name.get(self.node.name)
-            identity = "" if node is None else node.identity
-            if topology.is_replicated and identity not in ("", self._store.identity):
-                raise ConfigError(
-                    f"the cluster has {topology.replicas} copies of each partition, and the file "
-                    f"of this node says 1; write replicas = {topology.replicas} into its [cluster] "
-                    "table, and start the node again",
-                    expected={"replicas": topology.replicas},
-                )
             self._topology_changed.clear()
+            await self._identify()
+            await self._record_rack()
             await self._topology_changed.wait()
 
-    async def _introduce(self) -> None:
-        """Records in the register the directory of this node, and the rack that its file names."""
-        await self._identify()
+    async def _record_rack(self) -> None:
         name, rack = self.node.name, self._config.node.rack
         while rack and name in (topology := self.node.topology).by_name:
             if topology.founding is not None and topology.by_name[name].rack == rack:
@@ -388,9 +375,15 @@ class NodeProcess:
                 await asyncio.sleep(IDENTIFY_RETRY_S)
 
     async def _identify(self) -> None:
-        """Records with which directory this node has begun, where partitions have copies."""
+        """Records with which directory this node has begun, if it founds partitions.
+
+        A node on an empty directory takes part in the register by its file. The others may know
+        that it has founded its partitions before, so it hears them first.
+        """
+        if self.node.topology.founding is None:
+            await self._hear_others()
         name, identity = self.node.name, self._store.identity
-        while self._replicas is not None:
+        while True:
             topology, owned = self.node.topology, self.node.live.partitions(name)
             node = topology.by_name.get(name)
             if node is None or node.identity not in ("", identity):
@@ -404,6 +397,18 @@ class NodeProcess:
             except GalileoError as error:
                 log.info("cannot record the identity of this node yet: %s", error)
                 await asyncio.sleep(IDENTIFY_RETRY_S)
+
+    async def _hear_others(self) -> None:
+        """Returns when all other nodes have answered, or may be down."""
+        deadline = self._clock.monotonic() + FOUNDING_WAIT_S
+        while self._clock.monotonic() < deadline:
+            others = [one.name for one in self.node.topology.nodes if one.name != self.node.name]
+            silent = [name for name in others if not self.mail.has_answered(name)]
+            if not silent:
+                return
+            for name in silent:
+                self.mail.send_heartbeat(name)
+            await asyncio.sleep(IDENTIFY_RETRY_S)
 
     def _make_machine(self) -> Continuous:
         topology, limits = self._config.topology, self._config.limits

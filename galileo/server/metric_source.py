@@ -106,8 +106,6 @@ def _node(parts: NodeView) -> Iterator[Measured]:
 
 def _replicas(node: StorageNode) -> Iterator[Measured]:
     replicas = node.replicas
-    if replicas is None:
-        return
     now, counts = replicas.gauges(), replicas.counts
     yield "galileo_replicas", ("leading",), now.leading
     yield "galileo_replicas", ("following",), now.following

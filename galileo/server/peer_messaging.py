@@ -56,9 +56,9 @@ from galileo.rpc.peers import GrpcPeers
 from galileo.server.definition_registers import DefinitionMessage
 from galileo.server.gossip_codec import (
     decode_commits,
-    decode_given,
+    decode_led,
     encode_commits,
-    encode_given,
+    encode_led,
     gossip_from_pb,
     gossip_to_pb,
 )
@@ -69,7 +69,7 @@ from galileo.wire.tagged_json import TaggedJson
 
 _NOT_URGENT = (messages.Digest,)
 """Messages that wait for the next heartbeat; a later one of the class replaces an earlier one."""
-_ADDRESS, _DISK, _GIVEN, _COMMITS = "address", "disk", "given", "commits/"
+_ADDRESS, _DISK, _LED, _COMMITS = "address", "disk", "led", "commits/"
 """Keys of entries of a node's state; `_COMMITS` is followed by the key of a dataset."""
 
 log = logging.getLogger(__name__)
@@ -171,13 +171,13 @@ class _Report:
     Attributes:
         run: that run.
         identity: of its directory.
-        given: partitions that belong to other nodes, as the node knows.
+        led: the partitions that the node leads; it reports the commits of these.
         sequences: its last commits, by dataset.
     """
 
     run: int = 0
     identity: str = ""
-    given: frozenset[int] = frozenset()
+    led: frozenset[int] = frozenset()
     sequences: dict[str, Cursor] = field(default_factory=dict)
 
 
@@ -253,7 +253,7 @@ class PeerMessenger:
         self._is_running = False
         self._encoded: tuple[Any, bytes] = (None, b"")
         self._written: dict[str, PublishedCommits] = {}
-        self._given: tuple[Move, ...] | None = None
+        self._led: frozenset[int] | None = None
         self._summaries: dict[str, _Summary] = {}
         self._unsummarised: dict[str, tuple[PublishedCommits, float]] = {}
         self.update_peers()
@@ -441,7 +441,7 @@ class PeerMessenger:
             samplers=self._sampler_news(box),
             moves=[
                 peers_pb2.PartitionMove(partition=one.partition, number=one.number, node=one.node)
-                for one in self._node.moves.known
+                for one in self._node.topology.moved
             ],
         )
 
@@ -450,10 +450,10 @@ class PeerMessenger:
         states, node = self._members.states, self._node
         states.write(_ADDRESS, node.topology.by_name[node.name].address.encode())
         states.write(_DISK, node.store.identity.encode())
-        moves = node.moves.known
-        if moves is not self._given:
-            self._given = moves
-            states.write(_GIVEN, encode_given(move for move in moves if move.node != node.name))
+        led = node.replicas.led
+        if led is not self._led:
+            self._led = led
+            states.write(_LED, encode_led(led))
         shards = node.catalog.shards
         for dataset, shard in shards.items():
             published = shard.own_published()
@@ -547,7 +547,7 @@ class PeerMessenger:
             refused = await self._sync_datasets(request)
             moves = request.heartbeat.moves
             received = [Move(one.partition, one.number, one.node) for one in moves]
-            self._node.moves.receive(request.sender, received)
+            self._node.live.adopt(received)
             held = self._take_synopses(request.heartbeat)
         if request.HasField("states"):
             states = self._answer_gossip(request)
@@ -644,8 +644,8 @@ class PeerMessenger:
                 self._relocate(effect.node, entry.value.decode(), run=effect.run)
             elif entry.key == _DISK:
                 report.identity = entry.value.decode()
-            elif entry.key == _GIVEN:
-                report.given = decode_given(entry.value)
+            elif entry.key == _LED:
+                report.led = decode_led(entry.value)
         self._take_commits(commits, report)
 
     def _relocate(self, node: str, address: str, *, run: int) -> None:
@@ -671,13 +671,14 @@ class PeerMessenger:
     def _check_report(self, node: str) -> None:
         """Compares all commits that a node has reported with those that it once had.
 
-        Partitions that it has given away may be its own still in the topology here.
+        It reports those of partitions that it leads. Partitions that it has handed over are its own
+        in the topology here until the next leader is known.
         """
         view, report = self._node.view, self._reports[node]
         if not self._node.topology.is_replicated:  # A leader that was replaced reports less.
             view.losses.check_report(
                 node,
-                self._node.live.partitions(node) - report.given,
+                self._node.live.partitions(node) & report.led,
                 reported=report.sequences,
                 expected=view.all_sequences,
             )

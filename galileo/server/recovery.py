@@ -98,8 +98,8 @@ def plan(store: Store, lost: Collection[str], *, progress: Callable[[int], None]
     register = topology_register.load_state(store)
     if not states or register is None:
         raise InputError(
-            "expected the directory of a node of a cluster with copies, got one without copies; "
-            "the data of lost nodes is in backups alone",
+            "expected the directory of a node of a cluster with copies, got an empty one; the data "
+            "of lost nodes is in backups alone",
             expected="copies",
         )
     topology = topology_register.topology_of(register.chosen.entry)
@@ -118,7 +118,7 @@ def plan(store: Store, lost: Collection[str], *, progress: Callable[[int], None]
             "other nodes, and they elect leaders by themselves",
             expected="lost_majority",
         )
-    store.recover(lambda _, __, commits: progress(len(commits.counts)), is_replicated=True)
+    store.recover(lambda _, __, commits: progress(len(commits.counts)))
     damaged = sorted({p for _, p in store.damaged if p in survived})
     if damaged:
         raise InputError(

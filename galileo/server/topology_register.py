@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from galileo.clock import Clock
 from galileo.dht import register, topology_changes
 from galileo.dht.register import Ballot, Entry, Learn, Register, RegisterState
-from galileo.dht.topology import Move, NodeInfo, Topology
+from galileo.dht.topology import NodeInfo, Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError
 from galileo.server.register_driver import STATE, RegisterDriver
@@ -72,13 +72,11 @@ class TopologyRegister:
     Attributes:
         send: sends a message to a node; it may be lost.
         on_changed: called when `live` has changed.
-        adopt_moves: adopts moves of partitions to this node, whose copies it opens.
     """
 
     def __init__(self, name: str, live: TopologyState, *, store: Store, clock: Clock) -> None:
         self.send: Callable[[str, Any], None] = _drop
         self.on_changed: Callable[[], None] = _ignore
-        self.adopt_moves: Callable[[Iterable[Move]], Awaitable[None]] = _adopt_none
         self._live = live
         topology = live.current
         self._name, ordinal = name, topology.ordinals[name]
@@ -156,44 +154,19 @@ class TopologyRegister:
 
     def _next(self, entry: Entry, *, change: TopologyChange) -> Entry:
         entry = register.reseat(entry, self._name, self._directory)
-        topology = self._with_moves(topology_of(entry))
+        topology = topology_of(entry)
         changed = change(topology)
-        if changed is topology:
+        if changed == topology:  # The data has the number of the entry before, and would differ.
             return entry
         seats = {register.node_of(seat): seat for seat in entry.voters}
         voters = topology_changes.voters(changed, seats.keys())
         voters = tuple(seats.get(name) or _new_seat(changed.by_name[name]) for name in voters)
         return replace(entry, data=changed.to_json(), voters=voters)
 
-    def _with_moves(self, topology: Topology) -> Topology:
-        """The topology with the moves that this node knows, which owners make without it.
-
-        The leaders of replicated partitions are known to nodes alone.
-        """
-        if topology.is_replicated:
-            return topology
-        last = {move.partition: move for move in topology.moved}
-        for move in self._live.current.moved:
-            known = last.get(move.partition)
-            if move.node in topology.by_name and (known is None or known < move):
-                last[move.partition] = move
-        return replace(topology, moved=tuple(sorted(last.values())))
-
     async def _adopt(self, entry: Entry) -> None:
-        """Follows a later topology, once the copies of partitions that it moves here are open.
-
-        Without those moves, the partitions could be at a node that the topology does not have. A
-        copy that cannot be opened stays where it was; `node.migration.moves` tries again with the
-        next heartbeat that reports the move.
-        """
+        """Follows a later topology."""
         topology = topology_of(entry)
-        try:
-            await self.adopt_moves([move for move in topology.moved if move.node == self._name])
-        except GalileoError as error:
-            log.error("cannot adopt the moves of topology %d: %s", topology.version, error)
-        known = set(self._live.current.moved)
-        moved = tuple(m for m in topology.moved if m.node != self._name or m in known)
-        self._live.replace_nodes(replace(topology, moved=moved))
+        self._live.replace_nodes(topology)
         log.info("topology %d: nodes %s", topology.version, ", ".join(topology.by_name))
         self._check_seat()
         self.on_changed()
@@ -210,7 +183,3 @@ def _drop(node: str, message: Any) -> None:
 
 def _ignore() -> None:
     """Does nothing."""
-
-
-async def _adopt_none(moves: Iterable[Move]) -> None:
-    """Adopts no moves."""

@@ -239,9 +239,10 @@ class PartitionJournal:
         options: JournalOptions,
         replay: Replay,
         wall: Callable[[], float],
-        is_replicated: bool = False,
     ) -> PartitionJournal:
         """Recovers a partition, or starts an empty one where there is no directory.
+
+        Frames that are not known to be committed are pending.
 
         Cost: reads index and paths of merged segments, headers and paths of all others, and the
         whole last segment.
@@ -253,7 +254,6 @@ class PartitionJournal:
             options: how to write.
             replay: called with all commits in sequence order, many at a time.
             wall: seconds since 1970, for the informative time in each frame.
-            is_replicated: whether frames that are not known to be committed are pending.
 
         Raises:
             CorruptData: a frame fails its checksum and is not the torn tail.
@@ -263,7 +263,7 @@ class PartitionJournal:
         journal = cls(directory, schema=schema, partition=partition, options=options, wall=wall)
         try:
             make_directory(options.disk, directory)
-            journal._recover(replay, is_replicated=is_replicated)
+            journal._recover(replay)
         except BaseException as error:
             journal.close()
             if isinstance(error, OSError):
@@ -353,7 +353,7 @@ class PartitionJournal:
 
     @contextmanager
     def appending(
-        self, commits: Sequence[Commit], *, epoch: int = 0, is_replicated: bool = False
+        self, commits: Sequence[Commit], *, epoch: int = 0, is_pending: bool = False
     ) -> Iterator[Appending]:
         """`append` in steps: commits are encoded at the begin, and readable after the end.
 
@@ -362,17 +362,18 @@ class PartitionJournal:
 
         Args:
             commits: to be appended.
-            epoch: the term of this leader of a replicated partition.
-            is_replicated: whether new commits stay pending. A repeated batch that is pending is
-                answered as one that is stored; its sequence is past `last_sequence`.
+            epoch: the term of this leader.
+            is_pending: whether new commits stay pending, as other members have to store them, too.
+                A repeated batch that is pending is answered as one that is stored; its sequence is
+                past `last_sequence`.
         """
         with self._writing:
             group = FrameGroup(self.end_sequence + 1)
-            committed = self.last_sequence if is_replicated else None
+            committed = self.last_sequence if is_pending else None
             results = [self._admit(commit, group, epoch, committed) for commit in commits]
             appending = Appending(self, group, results, self._writer)
             yield appending
-            if appending.is_finished and is_replicated:
+            if appending.is_finished and is_pending:
                 paths = [group.paths[header.sequence] for header in group.headers]
                 self._hold(group, paths)
             elif appending.is_finished:
@@ -693,7 +694,7 @@ class PartitionJournal:
 
     # --- recovery ----------------------------------------------------------------------------
 
-    def _recover(self, replay: Replay, *, is_replicated: bool) -> None:
+    def _recover(self, replay: Replay) -> None:
         for path in unfinished_paths(self._directory):
             self._disk.unlink(path)
         self._mark = retention.recover_log_start(self._directory, disk=self._disk)
@@ -711,7 +712,7 @@ class PartitionJournal:
             self._check_first(paths[0], int(paths[0].stem), self.last_sequence + 1)
         retention.delete_files(replaced, disk=self._disk)
         if paths:
-            self._recover_segments(paths, replay, is_replicated=is_replicated)
+            self._recover_segments(paths, replay)
         self._trim_epochs()
 
     def _recover_compacted(self, path: Path, replay: Replay) -> None:
@@ -728,11 +729,10 @@ class PartitionJournal:
         self._segments.append(merged)
         self._index_compacted(index)
 
-    def _recover_segments(self, paths: list[Path], replay: Replay, *, is_replicated: bool) -> None:
+    def _recover_segments(self, paths: list[Path], replay: Replay) -> None:
         self._writer.repair_tail(paths[-1])
         for path in paths:
-            is_last = path == paths[-1]
-            self._recover_segment(path, replay, last=is_last, is_replicated=is_replicated)
+            self._recover_segment(path, replay, last=path == paths[-1])
         last = self._segments[-1] if self._segments else None
         length = last.length if last is not None and last.path == paths[-1] else 0
         self.torn_bytes = paths[-1].stat().st_size - length
@@ -740,27 +740,19 @@ class PartitionJournal:
             _log.warning("cutting a torn tail of %d bytes off %s", self.torn_bytes, paths[-1])
         self._writer.resume(paths[-1], length=length)
 
-    def _recover_segment(
-        self, path: Path, replay: Replay, *, last: bool, is_replicated: bool
-    ) -> None:
-        """Replays what is committed: all, or as far as a leader knew when it made a later frame."""
+    def _recover_segment(self, path: Path, replay: Replay, *, last: bool) -> None:
+        """Replays what is committed, as far as a leader knew when it made the newest frame."""
         first = self.end_sequence + 1
         self._check_first(path, int(path.stem), first)
         plan = SegmentScan(path, self._partition, first, self._schema, last)
         for frames in in_groups(scan(plan)):
             for frame in frames:
                 self._index_frame(frame.header, path, verified=last)
-            commits = Replayed.of(frames)
-            self._update_newest(self._schema.newest_us(commits.paths))
-            if is_replicated:
-                self._pending += frames
-                published = self.publish(max(frame.header.committed for frame in frames))
-                if published:
-                    replay(Replayed.of(published))
-            else:
-                for frame in frames:
-                    self._count(frame.header)
-                replay(commits)
+            self._update_newest(self._schema.newest_us(Replayed.of(frames).paths))
+            self._pending += frames
+            published = self.publish(max(frame.header.committed for frame in frames))
+            if published:
+                replay(Replayed.of(published))
 
     def _check_first(self, path: Path, first: int, expected: int) -> None:
         if first != expected or int(path.stem) != expected:

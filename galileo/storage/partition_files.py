@@ -15,8 +15,6 @@ from galileo.storage.segment_verify import FileCheck, check_compacted, check_seg
 
 DROPPED = "@removed"
 """Suffix of the directory of a dropped dataset until its deletion; no name has an @."""
-INCOMING_KIND = "incoming"
-"""Kind of the records of partitions that are being copied to a node, named by number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +52,12 @@ def check_is_node(directory: Path) -> None:
 
 
 def partitions(directory: Path) -> Iterator[Partition]:
-    """All partitions of a node's directory, by dataset and number; not those that are coming."""
-    coming = {path.stem for path in (directory / "records" / INCOMING_KIND).glob("*.record")}
+    """All partitions of a node's directory, by dataset and number."""
     for dataset in sorted((directory / "journals").glob("*")):
         if dataset.name.endswith(DROPPED):
             continue
         names = {path.name for path in dataset.iterdir() if path.is_dir()}
-        for number in sorted(int(name) for name in names - coming if name.isdecimal()):
+        for number in sorted(int(name) for name in names if name.isdecimal()):
             yield Partition(dataset / str(number), dataset.name, number)
 
 

@@ -36,7 +36,7 @@ from galileo.errors import (
     PartitionReadOnly,
     UnknownDataset,
 )
-from galileo.model.schema import StoredSchema, dropped_dataset, is_dropped, name_of_key
+from galileo.model.schema import StoredSchema, is_dropped
 from galileo.model.stored_schema import stored_schema_from_json
 from galileo.storage.commit_log import CommitLog
 from galileo.storage.disk import make_directory
@@ -45,7 +45,6 @@ from galileo.storage.metadata_files import MetadataFiles, record_name
 from galileo.storage.metadata_log import MetadataLog, Values
 from galileo.storage.partition_files import DROPPED, Partition
 from galileo.storage.recovery import Replayed
-from galileo.storage.replica_files import PartitionCopy
 from galileo.storage.retention import LOG_START_FILE, LogStart
 from galileo.storage.segment import corrupt_error, segment_name
 from galileo.storage.writer import JournalOptions
@@ -84,7 +83,7 @@ class Store:
         self.log = CommitLog(directory, options)
         self._lock_descriptor: int | None = None
         self._changing = threading.RLock()
-        self._recovered = self._is_replicated = False
+        self._recovered = False
         self._identity = ""
         self.damaged: dict[tuple[str, int], CorruptData] = {}
         self._journals: dict[tuple[str, int], PartitionJournal] = {}
@@ -125,42 +124,31 @@ class Store:
             raise
         return store
 
-    def recover(
-        self,
-        replay: StoreReplay,
-        *,
-        wanted: Callable[[int], bool] | None = None,
-        is_replicated: bool = False,
-    ) -> None:
+    def recover(self, replay: StoreReplay) -> None:
         """Opens every partition that is on disk, one after the other.
+
+        What is damaged is left closed, and named by `damaged`, since other nodes may have it.
 
         Args:
             replay: takes their commits.
-            wanted: whether a partition is this node's; others stay closed. None: all are.
-            is_replicated: as of `PartitionJournal.open`; what is damaged is then left closed, and
-                named by `damaged`, since other nodes have it.
 
         Raises:
-            CorruptData, PartitionReadOnly, ConfigError: as `PartitionJournal.open`.
+            PartitionReadOnly, ConfigError: as `PartitionJournal.open`.
         """
         with self._changing:
             if self._recovered:
                 raise InternalError(
                     "expected one call of Store.recover, got a second one", expected="one_recovery"
                 )
-            self._is_replicated = is_replicated
             self._redo()
             self._find_undeleted()
             self.delete_dropped()
             self._delete_removed()
             for dataset, partition in self.partitions_on_disk():
-                if wanted is None or wanted(partition):
-                    try:
-                        self._open_journal(dataset, partition, replay)
-                    except CorruptData as error:
-                        if not is_replicated:
-                            raise
-                        self.damaged[dataset, partition] = error
+                try:
+                    self._open_journal(dataset, partition, replay)
+                except CorruptData as error:
+                    self.damaged[dataset, partition] = error
             self._recovered = True
 
     def _redo(self) -> None:
@@ -351,40 +339,6 @@ class Store:
         """The directory for the files of a partition; it may not exist."""
         return self._directory / "journals" / dataset / str(partition)
 
-    def partition_copy(self, dataset: str, partition: int) -> PartitionCopy:
-        """A partition's directory, to be filled by a copy; errors as `PartitionCopy`.
-
-        Raises:
-            UnknownDataset: the dataset was dropped.
-        """
-        if self.is_dropped(dataset):
-            raise dropped_dataset(name_of_key(dataset), is_again=False)
-        place = self.partition_directory(dataset, partition)
-        return PartitionCopy(place, partition=partition, disk=self._options.disk)
-
-    def open_partition(self, dataset: str, partition: int, replay: StoreReplay) -> PartitionJournal:
-        """Opens what was put into a partition's directory since the start; one at a time.
-
-        It may take long, and everything else of the store goes on meanwhile.
-
-        Raises:
-            InternalError: it is open already.
-            CorruptData, PartitionReadOnly, ConfigError: as `PartitionJournal.open`.
-        """
-        with self._changing:
-            if (dataset, partition) in self._journals:
-                raise InternalError(
-                    f"expected partition {partition} of {dataset!r} to be closed",
-                    expected="closed_partition",
-                    partition=partition,
-                )
-        journal = self._open_with(dataset, partition, replay)
-        with self._changing:
-            if dataset in self._schemas:
-                journal.add_features(self._schemas[dataset])  # They may have come meanwhile.
-            self._journals[dataset, partition] = journal
-        return journal
-
     def sequence_bound(self, dataset: str, partition: int) -> int:
         """A sequence that no commit in the files of a partition, damaged or not, exceeds."""
         found = Partition(self.partition_directory(dataset, partition), dataset, partition).files()
@@ -476,7 +430,12 @@ class Store:
                 f"partition {partition} cannot begin anew: {error}. Check the disk",
                 after_s=self._options.retry_after_s,
             ) from error
-        return self.open_partition(dataset, partition, _nothing_to_replay)
+        journal = self._open_with(dataset, partition, _nothing_to_replay)
+        with self._changing:
+            if dataset in self._schemas:
+                journal.add_features(self._schemas[dataset])  # They may have come meanwhile.
+            self._journals[dataset, partition] = journal
+        return journal
 
     def delete_partition(self, partition: int) -> None:
         """Closes a partition of all datasets and deletes its files; a crash leaves all or none.
@@ -650,7 +609,6 @@ class Store:
             options=self._options,
             replay=lambda replayed: replay(dataset, partition, replayed),
             wall=self._wall,
-            is_replicated=self._is_replicated,
         )
 
     def _schema_of(self, dataset: str) -> StoredSchema:

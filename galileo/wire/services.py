@@ -16,7 +16,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
-from galileo.wire.internal.v1 import evaluator_pb2, migration_pb2, peers_pb2
+from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2
 from galileo.wire.v1 import (
     analytics_pb2,
     channels_pb2,
@@ -33,7 +33,6 @@ ANALYTICS = analytics_pb2.DESCRIPTOR.services_by_name["Analytics"]
 CHANNELS = channels_pb2.DESCRIPTOR.services_by_name["Channels"]
 CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"]
 CONTINUOUS = continuous_pb2.DESCRIPTOR.services_by_name["Continuous"]
-MIGRATION = migration_pb2.DESCRIPTOR.services_by_name["Migration"]
 PARTITIONS = partitions_pb2.DESCRIPTOR.services_by_name["Partitions"]
 PEER_CLUSTER = peers_pb2.DESCRIPTOR.services_by_name["PeerCluster"]
 PEER_CONTINUOUS = peers_pb2.DESCRIPTOR.services_by_name["PeerContinuous"]
@@ -44,7 +43,7 @@ SAMPLERS = samplers_pb2.DESCRIPTOR.services_by_name["Samplers"]
 STORAGE = storage_pb2.DESCRIPTOR.services_by_name["Storage"]
 NODE_SERVICES = (
     *(STORAGE, QUERY, ANALYTICS, CONTINUOUS, CLUSTER, PARTITIONS, CHANNELS, SAMPLERS),
-    *(PEER_STORAGE, PEER_CONTINUOUS, PEER_CLUSTER, PEER_SAMPLERS, MIGRATION),
+    *(PEER_STORAGE, PEER_CONTINUOUS, PEER_CLUSTER, PEER_SAMPLERS),
 )
 """The services of a node in protobuf, without health and reflection, which are gRPC's own; the
 internal service is in `galileo.rpc.internal`."""

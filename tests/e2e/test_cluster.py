@@ -100,7 +100,6 @@ def test_local_cluster_new_places_partitions_evenly(tmp_path: Path) -> None:
     topology = load(tmp_path / "node-1.toml", environment={}).topology
     assert set(placement.relative_loads(topology).values()) == {1.0}
     again = galileo.LocalCluster(4, directory=tmp_path)
-    assert again._topology["placement"] == "bounded"
     assert again._topology["partitions_per_group"] == 4
     assert (len(again._topology["groups"]), again._topology["replicas"]) == (2, 1)
 

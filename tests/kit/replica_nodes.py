@@ -53,7 +53,7 @@ from galileo.node.peers import (
     TableTask,
 )
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
-from galileo.node.replication.replicas import Replicas, ReplicasOptions
+from galileo.node.replication.replicas import ReplicasOptions
 from galileo.node.shard import Shard
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query import parse
@@ -263,22 +263,15 @@ class Host:
             clock=world.clock,
             make_executor=world.make_executor,
         )
-        self.node.moves.on_moved = world.spread_leaders
-        replicas = self.node.connect_replicas(
+        self.node.on_led = world.spread_leaders
+        self.replicas = self.node.connect_replicas(
             Line(world), identity_of=world.identity_of, is_alive=lambda other: other in world.hosts
         )
-        self._replicas = replicas
-        self.running = None if replicas is None else asyncio.create_task(replicas.run())
-
-    @property
-    def replicas(self) -> Replicas:
-        assert self._replicas is not None, "there is one copy"
-        return self._replicas
+        self.running = asyncio.create_task(self.replicas.run())
 
     async def stop(self) -> None:
-        if self.running is not None:
-            self.running.cancel()
-            await asyncio.gather(self.running, return_exceptions=True)
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
         await self.node.close()
 
 
@@ -376,6 +369,13 @@ class World:
         moves = {move for host in linked for move in host.live.current.moved}
         for host in linked:
             host.live.adopt(moves)
+
+    def change(self, change: Callable[[Topology], Topology]) -> None:
+        """Changes the topology, as the register does; nodes that are down learn of it too."""
+        self.topology = change(self.topology)
+        for host in self.hosts.values():
+            host.live.replace_nodes(replace(self.topology, moved=()))
+        self.known = dict.fromkeys(self.known, replace(self.topology, moved=()))
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -548,7 +548,9 @@ class World:
 
     def is_settled(self) -> bool:
         led = [p for host in self.hosts.values() for p in host.replicas.led]
-        is_whole = not under_replicated(self)
+        is_whole = not under_replicated(self) and all(
+            len(self.members_of(p)) == self.topology.replicas for p in self.topology.partitions
+        )
         return sorted(led) == [*self.topology.partitions] and is_whole and self.is_equal()
 
     def is_equal(self) -> bool:
@@ -562,7 +564,7 @@ class World:
     def ends(self, partition: int, dataset: str = "nam") -> set[tuple[int, int, int]]:
         """The ends of the replicas of a partition, and up to where they are committed and seen."""
         ends = set[tuple[int, int, int]]()
-        for host in self.group_of(partition):
+        for host in self.members_of(partition):
             shard = host.node.catalog.shards.get(dataset)
             journal = None if shard is None else shard.journals.get(partition)
             if shard is None or journal is None:
@@ -577,6 +579,13 @@ class World:
         group = self.topology.groups[partition // PARTITIONS]
         return [self.hosts[node.name] for node in group.nodes if node.name in self.hosts]
 
+    def members_of(self, partition: int) -> list[Host]:
+        """The running nodes in the replica set of a partition, as its leader knows it; else all."""
+        group, leader = self.group_of(partition), self.leader_of(partition)
+        known = leader and leader.replicas._hosted[partition].machine.state.set
+        names = {member.node for member in known.members} if known else self.names
+        return [host for host in group if host.name in names]
+
     def leader_of(self, partition: int) -> Host | None:
         leaders = [host for host in self.group_of(partition) if partition in host.replicas.led]
         return leaders[0] if len(leaders) == 1 else None
@@ -584,11 +593,13 @@ class World:
     def judge(self) -> None:
         stored = set[int]()
         for partition in self.topology.partitions:
-            logs = [self.batches(host, partition) for host in self.group_of(partition)]
+            members = self.members_of(partition)
+            assert len(members) == self.topology.replicas
+            logs = [self.batches(host, partition) for host in members]
             assert all(one == logs[0] for one in logs), "replicas differ"
             assert len(logs[0]) == len(set(logs[0])), "a batch is there twice"
             stored |= {number for _, number in logs[0]}
-            assert len({self.digest(host, partition) for host in self.group_of(partition)}) == 1
+            assert len({self.digest(host, partition) for host in members}) == 1
         assert self.acknowledged <= stored, "an acknowledged batch is lost"
         assert all(host.replicas.comparison.diverged == {} for host in self.hosts.values())
         if not self.ranges:

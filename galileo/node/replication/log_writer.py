@@ -1,4 +1,4 @@
-"""The writer of a dataset's replicated logs: what is done to one log is done in order.
+"""The writer of a dataset's logs: what is done to one log is done in order.
 
 Commits of producers, frames of leaders, truncations and publications of one partition wait in one
 queue, and a thread takes from all partitions what can be written together. A commit that is durable
@@ -7,6 +7,11 @@ majority has it.
 
 Before frames of a leader are written, the machine takes them in, in the event loop (`begin`). So it
 never leads, votes or joins with frames in its log that it does not know.
+
+A leader that is alone in its set needs no other member, so the writer commits without its machine:
+it appends, syncs and publishes in one step (`LogOwner.alone`). The machine learns of these commits
+before anything else happens to it. For that it clears `alone`, and has each writer pass a barrier:
+what a writer does afterwards, it does with the machine.
 """
 
 from __future__ import annotations
@@ -22,8 +27,7 @@ from typing import Protocol, TypeAlias
 
 from galileo import spans
 from galileo.errors import CorruptData, GalileoError, Overloaded, PartitionMoved, Unavailable
-from galileo.node.group_commit import Results
-from galileo.node.shard import Shard, partition_moved
+from galileo.node.shard import Results, Shard, partition_moved
 from galileo.replication.values import Epochs
 from galileo.storage.commits import Commit, Committed, FrameGroup
 from galileo.storage.frame import Buffer
@@ -42,6 +46,8 @@ class LogOwner(Protocol):
     loop: asyncio.AbstractEventLoop
     terms: Mapping[int, int]
     """The term of each partition in which this node takes commits; replaced, never changed."""
+    alone: frozenset[int]
+    """The partitions in whose sets this node is alone; replaced, never changed. All have terms."""
 
     def holds_lease(self, partition: int) -> bool:
         """Whether this node leads a partition and no other can have committed since; any thread."""
@@ -49,6 +55,10 @@ class LogOwner(Protocol):
 
     def follows(self, partition: int) -> bool:
         """Whether this node's log goes on from that of the leader that it knows; any thread."""
+        ...
+
+    def is_lost(self, partition: int) -> bool:
+        """Whether the only copy of a partition was in a directory that this node has lost."""
         ...
 
     def begin(self, dataset: str, groups: Mapping[int, FrameGroup]) -> frozenset[int]:
@@ -158,7 +168,14 @@ class _Refuse:
     error: GalileoError
 
 
-_Step: TypeAlias = _Store | _Write | _Truncate | _Restart | _Drop | _Publish | _Refuse
+@dataclass(frozen=True, slots=True)
+class _Barrier:
+    """Says in the event loop where the log ends, when all steps before are done."""
+
+    passed: Callable[[int], None]
+
+
+_Step: TypeAlias = _Store | _Write | _Truncate | _Restart | _Drop | _Publish | _Refuse | _Barrier
 _Parts: TypeAlias = Mapping[int, Sequence[_Step]]
 """Steps of one kind, by partition."""
 
@@ -179,7 +196,7 @@ class _LogQueue:
 
 
 class LogWriter:
-    """Writes the replicated logs of one dataset; thread-safe.
+    """Writes the logs of one dataset; thread-safe.
 
     Args:
         shard: of the dataset.
@@ -274,16 +291,9 @@ class LogWriter:
             bound=self._waiting_max,
         )
 
-    def is_idle(self, partition: int) -> bool:
-        """Whether all accepted commits of a partition are settled."""
-        with self._lock:
-            return not self._waiting[partition]
-
-    async def drained(self, partition: int | None = None) -> None:
-        """Returns when nothing is being done, or nothing to one partition."""
+    async def drained(self) -> None:
+        """Returns when nothing is being done."""
         while (working := self._working) is not None:
-            if partition is not None and partition not in self._has_steps:
-                return
             await asyncio.wait([asyncio.wrap_future(working)])
 
     # --- the machines --------------------------------------------------------------------------
@@ -318,6 +328,10 @@ class LogWriter:
 
     def publish(self, partition: int, until: int) -> None:
         self._append(partition, _Publish(until))
+
+    def pass_barrier(self, partition: int, passed: Callable[[int], None]) -> None:
+        """Calls `passed` in the event loop with the end of a log, after the steps before."""
+        self._append(partition, _Barrier(passed))
 
     def refuse(self, partition: int, error: GalileoError) -> None:
         """Ends the wait of the producers of a partition, after the steps before."""
@@ -365,6 +379,7 @@ class LogWriter:
             of_kind.setdefault(type(steps[0]), {})[partition] = steps
         acts = {
             _Refuse: self._refuse,
+            _Barrier: self._pass_barriers,
             _Truncate: self._truncate,
             _Restart: self._restart,
             _Drop: self._drop,
@@ -381,7 +396,7 @@ class LogWriter:
         try:
             return act(parts)
         except Exception as raised:
-            log.exception("writing replicated logs failed")
+            log.exception("writing logs failed")
             error = raised if isinstance(raised, GalileoError) else Unavailable(repr(raised))
             for partition, steps in parts.items():
                 for step in steps:
@@ -391,14 +406,38 @@ class LogWriter:
             return dict.fromkeys(parts, error)
 
     def _store(self, parts: _Parts) -> Errors:
-        """Appends commits; their producers wait for the publication."""
-        terms = self._machines.terms
+        """Commits, or appends commits whose producers wait for the publication."""
+        alone, terms = self._machines.alone, self._machines.terms
         stores = {p: [s for s in steps if isinstance(s, _Store)] for p, steps in parts.items()}
-        for partition in [p for p in stores if p not in terms]:
+        journals = self._shard.journals
+        for partition in [p for p in stores if p not in terms or p not in journals]:
             for store in stores.pop(partition):
                 store.done(partition_moved([partition]))
+        self._commit({p: stores.pop(p) for p in list(stores) if p in alone}, terms)
+        return self._append_commits(stores, terms) if stores else {}
+
+    def _commit(self, stores: Mapping[int, Sequence[_Store]], terms: Mapping[int, int]) -> None:
+        """Commits where this node is alone.
+
+        Frames that are still pending became durable before it was alone.
+        """
         if not stores:
-            return {}
+            return
+        journals = self._shard.journals
+        pending = {
+            p: end for p in stores if (end := journals[p].end_sequence) > journals[p].last_sequence
+        }
+        if pending:
+            self._publish_until(pending)
+        commits = {p: [store.commit for store in of_log] for p, of_log in stores.items()}
+        results = self._shard.commit(commits, terms=terms, executor=self._syncing)
+        for partition, outcomes in results.items():
+            for store, outcome in zip(stores[partition], outcomes, strict=True):
+                store.done(outcome)
+
+    def _append_commits(
+        self, stores: Mapping[int, Sequence[_Store]], terms: Mapping[int, int]
+    ) -> Errors:
         commits = {p: [store.commit for store in of_log] for p, of_log in stores.items()}
         appendings = self._shard.append(
             commits,
@@ -501,6 +540,10 @@ class LogWriter:
             for partition, steps in parts.items()
             if partition in self._shard.journals
         }
+        self._publish_until(until)
+        return dict.fromkeys(until)
+
+    def _publish_until(self, until: Mapping[int, int]) -> None:
         self._shard.publish(until)
         for partition in until:
             waiting = self._queues[partition].unpublished
@@ -508,7 +551,15 @@ class LogWriter:
             while waiting and waiting[0][0] <= published:
                 _, outcome, done = waiting.popleft()
                 done(outcome)
-        return dict.fromkeys(until)
+
+    def _pass_barriers(self, parts: _Parts) -> Errors:
+        for partition, steps in parts.items():
+            journal = self._shard.journals.get(partition)
+            end = 0 if journal is None else journal.end_sequence
+            for step in steps:
+                assert isinstance(step, _Barrier)
+                self._machines.loop.call_soon_threadsafe(step.passed, end)
+        return {}
 
     def _refuse(self, parts: _Parts) -> Errors:
         for partition, steps in parts.items():

@@ -12,6 +12,11 @@ This driver steps the machines in the event loop, an event at a time, and carrie
 A leader that is open, and whose readers see all that it began with, is announced as the owner of
 the partition, as a `Move` with the number of its term. So all that routes by the topology finds it.
 
+A leader that is alone in its set (`Replica.is_alone`) does not take part in writing: `alone` has
+the writers of its logs commit by themselves. It gets no ticks, for it has no one to beat for. When
+something else happens to it, such as a member that is wanted, that waits until all writers have
+passed a barrier, and the machine has learned what was written (`WrittenAlone`).
+
 A write that fails leaves the machine with frames that the disk does not have. The machine is thrown
 away then, and another begins with what is on disk, as after a restart.
 """
@@ -25,6 +30,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import Any
@@ -33,7 +39,7 @@ from galileo.dht import placement
 from galileo.dht.rack_spread import in_rounds
 from galileo.dht.topology import Founding
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import CorruptData, GalileoError
+from galileo.errors import CorruptData, GalileoError, PartitionMoved
 from galileo.node.catalog import Catalog
 from galileo.node.replication.comparison import Comparison
 from galileo.node.replication.log_writer import LogWriter, WriteReport
@@ -64,6 +70,7 @@ from galileo.replication.messages import (
     Support,
     TruncateLog,
     WriteFrames,
+    WrittenAlone,
 )
 from galileo.replication.values import (
     Epochs,
@@ -211,6 +218,9 @@ class _Hosted:
         is_discarded: whether its files are deleted, once it is saved that it has left.
         ticked_at: when it had its last tick.
         idle_at: from when on it is idle.
+        is_alone: whether writers may have committed what the machine does not know.
+        barriers: the writers that have to pass one.
+        held: events that wait until they have, with their envelopes.
     """
 
     machine: Replica
@@ -225,12 +235,21 @@ class _Hosted:
     is_discarded: bool = False
     ticked_at: float = -inf
     idle_at: float = inf
+    is_alone: bool = False
+    barriers: int = 0
+    held: deque[tuple[ReplicaEvent, Envelope | None]] = field(default_factory=deque)
 
     def wants_tick(self, now: float, options: ReplicasOptions) -> bool:
         """Whether a tick may have something to do."""
+        if self.is_alone:
+            return False
         if now < self.idle_at or now >= self.ticked_at + options.idle_tick_s:
             return True
         return now >= self.machine.due_at
+
+
+_OF_OWN_LOGS = (FrameAppended, LogSynced, WrittenAlone, LogForgotten)
+"""The events that do not end that a machine is alone."""
 
 
 def _is_routine(event: ReplicaEvent) -> bool:
@@ -260,6 +279,7 @@ class Replicas:
 
     Attributes:
         terms: the term of each partition in which this node takes commits.
+        alone: the partitions whose writers commit without their machines.
         led: the partitions that this node leads, and whose frames readers see.
         counts: since the node started.
         comparison: of this leader's logs with those of the other members, once it is connected.
@@ -277,6 +297,7 @@ class Replicas:
         self.me = Member(name, store.identity)
         self.options = options or ReplicasOptions()
         self.terms: Mapping[int, int] = {}
+        self.alone = frozenset[int]()
         self.led: frozenset[int] = frozenset()
         self.counts = ReplicaCounts()
         self._live = live
@@ -324,6 +345,26 @@ class Replicas:
         self._set_damaged_aside()
         for partition, state in load_states(self._store).items():
             self._host(partition, state)
+        self._found()
+        self._elect_alone()
+
+    def _elect_alone(self) -> None:
+        """Lets machines that are alone in their sets lead; blocks on the disk.
+
+        They need no other member, so this node serves their partitions at once.
+        """
+        for partition, hosted in self._hosted.items():
+            current = hosted.machine.state.set
+            if current is not None and current.members == {self.me}:
+                self._step(partition, ReplicaTicked())
+        while self._unsaved:
+            unsaved, self._unsaved = self._unsaved, {}
+            self._store.save_batch(
+                KIND, {str(p): encode_state(state) for p, (_, state) in unsaved.items()}
+            )
+            for partition, (_, state) in unsaved.items():
+                self._step(partition, StateSaved(state))
+        self._has_unsaved.clear()
 
     def _set_damaged_aside(self) -> None:
         """Begins logs anew that the start has found damaged.
@@ -390,6 +431,16 @@ class Replicas:
         if hosted is None or known is None or hosted.failed_at is not None:
             return False
         return hosted.machine.saved.joined >= known.number
+
+    def is_lost(self, partition: int) -> bool:
+        """Whether the only copy of a partition was in a directory that this node has lost."""
+        topology, me = self._live.current, self.me
+        if topology.replicas > 1 or partition in self._hosted or topology.founding is None:
+            return False
+        node, disks = topology.by_name.get(me.node), topology.founding.disks
+        is_another = node is not None and node.identity not in ("", me.disk)
+        is_owner = partition in self._live.partitions(me.node)
+        return is_another and is_owner and disks[partition] not in ("", me.disk)
 
     @property
     def member_of(self) -> list[int]:
@@ -471,12 +522,18 @@ class Replicas:
         for partition, disk in enumerate(founding.disks):
             if disk == self.me.disk and partition not in self._hosted:
                 first = ReplicaSet(0, 1, frozenset([self.me]))
-                self._host(partition, ReplicaState(set=first))
+                known = self._live.move_of(partition)  # Of a directory that was lost.
+                promised = 0 if known is None else known.number
+                self._host(partition, ReplicaState(set=first, promised=promised))
 
     def _step(self, partition: int, event: ReplicaEvent, envelope: Envelope | None = None) -> None:
         """Steps a machine; with the envelope that the event came in, if it is a message."""
         hosted = self._hosted[partition]
         if hosted.failed_at is not None:
+            return
+        if hosted.is_alone and not isinstance(event, _OF_OWN_LOGS):
+            hosted.held.append((event, envelope))
+            self._end_alone(partition, hosted)
             return
         now = self._monotonic()
         if isinstance(event, ReplicaTicked):
@@ -486,6 +543,44 @@ class Replicas:
         for effect in hosted.machine.step(event, now):
             self._carry_out(partition, hosted, effect, envelope)
         self._after_step(partition, hosted)
+
+    def _end_alone(self, partition: int, hosted: _Hosted) -> None:
+        """Has the machine learn what its writers have committed, before anything else happens."""
+        if partition not in self.alone:
+            return  # The writers are passing their barriers.
+        # A writer reads it for each append, so what comes after its barrier is not written alone.
+        self.alone -= {partition}
+        datasets = list(self._catalog.shards)
+        hosted.barriers = 1
+        for dataset in datasets:
+            writer = self._catalog.log_writer(dataset)
+            if writer is not None:
+                hosted.barriers += 1
+                writer.pass_barrier(
+                    partition, partial(self._on_barrier, partition, hosted, dataset)
+                )
+        self._count_barrier(partition, hosted)
+
+    def _on_barrier(self, partition: int, hosted: _Hosted, dataset: str, end: int) -> None:
+        if self._hosted.get(partition) is not hosted:
+            return  # It has begun anew, with what is on disk.
+        if not self._catalog.is_dropped(dataset):
+            self._note_written(partition, hosted, dataset, end)
+        self._count_barrier(partition, hosted)
+
+    def _note_written(self, partition: int, hosted: _Hosted, dataset: str, end: int) -> None:
+        known = hosted.machine.logs.get(dataset, Log())
+        if end > known.end:
+            self._step(partition, WrittenAlone(dataset, end))
+
+    def _count_barrier(self, partition: int, hosted: _Hosted) -> None:
+        hosted.barriers -= 1
+        if hosted.barriers:
+            return
+        hosted.is_alone = False
+        held, hosted.held = hosted.held, deque()
+        for event, envelope in held:
+            self._step(partition, event, envelope)
 
     def _carry_out(
         self,
@@ -544,6 +639,9 @@ class Replicas:
             hosted.lease_until = machine.lease_until
             if lead.is_open and hosted.announced != lead.term and self._is_published(partition):
                 self._announce(partition, hosted, lead.term)
+        if hosted.announced and not hosted.is_alone and machine.is_alone:
+            hosted.is_alone = True
+            self.alone |= {partition}
 
     def _is_published(self, partition: int) -> bool:
         """Whether readers see all that the leader knows to be committed."""
@@ -587,6 +685,8 @@ class Replicas:
         refused = set()
         for partition, group in groups.items():
             hosted = self._hosted.get(partition)
+            if hosted is not None and hosted.is_alone:  # The writer has not passed its barrier.
+                self._note_written(partition, hosted, dataset, group.first - 1)
             if hosted is None or not self._takes(hosted, dataset, group):
                 refused.add(partition)
                 continue
@@ -627,6 +727,7 @@ class Replicas:
             log.error("partition %d has failed: %s", partition, error)
             hosted.failed_at = self._monotonic()
             self.terms = {p: term for p, term in self.terms.items() if p != partition}
+            self.alone -= {partition}
             self._stop_leading(partition, hosted)
 
     def has_others(self, partition: int) -> bool:
@@ -889,7 +990,9 @@ class Replicas:
         for dataset, shard in self._catalog.shards.items():
             for partition, journal in shard.journals.items():
                 hosted = self._hosted.get(partition)
-                known = None if hosted is None else hosted.machine.logs.get(dataset)
+                if hosted is None or hosted.is_alone:
+                    continue
+                known = hosted.machine.logs.get(dataset)
                 if known is not None and journal.dropped > known.start:
                     self._step(partition, LogDropped(dataset, journal.dropped))
 
@@ -912,13 +1015,33 @@ class Replicas:
             if current is None or machine.leadership is None:
                 continue
             wanted = self._wanted(rankings[partition], hosted)
-            if wanted == machine.wanted:
+            if wanted == machine.wanted or (hosted.is_alone and wanted == current.members):
                 continue
             is_new = not wanted <= current.members
             if is_new and changing >= self.options.changes_max and len(current.voters) > 1:
                 continue
             changing += is_new
             self._step(partition, MembersWanted(wanted))
+
+    def _yield_to_later_leaders(self) -> None:
+        """Stops to lead, alone, what another node leads in a later term.
+
+        The directory is then an old copy, as from a backup: the partition has moved since.
+        """
+        for partition in sorted(self.led & self.alone):
+            hosted, known = self._hosted[partition], self._live.move_of(partition)
+            if known is None or known.node == self.me.node or known.number <= hosted.announced:
+                continue
+            self._fail(
+                partition,
+                hosted,
+                PartitionMoved(
+                    f"node {known.node} leads partition {partition} in a later term; what is of it "
+                    "in this directory is an old copy",
+                    partition=partition,
+                ),
+            )
+            hosted.failed_at = inf
 
     def _return_leadership(self, rankings: Mapping[int, Sequence[str]]) -> None:
         """Hands one partition over to the node that should lead it, if that has all."""
@@ -969,6 +1092,22 @@ class Replicas:
         except (OSError, GalileoError) as error:
             log.error("what is left of partition %d cannot be deleted: %s", partition, error)
 
+    async def hand_over(self, within_s: float) -> None:
+        """Has other members lead what this node leads, before it stops.
+
+        They lead at once then, and need not miss this node first. A partition of which no other
+        member has all is kept.
+        """
+        deadline, waiting = self._monotonic() + within_s, set[int]()
+        for partition in sorted(self.led):
+            successors = self._hosted[partition].machine.successors(self._monotonic())
+            if successors:
+                waiting.add(partition)
+                successor = successors[partition % len(successors)]
+                self._step(partition, HandOverRequested(successor))
+        while waiting & self.led and self._monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(self.options.tick_s)
+
     # --- running -------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -989,12 +1128,14 @@ class Replicas:
                 if now >= members_at + self.options.members_s:
                     members_at = now
                     rankings = placement.rankings(self._live.current)
+                    self._yield_to_later_leaders()
                     self._want_members(rankings)
                     self._note_dropped()
                     self._repair_damaged()
                     self._return_leadership(rankings)
                     self._discard()
-                await asyncio.sleep(self.options.tick_s)
+                is_resting = bool(self._hosted) and self._hosted.keys() <= self.alone
+                await asyncio.sleep(self.options.members_s if is_resting else self.options.tick_s)
         finally:
             running = [*self._tasks, *self._learning.values()]
             for task in running:

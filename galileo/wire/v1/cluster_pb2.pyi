@@ -129,28 +129,22 @@ class RemoveNodeProgress(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     LEFT_FIELD_NUMBER: _builtins.int
-    BYTES_DONE_FIELD_NUMBER: _builtins.int
-    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     stage: _builtins.str
     """"move", "drain", "done" """
     partition: _builtins.int
     """that is being moved"""
     left: _builtins.int
     """partitions that are still to be moved"""
-    bytes_done: _builtins.int
-    bytes_total: _builtins.int
     def __init__(
         self,
         *,
         stage: _builtins.str = ...,
         partition: _builtins.int = ...,
         left: _builtins.int = ...,
-        bytes_done: _builtins.int = ...,
-        bytes_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "bytes_total", b"bytes_total", "left", b"left", "partition", b"partition", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left", b"left", "partition", b"partition", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -205,23 +199,58 @@ Global___SetReplicasRequest: _TypeAlias = SetReplicasRequest  # noqa: Y015
 class SetReplicasReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    RESTART_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def restart(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """nodes that have to be restarted, one after the other"""
-
     def __init__(
         self,
-        *,
-        restart: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["restart", b"restart"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetReplicasReply: _TypeAlias = SetReplicasReply  # noqa: Y015
+
+@_typing.final
+class ForgetNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """runs with an empty directory"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetNodeRequest: _TypeAlias = ForgetNodeRequest  # noqa: Y015
+
+@_typing.final
+class ForgetNodeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that begin anew"""
+
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetNodeReply: _TypeAlias = ForgetNodeReply  # noqa: Y015
 
 @_typing.final
 class ScrubRequest(_message.Message):

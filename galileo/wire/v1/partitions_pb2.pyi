@@ -44,22 +44,16 @@ class MoveProgress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STAGE_FIELD_NUMBER: _builtins.int
-    BYTES_DONE_FIELD_NUMBER: _builtins.int
-    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     stage: _builtins.str
-    """"copy", "verify", "switch" or "done" """
-    bytes_done: _builtins.int
-    bytes_total: _builtins.int
+    """"copy" or "done" """
     def __init__(
         self,
         *,
         stage: _builtins.str = ...,
-        bytes_done: _builtins.int = ...,
-        bytes_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "bytes_total", b"bytes_total", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,7 +27,7 @@ class Node:
 
     async def Move(self, request: Any, context: Any) -> AsyncIterator[partitions_pb2.MoveProgress]:
         self.moves += 1
-        yield partitions_pb2.MoveProgress(stage="copy", bytes_done=1, bytes_total=2)
+        yield partitions_pb2.MoveProgress(stage="copy")
         if self.moves > self.silent:
             yield partitions_pb2.MoveProgress(stage="done")
 

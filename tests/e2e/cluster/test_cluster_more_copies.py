@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fault_injection.ccq_readers import WatchReader
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import is_whole, wait_until
+from fault_injection.nodes import has_shares, is_whole, wait_until
 from fault_injection.stream import Stream
 
 from galileo.client import Client
@@ -20,6 +20,8 @@ from galileo.errors import InputError
 
 QUERY, EVERYTHING = "temperature > 260", "temperature > -100"
 TIMEOUT_S = 60.0
+FIRST_S = 300.0
+"""Longest start of the evaluator on a busy machine."""
 
 
 def rows(client: Client) -> int:
@@ -44,14 +46,10 @@ def test_node_that_got_partitions_while_there_was_one_copy_is_removed(
         for node in joined:
             node.start()
             node.wait()
-        for planned in client.plan_rebalance():
-            list(client.move(planned.partition, to=planned.to))
+        wait_until(lambda: has_shares(client), what="the shares", timeout_s=TIMEOUT_S)
         owners = placement.owners(Topology.from_json(client.topology_json()))
         assert joined[0].name in owners.values()
-        for name in client.set_replicas(2):
-            assert "restart it" in str(next(n for n in client.status().nodes if n.name == name))
-            cluster.node(name).restart()
-            wait_until(lambda: client.status().complete, what="the node", timeout_s=TIMEOUT_S)
+        client.set_replicas(2)
         wait_until(lambda: is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
         assert not any(node.pending for node in client.status().nodes)
         assert [*client.remove_node(joined[0].name)][-1].stage == "done"
@@ -75,6 +73,7 @@ def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Pat
     with LocalCluster(3, 1, tmp_path, replicas=3) as cluster:
         client = cluster.client(timeout="60s")
         assert not client.status().under_replicated
+        assert placement.owner(Topology.from_json(client.topology_json()), 0) == target
         after = client.query("numbered", EVERYTHING)
         keys = [("partition", "ascending"), ("sequence", "ascending"), ("row", "ascending")]
         assert after.table.sort_by(keys).equals(before.table.sort_by(keys))
@@ -90,7 +89,7 @@ def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Pat
         wait_until(lambda: is_whole(client), what="all copies again", timeout_s=TIMEOUT_S)
         with pytest.raises(InputError):
             client.set_replicas(1)
-        assert client.set_replicas(2) == ()
+        client.set_replicas(2)
         assert rows(client) == 2_000
     with LocalCluster(3, 1, tmp_path) as cluster:
         client = cluster.client(timeout="60s")
@@ -98,10 +97,7 @@ def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Pat
         assert rows(client) == 2_000
 
 
-@pytest.mark.slow
-def test_cluster_gets_copies_by_a_rolling_restart(
-    tmp_path: Path, no_evaluator: dict[str, Any]
-) -> None:
+def test_running_cluster_gets_copies(tmp_path: Path, no_evaluator: dict[str, Any]) -> None:
     settings = {"evaluator": no_evaluator}
     with LocalCluster(
         2, 1, tmp_path, partitions_per_group=4, replicas=1, settings=settings
@@ -109,17 +105,15 @@ def test_cluster_gets_copies_by_a_rolling_restart(
         client = cluster.client(timeout="60s")
         client.create_dataset(numbered_schema("numbered"))
         client.ingest("numbered", numbered(0, 1_000), producer="named")
-        for name in client.set_replicas(2):
-            cluster.node(name).restart()
-            wait_until(lambda: client.status().complete, what="the node", timeout_s=TIMEOUT_S)
+        client.set_replicas(2)
         wait_until(lambda: is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
         again = client.ingest("numbered", numbered(0, 1_000), producer="named")
         assert again.duplicate_rows == rows(client) == 1_000
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_cluster_gets_copies_by_a_rolling_restart_amid_a_stream(
+@pytest.mark.timeout(600)
+def test_running_cluster_gets_copies_amid_a_stream(
     tmp_path: Path, evaluator: dict[str, Any]
 ) -> None:
     settings = {"evaluator": evaluator}
@@ -133,10 +127,8 @@ def test_cluster_gets_copies_by_a_rolling_restart_amid_a_stream(
         stream = Stream(cluster.client(timeout="500ms"), "numbered")
         reader.start()
         stream.start()
-        wait_until(lambda: reader.count() > 0, what="an update", timeout_s=TIMEOUT_S)
-        for name in client.set_replicas(3):
-            cluster.node(name).restart()
-            wait_until(lambda: client.status().complete, what="the node", timeout_s=TIMEOUT_S)
+        wait_until(lambda: reader.count() > 0, what="an update", timeout_s=FIRST_S)
+        client.set_replicas(3)
         wait_until(lambda: is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
         stream.finish()
         assert rows(client) == stream.sent

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from click.testing import CliRunner
 from expected_errors import raises
 from fault_injection.ccq_readers import FetchReader
-from fault_injection.ledger import numbered_schema
-from fault_injection.nodes import wait_until
-from fault_injection.stream import Stream
+from fault_injection.ledger import numbered, numbered_schema
+from fault_injection.nodes import has_shares, wait_until
+from fault_injection.stream import Stream, StreamOptions
 
 import galileo
-from galileo.cli.main import main
 from galileo.client import Client
 from galileo.cluster import LocalCluster
 from galileo.dht import placement
@@ -27,6 +25,8 @@ from galileo.local_node import LocalNode
 
 QUERY = "temperature > 260"
 TIMEOUT_S = 300.0
+FIRST = 1_000_000
+"""The number of the first observation that is stored before the stream."""
 
 
 def restart(client: Client, node: LocalNode, *, meanwhile: Callable[[], None] | None) -> None:
@@ -41,13 +41,6 @@ def restart(client: Client, node: LocalNode, *, meanwhile: Callable[[], None] | 
     if meanwhile is not None:
         meanwhile()
     node.restart()
-
-
-def command(cluster: LocalCluster, *words: str) -> str:
-    nodes = [word for address in cluster.addresses for word in ("--node", address)]
-    done = CliRunner().invoke(main, [*nodes, *words, "--json"])
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 @pytest.mark.slow
@@ -75,15 +68,7 @@ def test_cluster_restart_relocation_and_join_deliver_every_label_once(
         new.start()
         new.wait()
         wait_until(lambda: client.status().complete, what="the new node to be known")
-        planned = json.loads(command(cluster, "rebalance", "--dry-run"))
-        moved = json.loads(command(cluster, "rebalance"))
-        assert [row["partition"] for row in moved] == [row["partition"] for row in planned]
-        assert moved
-        assert json.loads(command(cluster, "rebalance")) == []
-        wait_until(
-            lambda: placement.share(Topology.from_json(client.topology_json()), new.name) == (),
-            what="the client's node to hear of the moves",
-        )
+        wait_until(lambda: has_shares(client), what="the shares", timeout_s=TIMEOUT_S)
         stored = {one.name: one.datasets[0]["rows"] for one in client.status().nodes}
         assert stored[new.name] > 0
         more = reader.count()
@@ -101,6 +86,25 @@ def test_cluster_restart_relocation_and_join_deliver_every_label_once(
     again = LocalCluster(2, 1, tmp_path)
     assert again.addresses == cluster.addresses, "the directory remembers who joined and where"
     assert [node.name for node in again.nodes] == ["node-1", "node-2", "node-3"]
+
+
+def test_partition_moved_amid_a_stream_has_each_row_once(tmp_path: Path) -> None:
+    with LocalCluster(2, 1, tmp_path, partitions_per_group=2, replicas=1) as cluster:
+        client = cluster.client(timeout="60s")
+        client.create_dataset(numbered_schema("numbered"))
+        client.ingest("numbered", numbered(FIRST, 20_000))
+        options = StreamOptions(pause_s=0.01)
+        stream = Stream(cluster.client(timeout="500ms"), "numbered", options)
+        stream.start()
+        source = placement.owner(Topology.from_json(client.topology_json()), 0)
+        for to in ({"node-1", "node-2"} - {source}, {source}):
+            *_, last = client.move(0, to=to.pop())
+            assert last.stage == "done"
+        stream.finish()
+        stored = client.read(client.query("numbered"), columns=["number"])
+        numbers = np.sort(stored.column("number").to_numpy())
+        expected = [np.arange(stream.sent), np.arange(FIRST, FIRST + 20_000)]
+        np.testing.assert_array_equal(numbers, np.concatenate(expected))
 
 
 def test_move_wrong_partition_or_node_raises_input_error(cluster: galileo.LocalCluster) -> None:

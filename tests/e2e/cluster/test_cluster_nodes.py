@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from expected_errors import raises
 from fault_injection.ccq_readers import FetchReader, WatchReader
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import wait_until
+from fault_injection.nodes import has_shares, wait_until
 from fault_injection.stream import Stream
 
 from galileo.cli.main import main
@@ -67,7 +67,7 @@ def test_cluster_nodes_join_and_leave_under_load_without_loss(
             node.wait()
             wait_until(lambda n=number: len(client.status().nodes) == n, what="the node")
             wait_until(lambda: client.status().complete, what="heartbeats", timeout_s=TIMEOUT_S)
-        assert json.loads(command(cluster, "rebalance"))
+        wait_until(lambda: has_shares(client), what="the shares", timeout_s=TIMEOUT_S)
         assert sorted(partitions(cluster).values()) == [1, 1, 2]
         more = reader.count()
         wait_until(lambda: reader.count() > more, what="an update", timeout_s=TIMEOUT_S)
@@ -88,6 +88,27 @@ def test_cluster_nodes_join_and_leave_under_load_without_loss(
     with LocalCluster(1, 1, tmp_path, settings=settings) as again:
         assert [node.name for node in again.nodes] == ["node-2", "node-3"]
         assert again.client().count("numbered") == stream.sent
+
+
+def test_node_gets_its_share_of_one_copy_and_then_everything(tmp_path: Path) -> None:
+    with LocalCluster(1, 1, tmp_path, partitions_per_group=4) as cluster:
+        client = cluster.client(timeout="60s")
+        client.create_dataset(numbered_schema("numbered"))
+        client.ingest("numbered", numbered(0, 1_000))
+        node = cluster.join()
+        node.start()
+        node.wait()
+        client = cluster.client(timeout="60s")
+        wait_until(lambda: has_shares(client), what="the shares")
+        assert partitions(cluster) == {"node-1": 2, "node-2": 2}
+        assert client.count("numbered") == 1_000
+        assert [*client.remove_node("node-1")][-1].stage == "done"
+        with Client(node.address, timeout="60s") as left:
+            assert set(placement.owners(Topology.from_json(left.topology_json())).values()) == {
+                "node-2"
+            }
+            assert left.count("numbered") == 1_000
+            assert not any(one.lost for one in left.status().nodes)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from lone_nodes import founded
 
+from galileo.dht import topology_changes
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import GalileoError, Unavailable
 from galileo.labels import LabelSet
@@ -35,8 +38,11 @@ from galileo.node.peers import (
     TableTask,
     UploadedSampler,
 )
+from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
+from galileo.node.replication.replicas import ReplicasOptions
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query import parse
+from galileo.replication.values import Member
 from galileo.storage.disk import RealDisk
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
@@ -60,6 +66,8 @@ class UnsyncedDisk(RealDisk):
         pass
 
 
+REPLICATION = ReplicasOptions(tick_s=0.01, members_s=0.05, discard_s=0.2)
+MOVED_S = 60.0
 RELAXED = JournalOptions(durability="none", disk=UnsyncedDisk())
 
 
@@ -93,29 +101,29 @@ class Network:
         self.calls: list[tuple[str, str]] = []
         self.scanned: list[ScanTask] = []
 
-    def _reach(self, node: str, method: str) -> StorageNode:
+    def reach(self, node: str, method: str) -> StorageNode:
         self.calls.append((node, method))
         if node in self.away:
             raise Unavailable(f"node {node} is away", node=node)
         return self.nodes[node]
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
-        there = self._reach(node, "commit")
+        there = self.reach(node, "commit")
         await there.stored_schema(task.dataset, added=task.added)
         return await there.ingest.commit(task)
 
     async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]:
-        return await self._reach(node, "find_batches").ingest.earlier.find(lookup)
+        return await self.reach(node, "find_batches").ingest.earlier.find(lookup)
 
     async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None:
         self.scanned.append(task)
-        there = self._reach(node, "scan_small")
+        there = self.reach(node, "scan_small")
         await self._learn_features(there, task)
         return None if node in self.cut_after else await there.local_scans.scan_small(task)
 
     async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
         self.scanned += tasks
-        there = self._reach(node, "scan")
+        there = self.reach(node, "scan")
         for task in tasks:
             await self._learn_features(there, task)
         answers, count = there.local_scans.scan(tasks), 0
@@ -131,7 +139,7 @@ class Network:
             await there.schema(task.dataset, added=task.added)
 
     async def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncIterator[pa.Table]:
-        there = self._reach(node, "read")
+        there = self.reach(node, "read")
         if task.added:
             await there.schema(task.dataset, added=task.added)
         async for table in there.reading.read_local(task):
@@ -140,59 +148,74 @@ class Network:
     async def read_table(
         self, node: str, task: TableTask, table: Table
     ) -> AsyncIterator[TablePart]:
-        async for part in self._reach(node, "read_table").tables.read_local(task):
+        async for part in self.reach(node, "read_table").tables.read_local(task):
             yield part
 
     async def read_executions(
         self, node: str, task: ExecutionsTask
     ) -> AsyncIterator[ExecutionsPart]:
-        async for part in self._reach(node, "read_executions").channel_reader.read_local(task):
+        async for part in self.reach(node, "read_executions").channel_reader.read_local(task):
             yield part
 
     async def add_features(self, node: str, dataset: str, features: Sequence[Feature]) -> Schema:
-        return await self._reach(node, "add_features").add_features(dataset, features)
+        return await self.reach(node, "add_features").add_features(dataset, features)
 
     async def create_dataset(
         self, node: str, schema: StoredSchema, *, replicate: bool
     ) -> StoredSchema:
-        there = self._reach(node, "create_dataset")
+        there = self.reach(node, "create_dataset")
         if not replicate:
             return await there.create_dataset(schema)
         await there.adopt(schema)
         return schema
 
     async def drop_dataset(self, node: str, dataset: str) -> dict[str, Removed | GalileoError]:
-        return await self._reach(node, "drop_dataset").drop_dataset(dataset)
+        return await self.reach(node, "drop_dataset").drop_dataset(dataset)
 
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed:
-        return await self._reach(node, "drop_generations").drop(name, generations)
+        return await self.reach(node, "drop_generations").drop(name, generations)
 
     async def datasets(self, node: str) -> list[StoredSchema]:
-        catalog = self._reach(node, "datasets").catalog
+        catalog = self.reach(node, "datasets").catalog
         return [shard.schema for shard in catalog.shards.values()]
 
     async def get_sampler(self, node: str, digest: str) -> tuple[UploadedSampler, bytes]:
-        there = self._reach(node, "get_sampler").samplers
+        there = self.reach(node, "get_sampler").samplers
         archive = await there.archive(digest, only_here=True)
         return there.facts(digest), archive.data
 
     async def keep_sampler(self, node: str, sampler: UploadedSampler, data: bytes) -> None:
-        there = self._reach(node, "keep_sampler").samplers
+        there = self.reach(node, "keep_sampler").samplers
         await (there.keep(sampler, data) if data else there.would_keep(sampler))
 
     async def revoke_sampler(self, node: str, digest: str) -> None:
-        await self._reach(node, "revoke_sampler").samplers.revoke_here(digest)
+        await self.reach(node, "revoke_sampler").samplers.revoke_here(digest)
 
     async def set_retention(
         self, node: str, dataset: str, retention: Retention | None
     ) -> VersionedRetention:
-        return await self._reach(node, "set_retention").set_retention(dataset, retention)
+        return await self.reach(node, "set_retention").set_retention(dataset, retention)
 
     async def apply_retention(
         self, node: str, dataset: str, retention: VersionedRetention
     ) -> RetentionReport:
-        there = self._reach(node, "apply_retention")
+        there = self.reach(node, "apply_retention")
         return await there.apply_own_retention(dataset, retention)
+
+
+class Line:
+    """Hands the messages of replicas over."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    async def send(self, node: str, envelopes: Sequence[Envelope]) -> None:
+        await self._network.reach(node, "send").replicas.receive(envelopes)
+
+    async def digests(
+        self, member: Member, ranges: Sequence[CommitRange]
+    ) -> list[RangeDigest | None]:
+        return self._network.reach(member.node, "digests").replicas.comparison.digests(ranges)
 
 
 @dataclass
@@ -206,21 +229,55 @@ class Cluster:
     clock: ManualClock = field(default_factory=ManualClock)
     journals: JournalOptions = RELAXED
     options: NodeOptions = field(default_factory=NodeOptions)
+    running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
-    def start(self, name: str) -> StorageNode:
+    def start(self, name: str, *, is_founded: bool = True) -> StorageNode:
         store = Store.open(self.directory / name, self.journals, wall=self.clock.wall)
         node = StorageNode(
             name,
-            self.topology,
+            founded(self.topology, name, store) if is_founded else self.topology,
             store=store,
             peers=self.network,
-            options=self.options,
+            options=replace(self.options, replication=REPLICATION),
         )
+        node.on_led = self.tell_leaders
         self.network.nodes[name] = node
+        replicas = node.connect_replicas(
+            Line(self.network),
+            identity_of=self.identity_of,
+            is_alive=self.network.nodes.__contains__,
+        )
+        self.running[name] = asyncio.create_task(replicas.run())
+        self.tell_leaders()
         return node
 
-    async def restart(self, name: str) -> StorageNode:
+    def identity_of(self, name: str) -> str:
+        node = self.network.nodes.get(name)
+        return "" if node is None else node.store.identity
+
+    def tell_leaders(self) -> None:
+        """As heartbeats do."""
+        leaders = {move for node in self.nodes for move in node.topology.moved}
+        for node in self.nodes:
+            node.live.adopt(leaders)
+
+    async def move(self, partition: int, *, to: str) -> None:
+        """Has another node lead a partition."""
+        self.topology = topology_changes.pin_partitions(self.topology, [partition], to)
+        for node in self.nodes:
+            node.live.replace_nodes(replace(node.topology, pins=self.topology.pins))
+        async with asyncio.timeout(MOVED_S):
+            while partition not in self[to].partitions:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def stop(self, name: str) -> None:
+        running = self.running.pop(name)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
         await self.network.nodes.pop(name).close()
+
+    async def restart(self, name: str) -> StorageNode:
+        await self.stop(name)
         return self.start(name)
 
     async def reconfigure(self, **changes: Any) -> None:
@@ -230,8 +287,8 @@ class Cluster:
             await self.restart(name)
 
     async def close(self) -> None:
-        for node in self.network.nodes.values():
-            await node.close()
+        for name in list(self.network.nodes):
+            await self.stop(name)
 
     @property
     def nodes(self) -> list[StorageNode]:

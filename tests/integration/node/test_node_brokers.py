@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from lone_nodes import commit_alone
 from parameters import keep_quick
 from replica_nodes import PARTITIONS, World, expect_crash, hurt, until
 
@@ -71,12 +72,12 @@ KEYS = 5
 
 @contextmanager
 def opened(directory: Path) -> Iterator[TableShard]:
-    """A replicated shard, whose commits are pending until they are published."""
+    """A shard, whose commits may be pending until they are published."""
     options = JournalOptions(durability="none")
     with Store.open(directory, options, wall=lambda: 0.0) as store:
         store.create_dataset(TABLE)
-        store.recover(lambda *_: None, is_replicated=True)
-        shard = TableShard(TABLE, epoch=store.epoch, is_replicated=True)
+        store.recover(lambda *_: None)
+        shard = TableShard(TABLE)
         for partition in (PARTITION, OTHER):
             shard.attach(partition, store.journal(TABLE.name, partition))
         yield shard
@@ -91,9 +92,9 @@ def commit_of(batch: int, keys: Sequence[int], *, bound: int | None, since: int 
     return Commit(producer, batch, rows, paths, unchanged_since=bound)
 
 
-def append(shard: TableShard, commits: Sequence[Commit], *, is_replicated: bool) -> list[Any]:
-    if not is_replicated:
-        return shard.write({PARTITION: commits})[PARTITION]
+def append(shard: TableShard, commits: Sequence[Commit], *, is_pending: bool) -> list[Any]:
+    if not is_pending:
+        return commit_alone(shard, {PARTITION: commits})[PARTITION]
     appended = shard.append({PARTITION: commits}, terms={PARTITION: 1}, begin=lambda _: ())
     return appended[PARTITION].results
 
@@ -119,7 +120,7 @@ def test_commits_of_changed_keys_are_refused(tmp_path: Path, seed: int) -> None:
                 is_stale = bound is not None and any(seen.get(key, 0) > bound for key in keys)
                 expected.append(is_stale)
                 seen |= dict.fromkeys(keys, 1 << 40)  # Also by one that is refused itself.
-            results = append(shard, commits, is_replicated=True)
+            results = append(shard, commits, is_pending=True)
             assert [isinstance(one, Unavailable) for one in results] == expected
             for commit, result in zip(commits, results, strict=True):
                 if isinstance(result, GalileoError):
@@ -137,29 +138,29 @@ def test_commits_of_changed_keys_are_refused(tmp_path: Path, seed: int) -> None:
 def test_batch_that_is_stored_is_answered_though_its_rows_have_changed(tmp_path: Path) -> None:
     with opened(tmp_path) as shard:
         first = commit_of(1, [1], bound=0)
-        [stored] = append(shard, [first], is_replicated=False)
-        append(shard, [commit_of(2, [1], bound=None)], is_replicated=False)
-        again, other = append(shard, [first, commit_of(3, [1], bound=0)], is_replicated=False)
+        [stored] = append(shard, [first], is_pending=False)
+        append(shard, [commit_of(2, [1], bound=None)], is_pending=False)
+        again, other = append(shard, [first, commit_of(3, [1], bound=0)], is_pending=False)
         assert (again.sequence, again.duplicate) == (stored.sequence, True)
         assert isinstance(other, Unavailable)
         assert other.details["after_s"] > 0
 
 
-@pytest.mark.parametrize("is_replicated", [False, True])
+@pytest.mark.parametrize("is_pending", [False, True])
 def test_batch_with_changed_rows_is_stored_in_no_partition(
-    tmp_path: Path, is_replicated: bool
+    tmp_path: Path, is_pending: bool
 ) -> None:
     with opened(tmp_path) as shard:
-        append(shard, [commit_of(1, [1], bound=None)], is_replicated=is_replicated)
+        append(shard, [commit_of(1, [1], bound=None)], is_pending=is_pending)
         parts = {
             PARTITION: [commit_of(2, [1], bound=0), commit_of(3, [3], bound=0)],
             OTHER: [commit_of(2, [2], bound=0), commit_of(4, [2], bound=None)],
         }
-        if is_replicated:
+        if is_pending:
             appended = shard.append(parts, terms=dict.fromkeys(parts, 1), begin=lambda _: ())
             results = {partition: one.results for partition, one in appended.items()}
         else:
-            results = shard.write(parts)
+            results = commit_alone(shard, parts)
         refused = {p: [isinstance(r, Unavailable) for r in each] for p, each in results.items()}
         assert refused == {PARTITION: [True, False], OTHER: [True, False]}
 

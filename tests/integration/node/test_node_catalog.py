@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +91,17 @@ async def test_sync_datasets_fetches_missed_datasets_only(
     assert knows(cluster, schema) == {"a", "b", "c"}
 
 
-async def test_schema_at_a_node_with_copies_waits_for_the_topology_of_the_cluster(
+async def test_schema_at_a_node_on_an_empty_directory_waits_for_the_topology_of_the_cluster(
     cluster: Any, tmp_path: Path
 ) -> None:
     """The topology of its file may lack ranges by which rows were stored."""
     home = dataset_home(cluster.topology, "nam")
     other = next(name for name in "abc" if name != home)
-    of_file = replace(cluster.topology, replicas=2)
+    of_file = cluster.topology
     fresh = type(cluster)(tmp_path / "fresh", of_file, network=cluster.network)
-    await cluster.network.nodes.pop(other).close()
-    node = fresh.start(other)
+    await cluster.stop(other)
+    fresh.running = cluster.running
+    node = fresh.start(other, is_founded=False)
     with raises(Unavailable, node=other):
         await node.sync_datasets(home, {"nam": 0})
     asking = asyncio.create_task(node.schema("nam"))

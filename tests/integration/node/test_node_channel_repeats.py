@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from channel_rounds import TEMPLATE, Delivered, Rounds, matches
-from partition_moves import take, tell_all
 
 from galileo.model.channel import Channel
 from galileo.model.times import MICROS
@@ -161,8 +160,7 @@ async def disturb(world: Repeats, number: int) -> None:
     elif kind == 3:
         of_a = cluster["a"].partitions
         partition = world.chance.choice(sorted(of_a | cluster["c"].partitions))
-        await take(cluster, partition, to="c" if partition in of_a else "a")
-        await tell_all(cluster)
+        await cluster.move(partition, to="c" if partition in of_a else "a")
 
 
 async def test_a_second_attempt_has_the_bound_of_the_first(cluster: Any) -> None:
@@ -227,8 +225,7 @@ async def test_a_history_of_a_later_bound_is_not_used_for_an_earlier_one(cluster
     await cluster["a"].channels.execute("alerts")
     assert not await world.delivered(), "all are too old for the clock that is ahead"
     world.wait(-2 * PERIOD_S)
-    await take(cluster, partition, to="a")
-    await tell_all(cluster)
+    await cluster.move(partition, to="a")
     world.any_time = lambda: world.now_us - round(0.9 * PERIOD_S * MICROS)
     await world.observe(20)
     await cluster["c"].channels.execute("alerts")

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from channel_audit import TEMPLATES, air
+from lone_nodes import commit_alone
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.columns import Commits
@@ -48,8 +49,8 @@ def opened(directory: Path) -> tuple[Store, ChannelShard]:
     if CHANNEL.key not in {schema.key for schema in store.schemas().values()}:
         store.recover(lambda *_: None)
         store.create_dataset(CHANNEL)
-        return store, ChannelShard(CHANNEL, epoch=store.epoch)
-    shard = ChannelShard(CHANNEL, epoch=store.epoch)
+        return store, ChannelShard(CHANNEL)
+    shard = ChannelShard(CHANNEL)
 
     def replay(dataset: str, partition: int, replayed: Replayed) -> None:
         shard.replay(partition, replayed)
@@ -63,7 +64,7 @@ def opened(directory: Path) -> tuple[Store, ChannelShard]:
 def write(store: Store, shard: ChannelShard, partition: int, commit: Commit) -> Committed:
     if partition not in shard.journals:
         shard.attach(partition, store.journal(CHANNEL.key, partition))
-    [result] = shard.write({partition: [commit]})[partition]
+    [result] = commit_alone(shard, {partition: [commit]})[partition]
     assert isinstance(result, Committed)
     return result
 

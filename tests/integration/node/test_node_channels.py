@@ -36,7 +36,6 @@ from channel_audit import (
 )
 from expected_errors import raises
 from fault_injection.damage import flip
-from partition_moves import take, tell_all
 from retaining import runner_of
 from simulator.channel_mutants import CHANNEL_MUTANTS
 
@@ -200,7 +199,6 @@ class Hot:
     async def catch_up(self) -> None:
         """Executes until everything is matched, and reads everything."""
         self.away.clear()
-        await tell_all(self.cluster)
         self.gossip()
         for _ in range(CAUGHT_UP_MAX):
             before = self.published(CHANNEL)
@@ -265,8 +263,7 @@ async def fault(hot: Hot, step: int) -> None:
     elif kind == "move":
         partition = hot.random.choice(sorted(cluster["a"].partitions | cluster["c"].partitions))
         to = "c" if partition in cluster["a"].partitions else "a"
-        await take(cluster, partition, to=to)
-        await tell_all(cluster)
+        await cluster.move(partition, to=to)
     elif kind == "clean":
         await hot.maintain(name)
     elif kind == "away":
@@ -674,8 +671,7 @@ async def there_and_back(cluster: Any) -> Hot:
     for to in ("c", "a"):
         await step(hot)
         await hot.execute()  # There is nothing new.
-        await take(cluster, partition, to=to)
-        await tell_all(cluster)
+        await cluster.move(partition, to=to)
         await step(hot)
     await hot.judge()
     return hot
@@ -701,8 +697,7 @@ async def regained(cluster: Any) -> Hot:
     await prepared.wait()
     executor._prepare = prepare
     for to in ("c", "a"):
-        await take(cluster, partition, to=to)
-        await tell_all(cluster)
+        await cluster.move(partition, to=to)
         await hot.subscribe()
         if to == "c":
             await step(hot, "c")

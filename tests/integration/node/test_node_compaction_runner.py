@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from lone_nodes import LoneOwner, commit_alone
 
 from galileo.cursor import Cursor
 from galileo.generate import NamLike
@@ -59,7 +60,9 @@ def opened(
 ) -> tuple[Store, Catalog]:
     store = Store.open(directory, options, wall=lambda: 1.5e9)
     executor = ThreadPoolExecutor(1)
-    return store, Catalog(store, executor=executor, syncing=executor, options=limits)
+    return store, Catalog(
+        store, executor=executor, syncing=executor, machines=LoneOwner(), options=limits
+    )
 
 
 @pytest.fixture
@@ -174,7 +177,7 @@ def test_compaction_skips_a_failed_partition_and_continues(
 
 def test_replay_restores_graph_and_synopses(directory: Path, options: JournalOptions) -> None:
     """Graph and synopsis, whether the synopsis takes commits in one by one or many at once."""
-    written = DatasetShard(SCHEMA, epoch=2)
+    written = DatasetShard(SCHEMA)
     for partition in (0, 5):
         for sequence, commit in enumerate(commits(), start=1):
             counts = np.array([commit.paths.num_rows])
@@ -194,7 +197,7 @@ def test_replay_restores_graph_and_synopses(directory: Path, options: JournalOpt
             for mine, other in zip(ours.entries.bounds, theirs.entries.bounds, strict=True):
                 np.testing.assert_array_equal(mine, other)
             replayed.synopses()[partition].check()
-            result = replayed.write({partition: commits()[:1]})[partition][0]
+            result = commit_alone(replayed, {partition: commits()[:1]})[partition][0]
             assert result.duplicate
         asyncio.run(catalog.close())
         store.close()

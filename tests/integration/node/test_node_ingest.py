@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -266,8 +265,8 @@ async def test_take_changed_has_what_was_created_or_committed(
     assert changed() == set()
     await cluster["a"].drop_dataset("sites")
     assert changed() == set()
-    assert cluster["a"].live.relocate("b", "10.0.0.9:7701", epoch=9)
-    assert changed() == set(cluster["a"].catalog.shards)
+    await cluster.move(min(cluster["a"].partitions), to="c")
+    assert changed() == set(cluster["a"].catalog.shards), "it leads other partitions now"
 
 
 async def test_ingest_calls_each_other_owner_once(cluster: Any, make_observations: Make) -> None:
@@ -284,34 +283,6 @@ async def test_commit_of_rows_of_another_node_is_refused(
     with raises(PartitionMoved, partitions=sorted(theirs)):
         await cluster["a"].ingest.commit(CommitTask("nam", "p", 0, rows))
     assert stored(cluster) == {}, "no row is stored, not even of own partitions"
-
-
-async def test_fence_waits_while_a_partition_is_created(
-    cluster: Any, make_observations: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For a commit that comes from another node, whose partition has none yet."""
-    node = cluster["a"]
-    making, gate, journal = threading.Event(), threading.Event(), node.store.journal
-
-    def made_late(dataset: str, partition: int) -> Any:
-        making.set()
-        assert gate.wait(60.0), "the gate was not opened"
-        return journal(dataset, partition)
-
-    monkeypatch.setattr(node.store, "journal", made_late)
-    partition = min(node.partitions)
-    task = CommitTask("nam", "radar", 0, rows_of(cluster, partition, make_observations(500)))
-    committing = asyncio.create_task(node.ingest.commit(task))
-    assert await asyncio.to_thread(making.wait, 60.0)
-    fencing = asyncio.create_task(node.catalog.fence(partition))
-    await asyncio.sleep(0.05)
-    assert not fencing.done(), "what is being made is not to come behind the fence"
-    gate.set()
-    await fencing
-    with pytest.raises(PartitionMoved):
-        await committing
-    node.catalog.unfence(partition)
-    assert dict((await node.ingest.commit(task)).reached) == {partition: 1}
 
 
 async def test_ingest_numbers_of_one_principal_are_not_those_of_another(

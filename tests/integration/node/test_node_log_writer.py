@@ -40,7 +40,7 @@ async def test_a_log_that_cannot_be_made_is_reported(step: str) -> None:
     with ThreadPoolExecutor(1) as executor:
         machines: Any = Machines()
         writer = LogWriter(
-            TableShard(TABLE, epoch=1),
+            TableShard(TABLE),
             machines=machines,
             open_journal=refuse,
             restart_journal=refuse,

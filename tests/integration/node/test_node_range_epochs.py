@@ -230,10 +230,10 @@ async def test_find_waits_for_commits_that_were_accepted_before(
 ) -> None:
     writing, goes_on, append = threading.Event(), threading.Event(), PartitionJournal.appending
 
-    def held(journal: PartitionJournal, commits: Any) -> Any:
+    def held(journal: PartitionJournal, commits: Any, **options: Any) -> Any:
         writing.set()
         goes_on.wait(60)
-        return append(journal, commits)
+        return append(journal, commits, **options)
 
     table = make_observations(100)
     monkeypatch.setattr(PartitionJournal, "appending", held)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fault_injection.damage import flip, frames
+from lone_nodes import LoneOwner
 
 from galileo.errors import InternalError
 from galileo.generate import NamLike
@@ -49,7 +50,9 @@ class Node:
         self.store = Store.open(directory, journals, wall=clock)
         executor = ThreadPoolExecutor(1)
         options = CatalogOptions()
-        self.catalog = Catalog(self.store, executor=executor, syncing=executor, options=options)
+        self.catalog = Catalog(
+            self.store, executor=executor, syncing=executor, machines=LoneOwner(), options=options
+        )
         fast = ScrubOptions(
             bytes_per_s_min=1e12, bytes_per_s_max=1e12, calm_s=0.0, save_s=0.0, wall=clock
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from lone_nodes import commit_alone
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError, PartitionReadOnly
@@ -47,7 +48,7 @@ def opened(
     with Store.open(directory, options, wall=lambda: 0.0) as store:
         store.create_dataset(schema)
         store.recover(lambda *_: None)
-        shard = cls(schema, epoch=store.epoch, **named)
+        shard = cls(schema, **named)
         for partition in partitions:
             shard.attach(partition, store.journal(schema.name, partition))
         yield shard
@@ -66,7 +67,7 @@ def commits_of(shard: DatasetShard, make: Make, count: int, *, rows: int = 3) ->
 
 
 def write(shard: DatasetShard, commits: list[Commit]) -> list[Committed | GalileoError]:
-    return shard.write({PARTITION: commits})[PARTITION]
+    return commit_alone(shard, {PARTITION: commits})[PARTITION]
 
 
 async def test_scan_during_writes_sees_all_published_commits(
@@ -156,7 +157,7 @@ def test_shard_publishes_nothing_after_a_commit_that_failed_to_index(
     assert "Check the disk" not in refused.message, "the disk did its part"
     assert stored.published() == Cursor({PARTITION: 1})
     assert set(stored.graph.scan(parse("", stored.schema)).column("sequence").to_pylist()) == {1}
-    anew = DatasetShard(stored.schema, epoch=2)
+    anew = DatasetShard(stored.schema)
     journal = PartitionJournal.open(
         stored.journals[PARTITION].files()[0][0].parent,
         schema=stored.schema,
@@ -200,7 +201,7 @@ def test_shard_journals_iteration_survives_attach(tmp_path: Path, schema: Schema
     with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
         store.create_dataset(schema)
         store.recover(lambda *_: None)
-        shard = DatasetShard(schema, epoch=store.epoch)
+        shard = DatasetShard(schema)
         shard.attach(0, store.journal(schema.name, 0))
         for partition in shard.journals:
             shard.attach(partition + 1, store.journal(schema.name, partition + 1))
@@ -220,7 +221,7 @@ def test_event_clock_is_the_newest_bucket_after_restart_too(
             (step,) = shard.event_clock()
             assert step.bucket_us == newest[number]
             assert step.sequence == newest.index(step.bucket_us) + 1
-    again = DatasetShard(schema, epoch=2)
+    again = DatasetShard(schema)
     with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
         store.recover(lambda _, partition, replayed: again.replay(partition, replayed))
     (step,) = again.event_clock()
@@ -252,7 +253,9 @@ def test_event_clock_group_to_several_partitions_has_the_newest_bucket_of_each(
     with opened(tmp_path, schema, *partitions) as shard:
         made = commits_of(shard, make_observations, 6)
         groups = dict(zip(partitions, (made[:1], made[1:3], made[3:]), strict=True))
-        assert not any(isinstance(r, GalileoError) for g in shard.write(groups).values() for r in g)
+        assert not any(
+            isinstance(r, GalileoError) for g in commit_alone(shard, groups).values() for r in g
+        )
         expected = {
             ClockStep(p, len(group), max(newest_bucket(commit) for commit in group))
             for p, group in groups.items()
@@ -272,7 +275,7 @@ def test_own_published_is_one_object_until_it_changes(
     with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
         store.create_dataset(schema)
         store.recover(lambda *_: None)
-        shard = DatasetShard(schema, epoch=store.epoch, owned=lambda: owned[0])
+        shard = DatasetShard(schema, owned=lambda: owned[0])
         seen = [shard.own_published()]
 
         def is_new() -> bool:
@@ -281,7 +284,7 @@ def test_own_published_is_one_object_until_it_changes(
 
         def write(partition: int, batch: int) -> None:
             commit = Commit("p", batch, *paths.index(schema, make_observations(3)))
-            shard.write({partition: [commit]})
+            commit_alone(shard, {partition: [commit]})
 
         for partition in (PARTITION, 5):
             shard.attach(partition, store.journal(schema.name, partition))
@@ -314,14 +317,14 @@ def test_own_published_includes_the_last_commit_of_many_threads(
     with Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
         store.create_dataset(schema)
         store.recover(lambda *_: None)
-        shard = DatasetShard(schema, epoch=store.epoch)
+        shard = DatasetShard(schema)
         for partition in partitions:
             shard.attach(partition, store.journal(schema.name, partition))
 
         def write(partition: int) -> None:
             for batch in range(batches):
                 commit = Commit(f"p{partition}", batch, *paths.index(schema, make_observations(1)))
-                shard.write({partition: [commit]})
+                commit_alone(shard, {partition: [commit]})
                 assert shard.own_published().sequences[partition] == batch + 1
 
         with ThreadPoolExecutor(len(partitions)) as pool:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from lone_nodes import commit_alone
 from parameters import keep_quick
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -108,7 +109,7 @@ async def test_a_deletion_stays_where_files_end_between_it_and_an_older_copy(shi
         row = {"id": key, "port": "x", "deleted": deleted}
         rows = pa.Table.from_pylist([row], shard.schema.observation_schema)
         paths = pa.RecordBatch.from_pylist([path], shard.schema.path_schema)
-        [stored] = shard.write({partition: [Commit("q", number, rows, paths)]})[partition]
+        [stored] = commit_alone(shard, {partition: [Commit("q", number, rows, paths)]})[partition]
         assert isinstance(stored, Committed)
         assert stored.sequence == last + number
 

@@ -11,6 +11,7 @@ import grpc.aio
 import numpy as np
 import pyarrow as pa
 import pytest
+from lone_nodes import lone_node
 
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.model.schema import Feature, Schema
@@ -114,7 +115,7 @@ class Company:
     async def start(self, name: str, server: grpc.aio.Server, directory: Path) -> None:
         store = Store.open(directory, JournalOptions(durability="none"), wall=lambda: 0.0)
         peers = GrpcPeers(self.topology, is_dead=lambda node: node in self.dead)
-        node = StorageNode(
+        node = lone_node(
             name,
             self.topology,
             store=store,

@@ -515,7 +515,7 @@ async def test_admission_of_compressed_messages_is_unimplemented(served: Served)
 # Written out once more, so that an option that is lost by mistake fails here.
 BULK = """
     Storage/Ingest Storage/Read Storage/ReadTable Storage/Scan
-    PeerStorage/Commit PeerStorage/RegisterQueries PeerStorage/Match Migration/HandOver
+    PeerStorage/Commit PeerStorage/RegisterQueries PeerStorage/Match
     PeerCluster/Gossip internal/replicate_frames PeerStorage/ScanSmall
 """
 QUERIES = """

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from lone_nodes import LoneOwner
 from starlette.requests import Request
 
 from galileo.gateway.callers import _CALLER, _TOKEN, Callers
@@ -24,9 +25,9 @@ from galileo.gateway.hub import Hubs
 from galileo.gateway.request_bodies import RequestBodies
 from galileo.gateway.shared_calls import SharedCalls
 from galileo.model.quotas import Quotas
-from galileo.node.group_commit import GroupCommit
 from galileo.node.local_analytics import LocalAnalytics
 from galileo.node.query_options import QueryOptions
+from galileo.node.replication.log_writer import LogWriter
 from galileo.rpc.access import ANONYMOUS, Principal, Role
 from galileo.rpc.admission import Admission, AdmissionOptions
 from galileo.rpc.call_log import CallTracker
@@ -166,19 +167,28 @@ def group_commit() -> Case:
     """A commit behind one that is being written."""
     go, loop = asyncio.Event(), asyncio.get_running_loop()
 
-    def write(commits: Any, *, executor: Any) -> dict[int, list[None]]:
+    def write(commits: Any, **_: Any) -> dict[int, list[None]]:
         asyncio.run_coroutine_threadsafe(go.wait(), loop).result()
         return {partition: [None] * len(each) for partition, each in commits.items()}
 
-    shard: Any = SimpleNamespace(write=write, durable_s=0.0, wants_maintenance=False)
+    journal = SimpleNamespace(end_sequence=0, last_sequence=0)
+    shard: Any = SimpleNamespace(commit=write, journals={0: journal}, wants_maintenance=False)
     executor, commit = ThreadPoolExecutor(2), cast(Any, None)
-    commits = GroupCommit(shard, executor=executor, syncing=executor, waiting_max=9)
+    commits = LogWriter(
+        shard,
+        machines=LoneOwner(),
+        open_journal=lambda _: None,
+        restart_journal=lambda *_: None,
+        executor=executor,
+        syncing=executor,
+        waiting_max=9,
+    )
 
     async def call() -> None:
         await asyncio.wrap_future(commits.submit({0: commit}))
 
     def taken() -> int:
-        return sum(commits.waiting.values()) + (not commits.is_idle(0))
+        return sum(commits.waiting.values())
 
     return Case(call, taken, go, [asyncio.create_task(call())])
 

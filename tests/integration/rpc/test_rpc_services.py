@@ -371,8 +371,9 @@ async def test_status_of_a_node_that_is_removed_meanwhile_is_unreachable(company
 
 
 async def test_topology_is_served_by_every_node(company: Any) -> None:
-    reply = await company["c"].cluster.Topology(cluster_pb2.TopologyRequest())
-    assert reply.topology_json == company.topology.to_json()
+    for served in company.members.values():
+        reply = await served.cluster.Topology(cluster_pb2.TopologyRequest())
+        assert reply.topology_json == served.node.topology.to_json()
 
 
 async def test_owner_of_a_table_learns_what_channels_compare_with(

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from lone_nodes import lone_node
 
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import Unavailable
@@ -64,7 +65,7 @@ async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
     members = tuple(NodeInfo(name, f"127.0.0.1:{port}") for port, name in enumerate("ab", start=1))
     topology = Topology("test", (Group("g", members),), even_ranges(1), 8)
     for name in "ab":
-        made.nodes[name] = StorageNode(
+        made.nodes[name] = lone_node(
             name,
             topology,
             store=Store.open(tmp_path / name, JournalOptions(durability="none"), wall=lambda: 0.0),

@@ -24,7 +24,6 @@ from galileo.dht.membership import (
 )
 from galileo.dht.node_states import RUN_BITS
 from galileo.dht.register import Ballot, first_state
-from galileo.dht.topology import Move
 from galileo.election.messages import AssignmentAccepted, Digest, Poll, RecordRequest
 from galileo.errors import ConfigError, InputError, PartitionReadOnly
 from galileo.model.retention import Retention
@@ -217,7 +216,7 @@ async def test_heartbeat_carries_own_entries_that_the_peer_lacks_only(
         deltas = [delta for request in requests for delta in request.states.deltas]
         return [entry.key for delta in deltas for entry in delta.entries]
 
-    whole = ["address", "disk", "given", "commits/nam", "commits/gfs"]
+    whole = ["address", "disk", "led", "commits/nam", "commits/gfs"]
     assert [await reported() for _ in range(2)] == [whole, []]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     post.wire.replies_lost.add("b")
@@ -261,6 +260,22 @@ async def test_heartbeat_after_a_restart_of_the_receiver_completes_its_report(
     await post.until(lambda: b.view.has_reported("a"))
     for dataset in ("nam", "gfs"):
         assert b.view.sequences(dataset) == a.catalog.shard(dataset).published()
+
+
+async def test_partitions_that_a_node_leads_no_more_are_not_reported_as_lost(
+    post: Post, make_observations: Callable[[int], pa.Table]
+) -> None:
+    """It has handed them over, and the others do not know the next leader yet."""
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
+    await post.heartbeat("a", "b")
+    a.replicas.led = frozenset()
+    for _ in range(4):
+        await post.heartbeat("a", "b")
+    await post.until(lambda: len(post.heartbeats) >= 5)
+    assert b.view.sequences("nam")
+    assert not post["b"]._reports["a"].sequences["nam"]
+    assert b.view.losses.known == []
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -594,18 +609,6 @@ async def test_gossip_of_an_earlier_topology_is_answered_with_the_later_one(post
     await post["a"]._register.learn("a", STATE.encode(Ballot(4096, chosen.chosen.entry)))
     await post.heartbeat("b", "a")
     await settled(lambda: b.topology.version == 2)
-
-
-async def test_topology_with_a_move_to_this_node_leaves_it_to_the_migration(post: Post) -> None:
-    """The node opens its copy first; a commit would meet one that is not open."""
-    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
-    move = Move(min(a.partitions), 1, "b")
-    pinned = replace(topology_changes.pin(a.topology), moved=(move,))
-    chosen = first_state(["a", "b"], pinned.to_json(), version=2)
-    for name in "ab":
-        await post[name]._register.learn("a", STATE.encode(Ballot(4096, chosen.chosen.entry)))
-    assert (a.topology.moved, b.topology.moved) == ((move,), ())
-    assert b.topology.version == 2
 
 
 async def test_gossip_with_another_topology_is_refused(post: Post) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 from fault_injection.ledger import Ledger, Producer, numbered_schema
 from galileo.client import Client
 from galileo.cluster import LocalCluster
+from galileo.dht import placement
+from galileo.dht.topology import Topology
 
 DATASET = "numbered"
 SMALL_FILES = {"segment_bytes_max": 60_000, "compaction": False}
@@ -76,6 +78,13 @@ def is_whole(client: Client) -> bool:
     """Whether all nodes answer, and each partition has a leader and all its copies."""
     status = client.status()
     return status.complete and not status.under_replicated
+
+
+def has_shares(client: Client) -> bool:
+    """Whether each partition is whole, and led by the node that should lead it."""
+    topology = Topology.from_json(client.topology_json())
+    first = {partition: nodes[0] for partition, nodes in placement.rankings(topology).items()}
+    return placement.owners(topology) == first and is_whole(client)
 
 
 def kill_another(cluster: LocalCluster, client: Client, number: int) -> None:

@@ -16,7 +16,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -39,8 +39,6 @@ from channel_audit import (
     numbers_of,
     rows_of,
 )
-from partition_moves import Line as MoveLine
-from partition_moves import take
 from replica_nodes import (
     OPTIONS,
     SETTLED_S,
@@ -52,7 +50,7 @@ from replica_nodes import (
 )
 
 from galileo.cursor import Cursor
-from galileo.dht import placement
+from galileo.dht import placement, topology_changes
 from galileo.dht.topology import Topology
 from galileo.errors import GalileoError
 from galileo.model import paths
@@ -319,13 +317,6 @@ class ChannelWorld(World):
         await asyncio.sleep(late_s)
         if name in self.hosts:
             self.hosts[name].node.view.update_sequences(key, sequences)
-
-    def spread_leaders(self) -> None:
-        if self.topology.is_replicated:
-            super().spread_leaders()
-            return
-        for sender, host in itertools.permutations(self.hosts.values(), 2):
-            host.node.moves.receive(sender.name, sender.node.moves.known)
 
     async def maintain(self) -> None:
         """Cleans the table and drops executions where they are old."""
@@ -775,19 +766,21 @@ class SimulatedWorld(ChannelWorld):
             await self.move(name, is_cut=kind == "cut move")
 
     async def move(self, name: str, *, is_cut: bool) -> None:
-        """A node takes a partition, perhaps until its connection breaks, and gives it back."""
-        line, partition = MoveLine(self), self.random.choice(self.topology.partitions)
-        if is_cut:
-            line.cut_at = self.random.randrange(12), self.random.random() < 0.5
+        """A node is to lead a partition, perhaps while it is cut off, and to give it back."""
+        partition = self.random.choice(self.topology.partitions)
         [owner] = [n for n, host in self.hosts.items() if partition in host.node.partitions] or [
             name
         ]
         for to in (name, owner) if owner != name else ():
-            with suppress(GalileoError):
-                await take(self, partition, line, to=to)
-                self.counters["partitions moved"] += 1
-            self.spread_leaders()
-            await asyncio.sleep(self.random.uniform(0.0, 2.0) * self.plan.executing_s)
+            self.topology = topology_changes.pin_partitions(self.topology, [partition], to)
+            for host in self.hosts.values():
+                host.live.replace_nodes(replace(host.live.current, pins=self.topology.pins))
+            if is_cut:
+                await asyncio.sleep(self.random.uniform(0.0, 0.5))
+                self.cut.add(name)
+            await asyncio.sleep(self.random.uniform(0.0, 2.0))
+            self.cut.discard(name)
+            self.counters["partitions moved"] += partition in self.hosts[to].node.partitions
             if self.random.random() < 0.3:
                 return
 
@@ -795,11 +788,6 @@ class SimulatedWorld(ChannelWorld):
         self.note("everything works again")
         self.network.away.clear()
         await super().settle()
-
-    def describe(self) -> str:
-        if self.topology.is_replicated:
-            return super().describe()
-        return str({name: sorted(host.node.partitions) for name, host in self.hosts.items()})
 
 
 SLOW = replace(OPTIONS, tick_s=0.05, restart_s=0.2)

@@ -27,6 +27,7 @@ from galileo.replication.messages import (
     TruncateLog,
     Vote,
     WriteFrames,
+    WrittenAlone,
 )
 from galileo.replication.values import (
     Epochs,
@@ -40,7 +41,11 @@ from simulator.loop import Loop, demand
 LOGS = ("a", "b")
 Batch: TypeAlias = tuple[int, int] | tuple[str, int]
 """Its producer and its number."""
+Held: TypeAlias = "tuple[ReplicaEvent, tuple[Frame, ...]]"
+"""An event, with the frames of its message."""
 TICK_S = 0.08
+WANTED_S = 0.3
+"""Between two looks at which members a partition should have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,7 @@ class ReplicaConduct:
     keeps_identity: bool = False
     takes_rot_for_torn: bool = False
     forgets_support: bool = False
+    tells_nothing_written_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,7 @@ class ReplicaNode:
         self.published: dict[tuple[int, str], int] = {}
         self.waiting: dict[tuple[int, str], list[tuple[Batch, int, Callable[[int], None]]]]
         self.waiting = {}
+        self.alone: dict[int, list[Held]] = {}
         self.inbox: list[Callable[[], None]] = []
         self.rot_next = self.fails_sync = False
         self.slow_syncs_until = self.full_until = 0.0
@@ -160,7 +167,7 @@ class ReplicaNode:
             return
         self.life += 1
         self.is_up, self.is_paused, self.inbox = True, False, []
-        self.replicas, self.published, self.waiting = {}, {}, {}
+        self.replicas, self.published, self.waiting, self.alone = {}, {}, {}, {}
         for partition, disk in self.disks.items():
             if self.rot_next:
                 self._rot(disk)
@@ -255,13 +262,17 @@ class ReplicaNode:
     def _tick(self) -> None:
         self.later(TICK_S, self._tick)
         for partition, replica in self.replicas.items():
-            if replica.state.set is not None:
+            if replica.state.set is not None and partition not in self.alone:
                 self.step(partition, ReplicaTicked())
 
     # --- the driver ----------------------------------------------------------------------------
 
     def step(self, partition: int, event: ReplicaEvent, frames: tuple[Frame, ...] = ()) -> None:
         replica = self.replicas[partition]
+        if partition in self.alone and not isinstance(event, WrittenAlone):
+            self.alone[partition].append((event, frames))
+            self._end_alone(partition)
+            return
         led = replica.leadership
         effects = replica.step(event, self.now)
         replica.check()
@@ -285,12 +296,45 @@ class ReplicaNode:
                 self.waiting.pop((partition, name), None)
             if replica.leadership is not None:
                 self.world.note_leader(partition, replica.leadership.term, self)
-        if not isinstance(event, ReplicaTicked):
+                self.later(
+                    self.world.loop.random.uniform(0.0, WANTED_S),
+                    lambda: self.step(partition, self.world.wanted_members(partition)),
+                )
+        if replica.is_alone and partition not in self.alone:
+            self.world.loop.counters["terms alone"] += 1
+            self.alone[partition] = []
+        if not isinstance(event, ReplicaTicked | WrittenAlone):
             for name, log in replica.logs.items():
                 frames_there = self._log(partition, name).frames
                 last = frames_there[-1].epoch if frames_there else 0
                 is_same = log.end == len(frames_there) and log.epochs.at(log.end) == last
                 demand(is_same, "the machine and the disk differ")
+
+    # --- alone: the writer commits without the machine -------------------------------------------
+
+    def _end_alone(self, partition: int) -> None:
+        """Steps the machine with what waits, once the writer has finished what it does."""
+        logs, conduct = self.disks[partition].logs, self.world.conduct
+        if any(log.is_syncing for log in logs.values()):
+            return
+        for name, log in logs.items() if not conduct.tells_nothing_written_alone else ():
+            if log.frames:
+                self.step(partition, WrittenAlone(name, len(log.frames)))
+        for event, frames in self.alone.pop(partition):
+            self.step(partition, event, frames)
+
+    def _commit_alone(self, key: tuple[int, str], batch: Batch) -> None:
+        partition, name = key
+        log = self._log(partition, name)
+        sequence = len(log.frames) + 1
+        log.frames.append(Frame(self.replicas[partition].state.promised, batch, sequence))
+        self.world.loop.counters["commits alone"] += 1
+        self._sync(partition, name)
+
+    def _synced_alone(self, partition: int, name: str, end: int) -> None:
+        self._publish(partition, name, end)
+        if self.alone[partition]:
+            self._end_alone(partition)
 
     def _log(self, partition: int, name: str) -> DiskLog:
         return self.disks[partition].logs[name]
@@ -366,7 +410,10 @@ class ReplicaNode:
             log.is_syncing = False
             if log.cuts == cuts:
                 log.durable = snapshot
-                self.step(partition, LogSynced(name, len(snapshot)))
+                if partition in self.alone:
+                    self._synced_alone(partition, name, len(snapshot))
+                else:
+                    self.step(partition, LogSynced(name, len(snapshot)))
             if log.cuts != cuts or log.durable != log.frames:
                 self._sync(partition, name)
 
@@ -395,8 +442,8 @@ class ReplicaNode:
         """Write a batch if this node leads; answer when it is committed."""
         partition, name = key
         replica = self.replicas[partition]
-        if not replica.is_open:
-            return
+        if not replica.is_open or self.alone.get(partition):
+            return  # The producer repeats it.
         frames, conduct = self._log(partition, name).frames, self.world.conduct
         for sequence, frame in enumerate(frames, 1):
             is_forgotten = conduct.forgets_batches and frame.epoch != replica.state.promised
@@ -409,6 +456,10 @@ class ReplicaNode:
                 return
         if self.is_full:
             self._give_up_lead(partition)
+            return
+        if partition in self.alone:
+            self.waiting.setdefault(key, []).append((batch, len(frames) + 1, answer))
+            self._commit_alone(key, batch)
             return
         committed = replica.logs[name].committed if name in replica.logs else 0
         frames.append(Frame(replica.state.promised, batch, committed))
@@ -576,7 +627,7 @@ class ReplicaCluster:
         expect_progress(is_led, f"{len(leaders)} leaders: {about}")
         (leader,) = leaders
         for name in LOGS:
-            end = leader.logs[name].end if name in leader.logs else 0
+            end = len(self.nodes[leader.me.node]._log(partition, name).frames)
             every = len(self.truth[partition, name])
             demand(end >= every, f"the leader has {end} of {every} frames of {name}")
         assert leader.state.set is not None

@@ -232,7 +232,7 @@ class _SwapsVoters(Replica):
     """Changes all voters at once."""
 
     def _next_set(
-        self, lead: _Leadership, current: ReplicaSet, alive: AbstractSet[Member]
+        self, lead: _Leadership, current: ReplicaSet, alive: AbstractSet[Member], now: float
     ) -> ReplicaSet | None:
         assert self.wanted is not None
         voters = self.wanted | {self.me}
@@ -274,6 +274,14 @@ class _SupportsUnsaved(Replica):
 
     def _has_promised(self, term: int) -> bool:
         return True
+
+
+class _AloneWithOthers(Replica):
+    """Has its writer commit alone in any set."""
+
+    @property
+    def is_alone(self) -> bool:
+        return self.is_open
 
 
 class _CampaignsOn(Replica):
@@ -332,5 +340,7 @@ REPLICA_MUTANTS: dict[str, tuple[type[Replica], ReplicaConduct]] = {
     "keeps_identity": (Replica, ReplicaConduct(keeps_identity=True)),
     "takes_rot_for_torn": (Replica, ReplicaConduct(takes_rot_for_torn=True)),
     "forgets_support": (Replica, ReplicaConduct(forgets_support=True)),
+    "alone_with_others": (_AloneWithOthers, ReplicaConduct()),
+    "tells_nothing_written_alone": (Replica, ReplicaConduct(tells_nothing_written_alone=True)),
 }
 """By name: the machine, and the driver's mistakes."""

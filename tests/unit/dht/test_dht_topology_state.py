@@ -76,13 +76,13 @@ def test_topology_state_adopt_move_to_unknown_node_is_ignored() -> None:
     assert live.current == TOPOLOGY
 
 
-def test_topology_state_restore_unknown_node_or_partition_raises() -> None:
+def test_topology_with_a_leader_of_no_node_or_partition_raises() -> None:
     with raises(ConfigError, expected="node_of_group", partition=0, node="z"):
-        TopologyState(TOPOLOGY).restore([Move(0, 1, "z")])
+        replace(TOPOLOGY, moved=(Move(0, 1, "z"),))
     with raises(ConfigError, expected="node_of_group", partition=0, node="c"):
-        TopologyState(TOPOLOGY).restore([Move(0, 1, "c")])
+        replace(TOPOLOGY, moved=(Move(0, 1, "c"),))
     with raises(ConfigError, expected="partition", partition=8):
-        TopologyState(TOPOLOGY).restore([Move(8, 1, "c")])
+        replace(TOPOLOGY, moved=(Move(8, 1, "c"),))
 
 
 def test_topology_state_relocate_keeps_address_of_latest_epoch() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from galileo.dht import placement
 from galileo.dht.topology import (
     Group,
-    Move,
     NodeInfo,
     Topology,
     balanced_ranges,
@@ -331,46 +330,6 @@ def test_owners_bounded_added_node_moves_few_partitions(nodes: int, partitions: 
     )
     moved = sum(fewer[p] != more[p] for p in fewer)
     assert partitions // (nodes + 1) <= moved <= 4 * -(-partitions // (nodes + 1))
-
-
-@given(bounded(), st.data())
-def test_share_random_node_reaches_quota_and_moves_nothing_else(
-    topology: Topology, data: st.DataObject
-) -> None:
-    nodes = topology.groups[1].nodes
-    names = st.sampled_from([one.name for one in nodes])
-    some = data.draw(
-        st.sets(st.sampled_from(topology.partitions[-topology.partitions_per_group :]))
-    )
-    topology = replace(topology, moved=tuple(Move(p, 1, data.draw(names)) for p in sorted(some)))
-    node = data.draw(st.sampled_from([one.name for one in nodes]))
-    wanted = shares(nodes, topology.partitions_per_group)
-    before = placement.partitions_by_node(topology)
-    share = placement.share(topology, node)
-    moves = {move.partition: move for move in topology.moved} | {
-        partition: Move(partition, 2, node) for partition in share
-    }
-    after = replace(topology, moved=tuple(moves.values()))
-    counts = {name: len(owned) for name, owned in placement.partitions_by_node(after).items()}
-    assert counts[node] == len(before[node]) + len(share), "only what it lacks"
-    assert counts[node] >= int(wanted[node])
-    if share:
-        assert counts[node] <= -int(-wanted[node] // 1)
-        # It takes from nodes above their share alone, and leaves them no less than that.
-        giving = {placement.owner(topology, p) for p in share}
-        assert all(counts[name] >= int(wanted[name]) for name in giving)
-    assert placement.share(after, node) == ()
-
-
-def test_share_of_every_node_balances_an_uneven_cluster() -> None:
-    moved = tuple(Move(p, 1, "g0") for p in range(8))
-    topology = Topology("t", (group("g", 16),), even_ranges(1), 32, moved=moved)
-    assert max(placement.relative_loads(topology).values()) > 2
-    for node in topology.by_name:
-        gained = {move.partition: move for move in topology.moved}
-        gained |= {p: Move(p, 2, node) for p in placement.share(topology, node)}
-        topology = replace(topology, moved=tuple(gained.values()))
-    assert set(placement.relative_loads(topology).values()) == {1.0}
 
 
 # --- balance -------------------------------------------------------------------------------------

@@ -108,25 +108,14 @@ def test_remove_node_to_which_partitions_moved_when_there_was_one_copy() -> None
     assert {move.node for move in removed.moved} == {"n0", "n2"}
 
 
-def test_identify_of_one_copy_names_no_directory_for_partitions() -> None:
-    topology = identify(cluster(3, replicas=1), "n0", "disk")
-    assert topology.founding is not None
-    assert topology.founding.disks == ()
-
-
-def test_set_replicas_of_one_copy_lets_partitions_begin_at_their_owners() -> None:
-    one = topology_changes.pin(cluster(3, replicas=1))
-    moved = replace(one, moved=(Move(0, 1, "n2"),))
+def test_set_replicas_of_one_copy_keeps_where_its_partitions_began() -> None:
+    one = cluster(3, replicas=1)
+    for name in one.by_name:
+        one = identify(one, name, f"disk of {name}")
+    assert one.founding is not None
+    assert one.founding.disks == tuple(f"disk of {name}" for name in one.founding.owners)
     topology = topology_changes.set_replicas(one, 3)
-    assert topology.founding is not None
-    assert not any(topology.founding.disks)
-    for name, owned in placement.partitions_by_node(moved).items():
-        topology = topology_changes.identify(topology, name, f"disk of {name}", owned)
-    assert topology.founding is not None
-    assert topology.founding.disks[0] == "disk of n2"
-    assert topology.founding.disks == tuple(f"disk of {name}" for name in topology.founding.owners)
-    again = topology_changes.identify(topology, "n0", "disk of n0", topology.partitions)
-    assert again is topology
+    assert topology == replace(one, replicas=3)
 
 
 def test_set_replicas_of_copies_changes_the_number_alone() -> None:

@@ -11,7 +11,7 @@ from expected_errors import raises
 from parameters import keep_quick
 
 from galileo.dht import placement, topology_changes
-from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.dht.topology import Group, Move, NodeInfo, Topology, even_ranges
 from galileo.errors import InputError, Unavailable
 from galileo.node.catalog import dataset_home
 
@@ -21,10 +21,12 @@ FIRST = Topology("t", GROUPS, even_ranges(2), 8)
 NEW = NodeInfo("n", "h:9", identity="1f")
 
 
-def with_moves(topology: Topology) -> Topology:
-    """After `rebalance`."""
-    moved = {move.partition: move for move in (*topology.moved, *placement.rebalance(topology))}
-    return replace(topology, moved=tuple(sorted(moved.values())))
+def with_leaders(topology: Topology) -> Topology:
+    """When the first node of each ranking leads."""
+    terms = {move.partition: move.number for move in topology.moved}
+    first = {p: nodes[0] for p, nodes in placement.rankings(topology).items()}
+    moves = tuple(Move(p, terms.get(p, 0) + 1, node) for p, node in sorted(first.items()))
+    return replace(topology, moved=moves)
 
 
 def test_add_node_first_change_moves_nothing_and_keeps_the_fingerprint() -> None:
@@ -59,13 +61,56 @@ def test_add_node_announced_takes_the_identity_of_the_node_that_joins() -> None:
     assert joined.ordinals["n"] == 4
 
 
-def test_remove_node_with_partitions_is_unavailable() -> None:
-    with raises(Unavailable, node="a"):
-        topology_changes.remove_node(FIRST, "a")
+def test_pinned_partition_is_led_by_its_node_and_others_stay() -> None:
+    before = placement.rankings(FIRST)
+    to = before[3][1]
+    pinned = topology_changes.pin_partitions(FIRST, [3], to)
+    assert placement.rankings(pinned)[3] == (to, before[3][0])
+    assert {p: r for p, r in placement.rankings(pinned).items() if p != 3} == {
+        p: r for p, r in before.items() if p != 3
+    }
+    assert topology_changes.pin_partitions(pinned, [3], to) is pinned
+    assert Topology.from_json(pinned.to_json()) == pinned
+    back = topology_changes.pin_partitions(pinned, [3], before[3][0])
+    assert placement.rankings(back)[3] == before[3]
+
+
+def test_pin_to_a_node_that_cannot_lead_the_partition_is_refused() -> None:
+    with raises(InputError, partition=3, group="east"):
+        topology_changes.pin_partitions(FIRST, [3], "c")
+    with raises(InputError, node="z"):
+        topology_changes.pin_partitions(FIRST, [3], "z")
+    leaving = topology_changes.set_leaving(FIRST, "a", is_leaving=True)
+    with raises(InputError, node="a"):
+        topology_changes.pin_partitions(leaving, [3], "a")
+
+
+def test_pin_to_a_node_that_is_removed_goes_with_it() -> None:
+    owners = placement.owners(FIRST)
+    of_b = [p for p in range(8) if owners[p] == "b"]
+    pinned = topology_changes.pin_partitions(FIRST, of_b, "a")
+    leaving = topology_changes.set_leaving(pinned, "a", is_leaving=True)
+    assert {r[0] for p, r in placement.rankings(leaving).items() if p < 8} == {"b"}
+    removed = topology_changes.remove_node(with_leaders(leaving), "a")
+    assert removed.pins == ()
+
+
+def test_partitions_of_a_lost_directory_begin_anew_in_the_next_one() -> None:
+    owned = placement.partitions_by_node(FIRST)["a"]
+    first = topology_changes.identify(FIRST, "a", "d1", owned)
+    again = topology_changes.identify(first, "a", "d2", owned)
+    assert again is first, "another directory founds nothing by itself"
+    forgotten = topology_changes.found_anew(first, "a", owned, lost="d1")
+    assert topology_changes.unfounded(forgotten, owned) == owned
+    anew = topology_changes.identify(forgotten, "a", "d2", owned)
+    assert anew.founding is not None
+    assert {anew.founding.disks[p] for p in owned} == {"d2"}
+    assert anew.by_name["a"].identity == "d2"
+    assert topology_changes.found_anew(anew, "a", owned, lost="d1") is anew, "it is done"
 
 
 def test_remove_node_last_of_its_group_raises_input_error() -> None:
-    alone = with_moves(topology_changes.set_leaving(FIRST, "a", is_leaving=True))
+    alone = with_leaders(topology_changes.set_leaving(FIRST, "a", is_leaving=True))
     alone = topology_changes.remove_node(alone, "a")
     with raises(InputError, node="b"):
         topology_changes.set_leaving(alone, "b", is_leaving=True)
@@ -148,12 +193,11 @@ def test_topology_random_history_keeps_blocks_homes_and_ordinals(seed: int) -> N
             if len(topology.group_of(name).nodes) == 1:
                 continue
             topology = topology_changes.set_leaving(topology, name, is_leaving=True)
-            topology = with_moves(topology)
+            topology = with_leaders(topology)
             topology = topology_changes.remove_node(topology, name)
             assert topology_changes.remove_node(topology, name) is topology
         if random.random() < 0.5:
-            topology = with_moves(topology)
-            assert placement.rebalance(topology) == ()
+            topology = with_leaders(topology)
         topology = Topology.from_json(topology.to_json())
         verify(topology)
 
@@ -165,9 +209,9 @@ def verify(topology: Topology) -> None:
         names = {node.name for node in group.nodes}
         own = [owners[p] for p in range(number * 8, number * 8 + 8)]
         assert set(own) <= names
-        if placement.rebalance(topology) == ():
-            counts = Counter(own)
-            assert max(counts.values()) <= -(-8 // len(names))
+        wanted = placement.rankings(topology)
+        counts = Counter(wanted[p][0] for p in range(number * 8, number * 8 + 8))
+        assert max(counts.values()) <= -(-8 // len(names))
     assert set(topology.homes) == set("abcd")
     assert set(topology.homes.values()) <= topology.by_name.keys()
     assert all(dataset_home(topology, f"d{n}") in topology.by_name for n in range(20))

@@ -19,7 +19,6 @@ from parameters import keep_quick
 
 from galileo.errors import (
     BatchConflict,
-    CorruptData,
     DatasetExists,
     InvalidObservations,
     InvalidSchema,
@@ -280,8 +279,9 @@ def test_store_with_a_schema_older_than_its_commits_is_refused_and_cuts_nothing(
     new, data = record.read_bytes(), first_frame(tmp_path)
     (path,) = (tmp_path / "journals" / "air" / str(PARTITION)).glob("*.segment")
     record.write_bytes(old)
-    with raises(CorruptData, file=str(path)):
-        opened(tmp_path)
+    with opened(tmp_path) as store:
+        [error] = store.damaged.values()
+        assert error.details["file"] == str(path)
     assert first_frame(tmp_path) == data
     record.write_bytes(new)
     with opened(tmp_path) as store:
@@ -325,13 +325,12 @@ def test_follower_refuses_frames_of_features_that_it_does_not_know_until_it_does
             options=SMALL,
             replay=lambda _: None,
             wall=lambda: 1.0,
-            is_replicated=True,
         )
 
     leader, follower = replica("leader"), replica("follower")
     leader.add_features(WIDER)
     with leader.appending(
-        [commit(BASE, 0), commit(WIDER, 1)], epoch=4, is_replicated=True
+        [commit(BASE, 0), commit(WIDER, 1)], epoch=4, is_pending=True
     ) as appending:
         assert appending.write()
         appending.finish()
@@ -362,9 +361,8 @@ def test_pending_frames_are_published_with_features_that_were_added_meanwhile(
         options=SMALL,
         replay=lambda _: None,
         wall=lambda: 1.0,
-        is_replicated=True,
     )
-    with journal.appending([commit(BASE, 0)], epoch=4, is_replicated=True) as appending:
+    with journal.appending([commit(BASE, 0)], epoch=4, is_pending=True) as appending:
         assert appending.write()
         appending.finish()
     journal.add_features(WIDER)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from lone_nodes import commit_alone
 from power_cut import PowerCutDisk
 
 from galileo.cursor import Cursor
@@ -57,7 +58,7 @@ class Node:
     shard: DatasetShard
 
     def write(self, commits: Mapping[int, list[Commit]]) -> Results:
-        return self.shard.write(commits)
+        return commit_alone(self.shard, commits)
 
     def batch(self, number: int, *, rows: int = 3) -> Results:
         return self.write({p: [commit(number, rows=rows)] for p in PARTITIONS})
@@ -75,8 +76,10 @@ def opened(
     options = options or JournalOptions(disk=disk or PowerCutDisk(directory, 1))
     store = Store.open(directory, options, wall=lambda: 0.0)
     store.create_dataset(SCHEMA)
-    shard = DatasetShard(SCHEMA, epoch=store.epoch, log=store.log)
+    shard = DatasetShard(SCHEMA, log=store.log)
     store.recover(lambda _, partition, replayed: shard.replay(partition, replayed))
+    for error in store.damaged.values():
+        raise error
     for partition in PARTITIONS:
         shard.attach(partition, store.journal(SCHEMA.name, partition))
     try:

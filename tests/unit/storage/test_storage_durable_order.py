@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lone_nodes import commit_alone
 from recording_disk import RecordingDisk, Violation
 
 from galileo.model.schema import Schema
@@ -17,7 +18,6 @@ from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import RealDisk
 from galileo.storage.journal import Commit
 from galileo.storage.metadata_log import MetadataLog
-from galileo.storage.retention import log_start_path
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
@@ -49,7 +49,7 @@ class Node:
     def open(self) -> None:
         self.store = Store.open(self.directory, SMALL, wall=lambda: 1.5e9)
         self.store.create_dataset(self.schema)
-        self.shard = DatasetShard(self.schema, epoch=self.store.epoch, log=self.store.log)
+        self.shard = DatasetShard(self.schema, log=self.store.log)
         self.store.recover(lambda _, partition, replayed: self.shard.replay(partition, replayed))
         for partition in PARTITIONS:
             self.shard.attach(partition, self.store.journal("nam", partition))
@@ -72,7 +72,7 @@ def commit_directly(node: Node) -> None:
 
 def commit_by_the_log(node: Node) -> None:
     for batch in range(BATCHES):
-        node.shard.write({p: [node.commit(batch, rows=20)] for p in PARTITIONS})
+        commit_alone(node.shard, {p: [node.commit(batch, rows=20)] for p in PARTITIONS})
         node.disk.check()
     assert list((node.directory / commit_log.DIRECTORY).iterdir())
     assert node.store.log.checkpoint()
@@ -80,7 +80,7 @@ def commit_by_the_log(node: Node) -> None:
 
 
 def recover_from_the_log(node: Node) -> None:
-    node.shard.write({p: [node.commit(0, rows=20)] for p in PARTITIONS})
+    commit_alone(node.shard, {p: [node.commit(0, rows=20)] for p in PARTITIONS})
     [log] = (node.directory / commit_log.DIRECTORY).iterdir()
     node.store.log._files.clear()  # as a killed process leaves it
     node.store.close()
@@ -151,19 +151,6 @@ def save_batches(node: Node) -> None:
     assert len(list((node.directory / "batches").iterdir())) < 12
 
 
-def copy_partition(node: Node) -> None:
-    node.append()
-    journal = node.store.journal("nam", 3)
-    journal.drop(4)
-    place = node.store.partition_directory("nam", 3)
-    copy = node.store.partition_copy("nam", 5)
-    for path, length in journal.files():
-        copy.write(path.name, path.read_bytes()[:length], offset=0)
-        copy.finish(path.name, size=length)
-    copy.write_log_start(log_start_path(place).read_bytes())
-    node.disk.check(logged=False)
-
-
 def finish(node: Node, act: Act) -> None:
     act(node)
     node.store.close()
@@ -181,7 +168,6 @@ ACTS = [
     drop_dataset,
     save_records,
     save_batches,
-    copy_partition,
 ]
 
 

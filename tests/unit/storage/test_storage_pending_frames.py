@@ -32,13 +32,12 @@ def opened(schema: Schema, directory: Path) -> PartitionJournal:
         options=SMALL,
         replay=lambda commits: None,
         wall=lambda: 1.0,
-        is_replicated=True,
     )
 
 
 def lead(journal: PartitionJournal, commits: list[Commit], *, epoch: int) -> list[object]:
     """Appends commits as a leader does."""
-    with journal.appending(commits, epoch=epoch, is_replicated=True) as appending:
+    with journal.appending(commits, epoch=epoch, is_pending=True) as appending:
         if appending.group.headers and appending.write():
             appending.finish()
     return list(appending.results)

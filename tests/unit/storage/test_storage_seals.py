@@ -110,11 +110,10 @@ def test_journal_pending_seal_refuses_and_is_not_seen(
         options=SMALL,
         replay=lambda commits: None,
         wall=lambda: 1.0,
-        is_replicated=True,
     )
 
     def lead(commit: Commit) -> str:
-        with journal.appending([commit], epoch=1, is_replicated=True) as appending:
+        with journal.appending([commit], epoch=1, is_pending=True) as appending:
             if appending.group.headers and appending.write():
                 appending.finish()
         return outcome(appending.results[0])

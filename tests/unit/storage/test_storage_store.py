@@ -230,28 +230,20 @@ def test_store_recover_damaged_partition_raises_with_file_and_offset(
     stored[200] ^= 1
     path.write_bytes(stored)
     for _ in range(2):
-        with Store.open(tmp_path, wall=wall) as store, pytest.raises(CorruptData) as caught:
+        with Store.open(tmp_path, wall=wall) as store:
             store.recover(lambda *_: None)
-        assert caught.value.details == {"file": str(path), "offset": 0}
+            [(place, error)] = store.damaged.items()
+        assert place == ("nam", 0)
+        assert error.details == {"file": str(path), "offset": 0}
 
 
-def test_store_recover_unwanted_partitions_stay_closed(
+def test_store_deletes_a_partition_and_what_is_left_of_one(
     tmp_path: Path, schema: Schema, make_commit: Make
 ) -> None:
     with opened(tmp_path) as store:
         store.create_dataset(schema)
         for partition in (3, 11):
             store.journal("nam", partition).append([make_commit(0)])
-    with Store.open(tmp_path, wall=wall) as store:
-        replayed: list[int] = []
-        store.recover(lambda _, partition, __: replayed.append(partition), wanted=(11).__eq__)
-        assert replayed == [11]
-        assert store.journals().keys() == {("nam", 11)}
-        assert set(store.partitions_on_disk()) == {("nam", 3), ("nam", 11)}
-        opened_late = store.open_partition("nam", 3, lambda _, p, __: replayed.append(p))
-        assert (opened_late.last_sequence, replayed) == (1, [11, 3])
-        with raises(InternalError, expected="closed_partition", partition=3):
-            store.open_partition("nam", 3, lambda *_: None)
         store.delete_partition(3)
         assert set(store.partitions_on_disk()) == {("nam", 11)}
         assert not store.partition_directory("nam", 3).exists()
@@ -259,29 +251,6 @@ def test_store_recover_unwanted_partitions_stay_closed(
     with opened(tmp_path) as store:
         assert store.journals().keys() == {("nam", 11)}
         assert [path.name for path in (tmp_path / "journals" / "nam").iterdir()] == ["11"]
-
-
-def test_store_save_record_during_open_partition_does_not_wait(
-    tmp_path: Path, schema: Schema, make_commit: Make
-) -> None:
-    """It may take minutes, and the node has to go on."""
-    saved = threading.Event()
-
-    def save() -> None:
-        store.save_record("kind", "name", b"value")
-        saved.set()
-
-    def replay(*_: object) -> None:
-        threading.Thread(target=save).start()
-        assert saved.wait(60.0)
-
-    with opened(tmp_path) as store:
-        store.create_dataset(schema)
-        store.journal("nam", 3).append([make_commit(0)])
-        store.close_partition(3)
-        store.open_partition("nam", 3, replay)
-        assert store.load_record("kind", "name") == b"value"
-        assert set(store.journals()) == {("nam", 3)}
 
 
 def test_store_save_record_during_delete_partition_does_not_wait(
@@ -321,7 +290,7 @@ def test_store_delete_partition_after_failed_delete_removes_it(
             patched.setattr(shutil, "rmtree", refuse)
             with pytest.raises(OSError, match="has failed"):
                 store.delete_partition(3)
-        store.partition_copy("nam", 3)
+        store.journal("nam", 3)
         store.delete_partition(3)
         assert [*(tmp_path / "journals" / "nam").iterdir()] == []
 

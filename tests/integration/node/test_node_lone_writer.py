@@ -1,3 +1,5 @@
+"""Commits of one dataset at a node that is alone: group commit."""
+
 from __future__ import annotations
 
 import asyncio
@@ -5,7 +7,7 @@ import errno
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from lone_nodes import LoneOwner
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import BatchConflict, InternalError, Overloaded, PartitionReadOnly
+from galileo.errors import BatchConflict, Overloaded, PartitionMoved, PartitionReadOnly, Unavailable
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model import paths
 from galileo.model.schema import Schema
 from galileo.node.dataset_shard import DatasetShard
-from galileo.node.group_commit import GroupCommit, Results
+from galileo.node.replication.log_writer import LogWriter
+from galileo.node.shard import Results, Shard
 from galileo.query import parse
 from galileo.storage.disk import RealDisk
 from galileo.storage.journal import Commit, Committed
@@ -69,7 +73,7 @@ class Bench:
 
     disk: GatedDisk
     shard: DatasetShard
-    group: GroupCommit
+    writer: LogWriter
     store: Store
     make: Make
 
@@ -83,7 +87,7 @@ class Bench:
         return outcome(await asyncio.wrap_future(self.submit(commit)))
 
     def submit(self, commit: Commit) -> Future[Results]:
-        return self.group.submit({PARTITION: commit})
+        return self.writer.submit({PARTITION: commit})
 
     def indexed(self, batch: int, *, rows: int = 5, seed: int | None = None) -> Commit:
         table = self.make(rows, seed=batch if seed is None else seed)
@@ -97,8 +101,9 @@ class Bench:
         return first
 
     async def until_waiting(self, count: int) -> None:
+        """Returns when so many wait behind the first one."""
         async with asyncio.timeout(TIMEOUT_S):
-            while self.group.waiting.get(PARTITION, 0) < count:  # noqa: ASYNC110
+            while self.writer.waiting.get(PARTITION, 0) < count + 1:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
     def seen(self) -> list[int]:
@@ -108,23 +113,40 @@ class Bench:
         return sorted(set(table.column("sequence").to_pylist()))
 
 
+def writer_of(shard: Shard, executor: Executor, syncing: Executor) -> LogWriter:
+    """A writer that is alone, of logs that are open."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("all logs are open")
+
+    return LogWriter(
+        shard,
+        machines=LoneOwner(),
+        open_journal=refuse,
+        restart_journal=refuse,
+        executor=executor,
+        syncing=syncing,
+        waiting_max=21,
+    )
+
+
 @pytest.fixture
 async def bench(tmp_path: Path, schema: Schema, make_observations: Make) -> AsyncIterator[Bench]:
     disk = GatedDisk()
     with Store.open(tmp_path, JournalOptions(disk=disk), wall=lambda: 0.0) as store:
         store.create_dataset(schema)
         store.recover(lambda *_: None)
-        shard = DatasetShard(schema, epoch=store.epoch)
+        shard = DatasetShard(schema)
         shard.attach(PARTITION, store.journal(schema.name, PARTITION))
         with ThreadPoolExecutor(4) as executor, ThreadPoolExecutor(4) as syncing:
             disk.forget()
-            group = GroupCommit(shard, executor=executor, syncing=syncing, waiting_max=20)
-            yield Bench(disk, shard, group, store, make_observations)
+            writer = writer_of(shard, executor, syncing)
+            yield Bench(disk, shard, writer, store, make_observations)
             disk.gate.set()
-            await group.drained()
+            await writer.drained()
 
 
-async def test_group_commit_of_waiting_commits_syncs_once(bench: Bench) -> None:
+async def test_writer_of_waiting_commits_syncs_once(bench: Bench) -> None:
     first = await bench.hold()
     others = [bench.start(batch) for batch in range(1, 11)]
     await bench.until_waiting(10)
@@ -137,7 +159,7 @@ async def test_group_commit_of_waiting_commits_syncs_once(bench: Bench) -> None:
     assert bench.seen() == list(range(1, 12))
 
 
-async def test_group_commit_of_successive_commits_syncs_each(bench: Bench) -> None:
+async def test_writer_of_successive_commits_syncs_each(bench: Bench) -> None:
     for batch in range(3):
         assert (await bench.start(batch)).sequence == batch + 1
     assert bench.disk.syncs == 3
@@ -157,7 +179,7 @@ async def test_commit_to_a_full_queue_is_overloaded(bench: Bench) -> None:
     first = await bench.hold()
     others = [bench.start(batch) for batch in range(1, 21)]
     await bench.until_waiting(20)
-    with raises(Overloaded, partition=PARTITION, bound=20, after_s=0.2):
+    with raises(Overloaded, partition=PARTITION, bound=21, after_s=0.2):
         await bench.start(99)
     bench.disk.gate.set()
     await asyncio.gather(first, *others)
@@ -201,10 +223,10 @@ async def test_unexpected_error_fails_all_waiting_commits(
     others = [bench.start(batch) for batch in (1, 2)]
     await bench.until_waiting(2)
     with monkeypatch.context() as patched:
-        patched.setattr(bench.shard, "write", _no_memory)
+        patched.setattr(bench.shard, "commit", _no_memory)
         bench.disk.gate.set()
         results = await asyncio.gather(*others, return_exceptions=True)
-    assert [type(result) for result in results] == [MemoryError, MemoryError]
+    assert [type(result) for result in results] == [Unavailable, Unavailable]
     assert (await first).sequence == 1
     assert (await bench.start(3)).sequence == 2
 
@@ -213,16 +235,16 @@ async def test_commit_to_a_partition_that_left_fails_alone(
     bench: Bench,
 ) -> None:
     commit = bench.indexed(1)
-    results = await asyncio.wrap_future(bench.group.submit({PARTITION: commit, 4: commit}))
+    results = await asyncio.wrap_future(bench.writer.submit({PARTITION: commit, 4: commit}))
     assert results[PARTITION] == Committed(1, 5, 5, duplicate=False)
-    assert isinstance(results[4], InternalError)
+    assert isinstance(results[4], PartitionMoved)
 
 
 async def test_commits_of_several_partitions_are_visible_together(bench: Bench) -> None:
     commits = {partition: bench.indexed(partition) for partition in (PARTITION, 1, 2)}
     for partition in (1, 2):
         bench.shard.attach(partition, bench.store.journal(bench.shard.schema.name, partition))
-    results = await asyncio.wrap_future(bench.group.submit(commits))
+    results = await asyncio.wrap_future(bench.writer.submit(commits))
     assert set(results.values()) == {Committed(1, 5, 5, duplicate=False)}
     assert bench.shard.published() == Cursor({PARTITION: 1, 1: 1, 2: 1})
     assert bench.shard.graph.count() == 15
@@ -232,7 +254,7 @@ async def test_sync_error_of_one_partition_leaves_others_intact(bench: Bench) ->
     bench.shard.attach(1, bench.store.journal(bench.shard.schema.name, 1))
     bench.shard.journals[1].stop("it was lost")
     commits = {partition: bench.indexed(1) for partition in (PARTITION, 1)}
-    results = await asyncio.wrap_future(bench.group.submit(commits))
+    results = await asyncio.wrap_future(bench.writer.submit(commits))
     assert results[PARTITION] == Committed(1, 5, 5, duplicate=False)
     assert isinstance(results[1], PartitionReadOnly)
     assert bench.shard.published() == Cursor({PARTITION: 1})
@@ -285,7 +307,7 @@ async def test_cancelled_commit_leaves_other_commits_intact(bench: Bench) -> Non
 
 async def test_drained_waits_for_running_writes(bench: Bench) -> None:
     first = await bench.hold()
-    drained = asyncio.ensure_future(bench.group.drained())
+    drained = asyncio.ensure_future(bench.writer.drained())
     done, _ = await asyncio.wait([drained], timeout=0.05)
     assert not done
     bench.disk.gate.set()
@@ -303,7 +325,7 @@ async def test_submit_from_many_threads_commits_all(bench: Bench) -> None:
         results = [outcome(future.result(TIMEOUT_S)) for future in futures]
     assert sorted(result.sequence for result in results) == list(range(1, 19))
     assert bench.shard.published() == Cursor({PARTITION: 18})
-    await bench.group.drained()
+    await bench.writer.drained()
     assert bench.seen() == list(range(1, 19))
 
 
@@ -321,11 +343,11 @@ async def test_submit_after_idle_writes_again(bench: Bench) -> None:
     for batch in range(3):
         done = bench.submit(bench.indexed(batch))
         assert outcome(done.result(TIMEOUT_S)).sequence == batch + 1
-        await bench.group.drained()
+        await bench.writer.drained()
     assert bench.disk.syncs == 3
 
 
-async def test_group_commit_merges_sorted_runs_after_new_ones(
+async def test_writer_merges_sorted_runs_after_new_ones(
     tmp_path: Path, schema: Schema, make_observations: Make
 ) -> None:
     class Watched(DatasetShard):
@@ -338,30 +360,34 @@ async def test_group_commit_merges_sorted_runs_after_new_ones(
     with Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
         store.create_dataset(schema)
         store.recover(lambda *_: None)
-        shard = Watched(schema, epoch=store.epoch)
+        shard = Watched(schema)
         shard.index = MetadataGraph(schema, memtable_paths_max=50)
         shard.attach(PARTITION, store.journal(schema.name, PARTITION))
         with ThreadPoolExecutor(2) as executor:
-            group = GroupCommit(shard, executor=executor, syncing=executor, waiting_max=20)
+            writer = writer_of(shard, executor, executor)
             for batch in range(40):
                 rows = make_observations(60 if batch else 10, seed=batch)
                 commit = Commit("p", batch, *paths.index(schema, rows))
-                await asyncio.wrap_future(group.submit({PARTITION: commit}))
+                await asyncio.wrap_future(writer.submit({PARTITION: commit}))
                 if batch == 0:
-                    await group.drained()
+                    await writer.drained()
                     assert shard.maintained == 0, "the head is no run yet"
-            await group.drained()
+            await writer.drained()
         assert shard.maintained > 1
         assert shard.graph.runs < 39
         assert shard.graph.count() == 10 + 39 * 60
 
 
-async def test_drained_of_a_partition_ignores_other_partitions(bench: Bench) -> None:
+async def test_barrier_is_passed_when_what_was_submitted_before_is_durable(bench: Bench) -> None:
     first = await bench.hold()
-    assert not bench.group.is_idle(PARTITION)
-    assert bench.group.is_idle(1)
-    await bench.group.drained(1)
+    others = [bench.start(batch) for batch in range(1, 4)]
+    await bench.until_waiting(3)
+    ends = asyncio.Queue[int]()
+    bench.writer.pass_barrier(PARTITION, ends.put_nowait)
+    bench.writer.pass_barrier(7, ends.put_nowait)  # It has no log.
+    await asyncio.sleep(0.05)
+    assert ends.empty()
     bench.disk.gate.set()
-    await bench.group.drained(PARTITION)
-    assert bench.group.is_idle(PARTITION)
-    assert (await first).sequence == 1
+    await asyncio.gather(first, *others)
+    async with asyncio.timeout(TIMEOUT_S):
+        assert {await ends.get(), await ends.get()} == {0, 4}

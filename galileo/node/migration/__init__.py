@@ -1,1 +1,0 @@
-"""Migration of partitions between nodes: protocol, source, target and state."""

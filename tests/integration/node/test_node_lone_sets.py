@@ -1,0 +1,185 @@
+"""Partitions with one copy, whose leaders are alone in their sets, and what ends that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from replica_nodes import (
+    NAMES,
+    OPTIONS,
+    PARTITIONS,
+    ROWS,
+    TOPOLOGY,
+    World,
+    await_condition,
+    await_whole,
+    count,
+    hurt,
+    until,
+)
+
+from galileo.dht import placement, topology_changes
+from galileo.dht.topology import Move
+from galileo.node.replication.replicas import load_states
+
+LONE = replace(TOPOLOGY, replicas=1)
+FAULTS = ("crash", "cut", "full", "all", "move", "move", "grow")
+STEPS = 12
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A world that has just begun, and in which nothing fails by itself."""
+    world = World(tmp_path, 0, topology=LONE)
+    await world.begin()
+    world.is_calm = True
+    yield world
+    await world.close()
+
+
+def leaders(world: World) -> dict[int, str]:
+    return {p: name for name, host in world.hosts.items() for p in host.replicas.led}
+
+
+def move(world: World, partition: int, to: str) -> None:
+    world.change(partial(topology_changes.pin_partitions, partitions=[partition], to=to))
+
+
+def machine_of(world: World, partition: int):
+    host = world.hosts[leaders(world)[partition]]
+    return host.replicas._hosted[partition].machine
+
+
+async def test_node_alone_serves_its_partitions_as_soon_as_it_has_started(world: World) -> None:
+    owners = placement.owners(world.topology)
+    assert leaders(world) == owners
+    assert {p: machine_of(world, p).is_alone for p in owners} == dict.fromkeys(owners, True)
+    for name in NAMES:
+        await world.crash(name, is_lost=False)
+        world.start(name)
+        assert leaders(world) == owners, "it waits for no other node and no timer"
+
+
+async def test_writer_that_is_alone_tells_its_machine_when_another_member_is_to_join(
+    world: World,
+) -> None:
+    for number in range(5):
+        await world.send(number)
+    before = leaders(world)
+    assert all(not machine_of(world, p).logs for p in before), "the machines were not asked"
+    world.change(partial(topology_changes.set_replicas, count=3))
+    await await_whole(world)
+    for partition in before:
+        log = machine_of(world, partition).logs["nam"]
+        assert (log.end, log.committed) == (5, 5)
+    for number in range(5, 10):
+        await world.send(number)
+    await await_condition(world, World.is_settled)
+    world.judge()
+
+
+async def test_partition_moves_to_the_node_it_is_pinned_to_and_its_files_are_deleted(
+    world: World,
+) -> None:
+    for number in range(5):
+        await world.send(number)
+    before = leaders(world)
+    to = next(name for name in NAMES if name != before[0])
+    move(world, 0, to)
+    await until(world, lambda: leaders(world) == before | {0: to})
+    await world.send(5)
+    assert await count(world.hosts[to].node) == 6 * ROWS
+    old = world.hosts[before[0]]
+    await until(world, lambda: 0 not in old.node.catalog.shards["nam"].journals)
+    await until(world, lambda: machine_of(world, 0).is_alone)
+    state = load_states(world.hosts[to].store)[0]
+    assert state.set is not None
+    assert [member.node for member in state.set.members] == [to]
+
+
+async def test_move_while_batches_are_stored_loses_and_repeats_none(world: World) -> None:
+    works = [asyncio.create_task(world.produce(n)) for n in range(3)]
+    for number in range(6):
+        partition = number % PARTITIONS
+        to = NAMES[number % len(NAMES)]
+        move(world, partition, to)
+        await until(world, lambda p=partition, to=to: leaders(world).get(p) == to)
+    await world.settle()
+    await asyncio.gather(*works)
+    await world.settle()
+    world.judge()
+    assert len(world.acknowledged) > 10
+
+
+async def test_leader_that_is_alone_stops_when_another_node_leads_in_a_later_term(
+    world: World,
+) -> None:
+    """As where its directory is an old copy, from before the partition moved."""
+    await world.send(0)
+    host = world.hosts[leaders(world)[0]]
+    other = next(name for name in NAMES if name != host.name)
+    host.live.adopt([Move(0, host.replicas.terms[0] + 1, other)])
+    await until(world, lambda: 0 not in host.replicas.led)
+    assert 0 not in host.node.partitions
+    assert not host.replicas.terms.keys() & {0}
+    await asyncio.sleep(3 * OPTIONS.restart_s)
+    assert 0 not in host.replicas.led, "it does not begin again"
+
+
+async def test_node_hands_its_leads_over_before_it_stops(world: World) -> None:
+    world.change(partial(topology_changes.set_replicas, count=3))
+    await await_whole(world)
+    name = leaders(world)[0]
+    await world.hosts[name].replicas.hand_over(60.0)
+    assert name not in leaders(world).values()
+    await until(world, lambda: leaders(world).keys() == {*world.topology.partitions})
+
+
+async def test_node_that_is_alone_keeps_its_leads_when_it_stops(world: World) -> None:
+    before = leaders(world)
+    await asyncio.wait_for(world.hosts[before[0]].replicas.hand_over(600.0), 60)
+    assert leaders(world) == before
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("seed", "steps"),
+    [(0, 4), *(pytest.param(seed, STEPS, marks=pytest.mark.slow) for seed in range(40))],
+)
+async def test_random_history_of_lone_sets_keeps_each_batch_once(
+    tmp_path: Path, seed: int, steps: int
+) -> None:
+    """Partitions move, get copies, and nodes crash, while batches are stored and read."""
+    world = World(tmp_path, seed, topology=LONE)
+    await world.begin()
+    works = [asyncio.create_task(world.produce(n)) for n in range(3)]
+    works.append(asyncio.create_task(world.read()))
+    try:
+        for _ in range(steps):
+            await asyncio.sleep(world.random.uniform(0.1, 0.8))
+            kind = world.random.choice(FAULTS)
+            if kind == "move":
+                partition = world.random.randrange(PARTITIONS)
+                move(world, partition, world.random.choice(NAMES))
+            elif kind == "grow":
+                copies = world.random.choice((2, 3))
+                world.change(partial(topology_changes.set_replicas, count=copies))
+            else:
+                await hurt(world, [kind])
+            world.spread_leaders()
+        await world.settle()
+        await asyncio.gather(*works)
+        await world.settle()
+        world.judge()
+        assert world.acknowledged
+        assert world.complete
+    finally:
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+        await world.close()
