@@ -60,7 +60,7 @@ def earlier_partitions(
 def readable_partitions(topology: Topology) -> frozenset[int]:
     """The partitions that can have rows: those of groups that have a range, or had one."""
     groups = {group for ranges in topology.readable_ranges for _, group in ranges}
-    return frozenset(p for group in groups for p in _partitions_of(topology, group))
+    return frozenset(p for group in groups for p in partitions_of_group(topology, group))
 
 
 @lru_cache(maxsize=16)
@@ -118,7 +118,7 @@ def candidates(topology: Topology, schema: Schema, ranges: Ranges | None) -> fro
         for readable in topology.readable_ranges
         for group in _groups_of_ranges(readable, ranges, precision)
     }
-    return frozenset(p for group in groups for p in _partitions_of(topology, group))
+    return frozenset(p for group in groups for p in partitions_of_group(topology, group))
 
 
 def home_of_producer(topology: Topology, schema: StoredSchema, producer: str) -> int:
@@ -146,7 +146,7 @@ def owners(topology: Topology) -> Mapping[int, str]:
     drawn = {
         partition: node
         for number, group in enumerate(topology.groups)
-        for partition, node in _draw(group.founders, _partitions_of(topology, number)).items()
+        for partition, node in _draw(group.founders, partitions_of_group(topology, number)).items()
     }
     return drawn | moved
 
@@ -162,7 +162,7 @@ def rankings(topology: Topology) -> Mapping[int, tuple[str, ...]]:
     """
     ranked: dict[int, tuple[str, ...]] = {}
     for number, group in enumerate(topology.groups):
-        partitions = _partitions_of(topology, number)
+        partitions = partitions_of_group(topology, number)
         ranked |= _rank_group(group, partitions, replicas=topology.replicas)
     for partition, node in topology.pins:
         if node in ranked[partition]:
@@ -290,7 +290,8 @@ def _columns(ranges: RangeMap) -> tuple[geohash.Cells, npt.NDArray[np.int32]]:
     return first_cells(ranges), np.array([group for _, group in ranges], dtype=np.int32)
 
 
-def _partitions_of(topology: Topology, group: int) -> range:
+def partitions_of_group(topology: Topology, group: int) -> range:
+    """The partitions of a group, given its number."""
     count = topology.partitions_per_group
     return range(group * count, (group + 1) * count)
 

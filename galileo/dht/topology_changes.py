@@ -345,12 +345,12 @@ def pin_partitions(topology: Topology, partitions: Collection[int], to: str) -> 
         raise InputError(
             f"node {to!r} is being removed and takes no partitions; name another node", node=to
         )
-    count, number = topology.partitions_per_group, topology.groups.index(group)
+    own = placement.partitions_of_group(topology, topology.groups.index(group))
     for partition in partitions:
-        if not number * count <= partition < (number + 1) * count:
+        if partition not in own:
             raise InputError(
-                f"expected a partition of group {group.name!r}, that is {number * count} to "
-                f"{(number + 1) * count - 1}, since node {to!r} is of this group; got {partition}",
+                f"expected a partition of group {group.name!r}, that is {own[0]} to "
+                f"{own[-1]}, since node {to!r} is of this group; got {partition}",
                 partition=partition,
                 group=group.name,
             )
@@ -363,7 +363,7 @@ def pin_partitions(topology: Topology, partitions: Collection[int], to: str) -> 
 def found_anew(
     topology: Topology, name: str, partitions: Collection[int], *, lost: str
 ) -> Topology:
-    """Has partitions begin anew, empty, at a node whose directory is lost with their only copy.
+    """Has a node found partitions again, empty, whose only copy was in its lost directory.
 
     The directory with which the node runs founds them (`identify`).
 

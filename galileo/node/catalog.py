@@ -51,7 +51,7 @@ from galileo.model.table import Table
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.replication.log_writer import LogOwner, LogWriter
-from galileo.node.shard import ALL_PARTITIONS, Results, Shard, partition_moved, partitions_lost
+from galileo.node.shard import ALL_PARTITIONS, Results, Shard, partition_moved
 from galileo.node.table_shard import TableShard
 from galileo.storage.commits import Commit
 from galileo.storage.journal import PartitionJournal
@@ -528,15 +528,9 @@ class Catalog:
             UnknownDataset: there is no such dataset.
         """
         refused: Results = dict(known or {})
-        terms = self._machines.terms
-        refused |= {
-            p: partitions_lost([p]) if self._machines.is_lost(p) else partition_moved([p])
-            for p in commits
-            if p not in terms
-        }
-        for partition in (
-            commits.keys() - refused.keys() - self.stored_shard(dataset).journals.keys()
-        ):
+        terms, shard = self._machines.terms, self.stored_shard(dataset)
+        refused |= {p: shard.not_own([p]) for p in commits if p not in terms}
+        for partition in commits.keys() - refused.keys() - shard.journals.keys():
             try:
                 self._make_journal(dataset, partition)
             except GalileoError as error:

@@ -7,7 +7,6 @@ the sequences of the lost commits to other ones. Other nodes detect this by comp
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -101,8 +100,8 @@ class LogRegressions:
             last = expected.get(dataset, EMPTY_CURSOR), self._retrieved.get(dataset, EMPTY_CURSOR)
             compared = partitions, reported.get(dataset, EMPTY_CURSOR), *last
             before = self._compared.get((node, dataset), ())
-            if before and all(map(operator.is_, compared, before)):
-                continue  # Nothing was missing when the same objects were compared.
+            if compared == before:
+                continue  # Nothing was missing when the same was compared.
             missing = _behind(
                 node, partitions, reported=reported, expected={dataset: Cursor.join(*last)}
             )

@@ -190,7 +190,7 @@ class Shard:
         """
         others = [p for p in partitions if not self._surely_owns(p)]
         if others:
-            raise self._not_own(others)
+            raise self.not_own(others)
 
     def surely_own(self, partitions: Iterable[int]) -> frozenset[int]:
         """Those of which no other node can have commits that this one lacks."""
@@ -223,9 +223,9 @@ class Shard:
         asked = frozenset(partitions)
         others = asked - self.readable(asked, after=after, until=until)
         if others:
-            raise self._not_own(others)
+            raise self.not_own(others)
 
-    def _not_own(self, others: Iterable[int]) -> GalileoError:
+    def not_own(self, others: Iterable[int]) -> GalileoError:
         """The error for partitions that this node does not lead."""
         lost = [p for p in others if self._is_lost(p)]
         return partitions_lost(lost) if lost else partition_moved(others)

@@ -1,4 +1,4 @@
-"""The cluster service: datasets, status, topology and gossip."""
+"""The services of a cluster: datasets, status, topology, gossip, and moves of partitions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.quotas import QuotaResolver
 from galileo.wire.codec import removed_to_pb, report_to_pb
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.v1 import cluster_pb2
+from galileo.wire.v1 import cluster_pb2, partitions_pb2
 
 SHOWN_TO_ALL = frozenset(
     {
@@ -76,6 +76,8 @@ class ClusterNodes(Protocol):
     async def set_replicas(self, count: int) -> None: ...
 
     async def forget(self, name: str) -> list[int]: ...
+
+    def move(self, partition: int, to: str) -> AsyncGenerator[str, None]: ...
 
     async def undo(self) -> None: ...
 
@@ -248,6 +250,15 @@ class ClusterServicer:
     ) -> cluster_pb2.ForgetNodeReply:
         assert self._nodes is not None
         return cluster_pb2.ForgetNodeReply(partitions=await self._nodes.forget(request.node))
+
+    @streaming
+    async def Move(  # noqa: N802
+        self, request: partitions_pb2.MoveRequest, context: Context
+    ) -> AsyncGenerator[partitions_pb2.MoveProgress, None]:
+        assert self._nodes is not None
+        async with aclosing(self._nodes.move(request.partition, request.to)) as stages:
+            async for stage in stages:
+                yield partitions_pb2.MoveProgress(stage=stage)
 
     @streaming
     async def SetRanges(  # noqa: N802

@@ -29,8 +29,7 @@ class Internal:
 
     async def replicate(self, envelopes: Sequence[Envelope]) -> None:
         """Takes messages of replicas."""
-        if self._node.replicas is not None:
-            await self._node.replicas.receive(envelopes)
+        await self._node.replicas.receive(envelopes)
 
     async def replicate_frames(self, envelopes: Sequence[Envelope]) -> None:
         """Takes messages of replicas that are large, as those with many frames are."""
@@ -41,7 +40,7 @@ class Internal:
     ) -> Sequence[RangeDigest | None]:
         """The digest of each range at a directory of this node; None where it does not know it."""
         replicas = self._node.replicas
-        if replicas is None or member != replicas.me:
+        if member != replicas.me:
             return [None] * len(ranges)
         return replicas.comparison.digests(ranges)
 

@@ -96,7 +96,7 @@ class PeerOptions:
             time of a slow local reader.
         retention_s: of the retention of a dataset.
         frames_s: of messages of replicas with frames.
-        move_part_s: of the next progress message of a move.
+        removal_part_s: of the next progress message of a removal.
     """
 
     call_s: float = 5.0
@@ -106,7 +106,7 @@ class PeerOptions:
     scan_s: float = 60.0
     retention_s: float = 300.0
     frames_s: float = 10.0
-    move_part_s: float = 1_800.0
+    removal_part_s: float = 1_800.0
 
 
 class GrpcPeers:
@@ -349,7 +349,7 @@ class GrpcPeers:
         self, node: str, request: cluster_pb2.RemoveNodeRequest
     ) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]:
         """Has a node leave the cluster."""
-        return self._stream(node, CLUSTER, "RemoveNode", request, self.options.move_part_s)
+        return self._stream(node, CLUSTER, "RemoveNode", request, self.options.removal_part_s)
 
     async def ask(
         self, node: str, call: TypedCall[..., Answer], request: bytes, *, timeout_s: float

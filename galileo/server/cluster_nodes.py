@@ -10,7 +10,7 @@ the partitions again.
 
 A node that is gone for good cannot do so. If others have copies of its partitions, the register
 removes it at once; leaders then make copies elsewhere. A node that has lost its directory with the
-only copies does not serve them as empty: a command has to say that they begin anew (`forget`).
+only copies does not serve them as empty, until a command accepts the loss (`forget`).
 
 At each step the disk of this node or the register says what comes next, so whatever crashes, the
 removal goes on when the node is back.
@@ -147,11 +147,8 @@ class ClusterNodes:
         Raises:
             Unavailable: there is such a node.
         """
-        live, topology, group = (
-            self._node.live,
-            self._node.topology,
-            self._node.topology.group_of(name),
-        )
+        live, topology = self._node.live, self._node.topology
+        group = topology.group_of(name)
         others = [one for one in group.nodes if one.name not in (name, self._node.name)]
         silent = [
             one.name
@@ -166,8 +163,7 @@ class ClusterNodes:
                 nodes=silent,
                 after_s=PAUSE_S,
             )
-        count, number = topology.partitions_per_group, topology.groups.index(group)
-        partitions = range(number * count, (number + 1) * count)
+        partitions = placement.partitions_of_group(topology, topology.groups.index(group))
         leaders = {p: move.node for p in partitions if (move := live.move_of(p)) is not None}
         return frozenset(p for p in partitions if leaders.get(p, name) == name)
 
@@ -210,7 +206,7 @@ class ClusterNodes:
         self._mail.broadcast_heartbeat()
 
     async def forget(self, name: str) -> list[int]:
-        """Has the partitions of a node whose directory is lost begin anew, empty.
+        """Accepts that a node has lost its directory; the node then serves its partitions, empty.
 
         Returns:
             The partitions.

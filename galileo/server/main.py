@@ -54,7 +54,6 @@ from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.continuous import ContinuousServicer
 from galileo.rpc.internal import Internal, add_internal
 from galileo.rpc.ownership import Ownership
-from galileo.rpc.partitions import PartitionsServicer
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.query import QueryServicer
 from galileo.rpc.rate_limit import Callers
@@ -340,7 +339,7 @@ class NodeProcess:
             PEER_CONTINUOUS: continuous,
             CLUSTER: cluster,
             PEER_CLUSTER: cluster,
-            PARTITIONS: PartitionsServicer(self._nodes),
+            PARTITIONS: cluster,
             CHANNELS: ChannelsServicer(self.node, self._peers),
             SAMPLERS: samplers,
             PEER_SAMPLERS: samplers,

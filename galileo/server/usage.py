@@ -86,7 +86,7 @@ class Usage:
             damaged=node.damaged()[:DAMAGES_MAX],
             diverged=node.diverged()[:DAMAGES_MAX],
             channels_failing=node.channels.failures()[:DAMAGES_MAX],
-            under_replicated=[] if node.replicas is None else node.replicas.under_replicated,
+            under_replicated=node.replicas.under_replicated,
             pending=node.pending,
-            replica_lag=0 if node.replicas is None else node.replicas.gauges().lag,
+            replica_lag=node.replicas.gauges().lag,
         )

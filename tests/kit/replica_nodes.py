@@ -12,7 +12,7 @@ import errno
 import random
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -730,6 +730,36 @@ async def hurt(world: World, kinds: Sequence[str] = FAULTS) -> str:
         await asyncio.sleep(pause_s)
         world.hosts[name].disk.is_full = False
     return fault
+
+
+async def play_history(
+    world: World,
+    steps: int,
+    disturb: Callable[[], Awaitable[object]],
+    works: Sequence[Coroutine[Any, Any, None]],
+) -> None:
+    """Disturbs a world again and again while its works go on, and judges what is there at the end.
+
+    Args:
+        world: has begun; it is open still.
+        steps: how often it is disturbed.
+        disturb: one disturbance.
+        works: of producers and readers, which end when the world is over.
+    """
+    running = [asyncio.create_task(work) for work in works]
+    try:
+        for _ in range(steps):
+            await asyncio.sleep(world.random.uniform(0.1, 0.8))
+            await disturb()
+            world.spread_leaders()
+        await world.settle()
+        await asyncio.gather(*running)
+        await world.settle()
+        world.judge()
+    finally:
+        for work in running:
+            work.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def scrub(world: World, name: str) -> None:

@@ -550,15 +550,10 @@ class Replicas:
             return  # The writers are passing their barriers.
         # A writer reads it for each append, so what comes after its barrier is not written alone.
         self.alone -= {partition}
-        datasets = list(self._catalog.shards)
-        hosted.barriers = 1
-        for dataset in datasets:
-            writer = self._catalog.log_writer(dataset)
-            if writer is not None:
-                hosted.barriers += 1
-                writer.pass_barrier(
-                    partition, partial(self._on_barrier, partition, hosted, dataset)
-                )
+        writers = self._writers()
+        hosted.barriers = len(writers) + 1  # The last one is that of this method.
+        for dataset, writer in writers.items():
+            writer.pass_barrier(partition, partial(self._on_barrier, partition, hosted, dataset))
         self._count_barrier(partition, hosted)
 
     def _on_barrier(self, partition: int, hosted: _Hosted, dataset: str, end: int) -> None:
@@ -666,13 +661,14 @@ class Replicas:
         hosted.under_way.clear()
         self.led = self.led - {partition}
         error = partition_moved([partition])
-        for writer in self._writers():
+        for writer in self._writers().values():
             writer.refuse(partition, error)
         log.info("leads partition %d no more", partition)
 
-    def _writers(self) -> list[LogWriter]:
-        writers = [self._catalog.log_writer(dataset) for dataset in self._catalog.shards]
-        return [writer for writer in writers if writer is not None]
+    def _writers(self) -> dict[str, LogWriter]:
+        """The writers of all datasets."""
+        writers = {dataset: self._catalog.log_writer(dataset) for dataset in self._catalog.shards}
+        return {dataset: writer for dataset, writer in writers.items() if writer is not None}
 
     # --- leaders write -------------------------------------------------------------------------
 
@@ -754,7 +750,7 @@ class Replicas:
 
     def _restart(self, partition: int, hosted: _Hosted) -> None:
         """Replaces a machine, when nothing of its partition is under way."""
-        is_idle = all(writer.has_nothing_to_do(partition) for writer in self._writers())
+        is_idle = all(writer.has_nothing_to_do(partition) for writer in self._writers().values())
         if not is_idle or partition in self._unsaved.keys() | self._saving:
             return
         is_damaged = any(damaged == partition for _, damaged in self._store.damaged)

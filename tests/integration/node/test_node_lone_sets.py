@@ -20,6 +20,7 @@ from replica_nodes import (
     await_whole,
     count,
     hurt,
+    play_history,
     until,
 )
 
@@ -157,29 +158,22 @@ async def test_random_history_of_lone_sets_keeps_each_batch_once(
     """Partitions move, get copies, and nodes crash, while batches are stored and read."""
     world = World(tmp_path, seed, topology=LONE)
     await world.begin()
-    works = [asyncio.create_task(world.produce(n)) for n in range(3)]
-    works.append(asyncio.create_task(world.read()))
+
+    async def disturb() -> None:
+        kind = world.random.choice(FAULTS)
+        if kind == "move":
+            partition = world.random.randrange(PARTITIONS)
+            move(world, partition, world.random.choice(NAMES))
+        elif kind == "grow":
+            copies = world.random.choice((2, 3))
+            world.change(partial(topology_changes.set_replicas, count=copies))
+        else:
+            await hurt(world, [kind])
+
     try:
-        for _ in range(steps):
-            await asyncio.sleep(world.random.uniform(0.1, 0.8))
-            kind = world.random.choice(FAULTS)
-            if kind == "move":
-                partition = world.random.randrange(PARTITIONS)
-                move(world, partition, world.random.choice(NAMES))
-            elif kind == "grow":
-                copies = world.random.choice((2, 3))
-                world.change(partial(topology_changes.set_replicas, count=copies))
-            else:
-                await hurt(world, [kind])
-            world.spread_leaders()
-        await world.settle()
-        await asyncio.gather(*works)
-        await world.settle()
-        world.judge()
+        works = [*(world.produce(n) for n in range(3)), world.read()]
+        await play_history(world, steps, disturb, works)
         assert world.acknowledged
         assert world.complete
     finally:
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
         await world.close()

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from replica_nodes import (
     hurt,
     is_in_three_racks,
     labels,
+    play_history,
     rot,
     segments,
     select,
@@ -415,22 +417,11 @@ async def test_node_replicas_random_history_keeps_each_batch_once(
 ) -> None:
     world = World(tmp_path, seed)
     await world.begin()
-    works = [asyncio.create_task(world.produce(n)) for n in range(3)]
-    works += [asyncio.create_task(world.read()), asyncio.create_task(world.read_ranges())]
     try:
-        for _ in range(steps):
-            await asyncio.sleep(world.random.uniform(0.1, 0.8))
-            await hurt(world)
-            world.spread_leaders()
-        await world.settle()
-        await asyncio.gather(*works)
-        await world.settle()
-        world.judge()
+        works = [*(world.produce(n) for n in range(3)), world.read(), world.read_ranges()]
+        await play_history(world, steps, partial(hurt, world), works)
         assert world.acknowledged
         assert world.complete
         assert world.ranges_followed
     finally:
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
         await world.close()
