@@ -71,7 +71,7 @@ class WorstCall:
 
     Attributes:
         grows_with: the numbers that its work is a product of.
-        requests: makes them; those of the internal service are encoded.
+        requests: makes the requests; a request of the internal service is encoded.
     """
 
     grows_with: str

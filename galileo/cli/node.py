@@ -161,7 +161,7 @@ def replace(session: Session, *, name: str, successor: str) -> None:
 @click.pass_obj
 @handle_errors
 def forget(session: Session, *, name: str, yes: bool) -> None:
-    """Accept the loss of a node's directory: its partitions begin anew, empty.
+    """Accept the loss of a node's directory: the node then serves its partitions, empty.
 
     For clusters with one copy of each partition. A node that starts with an empty directory does
     not serve the partitions of its lost one. If that can be put back, stop the node and put it

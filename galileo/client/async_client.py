@@ -306,7 +306,7 @@ class AsyncClient(AsyncReaders):
         await self._caller.unary(CLUSTER, "SetReplicas", request)
 
     async def forget_node(self, node: str) -> tuple[int, ...]:
-        """Accepts the loss of a node's directory: its partitions begin anew there, empty.
+        """Accepts the loss of a node's directory; the node then serves its partitions, empty.
 
         For clusters with one copy of each partition. A node that starts with an empty directory
         does not serve the partitions of its lost one, until this call says that they are lost.

@@ -240,7 +240,7 @@ class BlockingCalls(BlockingBase):
         self._run(self._client.set_replicas(replicas))
 
     def forget_node(self, node: str) -> tuple[int, ...]:
-        """Accepts the loss of a node's directory: its partitions begin anew there, empty.
+        """Accepts the loss of a node's directory; the node then serves its partitions, empty.
 
         For clusters with one copy of each partition. A node that starts with an empty directory
         does not serve the partitions of its lost one, until this call says that they are lost.
