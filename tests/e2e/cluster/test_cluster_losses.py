@@ -1,4 +1,4 @@
-"""A node that comes back without what it had."""
+"""A node that comes back with an older copy of its directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_S = 300.0
 
 
 @pytest.mark.slow
-def test_node_restarted_on_an_empty_disk_is_reported_by_others(tmp_path: Path) -> None:
+def test_older_copy_of_a_directory_is_reported_by_others(tmp_path: Path) -> None:
     rng, rows = np.random.default_rng(1), 500
     frame = pd.DataFrame(
         {
@@ -34,18 +34,25 @@ def test_node_restarted_on_an_empty_disk_is_reported_by_others(tmp_path: Path) -
         client.create_dataset(schema)
         client.ingest("air", frame)
         first, second = cluster.nodes
+        directory, older = tmp_path / second.name, tmp_path / "older"
+        second.stop()
+        shutil.copytree(directory, older)
+        second.start()
+        second.wait()
+        client.ingest("air", frame)
         second.restart()
         assert lost(first.address) == (), "it has all that it had"
 
         second.stop()
-        shutil.rmtree(tmp_path / second.name)
+        shutil.rmtree(directory)
+        older.rename(directory)
         second.start()
         second.wait()
         deadline = time.monotonic() + PATIENCE_S
         while not (found := lost(first.address)):
             assert time.monotonic() < deadline, "no node reports that commits are lost"
         assert all(f"at node {second.name} had commit" in one for one in found)
-        assert all("came back with commit 0" in one for one in found)
+        assert all("came back with commit 1" in one for one in found)
         assert lost(second.address) == ()
 
 
