@@ -185,6 +185,16 @@ def test_next_set_dead_voter_goes_once_a_learner_has_caught_up() -> None:
     assert smaller.voters == {A, B}
 
 
+def test_next_set_learner_that_is_not_heard_neither_becomes_a_voter_nor_replaces_one() -> None:
+    wanted, caught_up = {A, B, D}, {D}
+    for voters, alive in (({A, B}, {A, B}), ({A, B, C}, {A, B})):
+        learning = ReplicaSet(1, 2, frozenset(voters), frozenset({D}))
+        new = next_set(learning, wanted, leader=A, alive=alive, caught_up=caught_up)
+        assert new is None
+        heard = next_set(learning, wanted, leader=A, alive={*alive, D}, caught_up=caught_up)
+        assert heard is not None
+
+
 def test_next_set_never_removes_the_leader() -> None:
     grown = ReplicaSet(1, 2, frozenset({A, B, C, D}))
     new = next_set(grown, {B, C, D}, leader=A, alive={A, B, C, D}, caught_up=set())

@@ -1,0 +1,110 @@
+"""Commits of one dataset at a leader with other members: when its producers have their answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from lone_nodes import LoneOwner
+
+from galileo.errors import GalileoError, PartitionMoved
+from galileo.model import paths
+from galileo.model.schema import Schema
+from galileo.node.dataset_shard import DatasetShard
+from galileo.node.replication.log_writer import LogWriter
+from galileo.node.shard import Results
+from galileo.storage.commits import Commit, Committed, FrameGroup
+from galileo.storage.store import Store
+from galileo.storage.writer import JournalOptions
+
+PARTITION = 3
+
+
+class OpenLeader(LoneOwner):
+    """The machines of a node that leads all partitions, with other members that are silent."""
+
+    alone = frozenset()
+
+    def begin(self, dataset: str, groups: Mapping[int, FrameGroup]) -> frozenset[int]:
+        return frozenset()
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("all logs are open")
+
+
+@dataclass
+class Bench:
+    """The log of one partition; the test says what is committed."""
+
+    writer: LogWriter
+    commit_of: Callable[[str, int], Commit]
+
+    async def store(self, producer: str, batch: int) -> Future[Results]:
+        """Has a batch durable at this node."""
+        done = self.writer.submit({PARTITION: self.commit_of(producer, batch)})
+        await self.writer.drained()
+        return done
+
+    async def publish(self, until: int) -> None:
+        self.writer.publish(PARTITION, until)
+        await self.writer.drained()
+
+
+@pytest.fixture
+async def bench(
+    tmp_path: Path, schema: Schema, make_observations: Callable[..., pa.Table]
+) -> AsyncIterator[Bench]:
+    with Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
+        store.create_dataset(schema)
+        store.recover(lambda *_: None)
+        shard = DatasetShard(schema)
+        shard.attach(PARTITION, store.journal(schema.name, PARTITION))
+
+        def commit_of(producer: str, batch: int) -> Commit:
+            table = make_observations(5, seed=batch)
+            return Commit(producer, batch, *paths.index(schema, table))
+
+        with ThreadPoolExecutor(1) as executor:
+            writer = LogWriter(
+                shard,
+                machines=OpenLeader(),
+                open_journal=refuse,
+                restart_journal=refuse,
+                executor=executor,
+                syncing=executor,
+                waiting_max=10,
+            )
+            yield Bench(writer, commit_of)
+            await writer.drained()
+
+
+def outcome(done: Future[Results]) -> tuple[int, bool] | type[GalileoError]:
+    """The sequence of a batch and whether it was there before, or its error; it is there."""
+    result = done.result(0)[PARTITION]
+    if isinstance(result, Committed):
+        return result.sequence, result.duplicate
+    return type(result)
+
+
+async def test_batch_that_is_repeated_before_its_commit_waits_for_it(bench: Bench) -> None:
+    first = await bench.store("p", 1)
+    again = await bench.store("p", 1)
+    assert not first.done()
+    assert not again.done(), "no other member may have it"
+    await bench.publish(1)
+    assert [outcome(first), outcome(again)] == [(1, False), (1, True)]
+    assert outcome(await bench.store("p", 1)) == (1, True)
+
+
+async def test_truncated_batches_fail_whatever_is_committed_in_their_place(bench: Bench) -> None:
+    truncated = [await bench.store("p", batch) for batch in (1, 2)]
+    bench.writer.truncate(PARTITION, 0)
+    others = [await bench.store("q", batch) for batch in (1, 2)]
+    await bench.publish(2)
+    assert [outcome(done) for done in truncated] == [PartitionMoved, PartitionMoved]
+    assert [outcome(done) for done in others] == [(1, False), (2, False)]
