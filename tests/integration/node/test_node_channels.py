@@ -458,8 +458,14 @@ async def test_partitions_whose_cuts_differ_fail_alone(
     await hot.judge()
 
 
-async def test_commits_that_retention_dropped_before_they_were_matched_are_passed(hot: Hot) -> None:
-    for _ in range(40):
+@pytest.mark.parametrize("heard", [0, 4])
+async def test_commits_that_retention_dropped_before_they_were_matched_are_passed(
+    hot: Hot, heard: int
+) -> None:
+    """Also where that is more than the nodes that execute have heard of."""
+    for number in range(40):
+        if number == heard:
+            hot.gossip()
         await hot.observe()
     await hot.subscribe()
     hot.remember()
@@ -471,6 +477,8 @@ async def test_commits_that_retention_dropped_before_they_were_matched_are_passe
             if len(files) > 1:
                 dropped += shard.drop(partition, files[0].last).commits
     assert dropped
+    await hot.execute()
+    assert len(hot.audit.log) == (hot.audit.channel.partitions if heard else 0)
     await hot.judge(may_skip=True)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from expected_errors import raises
-from lone_nodes import commit_alone
+from lone_nodes import LoneOwner, commit_alone
 from parameters import keep_quick
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -19,12 +21,16 @@ from galileo.errors import DataExpired, DatasetExists, InputError, Unavailable
 from galileo.hashing import hash128
 from galileo.model.schema import Feature, Schema
 from galileo.model.table import Table
+from galileo.node.catalog import Catalog, CatalogOptions
 from galileo.node.peers import TableTask
 from galileo.node.retention_runner import RetentionRunnerOptions
 from galileo.node.storage_node import StorageNode
+from galileo.node.table_cleaner import CLEANER, TableCleaner
 from galileo.node.table_index import Versions
 from galileo.node.table_shard import PIECE_BYTES
 from galileo.storage.commits import Commit, Committed
+from galileo.storage.store import Store
+from galileo.storage.writer import JournalOptions
 
 TABLE = Table("ships", {"id": "int", "port": "text"}, key="id")
 KEYS = 40
@@ -90,6 +96,17 @@ async def ships(cluster: Any) -> Ships:
     return Ships(cluster)
 
 
+def version_of(
+    key: int, number: int, *, since: int = 0, deleted: bool = False, producer: str = "q"
+) -> Commit:
+    """The commit of one version of a key."""
+    [[high, low]] = hash128([pa.array([key])]).tolist()
+    path = {"high": high, "low": low, "since": since, "deleted": deleted}
+    row = {"id": key, "port": "x", "deleted": deleted}
+    rows = pa.Table.from_pylist([row], TABLE.observation_schema)
+    return Commit(producer, number, rows, pa.RecordBatch.from_pylist([path], TABLE.path_schema))
+
+
 def clean_always(node: StorageNode) -> None:
     node.retain(lambda _: (), RetentionRunnerOptions(check_s=0.02, table_age_s=0.02))
 
@@ -102,14 +119,11 @@ async def test_a_deletion_stays_where_files_end_between_it_and_an_older_copy(shi
     journal, key = shard.journal(partition), KEYS + 1
     journal.seal()
     last = journal.last_sequence
-    [[high, low]] = hash128([pa.array([key])]).tolist()
+    [[high, _]] = hash128([pa.array([key])]).tolist()
 
     def commit(number: int, since: int, *, deleted: bool) -> None:
-        path = {"high": high, "low": low, "since": since, "deleted": deleted}
-        row = {"id": key, "port": "x", "deleted": deleted}
-        rows = pa.Table.from_pylist([row], shard.schema.observation_schema)
-        paths = pa.RecordBatch.from_pylist([path], shard.schema.path_schema)
-        [stored] = commit_alone(shard, {partition: [Commit("q", number, rows, paths)]})[partition]
+        version = version_of(key, number, since=since, deleted=deleted)
+        [stored] = commit_alone(shard, {partition: [version]})[partition]
         assert isinstance(stored, Committed)
         assert stored.sequence == last + number
 
@@ -133,6 +147,42 @@ async def test_a_deletion_stays_where_files_end_between_it_and_an_older_copy(shi
     assert journal.dropped < last + 2
     shard.drop(partition, last + 5)
     assert journal.dropped == last + 5
+
+
+def test_a_deletion_stays_while_a_copy_of_what_it_deletes_may_be_committed(tmp_path: Path) -> None:
+    """The leader has no majority for the copy, which it had begun before the deletion came."""
+    options = JournalOptions(durability="none")
+    with Store.open(tmp_path, options, wall=lambda: 0.0) as store, ThreadPoolExecutor(1) as threads:
+        catalog = Catalog(
+            store,
+            executor=threads,
+            syncing=threads,
+            options=CatalogOptions(),
+            machines=LoneOwner(),
+        )
+        catalog.adopt(TABLE)
+        shard = catalog.table_shard("ships")
+        journal = store.journal("ships", 0)
+        shard.attach(0, journal)
+
+        def append(commit: Commit) -> None:
+            """Without a majority: readers do not see it."""
+            begun = shard.append({0: [commit]}, terms={0: 1}, begin=lambda _: ())
+            assert isinstance(begun[0].results[0], Committed)
+
+        def clean() -> Cursor:
+            TableCleaner(catalog).clean(shard, shard.published(), is_over=lambda: False)
+            return shard.dropped()
+
+        append(version_of(1, 1))
+        append(version_of(1, 2, deleted=True))
+        shard.publish({0: 2})
+        journal.seal()
+        append(version_of(1, 1, since=1, producer=CLEANER))
+        assert clean() == EMPTY_CURSOR
+        shard.publish({0: 3})
+        assert clean() == Cursor({0: 2})
+        assert shard.index.newest(0, until=4).deleted.all()
 
 
 @pytest.mark.parametrize("rounds_min", keep_quick([8, 20], 8))
