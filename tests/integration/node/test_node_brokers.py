@@ -202,11 +202,13 @@ class Smog:
 
     Attributes:
         owners: the broker of each subscription that is stored.
+        changed: the ids that other calls have stored or removed since the last attempt to send.
     """
 
     def __init__(self, cluster: Any, seed: int) -> None:
         self.cluster, self.chance = cluster, random.Random(seed)
         self.owners: dict[str, str] = {}
+        self.changed = set[str]()
         self.batches = self.refusals = self.retries = 0
 
     async def begin(self) -> None:
@@ -241,17 +243,26 @@ class Smog:
         rows = pa.table({"id": ids, "broker": named, "least": [1.0] * len(ids)})
         return caller, versions_of(self.table, rows), list(zip(ids, named, strict=True))
 
-    def apply(self, caller: str, versions: Sequence[tuple[str, str | None]]) -> bool:
-        """Stores versions in the dict, those of a node or none of them; whether all are stored."""
+    def apply(
+        self, caller: str, versions: Sequence[tuple[str, str | None]], *, overtaken: set[str]
+    ) -> bool:
+        """Stores versions in the dict, those of a node or none of them; whether all are stored.
+
+        Args:
+            caller: sends the versions.
+            versions: an id and its broker; None removes the id.
+            overtaken: nodes that have to get their part again, as another call changed its ids.
+        """
         patterns, is_stored = CALLERS[caller], True
         for node in "abc":
             part = [(one, broker) for one, broker in versions if self.node_of(one) == node]
             earlier = [self.owners[one] for one, _ in part if one in self.owners]
-            if not all(is_of(broker, patterns) for broker in earlier):
+            if node in overtaken or not all(is_of(broker, patterns) for broker in earlier):
                 is_stored = False
                 continue
             for one, broker in part:
                 self.owners.pop(one, None)
+                self.changed.add(one)
                 if broker is not None:
                     self.owners[one] = broker
         return is_stored
@@ -264,6 +275,7 @@ class Smog:
         error: GalileoError | None = Unavailable("not sent yet")
         while isinstance(error, Unavailable):
             error = None
+            self.changed.clear()
             try:
                 await node.ingest.ingest(self.table.key, rows, brokers=CALLERS[caller], **named)
             except (Forbidden, Unavailable) as raised:
@@ -274,7 +286,10 @@ class Smog:
             assert error.details["subscription"] in {one for one, _ in versions}
             others = [broker for broker in BROKERS if not is_of(broker, CALLERS[caller])]
             assert not any(broker in str(error) for broker in others), error
-        assert self.apply(caller, versions) == (error is None), (caller, versions, self.owners)
+        # A batch that one node refuses is not sent again to another node where it was overtaken.
+        overtaken = {self.node_of(one) for one, _ in versions if one in self.changed}
+        is_stored = self.apply(caller, versions, overtaken=overtaken if error else set())
+        assert is_stored == (error is None), (caller, versions, self.owners)
 
     async def step(self) -> None:
         """A batch, and perhaps another one between its check and its commit at a node."""
@@ -301,10 +316,8 @@ async def test_subscriptions_of_other_brokers_are_neither_replaced_nor_removed(
 ) -> None:
     smog = Smog(cluster, seed)
     await smog.begin()
-    for _ in range(80):
+    while smog.refusals < 20 or smog.retries < 2:
         await smog.step()
-    assert smog.refusals > 10
-    assert smog.retries > 1
 
 
 # --- copies ------------------------------------------------------------------------------------
