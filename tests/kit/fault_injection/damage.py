@@ -66,11 +66,11 @@ def _files(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The data of a directory that a node would serve.
+    """The data of a directory.
 
     Attributes:
         commits: readable commits; retention may have deleted earlier ones.
-        refusals: errors, of the start or of single reads.
+        refusals: errors, of the start, of partitions that stay closed, or of single reads.
     """
 
     commits: Commits
@@ -78,7 +78,11 @@ class Reading:
 
 
 def read_all(directory: Path) -> Reading:
-    """Open a node's directory as its process does at the start, and read every commit."""
+    """Open a node's directory as its process does at the start, and read every commit.
+
+    Commits count though the directory does not say that a majority has them. The last commit of a
+    partition with several copies is such a commit: only a later one, or a leader, says that.
+    """
     commits: Commits = {}
     refusals: list[GalileoError] = []
     try:
@@ -92,7 +96,9 @@ def read_all(directory: Path) -> Reading:
                 store.load_records(kind)
         except GalileoError as error:
             return Reading({}, [error])
+        refusals += store.damaged.values()
         for (dataset, partition), journal in store.journals().items():
+            journal.publish(journal.end_sequence)
             for sequence in range(journal.dropped + 1, journal.last_sequence + 1):
                 try:
                     both = journal.read(sequence), journal.paths(sequence)
