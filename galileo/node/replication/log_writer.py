@@ -276,6 +276,9 @@ class LogWriter:
 
     def _settling(self, partition: int, batch: _Batch) -> Done:
         def settle(outcome: Outcome) -> None:
+            # An unexpected error ends all steps of its kind, some of which are done (`_try`).
+            if partition in batch.results:
+                return
             with self._lock:
                 self._waiting[partition] -= 1
             batch.settle(partition, outcome)

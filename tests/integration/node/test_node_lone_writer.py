@@ -231,6 +231,21 @@ async def test_unexpected_error_fails_all_waiting_commits(
     assert (await bench.start(3)).sequence == 2
 
 
+async def test_unexpected_error_settles_each_part_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that was refused before the error keeps its result, and counts as waiting no more."""
+    commit = bench.indexed(1)
+    monkeypatch.setattr(bench.shard, "commit", _no_memory)
+    results = await asyncio.wrap_future(bench.writer.submit({PARTITION: commit, 4: commit}))
+    await bench.writer.drained()
+    assert bench.writer.waiting == {PARTITION: 0, 4: 0}
+    assert {p: type(result) for p, result in results.items()} == {
+        PARTITION: Unavailable,
+        4: PartitionMoved,
+    }
+
+
 async def test_commit_to_a_partition_that_left_fails_alone(
     bench: Bench,
 ) -> None:
