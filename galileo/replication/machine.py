@@ -338,7 +338,7 @@ class Replica:
             self._on_written_alone(event)
         elif isinstance(event, LogDropped):
             log = self._log(event.log)
-            log.epochs = log.epochs.drop(min(event.until, log.committed))
+            log.epochs = log.epochs.drop(event.until)
         elif isinstance(event, LogForgotten):
             self._forget(event.log)
         elif isinstance(event, StateSaved):
@@ -359,13 +359,21 @@ class Replica:
         assert self.saved.promised <= state.promised
         assert self.saved.joined <= state.joined
         for log in self.logs.values():
-            assert log.committed <= log.end, "committed more than there is"
+            assert log.start <= log.committed <= log.end, "dropped or committed more than there is"
             assert log.durable <= log.end, "synced more than there is"
         lead = self.leadership
         if lead is not None:
             assert lead.term == state.promised == state.joined == self.saved.joined
+            assert lead.is_open or self.saved.set == state.set, "changed its set before it was open"
             assert self._following is None
             assert self._campaign is None
+        campaign = self._campaign
+        if campaign is not None and not campaign.has_requested:
+            assert campaign.term > state.promised, "campaigns for a term that it cannot promise"
+            assert campaign.voters == state.set, "campaigns in a set that it does not have"
+        if self._following is not None:
+            for name, match in self._following.matches.items():
+                assert match <= self._log(name).end, "matches more than there is"
 
     # --- events --------------------------------------------------------------------------------
 
@@ -498,7 +506,7 @@ class Replica:
         if not self._is_above(message.term) or not self._is_free(message.resigned, now):
             self._send(sender, Refused(self.state.promised))
             return False
-        return self.me in message.set.voters
+        return True
 
     def _is_above(self, term: int) -> bool:
         return term > self.state.promised
@@ -524,7 +532,7 @@ class Replica:
 
     def _on_vote(self, sender: Member, message: Vote, now: float) -> None:
         campaign = self._campaign
-        if campaign is not None and campaign.term == message.term and campaign.has_requested:
+        if campaign is not None and campaign.term == message.term:
             campaign.votes[sender] = message
 
     def _on_refused(self, sender: Member, message: Refused, now: float) -> None:
@@ -576,18 +584,15 @@ class Replica:
             campaign.votes[self.me] = self._own_vote(campaign.term)
             for member in sorted(campaign.voters.voters - {self.me}):
                 self._send(member, RequestVote(campaign.term, campaign.voters, campaign.resigned))
-        if campaign.sources is None and self.me in campaign.votes:
+        if campaign.sources is None:
             campaign.sources = self._choose_logs(campaign)
         if campaign.sources is not None:
             self._take_over_logs(campaign, campaign.sources, now)
 
     def _request_votes(self, campaign: _Campaign) -> None:
-        if campaign.term <= self.state.promised or campaign.voters != self.state.set:
-            self._campaign = None
-        elif campaign.voters.is_majority(campaign.pre_votes):
+        if campaign.voters.is_majority(campaign.pre_votes):
             campaign.has_requested = True
             self._following = None
-            self._vote_for = None
             self._save(promised=campaign.term)
 
     def _choose_logs(self, campaign: _Campaign) -> dict[str, Member] | None:
@@ -609,9 +614,8 @@ class Replica:
                 self._fetch(campaign, name, best, now)
         if not is_complete or not self._is_drained():
             return
-        if self.state.joined != campaign.term:
-            new = replace(campaign.voters, term=campaign.term)
-            self._save(set=new, joined=campaign.term, suspect={})
+        new = replace(campaign.voters, term=campaign.term)
+        self._save(set=new, joined=campaign.term, suspect={})
         if self.saved.joined == campaign.term:
             self._campaign = None
             self._lead(campaign.term, now)
@@ -635,9 +639,7 @@ class Replica:
 
     def _on_fetched(self, sender: Member, message: Fetched, now: float) -> None:
         campaign = self._campaign
-        if campaign is None or campaign.term != message.term or campaign.sources is None:
-            return
-        if sender != campaign.sources.get(message.log):
+        if campaign is None or campaign.term != message.term:
             return
         log = self._log(message.log)
         if message.after == message.start > log.end:
@@ -733,7 +735,7 @@ class Replica:
         """Advance what is committed to what a majority of voters has durably."""
         for name in self.logs:
             self._set_committed(name, self._majority_match(lead, name))
-        if not lead.is_open and self.saved.set == self.state.set:
+        if not lead.is_open:
             counted = self._counted(lead)
             lead.is_open = self._set().is_majority(counted) and all(
                 log.committed >= lead.starts.get(name, 0) for name, log in self.logs.items()
@@ -790,7 +792,6 @@ class Replica:
             is_committed_news = peer.announced.get(name, 0) < self._announceable(log)
             if not (has_frames or is_committed_late or is_committed_news):
                 continue
-            until = max(sent, until)
             message = Append(
                 lead.term,
                 name,
@@ -912,7 +913,7 @@ class Replica:
     def _on_start_term(self, sender: Member, message: StartTerm, now: float) -> None:
         if not self._is_current(sender, message.term) or self.leadership is not None:
             return
-        if self._has_newer_set(message.set) or self.me not in message.set.members:
+        if self._has_newer_set(message.set):
             return
         self._hear(sender, message.term, now)
         self._save(set=message.set, promised=message.term)
@@ -955,17 +956,16 @@ class Replica:
             return
         self._hear(sender, message.term, now)
         log = self._log(message.log)
-        is_behind = following.matches.get(message.log, 0) < message.start
-        if is_behind and message.after == message.start and log.end < message.start:
+        if message.after == message.start > log.end:
             self._reset(message.log, message.start, now)
             following.matches[message.log] = message.start
-        known = max(log.committed, min(following.matches.get(message.log, 0), log.end))
-        if message.match > min(following.matches.get(message.log, 0), log.end):
+        match = following.matches.get(message.log, 0)
+        if message.match > match:
             self._send(sender, NotFollowing(message.term))
-        if not self._agrees(log, message, known):
+        if not self._agrees(log, message, max(log.committed, match)):
             return
         self._extend(message.log, message.epochs, now)
-        match = max(following.matches.get(message.log, 0), message.epochs.end)
+        match = max(match, message.epochs.end)
         following.matches[message.log] = match
         following.acknowledged.pop(message.log, None)
         self._set_committed(message.log, self._known_committed(message, match))
@@ -992,7 +992,7 @@ class Replica:
         return min(message.committed, match)
 
     def _on_beat(self, sender: Member, message: Beat, now: float) -> None:
-        if not self._is_current(sender, message.term) or self.leadership is not None:
+        if not self._is_current(sender, message.term):
             return
         if self._following is None or self._following.term != message.term:
             self._send(sender, NotFollowing(message.term))
@@ -1019,7 +1019,7 @@ class Replica:
         """Note that a leader is there, and campaign no more against it."""
         self._campaign = None
         self.leader = leader
-        self._heard_at = max(self._heard_at, now)
+        self._heard_at = now
         self._heard_term = term
 
     def _is_current(self, sender: Member, term: int) -> bool:

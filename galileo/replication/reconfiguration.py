@@ -38,8 +38,6 @@ def next_set(
         return _next(current, voters - {outgoing[0]}, learners)
     if ready:
         return _next(current, voters | {ready[0]}, learners - {ready[0]})
-    if outgoing and not learners:
-        return _next(current, voters - {outgoing[0]}, learners)
     return None
 
 
