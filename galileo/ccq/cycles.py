@@ -119,10 +119,10 @@ class Cycles:
         """
         if result.failure is not None:
             self._record_failure(result.failure, now)
-        if result.failure is not None or not self._cache.until.covers(result.after):
             self._back_off(now)
             return 0
         before = self._cache.until
+        assert before.covers(result.after), "a cycle began past the cache"
         labels_added = self._cache.append(
             result.labels, reached=result.reached, gone=result.gone, after=result.after
         )
