@@ -246,6 +246,7 @@ class LabelCache:
         for chunk in self._chunks:
             may_go = self._is_in_memory_alone(chunk) and not self._is_compacting(chunk)
             labels = sum(chosen.labels for chosen in chunks) + chunk.labels
+            # A file has consecutive chunks, so one that may not go ends it.
             if chunks and (not may_go or labels > SPILL_LABELS):
                 break
             if may_go:

@@ -86,6 +86,7 @@ class Cycles:
     def wake(self, now: float) -> None:
         """Plan a cycle for new commits at the next multiple of the interval."""
         self.is_resting, self.fresh_at = False, now
+        # A later time stays: it is a multiple already, or a pause after a failure.
         if self._due_at <= now:
             self._due_at = self._next_due(now)
 
@@ -131,6 +132,7 @@ class Cycles:
             self._back_off(now)  # No partition with new commits answered.
         else:
             self._cycles_without_progress = 0
+        # What was known when the cycle began is in the cache; what has come since may not be.
         if self._cache.until.covers(self._goal):
             self.fresh_at = self._started_at
         if self._has_recovered(now):
@@ -147,9 +149,8 @@ class Cycles:
         self._cache.check()
 
     def _record_failure(self, failure: Failure, now: float) -> None:
-        self._cycles_without_progress = (
-            self._failures
-        )  # An answer resets the count of cycles without one.
+        # The evaluator has answered, so the pauses grow with the failures of this CCQ alone.
+        self._cycles_without_progress = self._failures
         self._failures += 1
         self._failed_at, self._failed_until = now, self._goal
         is_repeated = self._failures >= self._options.failures_before_error

@@ -238,6 +238,7 @@ class Fetches:
 
     def _acknowledge(self, fetch: _Fetch, now: float) -> Effects:
         """Acknowledge the token, then serve the fetch, and others that are behind the base now."""
+        # No label is dropped because of a commit that no node has confirmed.
         genuine = fetch.cursor
         if fetch.unconfirmed:
             genuine = Cursor({p: s for p, s in genuine.items() if p not in fetch.unconfirmed})
@@ -336,6 +337,7 @@ class Fetches:
         gone: tuple[CommitRange, ...],
     ) -> Effects:
         """Answer with `labels` up to `reached`, followed by those of the cache."""
+        # A holder is not trusted to answer no more than was asked for.
         past = labels.after(fetch.cursor).until(reached) if labels is not None else None
         selection = self._cache.select(reached, labels_max=fetch.labels_max)
         answer = self.compose(past, selection, labels_max=fetch.labels_max)
@@ -368,6 +370,7 @@ class Fetches:
     ) -> Effects:
         """`gone`: of a rescan; the ranges within the cache are added."""
         failure = self._cycles.failure
+        # Labels that were found before the failure are delivered first.
         if answer.labels is None and failure is not None:
             return self.refuse(fetch.request, failure)
         del self._open[fetch.request]

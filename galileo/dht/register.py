@@ -318,6 +318,7 @@ class Register:
         return self._on_answer(sender, message, now)
 
     def _on_prepare(self, sender: str, message: Prepare) -> Effects:
+        # An equal ballot is of the same proposer: its message is repeated.
         if message.ballot < self.state.promised:
             return [SendTo(sender, Reject(message.ballot, self.state.promised))]
         effects = self._save(promised=message.ballot)
@@ -387,6 +388,7 @@ class Register:
             return []
         if isinstance(message, Reject):
             return self._back_off(proposal, message.promised, now)
+        # A promise that comes late, after the proposal, does not accept it.
         if isinstance(message, Promise) is not (proposal.proposed is None):
             return []
         proposal.answered.add(seat_of(sender, message.directory))
@@ -405,12 +407,14 @@ class Register:
         quorums = (base.voters,) if is_chosen else self._quorums(base)
         if not self._is_quorum(proposal.answered, *quorums):
             return self._ask(proposal, now)  # Those that the best entry names.
+        # A majority may have accepted it, so this ballot may propose nothing else.
         if not is_chosen:
             return self._propose(proposal, base, now)
         try:
             entry = proposal.change(base)
         except GalileoError as error:
             return self._finish(proposal, error, now)
+        # It was changed before, maybe by a ballot of this very change whose answers were lost.
         if entry == base:
             return self._spread(proposal, self.state.chosen, now)
         voters = self._named(entry.voters, proposal.answered)
@@ -467,6 +471,7 @@ class Register:
             return self._finish(proposal, self._unanswered(proposal), now)
         if proposal.resumes > proposal.started:
             return self._prepare(proposal, now) if now >= proposal.resumes else []
+        # What is chosen needs no other ballot, only more answers.
         if proposal.spreading is None and now >= proposal.started + self.options.ballot_s:
             return self._back_off(proposal, proposal.ballot, now)
         return self._ask(proposal, now) if now >= proposal.repeated + self.options.round_s else []
@@ -571,6 +576,8 @@ def _is_majority(seats: Collection[str], answered: Collection[str]) -> bool:
     if len(seats) > 1 and any(map(_is_open, seats)):
         return count == len(seats)
     if len(seats) <= 2:
+        # Of two voters both have to answer, one of them with the directory that has all that was
+        # chosen. The only voter counts with any.
         nodes = set(map(node_of, answered))
         return nodes.issuperset(map(node_of, seats)) and count >= len(seats) - 1
     return 2 * count > len(seats)

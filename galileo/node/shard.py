@@ -345,6 +345,7 @@ class Shard:
             self._write_durably([a for a in appendings.values() if a.group.headers], executor)
             self.durable_s += time.monotonic() - begun
         results = {partition: appending.results for partition, appending in appendings.items()}
+        # The journals have the commits from here on, so whoever finds a path can read its rows.
         self._index(
             [
                 (partition, result.sequence, commit.paths)
@@ -534,6 +535,8 @@ class Shard:
             counts = np.array([batch.num_rows for batch in batches])
             places = np.array(partitions, dtype=np.int32)
             paths = pa.concat_batches([widen(batch, self._indexed_schema) for batch in batches])
+            # Before they are published: a scan reads what is published, and then the index. So it
+            # sees all paths up to the sequence that it reports.
             self.index.insert_many(paths, Commits(places, np.array(sequences)), counts)
             first = np.flatnonzero(differs(places))  # The commits of a partition are together.
             starts = np.concatenate([[0], np.cumsum(counts)])
@@ -544,6 +547,7 @@ class Shard:
                     partitions[start], Replayed(sequences[start], counts[start:stop], of_partition)
                 )
         except BaseException as error:
+            # A later commit would be published without this one. The next start indexes it.
             for partition in set(partitions):
                 reason = f"a commit that was stored could not be indexed: {error!r}"
                 self.journals[partition].stop(reason)

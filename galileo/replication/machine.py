@@ -250,8 +250,10 @@ class Replica:
         me = frozenset([self.me])
         return (
             self.is_open
+            # A set counts only when it is saved, as in `_counted`.
             and self.saved == self.state
             and self._set().members == me
+            # A wanted member becomes a learner next; the machine has to send it every frame.
             and self.wanted in (None, me)
         )
 
@@ -259,6 +261,7 @@ class Replica:
     def lease_until(self) -> float:
         """Until when no other member can have committed anything; -inf if it does not lead."""
         lead, current = self.leadership, self.state.set
+        # Before it is open, it may not know yet what an earlier leader has acknowledged.
         if lead is None or current is None or not lead.is_open:
             return -inf
         until = {member: self._support_until(peer) for member, peer in lead.peers.items()}
@@ -401,6 +404,7 @@ class Replica:
 
     def _on_synced(self, event: LogSynced, now: float) -> None:
         log = self._log(event.log)
+        # A writer that is alone may be further than what this machine has learned.
         log.durable = max(log.durable, min(event.end, log.end))
         log.is_cut_durable = True
         log.unsynced_since = None if log.is_synced else now
@@ -432,6 +436,7 @@ class Replica:
         elif self._campaign is not None:
             if now >= self._campaign.until:
                 self._campaign = None
+                # Its turn comes again, counted from now, so that other voters can campaign first.
                 self._heard_at = now - self.options.dead_after_s
         elif self._is_voter() and now >= self._campaign_at():
             self._campaign_for(now, resigned=0)
@@ -442,9 +447,11 @@ class Replica:
         current = self._set()
         stalled = min((log.unsynced_since or inf for log in self.logs.values()), default=inf)
         alive = self._alive(lead, now, within_s=self.options.dead_after_s)
+        # A leader whose disk hangs, or that no majority answers, commits nothing; another may.
         if now - stalled > self.options.stall_s or not current.is_majority(alive):
             self._resign(lead, None, now)
             return
+        # The successor may never get everything, and this leader takes no frames meanwhile.
         if now >= lead.hand_over_until:
             lead.successor = None
         if now >= lead.beat_at + self.options.beat_s:
@@ -463,8 +470,10 @@ class Replica:
     def _campaign_at(self) -> float:
         """When this voter campaigns: in its turn, and after a candidate it voted for had time."""
         voters = sorted(self._set().voters)
+        # No other voter can lead, so there is no leader to wait for.
         if len(voters) == 1:
             return self._heard_at
+        # Turns rotate with the rounds: a voter that cannot win must not be the first each time.
         turn = (voters.index(self.me) + self.state.promised // ORDINALS) % len(voters)
         begin = max(self._heard_at + self.options.dead_after_s, self._yields_until)
         return begin + turn * self.options.stagger_s
@@ -500,6 +509,7 @@ class Replica:
 
     def _may_vote(self, sender: Member, message: RequestPreVote | RequestVote, now: float) -> bool:
         """Whether a vote can be given; otherwise the candidate gets the reason."""
+        # A voter that was removed while it was away hears no leader, and learns it here.
         if self._has_newer_set(message.set):
             self._send(sender, NewerSet(self._set()))
             return False
@@ -513,6 +523,7 @@ class Replica:
 
     def _is_free(self, resigned: int, now: float) -> bool:
         """Whether this voter supports no leader, except one that has resigned."""
+        # Its lease counts a leader as its own supporter.
         if self.leadership is not None:
             return False
         is_silent = now >= self._heard_at + self.options.dead_after_s
@@ -525,6 +536,8 @@ class Replica:
 
     def _on_request_vote(self, sender: Member, message: RequestVote, now: float) -> None:
         if self._may_vote(sender, message, now):
+            # The vote lacks what this member would join or acknowledge in an earlier term from here
+            # on. A member that has not heard yet that it is a voter learns it here.
             self._leave_term()
             self._save(set=message.set, promised=message.term)
             self._vote_for = (sender, message.term)
@@ -542,14 +555,17 @@ class Replica:
 
     def _on_newer_set(self, sender: Member, message: NewerSet, now: float) -> None:
         if self._is_newer(message.set):
+            # It campaigned in, or led, an earlier set, whose majority may be none any more.
             self._leave_term()
             self._save(set=message.set)
 
     def _on_resigned(self, sender: Member, message: Resigned, now: float) -> None:
+        # A message that comes late must not end the support of a later leader.
         if self.leadership is not None or self._heard_term > message.term:
             return
         self._heard_at = min(self._heard_at, now - self.options.dead_after_s)
         self.leader = None
+        # A message that is repeated must not begin the campaign anew.
         if message.successor == self.me and self._is_voter() and self._campaign is None:
             self._campaign_for(now, resigned=message.term)
 
@@ -558,6 +574,7 @@ class Replica:
         if self._vote_for is None:
             return
         candidate, term = self._vote_for
+        # It has promised a later term since, whose leader may have cut the logs.
         if self.state.promised != term:
             self._vote_for = None
         elif self.saved.promised == term and self._is_drained():
@@ -578,6 +595,8 @@ class Replica:
             return
         if not campaign.has_requested:
             self._request_votes(campaign)
+        # If a crash undid the promise, this voter could follow an earlier leader again, whose
+        # frames its vote would lack.
         if not campaign.has_requested or self.saved.promised != campaign.term:
             return
         if self.me not in campaign.votes and self._is_drained():
@@ -592,6 +611,7 @@ class Replica:
     def _request_votes(self, campaign: _Campaign) -> None:
         if campaign.voters.is_majority(campaign.pre_votes):
             campaign.has_requested = True
+            # Its own vote lacks what it would join or acknowledge in an earlier term from here on.
             self._following = None
             self._save(promised=campaign.term)
 
@@ -614,6 +634,8 @@ class Replica:
                 self._fetch(campaign, name, best, now)
         if not is_complete or not self._is_drained():
             return
+        # The term makes this version higher than that of any set which an earlier leader has made
+        # and no majority knows.
         new = replace(campaign.voters, term=campaign.term)
         self._save(set=new, joined=campaign.term, suspect={})
         if self.saved.joined == campaign.term:
@@ -632,6 +654,7 @@ class Replica:
 
     def _on_fetch(self, sender: Member, message: Fetch, now: float) -> None:
         log = self._log(message.log)
+        # Since its vote it may have promised another term, or lost frames to damage.
         if message.term == self.state.promised and log.durable >= message.until:
             after, start = max(message.after, log.start), log.start
             part = log.epochs.range(after, message.until)
@@ -642,8 +665,10 @@ class Replica:
         if campaign is None or campaign.term != message.term:
             return
         log = self._log(message.log)
+        # The source has dropped what comes next in this log, so it is committed.
         if message.after == message.start > log.end:
             self._reset(message.log, message.start, now)
+        # The frames before these may be lost on the way; `_fetch` asks again.
         if message.after <= log.end:
             self._extend(message.log, message.epochs, now)
 
@@ -689,9 +714,11 @@ class Replica:
             return
         peer.installed = max(peer.installed, message.set_version)
         if peer.matches is None:
+            # An answer to an earlier `Append` names one log; the others would count as empty.
             if not message.is_complete:
                 return
             peer.matches = {}
+        # Answers may arrive in another order.
         peer.has_joined = peer.has_joined or message.has_joined
         for name, match in message.matches.items():
             if match > peer.matches.get(name, 0):
@@ -708,6 +735,8 @@ class Replica:
     def _on_not_following(self, sender: Member, message: NotFollowing, now: float) -> None:
         """The member has restarted: forget what it had, and tell it of the term."""
         peer = self._peer(sender, message.term, now)
+        # Several messages may get this answer; one `StartTerm` is enough. What the member has
+        # supported counts on, since a member waits for `dead_after_s` after a start, too.
         if peer is not None and peer.matches is not None and self.leadership is not None:
             self.leadership.peers[sender] = _Peer(heard_at=now, supported_at=peer.supported_at)
 
@@ -726,6 +755,7 @@ class Replica:
         if lead is None or lead.term != term or member not in lead.peers:
             return None
         peer = lead.peers[member]
+        # It was away, so its patience says nothing about the connection that it has now.
         if now >= peer.heard_at + self.options.dead_after_s:
             peer.patience_s = 0.0
         peer.heard_at = now
@@ -736,6 +766,7 @@ class Replica:
         for name in self.logs:
             self._set_committed(name, self._majority_match(lead, name))
         if not lead.is_open:
+            # Also where nothing is left to commit: it is announced when a majority follows it.
             counted = self._counted(lead)
             lead.is_open = self._set().is_majority(counted) and all(
                 log.committed >= lead.starts.get(name, 0) for name, log in self.logs.items()
@@ -782,12 +813,14 @@ class Replica:
             is_waiting = sent > match
             is_again = is_late and is_waiting
             if is_again:
+                # An answer could be to either sending, so it would not say how long it took.
                 sent, peer.timed = match, None
                 peer.patience_s = min(2 * patience_s, self.options.dead_after_s)
             is_reset = sent < log.start
             sent = max(sent, log.start)
             until = min(log.end, max(match, log.start) + self.options.frames_max)
             has_frames = is_reset or sent < until
+            # The message that told of the last commit may be lost, and no further frame may follow.
             is_committed_late = is_late and peer.sent_commits.get(name, 0) < log.committed
             is_committed_news = peer.announced.get(name, 0) < self._announceable(log)
             if not (has_frames or is_committed_late or is_committed_news):
@@ -831,6 +864,7 @@ class Replica:
 
     def _resign(self, lead: _Leadership, successor: Member | None, now: float) -> None:
         self._leave_term()
+        # It gives way: the others campaign at once, and it waits as for a leader that has failed.
         self._heard_at = now
         for member in sorted(self._set().voters - {self.me}):
             self._send(member, Resigned(lead.term, successor))
@@ -838,12 +872,14 @@ class Replica:
     def _hand_over(self, lead: _Leadership, now: float) -> None:
         """Resign for a successor that has everything."""
         successor = lead.successor
+        # The set may have changed since the request.
         if successor is None or successor not in lead.peers:
             return
         peer = lead.peers[successor]
         has_all = all(
             self._match(lead, successor, name) >= log.end for name, log in self.logs.items()
         )
+        # A member that has not joined may not know yet that it votes, and would not campaign.
         if peer.has_joined and has_all:
             self._resign(lead, successor, now)
 
@@ -863,6 +899,7 @@ class Replica:
         if new.voters != current.voters and not new.is_majority(self._present(lead) & alive):
             return  # A member that has not answered since the last change may be lost for good.
         lead.floor = {name: log.committed for name, log in self.logs.items()}
+        # They are told of the set at once, not when `resend_s` is over.
         for peer in lead.peers.values():
             peer.started_at = -inf
         self._save(set=new)
@@ -892,6 +929,7 @@ class Replica:
     def _is_settled(self, lead: _Leadership) -> bool:
         """Whether a majority of the set has it, and what was committed before it."""
         current = self._set()
+        # `_installed` counts this leader, which has the set when it is saved.
         if self.saved.set != current:
             return False
         ready = {
@@ -905,20 +943,24 @@ class Replica:
         """Hand over when nothing but the leader itself is to go."""
         is_last = self.me not in wanted and self._set().voters - {self.me} == wanted
         ready = wanted & self._alive(lead, now, within_s=self.options.dead_after_s)
+        # A hand-over that is repeated in each step would never end, if the successor fails.
         if is_last and ready and lead.successor is None:
             self._on_hand_over(min(ready), now)
 
     # --- the follower --------------------------------------------------------------------------
 
     def _on_start_term(self, sender: Member, message: StartTerm, now: float) -> None:
+        # A leader of an earlier term resigns when a member refuses it, and is told again.
         if not self._is_current(sender, message.term) or self.leadership is not None:
             return
+        # A message that comes late may have an earlier set.
         if self._has_newer_set(message.set):
             return
         self._hear(sender, message.term, now)
         self._save(set=message.set, promised=message.term)
         following = self._following
         if following is not None and following.term == message.term:
+            # Logs of an older message may lack frames that this member has got since.
             following.is_asked = True
             return
         known = {name for name in message.logs if not self._is_forgotten(name)}
@@ -956,10 +998,12 @@ class Replica:
             return
         self._hear(sender, message.term, now)
         log = self._log(message.log)
+        # The leader has dropped what comes next in this log.
         if message.after == message.start > log.end:
             self._reset(message.log, message.start, now)
             following.matches[message.log] = message.start
         match = following.matches.get(message.log, 0)
+        # After a restart, a `StartTerm` that comes late can name less than the leader counts on.
         if message.match > match:
             self._send(sender, NotFollowing(message.term))
         if not self._agrees(log, message, max(log.committed, match)):
@@ -967,6 +1011,7 @@ class Replica:
         self._extend(message.log, message.epochs, now)
         match = max(match, message.epochs.end)
         following.matches[message.log] = match
+        # A message that is repeated is answered again: its answer may be lost.
         following.acknowledged.pop(message.log, None)
         self._set_committed(message.log, self._known_committed(message, match))
         self._drop(following, log, message)
@@ -1032,12 +1077,15 @@ class Replica:
     def _advance_follower(self) -> None:
         """Join the term, and acknowledge, as soon as what has to be durable is."""
         following = self._following
+        # If a crash undid the promise, an earlier leader could cut what is acknowledged here.
         if following is None or self.saved.promised < following.term:
             return
         if self._may_join(following):
             self._save(joined=following.term, suspect={})
         has_joined = self._has_joined(following)
         is_complete = following.is_asked or (has_joined and not following.has_told_joined)
+        # The answer says which set it has, and that its logs have nothing that the leader lacks.
+        # A crash must undo neither.
         if self.saved.set != self.state.set or not all(
             log.is_cut_durable for log in self.logs.values()
         ):
@@ -1069,6 +1117,7 @@ class Replica:
             return False
         needs = dict(following.starts)
         if self.state.joined == following.term:
+            # It was damaged after it had joined: it is sound again with what it may have lost.
             for name, end in self.state.suspect.items():
                 needs[name] = max(needs.get(name, 0), end)
         is_all_there = all(
@@ -1154,6 +1203,7 @@ class Replica:
         if log.end > after:
             if log.unsynced_since is None:
                 log.unsynced_since = now
+            # The frames of a leader are its producers', and its writer has them.
             if self.leadership is None:
                 self._effects.append(WriteFrames(name, after))
 

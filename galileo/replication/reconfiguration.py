@@ -30,6 +30,7 @@ def next_set(
     """
     voters, learners = current.voters, current.learners
     goal = frozenset(wanted) | ({leader} if leader in voters else frozenset())
+    # Learners do not vote, so majorities intersect however many of them change.
     if (new := frozenset(wanted - voters)) != learners:
         return _next(current, voters, new)
     outgoing = sorted(voters - goal, key=lambda member: (member in alive, member))

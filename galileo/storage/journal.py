@@ -332,6 +332,7 @@ class PartitionJournal:
     def find_batch(self, producer: str, batch: int) -> int | None:
         """The sequence of a producer's batch, None where it is not known."""
         sequence = self._producers.sequence_of(producer, batch)
+        # A pending frame may be removed yet.
         if sequence is not None and sequence <= self.last_sequence:
             return sequence
         dropped = self._mark.batches.find(producer, batch)
@@ -398,6 +399,7 @@ class PartitionJournal:
                 )
             group = FrameGroup(after + 1)
             for frame in frames:
+                # A torn tail is recognised by the groups that were synced here, not at the leader.
                 header = replace(frame.header, group=group.first)
                 group.headers.append(header)
                 group.buffers += [encode_header(header), frame.bodies]
@@ -603,6 +605,7 @@ class PartitionJournal:
                 or not (may_drop is None or may_drop(files[-1].next_sequence - 1))
             ):
                 return Truncation(self.dropped)
+            # The record first: a file that is missing above the log start counts as damage.
             moved = retention.advance_log_start(self._directory, self._mark, files, disk=self._disk)
             mark, dropped = moved
             self._remove_files(files, mark, dropped)
@@ -668,6 +671,7 @@ class PartitionJournal:
         """Segments that will not change any more, oldest first."""
         with self._writing:
             path, published = self._writer.path, self.last_sequence
+            # A segment with pending frames is left out: a compacted one cannot be truncated.
             return [
                 segment
                 for segment in self._segments
@@ -705,6 +709,8 @@ class PartitionJournal:
         plain = segment_paths(self._directory)
         paths = [path for path in plain if int(path.stem) > self.last_sequence]
         replaced = plain[: len(plain) - len(paths)]
+        # A crash came between a merge and the deletion of its sources. The segment that is written
+        # to is never one of them, so it has to be behind them.
         if replaced and not paths:
             reason = "the segment behind it, which was being written, is missing"
             raise corrupt_error(replaced[-1], 0, reason=reason)
@@ -810,6 +816,7 @@ class PartitionJournal:
     ) -> Committed | GalileoError:
         """Answers a known batch, or encodes a new one into the group."""
         try:
+            # A batch that is stored is answered also where the partition takes nothing new.
             known = self._known(commit, group)
             if known is not None:
                 header, stored = known
@@ -825,6 +832,8 @@ class PartitionJournal:
             if dropped is not None:
                 return dropped
             sealed = max(self._last_seal, group.sealed)
+            # A seal, even a pending one, says that no batch of an earlier range epoch follows.
+            # Records have no epoch: their partition stays when ranges are cut anew.
             if commit.range_epoch < sealed and not commit.is_record:
                 return ranges_changed(sealed)
             refusal = commit.refusal or self._writer.refusal()
@@ -905,6 +914,8 @@ class PartitionJournal:
             paths_crc=paths_body.crc,
             observations_crc=observations_body.crc,
             epoch=epoch,
+            # Without other members the sync here commits a frame. It names itself, so that a start
+            # publishes it.
             committed=group.next_sequence if committed is None else committed,
             added=schema.added,
         )

@@ -215,6 +215,7 @@ def is_torn(descriptor: int, offset: int, *, header: FrameHeader | None, sequenc
         later = list(_headers_behind(data, behind, sequence=sequence))
         if not later:
             return True
+        # A group that begins behind this frame was written after this frame was durable.
         same_group = all(follower.group <= sequence for _, follower in later)
         return same_group and _has_unwritten_page(data, offset, later[0][0])
 

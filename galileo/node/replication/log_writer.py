@@ -410,6 +410,8 @@ class LogWriter:
 
     def _store(self, parts: _Parts) -> Errors:
         """Commits, or appends commits whose producers wait for the publication."""
+        # Read for each group: if `alone` changes meanwhile, the barrier is behind this group. A
+        # partition that is alone has a term, so `alone` is read first.
         alone, terms = self._machines.alone, self._machines.terms
         stores = {p: [s for s in steps if isinstance(s, _Store)] for p, steps in parts.items()}
         journals = self._shard.journals
@@ -454,6 +456,7 @@ class LogWriter:
                     store.done(outcome)
                 else:
                     self._wait(partition, outcome, store.done)
+        # Where the machine refused, nothing was written, and it need not begin again.
         return {
             partition: appending.error
             for partition, appending in appendings.items()
@@ -478,6 +481,7 @@ class LogWriter:
         return answer.result()
 
     def _wait(self, partition: int, outcome: Committed, done: Done) -> None:
+        # A batch that is repeated may be published already; then no publication follows.
         if outcome.sequence <= self._shard.published_sequence(partition):
             done(outcome)
         else:
@@ -503,6 +507,8 @@ class LogWriter:
             queue, errors[partition] = self._queues[partition], None
             for step in steps:
                 assert isinstance(step, _Truncate)
+                # A later leader has other frames here, maybe of the same batches: a producer that
+                # sends its batch again learns it.
                 while queue.unpublished and queue.unpublished[-1][0] > step.end:
                     queue.unpublished.pop()[2](partition_moved([partition]))
                 try:
@@ -580,6 +586,7 @@ class LogWriter:
         reports = []
         for partition, error in errors.items():
             journal, queue = self._shard.journals.get(partition), self._queues[partition]
+            # This node has left the set meanwhile, and the journal was closed.
             if journal is None and error is None:
                 continue
             reports.append(
