@@ -223,6 +223,7 @@ class PartitionJournal:
         self._is_over = False
         self._writing = threading.Lock()
         self._merging = threading.Lock()
+        self._merge_ends = 0
 
     def _take_schema(self, schema: StoredSchema) -> None:
         self._schema = schema
@@ -437,7 +438,8 @@ class PartitionJournal:
             PartitionReadOnly: the disk refuses; the partition stops.
         """
         assert after >= self.last_sequence, "a published frame would be removed"
-        with self._merging, self._writing:
+        # A merge, which takes many seconds, goes on: it reads published segments alone.
+        with self._writing:
             if after >= self.end_sequence:
                 return
             while self._pending and self._pending[-1].header.sequence > after:
@@ -522,7 +524,8 @@ class PartitionJournal:
     def merge(self, options: CompactionOptions, pace: RateLimit) -> bool:
         """Merges the oldest sealed segments into one, where there are enough of them.
 
-        Reads and writes go on; sequences, rows and what recovery replays stay as they are.
+        Reads and writes go on; sequences, rows and what recovery replays stay as they are. A drop
+        of files ends it.
 
         Args:
             options: when it is worth while.
@@ -543,7 +546,7 @@ class PartitionJournal:
             merge = Compaction(*place, sources, options.block_bytes)
             try:
                 path = write_compacted(
-                    merge, disk=self._disk, pace=lambda size: pace(size) and not self._is_over
+                    merge, disk=self._disk, pace=lambda size: pace(size) and not self._merge_ends
                 )
             except CorruptData as error:
                 raise self.report_damage(error) from error
@@ -596,9 +599,11 @@ class PartitionJournal:
             PartitionReadOnly: the disk refuses; nothing was dropped.
             OSError: the disk keeps files that are dropped; the next start deletes them.
         """
-        with self._merging:
-            until = min(until, self.last_sequence)
-            files = retention.droppable(self._segments, until, writing=self._writer.path)
+        until = min(until, self.last_sequence)
+        if not self._droppable(until):
+            return Truncation(self.dropped)
+        with self._merging_ended():
+            files = self._droppable(until)
             if (
                 not files
                 or self._is_over
@@ -611,6 +616,25 @@ class PartitionJournal:
             self._remove_files(files, mark, dropped)
             retention.delete_files([file.path for file in files], disk=self._disk)
             return dropped
+
+    def _droppable(self, until: int) -> list[Segment | CompactedSegment]:
+        with self._writing:
+            return retention.droppable(self._segments, until, writing=self._writer.path)
+
+    @contextmanager
+    def _merging_ended(self) -> Iterator[None]:
+        """Ends a merge that is under way, and keeps others from beginning.
+
+        A merge takes many seconds, in which a writer that drops would write to no partition.
+        """
+        with self._writing:
+            self._merge_ends += 1
+        try:
+            with self._merging:
+                yield
+        finally:
+            with self._writing:
+                self._merge_ends -= 1
 
     def sync(self) -> bool:
         """Syncs what only the commit log has made durable; waits for what is being written.
@@ -640,7 +664,7 @@ class PartitionJournal:
         raise DataExpired.
         """
         self._is_over = True
-        with self._merging:
+        with self._merging_ended():
             with self._writing:
                 self._writer.stop("the dataset was dropped", advice="Create it again")
                 self._mark = LogStart(self.last_sequence)

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,50 @@ def test_journal_merge_rate_limit_gets_every_byte_and_can_stop(
     sealed = sorted(before)[:-1]
     assert sum(progress) == sum(len(before[path]) for path in sealed)
     check_holds(journal, commits)
+
+
+class NotedLock:
+    """A lock that tells when somebody wants it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.is_wanted = threading.Event()
+
+    def __enter__(self) -> None:
+        self.is_wanted.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_journal_drop_ends_a_merge(stored: Path, commits: list[Commit], open_journal: Open) -> None:
+    """The thread that drops writes for all partitions, and a merge takes many seconds."""
+    journal = open_journal(stored, SMALL).journal
+    journal._merging = lock = NotedLock()
+    last = journal._segments[0].next_sequence - 1
+    drops: list[Future[Any]] = []
+    with ThreadPoolExecutor(1) as executor:
+
+        def drop(_: int) -> bool:
+            if not drops:
+                lock.is_wanted.clear()
+                drops.append(executor.submit(journal.drop, last))
+                assert lock.is_wanted.wait(60)
+            return True
+
+        assert not journal.merge(EVERYTHING, drop)
+        drops[0].result()
+    assert journal.dropped == last
+    assert not list(stored.glob("*.merging"))
+    assert journal.merge(EVERYTHING, unhurried)
+    rest = journal.read(last + 1)
+    assert rest.equals(commits[last].observations)
+
+
+def test_journal_drop_of_nothing_leaves_a_merge_alone(stored: Path, open_journal: Open) -> None:
+    journal = open_journal(stored, SMALL).journal
+    assert journal.merge(EVERYTHING, lambda _: journal.drop(0).until == 0)
 
 
 @examples(30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,26 @@ def test_read_of_a_pending_frame_raises_input_error(
     lead(journal, [make_commit(1)], epoch=3)
     with raises(InputError, last_sequence=0):
         journal.read(1)
+
+
+def test_truncation_does_not_wait_for_a_merge(
+    tmp_path: Path, schema: Schema, make_commit: Callable[..., Commit]
+) -> None:
+    """A new leader is followed at once, also while sealed segments are merged."""
+    journal = opened(schema, tmp_path / "7")
+    journal.append([make_commit(batch) for batch in range(4)])
+    journal.seal()
+    lead(journal, [make_commit(9)], epoch=2)
+    with ThreadPoolExecutor(1) as executor:
+
+        def truncate(_: int) -> bool:
+            executor.submit(journal.truncate, 4).result(timeout=10)
+            return True
+
+        assert journal.merge(EVERYTHING, truncate)
+    assert journal.end_sequence == journal.last_sequence == 4
+    lead(journal, [make_commit(10)], epoch=3)
+    journal.close()
+    again = opened(schema, tmp_path / "7")
+    assert (again.last_sequence, again.end_sequence) == (4, 5)
+    assert again.epochs == ((1, 0), (5, 3))
