@@ -19,10 +19,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 from galileo import spans
@@ -485,7 +487,9 @@ class LogWriter:
         if outcome.sequence <= self._shard.published_sequence(partition):
             done(outcome)
         else:
-            self._queues[partition].unpublished.append((outcome.sequence, outcome, done))
+            # A repeated batch has an earlier sequence than others that wait.
+            waiting = self._queues[partition].unpublished
+            insort(waiting, (outcome.sequence, outcome, done), key=itemgetter(0))
 
     def _write(self, parts: _Parts) -> Errors:
         errors: Errors = {}

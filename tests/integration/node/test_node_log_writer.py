@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,6 +33,32 @@ class Machines:
 
 def refuse(*_: Any) -> None:
     raise ERROR
+
+
+async def test_restarts_of_a_log_that_are_done_together_all_count() -> None:
+    """Its machine waits until as many are done as it has asked for."""
+    gate = threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(gate.wait, 60)
+        machines: Any = Machines()
+        restarted = list[tuple[int, bytes]]()
+        writer = LogWriter(
+            TableShard(TABLE),
+            machines=machines,
+            open_journal=refuse,
+            restart_journal=lambda *log: restarted.append(log),
+            executor=executor,
+            syncing=executor,
+            waiting_max=1,
+        )
+        for log_start in (b"one", b"two"):
+            writer.restart(3, log_start)
+        writer.write(3, Any, b"")  # type: ignore[arg-type]
+        gate.set()
+        async with asyncio.timeout(60):
+            report = await machines.reports.get()
+    assert restarted == [(3, b"two")]
+    assert report.cuts == writer.cuts_asked(3) == 2
 
 
 @pytest.mark.parametrize("step", ["restart", "write"])

@@ -27,7 +27,7 @@ PARTITION = 3
 class OpenLeader(LoneOwner):
     """The machines of a node that leads all partitions, with other members that are silent."""
 
-    alone = frozenset()
+    alone: frozenset[int] = frozenset()
 
     def begin(self, dataset: str, groups: Mapping[int, FrameGroup]) -> frozenset[int]:
         return frozenset()
@@ -42,6 +42,7 @@ class Bench:
     """The log of one partition; the test says what is committed."""
 
     writer: LogWriter
+    machines: OpenLeader
     commit_of: Callable[[str, int], Commit]
 
     async def store(self, producer: str, batch: int) -> Future[Results]:
@@ -70,16 +71,17 @@ async def bench(
             return Commit(producer, batch, *paths.index(schema, table))
 
         with ThreadPoolExecutor(1) as executor:
+            machines = OpenLeader()
             writer = LogWriter(
                 shard,
-                machines=OpenLeader(),
+                machines=machines,
                 open_journal=refuse,
                 restart_journal=refuse,
                 executor=executor,
                 syncing=executor,
                 waiting_max=10,
             )
-            yield Bench(writer, commit_of)
+            yield Bench(writer, machines, commit_of)
             await writer.drained()
 
 
@@ -92,12 +94,13 @@ def outcome(done: Future[Results]) -> tuple[int, bool] | type[GalileoError]:
 
 
 async def test_batch_that_is_repeated_before_its_commit_waits_for_it(bench: Bench) -> None:
-    first = await bench.store("p", 1)
+    first, later = await bench.store("p", 1), await bench.store("p", 2)
     again = await bench.store("p", 1)
     assert not first.done()
     assert not again.done(), "no other member may have it"
     await bench.publish(1)
     assert [outcome(first), outcome(again)] == [(1, False), (1, True)]
+    assert not later.done()
     assert outcome(await bench.store("p", 1)) == (1, True)
 
 
@@ -108,3 +111,26 @@ async def test_truncated_batches_fail_whatever_is_committed_in_their_place(bench
     await bench.publish(2)
     assert [outcome(done) for done in truncated] == [PartitionMoved, PartitionMoved]
     assert [outcome(done) for done in others] == [(1, False), (2, False)]
+
+
+async def test_truncated_batch_fails_though_an_earlier_one_was_repeated_behind_it(
+    bench: Bench,
+) -> None:
+    first, truncated = await bench.store("p", 1), await bench.store("p", 2)
+    again = await bench.store("p", 1)
+    bench.writer.truncate(PARTITION, 1)
+    other = await bench.store("q", 1)
+    await bench.publish(2)
+    assert outcome(truncated) == PartitionMoved
+    assert [outcome(done) for done in (first, again, other)] == [(1, False), (1, True), (2, False)]
+
+
+async def test_batches_that_wait_are_committed_when_their_leader_is_alone(bench: Bench) -> None:
+    """The set has only this member now, and the machine has not said yet that they count."""
+    waiting = [await bench.store("p", batch) for batch in (1, 2)]
+    bench.machines.alone = frozenset([PARTITION])
+    third, again = await bench.store("p", 3), await bench.store("p", 2)
+    assert [outcome(done) for done in waiting] == [(1, False), (2, False)]
+    assert [outcome(third), outcome(again)] == [(3, False), (2, True)]
+    await bench.publish(2)
+    assert outcome(await bench.store("p", 4)) == (4, False)

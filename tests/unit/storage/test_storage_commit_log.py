@@ -291,6 +291,27 @@ def test_partition_keeps_its_files_while_the_log_has_commits(tmp_path: Path, act
         assert [path.stat().st_size > 0 for path in place.glob("*.segment")] == [True]
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_truncated_frames_do_not_come_back_from_the_log(tmp_path: Path, is_refused: bool) -> None:
+    """They were never committed; where the log still has them, nothing is truncated."""
+    disk = PowerCutDisk(tmp_path, 1)
+    with opened(tmp_path, disk) as node:
+        commits = {p: [commit(0)] for p in PARTITIONS}
+        node.shard.append(commits, terms=dict.fromkeys(PARTITIONS, 1), begin=lambda _: ())
+        assert logs(tmp_path)
+        if is_refused:
+            disk.failing = 1.0
+            with raises(PartitionReadOnly):
+                node.shard.truncate(2, 0)
+            disk.failing = 0.0
+        else:
+            node.shard.truncate(2, 0)
+    disk.cut()
+    with opened(tmp_path, disk) as node:
+        ends = [node.shard.journals[partition].end_sequence for partition in PARTITIONS]
+        assert ends == [1, 1, int(is_refused), 1, 1, 1]
+
+
 # --- random histories ----------------------------------------------------------------------------
 
 
