@@ -937,6 +937,7 @@ class Replicas:
                 if hosted.is_discarded:
                     self._spawn(self._delete_files(partition, state))
                 else:
+                    hosted.machine.saved = state  # Also of one that has failed, and begins again.
                     self._step(partition, StateSaved(state))
 
     async def _save_states(self, states: Mapping[int, ReplicaState]) -> None:
