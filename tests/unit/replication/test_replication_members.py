@@ -22,7 +22,9 @@ from galileo.replication.messages import (
     ReplicaEvent,
     ReplicaTicked,
     ResetLog,
+    SaveReplicaState,
     SendMessage,
+    StateSaved,
 )
 from galileo.replication.values import Epochs, Member, ReplicaSet, ReplicaState
 
@@ -175,6 +177,36 @@ def test_founder_takes_frames_alone_and_grows() -> None:
     cluster.want(A, B, C)
     assert cluster.voters() == {A, B, C}
     assert [cluster.end(member) for member in (A, B, C)] == [3, 3, 3]
+
+
+def test_leader_that_has_removed_the_others_is_alone_when_that_is_durable() -> None:
+    """Until then a crash brings a voter back that lacks what a writer would commit alone."""
+    cluster = Cluster()
+    cluster.found()
+    cluster.want(A, B)
+    leader = cluster.machines[A]
+    effects = leader.step(MembersWanted(frozenset({A})), cluster.now)
+    [save] = [one for one in effects if isinstance(one, SaveReplicaState)]
+    assert save.state.set is not None
+    assert save.state.set.members == {A}
+    assert not leader.is_alone
+    leader.step(StateSaved(save.state), cluster.now)
+    assert leader.is_alone
+
+
+def test_leader_with_a_learner_is_not_alone() -> None:
+    """It sends the learner what it stores, and sends it again."""
+    cluster = CutOff()
+    cluster.found()
+    leader = cluster.machines[A]
+    assert leader.is_alone
+    cluster.is_cut = True
+    cluster.want(A, C)
+    assert leader.state.set == leader.saved.set
+    assert cluster.voters() == {A}
+    assert not leader.is_alone
+    cluster.want(A)
+    assert leader.is_alone
 
 
 def test_members_know_no_leader_when_they_have_not_heard_it() -> None:
