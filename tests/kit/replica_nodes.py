@@ -22,8 +22,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pytest
 from fault_injection.damage import flip
+from running_clock import RunningClock
 
-from galileo.clock import Clock, SystemClock
+from galileo.clock import Clock
 from galileo.cursor import Cursor
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
@@ -320,7 +321,7 @@ class World:
         clock, make_executor, segment_bytes_max: of each node.
     """
 
-    clock: Clock = SystemClock()
+    clock: Clock = RunningClock()
     make_executor: Callable[..., Executor] = ThreadPoolExecutor
     segment_bytes_max = 20_000
 
@@ -530,10 +531,7 @@ class World:
             if name not in self.hosts:
                 self.start(name)
         try:
-            async with asyncio.timeout(SETTLED_S):
-                while not self.is_settled():
-                    self.spread_leaders()
-                    await asyncio.sleep(0.05)
+            await until(self, self.is_settled)
         except TimeoutError:
             pytest.fail(f"not settled: {self.describe()}")
 
@@ -810,10 +808,7 @@ async def await_whole(world: World) -> None:
 
 async def await_condition(world: World, is_met: Callable[[World], bool]) -> None:
     try:
-        async with asyncio.timeout(SETTLED_S):
-            while not is_met(world):
-                world.spread_leaders()
-                await asyncio.sleep(0.05)
+        await until(world, lambda: is_met(world))
     except TimeoutError:
         pytest.fail(f"not {is_met.__name__}: {world.describe()}")
 
@@ -839,10 +834,13 @@ def is_in_three_racks(world: World) -> bool:
 
 
 async def until(world: World, condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SETTLED_S):
-        while not condition():
-            world.spread_leaders()
-            await asyncio.sleep(0.05)
+    """Waits for a condition; raises TimeoutError after `SETTLED_S` by the clock of the world."""
+    deadline = world.clock.monotonic() + SETTLED_S
+    while not condition():
+        if world.clock.monotonic() > deadline:
+            raise TimeoutError(f"waited {SETTLED_S:g} s in vain")
+        world.spread_leaders()
+        await asyncio.sleep(0.05)
 
 
 def under_replicated(world: World) -> list[int]:

@@ -472,23 +472,25 @@ class ChannelWorld(World):
     async def catch_up(self) -> None:
         """Returns when everything is executed, all replicas are equal and readers at the end."""
         self.settled_us = self.audit.channel.due_us(self.clock.wall())
-        try:
-            async with asyncio.timeout(SETTLED_S):
-                self.readers += [self.reader_type(CHANNEL, broker) for broker in BROKERS]
-                while not self.is_read():
-                    while not self.is_at_rest():
-                        self.spread_leaders()
-                        await asyncio.sleep(0.05)
-                    for reader in self.readers:
-                        await self.read_once(reader)
-        except TimeoutError:
-            reached = [
-                (name, host.node.channels.progress(CHANNEL)) for name, host in self.hosts.items()
-            ]
-            state = self.describe() if self.topology.is_replicated else ""
-            raise AssertionError(
-                f"not caught up with {self.published('nam')}: {reached}, {self.failures}\n{state}"
-            ) from None
+        deadline = self.clock.monotonic() + SETTLED_S
+        self.readers += [self.reader_type(CHANNEL, broker) for broker in BROKERS]
+        while not self.is_read():
+            if self.clock.monotonic() > deadline:
+                raise AssertionError(self.describe_progress())
+            if self.is_at_rest():
+                for reader in self.readers:
+                    await self.read_once(reader)
+            else:
+                self.spread_leaders()
+                await asyncio.sleep(0.05)
+
+    def describe_progress(self) -> str:
+        """What each node has executed, for the message of a failure."""
+        reached = [
+            (name, host.node.channels.progress(CHANNEL)) for name, host in self.hosts.items()
+        ]
+        state = self.describe() if self.topology.is_replicated else ""
+        return f"not caught up with {self.published('nam')}: {reached}, {self.failures}\n{state}"
 
     def judge(self) -> None:
         keys = [schema.key for schema in self.schemas]
