@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.dht.rack_spread import draw_by_score, rank_nodes, rounded
-from galileo.dht.topology import Group, NodeInfo, RangeMap, Topology, first_cells
+from galileo.dht.topology import SYSTEM, Group, NodeInfo, RangeMap, Topology, first_cells
 from galileo.geo import geohash
 from galileo.hashing import mix64, text64
 from galileo.model import paths
@@ -139,8 +139,8 @@ def owner(topology: Topology, partition: int) -> str:
 
 @lru_cache(maxsize=16)
 def owners(topology: Topology) -> Mapping[int, str]:
-    """The node of every partition."""
-    moved = {move.partition: move.node for move in topology.moved}
+    """The node of every partition of data."""
+    moved = {move.partition: move.node for move in topology.moved if move.partition != SYSTEM}
     if topology.founding is not None:
         return dict(enumerate(topology.founding.owners)) | moved
     drawn = {
@@ -158,9 +158,9 @@ def rankings(topology: Topology) -> Mapping[int, tuple[str, ...]]:
     are, without the nodes of earlier ranks, so that every node gets its share of each rank, and few
     change when a node comes or goes. Where nodes share racks, the copies are spread over these
     (`dht.rack_spread`). Nodes after as many as there are copies replace lost ones. Leaving nodes,
-    and those that have not joined yet, are left out.
+    and those that have not joined yet, are left out. The system partition has nodes of all groups.
     """
-    ranked: dict[int, tuple[str, ...]] = {}
+    ranked: dict[int, tuple[str, ...]] = {SYSTEM: _rank_of_system(topology)}
     for number, group in enumerate(topology.groups):
         partitions = partitions_of_group(topology, number)
         ranked |= _rank_group(group, partitions, replicas=topology.replicas)
@@ -169,6 +169,12 @@ def rankings(topology: Topology) -> Mapping[int, tuple[str, ...]]:
             others = (other for other in ranked[partition] if other != node)
             ranked[partition] = node, *others
     return ranked
+
+
+def _rank_of_system(topology: Topology) -> tuple[str, ...]:
+    """The nodes that stay, the oldest first: few change when a node comes or goes."""
+    present = {node.name for group in topology.groups for node in group.present}
+    return tuple(sorted(present, key=topology.ordinals.__getitem__))
 
 
 @lru_cache(maxsize=16)

@@ -32,6 +32,8 @@ PARTITIONS_PER_GROUP = 4
 PARTITIONS_PER_NODE = 2
 REPLICAS_MAX = 5
 NO_DISK = "-"
+SYSTEM = 1 << 20
+"""The number of the system partition, whose rows are definitions that the whole cluster shares."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 RangeMap: TypeAlias = tuple[tuple[str, int], ...]
@@ -145,17 +147,17 @@ class Founding:
     Attributes:
         fingerprint: of the first topology, which identifies the cluster.
         owners: the first node of each partition.
-        homes: for each initial node, the node that creates its datasets now.
         ordinals: how many were assigned; the next node gets this one.
         disks: for each partition, the directory with which it begins, by its random name. "": not
             known yet; `NO_DISK`: it has begun, and is at other nodes.
+        system: the same for the system partition.
     """
 
     fingerprint: int
     owners: tuple[str, ...]
-    homes: tuple[tuple[str, str], ...]
     ordinals: int
     disks: tuple[str, ...] = ()
+    system: str = ""
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,8 @@ class Topology:
 
     def _check_moves(self) -> None:
         for move in self.moved:
+            if move.partition == SYSTEM and move.node in self.by_name:
+                continue
             group = move.partition // self.partitions_per_group
             if not 0 <= group < len(self.groups):
                 raise ConfigError(
@@ -302,13 +306,6 @@ class Topology:
     def founders(self) -> tuple[NodeInfo, ...]:
         """The initial nodes of the cluster; without a `founding`, an index is an ordinal."""
         return tuple(node for node in self.nodes if not node.joined)
-
-    @cached_property
-    def homes(self) -> Mapping[str, str]:
-        """The node that creates the datasets of each initial node."""
-        if self.founding is not None:
-            return dict(self.founding.homes)
-        return {node.name: node.name for node in self.founders}
 
     @cached_property
     def by_name(self) -> Mapping[str, NodeInfo]:
@@ -487,10 +484,10 @@ def first_cells(ranges: RangeMap) -> geohash.Cells:
 def _founding(raw: Mapping[str, Any] | None) -> Founding | None:
     if raw is None:
         return None
-    homes = tuple((str(slot), str(node)) for slot, node in raw["homes"])
     owners = tuple(map(str, raw["owners"]))
     disks = tuple(map(str, raw["disks"]))
-    return Founding(int(raw["fingerprint"]), owners, homes, int(raw["ordinals"]), disks)
+    ordinals, system = int(raw["ordinals"]), str(raw["system"])
+    return Founding(int(raw["fingerprint"]), owners, ordinals, disks, system)
 
 
 def with_port(address: str) -> str:

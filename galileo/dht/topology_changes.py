@@ -22,6 +22,7 @@ from galileo.dht.topology import (
     NO_DISK,
     NODES_MAX,
     REPLICAS_MAX,
+    SYSTEM,
     Founding,
     Group,
     NodeInfo,
@@ -33,7 +34,7 @@ from galileo.hashing import text64
 
 
 def pin(topology: Topology) -> Topology:
-    """Records the owners, homes and ordinals of the first topology."""
+    """Records the owners and ordinals of the first topology."""
     if topology.founding is not None:
         return topology
     unmoved = placement.owners(replace(topology, moved=()))
@@ -48,7 +49,6 @@ def pin(topology: Topology) -> Topology:
     founding = Founding(
         fingerprint=topology.fingerprint,
         owners=tuple(unmoved[partition] for partition in topology.partitions),
-        homes=tuple((node.name, node.name) for node in topology.founders),
         ordinals=max(ordinals.values()) + 1,
         disks=("",) * len(topology.partitions),
     )
@@ -75,16 +75,20 @@ def set_replicas(topology: Topology, count: int) -> Topology:
 
 
 def unfounded(topology: Topology, owned: Collection[int]) -> frozenset[int]:
-    """Of the partitions of a node, those that have not begun in any directory."""
+    """Of the system partition and those of a node, the ones that have begun in no directory."""
     founding = topology.founding
-    return frozenset(p for p in owned if founding is None or not founding.disks[p])
+    if founding is None:
+        return frozenset((*owned, SYSTEM))
+    begun = dict(enumerate(founding.disks)) | {SYSTEM: founding.system}
+    return frozenset(p for p in (*owned, SYSTEM) if not begun[p])
 
 
 def identify(topology: Topology, name: str, identity: str, owned: Collection[int]) -> Topology:
     """Records the directory with which a node began, unless another one is recorded.
 
     It alone founds partitions: another directory of the node may replace a lost one, whose
-    partitions other nodes have, or which is to be put back.
+    partitions other nodes have, or which is to be put back. The first directory that is recorded
+    founds the system partition, too.
 
     Args:
         topology: as it is.
@@ -121,7 +125,9 @@ def _set_founder(topology: Topology, node: NodeInfo, owned: Collection[int]) -> 
         return topology
     owners = tuple(node.name if p in here else one for p, one in enumerate(founding.owners))
     disks = tuple(node.identity if p in here else one for p, one in enumerate(founding.disks))
-    return replace(topology, founding=replace(founding, owners=owners, disks=disks))
+    system = node.identity if SYSTEM in here else founding.system
+    founding = replace(founding, owners=owners, disks=disks, system=system)
+    return replace(topology, founding=founding)
 
 
 def _founded(topology: Topology, name: str) -> frozenset[int]:
@@ -296,7 +302,7 @@ def set_leaving(topology: Topology, name: str, *, is_leaving: bool) -> Topology:
 
 
 def remove_node(topology: Topology, name: str) -> Topology:
-    """Removes a node that is in no replica set; another creates the datasets whose home it was.
+    """Removes a node that is in no replica set.
 
     Raises:
         InputError: it is the last node of its group.
@@ -304,17 +310,12 @@ def remove_node(topology: Topology, name: str) -> Topology:
     if name not in topology.by_name:
         return topology
     set_leaving(topology, name, is_leaving=True)
-    topology = _without_founder(topology, name)
-    pinned = pin(topology)
-    founding = pinned.founding
-    assert founding is not None
-    heir = successor(topology, name)
-    homes = tuple((slot, heir if node == name else node) for slot, node in founding.homes)
+    pinned = _without_founder(topology, name)
     groups = tuple(
         replace(group, nodes=tuple(node for node in group.nodes if node.name != name))
         for group in pinned.groups
     )
-    return replace(pinned, groups=groups, founding=replace(founding, homes=homes))
+    return replace(pinned, groups=groups)
 
 
 def _without_founder(topology: Topology, name: str) -> Topology:
@@ -330,7 +331,9 @@ def _without_founder(topology: Topology, name: str) -> Topology:
     )
     moved = tuple(move for move in pinned.moved if move.node != name)
     pins = tuple(one for one in pinned.pins if one[1] != name)
-    founding = replace(founding, owners=owners, disks=disks)
+    is_founder = founding.system == pinned.by_name[name].identity
+    system = NO_DISK if is_founder else founding.system
+    founding = replace(founding, owners=owners, disks=disks, system=system)
     return replace(pinned, founding=founding, moved=moved, pins=pins)
 
 
@@ -384,8 +387,9 @@ def found_anew(
     assert founding is not None
     owners = tuple(name if p in partitions else one for p, one in enumerate(founding.owners))
     disks = tuple("" if p in partitions else one for p, one in enumerate(founding.disks))
+    system = "" if SYSTEM in partitions else founding.system
     node = replace(pinned.by_name[name], identity="")
-    founding = replace(founding, owners=owners, disks=disks)
+    founding = replace(founding, owners=owners, disks=disks, system=system)
     return _replace_node(replace(pinned, founding=founding), name, node)
 
 
@@ -403,7 +407,7 @@ def check_receiver(topology: Topology, name: str, *, of: str) -> None:
 
 
 def successor(topology: Topology, name: str) -> str:
-    """The node that creates the datasets of a node after its removal."""
+    """The node that removes another from the topology, which it leaves."""
     others = [node.name for node in topology.nodes if node.name != name and not node.leaving]
     return max(others, key=lambda other: text64("successor", name, other))
 
@@ -418,13 +422,16 @@ def voters(topology: Topology, former: Collection[str] = ()) -> tuple[str, ...]:
     return _oldest(topology, min(VOTERS_MAX, count - (count + 1) % 2), former)
 
 
-def definition_voters(topology: Topology, former: Collection[str] = ()) -> tuple[str, ...]:
-    """The nodes that store the definitions of datasets: as `voters`, but both nodes of two.
+def system_copies(topology: Topology) -> int:
+    """How many copies the system partition has: an odd number, up to five.
 
-    The loss of one disk then loses no definition, at the price that both nodes are needed.
+    A cluster of two nodes has two where its data has two, and is as available as its data. Where
+    the data has one copy, two would be lost to the cluster as soon as either node is down.
     """
     count = len(_staying(topology))
-    return _oldest(topology, 2, former) if count == 2 else voters(topology, former)
+    if count == 2 and topology.is_replicated:
+        return 2
+    return min(VOTERS_MAX, count - (count + 1) % 2)
 
 
 def _staying(topology: Topology) -> list[str]:

@@ -1,43 +1,35 @@
 """The datasets, tables and channels of a node, each with its shard; "datasets" in what follows.
 
-A dataset is created at its *home*, the first node of its name's rendezvous order, so that two
-creations of one name conflict; in a cluster with copies, the nodes agree on it
-(`galileo.dht.definitions`). It is then sent to every node, and heartbeats bring it to those that
-were away. It is dropped in the same way: every node keeps how many datasets of each name were
-dropped (its *generations*), of which the highest number counts, and a dataset of a lower generation
-is never taken in again. Inside the cluster a dataset goes by its key (`StoredSchema.key`), so
-nothing that is late can meet another one of the same name.
+The definitions of datasets are rows of a system table (`galileo.node.system_tables`). A node keeps
+what it knows of them on its disk, so that it serves its partitions before it has heard another one:
+the schemas, the retention policies, and how many datasets of each name were dropped (the
+*generations* of the name), of which the highest number counts. A dataset of a lower generation is
+never taken in again. Inside the cluster a dataset goes by its key (`StoredSchema.key`), so nothing
+that is late can meet another one of the same name. Of two schemas of a dataset that with more
+features counts.
 
-Features are added at the home, too, or by agreement. Of two schemas of a dataset that with more
-features counts, and heartbeats name their number.
+The system tables have shards, too, which clients do not find.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from galileo.dht.definitions import Definition, slot_of
-from galileo.dht.topology import Topology
 from galileo.errors import (
     CorruptData,
     GalileoError,
-    InputError,
     PartitionReadOnly,
-    QuotaExceeded,
 )
-from galileo.hashing import text64
 from galileo.model.channel import Channel
-from galileo.model.retention import UNLIMITED, Removed, Retention, VersionedRetention
+from galileo.model.retention import UNLIMITED, Removed, VersionedRetention
 from galileo.model.schema import (
     Schema,
     StoredSchema,
@@ -50,6 +42,7 @@ from galileo.model.schema import (
 from galileo.model.table import Table
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.dataset_shard import DatasetShard
+from galileo.node.definitions import SYSTEM_TABLES, Definition
 from galileo.node.replication.log_writer import LogOwner, LogWriter
 from galileo.node.shard import ALL_PARTITIONS, Results, Shard, partition_moved
 from galileo.node.table_shard import TableShard
@@ -60,7 +53,6 @@ from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
 
 RETENTION_KIND = "retention"
-CREATORS_KIND = "creators"
 
 AnyShard: TypeAlias = DatasetShard | TableShard | ChannelShard
 S = TypeVar("S", DatasetShard, ChannelShard)
@@ -80,12 +72,10 @@ class CatalogOptions:
 
     Attributes:
         commit_queue_max: commits that wait for the disk of one partition.
-        datasets_max: datasets of the cluster, dropped ones included.
         unsummarised_paths_max: paths of a partition that wait for its synopsis.
     """
 
     commit_queue_max: int = 1_024
-    datasets_max: int = 10_000
     unsummarised_paths_max: int = 65_536
 
 
@@ -124,14 +114,14 @@ class Catalog:
             dataset: VersionedRetention.from_json(data.decode())
             for dataset, data in store.load_records(RETENTION_KIND).items()
         }
-        creators = store.load_batches(CREATORS_KIND).items()
-        self._creators = {name: principal.decode() for name, principal in creators}
-        self._created = Counter(self._creators.values())
         self.on_dropped: OnDropped = _ignore
         self._forget_retentions()
+        for table in SYSTEM_TABLES.values():
+            store.create_dataset(table)
         for schema in store.schemas().values():
             self._shards[schema.key] = self._new_shard(schema)
-            self._keys[schema.name] = schema.key
+            if schema.key not in SYSTEM_TABLES:
+                self._keys[schema.name] = schema.key
         store.recover(self._replay)
         for dataset, partition in store.damaged:
             self._shards[dataset].detach(partition)  # Some of its commits have been replayed.
@@ -160,8 +150,8 @@ class Catalog:
 
     @property
     def keys(self) -> list[str]:
-        """The keys of all datasets."""
-        return sorted(self._shards)
+        """The keys of all datasets, without system tables."""
+        return sorted(self._shards.keys() - SYSTEM_TABLES.keys())
 
     @property
     def names(self) -> list[str]:
@@ -169,7 +159,7 @@ class Catalog:
 
     @property
     def shards(self) -> Mapping[str, AnyShard]:
-        """All shards by key; a change of the catalog makes another mapping."""
+        """All shards by key, with system tables; a change of the catalog makes another mapping."""
         return self._shards
 
     @property
@@ -281,78 +271,16 @@ class Catalog:
             UnknownDataset: it was dropped, or there is none; the error names the nearest one.
         """
         shard = self._shards.get(dataset)
-        if shard is None:
+        if shard is None or dataset in SYSTEM_TABLES:
             name = name_of_key(dataset)
             if self.is_dropped(dataset):
                 raise dropped_dataset(name, is_again=self.key_of(name) is not None)
             raise unknown_dataset(name, sorted(map(name_of_key, self.dataset_shards)))
         return shard
 
-    def create(self, schema: StoredSchema) -> StoredSchema:
-        """Stores a new dataset; returns its schema with its generation.
-
-        Raises:
-            DatasetExists: the name is taken.
-            InputError: there are too many.
-        """
-        key, generations = self.key_of(schema.name), self.generations
-        if key is not None:
-            existing = self._shards[key].schema
-            raise existing_dataset(existing, same=existing.is_wanted(schema))
-        self.check_room(schema.name)
-        created = schema.of_generation(generations.get(schema.name, 0))
-        self.adopt(created)
-        return created
-
-    def created_by(self, principal: str) -> int:
-        """How many names a principal has created at this node, dropped ones included."""
-        return self._created[principal]
-
-    @contextlib.contextmanager
-    def creating(self, name: str, principal: str, *, names_max: int) -> Iterator[None]:
-        """Counts a name towards the quota of the principal that creates a dataset here, durably.
-
-        Raises:
-            QuotaExceeded: it has created too many others, dropped ones included.
-        """
-        before = self._creators.get(name, "")
-        if before != principal and self.created_by(principal) >= names_max:
-            raise QuotaExceeded(
-                f"expected at most {names_max:,} names of datasets that one principal creates at a "
-                "node, dropped ones included (quota datasets_max), got one more; use a dropped "
-                "name again, or ask an administrator for a higher quota",
-                quota="datasets_max",
-                bound=names_max,
-            )
-        self._note_creator(name, principal)
-        try:
-            yield
-        except GalileoError:
-            if self._creators.get(name) == principal:
-                self._note_creator(name, before)
-            raise
-
-    def _note_creator(self, name: str, principal: str) -> None:
-        if self._creators.get(name, "") != principal:
-            self._store.save_batch(CREATORS_KIND, {name: principal.encode() or None})
-            if before := self._creators.pop(name, ""):
-                self._created[before] -= 1
-            if principal:
-                self._creators[name] = principal
-                self._created[principal] += 1
-
-    def check_room(self, name: str) -> None:
-        """Raises InputError if there are too many datasets for one of another name."""
-        most, keys, generations = self._options.datasets_max, self._keys, self.generations
-        is_new = name not in keys and name not in generations
-        may_be_full = is_new and len(keys) + len(generations) >= most
-        if may_be_full and len(keys.keys() | generations.keys()) >= most:
-            raise InputError(
-                f"expected at most {most} datasets in a cluster, dropped ones included, "
-                "got another one; keep what belongs together in one dataset, or use the name of a "
-                "dropped one again",
-                bound=most,
-            )
+    def _known_shard(self, dataset: str) -> AnyShard:
+        """The shard of a dataset or of a system table; errors as `stored_shard`."""
+        return self._shards.get(dataset) or self.stored_shard(dataset)
 
     def adopt(self, schema: StoredSchema) -> None:
         """Stores a dataset that was accepted, or its added features; idempotent.
@@ -389,8 +317,8 @@ class Catalog:
             return not self.is_dropped(dataset)
         return shard.schema.added < added
 
-    def definitions(self, slot: int) -> dict[str, Definition]:
-        """What this node knows of the datasets of which one register decides."""
+    def definitions(self) -> dict[str, Definition]:
+        """What this node knows of all datasets."""
         generations, keys = self.generations, self._keys.copy()
         shards, retentions = self._shards, self._retentions
         schemas = {name: shards[key].schema for name, key in keys.items() if key in shards}
@@ -401,13 +329,7 @@ class Catalog:
                 retention=retentions.get(schema.key, UNLIMITED) if schema else UNLIMITED,
             )
             for name in {**schemas, **generations}
-            if slot_of(name) == slot
         }
-
-    async def settle(self) -> None:
-        """Waits for the drops that have begun."""
-        running = [dropping for _, dropping in self._drops.values()]
-        await asyncio.gather(*map(asyncio.shield, running), return_exceptions=True)
 
     def outdated(self, schema: StoredSchema) -> bool:
         """Whether the generation of a dataset implies drops that this node has not made yet."""
@@ -480,21 +402,6 @@ class Catalog:
         """
         return self._retentions.get(self.stored_schema(dataset).key, UNLIMITED)
 
-    @property
-    def retentions(self) -> dict[str, VersionedRetention]:
-        """The policies that were ever set, by dataset."""
-        return dict(self._retentions)
-
-    def set_retention(self, dataset: str, retention: Retention | None) -> VersionedRetention:
-        """Changes the policy of a dataset, durably; for its home, which numbers the changes.
-
-        Raises:
-            UnknownDataset: there is none of that name.
-        """
-        numbered = VersionedRetention(self.retention(dataset).version + 1, retention)
-        self.adopt_retention(dataset, numbered)
-        return numbered
-
     def adopt_retention(self, dataset: str, numbered: VersionedRetention) -> None:
         """Stores a policy that was set, if it is newer than the known one."""
         if self.is_dropped(dataset):
@@ -528,7 +435,7 @@ class Catalog:
             UnknownDataset: there is no such dataset.
         """
         refused: Results = dict(known or {})
-        terms, shard = self._machines.terms, self.stored_shard(dataset)
+        terms, shard = self._machines.terms, self._known_shard(dataset)
         refused |= {p: shard.not_own([p]) for p in commits if p not in terms}
         for partition in commits.keys() - refused.keys() - shard.journals.keys():
             try:
@@ -550,7 +457,7 @@ class Catalog:
         writer = self._writers.get(dataset)
         if writer is None:
             writer = self._writers[dataset] = LogWriter(
-                self.stored_shard(dataset),
+                self._shards[dataset],
                 machines=self._machines,
                 open_journal=lambda partition: self._make_journal(dataset, partition),
                 restart_journal=partial(self.restart_journal, dataset),
@@ -563,7 +470,7 @@ class Catalog:
     def _make_journal(self, dataset: str, partition: int) -> None:
         """Creates a journal without holding `_opening`, which the event loop takes."""
         with self._making:
-            shard = self.stored_shard(dataset)
+            shard = self._known_shard(dataset)
             if partition not in shard.journals:
                 self._attach(dataset, partition, self._store.journal(dataset, partition))
 
@@ -573,7 +480,7 @@ class Catalog:
         Raises:
             CorruptData, PartitionReadOnly: as `Store.restart_journal`.
         """
-        shard = self.stored_shard(dataset)
+        shard = self._known_shard(dataset)
         with self._changing_partitions:
             shard.detach(partition)
             journal = self._store.restart_journal(dataset, partition, log_start)
@@ -582,7 +489,7 @@ class Catalog:
     def set_aside(self, dataset: str, partition: int) -> Path:
         """Moves the files of a damaged log away, in a thread; errors as `Store.set_aside`."""
         with self._changing_partitions:
-            self.stored_shard(dataset).detach(partition)
+            self._known_shard(dataset).detach(partition)
             return self._store.set_aside(dataset, partition)
 
     def _attach(self, dataset: str, partition: int, journal: PartitionJournal) -> None:
@@ -643,12 +550,3 @@ def _added_features(schema: StoredSchema, shard: AnyShard) -> _AddedFeatures | N
     if is_wider and isinstance(shard, DatasetShard) and isinstance(schema, Schema):
         return _AddedFeatures(shard, schema)
     raise existing_dataset(shard.schema, same=False)
-
-
-def dataset_home(topology: Topology, dataset: str) -> str:
-    """The node where a dataset is created: the first of its name's rendezvous order.
-
-    The order is that of the initial nodes, for good; a removed one has a successor.
-    """
-    homes, name = topology.homes, name_of_key(dataset)
-    return homes[max(homes, key=lambda node: text64("dataset", name, node))]

@@ -12,13 +12,19 @@ import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
-from galileo.dht.definitions import Definitions
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import Cancelled, GalileoError, PartitionMoved, TransientError
-from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
+from galileo.model.retention import Removed, RetentionReport, VersionedRetention
 from galileo.model.rows import RowOptions
-from galileo.model.schema import Feature, Schema, StoredSchema
+from galileo.model.schema import Schema
 from galileo.model.table import Table
+from galileo.node.definitions import (
+    AnyChange,
+    Definition,
+    DefinitionRow,
+    DefinitionsPage,
+    Position,
+)
 from galileo.node.query_options import QueryOptions
 from galileo.query import Query
 from galileo.samplers import LABEL
@@ -313,25 +319,15 @@ class Peers(Protocol):
         self, node: str, task: ExecutionsTask
     ) -> AsyncGenerator[ExecutionsPart, None]: ...
 
-    async def create_dataset(
-        self, node: str, schema: StoredSchema, *, replicate: bool
-    ) -> StoredSchema: ...
+    async def change_definition(self, node: str, change: AnyChange) -> DefinitionRow: ...
 
-    async def add_features(
-        self, node: str, dataset: str, features: Sequence[Feature]
-    ) -> Schema: ...
+    async def definitions_after(self, node: str, position: Position) -> DefinitionsPage: ...
 
-    async def drop_dataset(self, node: str, dataset: str) -> dict[str, Removed | GalileoError]: ...
+    async def learn_definition(self, node: str, row: DefinitionRow) -> None: ...
+
+    async def known_definition(self, node: str, name: str) -> Definition: ...
 
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed: ...
-
-    async def datasets(self, node: str) -> list[StoredSchema]: ...
-
-    async def definitions(self, node: str, slot: int) -> Definitions: ...
-
-    async def set_retention(
-        self, node: str, dataset: str, retention: Retention | None
-    ) -> VersionedRetention: ...
 
     async def apply_retention(
         self, node: str, dataset: str, retention: VersionedRetention

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,15 +16,7 @@ import pyarrow as pa
 
 from galileo.clock import Clock, SystemClock
 from galileo.cursor import Cursor
-from galileo.dht import definitions
-from galileo.dht.definitions import (
-    AddFeatures,
-    CreateDataset,
-    Definitions,
-    DropDataset,
-    SetRetention,
-)
-from galileo.dht.topology import Move, Topology
+from galileo.dht.topology import SYSTEM, Move, Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import (
     DatasetExists,
@@ -56,19 +47,30 @@ from galileo.model.schema import (
     Schema,
     StoredSchema,
     existing_dataset,
+    features_to_json,
     has_columns,
     split_key,
 )
 from galileo.model.table import Table
 from galileo.node import row_checks
-from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
-from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
+from galileo.node.catalog import Catalog, CatalogOptions, OnDropped
 from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
 from galileo.node.channel_reader import ChannelReader
 from galileo.node.cluster_scan import ClusterScans, ScanEnd
 from galileo.node.cluster_view import ClusterView
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
+from galileo.node.definitions import (
+    NOTHING,
+    SYSTEM_TABLES,
+    AddFeatures,
+    CreateDataset,
+    Definition,
+    DefinitionRow,
+    DropDataset,
+    SetRetention,
+    encode,
+)
 from galileo.node.ingest import Ingest
 from galileo.node.local_scan import LocalScans
 from galileo.node.pages import Paging
@@ -84,6 +86,7 @@ from galileo.node.sampler_store import SamplerStore, UploadOptions
 from galileo.node.scrub_runner import ScrubOptions, ScrubRunner
 from galileo.node.select import Selection
 from galileo.node.standing_queries import Matching
+from galileo.node.system_tables import SystemTables
 from galileo.node.table_reader import TableReader
 from galileo.query import Query, parse, parse_async
 from galileo.query.subscriptions import ParameterQuery
@@ -154,9 +157,9 @@ class StorageNode:
         scrub: reads stored commits again in the background, once it has begun.
         on_led: called when this node has begun to lead a partition, to tell the others.
         replicas: the machines of its partitions.
-        is_home: whether this node creates and drops datasets; not any more if it is being removed.
         removal_failure: why the last attempt to remove this node has failed; empty if it has not.
-        agreed: what the nodes of a cluster with copies agree on about datasets.
+        system: the definitions that the whole cluster shares.
+        conflicts: datasets of this directory that are none of the cluster, with the reasons.
     """
 
     def __init__(
@@ -173,9 +176,8 @@ class StorageNode:
         self.name = name
         self.options = options
         clock = clock or SystemClock()
-        self.is_home = True
         self.removal_failure = ""
-        self.agreed: AgreedDefinitions | None = None
+        self.conflicts: dict[str, str] = {}
         self.live = topology = TopologyState.of(topology)
         self.store = store
         self._peers = peers
@@ -198,6 +200,16 @@ class StorageNode:
             machines=self.replicas,
             term_of=self._term_of,
             owned=lambda: self.replicas.led,
+        )
+        self.system = SystemTables(
+            name,
+            topology,
+            catalog=self.catalog,
+            replicas=self.replicas,
+            view=self.view,
+            peers=peers,
+            executor=self._executor,
+            learn=self.learn_definitions,
         )
         self._scanning = make_executor(SCAN_THREADS, thread_name_prefix="scan")
         self.samplers = SamplerStore(
@@ -258,7 +270,6 @@ class StorageNode:
             None if options.merging is None else CompactionRunner(self.catalog, options.merging)
         )
         self._retaining: RetentionRunner | None = None
-        self._adding_features = asyncio.Lock()
         self.scrub: ScrubRunner | None = None
 
     def _make_readers(self, options: QueryOptions) -> tuple[ClusterScans, RowReader, Selection]:
@@ -299,12 +310,13 @@ class StorageNode:
     @property
     def pending(self) -> list[str]:
         """What an operator has to do for this node, or what its removal waits for."""
-        return [f"its removal waits: {self.removal_failure}"] if self.removal_failure else []
+        removal = [f"its removal waits: {self.removal_failure}"] if self.removal_failure else []
+        return [*removal, *self.conflicts.values()]
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The partitions that this node leads for sure."""
-        return frozenset(filter(self.replicas.holds_lease, self.replicas.led))
+        """The partitions of data that this node leads for sure."""
+        return frozenset(filter(self.replicas.holds_lease, self.replicas.led - {SYSTEM}))
 
     def _term_of(self, partition: int) -> int:
         last = self.live.move_of(partition)
@@ -324,7 +336,7 @@ class StorageNode:
             identity_of=identity_of,
             is_alive=is_alive,
             lead=self._announce,
-            learn=lambda node, dataset, added: self.sync_datasets(node, {dataset: added}),
+            learn=self._learn_from,
         )
         return self.replicas
 
@@ -358,16 +370,17 @@ class StorageNode:
 
     # --- datasets ------------------------------------------------------------------------------
 
-    @property
-    def _registers(self) -> AgreedDefinitions | None:
-        """What decides about datasets; None: the home of each does."""
-        return self.agreed if self.topology.is_replicated else None
-
-    async def create_dataset(self, schema: StoredSchema) -> StoredSchema:
+    async def create_dataset(
+        self, schema: StoredSchema, *, creator: str = "", names_max: int = 0
+    ) -> StoredSchema:
         """Creates a dataset, table or channel, and hands it to every other node.
 
-        Its home creates it, or a majority of the voters in a cluster with copies. With a channel
-        come its tables.
+        With a channel come its tables.
+
+        Args:
+            schema: of it, in any generation.
+            creator: the principal that calls, "" if it has no quota.
+            names_max: of names that the principal may create.
 
         Returns:
             Its schema with the generation that it got.
@@ -375,27 +388,19 @@ class StorageNode:
         Raises:
             DatasetExists: the name is taken.
             InvalidSchema: the name is reserved.
-            Unavailable: the home cannot be reached, or too few voters can.
+            QuotaExceeded: the principal has created too many others.
+            Unavailable: no node leads the system partition.
         """
         row_checks.check_reserved(schema)
         if isinstance(schema, Table):
             schema = schema.spread(len(self.topology.partitions))
         if isinstance(schema, Channel) and schema.schema is None:
             schema = await self._bind_channel(schema)
-        if self._registers is not None:
-            self.catalog.check_room(schema.name)
-            change = CreateDataset(schema, secrets.token_hex(8))
-            created = (await self._registers.change(schema.name, change)).schema
-            assert created is not None, "created without a schema"
-            await self.adopt(created)
-        elif (home := dataset_home(self.topology, schema.name)) != self.name:
-            created = await self._peers.create_dataset(home, schema, replicate=False)
-            await self.adopt(created)
-            return created
-        else:
-            self._check_home()
-            created = self.catalog.create(schema)
-        await asyncio.gather(*(self._hand_over(node, created) for node in self._others))
+        change = CreateDataset(schema.to_json(), secrets.token_hex(8), creator, names_max)
+        definition = await self.system.change(change)
+        created = definition.schema
+        assert created is not None, "created without a schema"
+        await self._learn_everywhere(schema.name, definition)
         return created
 
     async def _bind_channel(self, channel: Channel) -> Channel:
@@ -500,14 +505,6 @@ class StorageNode:
                     return True
         return False
 
-    def _check_home(self) -> None:
-        if not self.is_home:
-            raise Unavailable(
-                f"node {self.name!r} is being removed and hands its duties over; try again",
-                node=self.name,
-                after_s=1.0,
-            )
-
     @property
     def _others(self) -> list[str]:
         return [node.name for node in self.topology.nodes if node.name != self.name]
@@ -524,8 +521,7 @@ class StorageNode:
     async def add_features(self, dataset: str, features: Sequence[Feature]) -> Schema:
         """Adds features to the dataset with this key, and sends the schema to all other nodes.
 
-        Its home decides that, or a majority of the voters in a cluster with copies. Another node
-        that cannot be reached now learns of them by a later heartbeat.
+        Another node that cannot be reached now learns of them later.
 
         Returns:
             The schema of the dataset.
@@ -533,55 +529,34 @@ class StorageNode:
         Raises:
             InvalidSchema: the dataset has a feature of such a name, or would have too many.
             UnknownDataset: there is none with this key, or it was dropped.
-            Unavailable: the home cannot be reached, or too few voters can.
-            PartitionReadOnly: the disk refuses; at a home, no feature was added.
+            Unavailable: no node leads the system partition.
+            PartitionReadOnly: the disk refuses; this node learns of the features later.
         """
         known = await self.schema(dataset)
-        if self._registers is not None:
-            change = AddFeatures(dataset, tuple(features))
-            wider = (await self._registers.change(known.name, change)).schema
-            assert isinstance(wider, Schema), "a dataset without a schema"
-            await self.adopt(wider)
-        elif (home := dataset_home(self.topology, dataset)) != self.name:
-            wider = await self._peers.add_features(home, dataset, features)
-            await self.adopt(wider)
-            return wider
-        else:
-            self._check_home()
-            wider = await self._add_features(dataset, features)
-        await asyncio.gather(*(self._hand_over(node, wider) for node in self._others))
+        change = AddFeatures(dataset, features_to_json(features))
+        definition = await self.system.change(change)
+        wider = definition.schema
+        assert isinstance(wider, Schema), "a dataset without a schema"
+        await self._learn_everywhere(known.name, definition)
         return wider
-
-    async def _add_features(self, dataset: str, features: Sequence[Feature]) -> Schema:
-        """Adds features at the home; one call after the other."""
-        async with self._adding_features:
-            await self.adopt(self.catalog.schema(dataset).with_features(features))
-            return self.catalog.schema(dataset)  # It may have been dropped meanwhile.
 
     async def drop_dataset(self, dataset: str) -> dict[str, Removed | GalileoError]:
         """Drops the dataset with this key, and has every other node drop it.
 
-        Its home decides that, or a majority of the voters in a cluster with copies. A node that
-        cannot be reached now drops it after a later heartbeat.
+        A node that cannot be reached now drops it later.
 
         Returns:
             What each node removed, or why it has not yet.
 
         Raises:
             UnknownDataset: there is none with this key, or it was dropped before.
-            Unavailable: the home cannot be reached, and nothing was dropped; or too few voters can.
-            PartitionReadOnly: the disk refuses; nothing was dropped.
+            Unavailable: no node leads the system partition.
+            PartitionReadOnly: the disk refuses; this node drops it later.
         """
         name, generation = split_key(dataset)
         dropped = await self.stored_schema(dataset)
         self._check_unused(dropped)
-        if self._registers is not None:
-            await self._registers.change(name, DropDataset(dataset))
-        elif (home := dataset_home(self.topology, dataset)) != self.name:
-            return await self._peers.drop_dataset(home, dataset)
-        else:
-            self._check_home()
-            self.catalog.stored_shard(dataset)
+        await self.system.change(DropDataset(dataset))
         removed = {self.name: await self.drop(name, generation + 1)}
         others = await asyncio.gather(
             *(self._peers.drop_generations(node, name, generation + 1) for node in self._others),
@@ -618,11 +593,17 @@ class StorageNode:
             self.matching.forget(dataset)
         self.on_dropped(name, generations, keys)
 
-    async def _hand_over(self, node: str, schema: StoredSchema) -> None:
+    async def _learn_everywhere(self, name: str, definition: Definition) -> None:
+        """Has all nodes that answer learn a definition now; the others follow later."""
+        await self.learn_definitions({name: definition})
+        row = DefinitionRow(name, encode(definition))
+        await asyncio.gather(*(self._send_definition(node, row) for node in self._others))
+
+    async def _send_definition(self, node: str, row: DefinitionRow) -> None:
         try:
-            await self._peers.create_dataset(node, schema, replicate=True)
+            await self._peers.learn_definition(node, row)
         except GalileoError as error:
-            log.warning("node %s will learn of dataset %s later: %s", node, schema.name, error)
+            log.warning("node %s will learn of dataset %s later: %s", node, row.name, error)
 
     async def schema(self, dataset: str, *, added: int = 0) -> Schema:
         """The schema of the dataset with this key; errors as `stored_schema`.
@@ -702,24 +683,14 @@ class StorageNode:
         return self.catalog.stored_schema(self.catalog.key_of(name) or name)
 
     async def _look_up(self, name: str) -> None:
-        """Learns of a dataset from its home, or from a majority of the voters, if they answer."""
-        await self._await_topology()
-        if self._registers is None:
-            home = dataset_home(self.topology, name)
-            if home != self.name:
-                with contextlib.suppress(GalileoError):
-                    await self._learn_all(home)
-            return
-        slot, voters = definitions.slot_of(name), self._registers.voters(name)
-        await self.learn_definitions(self._registers.agreed(slot))
-        others = [node for node in voters if node != self.name]
-        needed = len(voters) // 2 + 1 - (len(voters) - len(others))
-        await first_answers([self._learn_slot(node, slot) for node in others], needed)
+        """Learns of a dataset from the leader of the system partition.
 
-    async def _learn_slot(self, node: str, slot: int) -> None:
-        await self.learn_definitions(await self._peers.definitions(node, slot))
+        Raises:
+            Unavailable: there is none.
+        """
+        await self.learn_definitions({name: await self.system.look_up(name)})
 
-    async def learn_definitions(self, learned: Definitions) -> None:
+    async def learn_definitions(self, learned: Mapping[str, Definition]) -> None:
         """Keeps what was agreed on about datasets, as far as it is newer.
 
         Raises:
@@ -727,50 +698,33 @@ class StorageNode:
             Unavailable: this node does not know the topology of the cluster yet.
         """
         await self._await_topology()
-        self._check_topology()
-        await self.learn_generations({name: one.generations for name, one in learned.items()})
-        for schema, retention in [(one.schema, one.retention) for one in learned.values()]:
-            if schema is not None:
-                await self.adopt(schema)
-                self.catalog.adopt_retention(schema.key, retention)
+        for name, one in learned.items():
+            if one.generations > self.catalog.generations.get(name, 0):
+                await self.drop(name, one.generations)
+            self.conflicts.pop(name, None)
+            if one.schema is None:
+                continue
+            try:
+                await self.adopt(one.schema)
+            except DatasetExists as error:
+                self.conflicts[name] = (
+                    f"this directory has another dataset {name!r} than the cluster, which was "
+                    "created while the node was away; its rows can be read from a copy of the "
+                    "directory that a cluster of its own serves"
+                )
+                log.error("%s: %s", self.conflicts[name], error)
+                continue
+            self.catalog.adopt_retention(one.schema.key, one.retention)
 
-    async def learn_everything(self, slot: int) -> None:
-        """Learns what every other node knows of the datasets of a register, before it decides.
+    def known_definition(self, name: str) -> Definition:
+        """What this node knows of a name."""
+        return self.catalog.definitions().get(name, NOTHING)
 
-        Raises:
-            Unavailable: one of them cannot be reached, or does not know of copies yet.
-        """
-        await self.catalog.settle()
-        await asyncio.gather(*(self._learn_slot(node, slot) for node in self._others))
-
-    async def definitions(self, slot: int) -> Definitions:
-        """What this node knows of the datasets of a register, for another node.
-
-        Raises:
-            Unavailable: this node does not know yet that registers decide.
-        """
-        if self._registers is None:
-            raise Unavailable(
-                f"node {self.name!r} does not know yet that the cluster has copies",
-                node=self.name,
-                after_s=0.5,
-            )
-        await self.catalog.settle()
-        return definitions.merge(self._registers.agreed(slot), self.catalog.definitions(slot))
-
-    async def sync_datasets(self, node: str, datasets: Mapping[str, int]) -> None:
-        """Fetches datasets from `node` where this one lacks some, or some of their features.
-
-        Args:
-            node: that has them.
-            datasets: their numbers of added features, by key.
-
-        Raises:
-            Unavailable: this node does not know the topology of the cluster yet, or `node` does not
-                answer.
-        """
-        if any(itertools.starmap(self.catalog.lacks, datasets.items())):
-            await self._learn_all(node)
+    async def _learn_from(self, node: str, dataset: str, added: int) -> None:
+        """Learns a dataset, or some of its features, from another node that has rows of it."""
+        name = split_key(dataset)[0]
+        if self.catalog.lacks(dataset, added):
+            await self.learn_definitions({name: await self._peers.known_definition(node, name)})
 
     @property
     def _knows_topology(self) -> bool:
@@ -782,60 +736,36 @@ class StorageNode:
         return self.topology.founding is not None
 
     async def _await_topology(self) -> None:
-        """Waits for the topology of the register, if this node lacks it."""
+        """Waits for the topology of the register, if this node lacks it.
+
+        Raises:
+            Unavailable: it does not come.
+        """
         for _ in range(TOPOLOGY_LOOKS_MAX):
             if self._knows_topology:
                 return
             await asyncio.sleep(TOPOLOGY_PAUSE_S)
-
-    def _check_topology(self) -> None:
-        if not self._knows_topology:
-            raise Unavailable(
-                f"node {self.name!r} does not know the topology of the cluster yet; try again",
-                after_s=TOPOLOGY_PAUSE_S,
-                node=self.name,
-            )
-
-    async def _learn_all(self, node: str) -> None:
-        self._check_topology()
-        for schema in await self._peers.datasets(node):
-            await self.adopt(schema)
-
-    async def learn_generations(self, generations: Mapping[str, int]) -> None:
-        """Drops the datasets that are dropped at another node.
-
-        Raises:
-            PartitionReadOnly: the disk refuses; of some of it nothing was dropped.
-        """
-        known = self.catalog.generations
-        for name, dropped in generations.items():
-            if dropped > known.get(name, 0):
-                await self.drop(name, dropped)
+        raise Unavailable(
+            f"node {self.name!r} does not know the topology of the cluster yet; try again",
+            after_s=TOPOLOGY_PAUSE_S,
+            node=self.name,
+        )
 
     async def set_retention(self, dataset: str, retention: Retention | None) -> VersionedRetention:
-        """Changes the policy of a dataset; heartbeats bring it to the other nodes.
-
-        Its home does that, or a majority of the voters in a cluster with copies.
+        """Changes the policy of a dataset at every node; one that is away learns of it later.
 
         Returns:
             The policy with its version; a later one if another call has changed it at once.
 
         Raises:
             UnknownDataset: there is none of that name.
-            Unavailable: the home cannot be reached, or too few voters can.
+            Unavailable: no node leads the system partition.
         """
         schema = await self.named(dataset)
-        home = dataset_home(self.topology, schema.key)
-        if self._registers is not None:
-            change = SetRetention(schema.key, retention)
-            numbered = (await self._registers.change(schema.name, change)).retention
-        elif home != self.name:
-            numbered = await self._peers.set_retention(home, schema.key, retention)
-        else:
-            self._check_home()
-            return self.catalog.set_retention(schema.key, retention)
-        self.catalog.adopt_retention(schema.key, numbered)
-        return numbered
+        change = SetRetention(schema.key, retention.to_json() if retention else "")
+        definition = await self.system.change(change)
+        await self._learn_everywhere(schema.name, definition)
+        return definition.retention
 
     async def retention(self, dataset: str) -> VersionedRetention:
         """The policy of a dataset, as far as this node knows.
@@ -896,6 +826,7 @@ class StorageNode:
                 held=self.held(dataset),
             )
             for dataset, shard in sorted(self.catalog.shards.items())
+            if dataset not in SYSTEM_TABLES
         ]
 
     def held(self, dataset: str) -> tuple[HeldBack, ...]:

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from galileo.dht import definitions
 from galileo.dht.topology import NodeInfo
 from galileo.dht.topology_changes import known_node
 from galileo.errors import Forbidden, GalileoError
@@ -130,14 +129,12 @@ class ClusterServicer:
     ) -> cluster_pb2.CreateDatasetReply:
         schema = stored_schema_from_json(request.schema_json)
         caller, quotas = self._identify(context), self._allowances.bounds(context)
-        if request.replicate:
-            await self._node.adopt(schema)
-        elif quotas is None or not caller.name:
+        if quotas is None or not caller.name:
             schema = await self._node.create_dataset(schema)
         else:
-            names_max = quotas.datasets_max
-            with self._node.catalog.creating(schema.name, caller.name, names_max=names_max):
-                schema = await self._node.create_dataset(schema)
+            schema = await self._node.create_dataset(
+                schema, creator=caller.name, names_max=quotas.datasets_max
+            )
         return cluster_pb2.CreateDatasetReply(schema_json=schema.to_json())
 
     @unary
@@ -152,9 +149,6 @@ class ClusterServicer:
     async def DropDataset(  # noqa: N802
         self, request: cluster_pb2.DropDatasetRequest, context: Context
     ) -> cluster_pb2.DropDatasetReply:
-        if request.generations:
-            own = await self._node.drop(request.dataset, request.generations)
-            return removed_to_pb({self._node.name: own})
         ccqs = await self._ccqs_of(request.dataset) if self._ccqs_of else 0
         removed = await self._node.drop_dataset(request.dataset)
         return removed_to_pb(removed, ccqs=ccqs)
@@ -163,12 +157,12 @@ class ClusterServicer:
     async def ListDatasets(  # noqa: N802
         self, request: cluster_pb2.ListDatasetsRequest, context: Context
     ) -> cluster_pb2.ListDatasetsReply:
-        caller = self._identify(context)
-        shards = sorted(self._node.catalog.shards.items())
+        caller, catalog = self._identify(context), self._node.catalog
+        known = map(catalog.stored_schema, catalog.keys)
         schemas = [
-            one.schema
-            for _, one in shards
-            if request.name in ("", one.schema.name) and caller.may_list(one.schema)
+            schema
+            for schema in known
+            if request.name in ("", schema.name) and caller.may_list(schema)
         ]
         return await offload(SCHEMA_STEPS * len(schemas), _listed, schemas)
 
@@ -334,13 +328,6 @@ class ClusterServicer:
         self, request: peers_pb2.GossipRequest, context: Context
     ) -> peers_pb2.GossipReply:
         return await self._mail.receive(request)
-
-    @unary
-    async def ReadDefinitions(  # noqa: N802
-        self, request: peers_pb2.ReadDefinitionsRequest, context: Context
-    ) -> peers_pb2.ReadDefinitionsReply:
-        known = await self._node.definitions(request.slot)
-        return peers_pb2.ReadDefinitionsReply(definitions_json=definitions.encode(known))
 
     async def _status_of(self, name: str) -> cluster_pb2.NodeStatus:
         topology = self._node.topology  # The node may be removed meanwhile.

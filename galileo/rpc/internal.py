@@ -13,6 +13,15 @@ import grpc
 import grpc.aio
 
 from galileo.errors import ConfigError
+from galileo.model.retention import Removed
+from galileo.node.definitions import (
+    AnyChange,
+    DefinitionRow,
+    DefinitionsPage,
+    Position,
+    decode,
+    encode,
+)
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.storage_node import StorageNode
 from galileo.replication.values import Member
@@ -43,6 +52,26 @@ class Internal:
         if member != replicas.me:
             return [None] * len(ranges)
         return replicas.comparison.digests(ranges)
+
+    async def change_definition(self, change: AnyChange) -> DefinitionRow:
+        """Carries a change of definitions out, as the leader of the system partition."""
+        return DefinitionRow(change.name, encode(await self._node.system.carry_out(change)))
+
+    async def definitions_after(self, position: Position) -> DefinitionsPage:
+        """The definitions that were changed after a position, as the leader knows them."""
+        return await self._node.system.page(position)
+
+    async def learn_definition(self, row: DefinitionRow) -> None:
+        """Keeps what was just agreed on about a name."""
+        await self._node.learn_definitions({row.name: decode(row.data)})
+
+    async def known_definition(self, name: str) -> DefinitionRow:
+        """What this node knows of a name."""
+        return DefinitionRow(name, encode(self._node.known_definition(name)))
+
+    async def drop_generations(self, name: str, generations: int) -> Removed:
+        """Drops the first generations of a name at this node."""
+        return await self._node.drop(name, generations)
 
 
 SERVICE = TypedService(INTERNAL_SERVICE, Internal)

@@ -13,17 +13,22 @@ import pyarrow as pa
 from google.protobuf.descriptor import ServiceDescriptor
 
 from galileo.cursor import EMPTY_CURSOR
-from galileo.dht import definitions
-from galileo.dht.definitions import Definitions
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import GalileoError, Unavailable
+from galileo.errors import Unavailable
 from galileo.grouped_calls import GroupedCalls
 from galileo.labels import from_ipc, to_ipc
-from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
-from galileo.model.schema import Feature, Schema, StoredSchema, features_to_json
-from galileo.model.stored_schema import stored_schema_from_json
+from galileo.model.retention import Removed, RetentionReport, VersionedRetention
+from galileo.model.schema import Schema
 from galileo.model.table import Table
+from galileo.node.definitions import (
+    AnyChange,
+    Definition,
+    DefinitionRow,
+    DefinitionsPage,
+    Position,
+    decode,
+)
 from galileo.node.peers import (
     BatchLookup,
     CommitAnswer,
@@ -44,10 +49,11 @@ from galileo.node.peers import (
 )
 from galileo.packing.arrow_streams import read_stream
 from galileo.rpc.continuous import CcqInfo, facts_from_pb
+from galileo.rpc.internal import SERVICE, Internal
 from galileo.rpc.samplers import sampler_from_pb, sampler_to_pb
 from galileo.samplers import observed_schema
 from galileo.wire.caller import Caller, Connection, Stream
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, removed_from_pb, report_from_pb
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, report_from_pb
 from galileo.wire.follow_parts import FollowParts
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.services import (
@@ -64,7 +70,7 @@ from galileo.wire.services import (
 )
 from galileo.wire.status import error_from_pb
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
-from galileo.wire.typed_service import Answer, TypedCall
+from galileo.wire.typed_service import Answer, P, TypedCall
 from galileo.wire.v1 import (
     analytics_pb2,
     channels_pb2,
@@ -107,6 +113,13 @@ class PeerOptions:
     retention_s: float = 300.0
     frames_s: float = 10.0
     removal_part_s: float = 1_800.0
+
+
+CHANGE_DEFINITION = SERVICE.call(Internal.change_definition)
+DEFINITIONS_AFTER = SERVICE.call(Internal.definitions_after)
+LEARN_DEFINITION = SERVICE.call(Internal.learn_definition)
+KNOWN_DEFINITION = SERVICE.call(Internal.known_definition)
+DROP_GENERATIONS = SERVICE.call(Internal.drop_generations)
 
 
 class GrpcPeers:
@@ -258,54 +271,20 @@ class GrpcPeers:
         request = peers_pb2.RegisterQueriesRequest(dataset=dataset, queries_json=texts)
         await self._call(node, PEER_STORAGE, "RegisterQueries", request, self.options.scan_s)
 
-    async def create_dataset(
-        self, node: str, schema: StoredSchema, *, replicate: bool
-    ) -> StoredSchema:
-        request = cluster_pb2.CreateDatasetRequest(
-            schema_json=schema.to_json(), replicate=replicate
-        )
-        reply = await self._call(node, CLUSTER, "CreateDataset", request)
-        return stored_schema_from_json(reply.schema_json)
+    async def change_definition(self, node: str, change: AnyChange) -> DefinitionRow:
+        return await self._ask_live(node, CHANGE_DEFINITION, change)
 
-    async def add_features(self, node: str, dataset: str, features: Sequence[Feature]) -> Schema:
-        request = cluster_pb2.AddFeaturesRequest(
-            dataset=dataset, features_json=features_to_json(features)
-        )
-        reply = await self._call(node, CLUSTER, "AddFeatures", request)
-        return Schema.from_json(reply.schema_json)
+    async def definitions_after(self, node: str, position: Position) -> DefinitionsPage:
+        return await self._ask_live(node, DEFINITIONS_AFTER, position)
 
-    async def drop_dataset(self, node: str, dataset: str) -> dict[str, Removed | GalileoError]:
-        request = cluster_pb2.DropDatasetRequest(dataset=dataset)
-        reply = await self._call(node, CLUSTER, "DropDataset", request, self.options.scan_s)
-        return removed_from_pb(reply)
+    async def learn_definition(self, node: str, row: DefinitionRow) -> None:
+        await self._ask_live(node, LEARN_DEFINITION, row)
+
+    async def known_definition(self, node: str, name: str) -> Definition:
+        return decode((await self._ask_live(node, KNOWN_DEFINITION, name)).data)
 
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed:
-        request = cluster_pb2.DropDatasetRequest(dataset=name, generations=generations)
-        reply = await self._call(node, CLUSTER, "DropDataset", request)
-        removed = removed_from_pb(reply)[node]
-        if isinstance(removed, GalileoError):
-            raise removed
-        return removed
-
-    async def datasets(self, node: str) -> list[StoredSchema]:
-        request = cluster_pb2.ListDatasetsRequest()
-        reply = await self._call(node, CLUSTER, "ListDatasets", request)
-        texts = [*reply.schemas_json, *reply.tables_json, *reply.channels_json]
-        return [stored_schema_from_json(text) for text in texts]
-
-    async def definitions(self, node: str, slot: int) -> Definitions:
-        request = peers_pb2.ReadDefinitionsRequest(slot=slot)
-        reply = await self._call(node, PEER_CLUSTER, "ReadDefinitions", request)
-        return definitions.decode(reply.definitions_json)
-
-    async def set_retention(
-        self, node: str, dataset: str, retention: Retention | None
-    ) -> VersionedRetention:
-        request = cluster_pb2.SetRetentionRequest(
-            dataset=dataset, retention_json=retention.to_json() if retention else ""
-        )
-        reply = await self._call(node, CLUSTER, "SetRetention", request)
-        return VersionedRetention.from_json(reply.numbered_json)
+        return await self._ask_live(node, DROP_GENERATIONS, name, generations)
 
     async def apply_retention(
         self, node: str, dataset: str, retention: VersionedRetention
@@ -356,6 +335,14 @@ class GrpcPeers:
     ) -> Answer:
         """Makes an internal call with an encoded request, also of a dead node."""
         answer = await self._connection(node).exchange(call.path, request, timeout_s=timeout_s)
+        return call.decode_answer(answer)
+
+    async def _ask_live(
+        self, node: str, call: TypedCall[P, Answer], *arguments: P.args, **named: P.kwargs
+    ) -> Answer:
+        """Makes an internal call of a node that is not dead."""
+        request = call.encode(*arguments, **named)
+        answer = await self._live(node).exchange(call.path, request, timeout_s=self.options.call_s)
         return call.decode_answer(answer)
 
     async def exchange(self, node: str, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:

@@ -23,7 +23,12 @@ INTERNAL_SERVICE = "galileo.internal"
 # The codec of the service bounds all but the attachments of a request, so fields need no count.
 INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
+        "change_definition": Policy(nodes=True, single_field=True),
+        "definitions_after": Policy(nodes=True, single_field=True),
         "digests": Policy(nodes=True, single_field=True),
+        "drop_generations": Policy(nodes=True, single_field=True),
+        "known_definition": Policy(nodes=True, single_field=True),
+        "learn_definition": Policy(nodes=True, single_field=True),
         "replicate": Policy(nodes=True, single_field=True, heartbeat=True),
         "replicate_frames": Policy(nodes=True, single_field=True, size=BULK),
     }

@@ -3,9 +3,8 @@
 Theory of operation. A node is added by one change of the register. A node that is removed carries
 that out itself. It records durably that it is leaving, so that it goes on after a crash. It has the
 register mark it, whereupon no partition is moved to it and it is given no CCQ; waits until leaders
-have replaced it in all replica sets, and others vote on datasets; hands off its CCQs; stops to
-create datasets and hands the definitions to its successor; and asks the successor to have the
-register remove it. Until the last step the removal can be undone; the node then gets its share of
+have replaced it in all replica sets; hands off its CCQs; and asks another node to have the register
+remove it. Until the last step the removal can be undone; the node then gets its share of
 the partitions again.
 
 A node that is gone for good cannot do so. If others have copies of its partitions, the register
@@ -31,7 +30,6 @@ from galileo.errors import GalileoError, InputError, Unavailable
 from galileo.node.replication.replicas import Replicas
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.peers import GrpcPeers
-from galileo.server.definition_registers import DefinitionRegisters
 from galileo.server.peer_messaging import PeerMessenger
 from galileo.server.topology_register import TOPOLOGY_KIND, TopologyRegister
 from galileo.wire.v1 import cluster_pb2
@@ -54,7 +52,6 @@ class ClusterNodes:
         register: of the topology.
         peers: the other nodes.
         mail: sends them heartbeats.
-        definitions: the registers of datasets in a cluster with copies.
         drain: hands off CCQs, or ends that.
         coordinated: counts the CCQs that this node coordinates.
         is_alive: whether another node is heard from.
@@ -68,7 +65,6 @@ class ClusterNodes:
         *,
         peers: GrpcPeers,
         mail: PeerMessenger,
-        definitions: DefinitionRegisters,
         drain: Callable[[bool], None],
         coordinated: Callable[[], int],
         is_alive: Callable[[str], bool],
@@ -78,7 +74,6 @@ class ClusterNodes:
         self._register = register
         self._peers = peers
         self._mail = mail
-        self._definitions = definitions
         self._drain = drain
         self._coordinated = coordinated
         self._is_alive = is_alive
@@ -247,7 +242,6 @@ class ClusterNodes:
         data = self._node.store.load_record(TOPOLOGY_KIND, LEAVING)
         if data is not None:
             record = json.loads(data)
-            self._node.is_home = not record["resigned"]
             self._begin(str(record["to"]))
 
     async def close(self) -> None:
@@ -272,7 +266,7 @@ class ClusterNodes:
         if self._is_running and to == self._to:
             return
         await self.close()
-        await self._save(to, is_resigned=not self._node.is_home)
+        await self._save(to)
         self._begin(to)
 
     async def undo(self) -> None:
@@ -284,7 +278,7 @@ class ClusterNodes:
             lambda topology: topology_changes.set_leaving(topology, name, is_leaving=False)
         )
         await asyncio.to_thread(self._node.store.delete_record, TOPOLOGY_KIND, LEAVING)
-        self._node.is_home, self._node.removal_failure = True, ""
+        self._node.removal_failure = ""
         self._drain(False)
 
     async def progress(self) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]:
@@ -307,8 +301,8 @@ class ClusterNodes:
     def _is_running(self) -> bool:
         return self._running is not None and not self._running.done()
 
-    async def _save(self, to: str, *, is_resigned: bool) -> None:
-        data = json.dumps({"to": to, "resigned": is_resigned}).encode()
+    async def _save(self, to: str) -> None:
+        data = json.dumps({"to": to}).encode()
         await asyncio.to_thread(self._node.store.save_record, TOPOLOGY_KIND, LEAVING, data)
 
     def _begin(self, to: str) -> None:
@@ -336,13 +330,8 @@ class ClusterNodes:
         if to:
             await self._pin(self._node.partitions, to)
         await self._leave_sets(self._node.replicas)
-        if self._node.topology.is_replicated:
-            await self._definitions.leave()
         await self._hand_off()
-        self._node.is_home = False
-        await self._save(to, is_resigned=True)
         successor = topology_changes.successor(self._node.topology, name)
-        await self._mail.hand_over_datasets(successor)
         await self._peers.remove_node(successor, name)
         self._on_removed()
 

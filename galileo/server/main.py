@@ -39,6 +39,7 @@ from galileo.histogram import LOOP_BOUNDS_S, DurationHistogram
 from galileo.node.catalog import CatalogOptions
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.compaction_runner import CompactionRunnerOptions
+from galileo.node.definitions import SYSTEM_TABLES
 from galileo.node.retention_plan import ReaderProgress
 from galileo.node.retention_runner import RetentionRunnerOptions
 from galileo.node.sampler_store import UploadOptions
@@ -65,7 +66,6 @@ from galileo.server.cgroup_memory import memory
 from galileo.server.cluster_ccqs import ClusterCcqs
 from galileo.server.cluster_nodes import ClusterNodes
 from galileo.server.continuous import ContinuousQueries
-from galileo.server.definition_registers import DefinitionRegisters
 from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor
 from galileo.server.evaluator_client import Evaluation
@@ -185,21 +185,11 @@ class NodeProcess:
         )
         self.driver.mail = self.mail
         self._register.send = self.mail.send
-        self._definitions = DefinitionRegisters(
-            self.node,
-            send=self.mail.send,
-            directory_of=self.mail.identity_of,
-            is_alive=self._is_alive,
-            clock=clock,
-        )
-        self.node.agreed = self._definitions
-        self.mail.receive_definition = self._definitions.receive
         self._nodes = ClusterNodes(
             self.node,
             self._register,
             peers=self._peers,
             mail=self.mail,
-            definitions=self._definitions,
             drain=lambda is_on: self.driver.feed(duties.DrainRequested(is_on)),
             coordinated=lambda: len(self.machine.coordinated),
             is_alive=self._is_alive,
@@ -250,7 +240,7 @@ class NodeProcess:
             asyncio.create_task(trim_when_idle()),
             asyncio.create_task(self._evaluation.keep(lambda: bool(self.machine.coordinated))),
             asyncio.create_task(self._register.run()),
-            asyncio.create_task(self._definitions.run()),
+            asyncio.create_task(self.node.system.run()),
             asyncio.create_task(self.node.channels.run()),
         ]
         introducing = asyncio.create_task(self._introduce())
@@ -505,7 +495,7 @@ class NodeProcess:
 
     async def _owned_by(self, principal: str) -> dict[str, int]:
         """What a principal owns, by quota."""
-        names = self.node.catalog.created_by(principal)
+        names = self.node.system.created_by(principal)
         return {"ccqs_max": await self._ccqs.owned_by(principal), "datasets_max": names}
 
     async def _ccqs_of(self, dataset: str) -> int:
@@ -549,6 +539,8 @@ class NodeProcess:
 
     def _observe_commits(self, datasets: Iterable[str]) -> None:
         for dataset in datasets:
+            if dataset in SYSTEM_TABLES:
+                self.node.system.wake()
             self.driver.feed(self._commits_observed(dataset))
 
     def _commits_observed(self, dataset: str) -> ccq.CommitsObserved:

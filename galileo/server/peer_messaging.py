@@ -5,9 +5,9 @@ decides when a heartbeat goes to which peer. It brings two kinds of facts.
 
 - States (`dht.node_states`): the address of each node, the partitions that it has given away and
   its last commits. They go both ways, and nodes pass on what they know of third ones.
-- What the peer has not acknowledged: the names of the sender's datasets, dropped datasets,
-  retentions, uploaded samplers, moves of partitions, and its synopses. These go from node to node,
-  as the ring of membership brings them together; what a node adopts, it announces itself.
+- What the peer has not acknowledged: uploaded samplers, moves of partitions, and the sender's
+  synopses. These go from node to node, as the ring of membership brings them together; what a node
+  adopts, it announces itself.
 
 The synopses of a dataset are brought up to date, in a thread, at the first commit after a pause,
 every five seconds in a stream of commits, and a second after its last one. The changes are encoded
@@ -47,13 +47,11 @@ from galileo.election import messages
 from galileo.election.messages import UsageStatistics
 from galileo.errors import ConfigError, GalileoError, InputError
 from galileo.graph.synopsis import Synopsis, SynopsisDelta, Version
-from galileo.model.retention import VersionedRetention
 from galileo.model.windows import Window
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.internal import PROTOCOL, check_protocol
 from galileo.rpc.peers import GrpcPeers
-from galileo.server.definition_registers import DefinitionMessage
 from galileo.server.gossip_codec import (
     decode_commits,
     decode_led,
@@ -77,7 +75,6 @@ log = logging.getLogger(__name__)
 TAGGED = TaggedJson(
     [
         *REGISTER_MESSAGES,
-        DefinitionMessage,
         Ballot,
         Entry,
         *(get_origin(one) or one for one in get_args(messages.Message)),
@@ -105,7 +102,6 @@ class MessagingOptions:
         synopsis_bytes_max: changes of synopses in one heartbeat; the last may exceed it.
         samplers_together_max: uploaded samplers announced in one heartbeat; the receiver may have
             to fetch their code.
-        dropped_together_max: names of dropped datasets in one heartbeat.
     """
 
     outbox_max: int = 10_000
@@ -116,7 +112,6 @@ class MessagingOptions:
     synopsis_quiet_s: float = 1.0
     synopsis_bytes_max: int = 4 << 20
     samplers_together_max: int = 16
-    dropped_together_max: int = 1_000
 
 
 class _Peer:
@@ -133,8 +128,6 @@ class _Peer:
         self.topology_version = 1
         self.acknowledged: dict[tuple[str, int], Version] = {}
         self.up_to_date: dict[str, PublishedCommits] = {}
-        self.retentions: dict[str, int] = {}
-        self.dropped: dict[str, int] = {}
         self.samplers: dict[str, float] = {}
 
     @property
@@ -147,17 +140,13 @@ class _Peer:
         self.topology_version = reply.topology_version
         is_another = reply.run != self.run
         if is_another:
-            self.run, self.retentions, self.dropped, self.samplers = reply.run, {}, {}, {}
+            self.run, self.samplers = reply.run, {}
             self.acknowledged, self.up_to_date = {}, {}
         for held in reply.synopses:
             version = Version(held.epoch, held.version)
             self.acknowledged[held.dataset, held.partition] = version
         if is_another or reply.is_behind:
             return
-        self.dropped |= {one.name: one.generations for one in request.heartbeat.dropped}
-        for one in request.heartbeat.retentions:
-            numbered = VersionedRetention.from_json(one.numbered_json)
-            self.retentions[one.dataset] = numbered.version
         revocations = {one.digest: one.revoked_at for one in request.heartbeat.samplers}
         self.samplers |= {
             digest: revocations[digest] for digest in reply.samplers if digest in revocations
@@ -219,9 +208,6 @@ class PeerMessenger:
         on_news: called with the datasets of which new commits were reported.
         options: limits.
         monotonic: clock in seconds.
-
-    Attributes:
-        receive_definition: called with (node, message) about definitions of datasets.
     """
 
     def __init__(
@@ -237,7 +223,6 @@ class PeerMessenger:
         options: MessagingOptions | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.receive_definition: Callable[[str, DefinitionMessage], None] = _drop
         self._monotonic = monotonic
         self._options = options = options or MessagingOptions()
         self._node = node
@@ -396,20 +381,6 @@ class PeerMessenger:
             box.wake.set()
         return reply
 
-    async def hand_over_datasets(self, to: str) -> None:
-        """Sends a node all that this one knows of datasets, until it has acknowledged it.
-
-        Raises:
-            GalileoError: it cannot be reached, or its disk refuses.
-        """
-        box = _Peer(to, outbox_max=0)
-        box.run, box.topology_version = self._boxes[to].run, self._boxes[to].topology_version
-        while True:
-            box.heartbeat_due = True
-            reply = await self._exchange(box)
-            if not reply.is_behind and not self._dropped(box) and not self._retentions(box):
-                return
-
     def _request(self, box: _Peer) -> peers_pb2.GossipRequest:
         heartbeat, gossip, box.missing = None, box.missing, None
         if box.heartbeat_due:
@@ -432,12 +403,8 @@ class PeerMessenger:
         )
 
     def _heartbeat(self, box: _Peer) -> peers_pb2.Heartbeat:
-        shards = self._node.catalog.shards
         return peers_pb2.Heartbeat(
             synopses=self._changes(box),
-            datasets={dataset: shard.schema.added for dataset, shard in shards.items()},
-            dropped=self._dropped(box),
-            retentions=self._retentions(box),
             samplers=self._sampler_news(box),
             moves=[
                 peers_pb2.PartitionMove(partition=one.partition, number=one.number, node=one.node)
@@ -464,22 +431,6 @@ class PeerMessenger:
             del self._written[dataset]
             states.write(_COMMITS + dataset, b"")
 
-    def _retentions(self, box: _Peer) -> list[peers_pb2.DatasetRetention]:
-        return [
-            peers_pb2.DatasetRetention(dataset=dataset, numbered_json=numbered.to_json())
-            for dataset, numbered in self._node.catalog.retentions.items()
-            if numbered.version > box.retentions.get(dataset, 0)
-        ]
-
-    def _dropped(self, box: _Peer) -> list[peers_pb2.DroppedGenerations]:
-        """Dropped datasets, latest first, so that the receiver does not miss their commits."""
-        unheard = [
-            peers_pb2.DroppedGenerations(name=name, generations=generations)
-            for name, generations in reversed(list(self._node.catalog.generations.items()))
-            if generations > box.dropped.get(name, 0)
-        ]
-        return unheard[: self._options.dropped_together_max]
-
     def _sampler_news(self, box: _Peer) -> list[peers_pb2.SamplerNotice]:
         news = self._node.samplers.news()
         unheard = [(d, at) for d, at in news.items() if box.samplers.get(d, -1.0) != at]
@@ -499,13 +450,13 @@ class PeerMessenger:
                 if known == synopsis.version:
                     continue
                 is_up_to_date = False
-                # Features that are being added are announced first.
-                is_early = synopsis.schema.added > shards[dataset].schema.added
-                if is_early or size > self._options.synopsis_bytes_max:
+                if size > self._options.synopsis_bytes_max:
                     continue
                 delta = summary.delta(partition, known)
                 size += len(delta)
-                changes.append(peers_pb2.SynopsisChange(dataset=dataset, delta=delta))
+                added = synopsis.schema.added
+                change = peers_pb2.SynopsisChange(dataset=dataset, delta=delta, added=added)
+                changes.append(change)
             if is_up_to_date:
                 box.up_to_date[dataset] = summary.published
         return changes
@@ -541,10 +492,8 @@ class PeerMessenger:
         box = self._boxes[request.sender]
         box.topology_version = min(box.topology_version, request.topology_version)
         held: list[peers_pb2.SynopsisVersion] = []
-        refused: GalileoError | None = None
         states: peers_pb2.NodeStates | None = None
         if request.HasField("heartbeat"):
-            refused = await self._sync_datasets(request)
             moves = request.heartbeat.moves
             received = [Move(one.partition, one.number, one.node) for one in moves]
             self._node.live.adopt(received)
@@ -555,15 +504,8 @@ class PeerMessenger:
             message = TAGGED.decode(data)
             if isinstance(message, REGISTER_MESSAGES):
                 await self._register.receive(request.sender, message)
-            elif isinstance(message, DefinitionMessage):
-                self.receive_definition(request.sender, message)
             else:
                 self._on_message(request.sender, message)
-        for one in request.heartbeat.retentions:  # last: if the disk refuses, they are sent again
-            numbered = VersionedRetention.from_json(one.numbered_json)
-            self._node.catalog.adopt_retention(one.dataset, numbered)
-        if refused is not None:
-            raise refused
         adopted = [
             one.digest
             for one in request.heartbeat.samplers
@@ -600,24 +542,6 @@ class PeerMessenger:
         self._take_states(effects)
         answers = [effect.gossip for effect in effects if isinstance(effect, AnswerGossip)]
         return gossip_to_pb(answers[0]) if answers else None
-
-    async def _sync_datasets(self, request: peers_pb2.GossipRequest) -> GalileoError | None:
-        """Adopts created and dropped datasets.
-
-        Returns:
-            An error of the disk about dropped datasets, which the sender then announces again.
-        """
-        dropped = {one.name: one.generations for one in request.heartbeat.dropped}
-        try:
-            await self._node.learn_generations(dropped)
-        except GalileoError as error:
-            log.error("cannot drop the datasets that %s dropped: %s", request.sender, error)
-            return error
-        try:
-            await self._node.sync_datasets(request.sender, request.heartbeat.datasets)
-        except GalileoError as error:
-            log.warning("cannot adopt the datasets of %s: %s", request.sender, error)
-        return None
 
     def _take_states(self, effects: Iterable[MembershipEffect]) -> None:
         """Takes entries over; compares the commits of nodes with those that they once had."""
@@ -687,9 +611,9 @@ class PeerMessenger:
     def _take_synopses(self, heartbeat: peers_pb2.Heartbeat) -> list[peers_pb2.SynopsisVersion]:
         view, catalog, held = self._node.view, self._node.catalog, []
         for change in heartbeat.synopses:
-            added = heartbeat.datasets.get(change.dataset, 0)
-            if not catalog.knows(change.dataset) or catalog.lacks(change.dataset, added):
-                continue  # Dropped, or not adopted yet; the change is sent again.
+            if not catalog.knows(change.dataset) or catalog.lacks(change.dataset, change.added):
+                self._node.system.wake()
+                continue  # Dropped, or not known yet; the change is sent again.
             schema = catalog.schema(change.dataset)
             delta = SynopsisDelta.from_bytes(schema, change.delta)
             version = view.apply_synopsis(schema, delta)
@@ -702,10 +626,6 @@ class PeerMessenger:
                 )
             )
         return held
-
-
-def _drop(node: str, message: DefinitionMessage) -> None:
-    """Drops a message."""
 
 
 def _take_batch(outbox: deque[bytes], options: MessagingOptions) -> list[bytes]:

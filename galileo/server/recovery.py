@@ -8,9 +8,8 @@ the latest term and has most of it. Therefore the command is needed in one direc
 survivors learn the set from its member. In several directories it does no harm, because none of
 the sets elects without the members that it shares with the others.
 
-The registers of the topology and of datasets may have lost their majorities with the same
-directories. The seats of lost nodes are then opened for the directories with which these nodes
-start next.
+The register of the topology may have lost its majority with the same directories. The seats of lost
+nodes are then opened for the directories with which these nodes start next.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from galileo.dht.topology import Topology
 from galileo.errors import InputError
 from galileo.node.replication import replicas
 from galileo.replication.values import ORDINALS, ReplicaSet, ReplicaState
-from galileo.server import definition_registers, topology_register
+from galileo.server import topology_register
 from galileo.storage.store import Store
 
 TERMS_AHEAD = 1 << 20
@@ -68,18 +67,16 @@ class Recovery:
     Attributes:
         states: of the partitions that have lost a majority.
         register: that of the topology; None if it keeps its majority.
-        definitions: the registers of datasets that have lost theirs, by slot.
         logs: of these partitions.
     """
 
     states: Mapping[int, ReplicaState]
     register: RegisterState | None
-    definitions: Mapping[int, RegisterState]
     logs: tuple[SurvivingLog, ...]
 
     @property
     def is_empty(self) -> bool:
-        return not self.states and self.register is None and not self.definitions
+        return not self.states and self.register is None
 
 
 def plan(store: Store, lost: Collection[str], *, progress: Callable[[int], None]) -> Recovery:
@@ -106,12 +103,7 @@ def plan(store: Store, lost: Collection[str], *, progress: Callable[[int], None]
     _check_lost(topology, lost)
     survived = dict(_survivors(store, states, lost))
     reformed = _reformed(register, lost)
-    definitions = {
-        slot: state
-        for slot, stored in definition_registers.load_states(store).items()
-        if (state := _reformed(stored, lost)) is not None
-    }
-    is_whole = not survived and reformed is None and not definitions
+    is_whole = not survived and reformed is None
     if is_whole and _are_voters(states, lost):
         raise InputError(
             "expected partitions that have lost a majority of their copies, got none; start the "
@@ -127,7 +119,7 @@ def plan(store: Store, lost: Collection[str], *, progress: Callable[[int], None]
             expected="sound_copies",
             partitions=damaged,
         )
-    return Recovery(survived, reformed, definitions, tuple(_logs(store, states, survived)))
+    return Recovery(survived, reformed, tuple(_logs(store, states, survived)))
 
 
 def carry_out(store: Store, recovery: Recovery) -> None:
@@ -138,8 +130,6 @@ def carry_out(store: Store, recovery: Recovery) -> None:
     """
     if recovery.register is not None:
         topology_register.save_state(store, recovery.register)
-    for slot, state in recovery.definitions.items():
-        definition_registers.save_state(store, slot, state)
     store.save_batch(
         replicas.KIND,
         {str(p): replicas.encode_state(state) for p, state in recovery.states.items()},

@@ -35,9 +35,9 @@ from math import inf
 from types import MappingProxyType
 from typing import Any
 
-from galileo.dht import placement
+from galileo.dht import placement, topology_changes
 from galileo.dht.rack_spread import in_rounds
-from galileo.dht.topology import Founding
+from galileo.dht.topology import SYSTEM, Founding
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import CorruptData, GalileoError, PartitionMoved
 from galileo.node.catalog import Catalog
@@ -392,7 +392,7 @@ class Replicas:
             raise next(iter(damaged.values()))
         suspect, promised = dict(state.suspect), state.promised
         for dataset in damaged:
-            journal = self._catalog.stored_shard(dataset).journals.get(partition)
+            journal = self._catalog.shards[dataset].journals.get(partition)
             if journal is None:
                 end, promised = self._store.sequence_bound(dataset, partition), state.promised + 1
             else:
@@ -463,7 +463,7 @@ class Replicas:
     def under_replicated(self) -> list[int]:
         """The partitions of this node with too few voters that have all, or without a leader."""
         led = {p for p in self.led if p in self._hosted}
-        lacking = {p for p in led if not self._is_whole(self._hosted[p].machine)}
+        lacking = {p for p in led if not self._is_whole(p, self._hosted[p].machine)}
         unled = self._live.partitions(self.me.node) - led
         return sorted(lacking | unled | set(self.leaderless))
 
@@ -478,7 +478,7 @@ class Replicas:
         sets = {p: self._hosted[p].machine.state.set for p in self.led if p in self._hosted}
         return {p: sorted(one.voters - {self.me}) for p, one in sets.items() if one is not None}
 
-    def _is_whole(self, machine: Replica) -> bool:
+    def _is_whole(self, partition: int, machine: Replica) -> bool:
         """Whether enough voters live, in their nodes' present directories, and have everything."""
         current = machine.state.set
         if current is None or not machine.is_whole:
@@ -489,7 +489,14 @@ class Replicas:
             and machine.heard_at(member) >= heard_since
             for member in current.voters
         )
-        return is_present and len(current.voters) >= self._live.current.replicas
+        return is_present and len(current.voters) >= self._copies(partition)
+
+    def _copies(self, partition: int) -> int:
+        """How many copies a partition should have."""
+        topology = self._live.current
+        if partition == SYSTEM:
+            return topology_changes.system_copies(topology)
+        return topology.replicas
 
     # --- machines ------------------------------------------------------------------------------
 
@@ -519,7 +526,7 @@ class Replicas:
         if founding is None or founding is self._founding:
             return
         self._founding = founding
-        for partition, disk in enumerate(founding.disks):
+        for partition, disk in (*enumerate(founding.disks), (SYSTEM, founding.system)):
             if disk == self.me.disk and partition not in self._hosted:
                 first = ReplicaSet(0, 1, frozenset([self.me]))
                 known = self._live.move_of(partition)  # Of a directory that was lost.
@@ -899,7 +906,7 @@ class Replicas:
         """The frames of a message from the disk, as many as fit into one; in a thread."""
         shard = self._catalog.shards.get(message.log)
         journal = None if shard is None else shard.journals.get(partition)
-        if journal is None or journal.end_sequence <= message.after:
+        if shard is None or journal is None or journal.end_sequence <= message.after:
             return None
         until = min(message.epochs.end, journal.end_sequence)
         try:
@@ -909,7 +916,7 @@ class Replicas:
             epochs = message.epochs.cut(last)
             decode_frames(
                 frames,
-                schema=self._catalog.stored_schema(message.log),
+                schema=shard.schema,
                 partition=partition,
                 after=message.after,
                 epochs=epochs,
@@ -956,19 +963,20 @@ class Replicas:
 
     # --- members -------------------------------------------------------------------------------
 
-    def _wanted(self, ranking: Sequence[str], hosted: _Hosted) -> frozenset[Member]:
+    def _wanted(self, partition: int, ranking: Sequence[str]) -> frozenset[Member]:
         """The members that a partition should have, in a cluster as it is now.
 
         They are the first nodes of its ranking that live, in as many racks as there are. A member
         that was not heard for `heal_after_s` counts as dead, unless there is no node to replace it.
         """
+        hosted = self._hosted[partition]
         current = hosted.machine.state.set
         assert current is not None, "a leader has a set"
         members = {member.node: member for member in current.members}
         usable = [node for node in ranking if self._is_usable(node, hosted, members)]
         rest = [node for node in ranking if node in members and node not in usable]
-        topology = self._live.current
-        wanted = [*in_rounds(usable, topology.fault_domains), *rest][: topology.replicas]
+        domains, copies = self._live.current.fault_domains, self._copies(partition)
+        wanted = [*in_rounds(usable, domains), *rest][:copies]
         return frozenset(
             Member(node, self._identity_of(node) or members[node].disk) for node in wanted
         )
@@ -1011,7 +1019,7 @@ class Replicas:
             current = machine.state.set
             if current is None or machine.leadership is None:
                 continue
-            wanted = self._wanted(rankings[partition], hosted)
+            wanted = self._wanted(partition, rankings[partition])
             if wanted == machine.wanted or (hosted.is_alone and wanted == current.members):
                 continue
             is_new = not wanted <= current.members

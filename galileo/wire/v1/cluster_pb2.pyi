@@ -358,19 +358,15 @@ class CreateDatasetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SCHEMA_JSON_FIELD_NUMBER: _builtins.int
-    REPLICATE_FIELD_NUMBER: _builtins.int
     schema_json: _builtins.str
-    replicate: _builtins.bool
-    """between nodes: keep a dataset that was accepted"""
     def __init__(
         self,
         *,
         schema_json: _builtins.str = ...,
-        replicate: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicate", b"replicate", "schema_json", b"schema_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schema_json", b"schema_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -448,19 +444,15 @@ class DropDatasetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DATASET_FIELD_NUMBER: _builtins.int
-    GENERATIONS_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
-    generations: _builtins.int
-    """between nodes: only the receiver drops so many of the name"""
     def __init__(
         self,
         *,
         dataset: _builtins.str = ...,
-        generations: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "generations", b"generations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

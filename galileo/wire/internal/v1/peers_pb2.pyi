@@ -21,45 +21,6 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class ReadDefinitionsRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SLOT_FIELD_NUMBER: _builtins.int
-    slot: _builtins.int
-    """of names, see galileo.dht.definitions"""
-    def __init__(
-        self,
-        *,
-        slot: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["slot", b"slot"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReadDefinitionsRequest: _TypeAlias = ReadDefinitionsRequest  # noqa: Y015
-
-@_typing.final
-class ReadDefinitionsReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DEFINITIONS_JSON_FIELD_NUMBER: _builtins.int
-    definitions_json: _builtins.str
-    def __init__(
-        self,
-        *,
-        definitions_json: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["definitions_json", b"definitions_json"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReadDefinitionsReply: _TypeAlias = ReadDefinitionsReply  # noqa: Y015
-
-@_typing.final
 class ScanSmallReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -153,17 +114,21 @@ class SynopsisChange(_message.Message):
 
     DATASET_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     delta: _builtins.bytes
+    added: _builtins.int
+    """how many of the features that were added to the dataset it summarises"""
     def __init__(
         self,
         *,
         dataset: _builtins.str = ...,
         delta: _builtins.bytes = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "delta", b"delta"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "dataset", b"dataset", "delta", b"delta"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -226,32 +191,9 @@ class PublishedCommits(_message.Message):
 Global___PublishedCommits: _TypeAlias = PublishedCommits  # noqa: Y015
 
 @_typing.final
-class DroppedGenerations(_message.Message):
-    """How many datasets of a name were dropped; the highest number counts."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    GENERATIONS_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    generations: _builtins.int
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        generations: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations", "name", b"name"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DroppedGenerations: _TypeAlias = DroppedGenerations  # noqa: Y015
-
-@_typing.final
 class NodeDigest(_message.Message):
-    """The entries of states, columns of all nodes: what the sender knows of each. Numbers lie one behind
+    """How many datasets of a name were dropped; the highest number counts.
+    The entries of states, columns of all nodes: what the sender knows of each. Numbers lie one behind
     the other, the lowest byte first.
     """
 
@@ -375,67 +317,29 @@ Global___NodeStates: _TypeAlias = NodeStates  # noqa: Y015
 class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class DatasetsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     SYNOPSES_FIELD_NUMBER: _builtins.int
-    DATASETS_FIELD_NUMBER: _builtins.int
-    RETENTIONS_FIELD_NUMBER: _builtins.int
     SAMPLERS_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
-    DROPPED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def synopses(self) -> _containers.RepeatedCompositeFieldContainer[Global___SynopsisChange]: ...
     @_builtins.property
-    def datasets(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """by key, the number of features that were added to each"""
-
-    @_builtins.property
-    def retentions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetRetention]:
-        """that the receiver may not have"""
-
-    @_builtins.property
     def samplers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SamplerNotice]:
-        """likewise"""
+        """that the receiver may not have"""
 
     @_builtins.property
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionMove]:
         """all that it knows"""
 
-    @_builtins.property
-    def dropped(self) -> _containers.RepeatedCompositeFieldContainer[Global___DroppedGenerations]:
-        """that the receiver may not have"""
-
     def __init__(
         self,
         *,
         synopses: _abc.Iterable[Global___SynopsisChange] | None = ...,
-        datasets: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
-        retentions: _abc.Iterable[Global___DatasetRetention] | None = ...,
         samplers: _abc.Iterable[Global___SamplerNotice] | None = ...,
         moves: _abc.Iterable[Global___PartitionMove] | None = ...,
-        dropped: _abc.Iterable[Global___DroppedGenerations] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "dropped", b"dropped", "moves", b"moves", "retentions", b"retentions", "samplers", b"samplers", "synopses", b"synopses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moves", b"moves", "samplers", b"samplers", "synopses", b"synopses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -490,28 +394,6 @@ class SamplerNotice(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SamplerNotice: _TypeAlias = SamplerNotice  # noqa: Y015
-
-@_typing.final
-class DatasetRetention(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DATASET_FIELD_NUMBER: _builtins.int
-    NUMBERED_JSON_FIELD_NUMBER: _builtins.int
-    dataset: _builtins.str
-    numbered_json: _builtins.str
-    def __init__(
-        self,
-        *,
-        dataset: _builtins.str = ...,
-        numbered_json: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "numbered_json", b"numbered_json"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DatasetRetention: _TypeAlias = DatasetRetention  # noqa: Y015
 
 @_typing.final
 class GossipRequest(_message.Message):

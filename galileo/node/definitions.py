@@ -1,0 +1,463 @@
+"""Definitions of datasets: the rows of a system table, and what changes them.
+
+A definition only grows: the number of dropped datasets first, then the schema, then its features
+and the version of the policy. So definitions of one name that were agreed on at any time merge in
+any order (`merged`), and a node may learn them from any other.
+
+A change takes effect at most once. Before the first attempt its caller asks the leader for the
+definition as it is (`begun`), and each attempt names what was found: the generation or the
+version of the policy. An attempt that is repeated at a later time finds a later one there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from galileo.errors import CorruptData, GalileoError, InputError, QuotaExceeded
+from galileo.model.retention import UNLIMITED, Retention, VersionedRetention
+from galileo.model.schema import (
+    INTERNAL_PREFIX,
+    Schema,
+    StoredSchema,
+    dropped_dataset,
+    existing_dataset,
+    features_from_json,
+    split_key,
+    unknown_dataset,
+)
+from galileo.model.stored_schema import stored_schema_from_json
+from galileo.model.table import Table
+
+FORMAT = 1
+"""Of a stored definition."""
+NAMES_MAX = 10_000
+"""Names of the datasets, tables and channels of a cluster, dropped ones included."""
+DATASETS = Table(f"{INTERNAL_PREFIX}datasets", {"name": "text", "definition": "text"}, key="name")
+"""The system table of definitions; `definition`: as of `encode`."""
+SYSTEM_TABLES = {table.key: table for table in (DATASETS.spread(1),)}
+"""The tables of the system partition by key. Their rows are all in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What is agreed on about a name.
+
+    Attributes:
+        generations: how many datasets of the name were dropped.
+        schema: of the present one, None if there is none.
+        creation: random id of the call that created it.
+        creator: the principal that created the last dataset of the name, "" without a quota.
+        retention: its policy.
+    """
+
+    generations: int = 0
+    schema: StoredSchema | None = None
+    creation: str = ""
+    creator: str = ""
+    retention: VersionedRetention = UNLIMITED
+
+
+NOTHING = Definition()
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionRow:
+    """A name, and its definition as of `encode`."""
+
+    name: str
+    data: str
+
+
+def encode(one: Definition) -> str:
+    schema = None if one.schema is None else one.schema.to_json()
+    policy = one.retention.to_json()
+    return json.dumps([FORMAT, one.generations, schema, one.creation, one.creator, policy])
+
+
+def decode(data: str) -> Definition:
+    """The inverse of `encode`.
+
+    Raises:
+        CorruptData: it was not written by `encode`.
+    """
+    try:
+        number, generations, schema, creation, creator, policy = json.loads(data)
+        if number != FORMAT:
+            raise ValueError(f"format {number}, not {FORMAT}")
+        return Definition(
+            int(generations),
+            None if schema is None else stored_schema_from_json(schema),
+            str(creation),
+            str(creator),
+            VersionedRetention.from_json(policy),
+        )
+    except (ValueError, TypeError, GalileoError) as error:
+        raise CorruptData(f"expected the definition of a dataset, got {data!r:.200}") from error
+
+
+def merged(known: Definition, other: Definition) -> Definition:
+    """All that is defined in one or the other of two definitions of a name."""
+    if known.generations != other.generations:
+        return max(known, other, key=lambda one: one.generations)
+    created = other if known.schema is None else known
+    schemas = [one.schema for one in (known, other) if one.schema is not None]
+    schema = max(schemas, key=lambda one: one.added, default=None)
+    retention = max(known.retention, other.retention, key=lambda one: one.version)
+    return replace(created, schema=schema, retention=retention)
+
+
+class Definitions:
+    """The definitions of all names, in the order of their last changes.
+
+    Attributes:
+        sequences: the commit of the last change of each name.
+    """
+
+    def __init__(self) -> None:
+        self.sequences: dict[str, int] = {}
+        self._by_name: dict[str, Definition] = {}
+        self._created = Counter[str]()
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __getitem__(self, name: str) -> Definition:
+        return self._by_name.get(name, NOTHING)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def created_by(self, principal: str) -> int:
+        """How many names a principal was the last to create, dropped ones included."""
+        return self._created[principal]
+
+    def put(self, name: str, definition: Definition, sequence: int) -> None:
+        before = self._by_name.get(name, NOTHING)
+        self._created[before.creator] -= 1
+        self._created[definition.creator] += 1
+        self._by_name[name] = definition
+        self.sequences.pop(name, None)
+        self.sequences[name] = sequence
+
+    def after(self, sequence: int, name: str) -> Iterator[tuple[int, str]]:
+        """The changes after a commit, or behind a name in that commit, in order."""
+        changed = []
+        for other, at in reversed(self.sequences.items()):
+            if at < sequence:
+                break
+            changed.append((at, other))
+        return iter(sorted(one for one in changed if one > (sequence, name)))
+
+
+class Draft:
+    """Definitions with changes that are not committed yet.
+
+    Attributes:
+        changed: the definitions that differ.
+    """
+
+    def __init__(self, definitions: Definitions) -> None:
+        self.changed: dict[str, Definition] = {}
+        self._before = definitions
+
+    def __len__(self) -> int:
+        return len(self._before) + sum(name not in self._before for name in self.changed)
+
+    def __getitem__(self, name: str) -> Definition:
+        return self.changed.get(name) or self._before[name]
+
+    def created_by(self, principal: str) -> int:
+        more = sum(
+            (one.creator == principal) - (self._before[name].creator == principal)
+            for name, one in self.changed.items()
+        )
+        return self._before.created_by(principal) + more
+
+    def put(self, name: str, definition: Definition) -> None:
+        if definition != self[name]:
+            self.changed[name] = definition
+
+
+# --- changes -----------------------------------------------------------------------------------
+
+
+# Of each change, `begun` returns it with what it has found, for all its attempts. `apply` makes it,
+# unless an earlier attempt has made it. Both raise a GalileoError if it cannot be made.
+
+
+@dataclass(frozen=True, slots=True)
+class CreateDataset:
+    """Creates a dataset in the next generation of its name.
+
+    Attributes:
+        schema_json: of it, in any generation.
+        creation: a random id of the call.
+        creator: the principal that calls, "" if it has no quota.
+        names_max: of names that it may create.
+        generation: that the dataset gets; -1 before it is known.
+
+    Raises:
+        DatasetExists: the name is taken.
+        UnknownDataset: the call was slow, and what it created, or another, is dropped meanwhile.
+        QuotaExceeded: the principal has created too many others, dropped ones included.
+        InputError: the cluster has too many others.
+    """
+
+    schema_json: str
+    creation: str
+    creator: str = ""
+    names_max: int = 0
+    generation: int = -1
+
+    @property
+    def schema(self) -> StoredSchema:
+        return stored_schema_from_json(self.schema_json)
+
+    @property
+    def name(self) -> str:
+        return self.schema.name
+
+    def begun(self, present: Definition) -> CreateDataset:
+        if present.schema is not None:
+            wanted = self.schema
+            raise existing_dataset(present.schema, same=present.schema.is_wanted(wanted))
+        return replace(self, generation=present.generations)
+
+    def apply(self, draft: Draft) -> None:
+        schema = self.schema
+        name, present = schema.name, draft[schema.name]
+        if present.generations > self.generation:
+            raise dropped_dataset(name, is_again=present.schema is not None)
+        if present.schema is not None:
+            if present.creation != self.creation:
+                raise existing_dataset(present.schema, same=present.schema.is_wanted(schema))
+            return
+        self._check_room(draft, present, name)
+        created = schema.of_generation(present.generations)
+        draft.put(name, Definition(present.generations, created, self.creation, self.creator))
+
+    def _check_room(self, draft: Draft, present: Definition, name: str) -> None:
+        if present == NOTHING and len(draft) >= NAMES_MAX:
+            raise InputError(
+                f"expected at most {NAMES_MAX} datasets in a cluster, dropped ones included, "
+                "got another one; keep what belongs together in one dataset, or use the name of a "
+                "dropped one again",
+                bound=NAMES_MAX,
+            )
+        is_another = self.creator and present.creator != self.creator
+        if is_another and draft.created_by(self.creator) >= self.names_max:
+            raise QuotaExceeded(
+                f"expected at most {self.names_max:,} names of datasets that one principal "
+                "creates, dropped ones included (quota datasets_max), got one more; use a dropped "
+                "name again, or ask an administrator for a higher quota",
+                quota="datasets_max",
+                bound=self.names_max,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class AddFeatures:
+    """Adds features to the dataset with a key.
+
+    Of two calls that add the same features at the same time, both may succeed.
+
+    Attributes:
+        dataset: its key.
+        features_json: what is added, as of `features_to_json`.
+        start: how many features there were; -1 before it is known.
+
+    Raises:
+        InvalidSchema: the dataset has a feature of such a name, or would have too many.
+        UnknownDataset: there is none with this key, or it was dropped.
+    """
+
+    dataset: str
+    features_json: str
+    start: int = -1
+
+    @property
+    def name(self) -> str:
+        return split_key(self.dataset)[0]
+
+    def begun(self, present: Definition) -> AddFeatures:
+        schema = _schema_of(present, self.dataset)
+        schema.with_features(features_from_json(self.features_json))
+        return replace(self, start=len(schema.features))
+
+    def apply(self, draft: Draft) -> None:
+        present = draft[self.name]
+        schema, features = _schema_of(present, self.dataset), features_from_json(self.features_json)
+        if schema.features[self.start :][: len(features)] == tuple(features):
+            return
+        draft.put(self.name, replace(present, schema=schema.with_features(features)))
+
+
+@dataclass(frozen=True, slots=True)
+class DropDataset:
+    """Drops the dataset with a key.
+
+    Of two calls at the same time, both may succeed.
+
+    Raises:
+        UnknownDataset: there is none with this key, or it was dropped before.
+    """
+
+    dataset: str
+
+    @property
+    def name(self) -> str:
+        return split_key(self.dataset)[0]
+
+    def begun(self, present: Definition) -> DropDataset:
+        check_present(present, self.dataset)
+        return self
+
+    def apply(self, draft: Draft) -> None:
+        name, generation = split_key(self.dataset)
+        present = draft[name]
+        if present.generations > generation:
+            return
+        check_present(present, self.dataset)
+        draft.put(name, Definition(generation + 1, creator=present.creator))
+
+
+@dataclass(frozen=True, slots=True)
+class SetRetention:
+    """Sets the policy of the dataset with a key, in the next version.
+
+    If another call set the same version, that one came later.
+
+    Attributes:
+        dataset: its key.
+        policy_json: of `Retention`; "" for none.
+        version: that the policy gets; 0 before it is known.
+
+    Raises:
+        UnknownDataset: there is none with this key, or it was dropped.
+    """
+
+    dataset: str
+    policy_json: str
+    version: int = 0
+
+    @property
+    def name(self) -> str:
+        return split_key(self.dataset)[0]
+
+    def begun(self, present: Definition) -> SetRetention:
+        check_present(present, self.dataset)
+        return replace(self, version=present.retention.version + 1)
+
+    def apply(self, draft: Draft) -> None:
+        present = draft[self.name]
+        check_present(present, self.dataset)
+        if present.retention.version >= self.version:
+            return
+        policy = Retention.from_json(self.policy_json) if self.policy_json else None
+        numbered = VersionedRetention(self.version, policy)
+        draft.put(self.name, replace(present, retention=numbered))
+
+
+@dataclass(frozen=True, slots=True)
+class OfferDefinition:
+    """Adds what a node knows of a name and the leader does not, as after a recovery."""
+
+    name: str
+    data: str
+
+    def begun(self, present: Definition) -> OfferDefinition:
+        return self
+
+    def apply(self, draft: Draft) -> None:
+        draft.put(self.name, merged(draft[self.name], decode(self.data)))
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Changes nothing: asks the leader for a definition."""
+
+    name: str
+
+    def begun(self, present: Definition) -> LookUp:
+        return self
+
+    def apply(self, draft: Draft) -> None:
+        pass
+
+
+AnyChange: TypeAlias = (
+    CreateDataset | AddFeatures | DropDataset | SetRetention | OfferDefinition | LookUp
+)
+
+
+def check_present(present: Definition, dataset: str) -> StoredSchema:
+    """The schema of the dataset with a key.
+
+    Raises:
+        UnknownDataset: there is none with this key, or it was dropped.
+    """
+    name, generation = split_key(dataset)
+    if present.generations > generation:
+        raise dropped_dataset(name, is_again=present.schema is not None)
+    if present.generations < generation or present.schema is None:
+        raise unknown_dataset(name, [])
+    return present.schema
+
+
+def _schema_of(present: Definition, dataset: str) -> Schema:
+    schema = check_present(present, dataset)
+    assert isinstance(schema, Schema), "features of a table"
+    return schema
+
+
+# --- following ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a node has followed the definitions.
+
+    Attributes:
+        sequence: it has the changes of all commits before this one,
+        name: and those of this commit up to this name, in the order of names.
+        epoch: of the commit, which says whether the leader's log has the same one.
+    """
+
+    sequence: int = 0
+    name: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionsPage:
+    """Definitions that were changed after a position.
+
+    Attributes:
+        rows: in the order of their changes.
+        reached: the position behind them.
+        is_last: whether there are no others for now.
+        is_anew: whether they begin at the first definition, since the position is not of this log.
+    """
+
+    rows: tuple[DefinitionRow, ...]
+    reached: Position
+    is_last: bool
+    is_anew: bool = False
+
+
+@dataclass(slots=True)
+class Listing:
+    """What a node has heard since it began to read all definitions: what it should offer."""
+
+    heard: dict[str, Definition] = field(default_factory=dict)
+
+    def missing(self, own: Mapping[str, Definition]) -> Iterable[OfferDefinition]:
+        """What of the own definitions was not heard."""
+        for name, known in own.items():
+            heard = self.heard.get(name, NOTHING)
+            if merged(heard, known) != heard:
+                yield OfferDefinition(name, encode(known))

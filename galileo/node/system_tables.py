@@ -1,0 +1,358 @@
+"""The system tables: small state that the whole cluster shares, as rows of one partition.
+
+Theory of operation. Partition `SYSTEM` is replicated as any other, on nodes of all groups. Its
+leader alone changes rows: one consumer takes all changes that wait, evaluates them against all
+published rows, and makes one commit, which names the rows that it has seen (`unchanged_since`). It
+answers when the commit is published, and what it has only read, under its lease. So changes and
+look-ups are linearizable. A caller repeats a change at the next leader, and it has its effect once
+(`galileo.node.definitions`).
+
+The other nodes follow. A node that hears by gossip of a commit past its position asks the leader
+for the rows that have changed since. They are late, but never contradict each other: what a node
+knows merges with what the leader says in any order. A node that begins at the first row offers what
+the leader lacks, as after commits were lost for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+
+import pyarrow as pa
+
+from galileo.dht.topology import SYSTEM
+from galileo.dht.topology_state import TopologyState
+from galileo.errors import GalileoError, PartitionMoved, Unavailable
+from galileo.grouped_calls import GroupedCalls
+from galileo.model.table import index_versions, versions_of
+from galileo.node.catalog import Catalog
+from galileo.node.cluster_view import ClusterView
+from galileo.node.definitions import (
+    DATASETS,
+    SYSTEM_TABLES,
+    AnyChange,
+    Definition,
+    DefinitionRow,
+    Definitions,
+    DefinitionsPage,
+    Draft,
+    Listing,
+    LookUp,
+    Position,
+    decode,
+    encode,
+)
+from galileo.node.peers import Peers
+from galileo.node.replication.replicas import Replicas
+from galileo.node.row_reader import read_parts
+from galileo.node.shard import partition_moved
+from galileo.node.table_index import parts_of
+from galileo.node.table_shard import TableShard
+from galileo.replication.values import Epochs
+from galileo.storage.commits import Commit
+
+PRODUCER = "~system"
+"""Of the commits; no user's has this character."""
+CHANGES_MAX = 64
+"""Changes of one commit."""
+PAGE_BYTES_MAX = 1 << 20
+"""Bytes of the definitions of a page, unless one has more."""
+COMMIT_WAIT_S = 5.0
+PATIENCE_S = 10.0
+"""So long a caller looks for a leader that carries its change out."""
+PAUSE_S = 0.05
+FOLLOW_RETRY_S = 0.5
+FOLLOW_S = 1.0
+"""Between two looks for news that gossip has not announced."""
+
+log = logging.getLogger(__name__)
+
+
+class SystemTables:
+    """The system tables at one node.
+
+    Args:
+        name: of the node.
+        live: the topology.
+        catalog: of the node.
+        replicas: of the node.
+        view: what gossip says of commits.
+        peers: calls to other nodes.
+        executor: reads rows.
+        learn: keeps what was agreed on about names, as far as it is newer.
+
+    """
+
+    def __init__(
+        self,
+        name: str,
+        live: TopologyState,
+        *,
+        catalog: Catalog,
+        replicas: Replicas,
+        view: ClusterView,
+        peers: Peers,
+        executor: Executor,
+        learn: Callable[[Mapping[str, Definition]], Awaitable[None]],
+    ) -> None:
+        self._name = name
+        self._live = live
+        self._catalog = catalog
+        self._replicas = replicas
+        self._view = view
+        self._peers = peers
+        self._executor = executor
+        self._learn = learn
+        self._definitions = Definitions()
+        self._read_until = 0
+        self._changing = asyncio.Lock()
+        self._calls = GroupedCalls[AnyChange, Definition](
+            self._carry_out, wait_s=COMMIT_WAIT_S, items_max=CHANGES_MAX
+        )
+        self._creators = Definitions()
+        self._position = Position()
+        self._listing: Listing | None = Listing()
+        self._has_news = asyncio.Event()
+
+    # --- any node ------------------------------------------------------------------------------
+
+    async def change(self, change: AnyChange) -> Definition:
+        """Has the leader change a definition; returns what it is then.
+
+        Raises:
+            Unavailable: there is no leader, or it is not known whether the change was made.
+            GalileoError: of the change.
+        """
+        begun: AnyChange | None = None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE_S
+        while True:
+            try:
+                if begun is None and not isinstance(change, LookUp):
+                    begun = change.begun(await self._ask_leader(LookUp(change.name)))
+                return await self._ask_leader(begun or change)
+            except (PartitionMoved, Unavailable):
+                if loop.time() > deadline:
+                    raise
+                await asyncio.sleep(PAUSE_S)
+
+    async def look_up(self, name: str) -> Definition:
+        """The definition of a name; errors as `change`."""
+        return await self.change(LookUp(name))
+
+    async def _ask_leader(self, change: AnyChange) -> Definition:
+        leader = self._leader
+        if leader == self._name:
+            return await self.carry_out(change)
+        row = await self._peers.change_definition(leader, change)
+        return decode(row.data)
+
+    @property
+    def _leader(self) -> str:
+        known = self._live.move_of(SYSTEM)
+        if known is None:
+            raise Unavailable(
+                "no node leads the system partition yet, which has the definitions of datasets; "
+                "try again",
+                after_s=PAUSE_S,
+            )
+        return known.node
+
+    def created_by(self, principal: str) -> int:
+        """How many names a principal was the last to create, as far as this node knows."""
+        return self._creators.created_by(principal)
+
+    # --- the leader ----------------------------------------------------------------------------
+
+    async def carry_out(self, change: AnyChange) -> Definition:
+        """Carries a change out at this node, the leader.
+
+        Raises:
+            PartitionMoved: it is none.
+            Unavailable: it is not known whether the change was made.
+            GalileoError: of the change.
+        """
+        return await self._calls.call(change)
+
+    async def _carry_out(self, changes: Sequence[AnyChange]) -> Sequence[Definition | Exception]:
+        """Carries changes out in one commit, one group after the other."""
+        async with self._changing:
+            definitions = await self._read_published()
+            draft, outcomes = Draft(definitions), list[Definition | Exception]()
+            for change in changes:
+                try:
+                    change.apply(draft)
+                    outcomes.append(draft[change.name])
+                except GalileoError as error:
+                    outcomes.append(error)
+            if draft.changed:
+                await self._commit(draft.changed)
+            # What was only read was true under the lease: no other leader has committed anything.
+            self._check_lead()
+            return outcomes
+
+    def _check_lead(self) -> None:
+        if not self._replicas.holds_lease(SYSTEM):
+            raise partition_moved([SYSTEM])
+
+    async def _read_published(self) -> Definitions:
+        """All definitions that are published at this node, the leader."""
+        self._check_lead()
+        until = self._shard.published_sequence(SYSTEM)
+        if until > self._read_until:
+            loop = asyncio.get_running_loop()
+            rows = await loop.run_in_executor(self._executor, self._read, self._read_until, until)
+            for name, definition in rows.items():
+                self._definitions.put(name, definition, until)
+            self._read_until = until
+        return self._definitions
+
+    def _read(self, after: int, until: int) -> dict[str, Definition]:
+        """The rows since the commits (after, until], in a thread. None is ever deleted."""
+        shard = self._shard
+        versions = shard.index.newest(SYSTEM, after=after, until=until)
+        if not len(versions):
+            return {}
+        rows = read_parts(shard, parts_of(SYSTEM, versions), shard.schema)
+        columns = (rows.column(name).to_pylist() for name in ("name", "definition"))
+        return {name: decode(data) for name, data in zip(*columns, strict=True)}
+
+    @property
+    def _shard(self) -> TableShard:
+        shard = self._catalog.shards[DATASETS.key]
+        assert isinstance(shard, TableShard), "a system table"
+        return shard
+
+    async def _commit(self, changed: Mapping[str, Definition]) -> None:
+        """Commits rows; returns when they are published.
+
+        Raises:
+            PartitionMoved: this node leads no more.
+            Unavailable: they are not published yet, and may be later.
+        """
+        table, loop = SYSTEM_TABLES[DATASETS.key], asyncio.get_running_loop()
+        data = [encode(definition) for definition in changed.values()]
+        rows = versions_of(table, pa.table({"name": list(changed), "definition": data}))
+        [(versions, keys)] = index_versions(table, rows).values()
+        journal = self._shard.journals.get(SYSTEM)
+        number = ((None if journal is None else journal.last_batch(PRODUCER)) or 0) + 1
+        commit = Commit(PRODUCER, number, versions, keys, unchanged_since=self._read_until)
+        committing = await loop.run_in_executor(
+            self._executor, self._catalog.commit, DATASETS.key, {SYSTEM: commit}
+        )
+        try:
+            results = await asyncio.wait_for(asyncio.wrap_future(committing), COMMIT_WAIT_S)
+        except TimeoutError:
+            raise Unavailable(
+                "a majority of the nodes that keep the definitions of datasets does not answer; "
+                "the change may be made later",
+                after_s=PAUSE_S,
+            ) from None
+        result = results[SYSTEM]
+        if isinstance(result, GalileoError):
+            raise result
+        if result.sequence == self._read_until + 1:  # Else others are read with it.
+            for name, definition in changed.items():
+                self._definitions.put(name, definition, result.sequence)
+            self._read_until = result.sequence
+
+    async def page(self, after: Position) -> DefinitionsPage:
+        """The definitions that were changed after a position, for a node that follows.
+
+        Raises:
+            PartitionMoved: this node is not the leader.
+        """
+        async with self._changing:
+            definitions = await self._read_published()
+            is_anew = not self._has(after)
+            start = Position() if is_anew else after
+            rows, size = list[DefinitionRow](), 0
+            changes = definitions.after(start.sequence, start.name)
+            for sequence, name in changes:
+                row = DefinitionRow(name, encode(definitions[name]))
+                size += len(row.data)
+                if rows and size > PAGE_BYTES_MAX:
+                    break
+                rows.append(row)
+                start = Position(sequence, name)
+            else:
+                # No name sorts behind it, so what this commit changes is not sent again.
+                start = Position(self._read_until, "~")
+            reached = replace(start, epoch=self._epoch_at(start.sequence))
+            return DefinitionsPage(tuple(rows), reached, start.name == "~", is_anew)
+
+    def _has(self, position: Position) -> bool:
+        """Whether the log has the commit at which a follower stands, not another one."""
+        if position.sequence > self._read_until:
+            return False
+        return self._epoch_at(position.sequence) == position.epoch
+
+    def _epoch_at(self, sequence: int) -> int:
+        journal = self._shard.journals.get(SYSTEM)
+        if journal is None or sequence < journal.dropped:
+            return 0
+        return Epochs(journal.epochs, journal.end_sequence, journal.dropped).at(sequence)
+
+    # --- followers -----------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Looks for news now."""
+        self._has_news.set()
+
+    async def run(self) -> None:
+        """Follows the leader until it is cancelled."""
+        while True:
+            pause = FOLLOW_S
+            if self._is_behind:
+                try:
+                    await self._follow()
+                except GalileoError as error:
+                    pause = FOLLOW_RETRY_S
+                    log.debug("cannot follow the definitions of datasets yet: %s", error)
+            self._has_news.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_news.wait(), pause)
+
+    @property
+    def _is_behind(self) -> bool:
+        known = self._live.move_of(SYSTEM)
+        if known is None:
+            return False
+        if known.node == self._name:
+            published = self._shard.published_sequence(SYSTEM)
+        else:
+            published = self._view.sequences(DATASETS.key)[SYSTEM]
+        return self._listing is not None or published != self._position.sequence
+
+    async def _follow(self) -> None:
+        """Learns all that is new."""
+        is_last = False
+        while not is_last:
+            page = await self._next_page()
+            if page.is_anew or self._position == Position():
+                self._listing = Listing()
+            learned = {row.name: decode(row.data) for row in page.rows}
+            await self._learn(learned)
+            for name, definition in learned.items():
+                self._creators.put(name, replace(definition, schema=None), 0)
+            if self._listing is not None:
+                self._listing.heard |= learned
+            self._position, is_last = page.reached, page.is_last
+        if self._listing is not None:
+            await self._offer(self._listing)
+            self._listing = None
+
+    async def _next_page(self) -> DefinitionsPage:
+        leader = self._leader
+        if leader == self._name:
+            return await self.page(self._position)
+        return await self._peers.definitions_after(leader, self._position)
+
+    async def _offer(self, listing: Listing) -> None:
+        """Offers the leader what this node knows and it did not list."""
+        for offer in listing.missing(self._catalog.definitions()):
+            await self.change(offer)
