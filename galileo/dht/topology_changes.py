@@ -75,26 +75,28 @@ def set_replicas(topology: Topology, count: int) -> Topology:
 
 
 def unfounded(topology: Topology, owned: Collection[int]) -> frozenset[int]:
-    """Of the system partition and those of a node, the ones that have begun in no directory."""
+    """Of the partitions that a node may found, those that have not begun in any directory."""
     founding = topology.founding
     if founding is None:
-        return frozenset((*owned, SYSTEM))
-    begun = dict(enumerate(founding.disks)) | {SYSTEM: founding.system}
-    return frozenset(p for p in (*owned, SYSTEM) if not begun[p])
+        return frozenset(owned)
+    return frozenset(
+        p for p in owned if not (founding.system if p == SYSTEM else founding.disks[p])
+    )
 
 
 def identify(topology: Topology, name: str, identity: str, owned: Collection[int]) -> Topology:
     """Records the directory with which a node began, unless another one is recorded.
 
     It alone founds partitions: another directory of the node may replace a lost one, whose
-    partitions other nodes have, or which is to be put back. The first directory that is recorded
-    founds the system partition, too.
+    partitions other nodes have, or which is to be put back. The first one that is recorded founds
+    the system partition.
 
     Args:
         topology: as it is.
         name: of the node.
         identity: of its directory.
-        owned: the partitions that the node owns, as it knows itself.
+        owned: the partitions that the node may found: those that it owns, as it knows itself, and
+            the system partition, unless the directory was a member of its set.
     """
     known = known_node(topology, name).identity
     if known and (known != identity or not unfounded(topology, owned)):

@@ -25,7 +25,7 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from functools import partial
 
 from galileo.dht import placement, topology_changes
-from galileo.dht.topology import NodeInfo
+from galileo.dht.topology import SYSTEM, NodeInfo
 from galileo.errors import GalileoError, InputError, Unavailable
 from galileo.node.replication.replicas import Replicas
 from galileo.node.storage_node import StorageNode
@@ -158,7 +158,9 @@ class ClusterNodes:
                 nodes=silent,
                 after_s=PAUSE_S,
             )
-        partitions = placement.partitions_of_group(topology, topology.groups.index(group))
+        partitions = [*placement.partitions_of_group(topology, topology.groups.index(group))]
+        if topology_changes.system_copies(topology) == 1:
+            partitions.append(SYSTEM)
         leaders = {p: move.node for p in partitions if (move := live.move_of(p)) is not None}
         return frozenset(p for p in partitions if leaders.get(p, name) == name)
 
@@ -235,7 +237,7 @@ class ClusterNodes:
             lambda topology: topology_changes.found_anew(topology, name, lost, lost=known.identity)
         )
         self._mail.broadcast_heartbeat()
-        return sorted(lost)
+        return sorted(lost - {SYSTEM})
 
     def resume(self) -> None:
         """Goes on with a removal that was begun before a restart."""

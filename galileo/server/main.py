@@ -373,7 +373,7 @@ class NodeProcess:
             await self._hear_others()
         name, identity = self.node.name, self._store.identity
         while True:
-            topology, owned = self.node.topology, self.node.live.partitions(name)
+            topology, owned = self.node.topology, self.node.replicas.may_found
             node = topology.by_name.get(name)
             if node is None or node.identity not in ("", identity):
                 return

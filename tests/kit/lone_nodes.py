@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from galileo.dht import placement, topology_changes
-from galileo.dht.topology import Topology
+from galileo.dht.topology import SYSTEM, Topology
 from galileo.errors import CorruptData, GalileoError, Unavailable
 from galileo.node.replication.log_writer import WriteReport
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
@@ -33,7 +33,7 @@ class NoLine:
 
 def founded(topology: Topology, name: str, store: Store) -> Topology:
     """The topology, by which the partitions that a node owns begin in its store."""
-    owned = placement.partitions_by_node(topology)[name]
+    owned = placement.partitions_by_node(topology)[name] | {SYSTEM}
     return topology_changes.identify(topology, name, store.identity, owned)
 
 

@@ -443,6 +443,12 @@ class Replicas:
         return is_another and is_owner and disks[partition] not in ("", me.disk)
 
     @property
+    def may_found(self) -> frozenset[int]:
+        """The partitions that begin in this directory if they have begun in none."""
+        system = frozenset([SYSTEM]) - self._hosted.keys()
+        return self._live.partitions(self.me.node) | system
+
+    @property
     def member_of(self) -> list[int]:
         """The partitions of whose replica set this node is a member, as far as it knows."""
         sets = {p: hosted.machine.state.set for p, hosted in self._hosted.items()}
