@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -36,6 +36,8 @@ FORMAT = 1
 """Of a stored definition."""
 NAMES_MAX = 10_000
 """Names of the datasets, tables and channels of a cluster, dropped ones included."""
+PAGE_BYTES_MAX = 1 << 20
+"""Bytes of the definitions of a page, unless one has more."""
 DATASETS = Table(f"{INTERNAL_PREFIX}datasets", {"name": "text", "definition": "text"}, key="name")
 """The system table of definitions; `definition`: as of `encode`."""
 SYSTEM_TABLES = {table.key: table for table in (DATASETS.spread(1),)}
@@ -143,14 +145,14 @@ class Definitions:
         self.sequences.pop(name, None)
         self.sequences[name] = sequence
 
-    def after(self, sequence: int, name: str) -> Iterator[tuple[int, str]]:
+    def after(self, sequence: int, name: str) -> list[tuple[int, str]]:
         """The changes after a commit, or behind a name in that commit, in order."""
         changed = []
         for other, at in reversed(self.sequences.items()):
             if at < sequence:
                 break
             changed.append((at, other))
-        return iter(sorted(one for one in changed if one > (sequence, name)))
+        return sorted(one for one in changed if one > (sequence, name))
 
 
 class Draft:
@@ -447,6 +449,17 @@ class DefinitionsPage:
     reached: Position
     is_last: bool
     is_anew: bool = False
+
+
+def first_rows(rows: Iterable[DefinitionRow]) -> list[DefinitionRow]:
+    """As many as fit into one page."""
+    taken, size = list[DefinitionRow](), 0
+    for row in rows:
+        size += len(row.data)
+        if taken and size > PAGE_BYTES_MAX:
+            break
+        taken.append(row)
+    return taken
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ look-ups are linearizable. A caller repeats a change at the next leader, and it 
 The other nodes follow. A node that hears by gossip of a commit past its position asks the leader
 for the rows that have changed since. They are late, but never contradict each other: what a node
 knows merges with what the leader says in any order. A node that begins at the first row offers what
-the leader lacks, as after commits were lost for good.
+the leader lacks, as after commits were lost for good. A leader whose table is empty asks the other
+nodes first: it may have been founded anew.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ from galileo.node.definitions import (
     Position,
     decode,
     encode,
+    first_rows,
+    merged,
 )
 from galileo.node.peers import Peers
 from galileo.node.replication.replicas import Replicas
@@ -59,8 +62,6 @@ PRODUCER = "~system"
 """Of the commits; no user's has this character."""
 CHANGES_MAX = 64
 """Changes of one commit."""
-PAGE_BYTES_MAX = 1 << 20
-"""Bytes of the definitions of a page, unless one has more."""
 COMMIT_WAIT_S = 5.0
 PATIENCE_S = 10.0
 """So long a caller looks for a leader that carries its change out."""
@@ -109,6 +110,7 @@ class SystemTables:
         self._learn = learn
         self._definitions = Definitions()
         self._read_until = 0
+        self._has_gathered = False
         self._changing = asyncio.Lock()
         self._calls = GroupedCalls[AnyChange, Definition](
             self._carry_out, wait_s=COMMIT_WAIT_S, items_max=CHANGES_MAX
@@ -135,9 +137,9 @@ class SystemTables:
                 if begun is None and not isinstance(change, LookUp):
                     begun = change.begun(await self._ask_leader(LookUp(change.name)))
                 return await self._ask_leader(begun or change)
-            except (PartitionMoved, Unavailable):
+            except (PartitionMoved, Unavailable) as error:
                 if loop.time() > deadline:
-                    raise
+                    raise (_no_leader() if isinstance(error, PartitionMoved) else error) from error
                 await asyncio.sleep(PAUSE_S)
 
     async def look_up(self, name: str) -> Definition:
@@ -155,11 +157,7 @@ class SystemTables:
     def _leader(self) -> str:
         known = self._live.move_of(SYSTEM)
         if known is None:
-            raise Unavailable(
-                "no node leads the system partition yet, which has the definitions of datasets; "
-                "try again",
-                after_s=PAUSE_S,
-            )
+            raise _no_leader()
         return known.node
 
     def created_by(self, principal: str) -> int:
@@ -181,8 +179,9 @@ class SystemTables:
     async def _carry_out(self, changes: Sequence[AnyChange]) -> Sequence[Definition | Exception]:
         """Carries changes out in one commit, one group after the other."""
         async with self._changing:
-            definitions = await self._read_published()
-            draft, outcomes = Draft(definitions), list[Definition | Exception]()
+            draft, outcomes = Draft(await self._read_published()), list[Definition | Exception]()
+            if not self._read_until and not self._has_gathered:
+                await self._gather(draft)
             for change in changes:
                 try:
                     change.apply(draft)
@@ -194,6 +193,33 @@ class SystemTables:
             # What was only read was true under the lease: no other leader has committed anything.
             self._check_lead()
             return outcomes
+
+    async def _gather(self, draft: Draft) -> None:
+        """Adds what this node and all others that live know.
+
+        Raises:
+            Unavailable: one of them does not answer.
+        """
+        others = [node.name for node in self._live.current.nodes if node.name != self._name]
+        known = self._catalog.definitions()
+        gathered = [self._known_at(node) for node in others if self._replicas.is_alive(node)]
+        for one in (known, *await asyncio.gather(*gathered)):
+            for name, definition in one.items():
+                draft.put(name, merged(draft[name], definition))
+        self._has_gathered = True
+
+    async def _known_at(self, node: str) -> dict[str, Definition]:
+        """What another node knows of all names."""
+        known: dict[str, Definition] = {}
+        while rows := await self._peers.known_definitions(node, max(known, default="")):
+            known |= {row.name: decode(row.data) for row in rows}
+        return known
+
+    def known_after(self, name: str) -> Sequence[DefinitionRow]:
+        """What this node knows of the names behind one, some of them."""
+        known = self._catalog.definitions()
+        named = (DefinitionRow(one, encode(known[one])) for one in sorted(known) if one > name)
+        return first_rows(named)
 
     def _check_lead(self) -> None:
         if not self._replicas.holds_lease(SYSTEM):
@@ -270,20 +296,14 @@ class SystemTables:
             definitions = await self._read_published()
             is_anew = not self._has(after)
             start = Position() if is_anew else after
-            rows, size = list[DefinitionRow](), 0
-            changes = definitions.after(start.sequence, start.name)
-            for sequence, name in changes:
-                row = DefinitionRow(name, encode(definitions[name]))
-                size += len(row.data)
-                if rows and size > PAGE_BYTES_MAX:
-                    break
-                rows.append(row)
-                start = Position(sequence, name)
-            else:
-                # No name sorts behind it, so what this commit changes is not sent again.
-                start = Position(self._read_until, "~")
-            reached = replace(start, epoch=self._epoch_at(start.sequence))
-            return DefinitionsPage(tuple(rows), reached, start.name == "~", is_anew)
+            names = [name for _, name in definitions.after(start.sequence, start.name)]
+            rows = first_rows(DefinitionRow(name, encode(definitions[name])) for name in names)
+            is_last = len(rows) == len(names)
+            # No name sorts behind "~", so what this commit changes is not sent again.
+            sequence = self._read_until if is_last else definitions.sequences[rows[-1].name]
+            name = "~" if is_last else rows[-1].name
+            reached = Position(sequence, name, self._epoch_at(sequence))
+            return DefinitionsPage(tuple(rows), reached, is_last, is_anew)
 
     def _has(self, position: Position) -> bool:
         """Whether the log has the commit at which a follower stands, not another one."""
@@ -306,7 +326,7 @@ class SystemTables:
     async def run(self) -> None:
         """Follows the leader until it is cancelled."""
         while True:
-            pause = FOLLOW_S
+            pause = FOLLOW_S if self._listing is None else PAUSE_S
             if self._is_behind:
                 try:
                     await self._follow()
@@ -356,3 +376,11 @@ class SystemTables:
         """Offers the leader what this node knows and it did not list."""
         for offer in listing.missing(self._catalog.definitions()):
             await self.change(offer)
+
+
+def _no_leader() -> Unavailable:
+    return Unavailable(
+        "no node leads the system partition, which has the definitions of all datasets; try again, "
+        "or start the nodes that are down",
+        after_s=FOLLOW_RETRY_S,
+    )

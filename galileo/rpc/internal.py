@@ -69,6 +69,10 @@ class Internal:
         """What this node knows of a name."""
         return DefinitionRow(name, encode(self._node.known_definition(name)))
 
+    async def known_definitions(self, after: str) -> Sequence[DefinitionRow]:
+        """What this node knows of the names behind one, some of them."""
+        return self._node.system.known_after(after)
+
     async def drop_generations(self, name: str, generations: int) -> Removed:
         """Drops the first generations of a name at this node."""
         return await self._node.drop(name, generations)

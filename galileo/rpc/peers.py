@@ -118,6 +118,7 @@ class PeerOptions:
 CHANGE_DEFINITION = SERVICE.call(Internal.change_definition)
 DEFINITIONS_AFTER = SERVICE.call(Internal.definitions_after)
 LEARN_DEFINITION = SERVICE.call(Internal.learn_definition)
+KNOWN_DEFINITIONS = SERVICE.call(Internal.known_definitions)
 KNOWN_DEFINITION = SERVICE.call(Internal.known_definition)
 DROP_GENERATIONS = SERVICE.call(Internal.drop_generations)
 
@@ -279,6 +280,9 @@ class GrpcPeers:
 
     async def learn_definition(self, node: str, row: DefinitionRow) -> None:
         await self._ask_live(node, LEARN_DEFINITION, row)
+
+    async def known_definitions(self, node: str, after: str) -> Sequence[DefinitionRow]:
+        return await self._ask_live(node, KNOWN_DEFINITIONS, after)
 
     async def known_definition(self, node: str, name: str) -> Definition:
         return decode((await self._ask_live(node, KNOWN_DEFINITION, name)).data)

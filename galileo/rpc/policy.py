@@ -28,6 +28,7 @@ INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
         "digests": Policy(nodes=True, single_field=True),
         "drop_generations": Policy(nodes=True, single_field=True),
         "known_definition": Policy(nodes=True, single_field=True),
+        "known_definitions": Policy(nodes=True, single_field=True),
         "learn_definition": Policy(nodes=True, single_field=True),
         "replicate": Policy(nodes=True, single_field=True, heartbeat=True),
         "replicate_frames": Policy(nodes=True, single_field=True, size=BULK),

@@ -283,6 +283,7 @@ class Replicas:
         led: the partitions that this node leads, and whose frames readers see.
         counts: since the node started.
         comparison: of this leader's logs with those of the other members, once it is connected.
+        is_alive: whether a node has been heard lately, once it is connected.
     """
 
     def __init__(
@@ -336,7 +337,7 @@ class Replicas:
         self._catalog = catalog
         self._link = link
         self._identity_of = identity_of
-        self._is_alive = is_alive
+        self.is_alive = is_alive
         self._lead = lead
         self._learn = learn
         self.comparison = Comparison(
@@ -992,7 +993,7 @@ class Replicas:
         if node == self.me.node:
             return True
         if node not in members or identity not in ("", members[node].disk):
-            return bool(identity) and self._is_alive(node)
+            return bool(identity) and self.is_alive(node)
         heard_at = hosted.machine.heard_at(members[node])
         return self._monotonic() < heard_at + self.options.heal_after_s
 
