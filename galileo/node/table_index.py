@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,11 @@ class _Partition:
         """The runs, with one of the memtable."""
         return (*self.runs, _merged(self.memtable)) if self.memtable else self.runs
 
+    def runs_after(self, after: int) -> tuple[Versions, ...]:
+        """Sorted runs that have all versions since the commits past one."""
+        newer = list(takewhile(lambda part: part.sequence[-1] > after, reversed(self.memtable)))
+        return (*self.runs, _merged(newer[::-1])) if newer else self.runs
+
     def with_commits(self, versions: Versions) -> _Partition:
         memtable, waiting = (*self.memtable, versions), self.waiting + len(versions)
         if waiting < MEMTABLE_VERSIONS:
@@ -196,7 +202,7 @@ class TableIndex:
     def versions(self, partition: int, *, after: int = 0, until: int) -> Versions:
         """The versions since the commits (after, until], sorted by key."""
         parts = []
-        for run in self._of(partition).sorted_runs:
+        for run in self._of(partition).runs_after(after):
             is_wanted = (run.since > after) & (run.since <= until)
             if is_wanted.all():
                 parts.append(run)
@@ -218,7 +224,7 @@ class TableIndex:
             until: nor do those past it.
         """
         found = [NO_VERSIONS]
-        for run in self._of(partition).sorted_runs:
+        for run in self._of(partition).runs_after(after):
             starts = np.searchsorted(run.high, hashes[:, 0], side="left")
             counts = np.searchsorted(run.high, hashes[:, 0], side="right") - starts
             key = np.repeat(np.arange(len(hashes)), counts)
