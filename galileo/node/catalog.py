@@ -8,7 +8,7 @@ never taken in again. Inside the cluster a dataset goes by its key (`StoredSchem
 that is late can meet another one of the same name. Of two schemas of a dataset that with more
 features counts.
 
-The system tables have shards, too, which clients do not find.
+The system tables have shards, too, of which clients do not find the hidden ones.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ from galileo.model.schema import (
     other_kind,
     unknown_dataset,
 )
+from galileo.model.system import HIDDEN_TABLES, SYSTEM_TABLES
 from galileo.model.table import Table
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.dataset_shard import DatasetShard
-from galileo.node.definitions import SYSTEM_TABLES, Definition
+from galileo.node.definitions import Definition
 from galileo.node.replication.log_writer import LogOwner, LogWriter
 from galileo.node.shard import ALL_PARTITIONS, Results, Shard, partition_moved
 from galileo.node.table_shard import TableShard
@@ -101,7 +102,7 @@ class Catalog:
         self._syncing = syncing
         self._options = options
         self._shards: dict[str, AnyShard] = {}
-        self._kinds: dict[type, tuple[Mapping[str, AnyShard], Any]] = {}
+        self._kinds: dict[type, Mapping[str, Any]] = {}
         self._keys: dict[str, str] = {}
         self._changed = set[str]()
         self._owned_before: Container[int] | None = None
@@ -119,14 +120,28 @@ class Catalog:
         for table in SYSTEM_TABLES.values():
             store.create_dataset(table)
         for schema in store.schemas().values():
-            self._shards[schema.key] = self._new_shard(schema)
-            if schema.key not in SYSTEM_TABLES:
+            self._add(schema)
+            if schema.key not in HIDDEN_TABLES:
                 self._keys[schema.name] = schema.key
         store.recover(self._replay)
         for dataset, partition in store.damaged:
             self._shards[dataset].detach(partition)  # Some of its commits have been replayed.
         for (dataset, partition), journal in store.journals().items():
             self._attach(dataset, partition, journal)
+
+    def _add(self, schema: StoredSchema) -> None:
+        """Adds a shard to new mappings, since others may be going through the present ones."""
+        shard = self._new_shard(schema)
+        self._shards = {**self._shards, schema.key: shard}
+        kind = type(shard)
+        self._kinds[kind] = {**self._kinds.get(kind, {}), schema.key: shard}
+
+    def _remove(self, keys: Iterable[str]) -> None:
+        """Removes shards; the mappings of other kinds stay the same objects."""
+        for shard in [self._shards[key] for key in keys if key in self._shards]:
+            kind, key = type(shard), shard.schema.key
+            self._shards = {k: one for k, one in self._shards.items() if k != key}
+            self._kinds[kind] = {k: one for k, one in self._kinds[kind].items() if k != key}
 
     def _new_shard(self, schema: StoredSchema) -> AnyShard:
         options: dict[str, Any] = {
@@ -150,8 +165,8 @@ class Catalog:
 
     @property
     def keys(self) -> list[str]:
-        """The keys of all datasets, without system tables."""
-        return sorted(self._shards.keys() - SYSTEM_TABLES.keys())
+        """The keys of all datasets, without hidden tables."""
+        return sorted(self._shards.keys() - HIDDEN_TABLES.keys())
 
     @property
     def names(self) -> list[str]:
@@ -173,12 +188,7 @@ class Catalog:
         return self._of_kind(ChannelShard)
 
     def _of_kind(self, kind: type[S]) -> Mapping[str, S]:
-        shards, known = self._shards, self._kinds.get(kind)
-        if known is None or known[0] is not shards:
-            chosen = {key: one for key, one in shards.items() if isinstance(one, kind)}
-            known = self._kinds[kind] = shards, chosen
-        chosen = known[1]
-        return chosen
+        return self._kinds.get(kind, {})
 
     @property
     def channels(self) -> dict[str, Channel]:
@@ -271,7 +281,7 @@ class Catalog:
             UnknownDataset: it was dropped, or there is none; the error names the nearest one.
         """
         shard = self._shards.get(dataset)
-        if shard is None or dataset in SYSTEM_TABLES:
+        if shard is None or dataset in HIDDEN_TABLES:
             name = name_of_key(dataset)
             if self.is_dropped(dataset):
                 raise dropped_dataset(name, is_again=self.key_of(name) is not None)
@@ -302,7 +312,7 @@ class Catalog:
             shard = self._shards.get(schema.key)
             if shard is None:
                 self._store.create_dataset(schema)
-                self._shards = {**self._shards, schema.key: self._new_shard(schema)}
+                self._add(schema)
                 self._keys[schema.name] = schema.key
                 self._changed.add(schema.key)
             elif more := _added_features(schema, shard):
@@ -369,7 +379,7 @@ class Catalog:
             with self._opening:
                 writers = [self._writers.pop(key) for key in dropped if key in self._writers]
                 shards = [self._shards[key] for key in dropped if key in self._shards]
-                self._shards = {k: shard for k, shard in self._shards.items() if k not in dropped}
+                self._remove(dropped)
             if self._keys.get(name) in dropped:
                 del self._keys[name]
             return shards, writers

@@ -20,7 +20,6 @@ from typing import TypeAlias
 from galileo.errors import CorruptData, GalileoError, InputError, QuotaExceeded
 from galileo.model.retention import UNLIMITED, Retention, VersionedRetention
 from galileo.model.schema import (
-    INTERNAL_PREFIX,
     Schema,
     StoredSchema,
     dropped_dataset,
@@ -30,7 +29,6 @@ from galileo.model.schema import (
     unknown_dataset,
 )
 from galileo.model.stored_schema import stored_schema_from_json
-from galileo.model.table import Table
 
 FORMAT = 1
 """Of a stored definition."""
@@ -38,10 +36,6 @@ NAMES_MAX = 10_000
 """Names of the datasets, tables and channels of a cluster, dropped ones included."""
 PAGE_BYTES_MAX = 1 << 20
 """Bytes of the definitions of a page, unless one has more."""
-DATASETS = Table(f"{INTERNAL_PREFIX}datasets", {"name": "text", "definition": "text"}, key="name")
-"""The system table of definitions; `definition`: as of `encode`."""
-SYSTEM_TABLES = {table.key: table for table in (DATASETS.spread(1),)}
-"""The tables of the system partition by key. Their rows are all in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ from galileo.model.schema import (
     has_columns,
     split_key,
 )
+from galileo.model.system import HIDDEN_TABLES
 from galileo.model.table import Table
 from galileo.node import row_checks
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped
@@ -62,7 +63,6 @@ from galileo.node.cluster_view import ClusterView
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.definitions import (
     NOTHING,
-    SYSTEM_TABLES,
     AddFeatures,
     CreateDataset,
     Definition,
@@ -826,7 +826,7 @@ class StorageNode:
                 held=self.held(dataset),
             )
             for dataset, shard in sorted(self.catalog.shards.items())
-            if dataset not in SYSTEM_TABLES
+            if dataset not in HIDDEN_TABLES
         ]
 
     def held(self, dataset: str) -> tuple[HeldBack, ...]:

@@ -29,12 +29,11 @@ from galileo.dht.topology import SYSTEM
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, PartitionMoved, Unavailable
 from galileo.grouped_calls import GroupedCalls
+from galileo.model.system import DATASETS
 from galileo.model.table import index_versions, versions_of
 from galileo.node.catalog import Catalog
 from galileo.node.cluster_view import ClusterView
 from galileo.node.definitions import (
-    DATASETS,
-    SYSTEM_TABLES,
     AnyChange,
     Definition,
     DefinitionRow,
@@ -260,10 +259,10 @@ class SystemTables:
             PartitionMoved: this node leads no more.
             Unavailable: they are not published yet, and may be later.
         """
-        table, loop = SYSTEM_TABLES[DATASETS.key], asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         data = [encode(definition) for definition in changed.values()]
-        rows = versions_of(table, pa.table({"name": list(changed), "definition": data}))
-        [(versions, keys)] = index_versions(table, rows).values()
+        rows = versions_of(DATASETS, pa.table({"name": list(changed), "definition": data}))
+        [(versions, keys)] = index_versions(DATASETS, rows).values()
         journal = self._shard.journals.get(SYSTEM)
         number = ((None if journal is None else journal.last_batch(PRODUCER)) or 0) + 1
         commit = Commit(PRODUCER, number, versions, keys, unchanged_since=self._read_until)

@@ -36,10 +36,10 @@ from galileo.election.machine import ElectionOptions
 from galileo.election.ranking import Suitability
 from galileo.errors import ConfigError, GalileoError
 from galileo.histogram import LOOP_BOUNDS_S, DurationHistogram
+from galileo.model.system import DATASETS
 from galileo.node.catalog import CatalogOptions
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.compaction_runner import CompactionRunnerOptions
-from galileo.node.definitions import SYSTEM_TABLES
 from galileo.node.retention_plan import ReaderProgress
 from galileo.node.retention_runner import RetentionRunnerOptions
 from galileo.node.sampler_store import UploadOptions
@@ -539,7 +539,7 @@ class NodeProcess:
 
     def _observe_commits(self, datasets: Iterable[str]) -> None:
         for dataset in datasets:
-            if dataset in SYSTEM_TABLES:
+            if dataset == DATASETS.key:
                 self.node.system.wake()
             self.driver.feed(self._commits_observed(dataset))
 

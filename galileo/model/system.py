@@ -1,0 +1,19 @@
+"""The tables of the system partition: what the whole cluster shares.
+
+Nodes make them when they start; no call creates or drops one. All rows of a system table are in one
+partition, which is replicated whatever the number of copies of the data.
+"""
+
+from __future__ import annotations
+
+from galileo.model.schema import INTERNAL_PREFIX
+from galileo.model.table import Table
+
+DATASETS = Table(
+    f"{INTERNAL_PREFIX}datasets", {"name": "text", "definition": "text"}, key="name"
+).spread(1)
+"""The definitions of datasets; `definition`: as of `galileo.node.definitions.encode`."""
+HIDDEN_TABLES = {table.key: table for table in (DATASETS,)}
+"""System tables that clients do not find, by key."""
+SYSTEM_TABLES = HIDDEN_TABLES
+"""All system tables by key."""
