@@ -30,6 +30,7 @@ from galileo.dht.topology import (
     NodeInfo,
     Topology,
     balanced_ranges,
+    partition_name,
 )
 from galileo.dht.topology import Group as NodeGroup
 from galileo.errors import InputError, TransientError, reason_of
@@ -219,7 +220,7 @@ def remarks(status: ClusterStatus) -> str:
         if node.evaluator_problem:
             lines.append(f"{node.name}: evaluates no queries: {node.evaluator_problem}")
         if node.under_replicated:
-            partitions = ", ".join(map(str, node.under_replicated))
+            partitions = ", ".join(map(partition_name, node.under_replicated))
             lines.append(f"{node.name}: too few copies of partitions {partitions}")
         lines += [f"{node.name}: {pending}" for pending in node.pending]
         lines += [f"{node.name}: damaged: {damage}" for damage in node.damaged]

@@ -15,6 +15,7 @@ from galileo.cli.retention import HeldCommits, HeldResults
 from galileo.client.node_diagnostics import CcqProblem, NodeReport
 from galileo.client.results import Delivery, NodeStatus
 from galileo.dht.rack_spread import RackSpread
+from galileo.dht.topology import partition_name
 from galileo.model.broker import Broker
 from galileo.server.host_checks import HostCondition
 
@@ -387,16 +388,22 @@ def _stopped(node: str, status: NodeStatus) -> Iterator[Finding]:
 
 def _copies(node: str, status: NodeStatus) -> Iterator[Finding]:
     for pending in status.pending:
+        is_removal = pending.startswith("its removal waits")
         yield Finding(
             "warning",
             node,
             pending,
-            "what was asked of the cluster is not done yet",
+            "what was asked of the cluster is not done yet"
+            if is_removal
+            else "the node neither shows nor changes the rows of its own dataset of the name",
             "the removal goes on by itself when its reason is gone, or ends by "
-            f"`galileo node remove {node} --undo`",
+            f"`galileo node remove {node} --undo`"
+            if is_removal
+            else "if its rows are needed, copy the directory while the node is stopped. To end "
+            "the conflict, drop the dataset: every node deletes what it has of the name",
         )
     if status.under_replicated:
-        partitions = ", ".join(map(str, status.under_replicated))
+        partitions = ", ".join(map(partition_name, status.under_replicated))
         yield Finding(
             "warning",
             node,

@@ -12,6 +12,7 @@ import click
 from galileo.cli.datasets import is_terminal
 from galileo.cli.output import handle_errors
 from galileo.cli.session import Session, json_option
+from galileo.dht.topology import partition_name
 from galileo.errors import InputError
 from galileo.server import recovery as recoveries
 from galileo.server.recovery import Recovery, SurvivingLog
@@ -73,7 +74,7 @@ def _row(log: SurvivingLog) -> dict[str, object]:
 
 
 def _is_confirmed(plan: Recovery) -> bool:
-    partitions = ", ".join(map(str, plan.states)) or "none"
+    partitions = ", ".join(map(partition_name, sorted(plan.states))) or "none"
     return click.confirm(
         f"Recover partitions {partitions}? Commits after the last ones shown are lost for good, "
         "unless another survivor has them.",

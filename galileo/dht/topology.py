@@ -490,6 +490,11 @@ def _founding(raw: Mapping[str, Any] | None) -> Founding | None:
     return Founding(int(raw["fingerprint"]), owners, ordinals, disks, system)
 
 
+def partition_name(partition: int) -> str:
+    """What a partition is called where people read of it."""
+    return "system" if partition == SYSTEM else str(partition)
+
+
 def with_port(address: str) -> str:
     """The address with the default port if it has none: "host" or "[::1]"."""
     has_port = ":" in address and not address.endswith("]")

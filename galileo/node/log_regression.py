@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.dht.topology import partition_name
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class LogRegression:
 
     def __str__(self) -> str:
         return (
-            f"partition {self.partition} of dataset {self.dataset!r} at node {self.node} had "
+            f"partition {partition_name(self.partition)} of dataset {self.dataset!r} at node {self.node} had "
             f"commit {self.had:,}, and came back with commit {self.has:,} as the last one"
         )
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.cursor import Cursor
+from galileo.dht.topology import partition_name
 from galileo.errors import (
     NAMED_MAX,
     GalileoError,
@@ -596,8 +597,8 @@ def partition_moved(partitions: Iterable[int]) -> PartitionMoved:
     """The error for partitions that are not this node's own."""
     others = sorted(partitions)
     return PartitionMoved(
-        f"expected partitions of this node, got {listed(others)}; they are at another node now, or "
-        "come here in a moment; try again",
+        f"expected partitions of this node, got {listed(others, text_of=partition_name)}; they are "
+        "at another node now, or come here in a moment; try again",
         after_s=0.1,
         partitions=others[:NAMED_MAX],
     )

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from galileo.dht.topology import partition_name
 from galileo.errors import GalileoError
 from galileo.model.schema import name_of_key
 from galileo.node.catalog import Catalog
@@ -125,7 +126,7 @@ class Comparison:
             assert theirs is not None, "what is not known does not differ"
             first, last = await self._narrow(member, asked, theirs.after)
             self.diverged[copy] = what = (
-                f"partition {asked.partition} of {name_of_key(asked.dataset)}: the copy of "
+                f"partition {partition_name(asked.partition)} of {name_of_key(asked.dataset)}: the copy of "
                 f"{member.node} differs in commits {first} to {last}"
             )
             log.error("%s; see galileo doctor", what)

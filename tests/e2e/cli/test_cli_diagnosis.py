@@ -12,6 +12,7 @@ from galileo.cli.retention import held_results
 from galileo.client.node_diagnostics import CcqProblem, NodeReport
 from galileo.client.results import ClusterStatus, Delivery, NodeStatus
 from galileo.dht.rack_spread import RackSpread
+from galileo.dht.topology import SYSTEM
 from galileo.model.broker import Broker, Into
 from galileo.server.host_checks import REFUSED_S, HostCondition
 
@@ -61,9 +62,9 @@ def test_diagnosis_of_a_healthy_cluster_is_empty() -> None:
         ({"status": STOPPED}, "problem", "takes no writes: rain/p3"),
         ({"status": replace(STATUS, state="draining")}, "warning", "is draining"),
         (
-            {"status": replace(STATUS, under_replicated=(3, 7))},
+            {"status": replace(STATUS, under_replicated=(3, 7, SYSTEM))},
             "warning",
-            "too few copies of partitions 3, 7",
+            "too few copies of partitions 3, 7, system",
         ),
         ({"status": replace(STATUS, pending=("restart it",))}, "warning", "restart it"),
         (
@@ -247,6 +248,23 @@ def test_diagnosis_of_one_copy_is_one_finding_for_all_nodes() -> None:
     one = replace(WELL, replicas=1)
     assert found(one, replace(one, name="b")) == [("warning", "", "each partition has one copy")]
     assert found(replace(one, replicas=3)) == []
+
+
+@pytest.mark.parametrize(
+    ("pending", "advice"),
+    [
+        ("its removal waits: disk full", "galileo node remove a --undo"),
+        ("this directory has another dataset 'nam'", "drop the dataset"),
+    ],
+)
+def test_diagnosis_of_what_is_pending_says_what_ends_it(pending: str, advice: str) -> None:
+    [finding] = of_cluster([replace(WELL, status=replace(STATUS, pending=(pending,)))])
+    assert advice in finding.advice
+
+
+def test_status_remarks_call_the_system_partition_by_its_name() -> None:
+    node = replace(STATUS, under_replicated=(0, SYSTEM))
+    assert remarks(ClusterStatus((node,))) == "a: too few copies of partitions 0, system"
 
 
 def test_status_remarks_name_lost_commits_once() -> None:
