@@ -28,12 +28,28 @@ from galileo.graph.summary import BINS_MAX
 from galileo.labels import to_ipc
 from galileo.model.schema import FEATURES_MAX, features_to_json
 from galileo.node.cluster_analytics import CHILDREN_MAX
+from galileo.node.definitions import (
+    AddFeatures,
+    CreateDataset,
+    Definition,
+    DefinitionRow,
+    OfferDefinition,
+    Position,
+    encode,
+)
 from galileo.node.peers import PARTS_SCHEMA
 from galileo.node.replication.protocol import CommitRange, Envelope
 from galileo.query.nearest import COUNT_MAX
 from galileo.replication.messages import Acknowledged, NewerSet, PreVote, Vote
 from galileo.replication.values import Epochs, Member, ReplicaSet
 from galileo.rpc.admission import FIELDS_MAX, NAME_CHARACTERS_MAX, SMALL_REQUEST_BYTES_MAX
+from galileo.rpc.peers import (
+    CHANGE_DEFINITION,
+    DEFINITIONS_AFTER,
+    DROP_GENERATIONS,
+    KNOWN_DEFINITION,
+    LEARN_DEFINITION,
+)
 from galileo.rpc.replication import DIGESTS, REPLICATE, REPLICATE_FRAMES
 from galileo.wire import token
 from galileo.wire.internal.v1 import peers_pb2
@@ -436,6 +452,20 @@ def _digests() -> Iterator[bytes]:
     yield DIGESTS.encode(Member("n", ""), ranges)
 
 
+def _change_definition() -> Iterator[bytes]:
+    for text in _large_schemas():
+        yield CHANGE_DEFINITION.encode(CreateDataset(text, "made"))
+    features = [galileo.Feature(f"a{i}") for i in range(15_000)]
+    yield CHANGE_DEFINITION.encode(AddFeatures(WIDE, features_to_json(features)))
+    yield CHANGE_DEFINITION.encode(OfferDefinition("made", "[" * len(LONG)))
+
+
+def _learn_definition() -> Iterator[bytes]:
+    definition = Definition(schema=wide_schema())
+    for text in (encode(definition), "[" * len(LONG)):
+        yield LEARN_DEFINITION.encode(DefinitionRow(WIDE, text))
+
+
 def _one(*requests: Message) -> Callable[[], Requests]:
     return lambda: iter(requests)
 
@@ -514,9 +544,6 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
             _one(peers_pb2.ReadHandedOffCacheRequest(ccq_id="absent", after=cursor())),
         ),
         "PeerCluster/Gossip": WorstCall("messages", _gossip),
-        "PeerCluster/ReadDefinitions": WorstCall(
-            "definitions", _one(peers_pb2.ReadDefinitionsRequest(slot=0))
-        ),
         "PeerSamplers/Get": WorstCall(_TEXT, _one(peers_pb2.GetSamplerRequest(digest=NAME))),
         "internal/replicate": WorstCall(
             "messages, logs", _replicate(SMALL_REQUEST_BYTES_MAX, REPLICATE.encode)
@@ -525,6 +552,17 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
             "messages, logs", _replicate(HEAD_BYTES_MAX, REPLICATE_FRAMES.encode)
         ),
         "internal/digests": WorstCall("ranges", _digests),
+        "internal/change_definition": WorstCall("features", _change_definition),
+        "internal/definitions_after": WorstCall(
+            "bytes of a page", lambda: iter([DEFINITIONS_AFTER.encode(Position(name=NAME))])
+        ),
+        "internal/learn_definition": WorstCall("features", _learn_definition),
+        "internal/known_definition": WorstCall(
+            _TEXT, lambda: iter([KNOWN_DEFINITION.encode(NAME)])
+        ),
+        "internal/drop_generations": WorstCall(
+            _TEXT, lambda: iter([DROP_GENERATIONS.encode(NAME, 1)])
+        ),
     }
 )
 """By method, "Service/Method"."""
