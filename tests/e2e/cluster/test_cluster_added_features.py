@@ -18,10 +18,9 @@ import galileo
 from galileo.cli.main import main
 from galileo.client import Client
 from galileo.cluster import LocalCluster
-from galileo.dht.topology import Topology
+from galileo.dht.topology import SYSTEM, Topology
 from galileo.errors import InvalidSchema
 from galileo.local_node import LocalNode
-from galileo.node.catalog import dataset_home
 
 TEMPERATURE = galileo.Feature("temperature", "K")
 NOTE = galileo.Feature("note", type="text", indexed=False)
@@ -104,9 +103,11 @@ def await_whole(client: Client) -> None:
     wait_until(is_whole, what="all nodes and copies", timeout_s=TIMEOUT_S)
 
 
-def other_than_home(cluster: LocalCluster, client: Client) -> LocalNode:
-    home = dataset_home(Topology.from_json(client.topology_json()), "air")
-    return next(node for node in cluster.nodes if node.name != home)
+def system_leader(cluster: LocalCluster, client: Client) -> LocalNode:
+    """The node that leads the system partition, whose rows are the definitions."""
+    topology = Topology.from_json(client.topology_json())
+    leader = next(move.node for move in topology.moved if move.partition == SYSTEM)
+    return next(node for node in cluster.nodes if node.name == leader)
 
 
 def await_updates(client: Client, ccq: galileo.Ccq, rows: int) -> None:
@@ -141,7 +142,8 @@ def test_features_are_added_while_a_node_is_down(tmp_path: Path, replicas: int) 
         client.create_dataset(SCHEMA)
         ledger.send(client, 120)
         old = other.submit("air", WARM, interval="1s")
-        down = other_than_home(cluster, client)
+        await_whole(client)
+        down = system_leader(cluster, client)
         down.kill()
 
         schema = client.add_features("air", [GUST, SITE])

@@ -24,6 +24,7 @@ from galileo.rpc.call_log import CallTracker
 from galileo.rpc.channels import ChannelsServicer
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.interceptor import CallInterceptor
+from galileo.rpc.internal import Internal, add_internal
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.query import QueryServicer
 from galileo.rpc.storage import StorageServicer
@@ -100,7 +101,12 @@ class Served:
 
 @dataclass
 class Company:
-    """Nodes a and c in the west, b in the east. `dead` are those that all nodes hold dead."""
+    """Nodes a and c in the west, b in the east; a leads the system partition.
+
+    Attributes:
+        dead: those that all nodes hold dead.
+        known: the topology with what the nodes that have started found and lead.
+    """
 
     topology: Topology
     schema: Schema = SCHEMA
@@ -108,6 +114,10 @@ class Company:
     query_servicer: type[QueryServicer] = QueryServicer
     dead: set[str] = field(default_factory=set)
     members: dict[str, Served] = field(default_factory=dict)
+    known: Topology = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.known = self.topology
 
     def __getitem__(self, name: str) -> Served:
         return self.members[name]
@@ -115,13 +125,8 @@ class Company:
     async def start(self, name: str, server: grpc.aio.Server, directory: Path) -> None:
         store = Store.open(directory, JournalOptions(durability="none"), wall=lambda: 0.0)
         peers = GrpcPeers(self.topology, is_dead=lambda node: node in self.dead)
-        node = lone_node(
-            name,
-            self.topology,
-            store=store,
-            peers=peers,
-            options=self.options,
-        )
+        node = lone_node(name, self.known, store=store, peers=peers, options=self.options)
+        self.known = node.topology
         storage = StorageServicer(node)
         add_service(STORAGE, storage, server)
         add_service(PEER_STORAGE, storage, server)
@@ -139,6 +144,7 @@ class Company:
             drain=lambda is_on: None,
         )
         add_service(CLUSTER, cluster, server)
+        add_internal(Internal(node), server)
         await server.start()
         channel = open_channel(self.topology.by_name[name].address)
         self.members[name] = Served(node, exploration, peers, server, channel)

@@ -32,7 +32,6 @@ from galileo.labels import to_ipc
 from galileo.model.channel import Channel
 from galileo.model.schema import Schema, StoredSchema
 from galileo.model.table import Table
-from galileo.node.catalog import dataset_home
 from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.peers import PARTS_SCHEMA
 from galileo.query import Query
@@ -95,7 +94,7 @@ async def test_create_dataset_at_any_node_is_listed_at_all(company: Any) -> None
         assert list(listed.schemas_json) == [company.schema.to_json()]
 
 
-async def test_create_dataset_refused_by_the_home_keeps_its_error(company: Any) -> None:
+async def test_create_dataset_refused_by_the_leader_keeps_its_error(company: Any) -> None:
     await create(company)
     for name in "abc":
         refused = await error(create(company, name))
@@ -109,18 +108,12 @@ async def test_create_dataset_with_an_invalid_schema_is_refused(company: Any) ->
     assert refused.kind == "invalid_schema"
 
 
-def homed_at(company: Any, home: str) -> Schema:
-    names = (f"dataset-{number}" for number in range(100))
-    name = next(name for name in names if dataset_home(company.topology, name) == home)
-    return Schema(name, company.schema.features, geohash_precision=2, time_bucket="1d")
-
-
 @pytest.fixture
 async def late(company: Any) -> Schema:
     """A dataset that c has not heard of, because the others held it dead."""
-    schema = homed_at(company, "b")
+    schema = Schema("late", company.schema.features, geohash_precision=2, time_bucket="1d")
     company.dead.add("c")
-    await create(company, "a", schema)
+    await create(company, "b", schema)
     company.dead.clear()
     assert schema.name not in company["c"].node.catalog.names
     return schema

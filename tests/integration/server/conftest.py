@@ -15,6 +15,7 @@ from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import Unavailable
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
+from galileo.node.definitions import Definition
 from galileo.node.peers import CommitAnswer, CommitTask
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.server.peer_messaging import PeerMessenger
@@ -54,9 +55,8 @@ class Wire:
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
         return await self.nodes[node].ingest.commit(task)
 
-    async def datasets(self, node: str) -> list[Schema]:
-        catalog = self.nodes[node].catalog
-        return [shard.schema for shard in catalog.shards.values()]
+    async def known_definition(self, node: str, name: str) -> Definition:
+        return self.nodes[node].known_definition(name)
 
 
 @pytest.fixture
@@ -72,6 +72,7 @@ async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
             peers=made,
             options=NodeOptions(),
         )
+        topology = made.nodes[name].topology  # Of which the first leads the system partition.
     yield made
     for node in made.nodes.values():
         await node.close()

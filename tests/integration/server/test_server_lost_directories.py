@@ -56,7 +56,6 @@ class Asked:
             SimpleNamespace(change=self.change),  # type: ignore[arg-type]
             peers=anything,
             mail=mail,
-            definitions=anything,
             drain=anything,
             coordinated=anything,
             is_alive=self.alive.__contains__,

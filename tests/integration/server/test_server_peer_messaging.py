@@ -25,10 +25,10 @@ from galileo.dht.membership import (
 from galileo.dht.node_states import RUN_BITS
 from galileo.dht.register import Ballot, first_state
 from galileo.election.messages import AssignmentAccepted, Digest, Poll, RecordRequest
-from galileo.errors import ConfigError, InputError, PartitionReadOnly
-from galileo.model.retention import Retention
+from galileo.errors import ConfigError, InputError
 from galileo.model.schema import Feature
 from galileo.node.cluster_view import ClusterView
+from galileo.node.definitions import DATASETS
 from galileo.query import parse
 from galileo.rpc.internal import PROTOCOL
 from galileo.server.gossip_codec import gossip_to_pb
@@ -216,7 +216,7 @@ async def test_heartbeat_carries_own_entries_that_the_peer_lacks_only(
         deltas = [delta for request in requests for delta in request.states.deltas]
         return [entry.key for delta in deltas for entry in delta.entries]
 
-    whole = ["address", "disk", "led", "commits/nam", "commits/gfs"]
+    whole = ["address", "disk", "led", f"commits/{DATASETS.key}", "commits/nam", "commits/gfs"]
     assert [await reported() for _ in range(2)] == [whole, []]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     post.wire.replies_lost.add("b")
@@ -336,33 +336,22 @@ async def test_heartbeats_converge_after_losses_reordering_and_restarts(
     await asyncio.gather(*running, return_exceptions=True)
 
 
-async def test_heartbeat_makes_the_peer_fetch_missing_datasets(post: Post, schema: Any) -> None:
-    other = type(schema)("gfs", schema.features)
-    post.wire.nodes["a"].catalog.adopt(other)
-    await post.heartbeat("a", "b")
-    assert post.wire.nodes["b"].catalog.schema("gfs") == other
-
-
-async def test_heartbeat_makes_the_peer_fetch_features_and_then_brings_synopses(
+async def test_synopses_with_features_that_the_peer_lacks_are_sent_until_it_knows_them(
     post: Post, make_observations: Callable[[int], pa.Table], schema: Any
 ) -> None:
     a, b = post.wire.nodes["a"], post.wire.nodes["b"]
-    assert dict((await post.heartbeat("a", "b")).heartbeat.datasets) == {"nam": 0}
-    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
-    await post.heartbeat("a", "b")
     wider = schema.with_features([Feature("gust"), Feature("site", type="text")])
     a.catalog.adopt(wider)
-    request = await post.heartbeat("a", "b")
-    numbers = dict(request.heartbeat.datasets)
-    assert numbers == {"nam": 2}
-    await settled(lambda: b.catalog.schema("nam") == wider)
+    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
+    published = a.catalog.shard("nam").own_published().sequences
     query = parse("gust > 0", wider)
+    for _ in range(3):
+        assert (await post.heartbeat("a", "b")).heartbeat.synopses
+    assert not b.view.pruned_until(query, frozenset(published))
+    b.catalog.adopt(wider)
     for _ in range(2):
         await post.heartbeat("a", "b")
-    pruned = b.view.pruned_until(query, frozenset(a.topology.partitions))
-    published = a.catalog.shard("nam").own_published().sequences
-    assert published
-    assert {p: pruned[p] for p in published} == dict(published), "no commit has the feature"
+    assert b.view.pruned_until(query, frozenset(published)) == published, "none has the feature"
     assert b.view.graph(wider).schema == wider
 
 
@@ -375,29 +364,10 @@ async def test_heartbeat_of_a_node_that_knows_fewer_features_brings_its_synopses
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     for _ in range(3):
         await post.heartbeat("a", "b")
-    assert a.catalog.schema("nam") == schema, "b has sent no heartbeat yet"
+    assert a.catalog.schema("nam") == schema
     pruned = b.view.pruned_until(parse("gust > 0", wider), frozenset(a.topology.partitions))
     published = a.catalog.shard("nam").own_published().sequences
     assert {p: pruned[p] for p in published} == dict(published)
-    await post.heartbeat("b", "a")
-    await settled(lambda: a.catalog.schema("nam") == wider)
-
-
-async def test_heartbeat_announces_a_drop_until_acknowledged(post: Post) -> None:
-    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
-    await post.heartbeat("a", "b")  # The first reply of a life says only which life it is.
-    await a.drop("nam", 1)
-    post.wire.away.add("b")
-    assert len((await post.heartbeat("a", "b")).heartbeat.dropped) == 1
-    post.wire.away.clear()
-    assert len((await post.heartbeat("a", "b")).heartbeat.dropped) == 1
-    await settled(lambda: not b.catalog.keys)
-    assert b.catalog.generations == {"nam": 1}
-    async with asyncio.timeout(TIMEOUT_S):
-        while (await post.heartbeat("a", "b")).heartbeat.dropped:
-            pass
-    await post.heartbeat("b", "a")
-    assert a.catalog.keys == [], "b's heartbeats do not bring it back"
 
 
 async def test_heartbeat_of_a_node_that_missed_a_drop_omits_the_dataset(
@@ -410,7 +380,7 @@ async def test_heartbeat_of_a_node_that_missed_a_drop_omits_the_dataset(
     for dataset in ("nam", "gfs"):
         await b.ingest.ingest(dataset, make_observations(300), producer="p", batch=0)
     await a.drop("nam", 1)
-    a.catalog.create(schema)
+    a.catalog.adopt(schema.of_generation(1))
     for _ in range(4):
         await post.heartbeat("b", "a")
     await post.until(lambda: len(post.heartbeats) >= 4)
@@ -419,49 +389,6 @@ async def test_heartbeat_of_a_node_that_missed_a_drop_omits_the_dataset(
     assert a.view.sequences("gfs") == b.catalog.shard("gfs").published(), "others arrive"
     assert (a.view.sequences("nam"), a.view.sequences("nam@1")) == (EMPTY_CURSOR, EMPTY_CURSOR)
     assert a.view.losses.known == []
-
-
-async def test_heartbeat_repeats_a_drop_that_the_disk_refused(
-    post: Post, schema: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
-    await post.heartbeat("a", "b")
-    await a.drop("nam", 1)
-
-    def refuse(*_: object) -> list[str]:
-        raise PartitionReadOnly("the disk is full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(b.store, "drop_dataset", refuse)
-        post["a"].send("b", Poll("news"))
-        await post.heartbeat("a", "b")
-        await post.until(lambda: bool(post.messages))
-        assert b.catalog.keys == ["nam"]
-    assert (await post.heartbeat("a", "b")).heartbeat.dropped
-    await settled(lambda: not b.catalog.keys)
-    assert b.catalog.generations == {"nam": 1}
-
-
-async def test_heartbeat_announces_a_retention_until_acknowledged(post: Post) -> None:
-    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
-    first = a.catalog.set_retention("nam", Retention("30d"))
-    post.wire.away.add("b")
-    assert len((await post.heartbeat("a", "b")).heartbeat.retentions) == 1
-    post.wire.away.clear()
-    post.wire.replies_lost.add("b")
-    assert len((await post.heartbeat("a", "b")).heartbeat.retentions) == 1
-    assert b.catalog.retention("nam") == first
-    post.wire.replies_lost.clear()
-    # The first word of a life says only which life it is.
-    counts = [len((await post.heartbeat("a", "b")).heartbeat.retentions) for _ in range(4)]
-    assert counts == [1, 1, 0, 0]
-    second = a.catalog.set_retention("nam", None)
-    assert len((await post.heartbeat("a", "b")).heartbeat.retentions) == 1
-    assert b.catalog.retention("nam") == second
-    assert len((await post.heartbeat("a", "b")).heartbeat.retentions) == 0
-    # b does not know that a has it.
-    assert len((await post.heartbeat("b", "a")).heartbeat.retentions) == 1
-    assert a.catalog.retention("nam") == second
 
 
 @pytest.mark.parametrize("messaging_options", [MessagingOptions(samplers_together_max=2)], ids=[""])

@@ -12,11 +12,11 @@ import pytest
 from simulator.instant_replicas import LOG, InstantReplicas
 
 from galileo.dht.register import Ballot, Entry, RegisterState, node_of, seat_of
-from galileo.dht.topology import Topology
+from galileo.dht.topology import SYSTEM, Topology
 from galileo.errors import InputError
 from galileo.node.replication import replicas
 from galileo.replication.values import ORDINALS, Epochs, Member, ReplicaSet, ReplicaState
-from galileo.server import definition_registers, recovery, topology_register
+from galileo.server import recovery, topology_register
 from galileo.storage.store import Store
 
 NODES = ("a", "b", "c", "d", "e")
@@ -49,8 +49,11 @@ def members(store: Store, names: Collection[str]) -> frozenset[Member]:
     return frozenset(Member(name, store.identity if name == "a" else f"{name}-0") for name in names)
 
 
-def keep(store: Store, *sets: Collection[str], suspect: int = 0, where: str = "") -> None:
+def keep(
+    store: Store, *sets: Collection[str], system: str = "", suspect: int = 0, where: str = ""
+) -> None:
     """Keeps the states of partitions with these voters, and a topology that all nodes vote on."""
+    voters_of = dict[int, Collection[str]](enumerate(sets)) | ({SYSTEM: system} if system else {})
     states = {
         partition: ReplicaState(
             ReplicaSet(7 * ORDINALS, 2, members(store, names)),
@@ -58,7 +61,7 @@ def keep(store: Store, *sets: Collection[str], suspect: int = 0, where: str = ""
             7 * ORDINALS,
             {LOG: suspect} if suspect else {},
         )
-        for partition, names in enumerate(sets)
+        for partition, names in voters_of.items()
     }
     store.save_batch(
         replicas.KIND, {str(p): replicas.encode_state(state) for p, state in states.items()}
@@ -99,26 +102,21 @@ def test_recovery_that_is_interrupted_is_completed_by_the_same_plan(
     """The topology is written first, then the states of all partitions at once."""
     keep(store, "abcde", "abc")
     first = plan(store, "b", "c", "d")
-    recovery.carry_out(store, recovery.Recovery({}, first.register, {}, ()))
+    recovery.carry_out(store, recovery.Recovery({}, first.register, ()))
     store.close()
     with Store.open(tmp_path / "a", wall=lambda: 1.5e9) as again:
         second = plan(again, "b", "c", "d")
     assert (second.states, second.register) == (first.states, None)
 
 
-def test_plan_opens_the_seats_of_lost_nodes_in_registers_of_datasets(store: Store) -> None:
-    keep(store, "abcde")
-    kept, lost = seat_of("a", store.identity), [seat_of(name, f"{name}-0") for name in "bcde"]
-    seats = {0: (kept, *lost[:2]), 1: (kept, *lost[1:3]), 2: (kept, lost[0])}
-    for slot, voters in seats.items():
-        chosen = Ballot(12_289, Entry(3, voters, voters, "{}"))
-        state = RegisterState(12_289, 12_289, chosen, chosen)
-        definition_registers.save_state(store, slot, state)
-    recovery.carry_out(store, plan(store, "b", "c", "e"))
-    states = definition_registers.load_states(store)
-    voters = {slot: state.chosen.entry.voters for slot, state in states.items()}
-    assert voters == {0: (kept, "b", "c"), 1: seats[1], 2: (kept, "b")}
-    assert states[0].promised > 12_289
+@pytest.mark.parametrize(("lost", "recovered"), [("bc", {0, SYSTEM}), ("cde", {SYSTEM})])
+def test_plan_recovers_the_system_partition_as_any_other(
+    store: Store, lost: str, recovered: set[int]
+) -> None:
+    keep(store, "abc", system="abcde" if lost == "cde" else "abc")
+    recovery.carry_out(store, plan(store, *lost))
+    states = replicas.load_states(store)
+    assert {p for p, state in states.items() if len(state.set.voters) < 3} == recovered
 
 
 def test_plan_with_a_majority_left_is_refused(store: Store) -> None:

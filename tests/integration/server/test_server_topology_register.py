@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from functools import partial
@@ -12,11 +13,11 @@ from typing import Any
 import pytest
 
 from galileo.clock import SystemClock
-from galileo.dht import topology_changes
-from galileo.dht.register import node_of, seat_of
+from galileo.dht import register, topology_changes
+from galileo.dht.register import Prepare, Register, RegisterState, node_of, seat_of
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_state import TopologyState
-from galileo.server.register_driver import STATE
+from galileo.server.register_driver import STATE, RegisterDriver
 from galileo.server.topology_register import TopologyRegister, load_state
 from galileo.storage.store import Store
 
@@ -155,3 +156,39 @@ async def test_register_change_that_makes_an_equal_topology_ends(registers: _Reg
     async with asyncio.timeout(TIMEOUT_S):
         first = await register.change(change)
         assert await register.change(change) == first
+
+
+async def test_step_of_a_cancelled_message_is_carried_out_to_its_end() -> None:
+    """A promise that is not durable would be given to the next asker."""
+    stored: list[RegisterState] = []
+    sent: list[str] = []
+    begun, may_save = threading.Event(), threading.Event()
+
+    def save(state: RegisterState) -> None:
+        begun.set()
+        assert may_save.wait(TIMEOUT_S)
+        stored.append(state)
+
+    async def ignore(entry: register.Entry) -> None:
+        """Does nothing."""
+
+    driver = RegisterDriver(
+        register.first_state(["a", "b", "c"], ""),
+        machine=partial(Register, "a", 0),
+        save=save,
+        send=lambda to, message: sent.append(to),
+        on_chosen=ignore,
+        clock=SystemClock(),
+    )
+    asked = asyncio.create_task(driver.receive("b", Prepare(4097)))
+    await asyncio.to_thread(begun.wait, TIMEOUT_S)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    assert asked.cancelled()
+    may_save.set()
+    async with asyncio.timeout(TIMEOUT_S):
+        while not sent:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert [state.promised for state in stored] == [4097]
+    await driver.receive("c", Prepare(4098))
+    assert (stored[-1].promised, sent) == (4098, ["b", "c"])
