@@ -96,14 +96,19 @@ def decode(data: str) -> Definition:
 
 
 def merged(known: Definition, other: Definition) -> Definition:
-    """All that is defined in one or the other of two definitions of a name."""
+    """All that is defined in one or the other of two definitions of a name.
+
+    What a node knows lacks the creator, so that of the other one remains.
+    """
+    creator = known.creator or other.creator
     if known.generations != other.generations:
-        return max(known, other, key=lambda one: one.generations)
-    created = other if known.schema is None else known
+        last = max(known, other, key=lambda one: one.generations)
+        return replace(last, creator=last.creator or creator)
+    created = known if other.schema is None or known.schema is not None else other
     schemas = [one.schema for one in (known, other) if one.schema is not None]
     schema = max(schemas, key=lambda one: one.added, default=None)
     retention = max(known.retention, other.retention, key=lambda one: one.version)
-    return replace(created, schema=schema, retention=retention)
+    return replace(created, creator=creator, schema=schema, retention=retention)
 
 
 class Definitions:
