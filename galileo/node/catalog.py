@@ -405,12 +405,8 @@ class Catalog:
             self._retentions = {k: policy for k, policy in self._retentions.items() if k != dataset}
 
     def retention(self, dataset: str) -> VersionedRetention:
-        """The retention policy of a dataset, as far as this node knows.
-
-        Raises:
-            UnknownDataset: there is none of that name.
-        """
-        return self._retentions.get(self.stored_schema(dataset).key, UNLIMITED)
+        """The retention policy of the dataset with a key, as far as this node knows."""
+        return self._retentions.get(dataset, UNLIMITED)
 
     def adopt_retention(self, dataset: str, numbered: VersionedRetention) -> None:
         """Stores a policy that was set, if it is newer than the known one."""
