@@ -36,8 +36,9 @@ class LogRegression:
     has: int
 
     def __str__(self) -> str:
+        name = partition_name(self.partition)
         return (
-            f"partition {partition_name(self.partition)} of dataset {self.dataset!r} at node {self.node} had "
+            f"partition {name} of dataset {self.dataset!r} at node {self.node} had "
             f"commit {self.had:,}, and came back with commit {self.has:,} as the last one"
         )
 

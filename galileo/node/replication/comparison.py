@@ -126,8 +126,8 @@ class Comparison:
             assert theirs is not None, "what is not known does not differ"
             first, last = await self._narrow(member, asked, theirs.after)
             self.diverged[copy] = what = (
-                f"partition {partition_name(asked.partition)} of {name_of_key(asked.dataset)}: the copy of "
-                f"{member.node} differs in commits {first} to {last}"
+                f"partition {partition_name(asked.partition)} of {name_of_key(asked.dataset)}: "
+                f"the copy of {member.node} differs in commits {first} to {last}"
             )
             log.error("%s; see galileo doctor", what)
 
