@@ -237,8 +237,6 @@ async def test_check_method_without_a_rule_is_forbidden() -> None:
 
 # Written out once more, so that an option that is lost by mistake fails here.
 NODES_ONLY = {
-    "CreateDatasetRequest": ("replicate",),
-    "DropDatasetRequest": ("generations",),
     "ApplyRetentionRequest": ("local", "numbered_json"),
     "ReadRequest": ("local", "digest"),
     "ReadTableRequest": ("local",),

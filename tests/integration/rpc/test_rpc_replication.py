@@ -18,7 +18,7 @@ from galileo.rpc.access import ANONYMOUS
 from galileo.rpc.admission import SMALL_REQUEST_BYTES_MAX
 from galileo.rpc.call_log import CallRecord, CallTracker
 from galileo.rpc.interceptor import CallInterceptor
-from galileo.rpc.internal import add_internal
+from galileo.rpc.internal import Internal, add_internal
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.replication import REPLICATE, GrpcReplicaLink, encoded
 from galileo.wire.channel import node_server_options
@@ -27,10 +27,12 @@ from galileo.wire.messages import HEAD_BYTES_MAX
 A, B = Member("a", "disk of a"), Member("b", "disk of b")
 
 
-class Received:
-    """A node that keeps the messages it gets, and knows each second range."""
+class Received(Internal):
+    """A node that keeps the messages of replicas it gets, and knows each second range."""
 
     def __init__(self) -> None:
+        no_node: Any = None
+        super().__init__(no_node)
         self.envelopes: list[Envelope] = []
         self.calls: list[str] = []
 
