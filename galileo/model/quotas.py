@@ -23,7 +23,7 @@ class Quotas:
 
     Attributes:
         ccqs_max: live continuous queries in the cluster.
-        datasets_max: names of the datasets, tables and channels that were created at a node,
+        datasets_max: names of the datasets, tables and channels that were created in the cluster,
             dropped ones included.
         interval_min_s: shortest update interval of them.
         expiration_max_s: longest time until one expires.

@@ -32,8 +32,8 @@ BURST_S = 1.0
 CALLS_RETRY_S = 0.5
 METERS_MAX = 20_000
 UNCOUNTED = -1.0
-COUNTED = {"ccqs_max": "cluster", **dict.fromkeys(("calls_max", "calls_per_s"), "node")}
-COUNTED |= dict.fromkeys(("datasets_max", "bytes_in_per_s", "bytes_out_per_s"), "node")
+COUNTED = dict.fromkeys(("ccqs_max", "datasets_max"), "cluster")
+COUNTED |= dict.fromkeys(("calls_max", "calls_per_s", "bytes_in_per_s", "bytes_out_per_s"), "node")
 """Where the usage of a quota is counted; other quotas apply to each query by itself."""
 
 

@@ -15,7 +15,8 @@ from galileo.config import from_dict
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.serving import GatewayServer
 from galileo.model.schema import Schema
-from galileo.server.main import NodeProcess
+from galileo.server.joining import resolve_topology
+from galileo.server.main import NodeProcess, open_store
 
 
 @contextlib.asynccontextmanager
@@ -28,8 +29,10 @@ async def node(directory: Path, sections: dict[str, Any]) -> AsyncIterator[str]:
     config = from_dict(
         {"node": {"name": "n", "directory": str(directory)}, "cluster": cluster, **sections}
     )
-    stop = asyncio.Event()
-    serving = asyncio.create_task(NodeProcess(config, clock=SystemClock()).run(stop))
+    stop, clock = asyncio.Event(), SystemClock()
+    store = open_store(config, clock)
+    config = await resolve_topology(config, store)
+    serving = asyncio.create_task(NodeProcess(config, store=store, clock=clock).run(stop))
     try:
         yield address
     finally:
