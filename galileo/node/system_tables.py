@@ -11,7 +11,8 @@ The other nodes follow. A node that hears by gossip of a commit past its positio
 for the rows that have changed since. They are late, but never contradict each other: what a node
 knows merges with what the leader says in any order. A node that begins at the first row offers what
 the leader lacks, as after commits were lost for good. A leader whose table is empty asks the other
-nodes first: it may have been founded anew.
+nodes first: it may have been founded anew. So does a node that knows nothing and hears no leader,
+as on an empty directory in place of the one with the only copy.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from galileo.model.table import index_versions, versions_of
 from galileo.node.catalog import Catalog
 from galileo.node.cluster_view import ClusterView
 from galileo.node.definitions import (
+    NOTHING,
     AnyChange,
     Definition,
     DefinitionRow,
@@ -194,18 +196,26 @@ class SystemTables:
             return outcomes
 
     async def _gather(self, draft: Draft) -> None:
-        """Adds what this node and all others that live know.
+        """Adds what this node and all others that live know; errors as `_known_elsewhere`."""
+        elsewhere = await self._known_elsewhere()
+        for known in (self._catalog.definitions(), elsewhere):
+            for name, definition in known.items():
+                draft.put(name, merged(draft[name], definition))
+        self._has_gathered = True
+
+    async def _known_elsewhere(self) -> dict[str, Definition]:
+        """What the other nodes that live know.
 
         Raises:
             Unavailable: one of them does not answer.
         """
         others = [node.name for node in self._live.current.nodes if node.name != self._name]
-        known = self._catalog.definitions()
-        gathered = [self._known_at(node) for node in others if self._replicas.is_alive(node)]
-        for one in (known, *await asyncio.gather(*gathered)):
-            for name, definition in one.items():
-                draft.put(name, merged(draft[name], definition))
-        self._has_gathered = True
+        asked = [self._known_at(node) for node in others if self._replicas.is_alive(node)]
+        known: dict[str, Definition] = {}
+        for answer in await asyncio.gather(*asked):
+            for name, definition in answer.items():
+                known[name] = merged(known.get(name, NOTHING), definition)
+        return known
 
     async def _known_at(self, node: str) -> dict[str, Definition]:
         """What another node knows of all names."""
@@ -332,6 +342,7 @@ class SystemTables:
                 except GalileoError as error:
                     pause = FOLLOW_RETRY_S
                     log.debug("cannot follow the definitions of datasets yet: %s", error)
+                    await self._learn_elsewhere()
             self._has_news.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._has_news.wait(), pause)
@@ -340,7 +351,7 @@ class SystemTables:
     def _is_behind(self) -> bool:
         known = self._live.move_of(SYSTEM)
         if known is None:
-            return False
+            return self._listing is not None
         if known.node == self._name:
             published = self._shard.published_sequence(SYSTEM)
         else:
@@ -364,6 +375,12 @@ class SystemTables:
         if self._listing is not None:
             await self._offer(self._listing)
             self._listing = None
+
+    async def _learn_elsewhere(self) -> None:
+        """Has a node that knows nothing, and hears no leader, learn what the others know."""
+        if not self._catalog.definitions():
+            with contextlib.suppress(GalileoError):
+                await self._learn(await self._known_elsewhere())
 
     async def _next_page(self) -> DefinitionsPage:
         leader = self._leader

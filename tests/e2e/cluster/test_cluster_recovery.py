@@ -15,6 +15,7 @@ from fault_injection.nodes import wait_until
 from galileo.cli.main import main
 from galileo.client import Client
 from galileo.cluster import LocalCluster
+from galileo.dht.topology import SYSTEM
 from galileo.labels import LabelSet
 from galileo.storage.verify import verify
 
@@ -75,7 +76,7 @@ def test_recover_with_two_of_three_directories_lost_serves_the_survivors_log(
 
         done = recover(tmp_path / survivor.name, *names)
         assert done.exit_code == 0, done.output
-        assert json.loads(done.output)["partitions"] == [0, 1, 2, 3]
+        assert json.loads(done.output)["partitions"] == [0, 1, 2, 3, SYSTEM]
         again = recover(tmp_path / survivor.name, *names)
         assert json.loads(again.output)["partitions"] == []
 
