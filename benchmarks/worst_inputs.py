@@ -48,6 +48,7 @@ from galileo.rpc.peers import (
     DEFINITIONS_AFTER,
     DROP_GENERATIONS,
     KNOWN_DEFINITION,
+    KNOWN_DEFINITIONS,
     LEARN_DEFINITION,
 )
 from galileo.rpc.replication import DIGESTS, REPLICATE, REPLICATE_FRAMES
@@ -559,6 +560,9 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "internal/learn_definition": WorstCall("features", _learn_definition),
         "internal/known_definition": WorstCall(
             _TEXT, lambda: iter([KNOWN_DEFINITION.encode(NAME)])
+        ),
+        "internal/known_definitions": WorstCall(
+            "bytes of a page", lambda: iter([KNOWN_DEFINITIONS.encode("")])
         ),
         "internal/drop_generations": WorstCall(
             _TEXT, lambda: iter([DROP_GENERATIONS.encode(NAME, 1)])
