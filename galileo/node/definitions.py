@@ -34,8 +34,10 @@ FORMAT = 1
 """Of a stored definition."""
 NAMES_MAX = 10_000
 """Names of the datasets, tables and channels of a cluster, dropped ones included."""
+BYTES_MAX = 3 << 20
+"""Bytes of an encoded definition, for which a message between nodes has room."""
 PAGE_BYTES_MAX = 1 << 20
-"""Bytes of the definitions of a page, unless one has more."""
+"""Bytes of the definitions of a page, or of one commit, unless one has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,7 @@ class CreateDataset:
         DatasetExists: the name is taken.
         UnknownDataset: the call was slow, and what it created, or another, is dropped meanwhile.
         QuotaExceeded: the principal has created too many others, dropped ones included.
-        InputError: the cluster has too many others.
+        InputError: the cluster has too many others, or the definition is too large.
     """
 
     schema_json: str
@@ -239,7 +241,8 @@ class CreateDataset:
             return
         self._check_room(draft, present, name)
         created = schema.of_generation(present.generations)
-        draft.put(name, Definition(present.generations, created, self.creation, self.creator))
+        definition = Definition(present.generations, created, self.creation, self.creator)
+        draft.put(name, _sized(definition))
 
     def _check_room(self, draft: Draft, present: Definition, name: str) -> None:
         if present == NOTHING and len(draft) >= NAMES_MAX:
@@ -273,6 +276,7 @@ class AddFeatures:
 
     Raises:
         InvalidSchema: the dataset has a feature of such a name, or would have too many.
+        InputError: the definition would be too large.
         UnknownDataset: there is none with this key, or it was dropped.
     """
 
@@ -294,7 +298,8 @@ class AddFeatures:
         schema, features = _schema_of(present, self.dataset), features_from_json(self.features_json)
         if schema.features[self.start :][: len(features)] == tuple(features):
             return
-        draft.put(self.name, replace(present, schema=schema.with_features(features)))
+        wider = replace(present, schema=schema.with_features(features))
+        draft.put(self.name, _sized(wider))
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +398,18 @@ class LookUp:
 AnyChange: TypeAlias = (
     CreateDataset | AddFeatures | DropDataset | SetRetention | OfferDefinition | LookUp
 )
+
+
+def _sized(definition: Definition) -> Definition:
+    """The definition. Raises InputError if it is too large."""
+    size = len(encode(definition))
+    if size > BYTES_MAX:
+        raise InputError(
+            f"expected a schema whose definition has at most {BYTES_MAX:,} bytes as JSON, got "
+            f"{size:,}; use shorter units, queries and tables, or fewer features",
+            bound=BYTES_MAX,
+        )
+    return definition
 
 
 def check_present(present: Definition, dataset: str) -> StoredSchema:

@@ -263,16 +263,28 @@ class SystemTables:
         return shard
 
     async def _commit(self, changed: Mapping[str, Definition]) -> None:
-        """Commits rows; returns when they are published.
+        """Commits definitions, as many at a time as a page has; returns when they are published.
 
         Raises:
             PartitionMoved: this node leads no more.
             Unavailable: they are not published yet, and may be later.
         """
+        rows = [DefinitionRow(name, encode(definition)) for name, definition in changed.items()]
+        while rows:
+            first = first_rows(rows)
+            sequence = await self._commit_rows(first)
+            if sequence == self._read_until + 1:  # Else others are read with it.
+                for row in first:
+                    self._definitions.put(row.name, changed[row.name], sequence)
+                self._read_until = sequence
+            rows = rows[len(first) :]
+
+    async def _commit_rows(self, rows: Sequence[DefinitionRow]) -> int:
+        """Makes one commit; its sequence. Errors as `_commit`."""
         loop = asyncio.get_running_loop()
-        data = [encode(definition) for definition in changed.values()]
-        rows = versions_of(DATASETS, pa.table({"name": list(changed), "definition": data}))
-        [(versions, keys)] = index_versions(DATASETS, rows).values()
+        columns = {"name": [row.name for row in rows], "definition": [row.data for row in rows]}
+        table = versions_of(DATASETS, pa.table(columns))
+        [(versions, keys)] = index_versions(DATASETS, table).values()
         journal = self._shard.journals.get(SYSTEM)
         number = ((None if journal is None else journal.last_batch(PRODUCER)) or 0) + 1
         commit = Commit(PRODUCER, number, versions, keys, unchanged_since=self._read_until)
@@ -290,10 +302,7 @@ class SystemTables:
         result = results[SYSTEM]
         if isinstance(result, GalileoError):
             raise result
-        if result.sequence == self._read_until + 1:  # Else others are read with it.
-            for name, definition in changed.items():
-                self._definitions.put(name, definition, result.sequence)
-            self._read_until = result.sequence
+        return result.sequence
 
     async def page(self, after: Position) -> DefinitionsPage:
         """The definitions that were changed after a position, for a node that follows.

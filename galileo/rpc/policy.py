@@ -15,7 +15,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from galileo.wire.services import NODE_SERVICES
-from galileo.wire.v1.policy_pb2 import BULK, Policy, nodes_only, policy
+from galileo.wire.v1.policy_pb2 import BULK, QUERY, Policy, nodes_only, policy
 from galileo.wire.zero_copy import Bulk
 
 INTERNAL_SERVICE = "galileo.internal"
@@ -23,13 +23,13 @@ INTERNAL_SERVICE = "galileo.internal"
 # The codec of the service bounds all but the attachments of a request, so fields need no count.
 INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
-        "change_definition": Policy(nodes=True, single_field=True),
+        "change_definition": Policy(nodes=True, single_field=True, size=QUERY),
         "definitions_after": Policy(nodes=True, single_field=True),
         "digests": Policy(nodes=True, single_field=True),
         "drop_generations": Policy(nodes=True, single_field=True),
         "known_definition": Policy(nodes=True, single_field=True),
         "known_definitions": Policy(nodes=True, single_field=True),
-        "learn_definition": Policy(nodes=True, single_field=True),
+        "learn_definition": Policy(nodes=True, single_field=True, size=QUERY),
         "replicate": Policy(nodes=True, single_field=True, heartbeat=True),
         "replicate_frames": Policy(nodes=True, single_field=True, size=BULK),
     }

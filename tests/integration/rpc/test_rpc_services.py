@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 import threading
 from collections.abc import Awaitable, Callable
@@ -18,7 +19,7 @@ import shapely
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement, topology_changes
-from galileo.dht.topology import Move
+from galileo.dht.topology import SYSTEM, Move
 from galileo.errors import (
     ConfigError,
     DatasetExists,
@@ -30,9 +31,11 @@ from galileo.errors import (
 )
 from galileo.labels import to_ipc
 from galileo.model.channel import Channel
-from galileo.model.schema import Schema, StoredSchema
+from galileo.model.schema import FEATURES_MAX, Feature, Schema, StoredSchema
+from galileo.model.system import DATASETS
 from galileo.model.table import Table
 from galileo.node.channel_cuts import ChannelCuts
+from galileo.node.definitions import BYTES_MAX, PAGE_BYTES_MAX
 from galileo.node.peers import PARTS_SCHEMA
 from galileo.query import Query
 from galileo.query import query as parsing
@@ -428,3 +431,33 @@ async def test_long_queries_are_parsed_off_the_event_loop(
     assert [part.observations async for part in node.storage.Read(request)] == []
     assert threads
     assert threading.get_ident() not in threads
+
+
+async def test_large_definition_reaches_all_nodes_at_once(company: Any) -> None:
+    """Its texts are longer within the row of the system table than in the call."""
+    unit = '"' * 1_900
+    schema = Schema("large", [Feature(f"f{number}", unit) for number in range(FEATURES_MAX)])
+    await create(company, "b", schema)
+    for name in "abc":
+        assert company[name].node.catalog.names == ["large"]
+
+
+async def test_definition_beyond_its_bound_is_refused(company: Any) -> None:
+    unit = "\u00e9" * 1_900
+    schema = Schema("large", [Feature(f"f{number}", unit) for number in range(FEATURES_MAX)])
+    text = json.dumps(schema.to_dict(), ensure_ascii=False)
+    request = cluster_pb2.CreateDatasetRequest(schema_json=text)
+    refused = await error(company["b"].cluster.CreateDataset(request))
+    assert isinstance(refused, InputError)
+    assert refused.details["bound"] == BYTES_MAX
+
+
+async def test_definitions_of_many_bytes_are_stored_by_several_commits(company: Any) -> None:
+    names = [f"large-{number}" for number in range(6)]
+    features = [Feature(f"f{number}", "u" * 1_900) for number in range(FEATURES_MAX)]
+    await asyncio.gather(*(create(company, "b", Schema(name, features)) for name in names))
+    assert company["c"].node.catalog.names == names
+    journal = company["a"].node.catalog.shards[DATASETS.key].journals[SYSTEM]
+    commits = [journal.read(number) for number in range(1, journal.last_sequence + 1)]
+    assert sum(commit.num_rows for commit in commits) == len(names)
+    assert max(commit.nbytes for commit in commits) < 2 * PAGE_BYTES_MAX
