@@ -329,17 +329,16 @@ class Catalog:
 
     def definitions(self) -> dict[str, Definition]:
         """What this node knows of all datasets."""
-        generations, keys = self.generations, self._keys.copy()
-        shards, retentions = self._shards, self._retentions
-        schemas = {name: shards[key].schema for name, key in keys.items() if key in shards}
-        return {
-            name: Definition(
-                generations.get(name, 0),
-                schema := schemas.get(name),
-                retention=retentions.get(schema.key, UNLIMITED) if schema else UNLIMITED,
-            )
-            for name in {**schemas, **generations}
-        }
+        names = {**self._keys.copy(), **self.generations}
+        return {name: self.definition(name) for name in names}
+
+    def definition(self, name: str) -> Definition:
+        """What this node knows of a name."""
+        dropped, shard = self.generations.get(name, 0), self._shards.get(self._keys.get(name, ""))
+        if shard is None:
+            return Definition(dropped)
+        retention = self._retentions.get(shard.schema.key, UNLIMITED)
+        return Definition(dropped, shard.schema, retention=retention)
 
     def outdated(self, schema: StoredSchema) -> bool:
         """Whether the generation of a dataset implies drops that this node has not made yet."""

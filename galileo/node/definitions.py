@@ -467,6 +467,10 @@ class DefinitionsPage:
     is_anew: bool = False
 
 
+def decode_rows(rows: Iterable[DefinitionRow]) -> dict[str, Definition]:
+    return {row.name: decode(row.data) for row in rows}
+
+
 def first_rows(rows: Iterable[DefinitionRow]) -> list[DefinitionRow]:
     """As many as fit into one page."""
     taken, size = list[DefinitionRow](), 0
@@ -484,9 +488,11 @@ class Listing:
 
     heard: dict[str, Definition] = field(default_factory=dict)
 
-    def missing(self, own: Mapping[str, Definition]) -> Iterable[OfferDefinition]:
+    def missing(self, own: Mapping[str, Definition]) -> list[OfferDefinition]:
         """What of the own definitions was not heard."""
-        for name, known in own.items():
-            heard = self.heard.get(name, NOTHING)
-            if merged(heard, known) != heard:
-                yield OfferDefinition(name, encode(known))
+        heard = {name: self.heard.get(name, NOTHING) for name in own}
+        return [
+            OfferDefinition(name, encode(known))
+            for name, known in own.items()
+            if merged(heard[name], known) != heard[name]
+        ]

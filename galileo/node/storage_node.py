@@ -62,7 +62,6 @@ from galileo.node.cluster_scan import ClusterScans, ScanEnd
 from galileo.node.cluster_view import ClusterView
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.definitions import (
-    NOTHING,
     AddFeatures,
     CreateDataset,
     Definition,
@@ -513,9 +512,8 @@ class StorageNode:
         """Keeps a dataset, or its added features, and drops those of its name before it."""
         if self.catalog.outdated(schema):
             await self.drop(schema.name, schema.generation)
-        if not self.catalog.knows(schema.key):
-            self.catalog.adopt(schema)
-        elif self.catalog.stored_schema(schema.key) != schema:
+        known = self.catalog.knows(schema.key)
+        if not known or self.catalog.stored_schema(schema.key) != schema:
             await asyncio.to_thread(self.catalog.adopt, schema)
 
     async def add_features(self, dataset: str, features: Sequence[Feature]) -> Schema:
@@ -718,7 +716,7 @@ class StorageNode:
 
     def known_definition(self, name: str) -> Definition:
         """What this node knows of a name."""
-        return self.catalog.definitions().get(name, NOTHING)
+        return self.catalog.definition(name)
 
     async def _learn_from(self, node: str, dataset: str, added: int) -> None:
         """Learns a dataset, or some of its features, from another node that has rows of it."""

@@ -23,6 +23,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -46,6 +47,7 @@ from galileo.node.definitions import (
     LookUp,
     Position,
     decode,
+    decode_rows,
     encode,
     first_rows,
     merged,
@@ -70,6 +72,8 @@ PAUSE_S = 0.05
 FOLLOW_RETRY_S = 0.5
 FOLLOW_S = 1.0
 """Between two looks for news that gossip has not announced."""
+
+Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
@@ -221,14 +225,22 @@ class SystemTables:
         """What another node knows of all names."""
         known: dict[str, Definition] = {}
         while rows := await self._peers.known_definitions(node, max(known, default="")):
-            known |= {row.name: decode(row.data) for row in rows}
+            known |= await self._in_thread(decode_rows, rows)
         return known
 
-    def known_after(self, name: str) -> Sequence[DefinitionRow]:
+    async def known_after(self, name: str) -> Sequence[DefinitionRow]:
         """What this node knows of the names behind one, some of them."""
+        return await self._in_thread(self._known_after, name)
+
+    def _known_after(self, name: str) -> Sequence[DefinitionRow]:
         known = self._catalog.definitions()
         named = (DefinitionRow(one, encode(known[one])) for one in sorted(known) if one > name)
         return first_rows(named)
+
+    async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Does what would hold the event loop up, with many definitions."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, work, *arguments)
 
     def _check_lead(self) -> None:
         if not self._replicas.holds_lease(SYSTEM):
@@ -239,8 +251,7 @@ class SystemTables:
         self._check_lead()
         until = self._shard.published_sequence(SYSTEM)
         if until > self._read_until:
-            loop = asyncio.get_running_loop()
-            rows = await loop.run_in_executor(self._executor, self._read, self._read_until, until)
+            rows = await self._in_thread(self._read, self._read_until, until)
             for name, definition in rows.items():
                 self._definitions.put(name, definition, until)
             self._read_until = until
@@ -281,16 +292,13 @@ class SystemTables:
 
     async def _commit_rows(self, rows: Sequence[DefinitionRow]) -> int:
         """Makes one commit; its sequence. Errors as `_commit`."""
-        loop = asyncio.get_running_loop()
         columns = {"name": [row.name for row in rows], "definition": [row.data for row in rows]}
         table = versions_of(DATASETS, pa.table(columns))
         [(versions, keys)] = index_versions(DATASETS, table).values()
         journal = self._shard.journals.get(SYSTEM)
         number = ((None if journal is None else journal.last_batch(PRODUCER)) or 0) + 1
         commit = Commit(PRODUCER, number, versions, keys, unchanged_since=self._read_until)
-        committing = await loop.run_in_executor(
-            self._executor, self._catalog.commit, DATASETS.key, {SYSTEM: commit}
-        )
+        committing = await self._in_thread(self._catalog.commit, DATASETS.key, {SYSTEM: commit})
         try:
             results = await asyncio.wait_for(asyncio.wrap_future(committing), COMMIT_WAIT_S)
         except TimeoutError:
@@ -311,17 +319,21 @@ class SystemTables:
             PartitionMoved: this node is not the leader.
         """
         async with self._changing:
-            definitions = await self._read_published()
-            is_anew = not self._has(after)
-            start = Position() if is_anew else after
-            names = [name for _, name in definitions.after(start.sequence, start.name)]
-            rows = first_rows(DefinitionRow(name, encode(definitions[name])) for name in names)
-            is_last = len(rows) == len(names)
-            # No name sorts behind "~", so what this commit changes is not sent again.
-            sequence = self._read_until if is_last else definitions.sequences[rows[-1].name]
-            name = "~" if is_last else rows[-1].name
-            reached = Position(sequence, name, self._epoch_at(sequence))
-            return DefinitionsPage(tuple(rows), reached, is_last, is_anew)
+            await self._read_published()
+            return await self._in_thread(self._page, after)
+
+    def _page(self, after: Position) -> DefinitionsPage:
+        """A page of what is read, which does not change meanwhile."""
+        definitions, is_anew = self._definitions, not self._has(after)
+        start = Position() if is_anew else after
+        names = [name for _, name in definitions.after(start.sequence, start.name)]
+        rows = first_rows(DefinitionRow(name, encode(definitions[name])) for name in names)
+        is_last = len(rows) == len(names)
+        # No name sorts behind "~", so what this commit changes is not sent again.
+        sequence = self._read_until if is_last else definitions.sequences[rows[-1].name]
+        name = "~" if is_last else rows[-1].name
+        reached = Position(sequence, name, self._epoch_at(sequence))
+        return DefinitionsPage(tuple(rows), reached, is_last, is_anew)
 
     def _has(self, position: Position) -> bool:
         """Whether the log has the commit at which a follower stands, not another one."""
@@ -374,7 +386,7 @@ class SystemTables:
             page = await self._next_page()
             if page.is_anew or self._position == Position():
                 self._listing = Listing()
-            learned = {row.name: decode(row.data) for row in page.rows}
+            learned = await self._in_thread(decode_rows, page.rows)
             await self._learn(learned)
             for name, definition in learned.items():
                 self._creators.put(name, replace(definition, schema=None), 0)
@@ -399,7 +411,7 @@ class SystemTables:
 
     async def _offer(self, listing: Listing) -> None:
         """Offers the leader what this node knows and it did not list."""
-        for offer in listing.missing(self._catalog.definitions()):
+        for offer in await self._in_thread(listing.missing, self._catalog.definitions()):
             await self.change(offer)
 
 

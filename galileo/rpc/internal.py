@@ -71,7 +71,7 @@ class Internal:
 
     async def known_definitions(self, after: str) -> Sequence[DefinitionRow]:
         """What this node knows of the names behind one, some of them."""
-        return self._node.system.known_after(after)
+        return await self._node.system.known_after(after)
 
     async def drop_generations(self, name: str, generations: int) -> Removed:
         """Drops the first generations of a name at this node."""
