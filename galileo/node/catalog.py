@@ -104,8 +104,7 @@ class Catalog:
         self._shards: dict[str, AnyShard] = {}
         self._kinds: dict[type, Mapping[str, Any]] = {}
         self._keys: dict[str, str] = {}
-        self._changed = set[str]()
-        self._owned_before: Container[int] | None = None
+        self._readers: list[set[str]] = []
         self._writers: dict[str, LogWriter] = {}
         self._drops: dict[str, tuple[int, asyncio.Task[Removed]]] = {}
         self._opening = threading.Lock()
@@ -147,7 +146,7 @@ class Catalog:
         options: dict[str, Any] = {
             "owned": self._owned,
             "log": self._store.log,
-            "on_change": self._changed.add,
+            "on_change": self._note_change,
             "may_serve": self._machines.holds_lease,
             "may_follow": self._machines.follows,
             "is_lost": self._machines.is_lost,
@@ -195,15 +194,30 @@ class Catalog:
         """The channels by key."""
         return {key: shard.schema for key, shard in self.channel_shards.items()}
 
-    def take_changed(self) -> list[tuple[str, AnyShard]]:
-        """The shards whose own commits may have changed since the last call; for one caller."""
-        owned = self._owned()
-        if owned is not self._owned_before:
-            self._owned_before = owned
-            self._changed.update(self._shards)
-        taken = [self._changed.pop() for _ in range(len(self._changed))]
-        shards = self._shards  # Read last: a shard may be new.
-        return [(key, shards[key]) for key in taken if key in shards]
+    def watch(self) -> Callable[[], list[tuple[str, AnyShard]]]:
+        """What returns the shards whose own commits may have changed since its last call.
+
+        The first call returns all.
+        """
+        changed: set[str] = set()
+        owned_before: Container[int] | None = None
+        self._readers.append(changed)
+
+        def take() -> list[tuple[str, AnyShard]]:
+            nonlocal owned_before
+            owned = self._owned()
+            if owned is not owned_before:
+                owned_before = owned
+                changed.update(self._shards)
+            taken = [changed.pop() for _ in range(len(changed))]
+            shards = self._shards  # Read last: a shard may be new.
+            return [(key, shards[key]) for key in taken if key in shards]
+
+        return take
+
+    def _note_change(self, dataset: str) -> None:
+        for changed in self._readers:
+            changed.add(dataset)
 
     def knows(self, dataset: str) -> bool:
         return dataset in self._shards
@@ -314,7 +328,7 @@ class Catalog:
                 self._store.create_dataset(schema)
                 self._add(schema)
                 self._keys[schema.name] = schema.key
-                self._changed.add(schema.key)
+                self._note_change(schema.key)
             elif more := _added_features(schema, shard):
                 more.shard.prepare_features(more.schema)
                 self._store.add_features(more.schema)

@@ -219,6 +219,7 @@ class NodeProcess:
         self._usage = Usage(clock, cache_bytes_max=config.limits.cache_bytes_max)
         self._watch = self._make_watch()
         self._published: dict[str, PublishedCommits] = {}
+        self._take_changed = self.node.catalog.watch()
         self.node.samplers.on_revoked = self._fail_revoked
         self.node.on_dropped = self._on_dropped
 
@@ -526,7 +527,7 @@ class NodeProcess:
     def _new_commits(self) -> list[ccq.ContinuousEvent]:
         """Events for the datasets with commits since the last call."""
         news: list[ccq.ContinuousEvent] = []
-        for dataset, shard in self.node.catalog.take_changed():
+        for dataset, shard in self._take_changed():
             published, before = shard.own_published(), self._published.get(dataset)
             if published is before:
                 continue

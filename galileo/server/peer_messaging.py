@@ -20,7 +20,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, get_args, get_origin
@@ -48,6 +48,8 @@ from galileo.election.messages import UsageStatistics
 from galileo.errors import ConfigError, GalileoError, InputError
 from galileo.graph.synopsis import Synopsis, SynopsisDelta, Version
 from galileo.model.windows import Window
+from galileo.node.catalog import AnyShard
+from galileo.node.dataset_shard import DatasetShard
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.internal import PROTOCOL, check_protocol
@@ -127,7 +129,7 @@ class _Peer:
         self.run = 0
         self.topology_version = 1
         self.acknowledged: dict[tuple[str, int], Version] = {}
-        self.up_to_date: dict[str, PublishedCommits] = {}
+        self.outdated: set[str] = set()
         self.samplers: dict[str, float] = {}
 
     @property
@@ -135,22 +137,27 @@ class _Peer:
         """Whether anything is to be sent now."""
         return bool(self.outbox) or self.heartbeat_due or self.missing is not None
 
-    def record_reply(self, request: peers_pb2.GossipRequest, reply: peers_pb2.GossipReply) -> None:
-        """Records what the peer has acknowledged; forgets it after a restart of the peer."""
+    def record_reply(self, request: peers_pb2.GossipRequest, reply: peers_pb2.GossipReply) -> bool:
+        """Records what the peer has acknowledged; forgets it after a restart of the peer.
+
+        Returns:
+            Whether the peer has restarted.
+        """
         self.topology_version = reply.topology_version
         is_another = reply.run != self.run
         if is_another:
             self.run, self.samplers = reply.run, {}
-            self.acknowledged, self.up_to_date = {}, {}
+            self.acknowledged = {}
         for held in reply.synopses:
             version = Version(held.epoch, held.version)
             self.acknowledged[held.dataset, held.partition] = version
         if is_another or reply.is_behind:
-            return
+            return is_another
         revocations = {one.digest: one.revoked_at for one in request.heartbeat.samplers}
         self.samplers |= {
             digest: revocations[digest] for digest in reply.samplers if digest in revocations
         }
+        return False
 
 
 @dataclass(slots=True)
@@ -238,9 +245,12 @@ class PeerMessenger:
         self._is_running = False
         self._encoded: tuple[Any, bytes] = (None, b"")
         self._written: dict[str, PublishedCommits] = {}
+        self._take_unwritten, self._take_unsummarised = node.catalog.watch(), node.catalog.watch()
+        self._shards: Mapping[str, AnyShard] = {}
+        self._summarised: Mapping[str, DatasetShard] = {}
         self._led: frozenset[int] | None = None
         self._summaries: dict[str, _Summary] = {}
-        self._unsummarised: dict[str, tuple[PublishedCommits, float]] = {}
+        self._unsummarised: dict[str, tuple[PublishedCommits | None, float]] = {}
         self.update_peers()
 
     def update_peers(self) -> None:
@@ -251,7 +261,8 @@ class PeerMessenger:
         nodes, name = self._node.topology.by_name, self._node.name
         names = nodes.keys() - {name} if name in nodes else set()
         for name in names - self._boxes.keys():
-            self._boxes[name] = _Peer(name, outbox_max=self._options.outbox_max)
+            self._boxes[name] = box = _Peer(name, outbox_max=self._options.outbox_max)
+            box.outdated.update(self._summaries)
             self._reports[name] = _Report()
         for name in self._boxes.keys() - names:
             del self._boxes[name], self._reports[name]
@@ -326,24 +337,34 @@ class PeerMessenger:
 
     async def update_synopses(self) -> None:
         """Brings synopses up to date that are due; the next heartbeats bring them to the peers."""
-        for dataset, shard in self._node.catalog.dataset_shards.items():
+        for dataset, _ in self._take_unsummarised():
+            self._unsummarised.setdefault(dataset, (None, self._monotonic()))
+        shards = self._node.catalog.dataset_shards  # Read last: a shard may be new.
+        for dataset, (seen, since) in list(self._unsummarised.items()):
+            shard = shards.get(dataset)
+            if shard is None:  # It has no synopses, or was dropped.
+                del self._unsummarised[dataset]
+                continue
             published, known = shard.own_published(), self._summaries.get(dataset)
             if known is not None and known.published is published:
+                del self._unsummarised[dataset]
                 continue
             now = self._monotonic()
-            seen, since = self._unsummarised.get(dataset, (None, now))
             if seen is not published:
                 since = now
                 self._unsummarised[dataset] = published, since
             age_s = now - known.at if known and known.published.sequences else inf
             is_quiet = now >= since + self._options.synopsis_quiet_s
             if is_quiet or age_s >= self._options.synopsis_interval_s:
+                del self._unsummarised[dataset]  # A change from now on counts anew.
                 synopses = await asyncio.to_thread(shard.synopses)
                 self._summaries[dataset] = _Summary(published, now, synopses)
-                self._unsummarised.pop(dataset, None)
-        for of_datasets in (self._summaries, self._unsummarised):
-            for dataset in of_datasets.keys() - self._node.catalog.dataset_shards.keys():
-                del of_datasets[dataset]
+                for box in self._boxes.values():
+                    box.outdated.add(dataset)
+        if shards is not self._summarised:
+            self._summarised = shards
+            for dataset in self._summaries.keys() - shards.keys():
+                del self._summaries[dataset]
 
     async def _deliver(self, box: _Peer) -> None:
         while True:
@@ -364,7 +385,8 @@ class PeerMessenger:
     async def _exchange(self, box: _Peer) -> peers_pb2.GossipReply:
         request = self._request(box)
         reply = await self._peers.exchange(box.name, request)
-        box.record_reply(request, reply)
+        if box.record_reply(request, reply):
+            box.outdated.update(self._summaries)
         if reply.topology:
             await self._register.learn(box.name, reply.topology)
         if reply.HasField("states"):
@@ -421,12 +443,15 @@ class PeerMessenger:
         if led is not self._led:
             self._led = led
             states.write(_LED, encode_led(led))
-        shards = node.catalog.shards
-        for dataset, shard in shards.items():
+        for dataset, shard in self._take_unwritten():
             published = shard.own_published()
             if self._written.get(dataset) is not published:
                 self._written[dataset] = published
                 states.write(_COMMITS + dataset, encode_commits(published))
+        shards = node.catalog.shards
+        if shards is self._shards:
+            return
+        self._shards = shards
         for dataset in self._written.keys() - shards.keys():
             del self._written[dataset]
             states.write(_COMMITS + dataset, b"")
@@ -441,8 +466,10 @@ class PeerMessenger:
 
     def _changes(self, box: _Peer) -> list[peers_pb2.SynopsisChange]:
         changes, size, shards = [], 0, self._node.catalog.shards
-        for dataset, summary in self._summaries.items():
-            if box.up_to_date.get(dataset) is summary.published or dataset not in shards:
+        for dataset in list(box.outdated):
+            summary = self._summaries.get(dataset)
+            if summary is None or dataset not in shards:
+                box.outdated.discard(dataset)
                 continue
             is_up_to_date = True
             for partition, synopsis in sorted(summary.synopses.items()):
@@ -458,7 +485,7 @@ class PeerMessenger:
                 change = peers_pb2.SynopsisChange(dataset=dataset, delta=delta, added=added)
                 changes.append(change)
             if is_up_to_date:
-                box.up_to_date[dataset] = summary.published
+                box.outdated.discard(dataset)
         return changes
 
     # --- what arrives ------------------------------------------------------------------------

@@ -249,12 +249,14 @@ async def test_ingest_of_checked_rows_refuses_long_texts_before_they_are_unpacke
             await cluster["a"].ingest.ingest(table.key, rows, producer="p", batch=0, check=check)
 
 
-async def test_take_changed_has_what_was_created_or_committed(
+async def test_watch_has_what_was_created_or_committed(
     cluster: Any, make_observations: Make
 ) -> None:
+    catalog = cluster["a"].catalog
+    take = catalog.watch()
+
     def changed() -> set[str]:
-        catalog = cluster["a"].catalog
-        return {key for key, shard in catalog.take_changed() if shard is catalog.shards[key]}
+        return {key for key, shard in take() if shard is catalog.shards[key]}
 
     assert "nam" in changed()
     assert changed() == set()
