@@ -27,8 +27,8 @@ from galileo.dht.register import Ballot, first_state
 from galileo.election.messages import AssignmentAccepted, Digest, Poll, RecordRequest
 from galileo.errors import ConfigError, InputError
 from galileo.model.schema import Feature
+from galileo.model.system import DATASETS
 from galileo.node.cluster_view import ClusterView
-from galileo.node.definitions import DATASETS
 from galileo.query import parse
 from galileo.rpc.internal import PROTOCOL
 from galileo.server.gossip_codec import gossip_to_pb

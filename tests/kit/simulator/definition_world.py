@@ -14,7 +14,6 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from galileo.dht import definitions
 from galileo.dht.definitions import (
     NOTHING,
     UNFOUNDED,
@@ -27,6 +26,8 @@ from galileo.dht.definitions import (
     SetRetention,
     first_register,
 )
+
+from galileo.dht import definitions
 from galileo.dht.register import (
     Accept,
     ChangeFinished,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 from expected_errors import raises
-
-from galileo.dht import definitions
 from galileo.dht.definitions import (
     UNFOUNDED,
     AddFeatures,
@@ -20,6 +18,8 @@ from galileo.dht.definitions import (
     next_entry,
     with_seats,
 )
+
+from galileo.dht import definitions
 from galileo.dht.register import Entry
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import DatasetExists, InvalidSchema, Unavailable, UnknownDataset
