@@ -84,7 +84,8 @@ def has_shares(client: Client) -> bool:
     """Whether each partition is whole, and led by the node that should lead it."""
     topology = Topology.from_json(client.topology_json())
     first = {partition: nodes[0] for partition, nodes in placement.rankings(topology).items()}
-    return placement.owners(topology) == first and is_whole(client)
+    moved = {move.partition: move.node for move in topology.moved}
+    return {**placement.owners(topology), **moved} == first and is_whole(client)
 
 
 def kill_another(cluster: LocalCluster, client: Client, number: int) -> None:
