@@ -134,7 +134,7 @@ def _spread(world: GrowthWorld, hurt: Hurt) -> None:
     """Leaders move partitions to the nodes whose shares these are."""
     topology = world.topology
     owners, rankings = placement.owners(topology), placement.rankings(topology)
-    moves = [(owners[p], nodes[0]) for p, nodes in rankings.items() if owners[p] != nodes[0]]
+    moves = [(owner, rankings[p][0]) for p, owner in owners.items() if owner != rankings[p][0]]
     if not moves:
         return
     source, to = world.trial.random.choice(moves)
