@@ -1590,8 +1590,8 @@ class BlockingCalls(BlockingBase):
         Raises:
             InvalidSchema: there are none, the dataset has one of this name, or there are too many.
             UnknownDataset: it does not exist.
-            Unavailable: the home node of the name is unreachable; in a cluster with copies, too
-                few of the nodes that decide answer. Repeat the call.
+            Unavailable: no node leads the definitions, because a majority of their copies is down.
+                Repeat the call.
 
         Example:
             >>> schema = galileo.Schema("weather-snow", [galileo.Feature("depth", unit="mm")])
@@ -1618,8 +1618,8 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             UnknownDataset: it does not exist.
-            Unavailable: the home node of the name is unreachable, and nothing was dropped; in a
-                cluster with copies, too few of the nodes that decide answer.
+            Unavailable: no node leads the definitions, because a majority of their copies is down.
+                Repeat the call.
 
         Example:
             >>> schema = galileo.Schema("weather-fog", [galileo.Feature("depth", unit="m")])
