@@ -209,7 +209,7 @@ class Catalog:
             if owned is not owned_before:
                 owned_before = owned
                 changed.update(self._shards)
-            taken = [changed.pop() for _ in range(len(changed))]
+            taken = sorted(changed.pop() for _ in range(len(changed)))
             shards = self._shards  # Read last: a shard may be new.
             return [(key, shards[key]) for key in taken if key in shards]
 

@@ -343,11 +343,11 @@ class PeerMessenger:
         for dataset, (seen, since) in list(self._unsummarised.items()):
             shard = shards.get(dataset)
             if shard is None:  # It has no synopses, or was dropped.
-                del self._unsummarised[dataset]
+                self._unsummarised.pop(dataset, None)
                 continue
             published, known = shard.own_published(), self._summaries.get(dataset)
             if known is not None and known.published is published:
-                del self._unsummarised[dataset]
+                self._unsummarised.pop(dataset, None)
                 continue
             now = self._monotonic()
             if seen is not published:
@@ -356,7 +356,7 @@ class PeerMessenger:
             age_s = now - known.at if known and known.published.sequences else inf
             is_quiet = now >= since + self._options.synopsis_quiet_s
             if is_quiet or age_s >= self._options.synopsis_interval_s:
-                del self._unsummarised[dataset]  # A change from now on counts anew.
+                self._unsummarised.pop(dataset, None)  # A change from now on counts anew.
                 synopses = await asyncio.to_thread(shard.synopses)
                 self._summaries[dataset] = _Summary(published, now, synopses)
                 for box in self._boxes.values():

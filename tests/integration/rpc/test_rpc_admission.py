@@ -523,6 +523,7 @@ QUERIES = """
     Samplers/Upload Channels/Follow
     Analytics/Explain Analytics/Summarise Analytics/Aggregate Analytics/Latest
     Analytics/Estimate Analytics/Nearest
+    internal/change_definition internal/learn_definition
 """
 
 

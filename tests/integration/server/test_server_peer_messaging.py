@@ -216,7 +216,7 @@ async def test_heartbeat_carries_own_entries_that_the_peer_lacks_only(
         deltas = [delta for request in requests for delta in request.states.deltas]
         return [entry.key for delta in deltas for entry in delta.entries]
 
-    whole = ["address", "disk", "led", f"commits/{DATASETS.key}", "commits/nam", "commits/gfs"]
+    whole = ["address", "disk", "led", f"commits/{DATASETS.key}", "commits/gfs", "commits/nam"]
     assert [await reported() for _ in range(2)] == [whole, []]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     post.wire.replies_lost.add("b")
