@@ -25,6 +25,7 @@ from galileo.errors import (
     Unavailable,
     UnknownDataset,
     UnknownProperty,
+    listed,
 )
 from galileo.model.broker import (
     BROKERS,
@@ -310,7 +311,12 @@ class StorageNode:
     def pending(self) -> list[str]:
         """What an operator has to do for this node, or what its removal waits for."""
         removal = [f"its removal waits: {self.removal_failure}"] if self.removal_failure else []
-        return [*removal, *self.conflicts.values()]
+        given_up = [
+            f"partitions {listed(sorted(self.replicas.given_up))} of its directory are not served, "
+            "since they have begun anew in another one (galileo node forget): start the node with "
+            "that one, or with an empty one"
+        ]
+        return [*removal, *(given_up if self.replicas.given_up else []), *self.conflicts.values()]
 
     @property
     def partitions(self) -> frozenset[int]:

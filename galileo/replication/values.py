@@ -25,12 +25,15 @@ class ReplicaSet:
     Attributes:
         term: of the leader that made the set.
         number: counts the sets of the partition.
+        founder: the directory in which the partition began, by its random name. It is another one
+            where the partition was founded anew, since the first was lost.
     """
 
     term: int
     number: int
     voters: frozenset[Member]
     learners: frozenset[Member] = frozenset()
+    founder: str = ""
 
     @property
     def version(self) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from galileo.dht.register import (
 from galileo.dht.topology import Topology
 from galileo.errors import InputError
 from galileo.node.replication import replicas
-from galileo.replication.values import ORDINALS, ReplicaSet, ReplicaState
+from galileo.replication.values import ORDINALS, ReplicaState
 from galileo.server import topology_register
 from galileo.storage.store import Store
 
@@ -188,7 +188,9 @@ def _survivors(
             continue
         known = max(state.promised, current.term)
         term = (known // ORDINALS + TERMS_AHEAD) * ORDINALS
-        new = ReplicaSet(term, current.number + 1, left)
+        new = replace(
+            current, term=term, number=current.number + 1, voters=left, learners=frozenset()
+        )
         yield (
             partition,
             replace(state, set=new, promised=term, suspect=MappingProxyType({})),

@@ -37,7 +37,7 @@ from typing import Any
 
 from galileo.dht import placement, topology_changes
 from galileo.dht.rack_spread import in_rounds
-from galileo.dht.topology import SYSTEM, Founding
+from galileo.dht.topology import NO_DISK, SYSTEM, Founding
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import CorruptData, GalileoError, PartitionMoved
 from galileo.node.catalog import Catalog
@@ -160,7 +160,8 @@ def encode_state(state: ReplicaState) -> bytes:
     current = state.set
     members = None
     if current is not None:
-        members = [current.term, current.number, sorted(current.voters), sorted(current.learners)]
+        kinds = sorted(current.voters), sorted(current.learners)
+        members = [current.term, current.number, *kinds, current.founder]
     return json.dumps([members, state.promised, state.joined, dict(state.suspect)]).encode()
 
 
@@ -168,9 +169,9 @@ def decode_state(data: bytes) -> ReplicaState:
     raw, promised, joined, suspect = json.loads(data)
     current = None
     if raw is not None:
-        term, number, *members = raw
+        term, number, *members, founder = raw
         voters, learners = (frozenset(Member(*one) for one in of_kind) for of_kind in members)
-        current = ReplicaSet(term, number, voters, learners)
+        current = ReplicaSet(term, number, voters, learners, founder)
     return ReplicaState(current, promised, joined, MappingProxyType(suspect))
 
 
@@ -281,6 +282,7 @@ class Replicas:
         terms: the term of each partition in which this node takes commits.
         alone: the partitions whose writers commit without their machines.
         led: the partitions that this node leads, and whose frames readers see.
+        given_up: the partitions that were founded anew while this directory counted as lost.
         counts: since the node started.
         comparison: of this leader's logs with those of the other members, once it is connected.
         is_alive: whether a node has been heard lately, once it is connected.
@@ -300,6 +302,7 @@ class Replicas:
         self.terms: Mapping[int, int] = {}
         self.alone = frozenset[int]()
         self.led: frozenset[int] = frozenset()
+        self.given_up: frozenset[int] = frozenset()
         self.counts = ReplicaCounts()
         self._live = live
         self._store = store
@@ -436,7 +439,8 @@ class Replicas:
     def is_lost(self, partition: int) -> bool:
         """Whether the only copy of a partition was in a directory that this node has lost."""
         topology, me = self._live.current, self.me
-        if topology.replicas > 1 or partition in self._hosted or topology.founding is None:
+        is_hosted = partition in self._hosted.keys() - self.given_up
+        if topology.replicas > 1 or is_hosted or topology.founding is None:
             return False
         node, disks = topology.by_name.get(me.node), topology.founding.disks
         is_another = node is not None and node.identity not in ("", me.disk)
@@ -534,11 +538,32 @@ class Replicas:
             return
         self._founding = founding
         for partition, disk in (*enumerate(founding.disks), (SYSTEM, founding.system)):
+            self._end_earlier_founding(partition, disk)
             if disk == self.me.disk and partition not in self._hosted:
-                first = ReplicaSet(0, 1, frozenset([self.me]))
+                first = ReplicaSet(0, 1, frozenset([self.me]), founder=disk)
                 known = self._live.move_of(partition)  # Of a directory that was lost.
                 promised = 0 if known is None else known.number
                 self._host(partition, ReplicaState(set=first, promised=promised))
+
+    def _end_earlier_founding(self, partition: int, disk: str) -> None:
+        """Ends the machine of a partition that has begun anew in another directory since.
+
+        This directory was given up for lost: what it has would hide what was stored since.
+        """
+        hosted = self._hosted.get(partition)
+        current = None if hosted is None else hosted.machine.state.set
+        if hosted is None or current is None or self.me not in current.members:
+            return
+        if disk in ("", NO_DISK, current.founder) or not current.founder:
+            return
+        error = PartitionMoved(
+            "it has begun anew in another directory, as after galileo node forget; what this "
+            "directory has of it is not served",
+            partition=partition,
+        )
+        self._fail(partition, hosted, error)
+        hosted.failed_at = inf
+        self.given_up = self.given_up | {partition}
 
     def _step(self, partition: int, event: ReplicaEvent, envelope: Envelope | None = None) -> None:
         """Steps a machine; with the envelope that the event came in, if it is a message."""

@@ -120,6 +120,35 @@ def test_directory_that_is_put_back_is_served_again(
 
 
 @pytest.mark.slow
+def test_forgotten_directory_that_turns_up_serves_nothing(
+    cluster: LocalCluster, client: Client, tmp_path: Path
+) -> None:
+    node, directory = cluster.node("node-2"), tmp_path / "node-2"
+    node.stop()
+    saved = directory.rename(tmp_path / "unmounted")
+    node.start()
+    node.wait()
+    lost = client.forget_node("node-2")
+    client.ingest("numbered", numbered(ROWS, ROWS))
+    found = client.count("numbered")
+    node.stop()
+    later = directory.rename(tmp_path / "later")
+    saved.rename(directory)
+    node.start()
+    node.wait()
+    wait_until(lambda: client.query("numbered").missing == lost, what="the node to serve nothing")
+    told = CliRunner().invoke(main, ["--node", node.address, "doctor", "--json"]).output
+    assert "have begun anew in another one" in told
+    node.stop()
+    shutil.rmtree(directory)
+    later.rename(directory)
+    node.start()
+    node.wait()
+    wait_until(lambda: is_whole(client), what="the later directory")
+    assert client.count("numbered") == found
+
+
+@pytest.mark.slow
 def test_node_forget_command_lists_the_partitions(cluster: LocalCluster, client: Client) -> None:
     lost = partitions_of(client, "node-2")
     words = ["--node", cluster.node("node-1").address, "node", "forget", "node-2"]

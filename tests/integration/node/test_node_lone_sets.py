@@ -25,7 +25,7 @@ from replica_nodes import (
 )
 
 from galileo.dht import placement, topology_changes
-from galileo.dht.topology import Move
+from galileo.dht.topology import Move, Topology
 from galileo.node.replication.replicas import load_states
 
 LONE = replace(TOPOLOGY, replicas=1)
@@ -128,6 +128,24 @@ async def test_leader_that_is_alone_stops_when_another_node_leads_in_a_later_ter
     await until(world, lambda: 0 not in host.replicas.led)
     assert 0 not in host.node.partitions
     assert not host.replicas.terms.keys() & {0}
+    await asyncio.sleep(3 * OPTIONS.restart_s)
+    assert 0 not in host.replicas.led, "it does not begin again"
+
+
+async def test_directory_whose_partition_was_founded_anew_does_not_serve_it(world: World) -> None:
+    await world.send(0)
+    host = world.hosts[leaders(world)[0]]
+    lost = host.node.topology.by_name[host.name].identity
+
+    def found_anew(topology: Topology) -> Topology:
+        begun = topology_changes.found_anew(topology, host.name, {0}, lost=lost)
+        return topology_changes.identify(begun, host.name, "a later directory", {0})
+
+    world.change(found_anew)
+    await until(world, lambda: 0 not in host.replicas.led)
+    assert host.replicas.given_up == {0}
+    assert host.replicas.is_lost(0)
+    assert any("begun anew" in line for line in host.node.pending)
     await asyncio.sleep(3 * OPTIONS.restart_s)
     assert 0 not in host.replicas.led, "it does not begin again"
 
