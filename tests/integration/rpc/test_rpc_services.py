@@ -35,7 +35,7 @@ from galileo.model.schema import FEATURES_MAX, Feature, Schema, StoredSchema
 from galileo.model.system import DATASETS
 from galileo.model.table import Table
 from galileo.node.channel_cuts import ChannelCuts
-from galileo.node.definitions import BYTES_MAX, PAGE_BYTES_MAX
+from galileo.node.definitions import BYTES_MAX, PAGE_BYTES_MAX, CreateDataset
 from galileo.node.peers import PARTS_SCHEMA
 from galileo.query import Query
 from galileo.query import query as parsing
@@ -455,9 +455,12 @@ async def test_definition_beyond_its_bound_is_refused(company: Any) -> None:
 async def test_definitions_of_many_bytes_are_stored_by_several_commits(company: Any) -> None:
     names = [f"large-{number}" for number in range(6)]
     features = [Feature(f"f{number}", "u" * 1_900) for number in range(FEATURES_MAX)]
-    await asyncio.gather(*(create(company, "b", Schema(name, features)) for name in names))
-    assert company["c"].node.catalog.names == names
-    journal = company["a"].node.catalog.shards[DATASETS.key].journals[SYSTEM]
+    leader = company["a"].node
+    texts = [Schema(name, features).to_json() for name in names]
+    changes = [CreateDataset(text, "id", generation=0) for text in texts]
+    await asyncio.gather(*(leader.system.carry_out(change) for change in changes))
+    assert (await leader.system.look_up(names[-1])).schema == Schema(names[-1], features)
+    journal = leader.catalog.shards[DATASETS.key].journals[SYSTEM]
     commits = [journal.read(number) for number in range(1, journal.last_sequence + 1)]
     assert sum(commit.num_rows for commit in commits) == len(names)
     assert max(commit.nbytes for commit in commits) < 2 * PAGE_BYTES_MAX
