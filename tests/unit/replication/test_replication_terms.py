@@ -59,7 +59,7 @@ def test_leader_takes_no_acknowledgement_of_its_earlier_term() -> None:
         A, 0, state=ReplicaState(set=ABC), logs={LOG: (Epochs(((1, 1),), 1), 0)}, now=0
     )
     earlier = elect(leader, 10.0)
-    step(leader, ReplicaTicked(), 20.0)  # It has heard nobody, and resigns.
+    step(leader, ReplicaTicked(), 20.0)  # It has heard no other member, and resigns.
     term = elect(leader, 30.0)
     assert term > earlier
     for of_term, is_committed in ((earlier, False), (term, True)):
