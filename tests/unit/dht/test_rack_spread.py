@@ -51,9 +51,15 @@ def without_racks(topology: Topology) -> Topology:
     return in_one_group(nodes, partitions=topology.partitions_per_group, replicas=topology.replicas)
 
 
+def rankings_of(topology: Topology) -> dict[int, tuple[str, ...]]:
+    """The ranking of each partition of data."""
+    rankings = placement.rankings(topology)
+    return {p: rankings[p] for p in topology.partitions}
+
+
 def members(topology: Topology) -> dict[int, tuple[str, ...]]:
     """The nodes that should have the copies of each partition."""
-    return {p: ranking[: topology.replicas] for p, ranking in placement.rankings(topology).items()}
+    return {p: ranking[: topology.replicas] for p, ranking in rankings_of(topology).items()}
 
 
 def racks_of(topology: Topology, nodes: Sequence[str]) -> list[int]:
@@ -117,7 +123,7 @@ def test_rankings_give_each_node_its_share_of_leaders_and_copies(topology: Topol
     copies = copies_by_node(topology)
     above = 3 if topology.replicas <= 3 else 6
     assert all(copies[name] <= partitions * share + above for name, share in shares.items())
-    leaders = Counter(ranking[0] for ranking in placement.rankings(topology).values())
+    leaders = Counter(ranking[0] for ranking in rankings_of(topology).values())
     weights = sum(node.weight for node in nodes)
     assert all(leaders[n.name] < partitions * n.weight / weights + 1 for n in nodes)
 
@@ -163,7 +169,7 @@ def test_rankings_of_unequal_racks_are_even_within_racks() -> None:
 
 @given(racked())
 def test_rankings_begin_with_the_owners_of_a_new_cluster_in_racks(topology: Topology) -> None:
-    leaders = {p: ranking[0] for p, ranking in placement.rankings(topology).items()}
+    leaders = {p: ranking[0] for p, ranking in rankings_of(topology).items()}
     assert leaders == placement.owners(topology)
 
 
@@ -223,10 +229,10 @@ def test_rankings_without_shared_racks_are_those_without_racks() -> None:
     alone = in_one_group(
         [NodeInfo(f"n{n}", f"h:{n + 1}") for n in range(7)], partitions=PARTITIONS, replicas=3
     )
-    assert text64(repr(sorted(placement.rankings(alone).items()))) == RANKINGS_WITHOUT_RACKS
+    assert text64(repr(sorted(rankings_of(alone).items()))) == RANKINGS_WITHOUT_RACKS
     named = [replace(node, rack=f"r{n}") for n, node in enumerate(alone.nodes)]
     racked = in_one_group(named, partitions=PARTITIONS, replicas=3)
-    assert placement.rankings(racked) == placement.rankings(alone)
+    assert rankings_of(racked) == rankings_of(alone)
 
 
 def test_topology_with_racks_round_trips_and_has_the_same_fingerprint() -> None:
@@ -241,7 +247,7 @@ def test_set_rack_changes_rankings_and_no_owner() -> None:
     changed = topology_changes.set_rack(topology, "n0-1", "r1")
     assert changed.by_name["n0-1"].rack == "r1"
     assert placement.owners(changed) == placement.owners(topology)
-    assert placement.rankings(changed) != placement.rankings(topology)
+    assert rankings_of(changed) != rankings_of(topology)
     assert all(len(racks_of(changed, nodes)) == 2 for nodes in members(changed).values())
     assert topology_changes.set_rack(changed, "n0-1", "r1") is changed
     with raises(InputError, node="x"):

@@ -45,7 +45,8 @@ def test_rankings_give_each_node_its_share_of_each_rank(nodes: int) -> None:
 def test_rankings_begin_with_the_owners_of_a_new_cluster(nodes: int) -> None:
     topology = cluster(nodes)
     owners = placement.owners(topology)
-    assert {p: ranking[0] for p, ranking in placement.rankings(topology).items()} == owners
+    rankings = placement.rankings(topology)
+    assert {p: rankings[p][0] for p in topology.partitions} == owners
 
 
 def test_rankings_change_little_with_a_further_node() -> None:

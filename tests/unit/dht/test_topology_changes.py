@@ -11,9 +11,8 @@ from expected_errors import raises
 from parameters import keep_quick
 
 from galileo.dht import placement, topology_changes
-from galileo.dht.topology import Group, Move, NodeInfo, Topology, even_ranges
+from galileo.dht.topology import NO_DISK, SYSTEM, Group, Move, NodeInfo, Topology, even_ranges
 from galileo.errors import InputError, Unavailable
-from galileo.node.catalog import dataset_home
 
 A, B, C, D = (NodeInfo(name, f"h:{port}") for port, name in enumerate("abcd", start=1))
 GROUPS = (Group("west", (A, B)), Group("east", (C, D)))
@@ -109,6 +108,50 @@ def test_partitions_of_a_lost_directory_begin_anew_in_the_next_one() -> None:
     assert topology_changes.found_anew(anew, "a", owned, lost="d1") is anew, "it is done"
 
 
+def test_first_directory_founds_the_system_partition_until_it_is_lost() -> None:
+    topology = FIRST
+    for name in "bac":
+        owned = placement.partitions_by_node(topology)[name] | {SYSTEM}
+        topology = topology_changes.identify(topology, name, f"disk of {name}", owned)
+    assert topology.founding is not None
+    assert topology.founding.system == "disk of b"
+    assert SYSTEM not in placement.owners(topology)
+    assert Topology.from_json(topology.to_json()) == topology
+    forgotten = topology_changes.found_anew(topology, "b", [SYSTEM], lost="disk of b")
+    assert topology_changes.unfounded(forgotten, [SYSTEM]) == {SYSTEM}
+    anew = topology_changes.identify(forgotten, "b", "next disk of b", [SYSTEM])
+    assert anew.founding is not None
+    assert anew.founding.system == "next disk of b"
+    assert anew.founding.disks == topology.founding.disks
+
+
+def test_system_partition_of_a_founder_that_is_removed_begins_nowhere_again() -> None:
+    topology = topology_changes.identify(FIRST, "a", "disk", [SYSTEM])
+    leaving = topology_changes.set_leaving(topology, "a", is_leaving=True)
+    removed = topology_changes.remove_node(with_leaders(leaving), "a")
+    late = topology_changes.identify(removed, "b", "late disk", [SYSTEM])
+    assert late.founding is not None
+    assert late.founding.system == NO_DISK
+
+
+@pytest.mark.parametrize(
+    ("nodes", "replicas", "copies"),
+    [(1, 1, 1), (2, 1, 1), (2, 2, 2), (3, 1, 3), (4, 3, 3), (5, 2, 5), (9, 3, 5)],
+)
+def test_copies_of_the_system_partition(nodes: int, replicas: int, copies: int) -> None:
+    members = tuple(NodeInfo(f"n{n}", f"h:{n}") for n in range(1, nodes + 1))
+    topology = Topology("t", (Group("g", members),), even_ranges(1), 4, replicas=replicas)
+    assert topology_changes.system_copies(topology) == copies
+    assert len(placement.rankings(topology)[SYSTEM]) == nodes
+
+
+def test_copies_of_the_system_partition_are_at_the_oldest_nodes_of_any_group_that_stay() -> None:
+    ranking = placement.rankings(topology_changes.add_node(FIRST, NEW))[SYSTEM]
+    assert ranking == (*FIRST.by_name, "n")
+    leaving = topology_changes.set_leaving(FIRST, "a", is_leaving=True)
+    assert placement.rankings(leaving)[SYSTEM] == tuple(n for n in FIRST.by_name if n != "a")
+
+
 def test_remove_node_last_of_its_group_raises_input_error() -> None:
     alone = with_leaders(topology_changes.set_leaving(FIRST, "a", is_leaving=True))
     alone = topology_changes.remove_node(alone, "a")
@@ -177,7 +220,7 @@ def test_ranges_of_a_group_whose_first_node_has_not_joined_raise_input_error() -
 
 
 @pytest.mark.parametrize("seed", keep_quick(range(40), *range(10)))
-def test_topology_random_history_keeps_blocks_homes_and_ordinals(seed: int) -> None:
+def test_topology_random_history_keeps_blocks_and_ordinals(seed: int) -> None:
     """Each partition has one owner of its group, shares are even, and no ordinal comes again."""
     random, topology, used = Random(seed), FIRST, set(FIRST.ordinals.values())
     for number in range(25):
@@ -212,9 +255,6 @@ def verify(topology: Topology) -> None:
         wanted = placement.rankings(topology)
         counts = Counter(wanted[p][0] for p in range(number * 8, number * 8 + 8))
         assert max(counts.values()) <= -(-8 // len(names))
-    assert set(topology.homes) == set("abcd")
-    assert set(topology.homes.values()) <= topology.by_name.keys()
-    assert all(dataset_home(topology, f"d{n}") in topology.by_name for n in range(20))
     voters = topology_changes.voters(topology)
     assert len(voters) % 2 == 1
     assert len(voters) == min(5, len(topology.nodes) - (len(topology.nodes) + 1) % 2)
