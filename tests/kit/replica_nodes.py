@@ -21,13 +21,14 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
+from definition_calls import DefinitionCalls
 from fault_injection.damage import flip
 from running_clock import RunningClock
 
 from galileo.clock import Clock
 from galileo.cursor import Cursor
 from galileo.dht import placement, topology_changes
-from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.dht.topology import SYSTEM, Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import (
     GalileoError,
@@ -35,6 +36,7 @@ from galileo.errors import (
     Unavailable,
 )
 from galileo.model.schema import Feature, Schema, StoredSchema
+from galileo.model.system import DATASETS
 from galileo.model.table import Table
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_scan import ScanEnd
@@ -192,51 +194,48 @@ class Disk(RealDisk):
             pass
 
 
-class Network:
+class Network(DefinitionCalls):
     """Calls of other nodes that are not about replication."""
 
     def __init__(self) -> None:
         self.away: set[str] = set()
         self.nodes: dict[str, StorageNode] = {}
 
-    def _reach(self, node: str) -> StorageNode:
+    def reach(self, node: str, method: str) -> StorageNode:
         if node not in self.nodes or node in self.away:
             raise Unavailable(f"node {node} is away", node=node)
         return self.nodes[node]
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
-        there = self._reach(node)
+        there = self.reach(node, "commit")
         await there.stored_schema(task.dataset, added=task.added)
         return await there.ingest.commit(task)
 
     async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]:
-        return await self._reach(node).ingest.earlier.find(lookup)
+        return await self.reach(node, "find_batches").ingest.earlier.find(lookup)
 
     async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None:
-        return await self._reach(node).local_scans.scan_small(task)
+        return await self.reach(node, "scan_small").local_scans.scan_small(task)
 
     async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
-        async for answer in self._reach(node).local_scans.scan(tasks):
+        async for answer in self.reach(node, "scan").local_scans.scan(tasks):
             yield answer
 
     async def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncIterator[pa.Table]:
-        async for table in self._reach(node).reading.read_local(task):
+        async for table in self.reach(node, "read").reading.read_local(task):
             yield table
 
     async def read_table(
         self, node: str, task: TableTask, table: Table
     ) -> AsyncIterator[TablePart]:
-        async for part in self._reach(node).tables.read_local(task):
+        async for part in self.reach(node, "read_table").tables.read_local(task):
             yield part
 
     async def read_executions(
         self, node: str, task: ExecutionsTask
     ) -> AsyncIterator[ExecutionsPart]:
-        async for part in self._reach(node).channel_reader.read_local(task):
+        async for part in self.reach(node, "read_executions").channel_reader.read_local(task):
             yield part
-
-    async def datasets(self, node: str) -> list[StoredSchema]:
-        return [shard.schema for shard in self._reach(node).catalog.shards.values()]
 
 
 class Host:
@@ -395,7 +394,7 @@ class World:
                 self.topology,
                 name,
                 store.identity,
-                placement.partitions_by_node(self.topology)[name],
+                placement.partitions_by_node(self.topology)[name] | {SYSTEM},
             )
             store.close()
         for name in self.names:
@@ -545,11 +544,21 @@ class World:
         )
 
     def is_settled(self) -> bool:
-        led = [p for host in self.hosts.values() for p in host.replicas.led]
-        is_whole = not under_replicated(self) and all(
-            len(self.members_of(p)) == self.topology.replicas for p in self.topology.partitions
+        is_whole = _is_whole(self) and all(
+            len(self.members_of(p)) == self.copies(p) for p in self.partitions
         )
-        return sorted(led) == [*self.topology.partitions] and is_whole and self.is_equal()
+        return is_whole and self.is_equal()
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """All partitions, of which the system partition is the last."""
+        return (*self.topology.partitions, SYSTEM)
+
+    def copies(self, partition: int) -> int:
+        """How many copies a partition should have."""
+        if partition == SYSTEM:
+            return topology_changes.system_copies(self.topology)
+        return self.topology.replicas
 
     def is_equal(self) -> bool:
         ends = [
@@ -557,6 +566,7 @@ class World:
             for partition in self.topology.partitions
             for schema in self.schemas
         ]
+        ends.append(self.ends(SYSTEM, DATASETS.key))
         return all(len(of_each) == 1 and len({*of_each.pop()}) == 1 for of_each in ends)
 
     def ends(self, partition: int, dataset: str = "nam") -> set[tuple[int, int, int]]:
@@ -574,6 +584,8 @@ class World:
 
     def group_of(self, partition: int) -> list[Host]:
         """The running nodes that may have replicas of a partition."""
+        if partition == SYSTEM:
+            return list(self.hosts.values())
         group = self.topology.groups[partition // PARTITIONS]
         return [self.hosts[node.name] for node in group.nodes if node.name in self.hosts]
 
@@ -826,6 +838,7 @@ def voters(world: World) -> dict[int, list[str]]:
 def is_in_three_racks(world: World) -> bool:
     """Whether each partition has three voters that run, each in another rack."""
     found, racks = voters(world), world.topology.fault_domains
+    found.pop(SYSTEM, None)  # It has more copies.
     return len(found) == len(world.topology.partitions) and all(
         sorted(racks[name] for name in names if name in world.hosts) == ["x", "y", "z"]
         and len(names) == 3
@@ -848,6 +861,6 @@ def under_replicated(world: World) -> list[int]:
 
 
 def _is_whole(world: World) -> bool:
-    """Whether each partition has a leader and three voters that have what is committed."""
+    """Whether each partition has a leader and enough voters that have what is committed."""
     led = sorted(p for host in world.hosts.values() for p in host.replicas.led)
-    return led == [*world.topology.partitions] and not under_replicated(world)
+    return led == [*world.partitions] and not under_replicated(world)

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from definition_calls import DefinitionCalls
 from lone_nodes import founded
 
 from galileo.dht import topology_changes
-from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
-from galileo.errors import GalileoError, Unavailable
+from galileo.dht.topology import SYSTEM, Group, NodeInfo, Topology, even_ranges
+from galileo.errors import Unavailable
 from galileo.labels import LabelSet
-from galileo.model.retention import Retention, VersionedRetention
-from galileo.model.schema import Feature, Schema, StoredSchema
+from galileo.model.retention import VersionedRetention
+from galileo.model.schema import Feature, Schema
 from galileo.model.table import Table
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_scan import ScanEnd
@@ -30,7 +31,6 @@ from galileo.node.peers import (
     ExecutionsTask,
     FoundBatch,
     ReadTask,
-    Removed,
     RetentionReport,
     ScanAnswer,
     ScanTask,
@@ -42,7 +42,7 @@ from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.replication.replicas import ReplicasOptions
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query import parse
-from galileo.replication.values import Member
+from galileo.replication.values import Member, ReplicationOptions
 from galileo.storage.disk import RealDisk
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
@@ -66,7 +66,20 @@ class UnsyncedDisk(RealDisk):
         pass
 
 
-REPLICATION = ReplicasOptions(tick_s=0.01, members_s=0.05, discard_s=0.2)
+REPLICATION = ReplicasOptions(
+    machine=ReplicationOptions(
+        dead_after_s=0.6,
+        lease_s=0.4,
+        stagger_s=0.1,
+        campaign_s=0.4,
+        beat_s=0.1,
+        resend_s=0.1,
+    ),
+    tick_s=0.01,
+    members_s=0.05,
+    discard_s=0.2,
+)
+"""The system partition, which has several copies, soon gets another leader."""
 MOVED_S = 60.0
 RELAXED = JournalOptions(durability="none", disk=UnsyncedDisk())
 
@@ -84,13 +97,13 @@ class ManualClock:
         return 1_400_000_000.0 + self.now
 
 
-class Network:
+class Network(DefinitionCalls):
     """Calls the other node's methods.
 
     Attributes:
         away: nodes that cannot be reached.
         cut_after: the streams of these nodes break after so many parts.
-        calls: (node, method) of every call.
+        calls: (node, method) of every call but the messages of replicas.
         scanned: every task that another node was asked.
     """
 
@@ -103,7 +116,10 @@ class Network:
 
     def reach(self, node: str, method: str) -> StorageNode:
         self.calls.append((node, method))
-        if node in self.away:
+        return self.find(node)
+
+    def find(self, node: str) -> StorageNode:
+        if node in self.away or node not in self.nodes:
             raise Unavailable(f"node {node} is away", node=node)
         return self.nodes[node]
 
@@ -157,28 +173,6 @@ class Network:
         async for part in self.reach(node, "read_executions").channel_reader.read_local(task):
             yield part
 
-    async def add_features(self, node: str, dataset: str, features: Sequence[Feature]) -> Schema:
-        return await self.reach(node, "add_features").add_features(dataset, features)
-
-    async def create_dataset(
-        self, node: str, schema: StoredSchema, *, replicate: bool
-    ) -> StoredSchema:
-        there = self.reach(node, "create_dataset")
-        if not replicate:
-            return await there.create_dataset(schema)
-        await there.adopt(schema)
-        return schema
-
-    async def drop_dataset(self, node: str, dataset: str) -> dict[str, Removed | GalileoError]:
-        return await self.reach(node, "drop_dataset").drop_dataset(dataset)
-
-    async def drop_generations(self, node: str, name: str, generations: int) -> Removed:
-        return await self.reach(node, "drop_generations").drop(name, generations)
-
-    async def datasets(self, node: str) -> list[StoredSchema]:
-        catalog = self.reach(node, "datasets").catalog
-        return [shard.schema for shard in catalog.shards.values()]
-
     async def get_sampler(self, node: str, digest: str) -> tuple[UploadedSampler, bytes]:
         there = self.reach(node, "get_sampler").samplers
         archive = await there.archive(digest, only_here=True)
@@ -190,11 +184,6 @@ class Network:
 
     async def revoke_sampler(self, node: str, digest: str) -> None:
         await self.reach(node, "revoke_sampler").samplers.revoke_here(digest)
-
-    async def set_retention(
-        self, node: str, dataset: str, retention: Retention | None
-    ) -> VersionedRetention:
-        return await self.reach(node, "set_retention").set_retention(dataset, retention)
 
     async def apply_retention(
         self, node: str, dataset: str, retention: VersionedRetention
@@ -210,17 +199,24 @@ class Line:
         self._network = network
 
     async def send(self, node: str, envelopes: Sequence[Envelope]) -> None:
-        await self._network.reach(node, "send").replicas.receive(envelopes)
+        await self._network.find(node).replicas.receive(envelopes)
 
     async def digests(
         self, member: Member, ranges: Sequence[CommitRange]
     ) -> list[RangeDigest | None]:
-        return self._network.reach(member.node, "digests").replicas.comparison.digests(ranges)
+        return self._network.find(member.node).replicas.comparison.digests(ranges)
 
 
 @dataclass
 class Cluster:
-    """Three nodes in two groups, and what people would do with them."""
+    """Three nodes in two groups, and what people would do with them.
+
+    The first node that starts founds the system partition; replicas of it are at all nodes.
+
+    Attributes:
+        topology: with the directories of the nodes that have started.
+        first: the topology before any has started.
+    """
 
     directory: Path
     topology: Topology
@@ -230,12 +226,18 @@ class Cluster:
     journals: JournalOptions = RELAXED
     options: NodeOptions = field(default_factory=NodeOptions)
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    first: Topology = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.first = self.topology
 
     def start(self, name: str, *, is_founded: bool = True) -> StorageNode:
         store = Store.open(self.directory / name, self.journals, wall=self.clock.wall)
+        if is_founded:
+            self.topology = founded(self.topology, name, store)
         node = StorageNode(
             name,
-            founded(self.topology, name, store) if is_founded else self.topology,
+            self.topology,
             store=store,
             peers=self.network,
             options=replace(self.options, replication=REPLICATION),
@@ -248,8 +250,24 @@ class Cluster:
             is_alive=self.network.nodes.__contains__,
         )
         self.running[name] = asyncio.create_task(replicas.run())
+        for other in self.nodes if is_founded else ():
+            other.live.replace_nodes(self.topology)
         self.tell_leaders()
         return node
+
+    @property
+    def leader(self) -> str:
+        """The node that leads the system partition, or was the last to lead it."""
+        moves = [move for node in self.nodes if (move := node.live.move_of(SYSTEM))]
+        return max(moves).node
+
+    @property
+    def followers(self) -> list[str]:
+        return [node.name for node in self.nodes if node.name != self.leader]
+
+    async def follow(self, name: str) -> None:
+        """Has a node learn what is agreed on about all names by now, as news of commits do."""
+        await self[name].system._follow()
 
     def identity_of(self, name: str) -> str:
         node = self.network.nodes.get(name)

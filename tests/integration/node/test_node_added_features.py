@@ -28,8 +28,8 @@ from galileo.labels import LabelSet
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
+from galileo.node import system_tables
 from galileo.node.analytics_protocol import PartitionScope, SummaryRequest, SummaryResult
-from galileo.node.catalog import dataset_home
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
@@ -184,9 +184,8 @@ class History:
         at = self.schemas[-1].added
         if at == len(MORE):
             return
-        home = dataset_home(self.cluster.topology, "nam")
-        away = self.chance.choice(["", "a", "b", "c"])
-        self.cluster.network.away = {away} - {home, ""}
+        away = self.chance.choice(["", *self.cluster.followers])
+        self.cluster.network.away = {away} - {""}
         asked = self.chance.choice([n for n in self.cluster.nodes if n.name != away])
         schema = await asked.add_features("nam", MORE[at : at + 1])
         self.cluster.network.away = set()
@@ -336,11 +335,6 @@ async def test_histories_with_added_features_equal_rows_with_nulls(cluster, seed
 # --- single steps --------------------------------------------------------------------------------
 
 
-def other_than_home(cluster) -> list[str]:
-    home = dataset_home(cluster.topology, "nam")
-    return [name for name in "abc" if name != home]
-
-
 async def test_features_added_at_any_node_are_known_at_all(cluster) -> None:
     for name, feature in zip("abc", MORE, strict=False):
         schema = await cluster[name].add_features("nam", [feature])
@@ -348,25 +342,26 @@ async def test_features_added_at_any_node_are_known_at_all(cluster) -> None:
 
 
 async def test_a_node_that_was_away_learns_features_by_their_number(cluster) -> None:
-    first, late = other_than_home(cluster)
+    first, late = cluster.followers
     cluster.network.away = {late}
     schema = await cluster[first].add_features("nam", [GUST])
     cluster.network.away = set()
     assert cluster[late].catalog.schema("nam").added == 0
     assert cluster[late].catalog.lacks("nam", 1)
-    await cluster[late].sync_datasets(first, {"nam": 1})
-    assert cluster[late].catalog.schema("nam") == schema
+    assert await cluster[late].schema("nam", added=1) == schema
 
 
 async def test_a_node_that_cannot_learn_features_is_unavailable(cluster) -> None:
-    _, late = other_than_home(cluster)
-    with raises(Unavailable, node=late):
-        await cluster[late].schema("nam", added=1)
+    with raises(Unavailable, node="b"):
+        await cluster["b"].schema("nam", added=1)
 
 
-async def test_without_the_home_no_features_are_added(cluster) -> None:
-    asked, _ = other_than_home(cluster)
-    cluster.network.away = {dataset_home(cluster.topology, "nam")}
+async def test_without_a_leader_of_the_system_partition_no_features_are_added(
+    cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system_tables, "PATIENCE_S", 0.0)
+    asked, _ = cluster.followers
+    cluster.network.away = {cluster.leader}
     with raises(Unavailable):
         await cluster[asked].add_features("nam", [GUST])
     assert {node.catalog.schema("nam").added for node in cluster.nodes} == {0}

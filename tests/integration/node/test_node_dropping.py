@@ -16,7 +16,10 @@ from galileo.model import paths
 from galileo.model.retention import Removed, Retention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Feature, Schema
-from galileo.node.catalog import dataset_home
+from galileo.model.system import SYSTEM_TABLES
+from galileo.node import system_tables
+from galileo.node.catalog import RETENTION_KIND
+from galileo.node.definitions import Definition
 from galileo.node.standing_queries import MatchTask
 from galileo.query import parse
 from galileo.storage.commits import Commit
@@ -35,17 +38,9 @@ def everywhere(*keys: str) -> dict[str, list[str]]:
 
 
 def directories(cluster: Any) -> list[str]:
-    return sorted(path.name for path in cluster.directory.glob("*/journals/*"))
-
-
-def beat(cluster: Any, sender: str, to: str) -> Any:
-    """What a heartbeat tells of datasets."""
-    return hear(cluster, to, sender, cluster[sender].catalog)
-
-
-async def hear(cluster: Any, to: str, sender: str, catalog: Any) -> None:
-    await cluster[to].learn_generations(catalog.generations)
-    await cluster[to].sync_datasets(sender, dict.fromkeys(catalog.keys, 0))
+    """Of the files of datasets at all nodes."""
+    names = sorted(path.name for path in cluster.directory.glob("*/journals/*"))
+    return [name for name in names if name not in SYSTEM_TABLES]
 
 
 @pytest.mark.parametrize("at", ["a", "b", "c"])
@@ -106,47 +101,45 @@ async def test_drop_dataset_frees_the_name_for_a_new_dataset(
     removed = await cluster["a"].drop_dataset("nam@1")
     assert sum(one.rows for one in removed.values()) == 80
     assert cluster["c"].catalog.generations == {"nam": 2}
-    assert cluster["c"].catalog.retentions == {}
+    assert cluster["c"].store.load_records(RETENTION_KIND) == {}
 
 
 async def test_drop_dataset_missed_by_a_node_is_learnt_later(
     cluster: Any, make_observations: Make
 ) -> None:
     await cluster.ingest(make_observations(300))
-    home = dataset_home(cluster.topology, "nam")
-    away = next(name for name in "abc" if name != home)
+    at, away = cluster.followers
     cluster.network.away = {away}
-    outcome = await cluster[home].drop_dataset("nam")
+    outcome = await cluster[at].drop_dataset("nam")
     assert isinstance(outcome[away], Unavailable)
     cluster.network.away = set()
     assert cluster[away].catalog.keys == ["nam"]
-    await beat(cluster, away, home)
-    assert cluster[home].catalog.keys == []
-    await beat(cluster, home, away)
+    await cluster.follow(away)
     assert known(cluster) == everywhere()
     assert directories(cluster) == []
 
 
-async def test_sync_datasets_after_drop_and_create_adopts_the_new_dataset(
+async def test_node_that_missed_a_drop_and_a_creation_adopts_the_new_dataset(
     cluster: Any, make_observations: Make
 ) -> None:
     await cluster.ingest(make_observations(300))
-    home = dataset_home(cluster.topology, "nam")
-    away = next(name for name in "abc" if name != home)
+    at, away = cluster.followers
     cluster.network.away = {away}
-    await cluster[home].drop_dataset("nam")
-    await cluster[home].create_dataset(AGAIN)
+    await cluster[at].drop_dataset("nam")
+    await cluster[at].create_dataset(AGAIN)
     cluster.network.away = set()
-    await cluster[away].sync_datasets(home, dict.fromkeys(cluster[home].catalog.keys, 0))
+    await cluster.follow(away)
     assert known(cluster) == everywhere("nam@1")
-    await beat(cluster, away, home)
+    await cluster.follow(cluster.leader)
     assert known(cluster) == everywhere("nam@1")
 
 
-async def test_drop_dataset_without_its_home_is_unavailable(cluster: Any) -> None:
-    home = dataset_home(cluster.topology, "nam")
-    cluster.network.away = {home}
-    other = next(name for name in "abc" if name != home)
+async def test_drop_dataset_without_a_leader_of_the_system_partition_is_unavailable(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system_tables, "PATIENCE_S", 0.0)
+    other, _ = cluster.followers
+    cluster.network.away = {cluster.leader}
     with pytest.raises(Unavailable):
         await cluster[other].drop_dataset("nam")
     assert known(cluster) == everywhere("nam")
@@ -223,7 +216,7 @@ async def test_drop_repeated_gives_the_first_answer(cluster: Any, make_observati
     first = removed["b"]
     assert first.rows > 0
     assert await cluster["b"].drop("nam", 1) == first, "the answer to a call that comes again"
-    await cluster["b"].learn_generations({"nam": 1})
+    await cluster["b"].learn_definitions({"nam": Definition(1)})
     assert await (await cluster.restart("b")).drop("nam", 1) == Removed()
     assert known(cluster) == everywhere("nam@1")
 
@@ -231,7 +224,7 @@ async def test_drop_repeated_gives_the_first_answer(cluster: Any, make_observati
 async def test_drop_called_concurrently_gives_one_answer(
     cluster: Any, make_observations: Make
 ) -> None:
-    """A heartbeat may bring the news before the call of the home does."""
+    """A node that follows may hear of the drop before the call of another node comes."""
     await cluster.ingest(make_observations(50))
     node = cluster["a"]
     rows = sum(journal.rows_total for journal in node.catalog.shard("nam").own.values())

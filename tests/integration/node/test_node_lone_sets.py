@@ -25,7 +25,7 @@ from replica_nodes import (
 )
 
 from galileo.dht import placement, topology_changes
-from galileo.dht.topology import Move, Topology
+from galileo.dht.topology import SYSTEM, Move, Topology
 from galileo.node.replication.replicas import load_states
 
 LONE = replace(TOPOLOGY, replicas=1)
@@ -44,7 +44,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def leaders(world: World) -> dict[int, str]:
-    return {p: name for name, host in world.hosts.items() for p in host.replicas.led}
+    """The leaders of the partitions of data; the system partition has three copies."""
+    return {p: name for name, host in world.hosts.items() for p in host.replicas.led - {SYSTEM}}
 
 
 def move(world: World, partition: int, to: str) -> None:

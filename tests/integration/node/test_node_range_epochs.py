@@ -431,7 +431,8 @@ def history(
         )
 
     async def played(seed: int) -> History:
-        made = type(western)(tmp_path / f"history-{seed}", western.topology)
+        topology = replace(topology_changes.pin(western.first), ranges=ALL_WEST)
+        made = type(western)(tmp_path / f"history-{seed}", topology)
         for name in "abc":
             made.start(name)
         await made["a"].create_dataset(western.schema)

@@ -139,7 +139,7 @@ async def test_a_follower_learns_features_before_it_takes_frames_with_them(tmp_p
     world.is_calm = True
     try:
         await await_whole(world)
-        leaders = [host for host in world.hosts.values() if host.replicas.led]
+        leaders = [host for host in world.hosts.values() if host.node.partitions]
         for leader in leaders:
             leader.node.catalog.adopt(wider(SCHEMA, 1))
         schemas = [host.node.catalog.schema("nam").added for host in world.hosts.values()]

@@ -123,7 +123,7 @@ async def test_retention_survives_restarts_and_keeps_duplicate_detection(
 async def test_scan_names_commits_that_retention_deleted(kept: Any, clocks: Clocks) -> None:
     whole = await kept.ask()
     node = kept["a"]
-    [(dataset, shard)] = node.catalog.shards.items()
+    [(dataset, shard)] = node.catalog.dataset_shards.items()
     partition, journal = next((p, j) for p, j in shard.journals.items() if len(j.log_files()) > 2)
     until = journal.log_files()[1].last
     shard.drop(partition, until)
@@ -159,7 +159,7 @@ async def test_scan_names_commits_that_retention_deleted(kept: Any, clocks: Cloc
 
 async def test_read_of_deleted_rows_names_their_commits(kept: Any) -> None:
     labels = await kept.ask()
-    [(_, shard)] = kept["a"].catalog.shards.items()
+    [(_, shard)] = kept["a"].catalog.dataset_shards.items()
     dropped = {}
     for partition, journal in shard.journals.items():
         if len(journal.log_files()) > 1:
@@ -177,7 +177,7 @@ async def test_read_of_deleted_rows_names_their_commits(kept: Any) -> None:
 async def test_synopsis_after_retention_prunes_remaining_commits_only(
     kept: Any, make_observations: Any
 ) -> None:
-    [(_, shard)] = kept["a"].catalog.shards.items()
+    [(_, shard)] = kept["a"].catalog.dataset_shards.items()
     query = parse("temperature > 0", kept.schema)
     nothing = parse("temperature > 1000", kept.schema)
     view = kept["b"].view
@@ -203,7 +203,7 @@ async def test_synopsis_after_retention_prunes_remaining_commits_only(
     for synopsis in shard.synopses().values():
         synopsis.check()
     await kept.restart("a")
-    [(_, shard)] = kept["a"].catalog.shards.items()
+    [(_, shard)] = kept["a"].catalog.dataset_shards.items()
     assert shard.published() == shard.dropped() == last
     await kept.ingest(make_observations(200, 77), batch=77)
     hear(shard)
@@ -274,7 +274,7 @@ async def test_apply_retention_bounds_the_bytes_of_each_node(kept: Any, clocks: 
     size = sum(journal.bytes_on_disk for journal in journals.values())
     policy = Retention(bytes=BYTES_MIN)
     object.__setattr__(policy, "bytes", size // 2)  # below what people may ask for
-    kept["a"].catalog.set_retention("nam", policy)
+    kept["a"].catalog.adopt_retention("nam", VersionedRetention(9, policy))
     report = await asyncio.to_thread(kept["a"]._retaining.apply, "nam")
     left = sum(journal.bytes_on_disk for journal in journals.values())
     assert size // 4 < left <= size // 2
@@ -313,7 +313,7 @@ async def test_retention_runner_applies_policies_and_survives_errors(
             raise RuntimeError("no readers today")
         return ()
 
-    node.catalog.set_retention("nam", Retention("10d"))
+    await node.set_retention("nam", Retention("10d"))
     options = dataclasses.replace(clocks.options, check_s=0.01, min_age_s=1e-6)
     clocks.pass_(20 * 86400)
     retaining = RetentionRunner(
@@ -340,7 +340,7 @@ async def test_compaction_of_an_ageing_dataset_bounds_the_span_of_segments(
     shard = kept["a"].catalog.shard("nam")
     try:
         assert merging._merge_options(shard).span_us is None
-        kept["a"].catalog.set_retention("nam", Retention("80d"))
+        await kept["a"].set_retention("nam", Retention("80d"))
         assert merging._merge_options(shard).span_us == 10 * 86400 * MICROS
     finally:
         merging.stop()
