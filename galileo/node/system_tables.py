@@ -366,7 +366,8 @@ class SystemTables:
                     await self._learn_elsewhere()
             self._has_news.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_news.wait(), pause)
+                async with asyncio.timeout(pause):  # `wait_for` may swallow a cancellation.
+                    await self._has_news.wait()
 
     @property
     def _is_behind(self) -> bool:

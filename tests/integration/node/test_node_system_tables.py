@@ -1,0 +1,419 @@
+"""The definitions of datasets at three real nodes: their leader, its successors, and followers.
+
+A random history is compared with a dict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from expected_errors import raises
+from replica_nodes import NAMES, Host, Network, World, await_whole, until
+
+from galileo.dht.topology import SYSTEM
+from galileo.errors import (
+    DatasetExists,
+    GalileoError,
+    InvalidSchema,
+    PartitionMoved,
+    Unavailable,
+    UnknownDataset,
+)
+from galileo.model.channel import Channel
+from galileo.model.retention import Retention, VersionedRetention
+from galileo.model.schema import Feature, Schema
+from galileo.model.system import DATASETS
+from galileo.model.table import Table, index_versions, versions_of
+from galileo.node import definitions, system_tables
+from galileo.node.definitions import (
+    NOTHING,
+    AnyChange,
+    CreateDataset,
+    Definition,
+    DefinitionRow,
+    DefinitionsPage,
+    LookUp,
+    Position,
+    encode,
+)
+from galileo.node.storage_node import StorageNode
+from galileo.storage.commits import Commit
+
+DEPTH, GUST = Feature("depth", "m"), Feature("gust", "m/s")
+DAY, WEEK = Retention("1d"), Retention("7d")
+
+
+def sea(name: str = "sea", **options: Any) -> Schema:
+    return Schema(name, [DEPTH], **options)
+
+
+class LossyNetwork(Network):
+    """Loses requests and answers of calls about definitions.
+
+    Attributes:
+        loss: the chance that a call gets lost, and the chance that its answer does.
+        lost_answers: so many answers about changes get lost next.
+        on_lost: called when one of these is lost.
+        pages: how many were read.
+    """
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self.loss = 0.0
+        self.lost_answers = self.pages = 0
+        self.on_lost: Callable[[], Any] | None = None
+        self._chance = chance
+
+    def reach(self, node: str, method: str) -> StorageNode:
+        if self._chance.random() < self.loss:
+            raise Unavailable(f"the line to node {node} broke", node=node)
+        return super().reach(node, method)
+
+    async def change_definition(self, node: str, change: AnyChange) -> DefinitionRow:
+        row = await super().change_definition(node, change)
+        if self.lost_answers and not isinstance(change, LookUp):
+            self.lost_answers -= 1
+            if self.on_lost is not None:
+                await self.on_lost()
+            raise Unavailable(f"the answer of node {node} is lost", node=node)
+        if self._chance.random() < self.loss:
+            raise Unavailable(f"the answer of node {node} is lost", node=node)
+        return row
+
+    async def definitions_after(self, node: str, position: Position) -> DefinitionsPage:
+        self.pages += 1
+        return await super().definitions_after(node, position)
+
+
+class SystemWorld(World):
+    """Three nodes without datasets, each of which has a copy of the system partition."""
+
+    network: LossyNetwork
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        super().__init__(directory, seed)
+        self.network = LossyNetwork(random.Random(seed))
+
+    @property
+    def leader(self) -> Host:
+        leader = self.leader_of(SYSTEM)
+        assert leader is not None, "no node leads the system partition"
+        return leader
+
+    @property
+    def followers(self) -> list[Host]:
+        return [host for host in self.hosts.values() if host is not self.leader]
+
+    def __getitem__(self, name: str) -> StorageNode:
+        return self.hosts[name].node
+
+    @property
+    def nodes(self) -> list[StorageNode]:
+        return [host.node for host in self.hosts.values()]
+
+    async def await_leader(self, *, other_than: str = "") -> None:
+        """Waits until another node leads, as all that hear of it know."""
+
+        def is_led() -> bool:
+            led = self.leader_of(SYSTEM)
+            return led is not None and led.name != other_than
+
+        await until(self, is_led)
+        self.spread_leaders()
+
+    async def hand_over(self) -> None:
+        """Has another node lead, as when the leader stops."""
+        before = self.leader
+        await before.replicas.hand_over(30.0)
+        await self.await_leader(other_than=before.name)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[SystemWorld]:
+    world = SystemWorld(tmp_path, 0)
+    world.is_calm = True
+    await world.begin(datasets=False)
+    await await_whole(world)
+    yield world
+    await world.close()
+
+
+async def look_up_everywhere(world: SystemWorld, name: str) -> Definition:
+    """The definition by any node's look-up; they are the same."""
+    [first, *others] = [await node.system.look_up(name) for node in world.nodes]
+    assert others == [first] * len(others)
+    return first
+
+
+def known(world: SystemWorld) -> dict[str, list[str]]:
+    return {name: world[name].catalog.keys for name in sorted(world.hosts)}
+
+
+def everywhere(*keys: str) -> dict[str, list[str]]:
+    return {name: [*keys] for name in NAMES}
+
+
+# --- changes and look-ups ------------------------------------------------------------------------
+
+
+async def test_each_change_at_any_node_is_seen_by_the_next_look_up_at_any_other(
+    world: SystemWorld,
+) -> None:
+    a, b, c = (world[name] for name in NAMES)
+    assert await look_up_everywhere(world, "sea") == NOTHING
+    await a.create_dataset(sea())
+    assert (await look_up_everywhere(world, "sea")).schema == sea()
+    wider = await b.add_features("sea", [GUST])
+    assert (await look_up_everywhere(world, "sea")).schema == wider == sea().with_features([GUST])
+    policy = await c.set_retention("sea", DAY)
+    assert (await look_up_everywhere(world, "sea")).retention == policy
+    assert policy == VersionedRetention(1, DAY)
+    await a.drop_dataset("sea")
+    assert await look_up_everywhere(world, "sea") == Definition(1)
+    assert known(world) == everywhere()
+    again = await b.create_dataset(sea())
+    assert again == sea().of_generation(1)
+    assert known(world) == everywhere("sea@1")
+
+
+@pytest.mark.parametrize("is_next", [False, True], ids=["same leader", "next leader"])
+async def test_change_whose_answer_was_lost_has_its_effect_once(
+    world: SystemWorld, is_next: bool
+) -> None:
+    asked = world.followers[0].name
+
+    async def lose() -> None:
+        world.network.lost_answers = 1
+
+    if is_next:
+        world.network.on_lost = world.hand_over
+    for change in (
+        lambda node: node.create_dataset(sea()),
+        lambda node: node.add_features("sea", [GUST]),
+        lambda node: node.set_retention("sea", DAY),
+        lambda node: node.drop_dataset("sea"),
+        lambda node: node.create_dataset(sea()),
+    ):
+        if world.leader.name == asked:
+            asked = world.followers[0].name
+        await lose()
+        await change(world[asked])
+        assert world.network.lost_answers == 0, "the answer was not lost"
+    last = await look_up_everywhere(world, "sea")
+    assert (last.generations, last.schema) == (1, sea().of_generation(1))
+
+
+async def test_creations_of_one_name_at_once_have_one_winner(world: SystemWorld) -> None:
+    calls = [
+        world[name].create_dataset(sea(geohash_precision=precision))
+        for precision, name in enumerate(NAMES, start=2)
+    ]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    [winner] = [one for one in outcomes if isinstance(one, Schema)]
+    assert sum(isinstance(one, DatasetExists) for one in outcomes) == 2
+    assert (await look_up_everywhere(world, "sea")).schema == winner
+    assert {node.catalog.schema("sea") for node in world.nodes} == {winner}
+
+
+async def test_without_a_majority_nothing_is_answered(
+    world: SystemWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system_tables, "PATIENCE_S", 0.0)
+    await world["a"].create_dataset(sea())
+    alone, *others = world.leader.name, *(host.name for host in world.followers)
+    for name in others:
+        await world.crash(name, is_lost=False)
+    replicas = world.hosts[alone].replicas
+    await until(world, lambda: not replicas.holds_lease(SYSTEM))
+    for call in (
+        world[alone].system.look_up("sea"),
+        world[alone].create_dataset(sea("lake")),
+        world[alone].set_retention("sea", DAY),
+    ):
+        with raises(Unavailable):
+            await call
+    assert world[alone].catalog.keys == ["sea"], "and what is known is served"
+
+
+async def test_leader_that_is_cut_off_answers_nothing_old(world: SystemWorld) -> None:
+    old, others = world.leader, world.followers
+    world.cut.add(old.name)
+    await until(world, lambda: any(SYSTEM in one.replicas.led for one in others))
+    world.spread_leaders()
+    await others[0].node.create_dataset(sea())
+    for change in (LookUp("sea"), create("lake")):
+        with pytest.raises(PartitionMoved):
+            await old.node.system.carry_out(change)
+    with pytest.raises(PartitionMoved):
+        await old.node.system.page(Position())
+
+
+async def test_new_leader_answers_with_all_that_was_agreed_on(world: SystemWorld) -> None:
+    """Although it was cut off from the leader until that crashed."""
+    late, other = (host.name for host in world.followers)
+    world.cut.add(late)
+    names = [f"sea-{number}" for number in range(5)]
+    for name in names:
+        await world[other].create_dataset(sea(name))
+    world.cut.clear()
+    await world.crash(world.leader.name, is_lost=False)
+    await world.await_leader()
+    for name in names:
+        assert (await look_up_everywhere(world, name)).schema == sea(name)
+    with raises(DatasetExists, same=True):
+        await world[late].create_dataset(sea(names[-1]))
+
+
+def create(name: str, creation: str = "1") -> CreateDataset:
+    return CreateDataset(sea(name).to_json(), creation, generation=0)
+
+
+async def test_commit_behind_the_back_of_the_consumer_has_its_change_refused_and_repeated(
+    world: SystemWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world["a"].create_dataset(sea())
+    leader, theirs = world.leader.node, Definition(0, sea("lake", geohash_precision=3), "theirs")
+    commit, refused = leader.catalog.commit, list[GalileoError]()
+
+    def race(dataset: str, commits: dict[int, Commit]) -> Future[Any]:
+        monkeypatch.setattr(leader.catalog, "commit", commit)
+        rows = pa.table({"name": ["lake"], "definition": [encode(theirs)]})
+        [(versions, keys)] = index_versions(DATASETS, versions_of(DATASETS, rows)).values()
+        commit(dataset, {SYSTEM: Commit("other", 1, versions, keys)}).result()
+        result = commit(dataset, commits)
+        refused.append(result.result()[SYSTEM])
+        return result
+
+    monkeypatch.setattr(leader.catalog, "commit", race)
+    with raises(DatasetExists, same=False):
+        await world["b"].create_dataset(sea("lake"))
+    assert [type(one) for one in refused] == [Unavailable]
+    assert await look_up_everywhere(world, "lake") == theirs
+
+
+async def test_corrupt_change_fails_alone_in_its_group(world: SystemWorld) -> None:
+    system = world.leader.node.system
+    await world["a"].create_dataset(sea())
+    calls = [create("sea", "2"), create("lake"), LookUp("lake"), create("lake", "2")]
+    outcomes = await asyncio.gather(*map(system.carry_out, calls), return_exceptions=True)
+    assert [type(one) for one in outcomes] == [DatasetExists, Definition, Definition, DatasetExists]
+    assert outcomes[1] == outcomes[2]
+
+
+# --- following -----------------------------------------------------------------------------------
+
+
+async def create_while_away(world: SystemWorld, names: Sequence[str]) -> StorageNode:
+    """Creates datasets while a follower cannot be called; returns that."""
+    away, other = world.followers
+    await other.node.system.look_up("")  # The leader has asked all nodes what they know.
+    world.network.away = {away.name}
+    for name in names:
+        await other.node.create_dataset(sea(name))
+    world.network.away.clear()
+    assert away.node.catalog.keys == []
+    return away.node
+
+
+async def test_follower_that_was_away_catches_up_by_pages(
+    world: SystemWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(definitions, "PAGE_BYTES_MAX", 1)
+    names = [f"sea-{number}" for number in range(5)]
+    away = await create_while_away(world, names)
+    running = asyncio.create_task(away.system.run())
+    try:
+        await until(world, lambda: away.catalog.keys == names)
+        assert world.network.pages >= len(names)
+        world.network.away = {away.name}
+        await world.leader.node.drop_dataset(names[0])
+        world.network.away.clear()
+        away.view.update_sequences(
+            DATASETS.key, world.leader.node.catalog.shards[DATASETS.key].own_published().sequences
+        )
+        away.system.wake()
+        await until(world, lambda: away.catalog.keys == names[1:])
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_follower_ends_when_it_is_cancelled_as_news_arrive(world: SystemWorld) -> None:
+    node = world.followers[0].node
+    running = asyncio.create_task(node.system.run())
+    await until(world, lambda: node.system._listing is None)
+    await asyncio.sleep(4 * system_tables.PAUSE_S)  # It waits for news.
+    node.system.wake()
+    running.cancel()
+    await asyncio.wait([running], timeout=5.0)
+    assert running.cancelled()
+
+
+@pytest.mark.parametrize("position", [Position(99, "~", 1), Position(1, "~", 99)])
+async def test_follower_whose_position_is_not_of_the_log_reads_anew_and_offers_what_it_knows(
+    world: SystemWorld, position: Position
+) -> None:
+    away = await create_while_away(world, ["sea"])
+    away.catalog.adopt(sea("lake"))
+    away.catalog.adopt_retention("lake", VersionedRetention(3, WEEK))
+    away.system._position, away.system._listing = position, None
+    await away.system._follow()
+    assert away.catalog.keys == ["lake", "sea"]
+    offered = await look_up_everywhere(world, "lake")
+    assert (offered.schema, offered.retention) == (sea("lake"), VersionedRetention(3, WEEK))
+    for host in world.hosts.values():
+        await host.node.system._follow()
+    assert known(world) == everywhere("lake", "sea")
+    assert (await away.system._next_page()).is_anew is False
+
+
+async def test_leader_without_rows_gathers_what_all_nodes_know_by_pages(
+    world: SystemWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(definitions, "PAGE_BYTES_MAX", 1)
+    for host, name in zip(world.followers, ("sea", "lake"), strict=True):
+        host.node.catalog.adopt(sea(name))
+        host.node.catalog.adopt(sea("both"))
+    for name in ("sea", "lake", "both"):
+        assert (await look_up_everywhere(world, name)).schema == sea(name)
+        with raises(DatasetExists, same=False):
+            await world.leader.node.create_dataset(sea(name, geohash_precision=3))
+
+
+# --- clients -------------------------------------------------------------------------------------
+
+
+async def test_clients_do_not_find_the_table_of_definitions(world: SystemWorld) -> None:
+    node, name = world["b"], DATASETS.name
+    await node.create_dataset(sea())
+    assert name not in node.catalog.names + node.catalog.keys
+    assert name not in {fact.dataset for fact in node.facts()}
+    rows = pa.table({"name": ["sea"], "definition": [encode(NOTHING)]})
+    for call in (
+        node.named(name),
+        node.stored_named(name),
+        node.schema(name),
+        node.stored_schema(name),
+        node.drop_dataset(name),
+        node.add_features(name, [GUST]),
+        node.set_retention(name, DAY),
+        node.retention(name),
+        node.apply_retention(name),
+        node.ingest.ingest(name, rows, producer="p", batch=0),
+        node.create_dataset(Channel("hot", name, template="depth > 1")),
+    ):
+        with raises(UnknownDataset, dataset=name):
+            await call
+    for read in (node.catalog.schema, node.catalog.table_shard):
+        with raises(UnknownDataset, dataset=name):
+            read(name)
+    with raises(InvalidSchema):
+        await node.create_dataset(Table(name, {"name": "text"}, key="name"))
+    assert (await look_up_everywhere(world, name)) == NOTHING
