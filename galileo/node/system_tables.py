@@ -25,6 +25,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from galileo.dht.topology import SYSTEM
@@ -252,20 +253,26 @@ class SystemTables:
         until = self._shard.published_sequence(SYSTEM)
         if until > self._read_until:
             rows = await self._in_thread(self._read, self._read_until, until)
-            for name, definition in rows.items():
-                self._definitions.put(name, definition, until)
+            for sequence, name, definition in rows:
+                self._definitions.put(name, definition, sequence)
             self._read_until = until
         return self._definitions
 
-    def _read(self, after: int, until: int) -> dict[str, Definition]:
-        """The rows since the commits (after, until], in a thread. None is ever deleted."""
+    def _read(self, after: int, until: int) -> list[tuple[int, str, Definition]]:
+        """The rows since the commits (after, until], each after its commit; in a thread.
+
+        No row is ever deleted. A row has the same commit at each leader, so a follower may take its
+        next page from another one.
+        """
         shard = self._shard
         versions = shard.index.newest(SYSTEM, after=after, until=until)
         if not len(versions):
-            return {}
-        rows = read_parts(shard, parts_of(SYSTEM, versions), shard.schema)
+            return []
+        stored = versions.take(np.lexsort((versions.row, versions.sequence)))
+        rows = read_parts(shard, parts_of(SYSTEM, stored), shard.schema)
         columns = (rows.column(name).to_pylist() for name in ("name", "definition"))
-        return {name: decode(data) for name, data in zip(*columns, strict=True)}
+        ordered = sorted(zip(stored.since.tolist(), *columns, strict=True))
+        return [(sequence, name, decode(data)) for sequence, name, data in ordered]
 
     @property
     def _shard(self) -> TableShard:

@@ -356,6 +356,28 @@ async def test_follower_ends_when_it_is_cancelled_as_news_arrive(world: SystemWo
     assert running.cancelled()
 
 
+async def test_pages_are_the_same_at_each_leader(
+    world: SystemWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a follower may take its next page from another one and misses nothing."""
+    monkeypatch.setattr(definitions, "PAGE_BYTES_MAX", 1)
+    for name in ("sea", "lake", "pond"):
+        await world["a"].create_dataset(sea(name))
+    await world["a"].set_retention("lake", DAY)
+
+    async def pages() -> list[DefinitionsPage]:
+        read = [await world.leader.node.system.page(Position())]
+        while not read[-1].is_last:
+            read.append(await world.leader.node.system.page(read[-1].reached))
+        return read
+
+    first = await pages()
+    assert [row.name for page in first for row in page.rows] == ["sea", "pond", "lake"]
+    for _ in range(2):
+        await world.hand_over()
+        assert await pages() == first
+
+
 @pytest.mark.parametrize("position", [Position(99, "~", 1), Position(1, "~", 99)])
 async def test_follower_whose_position_is_not_of_the_log_reads_anew_and_offers_what_it_knows(
     world: SystemWorld, position: Position
