@@ -115,7 +115,7 @@ class SystemTables:
         self._executor = executor
         self._learn = learn
         self._definitions = Definitions()
-        self._read_until = 0
+        self._read_until = self._last_number = 0
         self._has_gathered = False
         self._changing = asyncio.Lock()
         self._calls = GroupedCalls[AnyChange, Definition](
@@ -303,7 +303,9 @@ class SystemTables:
         table = versions_of(DATASETS, pa.table(columns))
         [(versions, keys)] = index_versions(DATASETS, table).values()
         journal = self._shard.journals.get(SYSTEM)
-        number = ((None if journal is None else journal.last_batch(PRODUCER)) or 0) + 1
+        last = 0 if journal is None else journal.last_batch(PRODUCER) or 0
+        # A commit before this one may still wait for the disk, and takes its number there later.
+        number = self._last_number = max(self._last_number, last) + 1
         commit = Commit(PRODUCER, number, versions, keys, unchanged_since=self._read_until)
         committing = await self._in_thread(self._catalog.commit, DATASETS.key, {SYSTEM: commit})
         try:

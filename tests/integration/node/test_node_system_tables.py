@@ -275,6 +275,24 @@ def create(name: str, creation: str = "1") -> CreateDataset:
     return CreateDataset(sea(name).to_json(), creation, generation=0)
 
 
+async def test_change_that_waits_for_the_disk_leaves_the_next_one_alone(
+    world: SystemWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world["a"].create_dataset(sea())
+    leader = world.leader
+    loop = asyncio.get_running_loop()
+    with leader.disk.gate:
+        monkeypatch.setattr(system_tables, "COMMIT_WAIT_S", 0.05)
+        with raises(Unavailable):
+            await leader.node.system.carry_out(create("lake"))
+        monkeypatch.setattr(system_tables, "COMMIT_WAIT_S", 30.0)
+        carried = loop.create_task(leader.node.system.carry_out(create("pond")))
+        await asyncio.sleep(0.1)
+    assert (await carried).schema == sea("pond")
+    for name in ("sea", "lake", "pond"):
+        assert (await look_up_everywhere(world, name)).schema == sea(name), "it was made later"
+
+
 async def test_commit_behind_the_back_of_the_consumer_has_its_change_refused_and_repeated(
     world: SystemWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
