@@ -196,6 +196,7 @@ class SystemTables:
                     outcomes.append(error)
             if draft.changed:
                 await self._commit(draft.changed)
+            self._has_gathered = True
             # What was only read was true under the lease: no other leader has committed anything.
             self._check_lead()
             return outcomes
@@ -206,7 +207,6 @@ class SystemTables:
         for known in (self._catalog.definitions(), elsewhere):
             for name, definition in known.items():
                 draft.put(name, merged(draft[name], definition))
-        self._has_gathered = True
 
     async def _known_elsewhere(self) -> dict[str, Definition]:
         """What the other nodes that live know.

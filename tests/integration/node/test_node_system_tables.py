@@ -23,6 +23,7 @@ from galileo.errors import (
     GalileoError,
     InvalidSchema,
     PartitionMoved,
+    PartitionReadOnly,
     Unavailable,
     UnknownDataset,
 )
@@ -425,6 +426,25 @@ async def test_leader_without_rows_gathers_what_all_nodes_know_by_pages(
         assert (await look_up_everywhere(world, name)).schema == sea(name)
         with raises(DatasetExists, same=False):
             await world.leader.node.create_dataset(sea(name, geohash_precision=3))
+
+
+async def test_leader_without_rows_gathers_again_when_it_could_not_store_them(
+    world: SystemWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system_tables, "PATIENCE_S", 0.0)
+    world.followers[0].node.catalog.adopt(sea())
+    leader, error = world.leader.node, PartitionReadOnly("the disk is full", after_s=0.1)
+
+    def refuse(dataset: str, commits: dict[int, Commit]) -> Future[Any]:
+        refused: Future[Any] = Future()
+        refused.set_result(dict.fromkeys(commits, error))
+        return refused
+
+    with monkeypatch.context() as patched:
+        patched.setattr(leader.catalog, "commit", refuse)
+        with pytest.raises(PartitionReadOnly):
+            await leader.system.look_up("sea")
+    assert (await look_up_everywhere(world, "sea")).schema == sea()
 
 
 # --- clients -------------------------------------------------------------------------------------
