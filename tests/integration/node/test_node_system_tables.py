@@ -7,15 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
 from expected_errors import raises
-from replica_nodes import NAMES, Host, Network, World, await_whole, until
+from replica_nodes import (
+    NAMES,
+    Host,
+    Network,
+    World,
+    await_whole,
+    expect_crash,
+    play_history,
+    until,
+)
 
 from galileo.dht.topology import SYSTEM
 from galileo.errors import (
@@ -24,6 +35,7 @@ from galileo.errors import (
     InvalidSchema,
     PartitionMoved,
     PartitionReadOnly,
+    TransientError,
     Unavailable,
     UnknownDataset,
 )
@@ -477,3 +489,192 @@ async def test_clients_do_not_find_the_table_of_definitions(world: SystemWorld) 
     with raises(InvalidSchema):
         await node.create_dataset(Table(name, {"name": "text"}, key="name"))
     assert (await look_up_everywhere(world, name)) == NOTHING
+
+
+# --- random histories ----------------------------------------------------------------------------
+
+
+State: TypeAlias = tuple[int, tuple[str, ...] | None, int]
+"""A name in the oracle: its generation, the features of its dataset, the version of its policy."""
+Result: TypeAlias = str | State
+Step: TypeAlias = Callable[[State], tuple[Result, State]]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A client's call about a name, and what it does by the dumb rules."""
+
+    ask: Callable[[StorageNode], Awaitable[object]]
+    step: Step
+
+
+def key_of(name: str, state: State) -> str:
+    return sea(name).of_generation(state[0]).key
+
+
+def random_call(chance: random.Random, name: str, state: State) -> Call:
+    """A call of a client that takes the name to be in a state."""
+    key, generation = key_of(name, state), state[0]
+    gust = Feature(f"f{chance.randrange(3)}")
+
+    def present(now: State) -> bool:
+        return now[1] is not None and now[0] == generation
+
+    def created(now: State) -> tuple[Result, State]:
+        if now[1] is not None:
+            return "DatasetExists", now
+        return (after := (now[0], ("depth",), 0)), after
+
+    def extended(now: State) -> tuple[Result, State]:
+        if now[1] is None or not present(now):
+            return "UnknownDataset", now
+        if gust.name in now[1]:
+            return "InvalidSchema", now
+        return (after := (now[0], (*now[1], gust.name), now[2])), after
+
+    def dropped(now: State) -> tuple[Result, State]:
+        return ("dropped", (now[0] + 1, None, 0)) if present(now) else ("UnknownDataset", now)
+
+    def retained(now: State) -> tuple[Result, State]:
+        if not present(now):
+            return "UnknownDataset", now
+        return "retained", (now[0], now[1], now[2] + 1)
+
+    return chance.choice(
+        [
+            Call(lambda node: node.create_dataset(sea(name)), created),
+            Call(lambda node: node.add_features(key, [gust]), extended),
+            Call(lambda node: node.drop_dataset(key), dropped),
+            Call(lambda node: node.set_retention(key, DAY), retained),
+            Call(lambda node: node.system.look_up(name), lambda now: (now, now)),
+        ]
+    )
+
+
+def is_result(outcome: object, expected: Result) -> bool:
+    """Whether a call gave what the dumb rules expect; policies and features may come with it."""
+    if isinstance(outcome, GalileoError):
+        return type(outcome).__name__ == expected
+    if isinstance(outcome, Definition):
+        return state_of(outcome) == expected
+    if isinstance(outcome, Schema):
+        features = tuple(feature.name for feature in outcome.features)
+        return (outcome.generation, features) == expected[:2]
+    return expected == ("dropped" if isinstance(outcome, dict) else "retained")
+
+
+def state_of(one: Definition) -> State:
+    if one.schema is None:
+        return one.generations, None, 0
+    assert isinstance(one.schema, Schema)
+    features = tuple(feature.name for feature in one.schema.features)
+    return one.generations, features, one.retention.version
+
+
+@dataclass
+class Client:
+    """Calls about one name, one after the other, at any node.
+
+    Attributes:
+        states: in which the name may be, by the answers so far.
+        late: what calls without an answer may still do.
+        answers: how many calls were answered.
+    """
+
+    world: SystemWorld
+    name: str
+    chance: random.Random
+    states: set[State] = field(default_factory=lambda: {(0, None, 0)})
+    late: list[Step] = field(default_factory=list)
+    answers: int = 0
+
+    async def run(self) -> None:
+        while not self.world.is_over:
+            await self.call()
+            await asyncio.sleep(0.01)
+
+    async def call(self) -> None:
+        hosts = list(self.world.hosts.values())
+        call = random_call(
+            self.chance, self.name, self.chance.choice(sorted(self.states, key=repr))
+        )
+        if not hosts:
+            return
+        try:
+            async with asyncio.timeout(5.0):
+                outcome = await call.ask(self.chance.choice(hosts).node)
+        except (TransientError, TimeoutError):
+            self.late.append(call.step)
+            return
+        except RuntimeError as error:
+            expect_crash(error)
+            self.late.append(call.step)
+            return
+        except GalileoError as error:
+            outcome = error
+        self.judge(call, outcome)
+
+    def judge(self, call: Call, outcome: object) -> None:
+        """Keeps the states that explain an answer: there has to be one."""
+        steps = [call.step(state) for state in self.reachable()]
+        fitting = {after for result, after in steps if is_result(outcome, result)}
+        assert fitting, f"{outcome!r} is none of {steps}"
+        self.states, self.answers = fitting, self.answers + 1
+        if not isinstance(outcome, GalileoError | Definition):
+            self.late.clear()  # What came before it and is not there now is refused for good.
+
+    def reachable(self) -> set[State]:
+        """The states, each with any of the late calls done."""
+        states = set(self.states)
+        while more := {step(state)[1] for state in states for step in self.late} - states:
+            states |= more
+        return states
+
+
+async def disturb(world: SystemWorld) -> None:
+    fault = world.random.choice(("crash", "cut", "hand over", "hand over", "loss", "loss"))
+    pause_s = world.random.uniform(0.1, 0.6)
+    if fault == "crash":
+        name = world.random.choice(world.names)
+        await world.crash(name, is_lost=False)
+        await asyncio.sleep(pause_s)
+        world.start(name)
+    elif fault == "cut":
+        world.cut.add(world.random.choice(world.names))
+        await asyncio.sleep(pause_s)
+        world.cut.clear()
+    elif fault == "loss":
+        world.network.loss = 0.3
+        await asyncio.sleep(pause_s)
+        world.network.loss = 0.0
+    elif (leader := world.leader_of(SYSTEM)) is not None:
+        await leader.replicas.hand_over(pause_s)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("seed", "steps"),
+    [(0, 3), (1, 3), *(pytest.param(seed, 12, marks=pytest.mark.slow) for seed in range(40))],
+)
+async def test_random_history_of_definitions_is_that_of_a_dict(
+    tmp_path: Path, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system_tables, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(system_tables, "COMMIT_WAIT_S", 1.0)
+    world = SystemWorld(tmp_path, seed)
+    await world.begin(datasets=False)
+    clients = [Client(world, name, random.Random(f"{seed}{name}")) for name in ("x", "y", "z")]
+    try:
+        await await_whole(world)
+        calls = [client.run() for client in clients]
+        await play_history(world, steps, partial(disturb, world), calls)
+        for node in world.nodes:
+            await node.system._follow()
+        for client in clients:
+            last = await look_up_everywhere(world, client.name)
+            assert state_of(last) in client.reachable()
+            assert client.answers
+            for node in world.nodes:
+                assert state_of(node.known_definition(client.name)) == state_of(last)
+    finally:
+        await world.close()
