@@ -544,7 +544,7 @@ class Catalog:
 
     async def close(self) -> None:
         """Waits for what is being written, then closes the journals."""
-        for writer in self._writers.values():
+        for writer in list(self._writers.values()):  # Messages may still open journals.
             await writer.drained()
         for shard in self._shards.values():
             shard.close()
