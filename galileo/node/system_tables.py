@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from galileo.dht.topology import SYSTEM
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import GalileoError, PartitionMoved, Unavailable
+from galileo.errors import GalileoError, PartitionMoved, TransientError, Unavailable
 from galileo.grouped_calls import GroupedCalls
 from galileo.model.system import DATASETS
 from galileo.model.table import index_versions, versions_of
@@ -143,7 +143,7 @@ class SystemTables:
                 if begun is None and not isinstance(change, LookUp):
                     begun = change.begun(await self._ask_leader(LookUp(change.name)))
                 return await self._ask_leader(begun or change)
-            except (PartitionMoved, Unavailable) as error:
+            except TransientError as error:
                 if loop.time() > deadline:
                     raise (_no_leader() if isinstance(error, PartitionMoved) else error) from error
                 await asyncio.sleep(PAUSE_S)
