@@ -442,12 +442,13 @@ class Position:
     Attributes:
         sequence: it has the changes of all commits before this one,
         name: and those of this commit up to this name, in the order of names.
-        epoch: of the commit, which says whether the leader's log has the same one.
+        term: of the leader. Another one is read from the first name, since its log may lack commits
+            that were lost.
     """
 
     sequence: int = 0
     name: str = ""
-    epoch: int = 0
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +459,7 @@ class DefinitionsPage:
         rows: in the order of their changes.
         reached: the position behind them.
         is_last: whether there are no others for now.
-        is_anew: whether they begin at the first definition, since the position is not of this log.
+        is_anew: whether they begin at the first one, since the position is of another leader.
     """
 
     rows: tuple[DefinitionRow, ...]

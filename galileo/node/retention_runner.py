@@ -142,7 +142,7 @@ class RetentionRunner:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._options.check_s):
-            for dataset in self._catalog.keys:
+            for dataset in self._catalog.shards:
                 if not self._stopping.is_set():
                     self._try(dataset)
             for dataset in self._settling.keys() - self._catalog.shards.keys():

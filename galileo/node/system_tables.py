@@ -9,10 +9,10 @@ look-ups are linearizable. A caller repeats a change at the next leader, and it 
 
 The other nodes follow. A node that hears by gossip of a commit past its position asks the leader
 for the rows that have changed since. They are late, but never contradict each other: what a node
-knows merges with what the leader says in any order. A node that begins at the first row offers what
-the leader lacks, as after commits were lost for good. A leader whose table is empty asks the other
-nodes first: it may have been founded anew. So does a node that knows nothing and hears no leader,
-as on an empty directory in place of the one with the only copy.
+knows merges with what the leader says in any order. A node reads all rows of each new leader, and
+offers what it lacks, as after commits were lost for good. A leader whose table is empty asks the
+other nodes first: it may have been founded anew. So does a node that knows nothing and hears no
+leader, as on an empty directory in place of the one with the only copy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from galileo.dht.topology import SYSTEM
@@ -59,7 +58,6 @@ from galileo.node.row_reader import read_parts
 from galileo.node.shard import partition_moved
 from galileo.node.table_index import parts_of
 from galileo.node.table_shard import TableShard
-from galileo.replication.values import Epochs
 from galileo.storage.commits import Commit
 
 PRODUCER = "~system"
@@ -116,6 +114,7 @@ class SystemTables:
         self._learn = learn
         self._definitions = Definitions()
         self._read_until = self._last_number = 0
+        self._read_term = 0
         self._has_gathered = False
         self._changing = asyncio.Lock()
         self._calls = GroupedCalls[AnyChange, Definition](
@@ -250,29 +249,25 @@ class SystemTables:
     async def _read_published(self) -> Definitions:
         """All definitions that are published at this node, the leader."""
         self._check_lead()
-        until = self._shard.published_sequence(SYSTEM)
+        term, until = self._replicas.terms.get(SYSTEM, 0), self._shard.published_sequence(SYSTEM)
+        if term != self._read_term:  # What it read in an earlier one may be lost since.
+            self._definitions, self._read_until, self._read_term = Definitions(), 0, term
         if until > self._read_until:
             rows = await self._in_thread(self._read, self._read_until, until)
-            for sequence, name, definition in rows:
-                self._definitions.put(name, definition, sequence)
+            for name, definition in rows.items():
+                self._definitions.put(name, definition, until)
             self._read_until = until
         return self._definitions
 
-    def _read(self, after: int, until: int) -> list[tuple[int, str, Definition]]:
-        """The rows since the commits (after, until], each after its commit; in a thread.
-
-        No row is ever deleted. A row has the same commit at each leader, so a follower may take its
-        next page from another one.
-        """
+    def _read(self, after: int, until: int) -> dict[str, Definition]:
+        """The rows since the commits (after, until], in a thread. None is ever deleted."""
         shard = self._shard
         versions = shard.index.newest(SYSTEM, after=after, until=until)
         if not len(versions):
-            return []
-        stored = versions.take(np.lexsort((versions.row, versions.sequence)))
-        rows = read_parts(shard, parts_of(SYSTEM, stored), shard.schema)
+            return {}
+        rows = read_parts(shard, parts_of(SYSTEM, versions), shard.schema)
         columns = (rows.column(name).to_pylist() for name in ("name", "definition"))
-        ordered = sorted(zip(stored.since.tolist(), *columns, strict=True))
-        return [(sequence, name, decode(data)) for sequence, name, data in ordered]
+        return {name: decode(data) for name, data in zip(*columns, strict=True)}
 
     @property
     def _shard(self) -> TableShard:
@@ -329,11 +324,12 @@ class SystemTables:
         """
         async with self._changing:
             await self._read_published()
-            return await self._in_thread(self._page, after)
+            term = self._replicas.terms.get(SYSTEM, 0)
+            return await self._in_thread(self._page, after, term)
 
-    def _page(self, after: Position) -> DefinitionsPage:
+    def _page(self, after: Position, term: int) -> DefinitionsPage:
         """A page of what is read, which does not change meanwhile."""
-        definitions, is_anew = self._definitions, not self._has(after)
+        definitions, is_anew = self._definitions, after.term != term
         start = Position() if is_anew else after
         names = [name for _, name in definitions.after(start.sequence, start.name)]
         rows = first_rows(DefinitionRow(name, encode(definitions[name])) for name in names)
@@ -341,20 +337,7 @@ class SystemTables:
         # No name sorts behind "~", so what this commit changes is not sent again.
         sequence = self._read_until if is_last else definitions.sequences[rows[-1].name]
         name = "~" if is_last else rows[-1].name
-        reached = Position(sequence, name, self._epoch_at(sequence))
-        return DefinitionsPage(tuple(rows), reached, is_last, is_anew)
-
-    def _has(self, position: Position) -> bool:
-        """Whether the log has the commit at which a follower stands, not another one."""
-        if position.sequence > self._read_until:
-            return False
-        return self._epoch_at(position.sequence) == position.epoch
-
-    def _epoch_at(self, sequence: int) -> int:
-        journal = self._shard.journals.get(SYSTEM)
-        if journal is None or sequence < journal.dropped:
-            return 0
-        return Epochs(journal.epochs, journal.end_sequence, journal.dropped).at(sequence)
+        return DefinitionsPage(tuple(rows), Position(sequence, name, term), is_last, is_anew)
 
     # --- followers -----------------------------------------------------------------------------
 
@@ -387,14 +370,15 @@ class SystemTables:
             published = self._shard.published_sequence(SYSTEM)
         else:
             published = self._view.sequences(DATASETS.key)[SYSTEM]
-        return self._listing is not None or published != self._position.sequence
+        is_there = (published, known.number) == (self._position.sequence, self._position.term)
+        return self._listing is not None or not is_there
 
     async def _follow(self) -> None:
         """Learns all that is new."""
         is_last = False
         while not is_last:
             page = await self._next_page()
-            if page.is_anew or self._position == Position():
+            if page.is_anew:
                 self._listing = Listing()
             learned = await self._in_thread(decode_rows, page.rows)
             await self._learn(learned)

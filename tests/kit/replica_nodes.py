@@ -244,7 +244,7 @@ class Host:
     def __init__(self, world: World, name: str, directory: Path) -> None:
         self.name = name
         self.directory = directory
-        self.disk = Disk()
+        self.disk = world.make_disk()
         journals = JournalOptions(
             durability="none",
             disk=self.disk,
@@ -258,14 +258,16 @@ class Host:
             name,
             self.live,
             store=self.store,
-            peers=world.network,
+            peers=world.peers_of(name, self.live),
             options=replace(world.node_options, replication=world.options),
             clock=world.clock,
             make_executor=world.make_executor,
         )
         self.node.on_led = world.spread_leaders
         self.replicas = self.node.connect_replicas(
-            Line(world), identity_of=world.identity_of, is_alive=lambda other: other in world.hosts
+            world.line_of(name),
+            identity_of=world.identity_of,
+            is_alive=partial(world.is_alive, name),
         )
         self.running = asyncio.create_task(self.replicas.run())
 
@@ -359,6 +361,22 @@ class World:
     def schema(self) -> StoredSchema:
         """The schema of the dataset that all histories use."""
         return self.schemas[0]
+
+    def make_disk(self) -> Disk:
+        """Of a node."""
+        return Disk()
+
+    def peers_of(self, name: str, live: TopologyState) -> Any:
+        """By which a node calls the others, but for replication."""
+        return self.network
+
+    def line_of(self, name: str) -> Any:
+        """By which the replicas of a node send."""
+        return Line(self)
+
+    def is_alive(self, asker: str, other: str) -> bool:
+        """Whether a node has heard another one lately."""
+        return other in self.hosts
 
     def identity_of(self, node: str) -> str:
         return self.hosts[node].store.identity if node in self.hosts else ""

@@ -22,6 +22,8 @@ from simulator.replica_world import run_replicas
 from simulator.replicated_mutants import REPLICATED_VARIANTS
 from simulator.replicated_world import BOTH_FAULTS, run_replicated
 from simulator.shrinking import Play
+from simulator.system_mutants import SYSTEM_MUTANTS, run_system_variant
+from simulator.system_world import FAULTS as SYSTEM_FAULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,9 @@ WORLDS = {
     "replicas": _World(_play_replicas, ("production", *REPLICA_MUTANTS), REPLICA_FAULTS),
     "replicated-ccqs": _World(
         run_replicated, REPLICATED_VARIANTS, (*CCQ_FAULTS, *REPLICA_FAULTS, *BOTH_FAULTS)
+    ),
+    "system": _World(
+        run_system_variant, ("production", *SYSTEM_MUTANTS), (*SYSTEM_FAULTS, "recovery")
     ),
     "channels": _World(run_channel_variant, ("production", *CHANNEL_MUTANTS), CHANNEL_FAULTS),
 }

@@ -8,8 +8,10 @@ same seed gives the same run.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import selectors
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from random import Random
@@ -196,8 +198,102 @@ class BlockingThread:
         self._is_waiting.release()
 
 
-def run_simulated(seed: int, make: Callable[[SimulatedLoop], Coroutine[Any, Any, T]]) -> T:
+class Process:
+    """What runs in one context of a `PausingLoop`, with all that begins in it.
+
+    Attributes:
+        name: of it.
+        context: for the first task.
+        is_paused: whether nothing of it runs; its clock goes on.
+    """
+
+    _of: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+    def __init__(self, name: str, loop: PausingLoop) -> None:
+        self.name = name
+        self.is_paused = False
+        self._loop = loop
+        self._held: deque[_Deferred] = deque()
+        self.context = contextvars.copy_context()
+        self.context.run(self._of.set, self)
+
+    @classmethod
+    def of(cls, context: contextvars.Context) -> Process | None:
+        """The process that a context belongs to."""
+        return context.get(cls._of)
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begins a task of this process."""
+        return self._loop.create_task(work, context=self.context)
+
+    def hold(self, deferred: _Deferred) -> None:
+        self._held.append(deferred)
+
+    def resume(self) -> None:
+        """Goes on with what has happened meanwhile, in this order."""
+        self.is_paused = False
+        while self._held:
+            self._held.popleft().again(self._loop)
+
+
+class _Deferred:
+    """A callback that waits while its process is paused."""
+
+    def __init__(
+        self, process: Process, callback: Callable[..., object], context: contextvars.Context
+    ) -> None:
+        self.handle: asyncio.Handle
+        self._process, self._callback, self._context = process, callback, context
+        self._args: tuple[Any, ...] = ()
+
+    def __call__(self, *args: Any) -> None:
+        if self._process.is_paused:
+            self._args = args
+            self._process.hold(self)
+        elif not self.handle.cancelled():
+            self._callback(*args)
+
+    def again(self, loop: SimulatedLoop) -> None:
+        SimulatedLoop.call_soon(loop, self, *self._args, context=self._context)
+
+
+class PausingLoop(SimulatedLoop):
+    """Has processes that can be paused, as by SIGSTOP or by a machine that swaps."""
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        context = contextvars.copy_context() if context is None else context
+        process = Process.of(context)
+        if process is None:
+            return super().call_soon(callback, *args, context=context)
+        deferred = _Deferred(process, callback, context)
+        deferred.handle = super().call_soon(deferred, *args, context=context)
+        return deferred.handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        context = contextvars.copy_context() if context is None else context
+        process = Process.of(context)
+        if process is None:
+            return super().call_at(when, callback, *args, context=context)
+        deferred = _Deferred(process, callback, context)
+        timer = super().call_at(when, deferred, *args, context=context)
+        deferred.handle = timer
+        return timer
+
+
+L = TypeVar("L", bound=SimulatedLoop)
+
+
+def run_simulated(
+    seed: int,
+    make: Callable[[L], Coroutine[Any, Any, T]],
+    *,
+    loop_type: type[L] = SimulatedLoop,  # type: ignore[assignment]
+) -> T:
     """Runs a program in a loop of its own."""
-    loop = SimulatedLoop(seed)
+    loop = loop_type(seed)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(make(loop))

@@ -1,0 +1,123 @@
+"""Mistakes of the system tables that `system_world` must convict."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from galileo.node.definitions import (
+    AnyChange,
+    CreateDataset,
+    Definition,
+    Definitions,
+    DefinitionsPage,
+    Draft,
+    Position,
+    SetRetention,
+)
+from galileo.node.system_tables import SystemTables
+from galileo.storage.commits import Commit
+from simulator.system_world import run_system
+
+TABLES = "galileo.node.system_tables.SystemTables"
+RULES = "galileo.node.definitions"
+begin, read_published = SystemTables.__init__, SystemTables._read_published
+make_page = SystemTables._page
+create, retain = CreateDataset.apply, SetRetention.apply
+
+
+def _leads_for_ever(self: SystemTables) -> None:
+    """Answers without a lease."""
+
+
+async def _reads_afterwards(self: SystemTables) -> Definitions:
+    """Answers with what was known before, and reads what else is published only then."""
+    known = copy.deepcopy(self._definitions)
+    await read_published(self)
+    return known
+
+
+def _creates_again(self: CreateDataset, draft: Draft) -> None:
+    """Creates the dataset once more if it was dropped since the call began."""
+    create(replace(self, generation=draft[self.name].generations), draft)
+
+
+def _sets_again(self: SetRetention, draft: Draft) -> None:
+    """Sets the policy with each attempt."""
+    retain(replace(self, version=draft[self.name].retention.version + 1), draft)
+
+
+class _NoLock:
+    """Lets any number of consumers in."""
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class _Alone:
+    """Carries each change out by itself, whatever else is carried out."""
+
+    def __init__(self, tables: SystemTables) -> None:
+        self._tables = tables
+
+    async def call(self, change: AnyChange) -> Definition:
+        [outcome] = await self._tables._carry_out([change])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def _has_many_consumers(self: SystemTables, *args: Any, **options: Any) -> None:
+    begin(self, *args, **options)
+    mutated: Any = self
+    mutated._changing, mutated._calls = _NoLock(), _Alone(self)
+
+
+def _unchecked(*args: Any, unchanged_since: int, **options: Any) -> Commit:
+    """A commit that replaces whatever is there."""
+    return Commit(*args, **options)
+
+
+def _goes_on_anywhere(self: SystemTables, after: Position, term: int) -> DefinitionsPage:
+    """Takes a position of another leader for one of its own."""
+    return make_page(self, replace(after, term=term), term)
+
+
+async def _offers_nothing(self: SystemTables, *_: object) -> None: ...
+
+
+def _skips_the_rest(self: Definitions, sequence: int, name: str) -> Sequence[tuple[int, str]]:
+    """Leaves out the other names of the commit in which a page ends."""
+    return sorted((at, name) for name, at in self.sequences.items() if at > sequence)
+
+
+MANY_CONSUMERS = {f"{TABLES}.__init__": _has_many_consumers}
+"""No mistake: the journal refuses what another consumer has made obsolete."""
+SYSTEM_MUTANTS: Mapping[str, Mapping[str, Any]] = {
+    "answers_without_lease": {f"{TABLES}._check_lead": _leads_for_ever},
+    "answers_before_it_has_read": {f"{TABLES}._read_published": _reads_afterwards},
+    "creates_again": {f"{RULES}.CreateDataset.apply": _creates_again},
+    "sets_again": {f"{RULES}.SetRetention.apply": _sets_again},
+    "consumers_unchecked": {**MANY_CONSUMERS, "galileo.node.system_tables.Commit": _unchecked},
+    "position_of_another_log": {f"{TABLES}._page": _goes_on_anywhere},
+    "offers_nothing": {
+        f"{TABLES}._offer": _offers_nothing,
+        f"{TABLES}._gather": _offers_nothing,
+    },
+    "page_skips_names": {f"{RULES}.Definitions.after": _skips_the_rest},
+}
+
+
+def run_system_variant(
+    seed: int,
+    variant: str,
+    *,
+    without: Collection[str] = (),
+    trace: Callable[[str], None] | None = None,
+) -> Counter[str]:
+    """`run_system` of "production", or with a mistake."""
+    return run_system(seed, without=without, trace=trace, mutate=SYSTEM_MUTANTS.get(variant))
