@@ -24,8 +24,9 @@ from galileo.client import ChannelPartition, Client, Notifications
 from galileo.client.json_lines import json_columns, json_lines, json_values
 from galileo.errors import InputError
 from galileo.formats import CsvOptions
-from galileo.model.channel import ID, LEFT, Channel, New, reader_of
+from galileo.model.channel import ID, LEFT, Channel, New
 from galileo.model.enrichment import Step, lookups_to_dict, step_from_dict, step_to_dict
+from galileo.model.reader import reader_of
 from galileo.model.schema import unknown_channel
 from galileo.model.times import MICROS, duration_text
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from galileo.client.arguments import instance_of
@@ -12,18 +11,19 @@ from galileo.client.async_channels import AsyncChannels
 from galileo.client.numbered_rows import change_row
 from galileo.client.results import Delivery
 from galileo.cursor import EMPTY_CURSOR
-from galileo.errors import DatasetExists, InvalidToken, UnknownDataset
+from galileo.errors import InvalidToken
 from galileo.model.broker import BROKERS, Broker, brokers_of, unknown_broker
-from galileo.model.channel import (
-    BROKER,
+from galileo.model.channel import Channel
+from galileo.model.reader import (
     FAILED_AT,
     FAILURE,
     GONE,
+    POSITIONS,
+    READER,
     RETRY_AT,
     TOKEN,
     WORKER,
-    Channel,
-    reader_of,
+    positions_of,
 )
 from galileo.wire import token as tokens
 
@@ -55,8 +55,6 @@ class AsyncBrokers(AsyncChannels):
             True
         """
         instance_of(Broker, broker, "a broker, such as galileo.Broker('mail')")
-        with suppress(DatasetExists):  # Of another definition, the upsert refuses the columns.
-            await self.create_table(BROKERS)  # Who may not create brokers is refused here.
         definition = json.dumps(broker.to_dict())
         await change_row(self, BROKERS, broker.name, definition=definition, paused="")
 
@@ -70,10 +68,7 @@ class AsyncBrokers(AsyncChannels):
             >>> "mail" in [broker.name for broker in await client.brokers()]
             True
         """
-        try:
-            stored = await self.table(BROKERS.name)
-        except UnknownDataset:
-            return []
+        stored = await self.table(BROKERS.name)
         return sorted(brokers_of(stored.rows).values(), key=lambda broker: broker.name)
 
     async def drop_broker(self, name: str) -> None:
@@ -129,10 +124,9 @@ class AsyncBrokers(AsyncChannels):
             [('me', '')]
         """
         known = await self._channel(channel)
-        stored = await self.table(known.position_table)
         ends = {one.partition: one.execution for one in await self.describe_channel(channel)}
-        found = [_delivery(known, row, ends) for row in stored.rows.to_pylist()]
-        return sorted(found, key=lambda one: one.broker)
+        rows = positions_of(known, (await self.table(POSITIONS.name)).rows)
+        return [_delivery(known, broker, row, ends) for broker, row in rows.items()]
 
     async def _change_broker(self, name: str, **changes: Any) -> None:
         names = [broker.name for broker in await self.brokers()]
@@ -141,17 +135,19 @@ class AsyncBrokers(AsyncChannels):
         await change_row(self, BROKERS, name, **changes)
 
 
-def _delivery(channel: Channel, row: dict[str, Any], ends: Mapping[int, int]) -> Delivery:
+def _delivery(
+    channel: Channel, broker: str, row: dict[str, Any], ends: Mapping[int, int]
+) -> Delivery:
     """What a row of positions says, where executions have come to `ends` by partition."""
     token = row[TOKEN] or ""
     cursor, failure = EMPTY_CURSOR, row[FAILURE] or ""
     try:
-        cursor = tokens.decode(token, ccq_id=reader_of(channel, row[BROKER])) if token else cursor
+        cursor = tokens.decode(token, ccq_id=row[READER]) if token else cursor
     except InvalidToken as error:
         failure = f"its position cannot be read: {error.message}"
     return Delivery(
         channel=channel.name,
-        broker=row[BROKER],
+        broker=broker,
         token=token,
         worker=row[WORKER] or "",
         failure=failure,

@@ -22,15 +22,18 @@ from galileo.formats.source import BATCH_ROWS
 from galileo.labels import from_ipc
 from galileo.model.broker import check_names
 from galileo.model.channel import (
-    ACKNOWLEDGED,
     BROKER,
     LEFT,
     MATCHES_SCHEMA,
-    PROGRESS,
     SHARE_BYTES_MAX,
+    Channel,
+)
+from galileo.model.reader import (
+    ACKNOWLEDGED,
+    POSITIONS,
+    PROGRESS,
     TOKEN,
     WORKER,
-    Channel,
     reader_of,
 )
 from galileo.model.schema import unknown_channel
@@ -178,9 +181,8 @@ class AsyncChannels(AsyncTables):
             >>> await client.position("hot", "me")
             ''
         """
-        known = await self._channel(channel)
-        stored = await self.table(known.position_table, keys=[broker])
-        return stored.rows.column(TOKEN)[0].as_py() or "" if len(stored) else ""
+        reader = _reader(await self._channel(channel), broker)
+        return (await read_row(self, POSITIONS, reader)).get(TOKEN) or ""
 
     async def acknowledge(self, channel: str, broker: str, token: str) -> None:
         """Stores how far a broker has come, in the cluster; durable when it returns.
@@ -202,15 +204,14 @@ class AsyncChannels(AsyncTables):
             >>> await client.position("hot", "me") == batches[-1].token
             True
         """
-        known = await self._channel(channel)
-        reader = _reader(known, broker)
+        reader = _reader(await self._channel(channel), broker)
         if token:
             tokens.decode(token, ccq_id=reader)
 
         def change(row: dict[str, Any]) -> dict[str, Any]:
             return {TOKEN: token, PROGRESS: "", ACKNOWLEDGED: row[REVISION] + 1}
 
-        await update_row(self, known.positions, broker, change)
+        await update_row(self, POSITIONS, reader, change)
 
     async def follow(
         self, channel: str, broker: str, *, token: str = "", wait: Duration | None = None
@@ -361,10 +362,9 @@ class AsyncChannels(AsyncTables):
             Whether the position was moved.
         """
         with suppress(GalileoError):  # The caller may have no right to, and need not.
-            table = (await self._channel(channel)).positions
-            row = await read_row(self, table, broker)
+            row = await read_row(self, POSITIONS, _reader(await self._channel(channel), broker))
             if row[REVISION] and (row[TOKEN] or "") == given and not row.get(WORKER):
-                await replace_row(self, table, row, **{TOKEN: token})
+                await replace_row(self, POSITIONS, row, **{TOKEN: token})
                 return True
         return False
 

@@ -12,7 +12,7 @@ from galileo.client.arguments import dataset_name
 from galileo.client.async_analytics import AsyncAnalytics
 from galileo.client.results import CallerIdentity, DroppedDataset, RetentionReport
 from galileo.errors import GalileoError, InputError, InvalidSchema, UnknownDataset
-from galileo.model.channel import POSITIONS, SUBSCRIPTIONS, Channel
+from galileo.model.channel import SUBSCRIPTIONS, Channel
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import (
     SCHEMA_STEPS,
@@ -312,10 +312,10 @@ class AsyncDatasets(AsyncAnalytics):
 
     def _forget(self, name: str) -> None:
         """Removes what has this name from the cache; a channel together with its tables."""
-        channel = name.removesuffix(SUBSCRIPTIONS).removesuffix(POSITIONS)
+        channel = name.removesuffix(SUBSCRIPTIONS)
         self._schemas.pop(name, None)
         self._channels.pop(channel, None)
-        for table in (name, channel + SUBSCRIPTIONS, channel + POSITIONS):
+        for table in (name, channel + SUBSCRIPTIONS):
             self._tables.pop(table, None)
 
     async def whoami(self) -> CallerIdentity:

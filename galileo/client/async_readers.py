@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from contextlib import suppress
 from typing import Any
 
 from galileo.client.arguments import instance_of
@@ -11,10 +10,10 @@ from galileo.client.async_brokers import AsyncBrokers
 from galileo.client.numbered_rows import update_row
 from galileo.client.results import DatasetReader
 from galileo.cursor import Cursor
-from galileo.errors import DatasetExists, UnknownDataset
 from galileo.model.reader import (
-    READERS,
-    StoredReader,
+    POSITIONS,
+    READER,
+    TOKEN,
     reader_hold_us,
     reader_key,
     readers_of,
@@ -49,7 +48,7 @@ class AsyncReaders(AsyncBrokers):
         reply = await self._caller.unary(CLUSTER, "Status", cluster_pb2.StatusRequest())
         facts = (one for node in reply.nodes for one in node.datasets if one.dataset == known.key)
         published = Cursor.joined(cursor_from_pb(one.sequences) for one in facts)
-        return [_reader(known, reader, published) for reader in stored]
+        return [_reader(name, row, published) for name, row in stored.items()]
 
     async def advance_reader(
         self, dataset: str, name: str, cursor: Cursor, *, hold: Duration
@@ -70,7 +69,7 @@ class AsyncReaders(AsyncBrokers):
         Raises:
             UnknownDataset: there is no such dataset.
             InputError: the name or the hold is none.
-            Forbidden: the caller may not write the table of readers.
+            Forbidden: the caller may not write the table of positions.
 
         Example:
             >>> cursor = (await client.query("weather")).frontier
@@ -85,12 +84,7 @@ class AsyncReaders(AsyncBrokers):
         def change(row: dict[str, Any]) -> dict[str, Any]:
             return reader_rows.advance(row, reader, cursor, hold_us=hold_us)
 
-        try:
-            await update_row(self, READERS, reader, change)
-        except UnknownDataset:
-            with suppress(DatasetExists):  # Another reader is created at the same time.
-                await self.create_table(READERS)
-            await update_row(self, READERS, reader, change)
+        await update_row(self, POSITIONS, reader, change)
 
     async def drop_reader(self, dataset: str, name: str) -> None:
         """Removes a named reader; retention does not wait for it any more.
@@ -107,26 +101,22 @@ class AsyncReaders(AsyncBrokers):
             >>> await client.drop_reader("weather", "nightly")
         """
         known = await self._read_schema(dataset)
-        names = [reader.name for reader in await self._stored_readers(known)]
+        names = await self._stored_readers(known)
         if name not in names:
-            raise unknown_reader(name, names)
+            raise unknown_reader(name, [*names])
         changes = {"token": "", "hold_us": 0, "stored_at": dt.datetime.now(dt.UTC)}
-        await update_row(self, READERS, reader_key(known, name), lambda _: changes)
+        await update_row(self, POSITIONS, reader_key(known, name), lambda _: changes)
 
-    async def _stored_readers(self, dataset: StoredSchema) -> list[StoredReader]:
-        try:
-            stored = await self.table(READERS.name)
-        except UnknownDataset:
-            return []
-        return readers_of(dataset, stored.rows)
+    async def _stored_readers(self, dataset: StoredSchema) -> dict[str, dict[str, Any]]:
+        return readers_of(dataset, (await self.table(POSITIONS.name)).rows)
 
 
-def _reader(dataset: StoredSchema, stored: StoredReader, published: Cursor) -> DatasetReader:
-    cursor = reader_rows.position_of(reader_key(dataset, stored.name), stored.token)
+def _reader(name: str, row: dict[str, Any], published: Cursor) -> DatasetReader:
+    cursor = reader_rows.position_of(row[READER], row[TOKEN])
     return DatasetReader(
-        name=stored.name,
+        name=name,
         cursor=cursor,
-        hold_s=stored.hold_us / MICROS,
+        hold_s=row["hold_us"] / MICROS,
         behind=sum(max(0, last - cursor[partition]) for partition, last in published.items()),
-        stored_at=stored.stored_at,
+        stored_at=row["stored_at"] or dt.datetime.fromtimestamp(0, dt.UTC),
     )

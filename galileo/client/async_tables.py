@@ -30,6 +30,7 @@ from galileo.geo import geoarrow
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.enrichment import Lookup, Step
 from galileo.model.schema import unknown_table
+from galileo.model.system import SYSTEM_TABLES
 from galileo.model.table import (
     DELETED,
     Table,
@@ -292,7 +293,7 @@ class AsyncTables(AsyncObservations):
         return await work(present)
 
     async def _table(self, name: str) -> Table:
-        known = self._tables.get(dataset_name(name))
+        known = SYSTEM_TABLES.get(dataset_name(name)) or self._tables.get(name)
         if known is not None:
             return known
         found = {table.name: table for table in await self.tables()}

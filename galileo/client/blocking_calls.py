@@ -349,7 +349,7 @@ class BlockingCalls(BlockingBase):
         Raises:
             UnknownDataset: there is no such dataset.
             InputError: the name or the hold is none.
-            Forbidden: the caller may not write the table of readers.
+            Forbidden: the caller may not write the table of positions.
 
         Example:
             >>> cursor = (client.query("weather")).frontier

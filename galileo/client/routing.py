@@ -6,7 +6,7 @@ costs time and nothing else; the client then reads the topology again. If an own
 reached, another node receives its rows, and the owner is not called directly for `avoid_s`.
 
 All calls have the producer and number of the batch. Each partition recognises a repeated batch by
-them, whichever way it comes. If partitions are replicated, and an owner is silent for `hedge_s`,
+them, whichever way it comes. If a partition has copies, and its owner is silent for `hedge_s`,
 another node gets the rows, too, which forwards them to who leads the partitions by then: a hedged
 request (Dean and Barroso, "The Tail at Scale", 2013).
 
@@ -34,6 +34,7 @@ from galileo.dht.topology import Topology
 from galileo.errors import RangesChanged, TransientError
 from galileo.hashing import rows_digest
 from galileo.model.schema import StoredSchema
+from galileo.model.system import SYSTEM_TABLES
 from galileo.wire.caller import Backoff, Caller, Connection
 from galileo.wire.services import STORAGE
 from galileo.wire.v1 import storage_pb2
@@ -194,7 +195,8 @@ class Router:
 
         direct = self._caller.call_owner(owner, attempt, patience_s=patience_s)
         others = [node.address for node in topology.nodes if node.address != owner]
-        if not topology.is_replicated or not others:
+        may_move = topology.is_replicated or request.head.dataset in SYSTEM_TABLES
+        if not may_move or not others:
             return await direct
         calls = [asyncio.create_task(direct)]
         try:

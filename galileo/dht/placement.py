@@ -84,6 +84,8 @@ def split_by_owner(
         table: normalised observations, or versions.
         partitions: of the rows, if they are known.
     """
+    if isinstance(schema, Table) and schema.first_partition:
+        return {owner(topology, SYSTEM): table}
     by_partition = owners(topology)
     nodes = sorted(set(by_partition.values()))
     if len(nodes) == 1 and table.num_rows:
@@ -126,15 +128,15 @@ def home_of_producer(topology: Topology, schema: StoredSchema, producer: str) ->
 
     It is the same for ever: groups that join have other partitions, and the ranges do not matter.
     """
-    count = topology.partitions_per_group
+    among = range(topology.partitions_per_group)
     if isinstance(schema, Table):
-        count = schema.partitions
-    return text64("batches", schema.key, producer) % count
+        among = schema.placed
+    return among[text64("batches", schema.key, producer) % len(among)]
 
 
 def owner(topology: Topology, partition: int) -> str:
     """The name of the node that stores a partition."""
-    return owners(topology)[partition]
+    return all_owners(topology)[partition]
 
 
 @lru_cache(maxsize=16)
@@ -149,6 +151,14 @@ def owners(topology: Topology) -> Mapping[int, str]:
         for partition, node in _draw(group.founders, partitions_of_group(topology, number)).items()
     }
     return drawn | moved
+
+
+@lru_cache(maxsize=16)
+def all_owners(topology: Topology) -> Mapping[int, str]:
+    """The node of every partition; for the system partition, its leader or one that may lead it."""
+    leads = [move.node for move in topology.moved if move.partition == SYSTEM]
+    system = [*leads, *_rank_of_system(topology), topology.nodes[0].name]
+    return {**owners(topology), SYSTEM: system[0]}
 
 
 def rankings(topology: Topology) -> Mapping[int, tuple[str, ...]]:
@@ -261,7 +271,7 @@ def rows_by_group(
 
 @lru_cache(maxsize=16)
 def partitions_by_node(topology: Topology) -> Mapping[str, frozenset[int]]:
-    """The partitions of every node; a node may have none."""
+    """The partitions of data of every node; a node may have none."""
     owned: dict[str, set[int]] = {node.name: set() for node in topology.nodes}
     for partition, node in owners(topology).items():
         owned[node].add(partition)

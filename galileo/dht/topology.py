@@ -20,6 +20,7 @@ import numpy.typing as npt
 from galileo.errors import ConfigError, InputError, reason_of
 from galileo.geo import geohash
 from galileo.hashing import text64
+from galileo.model.table import SYSTEM as SYSTEM
 
 PORT = 7701
 """The default port of a node."""
@@ -32,8 +33,6 @@ PARTITIONS_PER_GROUP = 4
 PARTITIONS_PER_NODE = 2
 REPLICAS_MAX = 5
 NO_DISK = "-"
-SYSTEM = 1 << 20
-"""The number of the system partition, whose rows are definitions that the whole cluster shares."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 RangeMap: TypeAlias = tuple[tuple[str, int], ...]
@@ -296,6 +295,10 @@ class Topology:
     @property
     def is_replicated(self) -> bool:
         return self.replicas > 1
+
+    def has_copies(self, partitions: Iterable[int]) -> bool:
+        """Whether another node can take over one of some partitions of data, or the system's."""
+        return self.is_replicated or SYSTEM in partitions
 
     @cached_property
     def nodes(self) -> tuple[NodeInfo, ...]:

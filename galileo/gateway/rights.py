@@ -13,12 +13,21 @@ from functools import cache
 from math import inf
 from typing import Any
 
+import pyarrow as pa
 from google.protobuf.message_factory import GetMessageClass
 
 from galileo.client.results import CallerIdentity
 from galileo.errors import NotPermitted, Overloaded
 from galileo.gateway.shared_calls import SharedCalls
-from galileo.rpc.access import ANONYMOUS, Principal, Role, check_method, check_request
+from galileo.model.reader import OF_BROKER
+from galileo.rpc.access import (
+    ANONYMOUS,
+    Principal,
+    Role,
+    check_method,
+    check_positions,
+    check_request,
+)
 from galileo.shares import Caller, Pool
 from galileo.wire.services import NODE_SERVICES
 
@@ -39,7 +48,7 @@ class Right:
         call: "Service/Method"; "" where a request needs no right.
         dataset: that the call is about, with parameters of the path in braces; "" where the path
             does not say it.
-        broker: the same of a broker.
+        broker: the same of a broker; a call about rows is then about its position.
     """
 
     call: str = ""
@@ -55,6 +64,10 @@ class Right:
         if not self.dataset:
             return
         values = {"dataset": self.dataset.format(**path), "broker": self.broker.format(**path)}
+        if self.broker and "broker" not in request.DESCRIPTOR.fields_by_name:
+            keys = pa.chunked_array([[f"{OF_BROKER}/{values['dataset']}/{values['broker']}"]])
+            check_positions(principal, method, keys)
+            return
         if "dataset" not in request.DESCRIPTOR.fields_by_name:
             principal.check_use(values["dataset"])
             return

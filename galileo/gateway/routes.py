@@ -27,7 +27,7 @@ from galileo.gateway.rights import PUBLIC, Right
 from galileo.gateway.subscription_bodies import FORMATS as SUBSCRIPTION_TYPES
 from galileo.gateway.updates import LABEL_FORMATS
 from galileo.gateway.vector_tiles import MEDIA_TYPE as MVT
-from galileo.model.channel import POSITIONS, SUBSCRIPTIONS
+from galileo.model.channel import SUBSCRIPTIONS
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 """Answers the requests of a route."""
@@ -312,7 +312,7 @@ ROUTES = (
 )
 
 
-_SUBSCRIPTIONS, _POSITIONS = f"{{channelId}}{SUBSCRIPTIONS}", f"{{channelId}}{POSITIONS}"
+_SUBSCRIPTIONS = f"{{channelId}}{SUBSCRIPTIONS}"
 _DESCRIBE, _SELECT, _AGGREGATE, _READ, _QUERY = (
     Right(call, "{collectionId}")
     for call in (
@@ -355,8 +355,8 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right("Storage/Ingest", _SUBSCRIPTIONS),
     ),
     "broker_position": (
-        Right("Storage/ReadTable", _POSITIONS),
-        Right("Storage/Ingest", _POSITIONS),
+        Right("Storage/ReadTable", "{channelId}", "{brokerId}"),
+        Right("Storage/Ingest", "{channelId}", "{brokerId}"),
     ),
     "samplers": (Right("Samplers/List"),),
 }

@@ -31,17 +31,19 @@ from galileo.errors import (
 )
 from galileo.model.channel import Channel
 from galileo.model.schema import absence, dataset_name, read_json
-from galileo.model.table import Table
+from galileo.model.table import Table, in_system
 from galileo.model.times import MICROS, Duration, seconds
 
 HOLD_MAX_S = 90 * 86_400.0
 """The longest hold of a broker or of a reader of a dataset, which is assumed while a node cannot
 read which ones there are.
 """
-BROKERS = Table(
-    "galileo.brokers",
-    {"name": "text", "definition": "text", "paused": "text", "revision": "int"},
-    key="name",
+BROKERS = in_system(
+    Table(
+        "galileo.brokers",
+        {"name": "text", "definition": "text", "paused": "text", "revision": "int"},
+        key="name",
+    )
 )
 """`definition`: JSON of `Broker.to_dict`, "" of one that was dropped; `paused`: why nothing is
 delivered, "" if it is.

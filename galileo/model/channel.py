@@ -8,8 +8,8 @@ Carey and Tsotras, "Subscribing to Big Data at Scale", 2020, section 4.1.4.)
 What nodes store of a channel is the log of its executions. It has the partitions of the table, and
 partition p has the executions for the subscriptions of partition p. A commit is one execution: a
 row with the *cut*, the commits of the dataset that it looked at, then a row for each broker that
-has matches. A second table has the position of each broker that stores one, and which worker pushes
-for it; a third one what an endpoint has refused.
+has matches. A second table has what an endpoint has refused. The positions of brokers are rows of
+`galileo.model.reader.POSITIONS`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from galileo.model.schema import Schema, StoredSchema, dataset_name, read_json
 from galileo.model.table import ColumnType, Table
 from galileo.model.times import MICROS, TIME_TYPE, Duration, latest_us, seconds
 
-SUBSCRIPTIONS, POSITIONS, DEAD_LETTERS = ".subscriptions", ".positions", ".dead-letters"
+SUBSCRIPTIONS, DEAD_LETTERS = ".subscriptions", ".dead-letters"
 """What the names of a channel's tables have behind the channel's name."""
-_OF_TABLES = (SUBSCRIPTIONS, POSITIONS, DEAD_LETTERS)
+_OF_TABLES = (SUBSCRIPTIONS, DEAD_LETTERS)
 NAME_MAX = 64 - len(SUBSCRIPTIONS)
 ID, BROKER = "id", "broker"
 """The columns of a subscription before its parameters."""
@@ -51,15 +51,6 @@ SUBSCRIPTION = "subscription"
 """The column of notifications with the id of the subscription."""
 LEFT = "left"
 """The column of matches that says that they match no longer."""
-TOKEN = "token"
-"""The column of a broker's position."""
-WORKER, FAILURE = "worker", "failure"
-"""The columns of which worker pushes for a broker, and why its endpoint takes nothing now."""
-FAILED_AT, RETRY_AT = "failed_at", "retry_at"
-"""The columns of when the endpoint failed, and until when the worker waits."""
-PROGRESS, ACKNOWLEDGED, GONE = "progress", "acknowledged", "gone"
-"""The columns of how far executions behind the token are delivered, as JSON; of the revision with
-which `acknowledge` has set the token; and of how many executions were deleted before delivery."""
 NO_BROKER = ""
 """In place of a broker: the row with the cut."""
 PERIOD_MIN_S, PERIOD_MAX_S = 0.1, 366 * 86_400.0
@@ -77,18 +68,6 @@ _EXECUTION_SCHEMA = pa.schema(
         pa.field("matches", pa.binary()),
     ]
 )
-_POSITION_COLUMNS: dict[str, ColumnType] = {
-    BROKER: "text",
-    TOKEN: "text",
-    "revision": "int",
-    WORKER: "text",
-    FAILURE: "text",
-    FAILED_AT: "time",
-    RETRY_AT: "time",
-    PROGRESS: "text",
-    ACKNOWLEDGED: "int",
-    GONE: "int",
-}
 _DEAD_LETTER_COLUMNS: dict[str, ColumnType] = {
     ID: "text",
     BROKER: "text",
@@ -312,21 +291,6 @@ class Channel(StoredSchema):
         return Table(self.subscription_table, columns, key=ID).spread(self.partitions)
 
     @property
-    def position_table(self) -> str:
-        """The name of the table of the brokers' positions.
-
-        Example:
-            >>> galileo.Channel("hot", "weather", "temperature > :t").position_table
-            'hot.positions'
-        """
-        return self.name + POSITIONS
-
-    @property
-    def positions(self) -> Table:
-        """The table of the brokers' positions, as it is created."""
-        return Table(self.position_table, _POSITION_COLUMNS, key=BROKER).spread(self.partitions)
-
-    @property
     def dead_letters(self) -> Table:
         """The table of notifications that an endpoint has refused, as it is created.
 
@@ -340,7 +304,7 @@ class Channel(StoredSchema):
     @property
     def tables(self) -> tuple[Table, ...]:
         """All of its tables."""
-        return self.subscriptions, self.positions, self.dead_letters
+        return self.subscriptions, self.dead_letters
 
     @property
     def observed_schema(self) -> pa.Schema:
@@ -578,11 +542,6 @@ def _part_of_match(match: pa.Table, blocks: Sequence[tuple[slice, slice]]) -> pa
         [ids[some] for _, some in blocks], match.schema.field("subscriptions").type
     )
     return pa.table(columns, schema=match.schema)
-
-
-def reader_of(channel: Channel, broker: str) -> str:
-    """The reader to whom the tokens of a broker belong."""
-    return f"{channel.key}/{broker}"
 
 
 def channel_of(table: str) -> str:

@@ -1,62 +1,79 @@
-"""Named readers of datasets: up to where each has processed one, and for how long it is waited for.
+"""Readers: up to where each has processed a dataset, or the results of a channel.
 
-They are the rows of the table `READERS`, of which a reader has one for each dataset. A row whose
-hold is 0 is of a reader that was dropped.
+They are the rows of the table `POSITIONS`, of which a named reader has one for each dataset, and a
+broker one for each channel. Keys have the generation of the dataset or channel, so rows of one that
+was dropped never count again. A row of a named reader whose hold is 0 is of one that was dropped.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from galileo.errors import InputError
 from galileo.model.broker import HOLD_MAX_S, NAME
-from galileo.model.schema import StoredSchema, absence
-from galileo.model.table import Table
+from galileo.model.channel import Channel
+from galileo.model.schema import INTERNAL_PREFIX, StoredSchema, absence
+from galileo.model.table import Table, in_system
 from galileo.model.times import MICROS, Duration, seconds
 
-READERS = Table(
-    "galileo.readers",
-    {
-        "reader": "text",
-        "token": "text",
-        "hold_us": "int",
-        "stored_at": "time",
-        "revision": "int",
-    },
-    key="reader",
+READER, TOKEN = "reader", "token"
+"""The columns of the key, as `reader_key` and `reader_of` make it, and of the position."""
+WORKER, FAILURE = "worker", "failure"
+"""The columns of which worker pushes for a broker, and why its endpoint takes nothing now."""
+FAILED_AT, RETRY_AT = "failed_at", "retry_at"
+"""The columns of when the endpoint failed, and until when the worker waits."""
+PROGRESS, ACKNOWLEDGED, GONE = "progress", "acknowledged", "gone"
+"""The columns of how far executions behind the token are delivered, as JSON; of the revision with
+which `acknowledge` has set the token; and of how many executions were deleted before delivery."""
+POSITIONS = in_system(
+    Table(
+        f"{INTERNAL_PREFIX}positions",
+        {
+            READER: "text",
+            TOKEN: "text",
+            "hold_us": "int",
+            "stored_at": "time",
+            "revision": "int",
+            WORKER: "text",
+            FAILURE: "text",
+            FAILED_AT: "time",
+            RETRY_AT: "time",
+            PROGRESS: "text",
+            ACKNOWLEDGED: "int",
+            GONE: "int",
+        },
+        key=READER,
+    )
 )
-"""`reader`: as `reader_key` makes it; `token`: its position; `stored_at`: when that was stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredReader:
-    """A row of `READERS`.
-
-    Attributes:
-        name: of the reader.
-        token: its position; "" if it has none.
-        hold_us: for how long it is waited for beyond the age of the policy, microseconds.
-        stored_at: when the position was stored, by the clock of who did.
-    """
-
-    name: str
-    token: str
-    hold_us: int
-    stored_at: dt.datetime
+"""`stored_at`: when the position of a named reader was stored."""
+OF_READER, OF_BROKER = "reader", "broker"
+"""The kinds of keys."""
+_KEY = rf"\A(?P<kind>{OF_READER}|{OF_BROKER})/(?P<owner>[^/]+)/(?P<name>{NAME.pattern})\z"
 
 
 def reader_key(dataset: StoredSchema, name: str) -> str:
-    """The key of the row of a reader, which is also the reader to whom its tokens belong.
+    """The key of the row of a named reader, which is also the reader to whom its tokens belong.
 
     Raises:
         InputError: the name is none.
     """
-    return f"{dataset.key}/{check_reader_name(name)}"
+    return f"{OF_READER}/{dataset.key}/{check_reader_name(name)}"
+
+
+def reader_of(channel: Channel, broker: str) -> str:
+    """The key of the row of a broker, which is also the reader to whom its tokens belong."""
+    return f"{OF_BROKER}/{channel.key}/{broker}"
+
+
+def split_readers(keys: pa.ChunkedArray) -> pa.Table:
+    """The `kind`, `owner` (key of the dataset or channel) and `name` of keys; null of others."""
+    found = pc.extract_regex(keys.combine_chunks(), _KEY)
+    parts = pc.struct_field(found, "kind"), pc.struct_field(found, "owner")
+    return pa.table([*parts, pc.struct_field(found, "name")], names=["kind", "owner", "name"])
 
 
 def check_reader_name(name: Any) -> str:
@@ -85,27 +102,31 @@ def reader_hold_us(hold: Duration) -> int:
     return max(1, round(hold_s * MICROS))
 
 
-def readers_of(dataset: StoredSchema, rows: pa.Table) -> list[StoredReader]:
-    """The readers of a dataset, by name.
+def readers_of(dataset: StoredSchema, rows: pa.Table) -> dict[str, dict[str, Any]]:
+    """The rows of the named readers of a dataset, by name; `hold_us` is at most 90 days.
 
     Args:
         dataset: of this generation.
-        rows: of `READERS`.
+        rows: of `POSITIONS`.
     """
-    before = f"{dataset.key}/"
-    found = [
-        StoredReader(
-            row["reader"].removeprefix(before),
-            row["token"] or "",
-            min(row["hold_us"], round(HOLD_MAX_S * MICROS)),
-            row["stored_at"] or dt.datetime.fromtimestamp(0, dt.UTC),
-        )
-        for row in rows.to_pylist()
-        if row["reader"].startswith(before)
-        and NAME.fullmatch(row["reader"].removeprefix(before))
-        and (row["hold_us"] or 0) > 0
-    ]
-    return sorted(found, key=lambda reader: reader.name)
+    hold_max_us = round(HOLD_MAX_S * MICROS)
+    return {
+        name: row | {"hold_us": min(row["hold_us"], hold_max_us)}
+        for name, row in _rows_of(f"{OF_READER}/{dataset.key}/", rows).items()
+        if (row["hold_us"] or 0) > 0
+    }
+
+
+def positions_of(channel: Channel, rows: pa.Table) -> dict[str, dict[str, Any]]:
+    """The rows of the brokers that have a position in a channel, by broker."""
+    return _rows_of(f"{OF_BROKER}/{channel.key}/", rows)
+
+
+def _rows_of(before: str, rows: pa.Table) -> dict[str, dict[str, Any]]:
+    """The rows with a prefix of their key, by the name behind it."""
+    found = rows.filter(pc.starts_with(rows.column(READER), before)).to_pylist()
+    named = {row[READER].removeprefix(before): row for row in found}
+    return {name: named[name] for name in sorted(named) if NAME.fullmatch(name)}
 
 
 def unknown_reader(name: str, names: Sequence[str]) -> InputError:

@@ -6,14 +6,16 @@ partition, which is replicated whatever the number of copies of the data.
 
 from __future__ import annotations
 
+from galileo.model.broker import BROKERS
+from galileo.model.reader import POSITIONS
 from galileo.model.schema import INTERNAL_PREFIX
-from galileo.model.table import Table
+from galileo.model.table import Table, in_system
 
-DATASETS = Table(
-    f"{INTERNAL_PREFIX}datasets", {"name": "text", "definition": "text"}, key="name"
-).spread(1)
+DATASETS = in_system(
+    Table(f"{INTERNAL_PREFIX}datasets", {"name": "text", "definition": "text"}, key="name")
+)
 """The definitions of datasets; `definition`: as of `galileo.node.definitions.encode`."""
 HIDDEN_TABLES = {table.key: table for table in (DATASETS,)}
 """System tables that clients do not find, by key."""
-SYSTEM_TABLES = HIDDEN_TABLES
+SYSTEM_TABLES = HIDDEN_TABLES | {table.key: table for table in (BROKERS, POSITIONS)}
 """All system tables by key."""

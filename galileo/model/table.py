@@ -39,6 +39,8 @@ from galileo.model.times import TIME_TYPE, time_column
 ColumnType = Literal["float", "int", "text", "bool", "time", "geometry"]
 KEY_TYPES = ("int", "text", "time")
 KEY_BYTES_MAX = 1_024
+SYSTEM = 1 << 20
+"""The number of the system partition, whose rows the whole cluster shares."""
 DELETED = "deleted"
 """The stored column that says whether a version deletes its key."""
 
@@ -47,6 +49,7 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
     "time": TIME_TYPE,
     "geometry": pa.binary(),
 }
+_COUNTS = ("generation", "partitions", "first_partition")
 _PATH_SCHEMA = pa.schema(
     [
         pa.field("high", pa.uint64(), nullable=False),
@@ -73,6 +76,7 @@ class Table(StoredSchema):
         columns: names and types, in order.
         key_columns: the names of the key's columns.
         partitions: over how many partitions rows are spread; the cluster sets it at the creation.
+        first_partition: the first one of them; 0, or `SYSTEM` for a system table.
 
     Example:
         >>> shelters = galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id")
@@ -83,6 +87,7 @@ class Table(StoredSchema):
     columns: tuple[tuple[str, ColumnType], ...]
     key_columns: tuple[str, ...]
     partitions: int
+    first_partition: int
 
     def __init__(
         self, name: str, columns: Mapping[str, ColumnType], key: str | Sequence[str]
@@ -93,6 +98,7 @@ class Table(StoredSchema):
         object.__setattr__(self, "columns", _columns(columns))
         object.__setattr__(self, "key_columns", _key_columns(key, dict(self.columns)))
         object.__setattr__(self, "partitions", 0)
+        object.__setattr__(self, "first_partition", 0)
 
     def spread(self, partitions: int) -> Table:
         """The same table for the partitions of a cluster, unless it has some already.
@@ -103,6 +109,17 @@ class Table(StoredSchema):
             16
         """
         return self if self.partitions else self._with(partitions=partitions)
+
+    @property
+    def placed(self) -> range:
+        """The numbers of its partitions.
+
+        Example:
+            >>> shelters = galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id")
+            >>> shelters.spread(16).placed
+            range(0, 16)
+        """
+        return range(self.first_partition, self.first_partition + self.partitions)
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -151,7 +168,7 @@ class Table(StoredSchema):
             "columns": [list(column) for column in self.columns],
             "key": list(self.key_columns),
         }
-        counts = {"generation": self.generation, "partitions": self.partitions}
+        counts = {name: getattr(self, name) for name in _COUNTS}
         return raw | {name: count for name, count in counts.items() if count}
 
     @staticmethod
@@ -165,13 +182,13 @@ class Table(StoredSchema):
         """
         try:
             table = Table(raw["name"], dict(raw["columns"]), list(raw["key"]))
-            generation, partitions = int(raw.get("generation", 0)), int(raw.get("partitions", 0))
+            counts = {name: int(raw.get(name, 0)) for name in _COUNTS}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidSchema(
                 f"expected a table as `Table.to_dict` gives it: {reason_of(error)}",
                 expected="table",
             ) from error
-        return table._with(generation=generation, partitions=partitions)
+        return table._with(**counts)
 
     @staticmethod
     def from_json(text: str) -> Table:
@@ -186,6 +203,11 @@ class Table(StoredSchema):
             True
         """
         return Table.from_dict(read_json(text, "table"))
+
+
+def in_system(table: Table) -> Table:
+    """The same table with all rows in the system partition."""
+    return table._with(partitions=1, first_partition=SYSTEM)
 
 
 def _columns(columns: Mapping[str, ColumnType]) -> tuple[tuple[str, ColumnType], ...]:
@@ -306,7 +328,8 @@ def hashes_of(table: Table, rows: pa.Table) -> npt.NDArray[np.uint64]:
 def partitions_of(table: Table, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
     """The partition of each key."""
     assert table.partitions, "a table of no cluster has no partitions"
-    return (hashes[:, 0] % np.uint64(table.partitions)).astype(np.int32)
+    place = (hashes[:, 0] % np.uint64(table.partitions)).astype(np.int32)
+    return place + np.int32(table.first_partition)
 
 
 def index_versions(table: Table, versions: pa.Table) -> dict[int, Versions]:

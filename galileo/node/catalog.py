@@ -164,12 +164,18 @@ class Catalog:
 
     @property
     def keys(self) -> list[str]:
-        """The keys of all datasets, without hidden tables."""
+        """The keys of all datasets, without system tables."""
+        return sorted(self._shards.keys() - SYSTEM_TABLES.keys())
+
+    @property
+    def visible_keys(self) -> list[str]:
+        """The keys of all datasets that clients find."""
         return sorted(self._shards.keys() - HIDDEN_TABLES.keys())
 
     @property
     def names(self) -> list[str]:
-        return sorted(self._keys.copy())
+        """The names of all datasets, without system tables."""
+        return sorted(self._keys.copy().keys() - SYSTEM_TABLES.keys())
 
     @property
     def shards(self) -> Mapping[str, AnyShard]:
@@ -342,8 +348,8 @@ class Catalog:
         return shard.schema.added < added
 
     def definitions(self) -> dict[str, Definition]:
-        """What this node knows of all datasets."""
-        names = {**self._keys.copy(), **self.generations}
+        """What this node knows of all datasets but the system tables, which never change."""
+        names = self._keys.copy().keys() - SYSTEM_TABLES.keys() | self.generations.keys()
         return {name: self.definition(name) for name in names}
 
     def definition(self, name: str) -> Definition:

@@ -139,6 +139,8 @@ class Ingest:
             )
         name = f"{principal}/{producer}" if principal else producer
         if digest:
+            if check is not None and isinstance(schema, Table) and schema.first_partition:
+                check(versions_of(schema, table))  # Their rows need no record.
             return await self._record(CommitTask(schema.key, name, batch, table, digest=digest))
         if isinstance(schema, Table):
             table = await asyncio.to_thread(_versions, schema, table, check, brokers)

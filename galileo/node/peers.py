@@ -342,14 +342,16 @@ class Peers(Protocol):
     async def revoke_sampler(self, node: str, digest: str) -> None: ...
 
 
-def as_moved(error: GalileoError, live: TopologyState) -> PartitionMoved | None:
+def as_moved(
+    error: GalileoError, live: TopologyState, partitions: Iterable[int] = ()
+) -> PartitionMoved | None:
     """The error by which a call of an owner is repeated at the next one; None if it is not.
 
     If a node of replicated partitions cannot be reached, others elect a leader in its place.
     """
     if isinstance(error, PartitionMoved):
         return error
-    if live.current.is_replicated and isinstance(error, TransientError | Cancelled):
+    if live.current.has_copies(partitions) and isinstance(error, TransientError | Cancelled):
         return PartitionMoved(f"another replica takes over: {error.message}", **error.details)
     return None
 
@@ -363,12 +365,13 @@ async def while_owned(
         PartitionMoved: another node does.
         GalileoError: of the call.
     """
-    if not live.current.is_replicated:
+    asked = tuple(partitions)
+    if not live.current.has_copies(asked):
         return await call
-    task, asked = asyncio.create_task(call), tuple(partitions)
+    task = asyncio.create_task(call)
     try:
         while not (await asyncio.wait([task], timeout=OWNER_CHECK_S))[0]:
-            owners = placement.owners(live.current)
+            owners = placement.all_owners(live.current)
             if any(owners[partition] != node for partition in asked):
                 raise PartitionMoved("another replica has taken over", after_s=0.0)
         return task.result()
@@ -377,10 +380,12 @@ async def while_owned(
         await asyncio.gather(task, return_exceptions=True)
 
 
-def retry_timeout_s(options: QueryOptions, live: TopologyState) -> float:
-    """For how long the owner of a partition is looked for."""
-    is_replicated = live.current.is_replicated
-    return options.failover_timeout_s if is_replicated else options.moved_retry_timeout_s
+def retry_timeout_s(
+    options: QueryOptions, live: TopologyState, partitions: Iterable[int] = ()
+) -> float:
+    """For how long the owners of partitions are looked for."""
+    has_copies = live.current.has_copies(partitions)
+    return options.failover_timeout_s if has_copies else options.moved_retry_timeout_s
 
 
 class RetryWhileMoving:
@@ -468,7 +473,7 @@ async def read_from_owners(
                     is_begun = True
                     yield part
         except GalileoError as error:
-            moved = None if is_begun else as_moved(error, live)
+            moved = None if is_begun else as_moved(error, live, partitions)
             if moved is None and is_partial and not is_begun and isinstance(error, TransientError):
                 continue
             if moved is None:

@@ -271,13 +271,10 @@ class ReferenceTables:
         loop = asyncio.get_running_loop()
         find = partial(keys_of, observations, step, table)
         keys = await loop.run_in_executor(self._executor, find)
-        parts, cursor = [table.observation_schema.empty_table()], EMPTY_CURSOR
+        rows, cursor = table.observation_schema.empty_table(), EMPTY_CURSOR
         if keys.num_rows:
-            async with aclosing(self._tables.read(TableTask(table.key, keys=keys))) as answer:
-                async for part in answer:
-                    cursor = cursor.join(part.reached)
-                    parts.append(part.rows)
-        rows = pa.concat_tables(parts)
+            answer = await self._tables.read_all(TableTask(table.key, keys=keys))
+            rows, cursor = answer.rows, answer.reached
         return await loop.run_in_executor(self._executor, Reference, table, rows), cursor
 
 

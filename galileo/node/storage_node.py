@@ -52,7 +52,7 @@ from galileo.model.schema import (
     has_columns,
     split_key,
 )
-from galileo.model.system import HIDDEN_TABLES
+from galileo.model.system import SYSTEM_TABLES
 from galileo.model.table import Table
 from galileo.node import row_checks
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped
@@ -360,7 +360,7 @@ class StorageNode:
         """
         loop = asyncio.get_running_loop()
         cuts = ChannelCuts(self.catalog, self.channel_reader, loop=loop)
-        positions = ReaderPositions(self.catalog, self.tables, cuts, loop=loop)
+        positions = ReaderPositions(self.tables, cuts, loop=loop)
         self._retaining = RetentionRunner(
             self.catalog,
             options or RetentionRunnerOptions(),
@@ -443,8 +443,19 @@ class StorageNode:
         return bound
 
     async def _table(self, name: str) -> Table:
-        """The table of a name. Raises UnknownDataset or InputError if there is none."""
-        return self.catalog.table_shard((await self.stored_named(name)).key).schema
+        """The table of a name that a channel reads.
+
+        Raises:
+            UnknownDataset, InputError: there is none, or it is a system table, of which callers may
+                read some rows alone.
+        """
+        table = self.catalog.table_shard((await self.stored_named(name)).key).schema
+        if table.first_partition:
+            raise InputError(
+                f"expected a table of yours, got {name!r} of Galileo's own, which no channel reads",
+                dataset=name,
+            )
+        return table
 
     async def row_check(
         self, table: StoredSchema, *, producer: str, batch: int
@@ -456,8 +467,8 @@ class StorageNode:
         wrong name.
         """
         channel, checks = await self.channel_of(table), list[Callable[[pa.Table], None]]()
-        if isinstance(table, Table) and row_checks.is_numbered(table, channel):
-            numbered = partial(row_checks.check_numbered, table, channel)
+        if isinstance(table, Table) and row_checks.is_numbered(table):
+            numbered = partial(row_checks.check_numbered, table)
             checks.append(partial(numbered, producer=producer, batch=batch))
         if table.name == BROKERS.name:
             channels = [*self.catalog.channels.values()]
@@ -475,12 +486,8 @@ class StorageNode:
         return check if checks else None
 
     async def _brokers(self) -> dict[str, Broker]:
-        """The brokers of the partitions that can be reached, by name."""
-        key = self.catalog.key_of(BROKERS.name)
-        if key is None:
-            return {}
-        async with aclosing(self.tables.read(TableTask(key), is_partial=True)) as parts:
-            return {name: b async for part in parts for name, b in brokers_of(part.rows).items()}
+        """All brokers by name. Raises TransientError if no node leads the system partition."""
+        return brokers_of((await self.tables.read_all(TableTask(BROKERS.key))).rows)
 
     async def channel_of(self, table: StoredSchema) -> Channel | None:
         """The channel that a table belongs to; None if it belongs to none."""
@@ -573,7 +580,13 @@ class StorageNode:
         return removed | dict(zip(self._others, map(_outcome, others), strict=True))
 
     def _check_unused(self, schema: StoredSchema) -> None:
-        """Raises InputError if a channel needs what is to be dropped."""
+        """Raises InputError if Galileo or a channel needs what is to be dropped."""
+        if schema.key in SYSTEM_TABLES:
+            raise InputError(
+                f"expected a dataset or table of yours, got {schema.name!r}, which Galileo needs "
+                "in every cluster; drop another one",
+                dataset=schema.name,
+            )
         for channel in self.catalog.channels.values():
             is_dataset = channel.schema is not None and channel.schema.key == schema.key
             is_reference = schema.key in (table.key for table in channel.references)
@@ -830,7 +843,7 @@ class StorageNode:
                 held=self.held(dataset),
             )
             for dataset, shard in sorted(self.catalog.shards.items())
-            if dataset not in HIDDEN_TABLES
+            if dataset not in SYSTEM_TABLES
         ]
 
     def held(self, dataset: str) -> tuple[HeldBack, ...]:

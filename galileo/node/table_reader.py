@@ -100,12 +100,22 @@ class TableReader:
             read=lambda node, share: self._peers.read_table(node, share, table),
             name=self._name,
             live=self._topology,
-            timeout_s=retry_timeout_s(self._options, self._topology),
+            timeout_s=retry_timeout_s(self._options, self._topology, table.placed),
             is_partial=is_partial,
         )
         async with aclosing(parts):
             async for part in parts:
                 yield part
+
+    async def read_all(self, task: TableTask) -> TablePart:
+        """The same as one part."""
+        table = self._catalog.table_shard(task.table).schema
+        rows, reached = [table.observation_schema.empty_table()], EMPTY_CURSOR
+        async with aclosing(self.read(task)) as parts:
+            async for part in parts:
+                rows.append(part.rows)
+                reached = reached.join(part.reached)
+        return TablePart(pa.concat_tables(rows), reached)
 
     async def read_local(self, task: TableTask) -> AsyncGenerator[TablePart, None]:
         """The rows of partitions that this node keeps; the first part says how far they go.
@@ -159,7 +169,7 @@ class TableReader:
     async def _shares(self, task: TableTask) -> list[Share[TableTask]]:
         """What to ask of which node: this one for all that it can answer."""
         partitions = task.partitions
-        nodes = {**placement.owners(self._topology.current)}
+        nodes = {**placement.all_owners(self._topology.current)}
         after = EMPTY_CURSOR if task.after is None else task.after
         shard = self._catalog.table_shard(task.table)
         here = shard.readable(partitions, after=after, until=task.until)
@@ -175,7 +185,7 @@ class TableReader:
 
 def _asked(table: Table, task: TableTask) -> frozenset[int]:
     """The partitions that can have rows of the answer."""
-    asked = frozenset(range(table.partitions))
+    asked = frozenset(table.placed)
     if task.partitions:
         asked &= task.partitions
     if task.keys is not None:

@@ -5,8 +5,11 @@ role `node` permits the calls between nodes, also for callers whose rights anoth
 and no call that only clients make.
 
 The role `subscriber` permits what is about the caller's own brokers, for channels with a grant.
-Requests that name a broker are checked here. Of a channel's tables the handlers check rows and keys
+Requests that name a broker are checked here. Of the subscriptions of a channel handlers check rows
 (`galileo.rpc.storage`), and owners of partitions which rows are replaced (`galileo.node.ingest`).
+
+The table of positions has rows of all datasets and channels. Handlers check the keys of requests,
+and leave out of answers what the caller may not read (`usable_positions`).
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from google.protobuf.message import Message
 
 from galileo.errors import Forbidden, InvalidSchema
-from galileo.model.broker import check_brokers
+from galileo.model.broker import check_brokers, match_brokers
 from galileo.model.channel import DEAD_LETTERS, Channel, channel_of
+from galileo.model.reader import OF_BROKER, POSITIONS, split_readers
 from galileo.model.schema import INTERNAL_PREFIX, StoredSchema, name_of_key
 from galileo.model.stored_schema import stored_schema_from_json
 from galileo.model.table import Table
@@ -226,6 +231,8 @@ def check_request(principal: Principal, method: str, request: Any) -> None:
             "between nodes",
             parameter=name,
         )
+    if _is_of_positions(message):
+        return  # The handler checks the keys.
     if Role.SUBSCRIBER in principal.roles & RULES.get(method, frozenset()):
         try:
             _check_subscriber(principal, method, message)
@@ -248,7 +255,7 @@ def check_request(principal: Principal, method: str, request: Any) -> None:
 def _check_subscriber(principal: Principal, method: str, message: Message) -> None:
     """Raises Forbidden if the role `subscriber` does not permit a request."""
     is_permitted = POLICIES[method].subscribers == policy_pb2.EVERY
-    if isinstance(message, storage_pb2.IngestRequest | storage_pb2.ReadTableRequest):
+    if isinstance(message, storage_pb2.IngestRequest):
         channel = _subscribers_channel(name_of_key(message.dataset))
         if is_permitted := channel != "":
             principal.check_use(channel)
@@ -276,6 +283,45 @@ def _not_of_subscribers(principal: Principal, method: str) -> Forbidden:
     )
 
 
+def _is_of_positions(message: Message) -> bool:
+    """Whether a request reads or stores rows of the table of positions."""
+    if not isinstance(message, storage_pb2.IngestRequest | storage_pb2.ReadTableRequest):
+        return False
+    return message.dataset == POSITIONS.key
+
+
+def check_positions(principal: Principal, method: str, keys: pa.ChunkedArray) -> None:
+    """Raises Forbidden if a caller may not use rows of the table of positions by a method."""
+    others = keys.filter(pc.invert(usable_positions(principal, method, keys)))
+    if len(others):
+        raise Forbidden(
+            f"expected positions that {principal.name!r} may use, got {others[0].as_py()!r:.200}; "
+            "ask an administrator of the cluster for a grant on the channel, or for those on the "
+            f"dataset and on {POSITIONS.name!r}",
+            dataset=POSITIONS.name,
+        )
+
+
+def usable_positions(principal: Principal, method: str, keys: pa.ChunkedArray) -> Any:
+    """Mask of the rows of the table of positions that a caller may use by a method.
+
+    Rows of named readers are those of one of Galileo's tables, as brokers are. Rows of brokers are
+    those of a channel, and of the caller's brokers where it may not use all.
+    """
+    parts, has_role = split_readers(keys), principal.has_other_role(method)
+    owners = filter(principal.may_use, parts["owner"].drop_null().unique().to_pylist())
+    is_change = POLICIES[method].clients == policy_pb2.WRITERS
+    may_use = principal.may_change if is_change else principal.may_use
+    of_brokers: Any = True
+    if principal.brokers or not has_role:
+        of_brokers = match_brokers(principal.own_brokers, parts["name"])
+    of_readers = has_role and may_use(POSITIONS.name)
+    is_usable = pc.if_else(pc.equal(parts["kind"], OF_BROKER), of_brokers, of_readers)
+    is_usable = pc.and_(is_usable, pc.is_in(parts["owner"], pa.array(owners, pa.string())))
+    # Keys of other forms are refused to who may write the table, with a reason.
+    return pc.if_else(pc.is_null(parts["kind"]), of_readers, is_usable)
+
+
 def has_all_rows(principal: Principal, method: str, table: str) -> bool:
     """Whether a caller may use all rows of a table by a method, if it is one of a channel's."""
     may_use = principal.has_other_role(method) and principal.may_use(table)
@@ -283,7 +329,7 @@ def has_all_rows(principal: Principal, method: str, table: str) -> bool:
 
 
 def _subscribers_channel(table: str) -> str:
-    """The channel of whose subscriptions or positions a table of this name would be, or ""."""
+    """The channel of whose subscriptions a table of this name would be, or ""."""
     return "" if table.endswith(DEAD_LETTERS) else channel_of(table)
 
 

@@ -158,7 +158,7 @@ class ClusterServicer:
         self, request: cluster_pb2.ListDatasetsRequest, context: Context
     ) -> cluster_pb2.ListDatasetsReply:
         caller, catalog = self._identify(context), self._node.catalog
-        known = map(catalog.stored_schema, catalog.keys)
+        known = map(catalog.stored_schema, catalog.visible_keys)
         schemas = [
             schema
             for schema in known

@@ -12,11 +12,10 @@ import pyarrow as pa
 from galileo.errors import Forbidden, GalileoError, InputError, InvalidObservations
 from galileo.hashing import DIGEST_BYTES
 from galileo.labels import from_ipc, to_ipc
-from galileo.model.broker import check_brokers
-from galileo.model.channel import BROKER
+from galileo.model.reader import POSITIONS, READER, split_readers
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema, StoredSchema, unknown_table
-from galileo.model.table import Table
+from galileo.model.table import versions_of
 from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
     PARTS_SCHEMA,
@@ -33,7 +32,7 @@ from galileo.node.storage_node import StorageNode
 from galileo.offload import offload
 from galileo.packing.arrow_streams import read_stream
 from galileo.query import parse_async
-from galileo.rpc.access import has_all_rows
+from galileo.rpc.access import check_positions, has_all_rows, usable_positions
 from galileo.rpc.error_mapping import Context, redact_for, streaming, unary
 from galileo.rpc.identity import CALLER
 from galileo.rpc.peers import scan_task_from_pb, table_task_from_pb
@@ -55,6 +54,7 @@ from galileo.wire.status import error_to_pb
 from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import Bulk
 
+_READ_TABLE = f"/{STORAGE.full_name}/ReadTable"
 _NOTHING = pa.py_buffer(b"")
 SCAN_ITEMS_MAX = 256
 SCAN_REPLY_PARTS_MAX = 256
@@ -81,6 +81,9 @@ class StorageServicer:
         if isinstance(schema, Schema):
             await self._node.schema_with(schema, table.column_names)
         caller, brokers = CALLER.get(), await self._brokers("Ingest", schema)
+        if schema.key == POSITIONS.key:  # More than one row is refused by the check of rows.
+            rows = await asyncio.to_thread(versions_of, POSITIONS, table.slice(0, 1))
+            await self._check_positions("Ingest", rows.column(READER))
         answer = await self._node.ingest.ingest(
             head.dataset,
             table,
@@ -167,12 +170,15 @@ class StorageServicer:
     async def ReadTable(  # noqa: N802
         self, request: storage_pb2.ReadTableRequest, context: Context
     ) -> AsyncIterator[storage_pb2.ReadTablePart]:
-        brokers = await self._brokers("ReadTable", await self._node.stored_schema(request.dataset))
+        schema, caller = await self._node.stored_schema(request.dataset), CALLER.get()
+        if brokers := await self._brokers("ReadTable", schema):
+            raise _own_brokers_alone(schema, brokers)
         tables, shard = self._node.tables, self._node.catalog.table_shard(request.dataset)
         steps = len(request.keys) // STEP_BYTES
         task = await offload(steps, table_task_from_pb, request, shard.schema)
-        if brokers:
-            await offload(steps, _check_keys, shard.schema, task.keys, brokers)
+        is_filtered = schema.key == POSITIONS.key and not request.local
+        if is_filtered and task.keys is not None:
+            await self._check_positions("ReadTable", pa.chunked_array([task.keys[READER]]))
         answer = (
             tables.read_local(task)
             if request.local
@@ -182,7 +188,13 @@ class StorageServicer:
             async for part in parts:
                 if len(part.reached):
                     yield storage_pb2.ReadTablePart(reached=cursor_to_pb(part.reached))
-                for chunk in await row_messages(part.rows):
+                rows = part.rows
+                if is_filtered and caller is not None and not caller.is_node:
+                    steps, keys = rows.num_rows, rows[READER]
+                    rows = rows.filter(
+                        await offload(steps, usable_positions, caller, _READ_TABLE, keys)
+                    )
+                for chunk in await row_messages(rows):
                     yield storage_pb2.ReadTablePart(rows=chunk)
 
     @streaming
@@ -296,19 +308,34 @@ class StorageServicer:
             await self._node.schema(dataset, added=added)
 
     async def _brokers(self, method: str, table: StoredSchema) -> tuple[str, ...]:
-        """Patterns of the brokers whose rows of a table the caller may use; none: all rows.
+        """Patterns of the brokers whose rows of a table the caller may use; none: all rows, or, of
+        the table of positions, those by `usable_positions`.
 
         Raises:
             UnknownDataset: the caller may use tables of channels alone, and it is none.
         """
         caller, name = CALLER.get(), f"/{STORAGE.full_name}/{method}"
-        if caller is None or has_all_rows(caller, name, table.name):
+        if caller is None or table.key == POSITIONS.key or has_all_rows(caller, name, table.name):
             return ()
         if await self._node.channel_of(table) is not None:
             return caller.own_brokers
         if caller.has_other_role(name) and caller.may_use(table.name):
             return ()
         raise unknown_table(table.name, [])
+
+    async def _check_positions(self, method: str, keys: pa.ChunkedArray) -> None:
+        """Checks the keys of a request for rows of the table of positions.
+
+        Raises:
+            Forbidden: the caller may not use one.
+            UnknownDataset: there is only one, and its dataset or channel does not exist.
+        """
+        caller = CALLER.get()
+        if caller is not None and not caller.is_node:
+            name = f"/{STORAGE.full_name}/{method}"
+            await offload(len(keys), check_positions, caller, name, keys)
+        if len(keys) == 1 and (owner := split_readers(keys)["owner"][0].as_py()) is not None:
+            await self._node.stored_schema(owner)
 
     async def _check_vertices(self, queries: Iterable[tuple[str, str]], context: Context) -> None:
         """Checks quotas of queries in methods that nodes call, too."""
@@ -348,16 +375,12 @@ def _check_count(items: Sequence[storage_pb2.ScanItem]) -> None:
         )
 
 
-def _check_keys(table: Table, keys: pa.Table | None, brokers: Sequence[str]) -> None:
-    """Raises Forbidden unless the keys are of a table of positions, and of some brokers."""
-    if keys is None or table.key_columns != (BROKER,):
-        raise Forbidden(
-            f"expected a request for the positions of your brokers ({', '.join(brokers)}), got one "
-            f"for other rows of {table.name!r}; ask an administrator of the cluster for a token "
-            "without brokers",
-            dataset=table.name,
-        )
-    check_brokers(brokers, keys.column(BROKER))
+def _own_brokers_alone(table: StoredSchema, brokers: Sequence[str]) -> Forbidden:
+    return Forbidden(
+        f"expected a request for positions of your brokers ({', '.join(brokers)}), got one for "
+        f"rows of {table.name!r}; ask an administrator of the cluster for a token without brokers",
+        dataset=table.name,
+    )
 
 
 def _row_options(

@@ -40,7 +40,7 @@ def progress_of(text: str | None) -> dict[int, tuple[int, int]]:
 
 
 def advance(row: Mapping[str, Any], reader: str, cursor: Cursor, *, hold_us: int) -> dict[str, Any]:
-    """What changes in a row of `READERS` when its reader has processed all up to a cursor.
+    """What changes in the row of a named reader when it has processed all up to a cursor.
 
     The position never goes back: of two streams with one name, the one that is further counts.
     """

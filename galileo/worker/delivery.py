@@ -35,17 +35,18 @@ from galileo.client.results import Notifications
 from galileo.clock import Clock
 from galileo.errors import BatchConflict, GalileoError, InvalidObservations, UnknownDataset
 from galileo.model.broker import Broker, Sink
-from galileo.model.channel import (
+from galileo.model.channel import BROKER, Channel
+from galileo.model.reader import (
     ACKNOWLEDGED,
-    BROKER,
     FAILED_AT,
     FAILURE,
     GONE,
+    POSITIONS,
     PROGRESS,
     RETRY_AT,
     TOKEN,
     WORKER,
-    Channel,
+    reader_of,
 )
 from galileo.model.times import MICROS
 from galileo.wire.reader_rows import progress_of
@@ -144,7 +145,7 @@ class Delivery:
         self._metrics = metrics
         self._clock = clock
         self._random = random_state
-        self._positions = pair.channel.positions
+        self._reader = reader_of(pair.channel, pair.broker.name)
         self._dead_letters = pair.channel.dead_letters
         self._row: dict[str, Any] = {}
         self._checked_at = 0.0
@@ -196,7 +197,7 @@ class Delivery:
 
     async def _claim(self) -> None:
         begun = self._now()
-        row = await read_row(self._client, self._positions, self._pair.broker.name)
+        row = await read_row(self._client, POSITIONS, self._reader)
         holder = row.get(WORKER) or ""
         if holder not in ("", self._worker) and self._is_alive(holder):
             if holder != self._holder[0]:
@@ -434,7 +435,7 @@ class Delivery:
             BatchConflict: someone else has changed it.
         """
         begun = self._now()
-        self._row = await replace_row(self._client, self._positions, self._row, **changes)
+        self._row = await replace_row(self._client, POSITIONS, self._row, **changes)
         self._checked_at = begun
 
     async def _check_position(self, age_max_s: float) -> None:
@@ -446,7 +447,7 @@ class Delivery:
         begun = self._now()
         if begun - self._checked_at < age_max_s:
             return
-        row = await read_row(self._client, self._positions, self._pair.broker.name)
+        row = await read_row(self._client, POSITIONS, self._reader)
         if row[REVISION] != self._row[REVISION]:
             raise BatchConflict("the position was moved")
         self._checked_at = begun
@@ -466,7 +467,7 @@ class Delivery:
                 try:
                     await self._store_position(worker="")
                 except BatchConflict:  # Perhaps with the change that the end has interrupted.
-                    self._row = await read_row(self._client, self._positions, self._row[BROKER])
+                    self._row = await read_row(self._client, POSITIONS, self._reader)
                     if self._row.get(WORKER) == self._worker:
                         await self._store(worker="")
 

@@ -39,7 +39,7 @@ SUBSCRIBED = {
     "Channels/Follow": channels_pb2.FollowRequest(dataset="smog", broker="subscriber"),
     "Cluster/Status": cluster_pb2.StatusRequest(caller=True),
     "Storage/Ingest": storage_pb2.IngestRequest(dataset="smog.subscriptions"),
-    "Storage/ReadTable": storage_pb2.ReadTableRequest(dataset="smog.positions"),
+    "Storage/ReadTable": storage_pb2.ReadTableRequest(dataset="galileo.positions"),
 }
 """What subscribers may ask by methods that they may not call for anything else: here one with the
 broker "subscriber".

@@ -52,8 +52,11 @@ class UnreadableTables(TableReader):
 
     def __init__(self, reader: TableReader, unreadable: set[str]) -> None:
         self._reader, self._unreadable = reader, unreadable
+        self._catalog = reader._catalog
 
-    async def read(self, task: TableTask) -> AsyncGenerator[TablePart, None]:
+    async def read(
+        self, task: TableTask, *, is_partial: bool = False
+    ) -> AsyncGenerator[TablePart, None]:
         if task.table in self._unreadable:
             raise Unavailable("the node that has some rows is away")
         async with aclosing(self._reader.read(task)) as parts:
@@ -75,7 +78,7 @@ def retention_of(node: StorageNode, clock: Days, unreadable: set[str]) -> Retent
     tables = UnreadableTables(node.tables, unreadable)
     loop = asyncio.get_running_loop()
     cuts = ChannelCuts(node.catalog, node.channel_reader, loop=loop)
-    positions = ReaderPositions(node.catalog, tables, cuts, loop=loop)
+    positions = ReaderPositions(tables, cuts, loop=loop)
     return runner_of(node, options, holds=positions.read_from_thread, compared=lambda _: ())
 
 

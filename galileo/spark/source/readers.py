@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import BatchConflict, DatasetExists, Overloaded, UnknownDataset
+from galileo.errors import BatchConflict, Overloaded
 from galileo.labels import from_ipc, to_ipc
-from galileo.model.reader import READERS, reader_key
+from galileo.model.reader import POSITIONS, READER, reader_key
 from galileo.model.schema import StoredSchema
-from galileo.model.table import Table, row_producer
+from galileo.model.table import row_producer
 from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.options import AS_GIVEN, SourceOptions
 from galileo.spark.source.writing import BatchNumbers, WriteSpec, send
@@ -45,16 +44,15 @@ def advance_reader(
         patience_s: how long reads of the row are retried.
 
     Raises:
-        Forbidden: the caller may not write the table of readers.
-        TransientError: the nodes of the row cannot be reached.
+        Forbidden: the caller may not write the table of positions.
+        TransientError: the no node leads the system partition.
     """
     reader = reader_key(dataset, options.reader)
     calls = CallOptions(patience_s=patience_s)
     with BlockingClient(addresses, options=calls, keys=options.keys) as client:
-        table = _table(client)
         spec = WriteSpec(
             tuple(addresses),
-            table.to_json(),
+            POSITIONS.to_json(),
             AS_GIVEN,
             batch_rows=1,
             keys=options.keys,
@@ -62,12 +60,12 @@ def advance_reader(
         )
         backoff = client.backoff()
         while True:
-            row = _row(client, table, reader)
+            row = _row(client, reader)
             revision = (row["revision"] or 0) + 1
             changes = reader_rows.advance(row, reader, cursor, hold_us=options.hold_us)
             changed = row | changes | {"revision": revision}
-            rows = pa.Table.from_pylist([changed], schema=table.arrow_schema)
-            numbers = BatchNumbers(row_producer(table, rows), 0, revision)
+            rows = pa.Table.from_pylist([changed], schema=POSITIONS.arrow_schema)
+            numbers = BatchNumbers(row_producer(POSITIONS, rows), 0, revision)
             try:
                 send(rows.to_batches(), spec, numbers)
                 return
@@ -76,17 +74,11 @@ def advance_reader(
                 time.sleep(backoff.pause_s(Overloaded(words)))
 
 
-def _table(client: BlockingClient) -> Table:
-    with suppress(UnknownDataset):
-        return client.table(READERS.name)
-    with suppress(DatasetExists):  # Another reader is created at the same time.
-        client.create(READERS)
-    return client.table(READERS.name)
-
-
-def _row(client: BlockingClient, table: Table, reader: str) -> dict[str, Any]:
-    keys = pa.table({"reader": [reader]}, schema=table.key_schema)
-    request = storage_pb2.ReadTableRequest(dataset=table.key, keys=to_ipc(keys))
+def _row(client: BlockingClient, reader: str) -> dict[str, Any]:
+    keys = pa.table({READER: [reader]}, schema=POSITIONS.key_schema)
+    request = storage_pb2.ReadTableRequest(dataset=POSITIONS.key, keys=to_ipc(keys))
     parts = [part.rows for part in client.read_table(request) if part.rows]
-    rows = [row for part in parts for row in from_ipc(part, table.observation_schema).to_pylist()]
-    return rows[0] if rows else {"reader": reader, "revision": 0}
+    rows = [
+        row for part in parts for row in from_ipc(part, POSITIONS.observation_schema).to_pylist()
+    ]
+    return rows[0] if rows else {READER: reader, "revision": 0}

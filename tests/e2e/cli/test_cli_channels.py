@@ -207,7 +207,7 @@ def test_follow_continues_at_a_token_and_at_a_file(
     assert notified(run(*resumed)) == []
     assert run("follow", hot, "you", "--wait", SETTLED_S).stdout == ""
     file.write_text("no token\n")
-    assert f"{file} holds no position of {hot}" in run(*resumed, fails=2).stderr
+    assert f"{file} holds no position of broker/{hot}/me" in run(*resumed, fails=2).stderr
     refused = run("follow", hot, "you", "--token", token, fails=2)
     assert "expected a resume token" in refused.stderr
 

@@ -19,8 +19,11 @@ from channel_audit import START_US, Reader, air, batch_of, rows_of
 from retaining import DAY_S, Checked, Days, retention_of
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.dht import placement
+from galileo.dht.topology import SYSTEM
 from galileo.model.broker import BROKERS, HOLD_MAX_S, Broker
-from galileo.model.channel import Channel, reader_of
+from galileo.model.channel import Channel
+from galileo.model.reader import POSITIONS, reader_of
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.table import DELETED, Table
 from galileo.model.times import MICROS
@@ -71,7 +74,6 @@ class World:
         )
         assert isinstance(created, Channel)
         self.channel = created
-        await node.create_dataset(BROKERS)
         await self.upsert(BROKERS, name="damaged", definition="{not json")
         self.brokers["damaged"] = Broker("damaged", hold=HOLD_MAX_S)
         changes = {f"s{number}": (NAMES[number % 3], -1.0) for number in range(6)}
@@ -124,7 +126,7 @@ class World:
 
     async def acknowledge(self, name: str, cursor: Cursor) -> None:
         token = tokens.encode(reader_of(self.channel, name), cursor) if cursor else ""
-        await self.upsert(self.channel.positions, broker=name, token=token)
+        await self.upsert(POSITIONS, reader=reader_of(self.channel, name), token=token)
         self.acknowledged[name] = cursor
 
     async def read(self, name: str) -> None:
@@ -167,16 +169,13 @@ class World:
         keep_s = self.channel.keep_us / 1e6
         if age_s < keep_s:
             return True
-        if BROKERS.key in self.unreadable:
+        if self.unreadable:
             self.counts["unknown"] += 1
             return age_s < keep_s + HOLD_MAX_S
         for name, broker in self.brokers.items():
-            is_known = self.channel.positions.key not in self.unreadable
-            if broker.channels:
-                is_meant = CHANNEL in broker.channels
-            else:
-                is_meant = name in self.acknowledged or not is_known
-            position = self.acknowledged.get(name, EMPTY_CURSOR) if is_known else EMPTY_CURSOR
+            names = broker.channels or ([CHANNEL] if name in self.acknowledged else [])
+            is_meant = CHANNEL in names
+            position = self.acknowledged.get(name, EMPTY_CURSOR)
             is_behind = position[partition] < sequence
             if is_meant and is_behind and age_s < keep_s + broker.hold_us / 1e6:
                 self.counts["held"] += 1
@@ -205,7 +204,7 @@ async def history(cluster: Any, seed: int, steps: int = 16) -> World:
         world.clock.now_s += world.random.uniform(0.5, 4.0) * DAY_S
         await world.happen()
         if step % 8 in (3, 7):
-            table = BROKERS if step % 8 == 3 else world.channel.positions
+            table = BROKERS if step % 8 == 3 else POSITIONS
             world.unreadable = {table.key}
             world.clock.now_s += world.random.choice((1.0, 30.0)) * DAY_S
         for checked in await world.retain(world.random.choice("abc")):
@@ -247,13 +246,10 @@ def _anywhere(self: Broker, channel: str, *, has_position: bool) -> bool:
     return self.hold_us > 0
 
 
-def _without_position(channel: Channel, broker: Broker, token: str) -> Hold:
-    """A broker without a position, or whose position is not known, holds nothing."""
-    return Hold(
-        broker.name,
-        position_of(reader_of(channel, broker.name), token),
-        broker.hold_us / MICROS * bool(token),
-    )
+def _without_position(reader: str, token: str | None, hold_us: int) -> Hold:
+    """A broker without a position holds nothing."""
+    name = reader.rpartition("/")[2]
+    return Hold(name, position_of(reader, token), hold_us / MICROS * bool(token))
 
 
 MUTANTS: dict[str, tuple[Any, str, Any, int]] = {
@@ -274,7 +270,10 @@ async def test_the_rule_convicts(cluster: Any, monkeypatch: pytest.MonkeyPatch, 
         await history(cluster, seed)
 
 
-async def test_a_node_that_is_away_may_have_a_broker_that_holds_all(cluster: Any) -> None:
+async def test_a_broker_may_hold_all_while_no_node_leads_the_system_partition(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_positions, "READ_TIMEOUT_S", 1.0)
     world = World(cluster, 0)
     await world.begin()
     for name in NAMES:
@@ -283,17 +282,17 @@ async def test_a_node_that_is_away_may_have_a_broker_that_holds_all(cluster: Any
     cursor = Cursor({0: 3, 5: 7})
     await world.acknowledge("mail", cursor)
     loop = asyncio.get_running_loop()
-    b = cluster["b"]
+    leader = placement.owner(cluster["b"].topology, SYSTEM)
+    b, other = (node for node in cluster.nodes if node.name != leader)
     cuts = ChannelCuts(b.catalog, b.channel_reader, loop=loop)
-    of_b = ReaderPositions(b.catalog, b.tables, cuts, loop=loop)
+    of_b = ReaderPositions(b.tables, cuts, loop=loop)
     expected = [Hold("mail", cursor, 5 * DAY_S)]
     assert await of_b.read(world.channel) == expected
     assert await asyncio.to_thread(of_b.read_from_thread, world.channel) == expected
-    cluster.network.away.add("a")
-    assert await of_b.read(world.channel) == [Hold("", EMPTY_CURSOR, HOLD_MAX_S)]
-    cluster.network.away.clear()
-    await world.upsert(world.channel.positions, broker="mail", token="nonsense")
+    await world.upsert(POSITIONS, reader=reader_of(world.channel, "mail"), token="nonsense")
     assert await of_b.read(world.channel) == [Hold("mail", EMPTY_CURSOR, 5 * DAY_S)]
+    cluster.network.away |= {leader, other.name}
+    assert await of_b.read(world.channel) == [Hold("", EMPTY_CURSOR, HOLD_MAX_S)]
 
 
 async def test_observations_wait_for_a_channel_for_as_long_as_it_keeps_results(

@@ -20,7 +20,7 @@ from retaining import DAY_S, Checked, Days, retention_of
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired, Unavailable
-from galileo.model.reader import READERS, reader_key
+from galileo.model.reader import POSITIONS, reader_key
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema
 from galileo.model.table import DELETED
@@ -146,7 +146,6 @@ class World:
         for name in "abc":
             await self.cluster.restart(name)
         self.schema = await self.cluster["a"].create_dataset(air(DATASET))
-        self.table = await self.cluster["a"].create_dataset(READERS)
         for node in self.cluster.nodes:
             node.catalog.adopt_retention(DATASET, VersionedRetention(1, Retention(AGE_S)))
         holds = self.random.sample(HOLDS, 2)
@@ -185,9 +184,9 @@ class World:
 
     async def store(self, row: dict[str, Any]) -> None:
         self.rows[row["reader"]] = row
-        rows = pa.Table.from_pylist([row | {DELETED: False}], schema=self.table.observation_schema)
+        rows = pa.Table.from_pylist([row | {DELETED: False}], schema=POSITIONS.observation_schema)
         number = next(self.numbers)
-        await self.cluster["a"].ingest.ingest(READERS.name, rows, producer="w", batch=number)
+        await self.cluster["a"].ingest.ingest(POSITIONS.name, rows, producer="w", batch=number)
 
     async def drop_reader(self, job: Job) -> None:
         row = self.rows.get(reader_key(self.schema, job.name))
@@ -237,7 +236,7 @@ class World:
         age_s = self.clock.now_s - self.newest_s[partition, sequence]
         if age_s < AGE_S:
             return True
-        if READERS.key in self.unreadable:
+        if POSITIONS.key in self.unreadable:
             self.counts["unknown"] += 1
             return age_s < AGE_S + HOLD_MAX_S
         for job in self.jobs:
@@ -271,7 +270,7 @@ async def history(cluster: Any, seed: int, steps: int = 24) -> World:
                     await world.run(job)
             if world.random.random() < 0.05:
                 await world.drop_reader(world.random.choice(world.jobs))
-            world.unreadable = {READERS.key} if step % 6 == 5 else set()
+            world.unreadable = {POSITIONS.key} if step % 6 == 5 else set()
             await world.retain(world.random.choice("abc"))
     world.clock.now_s += 2 * HOLD_MAX_S
     for name in "abc":

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pyarrow as pa
 import pytest
 from every_method import (
     INTERNAL,
@@ -28,6 +29,7 @@ from proving import Certified, Tokens, keys_in
 from galileo.errors import Forbidden
 from galileo.model.channel import Channel
 from galileo.model.enrichment import Step, Within
+from galileo.model.reader import POSITIONS
 from galileo.model.schema import Feature, Schema
 from galileo.rpc import token_store
 from galileo.rpc.access import (
@@ -38,8 +40,10 @@ from galileo.rpc.access import (
     Principal,
     Role,
     check_method,
+    check_positions,
     check_request,
     datasets_of,
+    usable_positions,
 )
 from galileo.rpc.admission import Admission
 from galileo.rpc.call_log import CallTracker
@@ -389,15 +393,15 @@ def _request(path: str, **fields: Any) -> Any:
 @pytest.mark.parametrize(
     "path", [p for p, m in METHODS.items() if "dataset" in m.input_type.fields_by_name]
 )
-@pytest.mark.parametrize("name", ["smog", "smog.subscriptions", "smog.positions", "air"])
+@pytest.mark.parametrize("name", ["smog", "smog.subscriptions", POSITIONS.name, "air"])
 def test_check_request_of_a_subscriber_permits_nothing_but_what_is_listed(
     path: str, name: str
 ) -> None:
     """Every method with a dataset, for a channel, its tables and a dataset."""
     permitted = {
         "Channels/DescribeChannel": {"smog"},
-        "Storage/Ingest": {"smog.subscriptions", "smog.positions"},
-        "Storage/ReadTable": {"smog.subscriptions", "smog.positions"},  # The keys: see the handler.
+        "Storage/Ingest": {"smog.subscriptions", POSITIONS.name},
+        "Storage/ReadTable": {POSITIONS.name},  # The keys: see the handler.
     }
     request = _filled(METHODS[path].input_type, name)
     if name in permitted.get(short(path), ()):
@@ -418,7 +422,7 @@ def test_check_request_of_a_subscriber_permits_nothing_but_what_is_listed(
         ("Channels/Follow", {"dataset": "smog", "broker": ""}, False),
         ("Channels/Follow", {"dataset": "near", "broker": "mail"}, False),
         ("Channels/DescribeChannel", {"dataset": "near"}, False),
-        ("Storage/Ingest", {"dataset": "quakes-hot.positions"}, True),
+        ("Storage/Ingest", {"dataset": "quakes-hot.subscriptions"}, True),
         ("Storage/Ingest", {"dataset": "near.subscriptions"}, False),
         ("Storage/Ingest", {"dataset": "smog.dead-letters"}, False),
         ("Storage/Ingest", {"dataset": ".subscriptions"}, False),
@@ -463,19 +467,72 @@ def test_check_request_to_follow_is_bounded_by_brokers() -> None:
     check(both, follow("fax"))  # A reader without brokers.
 
 
+ALL = ("reader/air/job", "reader/sea/job", "broker/smog/mail", "broker/smog/fax", "broker/near/fax")
+"""Keys of positions."""
+
+
+@pytest.mark.parametrize(
+    ("principal", "read", "stored"),
+    [
+        (Principal("root", frozenset({Role.ADMIN}), ("*",)), ALL, ALL),
+        (Principal("ann", frozenset({Role.READER}), ("*",)), ALL, ()),
+        (Principal("ann", frozenset({Role.READER}), ("smog", "air")), ALL[2:4], ()),
+        (Principal("ann", frozenset({Role.WRITER}), ("*",)), ALL, ALL[2:]),
+        (Principal("ann", frozenset({Role.WRITER}), ("air", "smog")), ALL[2:4], ALL[2:4]),
+        (Principal("job", frozenset({Role.WRITER}), ("air", POSITIONS.name)), ALL[:1], ALL[:1]),
+        (Principal("ops", frozenset({Role.WRITER}), ("*", "galileo.*")), ALL, ALL),
+        (Principal("mail", frozenset({Role.SUBSCRIBER}), ("*",)), ALL[2:3], ALL[2:3]),
+        (Principal("fax", frozenset({Role.SUBSCRIBER}), ("smog",)), ALL[3:4], ALL[3:4]),
+        (
+            Principal("ann", frozenset({Role.READER}), ("*",), brokers=("fax",)),
+            (*ALL[:2], *ALL[3:]),
+            (),
+        ),
+        (
+            Principal("mail", frozenset({Role.SUBSCRIBER, Role.READER}), ("*",)),
+            ALL,
+            ("broker/smog/mail",),
+        ),
+    ],
+)
+def test_who_may_read_and_store_which_positions(
+    principal: Principal, read: Sequence[str], stored: Sequence[str]
+) -> None:
+    def permitted(path: str) -> list[str]:
+        method, found = next(name for name in METHODS if short(name) == path), []
+        request = _request(path, dataset=POSITIONS.key)
+        for key in ALL:
+            try:
+                check_method(principal, method)
+                check_request(principal, method, request)
+                check_positions(principal, method, pa.chunked_array([[key]]))
+            except Forbidden:
+                continue
+            found.append(key)
+        return found
+
+    assert permitted("Storage/Ingest") == [*stored]
+    assert permitted("Storage/ReadTable") == [*read]
+    method = next(name for name in METHODS if short(name) == "Storage/ReadTable")
+    keys = pa.chunked_array([ALL])
+    assert keys.filter(usable_positions(principal, method, keys)).to_pylist() == [*read]
+    with raises(Forbidden):
+        check_positions(MAIL, method, pa.chunked_array([["nonsense"]]))
+
+
 @pytest.mark.parametrize(
     ("principal", "listed"),
     [
-        (MAIL, {"smog", "smog.subscriptions", "smog.positions"}),
+        (MAIL, {"smog", "smog.subscriptions"}),
         (Principal("mail", MAIL.roles), set()),
         (
             Principal("mail", MAIL.roles, ("*",)),
-            {"smog", "smog.subscriptions", "smog.positions", "near"},
+            {"smog", "smog.subscriptions", "near"},
         ),
         (Principal("mail", frozenset({Role.READER}), ("smog",)), {"smog"}),
         (
             Principal("mail", MAIL.roles | {Role.READER}, ("air", "smog")),
-            {"air", "smog", "smog.subscriptions", "smog.positions"},
+            {"air", "smog", "smog.subscriptions"},
         ),
     ],
 )
@@ -485,8 +542,8 @@ def test_principal_may_list_channels_without_their_datasets(
     air = Schema("air", [Feature("t", "K")])
     smog, near = (Channel(name, "air", "t > :least") for name in ("smog", "near"))
     bound = smog.bound(air, [("least", "float")], start={}, partitions=1)
-    positions = Schema("near.positions", [Feature("t", "K")])
-    stored = [air, smog, near, positions, *bound.tables]
+    letters = Schema("near.dead-letters", [Feature("t", "K")])
+    stored = [air, smog, near, letters, POSITIONS, *bound.tables]
     assert {one.name for one in stored if principal.may_list(one)} == listed
 
 

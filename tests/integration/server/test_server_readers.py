@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 from pathlib import Path
 
 from expected_errors import raises
@@ -10,17 +11,23 @@ from gateway_serving import node
 from proving import Tokens, auth_section
 
 import galileo
+from galileo.client.numbered_rows import replace_row
 from galileo.cursor import Cursor
 from galileo.errors import Forbidden
+from galileo.model.reader import POSITIONS
 from galileo.rpc.access import Role
 
+NOW = dt.datetime.now(dt.UTC)
 
-async def test_who_may_write_the_table_of_readers_may_store_positions(tmp_path: Path) -> None:
+
+async def test_who_may_write_the_table_of_positions_stores_those_of_readers(
+    tmp_path: Path,
+) -> None:
     tokens = Tokens.made(tmp_path / "principals.toml")
     tokens.add("root", Role.ADMIN)
     tokens.add("ann", Role.READER, datasets=("*",))
     tokens.add("bert", Role.WRITER, datasets=("air",))
-    tokens.add("job", Role.WRITER, datasets=("air", "galileo.readers"))
+    tokens.add("job", Role.WRITER, datasets=("air", "galileo.positions"))
     nodes = Tokens.made(tokens.path)
     auth = auth_section(tokens, nodes.add("nodes", Role.NODE))
     async with node(tmp_path / "node", {"auth": auth}) as at, contextlib.AsyncExitStack() as stack:
@@ -30,11 +37,13 @@ async def test_who_may_write_the_table_of_readers_may_store_positions(tmp_path: 
             clients[name] = await stack.enter_async_context(client)
         for name in ("air", "sea"):
             await clients["root"].create_dataset(galileo.Schema(name, [galileo.Feature("depth")]))
-        for _ in range(2):  # Without the table of readers, and with it.
-            for name in ("ann", "bert"):
-                with raises(Forbidden):
-                    await clients[name].advance_reader("air", "mine", Cursor(), hold="90d")
-            await clients["job"].advance_reader("air", "nightly", Cursor(), hold="7d")
+        for name in ("ann", "bert"):
+            with raises(Forbidden):
+                await clients[name].advance_reader("air", "mine", Cursor(), hold="90d")
+        await clients["job"].advance_reader("air", "nightly", Cursor(), hold="7d")
+        with raises(Forbidden, dataset=POSITIONS.name):
+            row = {"reader": "reader/sea/nightly", "revision": 0}
+            await replace_row(clients["job"], POSITIONS, row, hold_us=1, stored_at=NOW)
         assert [one.name for one in await clients["ann"].readers("air")] == ["nightly"]
         assert await clients["bert"].readers("air") == [], "it may not read the table"
         with raises(Forbidden):

@@ -21,10 +21,11 @@ from proving import Tokens, auth_section, token_file
 
 import galileo
 from galileo.cli.main import main
-from galileo.client.numbered_rows import read_row, replace_row
+from galileo.client.numbered_rows import change_row, read_row, replace_row
 from galileo.cursor import Cursor
 from galileo.errors import BatchConflict, Forbidden, GalileoError, InputError, UnknownDataset
 from galileo.gateway.options import GatewayOptions
+from galileo.model.reader import POSITIONS
 from galileo.rpc.access import Role
 from galileo.wire.channel import open_channel
 from galileo.wire.services import CHANNELS, stub_of
@@ -56,8 +57,8 @@ class Site:
         await root.create_channel(galileo.Channel("near", "air", "pm10 < :most"))
         await root.create_broker(galileo.Broker("mail", galileo.Webhook("https://harbour.org")))
         columns = {"broker": "text", "place": "text"}
-        await root.create_table(galileo.Table("smog.d.positions", columns, key="broker"))
-        await root.upsert("smog.d.positions", {"broker": ["mail"], "place": ["harbour"]})
+        await root.create_table(galileo.Table("smog.d.subscriptions", columns, key="broker"))
+        await root.upsert("smog.d.subscriptions", {"broker": ["mail"], "place": ["harbour"]})
 
     async def ingest(self, *values: float) -> None:
         rows = [{"latitude": 1.0, "longitude": 1.0, "time": NOON, "pm10": one} for one in values]
@@ -150,12 +151,43 @@ async def test_subscriber_neither_replaces_nor_removes_subscriptions_of_others(s
 
 async def test_changes_of_a_position_by_two_principals_are_one_sequence(site: Site) -> None:
     mail, root = site["mail"], site["root"]
-    [channel] = [one for one in await root.channels() if one.name == "smog"]
-    before = await read_row(root, channel.positions, "mail")
-    await replace_row(mail, channel.positions, before, token="", worker="", failure="first")
+    key = "broker/smog/mail"
+    before = await read_row(root, POSITIONS, key)
+    await replace_row(mail, POSITIONS, before, token="", worker="", failure="first")
     with raises(BatchConflict):
-        await replace_row(root, channel.positions, before, token="", worker="", failure="second")
-    assert (await read_row(mail, channel.positions, "mail"))["failure"] == "first"
+        await replace_row(root, POSITIONS, before, token="", worker="", failure="second")
+    assert (await read_row(mail, POSITIONS, key))["failure"] == "first"
+
+
+async def test_position_of_a_channel_that_does_not_exist_is_refused(site: Site) -> None:
+    root = site["root"]
+    for key in ("broker/smog@1/mail", "broker/none/mail", "reader/none/nightly"):
+        with raises(UnknownDataset):
+            await read_row(root, POSITIONS, key)
+        row = {"reader": key, "revision": 0}
+        with raises(UnknownDataset):
+            await replace_row(root, POSITIONS, row, hold_us=1, stored_at=NOON)
+
+
+async def test_who_asks_for_all_positions_gets_those_that_it_may_read(site: Site) -> None:
+    for broker in ("mail", "fax"):
+        await site["root"].acknowledge("smog", broker, "")
+    await site["root"].acknowledge("near", "mail", "")
+    await site["root"].advance_reader("air", "nightly", Cursor({}), hold="7d")
+    every = {"broker/smog/mail", "broker/smog/fax", "broker/near/mail", "reader/air/nightly"}
+    expected = {
+        "root": every,
+        "mail": {"broker/smog/mail"},
+        "fax": {"broker/smog/fax"},
+        "sms": set[str](),
+        "ann": every - {"broker/smog/fax"},
+    }
+    for name, keys in expected.items():
+        stored = await site[name].table(POSITIONS.name)
+        changed = await site[name].changes(POSITIONS.name, Cursor({}))
+        assert set(stored.rows["reader"].to_pylist()) == keys, name
+        assert set(changed.rows["reader"].to_pylist()) == keys, name
+    assert [one.broker for one in await site["mail"].deliveries("smog")] == ["mail"]
 
 
 async def test_of_two_brokers_that_subscribe_one_id_at_once_one_gets_it(site: Site) -> None:
@@ -189,16 +221,25 @@ ATTEMPTS: dict[str, Attempt] = {
     "submit": lambda one: one.submit("air"),
     "subscriptions": lambda one: one.table("smog.subscriptions"),
     "own subscriptions": lambda one: one.table("smog.subscriptions", keys=["anna"]),
-    "changes": lambda one: one.changes("smog.positions", Cursor({})),
-    "positions": lambda one: one.table("smog.positions"),
-    "two positions": lambda one: one.table("smog.positions", keys=["mail", "fax"]),
-    "removal": lambda one: one.delete("smog.positions", ["fax"]),
+    "two positions": lambda one: one.table(
+        POSITIONS.name, keys=["broker/smog/mail", "broker/smog/fax"]
+    ),
+    "a position in another channel": lambda one: one.table(
+        POSITIONS.name, keys=["broker/near/mail"]
+    ),
+    "a named reader": lambda one: one.table(POSITIONS.name, keys=["reader/air/nightly"]),
+    "a hold": lambda one: change_row(
+        one, POSITIONS, "reader/air/nightly", hold_us=1, stored_at=NOON
+    ),
+    "no position": lambda one: one.table(POSITIONS.name, keys=["mail"]),
+    "removal": lambda one: one.delete(POSITIONS.name, ["broker/smog/fax"]),
     "dead letters": lambda one: one.table("smog.dead-letters"),
-    "a table that is no channel's": lambda one: one.table("smog.d.positions", keys=["mail"]),
-    "rows of it": lambda one: one.upsert("smog.d.positions", {"broker": ["mail"], "place": ["x"]}),
+    "a table that is no channel's": lambda one: one.table("smog.d.subscriptions", keys=["mail"]),
+    "rows of it": lambda one: one.upsert(
+        "smog.d.subscriptions", {"broker": ["mail"], "place": ["x"]}
+    ),
     "brokers": lambda one: one.table("galileo.brokers"),
     "a broker": lambda one: one.create_broker(galileo.Broker("mail", galileo.Into("air"))),
-    "deliveries": lambda one: one.deliveries("smog"),
     "creation": lambda one: one.create_channel(galileo.Channel("smog.d", "air", "pm10 > :x")),
     "drop": lambda one: one.drop_dataset("smog"),
     "status": lambda one: one.status(),
@@ -243,13 +284,13 @@ async def test_patterns_of_brokers_bound_subscribers_and_readers(site: Site) -> 
         "dataset": ann.select("air"),
         "own broker": ann.fetch_notifications("smog", "mail"),
         "own position": ann.position("smog", "mail"),
-        "a table that is no channel's": ann.table("smog.d.positions"),
+        "a table that is no channel's": ann.table("smog.d.subscriptions"),
     }
     for name, attempt in permitted.items():
         assert await refusal(attempt) is None, name
     for name in ("follow", "fetch", "position", "acknowledge", "subscriptions"):
         assert isinstance(await refusal(ATTEMPTS[name](ann)), Forbidden), name
-    for name in ("own subscriptions", "positions", "two positions", "changes", "dead letters"):
+    for name in ("own subscriptions", "two positions", "dead letters"):
         assert isinstance(await refusal(ATTEMPTS[name](ann)), Forbidden), name
     with raises(Forbidden):  # A reader, whatever the broker.
         await ann.subscribe("smog", some("c"), broker="mail")

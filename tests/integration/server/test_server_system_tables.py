@@ -17,15 +17,14 @@ from proving import Tokens, auth_section
 import galileo
 from galileo.client.numbered_rows import change_row, read_row
 from galileo.cursor import Cursor
-from galileo.errors import Forbidden, InvalidObservations, InvalidSchema
+from galileo.errors import Forbidden, InputError, InvalidObservations, InvalidSchema
 from galileo.model.broker import BROKERS, WORKERS
-from galileo.model.reader import READERS
-from galileo.model.table import Table
+from galileo.model.reader import POSITIONS
+from galileo.model.table import Table, in_system
 from galileo.rpc.access import Role
 from galileo.wire import token as tokens_of
 
 MAIL = json.dumps(galileo.Broker("mail").to_dict())
-POSITIONS = galileo.Channel("smog", "air", "pm10 > :least").positions
 NOW = dt.datetime.now(dt.UTC)
 Clients = dict[str, galileo.AsyncClient]
 
@@ -53,15 +52,14 @@ async def test_writer_with_a_grant_on_everything_changes_no_table_of_galileo(
     clients: Clients,
 ) -> None:
     ann, ops = clients["ann"], clients["ops"]
-    for _ in range(2):  # Without these tables, and with them.
-        with raises(Forbidden, dataset=BROKERS.name):
-            await ann.create_broker(galileo.Broker("mail"))
-        with raises(Forbidden, dataset=READERS.name):
-            await ann.advance_reader("air", "mine", Cursor(), hold="7d")
-        with raises(Forbidden, dataset=WORKERS.name):
-            await ann.create_table(WORKERS)
-        await ops.create_broker(galileo.Broker("mail"))
-        await ops.advance_reader("air", "nightly", Cursor(), hold="7d")
+    with raises(Forbidden, dataset=BROKERS.name):
+        await ann.create_broker(galileo.Broker("mail"))
+    with raises(Forbidden, dataset=POSITIONS.name):
+        await ann.advance_reader("air", "mine", Cursor(), hold="7d")
+    with raises(Forbidden, dataset=WORKERS.name):
+        await ann.create_table(WORKERS)
+    await ops.create_broker(galileo.Broker("mail"))
+    await ops.advance_reader("air", "nightly", Cursor(), hold="7d")
     with raises(Forbidden, dataset=BROKERS.name):
         await ann.drop_dataset(BROKERS.name)
     with raises(Forbidden, dataset=BROKERS.name):
@@ -72,13 +70,22 @@ async def test_writer_with_a_grant_on_everything_changes_no_table_of_galileo(
 async def test_names_of_galileo_are_those_of_its_tables(clients: Clients) -> None:
     root = clients["root"]
     other = Table(BROKERS.name, {"name": "text"}, key="name")
-    for schema in (other, Table("galileo.mine", {"name": "text"}, key="name")):
+    mine = Table("galileo.mine", {"name": "text"}, key="name")
+    for schema in (other, mine, BROKERS, POSITIONS):
         with raises(InvalidSchema, expected="free_name"):
             await root.create_table(schema)
+    with raises(InvalidSchema, expected="no_first_partition"):
+        await root.create_table(in_system(Table("mine", {"name": "text"}, key="name")))
+    for table in (BROKERS, POSITIONS):
+        with raises(InputError, dataset=table.name):
+            await root.drop_dataset(table.name)
+        joined = galileo.Lookup(table.name, on="pm10")
+        with raises(InputError, dataset=table.name):
+            await root.create_channel(galileo.Channel("c", "air", "pm10 > :x", enrich=[joined]))
     with raises(InvalidSchema, expected="free_name"):
         await root.create_dataset(galileo.Schema("galileo.mine", [galileo.Feature("depth")]))
     with raises(InvalidSchema, expected="free_name"):
-        await root.create_dataset(galileo.Schema(READERS.name, [galileo.Feature("depth")]))
+        await root.create_dataset(galileo.Schema(POSITIONS.name, [galileo.Feature("depth")]))
 
 
 @pytest.mark.parametrize(
@@ -88,18 +95,18 @@ async def test_names_of_galileo_are_those_of_its_tables(clients: Clients) -> Non
         (BROKERS, "mail", {"definition": "{}"}),
         (BROKERS, "other", {"definition": MAIL}),
         (BROKERS, "mail", {"definition": MAIL.replace("null", '{"kind": "fax"}', 1)}),
-        (READERS, "air", {"hold_us": 5, "stored_at": NOW}),
-        (READERS, "air/", {"hold_us": 5, "stored_at": NOW}),
-        (READERS, "air/a/b", {"hold_us": 5, "stored_at": NOW}),
-        (READERS, "air/mine", {"hold_us": 5}),
-        (READERS, "air/mine", {"hold_us": 2**62, "stored_at": NOW}),
-        (READERS, "air/mine", {"hold_us": -1, "stored_at": NOW}),
-        (READERS, "air/mine", {"hold_us": 5, "stored_at": NOW, "token": "damaged"}),
-        (POSITIONS, "mail", {"token": "damaged"}),
-        (POSITIONS, "mail", {"token": tokens_of.encode("smog/fax", Cursor())}),
-        (POSITIONS, "mail", {"progress": "{not json"}),
-        (POSITIONS, "mail", {"progress": '{"0": 5}'}),
-        (POSITIONS, "a/b", {"token": ""}),
+        (POSITIONS, "reader/air", {"hold_us": 5, "stored_at": NOW}),
+        (POSITIONS, "reader/air/", {"hold_us": 5, "stored_at": NOW}),
+        (POSITIONS, "reader/air/a/b", {"hold_us": 5, "stored_at": NOW}),
+        (POSITIONS, "reader/air/mine", {"hold_us": 5}),
+        (POSITIONS, "reader/air/mine", {"hold_us": 2**62, "stored_at": NOW}),
+        (POSITIONS, "reader/air/mine", {"hold_us": -1, "stored_at": NOW}),
+        (POSITIONS, "reader/air/mine", {"hold_us": 5, "stored_at": NOW, "token": "damaged"}),
+        (POSITIONS, "broker/smog/mail", {"token": "damaged"}),
+        (POSITIONS, "broker/smog/mail", {"token": tokens_of.encode("broker/smog/fax", Cursor())}),
+        (POSITIONS, "broker/smog/mail", {"progress": "{not json"}),
+        (POSITIONS, "broker/smog/mail", {"progress": '{"0": 5}'}),
+        (POSITIONS, "broker/smog/a/b", {"token": ""}),
     ],
 )
 async def test_row_that_cannot_be_read_is_refused_when_it_is_stored(
@@ -122,8 +129,10 @@ async def test_numbered_rows_are_changed_one_by_one_and_never_deleted(clients: C
         lambda: ops.upsert(BROKERS.name, {"name": ["mail"], "definition": [""], "revision": [2]}),
         lambda: ops.upsert(BROKERS.name, two),
         lambda: ops.delete(BROKERS.name, ["mail"]),
-        lambda: ops.delete("smog.positions", ["mail"]),
-        lambda: ops.upsert("smog.positions", {"broker": ["mail"], "token": [""]}),
+        lambda: ops.upsert(BROKERS.name, {"name": ["mail"]}, producer="mine"),
+        lambda: ops.delete(POSITIONS.name, ["broker/smog/mail"]),
+        lambda: ops.upsert(POSITIONS.name, {"reader": ["broker/smog/mail"], "token": [""]}),
+        lambda: ops.upsert(POSITIONS.name, {"reader": ["broker/smog/mail"]}, producer="mine"),
     ]
     for attempt in refused:
         with raises(InvalidObservations, expected="numbered_row"):

@@ -230,7 +230,7 @@ class ChannelWorld(World):
         host.node.catalog.adopt_retention("nam", VersionedRetention(1, Retention(AGE_S)))
         loop = asyncio.get_running_loop()
         cuts = ChannelCuts(host.node.catalog, host.node.channel_reader, loop=loop)
-        positions = ReaderPositions(host.node.catalog, host.node.tables, cuts, loop=loop)
+        positions = ReaderPositions(host.node.tables, cuts, loop=loop)
         self.runners[name] = RetentionRunner(
             self.catalog_of(host),
             options,

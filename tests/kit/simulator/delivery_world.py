@@ -38,15 +38,13 @@ from galileo.model.broker import Broker, Into
 from galileo.model.channel import (
     BROKER,
     MATCHES_SCHEMA,
-    PROGRESS,
-    TOKEN,
-    WORKER,
     Channel,
     pairs_of,
-    reader_of,
 )
+from galileo.model.reader import POSITIONS, PROGRESS, READER, TOKEN, WORKER, reader_of
 from galileo.model.schema import Schema, existing_dataset
-from galileo.model.table import DELETED, Table, hashes_of, partitions_of
+from galileo.model.system import SYSTEM_TABLES
+from galileo.model.table import DELETED, SYSTEM, Table, hashes_of, partitions_of
 from galileo.wire import token as tokens
 from galileo.wire.caller import Backoff, BackoffClock
 from galileo.wire.codec import cursor_to_pb
@@ -106,6 +104,8 @@ class Journal:
         self.violations: list[str] = []
         self.on_position: Callable[[str, str, dict[str, Any]], None] = lambda *_: None
         self._numbers = 0
+        for table in SYSTEM_TABLES.values():
+            self.create(table)
 
     def note(self, holds: bool, otherwise: str) -> None:
         """Notes a violation, which `DeliveryWorld` raises: workers go on after any error."""
@@ -209,7 +209,7 @@ class Journal:
             before = self.rows[table.name].get(key, {})
             self.rows[table.name][key] = row
             if TOKEN in row and any(row[name] != before.get(name) for name in (TOKEN, PROGRESS)):
-                self.on_position(caller, table.name.partition(".")[0], row)
+                self.on_position(caller, row[READER].split("/")[1], row)
         return 0
 
 
@@ -333,7 +333,7 @@ class MemoryClient(AsyncBrokers):
         else:
             chosen = [row | {DELETED: False} for row in stored.values()]
         rows = pa.Table.from_pylist(chosen, schema=table.observation_schema)
-        reached = set(range(table.partitions))
+        reached = set(table.placed)
         if self._journal.allows("away"):
             asked = set(partitions_of(table, hashes_of(table, rows)).tolist())
             reached.discard(self._journal.away())
@@ -555,7 +555,7 @@ class DeliveryWorld:
             journal.down_until = now() + self.random.uniform(1.0, 12.0)
             self.counters["outages"] += 1
         if journal.allows("away") and self._likely(0.03):
-            journal.away_partition = self.random.randrange(4)
+            journal.away_partition = self.random.choice([*range(4), SYSTEM])
             journal.away_until = now() + self.random.uniform(1.0, 25.0)
             self.counters["partitions away"] += 1
         if ledgers and journal.allows("endpoints"):
@@ -624,7 +624,8 @@ class DeliveryWorld:
             task.cancel()
         await asyncio.gather(*(task for _, task in self._workers), return_exceptions=True)
         for name, pair in pairs:
-            row = self.journal.rows[pair.channel.positions.name].get((pair.broker.name,), {})
+            reader = reader_of(pair.channel, pair.broker.name)
+            row = self.journal.rows[POSITIONS.name].get((reader,), {})
             demand(row.get(WORKER) != name, f"a worker that has stopped holds {row}")
 
     def _settled(self, channel: str, broker: str) -> set[str]:
@@ -645,7 +646,8 @@ class DeliveryWorld:
         )
 
     def _position(self, channel: str, broker: str) -> Cursor:
-        row = self.journal.rows[f"{channel}.positions"].get((broker,))
+        reader = reader_of(self.journal.channels[channel], broker)
+        row = self.journal.rows[POSITIONS.name].get((reader,))
         return self._cursor(channel, broker, (row or {}).get(TOKEN) or "")
 
     def _cursor(self, channel: str, broker: str, token: str) -> Cursor:
@@ -662,7 +664,7 @@ class DeliveryWorld:
 
     def _check_position(self, caller: str, channel: str, row: dict[str, Any]) -> None:
         """A worker never stores a position past what is settled, nor an earlier one."""
-        broker = row[BROKER]
+        broker = row[READER].rpartition("/")[2]
         cursor = self._cursor(channel, broker, row[TOKEN] or "")
         progress = {int(p): done for p, done in json.loads(row[PROGRESS] or "{}").items()}
         self._ledgers[channel, broker].positions.append((now(), cursor, progress))

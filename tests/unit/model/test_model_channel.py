@@ -207,7 +207,7 @@ def test_execution_of_an_enriched_channel_has_the_cut_of_its_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    "table", ["other.subscriptions", "other.positions", "left", "subscription"]
+    "table", ["other.subscriptions", "other.dead-letters", "left", "subscription"]
 )
 def test_enrichment_by_a_table_of_a_channel_or_with_the_name_of_a_column_is_refused(
     table: str,
@@ -266,7 +266,7 @@ def test_lookups_that_name_no_parameters_are_refused(lookup: Any) -> None:
 
 def test_lookups_of_tables_of_channels_and_of_enrichment_are_refused() -> None:
     text = "temperature > ratings.stars"
-    for table in ("other.subscriptions", "other.positions", "other.dead-letters"):
+    for table in ("other.subscriptions", "other.dead-letters"):
         with raises(InvalidSchema, expected="table"):
             Channel("hot", "air", text, lookup={table: ":kind"})
     with raises(InvalidSchema, expected="table"):

@@ -21,6 +21,7 @@ from galileo.client.results import Delivery
 from galileo.errors import Unavailable
 from galileo.model.broker import BROKERS, WORKERS, Broker, Webhook
 from galileo.model.channel import Channel
+from galileo.model.reader import POSITIONS
 from galileo.model.table import hashes_of, partitions_of
 from galileo.worker.delivery import (
     CHECK_S,
@@ -106,8 +107,8 @@ class Stage:
         task.cancel()
 
     async def delivery(self) -> Delivery:
-        row = self.journal.rows["one.positions"]["a",]
-        return galileo.client.async_brokers._delivery(self.journal.channels["one"], row, {})
+        row = self.journal.rows[POSITIONS.name]["broker/one/a",]
+        return galileo.client.async_brokers._delivery(self.journal.channels["one"], "a", row, {})
 
     @property
     def letters(self) -> list[str]:
@@ -184,7 +185,7 @@ def test_broker_whose_definition_cannot_be_read_does_not_stop_the_others() -> No
 def test_delivery_whose_progress_cannot_be_read_begins_behind_its_token(damaged: str) -> None:
     async def scene(stage: Stage) -> None:
         await stage.operator.acknowledge("one", "a", "")
-        stage.journal.rows["one.positions"]["a",]["progress"] = damaged
+        stage.journal.rows[POSITIONS.name]["broker/one/a",]["progress"] = damaged
         stage.journal.notify("one", "a", ["anna"])
         await until(lambda: bool(stage.endpoint.accepted))
 
@@ -193,8 +194,11 @@ def test_delivery_whose_progress_cannot_be_read_begins_behind_its_token(damaged:
 
 async def test_position_that_cannot_be_read_is_shown_as_a_failure() -> None:
     channel = Channel("one", "air", "pm10 > :least")
-    row = dict.fromkeys(channel.positions.arrow_schema.names) | {"broker": "a", "token": "damaged"}
-    delivery = galileo.client.async_brokers._delivery(channel, row, {0: 3})
+    row = dict.fromkeys(POSITIONS.arrow_schema.names) | {
+        "reader": "broker/one/a",
+        "token": "damaged",
+    }
+    delivery = galileo.client.async_brokers._delivery(channel, "a", row, {0: 3})
     assert delivery.behind == 3
     assert "cannot be read" in delivery.failure
 
@@ -430,11 +434,10 @@ def test_worker_takes_over_from_a_living_one_that_does_not_give_up() -> None:
 
     async def scene(stage: Stage) -> None:
         stage.start()
-        await asyncio.sleep(5.0)
-        positions = stage.journal.channels["one"].positions
-        row = await read_row(stage.operator, positions, "a")
+        await asyncio.sleep(10.0)
+        row = await read_row(stage.operator, POSITIONS, "broker/one/a")
         [other] = {worker.name for worker in stage.workers} - {row["worker"]}
-        await replace_row(stage.operator, positions, row, worker=other)
+        await replace_row(stage.operator, POSITIONS, row, worker=other)
         stage.journal.notify("one", "a", ["anna"])
         begun = now()
         await until(lambda: bool(stage.endpoint.accepted))
@@ -448,7 +451,7 @@ def test_replay_begins_at_the_begin_of_an_execution() -> None:
         stage.endpoint.took_s = 0.1
         stage.journal.notify("one", "a", [f"s{number}" for number in range(400)])
         await until(lambda: len(stage.endpoint.accepted) >= 200)
-        assert stage.journal.rows["one.positions"]["a",]["progress"] != "{}"
+        assert stage.journal.rows[POSITIONS.name]["broker/one/a",]["progress"] != "{}"
         await stage.operator.acknowledge("one", "a", "")
         await until(lambda: len(set(stage.endpoint.accepted)) == 400)
         assert stage.endpoint.accepted.count(stage.endpoint.accepted[0]) == 2
@@ -507,11 +510,9 @@ def test_worker_goes_on_with_what_it_knows_while_a_partition_is_away() -> None:
     async def scene(stage: Stage) -> None:
         stage.journal.notify("one", "a", ["anna"])
         await until(lambda: len(stage.endpoint.accepted) == 1)
-        brokers = stage.journal.tables[BROKERS.name]
-        row = stage.journal.rows[BROKERS.name]["a",]
-        hashes = hashes_of(brokers, pa.Table.from_pylist([row]))
-        stage.journal.away_partition = int(partitions_of(brokers, hashes)[0])
-        assert stage.journal.away_partition, "the position is in partition 0"
+        workers = stage.journal.tables[WORKERS.name]
+        hashes = hashes_of(workers, pa.table({"name": [stage.workers[0].name]}))
+        stage.journal.away_partition = int(partitions_of(workers, hashes)[0])
         stage.journal.away_until = now() + 100.0
         stage.journal.notify("one", "a", ["bert"])
         await until(lambda: len(stage.endpoint.accepted) == 2)
