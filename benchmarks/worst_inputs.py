@@ -27,31 +27,33 @@ from galileo.graph.quantiles import QUANTILES_MAX
 from galileo.graph.summary import BINS_MAX
 from galileo.labels import to_ipc
 from galileo.model.schema import FEATURES_MAX, features_to_json
+from galileo.model.system import DATASETS, SAMPLERS
 from galileo.node.cluster_analytics import CHILDREN_MAX
 from galileo.node.definitions import (
     AddFeatures,
     CreateDataset,
     Definition,
-    DefinitionRow,
-    OfferDefinition,
-    Position,
     encode,
 )
 from galileo.node.peers import PARTS_SCHEMA
 from galileo.node.replication.protocol import CommitRange, Envelope
+from galileo.node.sampler_rows import KeepSampler, UploadedSampler
+from galileo.node.system_rows import OfferRow, Position, Row
 from galileo.query.nearest import COUNT_MAX
 from galileo.replication.messages import Acknowledged, NewerSet, PreVote, Vote
 from galileo.replication.values import Epochs, Member, ReplicaSet
 from galileo.rpc.admission import FIELDS_MAX, NAME_CHARACTERS_MAX, SMALL_REQUEST_BYTES_MAX
 from galileo.rpc.peers import (
-    CHANGE_DEFINITION,
-    DEFINITIONS_AFTER,
+    CHANGE_ROW,
     DROP_GENERATIONS,
     KNOWN_DEFINITION,
-    KNOWN_DEFINITIONS,
-    LEARN_DEFINITION,
+    KNOWN_ROWS,
+    LEARN_ROW,
+    ROWS_AFTER,
+    SAMPLER_ARCHIVE,
 )
 from galileo.rpc.replication import DIGESTS, REPLICATE, REPLICATE_FRAMES
+from galileo.sampler_package import ARCHIVE_BYTES_MAX
 from galileo.wire import token
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.messages import HEAD_BYTES_MAX
@@ -453,18 +455,21 @@ def _digests() -> Iterator[bytes]:
     yield DIGESTS.encode(Member("n", ""), ranges)
 
 
-def _change_definition() -> Iterator[bytes]:
+def _change_row() -> Iterator[bytes]:
     for text in _large_schemas():
-        yield CHANGE_DEFINITION.encode(CreateDataset(text, "made"))
+        yield CHANGE_ROW.encode(DATASETS.key, CreateDataset(text, "made"))
     features = [galileo.Feature(f"a{i}") for i in range(15_000)]
-    yield CHANGE_DEFINITION.encode(AddFeatures(WIDE, features_to_json(features)))
-    yield CHANGE_DEFINITION.encode(OfferDefinition("made", "[" * len(LONG)))
+    yield CHANGE_ROW.encode(DATASETS.key, AddFeatures(WIDE, features_to_json(features)))
+    yield CHANGE_ROW.encode(DATASETS.key, OfferRow("made", "[" * len(LONG)))
+    facts = UploadedSampler(NAME, NAME, NAME, 1, NAME, 0.0)
+    archive = pa.py_buffer(bytes(ARCHIVE_BYTES_MAX))
+    yield CHANGE_ROW.encode(SAMPLERS.key, KeepSampler(facts, archive))
 
 
-def _learn_definition() -> Iterator[bytes]:
+def _learn_row() -> Iterator[bytes]:
     definition = Definition(schema=wide_schema())
     for text in (encode(definition), "[" * len(LONG)):
-        yield LEARN_DEFINITION.encode(DefinitionRow(WIDE, text))
+        yield LEARN_ROW.encode(DATASETS.key, Row(WIDE, text))
 
 
 def _one(*requests: Message) -> Callable[[], Requests]:
@@ -553,17 +558,18 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
             "messages, logs", _replicate(HEAD_BYTES_MAX, REPLICATE_FRAMES.encode)
         ),
         "internal/digests": WorstCall("ranges", _digests),
-        "internal/change_definition": WorstCall("features", _change_definition),
-        "internal/definitions_after": WorstCall(
-            "bytes of a page", lambda: iter([DEFINITIONS_AFTER.encode(Position(name=NAME))])
+        "internal/change_row": WorstCall("features", _change_row),
+        "internal/rows_after": WorstCall(
+            "bytes of a page", lambda: iter([ROWS_AFTER.encode(DATASETS.key, Position(name=NAME))])
         ),
-        "internal/learn_definition": WorstCall("features", _learn_definition),
+        "internal/learn_row": WorstCall("features", _learn_row),
         "internal/known_definition": WorstCall(
             _TEXT, lambda: iter([KNOWN_DEFINITION.encode(NAME)])
         ),
-        "internal/known_definitions": WorstCall(
-            "bytes of a page", lambda: iter([KNOWN_DEFINITIONS.encode("")])
+        "internal/known_rows": WorstCall(
+            "bytes of a page", lambda: iter([KNOWN_ROWS.encode(DATASETS.key, "")])
         ),
+        "internal/sampler_archive": WorstCall(_TEXT, lambda: iter([SAMPLER_ARCHIVE.encode(NAME)])),
         "internal/drop_generations": WorstCall(
             _TEXT, lambda: iter([DROP_GENERATIONS.encode(NAME, 1)])
         ),

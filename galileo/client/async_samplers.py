@@ -29,16 +29,17 @@ class AsyncSamplers(AsyncDatasets):
     _sent_digests: set[str]
 
     async def send_sampler(self, archive: SamplerArchive) -> UploadedSampler:
-        """Uploads the code of a sampler to all nodes; `query` and `submit` do it by themselves.
+        """Uploads the code of a sampler to the cluster; `query` and `submit` do it by themselves.
 
         Args:
             archive: from `galileo.sampler_archive`.
 
         Raises:
-            NotPermitted: a node does not allow uploads.
-            SandboxUnavailable: a node has no sandbox to run it in.
+            NotPermitted: the node does not allow uploads.
+            SandboxUnavailable: the node has no sandbox to run it in.
             SamplerRevoked: this code was revoked.
             InvalidArchive: the archive is invalid.
+            Unavailable: no node leads the system partition. Repeat the call.
 
         Example:
             >>> archive = galileo.sampler_archive("thin.py")
@@ -79,6 +80,7 @@ class AsyncSamplers(AsyncDatasets):
 
         Raises:
             UnknownSampler: no uploaded sampler has it.
+            Unavailable: no node leads the system partition. Repeat the call.
             InputError: several digests begin with it.
 
         Example:

@@ -1506,16 +1506,17 @@ class BlockingCalls(BlockingBase):
         self._run(self._client.cancel(ccq))
 
     def send_sampler(self, archive: SamplerArchive) -> UploadedSampler:
-        """Uploads the code of a sampler to all nodes; `query` and `submit` do it by themselves.
+        """Uploads the code of a sampler to the cluster; `query` and `submit` do it by themselves.
 
         Args:
             archive: from `galileo.sampler_archive`.
 
         Raises:
-            NotPermitted: a node does not allow uploads.
-            SandboxUnavailable: a node has no sandbox to run it in.
+            NotPermitted: the node does not allow uploads.
+            SandboxUnavailable: the node has no sandbox to run it in.
             SamplerRevoked: this code was revoked.
             InvalidArchive: the archive is invalid.
+            Unavailable: no node leads the system partition. Repeat the call.
 
         Example:
             >>> archive = galileo.sampler_archive("thin.py")
@@ -1546,6 +1547,7 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             UnknownSampler: no uploaded sampler has it.
+            Unavailable: no node leads the system partition. Repeat the call.
             InputError: several digests begin with it.
 
         Example:

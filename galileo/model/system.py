@@ -15,7 +15,16 @@ DATASETS = in_system(
     Table(f"{INTERNAL_PREFIX}datasets", {"name": "text", "definition": "text"}, key="name")
 )
 """The definitions of datasets; `definition`: as of `galileo.node.definitions.encode`."""
-HIDDEN_TABLES = {table.key: table for table in (DATASETS,)}
+SAMPLERS = in_system(
+    Table(
+        f"{INTERNAL_PREFIX}samplers",
+        {"digest": "text", "facts": "text", "archive": "text"},
+        key="digest",
+    )
+)
+"""Uploaded samplers; `facts`: as of `galileo.node.sampler_rows.encode`; `archive`: base64, none of
+a revoked one."""
+HIDDEN_TABLES = {table.key: table for table in (DATASETS, SAMPLERS)}
 """System tables that clients do not find, by key."""
 SYSTEM_TABLES = HIDDEN_TABLES | {table.key: table for table in (BROKERS, POSITIONS)}
 """All system tables by key."""

@@ -145,8 +145,7 @@ class ClusterScans:
             SamplerFailed: the sampler raised, or returned no mask.
             MessageTooLarge: the samples of the nodes are too large to merge.
         """
-        await self._samplers.ready(spec)
-        chosen = await asyncio.to_thread(self._samplers.load, spec, owner=query.schema.key)
+        chosen = await self._samplers.load(spec, owner=query.schema.key)
         last = sampling.merging_at_last(query.schema, chosen, spec, self._options)
         async with aclosing(self.run(query, sampler=spec)) as parts:
             async for part in parts:

@@ -1,20 +1,14 @@
 """Definitions of datasets: the rows of a system table, and what changes them.
 
 A definition only grows: the number of dropped datasets first, then the schema, then its features
-and the version of the policy. So definitions of one name that were agreed on at any time merge in
-any order (`merged`), and a node may learn them from any other.
-
-A change takes effect at most once. Before the first attempt its caller asks the leader for the
-definition as it is (`begun`), and each attempt names what was found: the generation or the
-version of the policy. An attempt that is repeated at a later time finds a later one there.
+and the version of the policy. What a change finds, and names in each attempt, is the generation or
+the version of the policy: an attempt that is repeated at a later time finds a later one there.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from galileo.errors import CorruptData, GalileoError, InputError, QuotaExceeded
@@ -29,6 +23,8 @@ from galileo.model.schema import (
     unknown_dataset,
 )
 from galileo.model.stored_schema import stored_schema_from_json
+from galileo.model.system import DATASETS
+from galileo.node.system_rows import Draft, RowKind
 
 FORMAT = 1
 """Of a stored definition."""
@@ -36,8 +32,8 @@ NAMES_MAX = 10_000
 """Names of the datasets, tables and channels of a cluster, dropped ones included."""
 BYTES_MAX = 3 << 20
 """Bytes of an encoded definition, for which a message between nodes has room."""
-PAGE_BYTES_MAX = 1 << 20
-"""Bytes of the definitions of a page, or of one commit, unless one has more."""
+CHANGES_MAX = 64
+"""Changes of one commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +56,6 @@ class Definition:
 
 
 NOTHING = Definition()
-
-
-@dataclass(frozen=True, slots=True)
-class DefinitionRow:
-    """A name, and its definition as of `encode`."""
-
-    name: str
-    data: str
 
 
 def encode(one: Definition) -> str:
@@ -113,83 +101,19 @@ def merged(known: Definition, other: Definition) -> Definition:
     return replace(created, creator=creator, schema=schema, retention=retention)
 
 
-class Definitions:
-    """The definitions of all names, in the order of their last changes.
-
-    Attributes:
-        sequences: the commit of the last change of each name.
-    """
-
-    def __init__(self) -> None:
-        self.sequences: dict[str, int] = {}
-        self._by_name: dict[str, Definition] = {}
-        self._created = Counter[str]()
-
-    def __len__(self) -> int:
-        return len(self._by_name)
-
-    def __getitem__(self, name: str) -> Definition:
-        return self._by_name.get(name, NOTHING)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._by_name
-
-    def created_by(self, principal: str) -> int:
-        """How many names a principal was the last to create, dropped ones included."""
-        return self._created[principal]
-
-    def put(self, name: str, definition: Definition, sequence: int) -> None:
-        before = self._by_name.get(name, NOTHING)
-        self._created[before.creator] -= 1
-        self._created[definition.creator] += 1
-        self._by_name[name] = definition
-        self.sequences.pop(name, None)
-        self.sequences[name] = sequence
-
-    def after(self, sequence: int, name: str) -> list[tuple[int, str]]:
-        """The changes after a commit, or behind a name in that commit, in order."""
-        changed = []
-        for other, at in reversed(self.sequences.items()):
-            if at < sequence:
-                break
-            changed.append((at, other))
-        return sorted(one for one in changed if one > (sequence, name))
-
-
-class Draft:
-    """Definitions with changes that are not committed yet.
-
-    Attributes:
-        changed: the definitions that differ.
-    """
-
-    def __init__(self, definitions: Definitions) -> None:
-        self.changed: dict[str, Definition] = {}
-        self._before = definitions
-
-    def __len__(self) -> int:
-        return len(self._before) + sum(name not in self._before for name in self.changed)
-
-    def __getitem__(self, name: str) -> Definition:
-        return self.changed.get(name) or self._before[name]
-
-    def created_by(self, principal: str) -> int:
-        more = sum(
-            (one.creator == principal) - (self._before[name].creator == principal)
-            for name, one in self.changed.items()
-        )
-        return self._before.created_by(principal) + more
-
-    def put(self, name: str, definition: Definition) -> None:
-        if definition != self[name]:
-            self.changed[name] = definition
+DEFINITION_ROWS = RowKind(
+    DATASETS,
+    NOTHING,
+    encode=encode,
+    decode=decode,
+    merged=merged,
+    totals=lambda one: {one.creator: 1} if one.creator else {},
+    changes_max=CHANGES_MAX,
+)
+"""The total of a principal is how many names it was the last to create, dropped ones included."""
 
 
 # --- changes -----------------------------------------------------------------------------------
-
-
-# Of each change, `begun` returns it with what it has found, for all its attempts. `apply` makes it,
-# unless an earlier attempt has made it. Both raise a GalileoError if it cannot be made.
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +154,7 @@ class CreateDataset:
             raise existing_dataset(present.schema, same=present.schema.is_wanted(wanted))
         return replace(self, generation=present.generations)
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: Draft[Definition]) -> None:
         schema = self.schema
         name, present = schema.name, draft[schema.name]
         if present.generations > self.generation:
@@ -244,7 +168,7 @@ class CreateDataset:
         definition = Definition(present.generations, created, self.creation, self.creator)
         draft.put(name, _sized(definition))
 
-    def _check_room(self, draft: Draft, present: Definition, name: str) -> None:
+    def _check_room(self, draft: Draft[Definition], present: Definition, name: str) -> None:
         if present == NOTHING and len(draft) >= NAMES_MAX:
             raise InputError(
                 f"expected at most {NAMES_MAX} datasets in a cluster, dropped ones included, "
@@ -253,7 +177,7 @@ class CreateDataset:
                 bound=NAMES_MAX,
             )
         is_another = self.creator and present.creator != self.creator
-        if is_another and draft.created_by(self.creator) >= self.names_max:
+        if is_another and draft.total(self.creator) >= self.names_max:
             raise QuotaExceeded(
                 f"expected at most {self.names_max:,} names of datasets that one principal "
                 "creates, dropped ones included (quota datasets_max), got one more; use a dropped "
@@ -293,7 +217,7 @@ class AddFeatures:
         schema.with_features(features_from_json(self.features_json))
         return replace(self, start=len(schema.features))
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: Draft[Definition]) -> None:
         present = draft[self.name]
         schema, features = _schema_of(present, self.dataset), features_from_json(self.features_json)
         if schema.features[self.start :][: len(features)] == tuple(features):
@@ -322,7 +246,7 @@ class DropDataset:
         check_present(present, self.dataset)
         return self
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: Draft[Definition]) -> None:
         name, generation = split_key(self.dataset)
         present = draft[name]
         if present.generations > generation:
@@ -358,7 +282,7 @@ class SetRetention:
         check_present(present, self.dataset)
         return replace(self, version=present.retention.version + 1)
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: Draft[Definition]) -> None:
         present = draft[self.name]
         check_present(present, self.dataset)
         if present.retention.version >= self.version:
@@ -368,36 +292,7 @@ class SetRetention:
         draft.put(self.name, replace(present, retention=numbered))
 
 
-@dataclass(frozen=True, slots=True)
-class OfferDefinition:
-    """Adds what a node knows of a name and the leader does not, as after a recovery."""
-
-    name: str
-    data: str
-
-    def begun(self, present: Definition) -> OfferDefinition:
-        return self
-
-    def apply(self, draft: Draft) -> None:
-        draft.put(self.name, merged(draft[self.name], decode(self.data)))
-
-
-@dataclass(frozen=True, slots=True)
-class LookUp:
-    """Changes nothing: asks the leader for a definition."""
-
-    name: str
-
-    def begun(self, present: Definition) -> LookUp:
-        return self
-
-    def apply(self, draft: Draft) -> None:
-        pass
-
-
-AnyChange: TypeAlias = (
-    CreateDataset | AddFeatures | DropDataset | SetRetention | OfferDefinition | LookUp
-)
+DefinitionChange: TypeAlias = CreateDataset | AddFeatures | DropDataset | SetRetention
 
 
 def _sized(definition: Definition) -> Definition:
@@ -430,70 +325,3 @@ def _schema_of(present: Definition, dataset: str) -> Schema:
     schema = check_present(present, dataset)
     assert isinstance(schema, Schema), "features of a table"
     return schema
-
-
-# --- following ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far a node has followed the definitions.
-
-    Attributes:
-        sequence: it has the changes of all commits before this one,
-        name: and those of this commit up to this name, in the order of names.
-        term: of the leader. Another one is read from the first name, since its log may lack commits
-            that were lost.
-    """
-
-    sequence: int = 0
-    name: str = ""
-    term: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DefinitionsPage:
-    """Definitions that were changed after a position.
-
-    Attributes:
-        rows: in the order of their changes.
-        reached: the position behind them.
-        is_last: whether there are no others for now.
-        is_anew: whether they begin at the first one, since the position is of another leader.
-    """
-
-    rows: tuple[DefinitionRow, ...]
-    reached: Position
-    is_last: bool
-    is_anew: bool = False
-
-
-def decode_rows(rows: Iterable[DefinitionRow]) -> dict[str, Definition]:
-    return {row.name: decode(row.data) for row in rows}
-
-
-def first_rows(rows: Iterable[DefinitionRow]) -> list[DefinitionRow]:
-    """As many as fit into one page."""
-    taken, size = list[DefinitionRow](), 0
-    for row in rows:
-        size += len(row.data)
-        if taken and size > PAGE_BYTES_MAX:
-            break
-        taken.append(row)
-    return taken
-
-
-@dataclass(slots=True)
-class Listing:
-    """What a node has heard since it began to read all definitions: what it should offer."""
-
-    heard: dict[str, Definition] = field(default_factory=dict)
-
-    def missing(self, own: Mapping[str, Definition]) -> list[OfferDefinition]:
-        """What of the own definitions was not heard."""
-        heard = {name: self.heard.get(name, NOTHING) for name in own}
-        return [
-            OfferDefinition(name, encode(known))
-            for name, known in own.items()
-            if merged(heard[name], known) != heard[name]
-        ]

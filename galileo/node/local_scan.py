@@ -108,10 +108,7 @@ class LocalScans:
         if not task.sampler_json:
             return None
         spec = SamplerSpec.from_json(task.sampler_json)
-        await self._samplers.ready(spec)
-        load = functools.partial(self._samplers.load, spec, owner=task.dataset)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, load), spec
+        return await self._samplers.load(spec, owner=task.dataset), spec
 
 
 @contextmanager

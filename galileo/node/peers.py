@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -18,14 +18,10 @@ from galileo.model.retention import Removed, RetentionReport, VersionedRetention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
 from galileo.model.table import Table
-from galileo.node.definitions import (
-    AnyChange,
-    Definition,
-    DefinitionRow,
-    DefinitionsPage,
-    Position,
-)
+from galileo.node.definitions import Definition, DefinitionChange
 from galileo.node.query_options import QueryOptions
+from galileo.node.sampler_rows import SamplerChange
+from galileo.node.system_rows import LookUp, OfferRow, Page, Position, Row
 from galileo.query import Query
 from galileo.samplers import LABEL
 
@@ -272,27 +268,8 @@ class ExecutionsPart:
     gone: Cursor = EMPTY_CURSOR
 
 
-@dataclass(frozen=True, slots=True)
-class UploadedSampler:
-    """Metadata of a sampler that a user has sent.
-
-    Attributes:
-        digest: of its archive.
-        name: of the sampler.
-        entry: its class, `module:Class`.
-        bytes: of the archive.
-        sent_by: the first sender, as its client says.
-        sent_at: seconds since 1970.
-        revoked_at: likewise; 0: it is not revoked.
-    """
-
-    digest: str
-    name: str
-    entry: str
-    bytes: int
-    sent_by: str
-    sent_at: float
-    revoked_at: float = 0.0
+RowChange: TypeAlias = DefinitionChange | SamplerChange | OfferRow | LookUp
+"""A change of a row of a system table."""
 
 
 class Peers(Protocol):
@@ -319,27 +296,23 @@ class Peers(Protocol):
         self, node: str, task: ExecutionsTask
     ) -> AsyncGenerator[ExecutionsPart, None]: ...
 
-    async def change_definition(self, node: str, change: AnyChange) -> DefinitionRow: ...
+    async def change_row(self, node: str, table: str, change: RowChange) -> Row: ...
 
-    async def definitions_after(self, node: str, position: Position) -> DefinitionsPage: ...
+    async def rows_after(self, node: str, table: str, position: Position) -> Page: ...
 
-    async def learn_definition(self, node: str, row: DefinitionRow) -> None: ...
+    async def learn_row(self, node: str, table: str, row: Row) -> None: ...
 
-    async def known_definitions(self, node: str, after: str) -> Sequence[DefinitionRow]: ...
+    async def known_rows(self, node: str, table: str, after: str) -> Sequence[Row]: ...
 
     async def known_definition(self, node: str, name: str) -> Definition: ...
+
+    async def sampler_archive(self, node: str, digest: str) -> pa.Buffer: ...
 
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed: ...
 
     async def apply_retention(
         self, node: str, dataset: str, retention: VersionedRetention
     ) -> RetentionReport: ...
-
-    async def get_sampler(self, node: str, digest: str) -> tuple[UploadedSampler, bytes]: ...
-
-    async def keep_sampler(self, node: str, sampler: UploadedSampler, data: bytes) -> None: ...
-
-    async def revoke_sampler(self, node: str, digest: str) -> None: ...
 
 
 def as_moved(

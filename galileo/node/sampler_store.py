@@ -1,33 +1,41 @@
-"""Samplers that users have sent: stored by digest, replicated to every node, and revoked.
+"""Samplers that users have sent: uploaded, run, and revoked.
 
-A node stores an archive as two records, the bytes and the metadata, and a revocation as a third,
-which outlives both. A node that lacks an archive fetches it from the others at the first use. A
-revocation is final: a changed archive has another digest.
+The facts and archives are rows of a system table (`galileo.node.sampler_rows`). A node keeps the
+facts in memory alone. What it does not know, it looks up at the leader of the table before it runs
+the code: so a node that has restarted runs nothing that was revoked meanwhile. It takes the archive
+from its own log, if it keeps a copy of the table, or from another node.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
-import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
 
 from galileo import samplers
-from galileo.dht.topology_state import TopologyState
 from galileo.errors import (
-    GalileoError,
     InputError,
     NotPermitted,
-    SamplerRevoked,
     SandboxUnavailable,
     TransientError,
+    Unavailable,
     UnknownSampler,
 )
-from galileo.node.peers import Peers, UploadedSampler
+from galileo.node import sampler_rows
+from galileo.node.sampler_rows import (
+    NOTHING,
+    SAMPLER_ROWS,
+    KeepSampler,
+    RevokeSampler,
+    UploadedSampler,
+    unknown,
+)
+from galileo.node.system_tables import SystemPartition, SystemTable
 from galileo.sampler_package import SamplerArchive
 from galileo.sampler_runtime import (
     DEFAULT_LIMITS,
@@ -36,13 +44,11 @@ from galileo.sampler_runtime import (
     unavailable_reason,
 )
 from galileo.samplers import Sampler, SamplerSpec
-from galileo.storage.store import Store
 
 SENDER_CHARACTERS_MAX = 128
 ARCHIVES_LOADED_MAX = 16
 """Archives whose bytes stay in memory."""
 
-_FACTS, _CODE, _REVOKED = "sampler", "sampler_code", "sampler_revoked"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
@@ -56,64 +62,39 @@ class UploadOptions:
         is_allowed: an administrator says so.
         limits: of the runtime.
         wall: seconds since 1970.
-        archives_max: archives that the node keeps.
-        bytes_max: bytes of all of them.
-        revoked_max: revocations, which are kept for ever.
     """
 
     is_allowed: bool = False
     limits: SandboxLimits = DEFAULT_LIMITS
     wall: Callable[[], float] = time.time
-    archives_max: int = 256
-    bytes_max: int = 64 << 20
-    revoked_max: int = 100_000
 
 
 class SamplerStore:
-    """Stores, serves, constructs and revokes samplers of users. `load` is thread-safe.
+    """Takes, serves, constructs and revokes samplers of users.
 
     Args:
-        name: of this node.
-        topology: names the other nodes.
-        store: keeps the records.
-        peers: how to reach the others.
+        partition: has the table.
         options: what is allowed.
 
     Attributes:
-        on_revoked: called in the event loop with the digest of each that is revoked.
+        table: the system table.
+        on_revoked: called in the event loop with the digests of those that are revoked.
     """
 
-    def __init__(
-        self,
-        name: str,
-        topology: TopologyState,
-        *,
-        store: Store,
-        peers: Peers,
-        options: UploadOptions,
-    ) -> None:
-        self.on_revoked: Callable[[str], None] = _ignore
-        self._name = name
-        self._topology = topology
-        self._store = store
-        self._peers = peers
+    def __init__(self, partition: SystemPartition, options: UploadOptions) -> None:
+        self.on_revoked: Callable[[frozenset[str]], None] = _ignore
+        self.table = SystemTable(
+            SAMPLER_ROWS,
+            partition,
+            learn=self.learn,
+            known=self._revoked,
+            listed=self._forget_unlisted,
+        )
+        self._partition = partition
         self._options = options
-        self._wall = options.wall
-        self._is_allowed = options.is_allowed
         self._runtime = open_runtime(options.limits)
-        self._changing = threading.Lock()
+        self._known: dict[str, UploadedSampler] = {}
         self._loaded: dict[str, SamplerArchive] = {}
-        # Both are replaced and never changed, since the event loop goes through them meanwhile.
-        self._kept = _parse_records(store.load_records(_FACTS))
-        self._revoked = _parse_records(store.load_records(_REVOKED))
-        for digest in self._kept.keys() & self._revoked.keys():
-            del self._kept[digest]
-            self._delete(digest)  # A crash came in between.
-
-    @property
-    def _others(self) -> list[str]:
-        nodes = self._topology.current.nodes
-        return [node.name for node in nodes if node.name != self._name]
 
     def close(self) -> None:
         self._runtime.close()
@@ -121,33 +102,35 @@ class SamplerStore:
     # --- what there is -----------------------------------------------------------------------
 
     def known(self) -> tuple[UploadedSampler, ...]:
-        """What is kept or was revoked here, in the order in which it was sent."""
-        everything = [*self._kept.values(), *self._revoked.values()]
-        return tuple(sorted(everything, key=lambda sampler: (sampler.sent_at, sampler.digest)))
+        """What is kept or was revoked, as far as this node knows, in the order of the uploads."""
+        return tuple(sorted(self._known.values(), key=lambda one: (one.sent_at, one.digest)))
 
-    def facts(self, digest: str) -> UploadedSampler:
-        """What is said of one that this node keeps.
+    def _revoked(self) -> dict[str, UploadedSampler]:
+        return {digest: facts for digest, facts in self._known.items() if facts.revoked_at}
+
+    async def facts(self, digest: str) -> UploadedSampler:
+        """What is said of a sampler; asks the leader of the table if this node does not know it.
 
         Raises:
             SamplerRevoked: it was revoked.
-            UnknownSampler: it is not kept here.
+            UnknownSampler: there is none.
+            Unavailable: there is no leader.
         """
-        entry = self._kept.get(digest)
+        if digest not in self._known:
+            await self._look_up(digest)
         self.check_not_revoked(digest)
-        if entry is None:
-            raise _unknown(digest)
-        return entry
+        return self._known[digest]
+
+    async def _look_up(self, digest: str) -> None:
+        facts = await self.table.look_up(digest)
+        if facts == NOTHING:
+            self._known.pop(digest, None)
+            raise unknown(digest)
+        await self.learn({digest: facts})
 
     def check_not_revoked(self, digest: str) -> None:
         """Raises `SamplerRevoked` where it was."""
-        if digest in self._revoked:
-            # A node that was away when it was sent knows only the revocation.
-            name = f" {self._revoked[digest].name!r}" if self._revoked[digest].name else ""
-            raise SamplerRevoked(
-                f"the sampler{name} with the digest {digest[:12]} was revoked; submit the "
-                "query again with another one",
-                digest=digest,
-            )
+        sampler_rows.check_not_revoked(self._known.get(digest, NOTHING))
 
     async def check_allowed(self) -> None:
         """That code which users sent may and can run here.
@@ -156,242 +139,174 @@ class SamplerStore:
             NotPermitted: the administrator does not allow it.
             SandboxUnavailable: this machine has no sandbox.
         """
-        if not self._is_allowed:
+        node = self._partition.name
+        if not self._options.is_allowed:
             raise NotPermitted(
-                f"node {self._name} takes no samplers that are sent; install them on the nodes, "
-                'or have an administrator set samplers.uploads = "sandboxed"',
-                node=self._name,
+                f"node {node} takes no samplers that are sent; install them on the nodes, or have "
+                'an administrator set samplers.uploads = "sandboxed"',
+                node=node,
                 key="samplers.uploads",
             )
         reason = await asyncio.to_thread(unavailable_reason)
         if reason is not None:
             raise SandboxUnavailable(
-                f"node {self._name} cannot run uploaded samplers: {reason}", node=self._name
+                f"node {self._partition.name} cannot run uploaded samplers: {reason}",
+                node=self._partition.name,
             )
 
     # --- using them --------------------------------------------------------------------------
 
-    async def ready(self, spec: SamplerSpec) -> None:
-        """Sees to it that `load` finds what it needs; nothing to do for an installed sampler.
+    async def load(self, spec: SamplerSpec, *, owner: str) -> Sampler:
+        """The sampler that `spec` names; one that was sent runs in a process of its own.
+
+        Args:
+            spec: of an installed sampler, or of one that was sent.
+            owner: whose labels it is shown; no other owner's call gets the same process.
 
         Raises:
             NotPermitted, SandboxUnavailable: as `check_allowed`.
             SamplerRevoked: it was revoked.
-            UnknownSampler: no node has its archive.
-        """
-        if spec.archive:
-            self.check_not_revoked(spec.archive)
-            await self.check_allowed()
-            await self.archive(spec.archive)
-
-    def load(self, spec: SamplerSpec, *, owner: str = "") -> Sampler:
-        """The sampler that `spec` names; one that was sent runs in a process of its own.
-
-        Args:
-            spec: `ready`, if it was sent.
-            owner: whose labels it is shown; no other owner's call gets the same process.
-
-        Raises:
-            UnknownSampler: it is not installed, or its archive not here.
-            SamplerRevoked: it was revoked.
+            UnknownSampler: it is neither installed nor sent.
+            Unavailable: no node with its archive answers.
             InputError: it refuses its options.
             SamplerFailed: its code raised when it was imported.
         """
         if not spec.archive:
-            return samplers.load(spec)
-        return self._runtime.load(self._load_archive(spec.archive), spec, owner=owner)
+            return await asyncio.to_thread(samplers.load, spec)
+        self.check_not_revoked(spec.archive)
+        await self.check_allowed()
+        archive = await self.archive(spec.archive)
+        return await asyncio.to_thread(self._runtime.load, archive, spec, owner=owner)
 
-    async def archive(self, digest: str, *, only_here: bool = False) -> SamplerArchive:
-        """The code of a digest, of this node or another, which this one then keeps, too.
-
-        With `only_here` the archive is not fetched from other nodes.
+    async def archive(self, digest: str) -> SamplerArchive:
+        """The code of a digest.
 
         Raises:
             SamplerRevoked: it was revoked.
-            UnknownSampler: no node that can be reached has it.
+            UnknownSampler: there is none.
+            Unavailable: no node that has it answers.
         """
-        if digest not in self._kept and not only_here:
-            await self._fetch(digest, self._others)
-        return await asyncio.to_thread(self._load_archive, digest)
-
-    def _load_archive(self, digest: str) -> SamplerArchive:
-        self.facts(digest)
-        archive = self._loaded.get(digest)
-        if archive is None:
-            data = self._store.load_record(_CODE, digest)
-            if data is None:
-                raise _unknown(digest)
-            archive = _parse_archive(data, digest)
-            if len(self._loaded) >= ARCHIVES_LOADED_MAX:
-                self._loaded.clear()
-            self._loaded[digest] = archive
+        await self.facts(digest)
+        archive = self._loaded.get(digest) or await self._fetch(digest)
+        self.check_not_revoked(digest)
         return archive
 
-    async def _fetch(self, digest: str, nodes: Iterable[str]) -> None:
-        for node in nodes:
+    async def _fetch(self, digest: str) -> SamplerArchive:
+        """The archive from the log of this node, of the leader, or of another one."""
+        here, leader = self._partition.name, self._partition.leader
+        for node in sorted([here, *self._partition.others], key=lambda n: (n != here, n != leader)):
             try:
-                facts, data = await self._peers.get_sampler(node, digest)
+                data = await self._archive_at(node, digest)
             except (UnknownSampler, TransientError) as error:
                 log.info("node %s gives no sampler %s: %s", node, digest[:12], error)
                 continue
-            await asyncio.to_thread(self._keep, facts, _parse_archive(data, digest))
-            return
+            return self._cache(await asyncio.to_thread(_parse_archive, data, digest))
+        await self._look_up(digest)
+        self.check_not_revoked(digest)
+        raise Unavailable(
+            f"no node that has the archive {digest[:12]} answers; try again", after_s=1.0
+        )
 
-    # --- sending -----------------------------------------------------------------------------
+    async def _archive_at(self, node: str, digest: str) -> bytes:
+        if node == self._partition.name:
+            return await self.own_archive(digest)
+        archive = await self._partition.peers.sampler_archive(node, digest)
+        return bytes(archive)
+
+    async def own_archive(self, digest: str) -> bytes:
+        """The archive, as far as this node has it in memory or in its log.
+
+        Raises:
+            UnknownSampler: it has not.
+            SamplerRevoked: it was revoked.
+            GalileoError: as `SystemTable.attachment`.
+        """
+        self.check_not_revoked(digest)
+        if digest in self._loaded:
+            return self._loaded[digest].data
+        data = await self.table.attachment(digest)
+        if data is None:
+            raise unknown(digest)
+        return data
+
+    def _cache(self, archive: SamplerArchive) -> SamplerArchive:
+        if len(self._loaded) >= ARCHIVES_LOADED_MAX:
+            self._loaded.clear()
+        self._loaded[archive.digest] = archive
+        return archive
+
+    # --- changes -----------------------------------------------------------------------------
 
     async def send(self, data: bytes, *, sent_by: str) -> UploadedSampler:
-        """Keeps an archive here and at every node that can be reached; again is harmless.
-
-        A node that is away gets it when it is back, or when it first needs it.
+        """Has the cluster keep an archive; again is harmless.
 
         Raises:
             InvalidArchive: it is none.
-            NotPermitted, SandboxUnavailable: this node or another does not run what is sent.
+            NotPermitted, SandboxUnavailable: this node does not run what is sent.
             SamplerRevoked: it was revoked.
             InputError: as many are kept as may be.
+            Unavailable: no node leads the table.
         """
         await self.check_allowed()
         archive = await asyncio.to_thread(SamplerArchive.from_bytes, data)
-        facts = self._kept.get(archive.digest) or UploadedSampler(
+        facts = UploadedSampler(
             digest=archive.digest,
             name=archive.name,
             entry=archive.entry,
             bytes=len(archive.data),
             sent_by=_printable(sent_by),
-            sent_at=self._wall(),
+            sent_at=self._options.wall(),
         )
-        await self.would_keep(facts)
-        await asyncio.gather(*(self._offer(node, facts, b"") for node in self._others))
-        await asyncio.to_thread(self._keep, facts, archive)
-        await asyncio.gather(*(self._offer(node, facts, archive.data) for node in self._others))
-        return facts
-
-    async def would_keep(self, facts: UploadedSampler) -> None:
-        """Raises what `keep` would: no node stores the archive before all have agreed."""
-        await self.check_allowed()
-        self._check_room(facts)
-
-    async def keep(self, facts: UploadedSampler, data: bytes) -> None:
-        """Keeps what another node has accepted; errors as `send`."""
-        await self.would_keep(facts)
-        archive = await asyncio.to_thread(_parse_archive, data, facts.digest)
-        await asyncio.to_thread(self._keep, facts, archive)
-
-    async def _offer(self, node: str, facts: UploadedSampler, data: bytes) -> None:
-        try:
-            await self._peers.keep_sampler(node, facts, data)
-        except TransientError as error:
-            log.warning("node %s will get sampler %s later: %s", node, facts.digest[:12], error)
-
-    def _keep(self, facts: UploadedSampler, archive: SamplerArchive) -> None:
-        """On disk when it returns; the facts last, which say that the code is there."""
-        with self._changing:
-            self._check_room(facts)
-            if facts.digest not in self._kept:
-                self._store.save_record(_CODE, facts.digest, archive.data)
-                self._store.save_record(_FACTS, facts.digest, _record(facts))
-                self._kept = {**self._kept, facts.digest: facts}
-
-    def _check_room(self, facts: UploadedSampler) -> None:
-        self.check_not_revoked(facts.digest)
-        if facts.digest in self._kept:
-            return
-        size = facts.bytes + sum(sampler.bytes for sampler in self._kept.values())
-        archives_max, bytes_max = self._options.archives_max, self._options.bytes_max
-        if len(self._kept) >= archives_max or size > bytes_max:
-            raise InputError(
-                f"node {self._name} keeps at most {archives_max} sent samplers of {bytes_max:,} "
-                f"bytes together, and has {len(self._kept)} already; revoke some",
-                node=self._name,
-                bound=archives_max,
-            )
-
-    # --- revoking ----------------------------------------------------------------------------
+        kept = await self.table.change(KeepSampler(facts, pa.py_buffer(archive.data)))
+        await self.table.announce(kept.digest, kept)
+        return kept
 
     async def revoke(self, digest: str) -> tuple[UploadedSampler, tuple[str, ...]]:
         """Ends every use of an archive, for good; again is harmless.
 
         Returns:
-            What it was, and the nodes that are away: heartbeats inform them later.
+            What it was, and the nodes that are away and learn it later.
 
         Raises:
-            UnknownSampler: no reachable node has it.
+            UnknownSampler: there is none.
+            InputError: the digest is none, or as many are revoked as may be.
+            Unavailable: no node leads the table.
         """
-        if digest not in self._revoked:
-            await self.archive(digest)
-        facts = await self.revoke_here(digest)
-        others = self._others
-        revoked = await asyncio.gather(*(self._revoke_at(node, digest) for node in others))
-        return facts, tuple(
-            node for node, is_done in zip(others, revoked, strict=True) if not is_done
-        )
-
-    async def revoke_here(self, digest: str, *, revoked_at: float = 0.0) -> UploadedSampler:
-        """The same at this node alone, whether it knows the archive or not."""
         if not _DIGEST.fullmatch(digest):
             raise InputError(f"expected a digest of 64 hexadecimal digits, got {digest!r}")
-        if digest not in self._revoked:
-            await asyncio.to_thread(self._revoke, digest, revoked_at or self._wall())
-            self.on_revoked(digest)
-        return self._revoked[digest]
+        gone = await self.table.change(RevokeSampler(digest, self._options.wall()))
+        return gone, await self.table.announce(digest, gone)
 
-    async def _revoke_at(self, node: str, digest: str) -> bool:
-        try:
-            await self._peers.revoke_sampler(node, digest)
-        except GalileoError as error:
-            log.warning("node %s will learn later that %s is revoked: %s", node, digest[:12], error)
-            return False
-        return True
+    async def learn(self, learned: Mapping[str, UploadedSampler]) -> None:
+        """Takes in what was agreed on; ends every use of what is revoked."""
+        before = self._known
+        merged = {d: sampler_rows.merged(before.get(d, NOTHING), one) for d, one in learned.items()}
+        revoked = frozenset(
+            digest
+            for digest, facts in merged.items()
+            if facts.revoked_at and not before.get(digest, NOTHING).revoked_at
+        )
+        self._known = before | merged
+        if revoked:
+            for digest in revoked:
+                self._loaded.pop(digest, None)
+            await asyncio.to_thread(self._end_runs, revoked)
+            self.on_revoked(revoked)
 
-    def _revoke(self, digest: str, revoked_at: float) -> None:
-        """On disk before anything is ended or deleted."""
-        with self._changing:
-            if digest in self._revoked:
-                return  # A concurrent call has revoked it.
-            most = self._options.revoked_max
-            if len(self._revoked) >= most:
-                raise InputError(f"node {self._name} keeps at most {most} revocations")
-            nothing = UploadedSampler(digest, name="", entry="", bytes=0, sent_by="", sent_at=0.0)
-            gone = replace(self._kept.get(digest, nothing), revoked_at=revoked_at)
-            self._store.save_record(_REVOKED, digest, _record(gone))
-            self._revoked = {**self._revoked, digest: gone}
-            self._kept = {name: sampler for name, sampler in self._kept.items() if name != digest}
-        self._runtime.revoke(digest)
-        self._delete(digest)
+    def _end_runs(self, revoked: frozenset[str]) -> None:
+        for digest in revoked:
+            self._runtime.revoke(digest)
 
-    def _delete(self, digest: str) -> None:
-        self._loaded.pop(digest, None)
-        self._store.delete_record(_FACTS, digest)
-        self._store.delete_record(_CODE, digest)
-
-    # --- heartbeats --------------------------------------------------------------------------
-
-    def news(self) -> dict[str, float]:
-        """The digests of all archives: kept ones with 0, revoked ones with the time of it."""
-        revocations = dict.fromkeys(self._kept, 0.0)
-        return revocations | {
-            digest: sampler.revoked_at for digest, sampler in self._revoked.items()
+    def _forget_unlisted(self, listed: Mapping[str, UploadedSampler]) -> None:
+        """Forgets samplers that the table has lost, but no revocation."""
+        self._known = {
+            digest: facts
+            for digest, facts in self._known.items()
+            if digest in listed or facts.revoked_at
         }
 
-    async def apply_news(self, node: str, digest: str, *, revoked_at: float) -> bool:
-        """Fetches what another node keeps, or revokes what it has revoked (`revoked_at` above 0).
 
-        Returns:
-            Whether that is done; else the next heartbeat repeats it.
-        """
-        try:
-            if revoked_at:
-                await self.revoke_here(digest, revoked_at=revoked_at)
-            elif self._is_allowed and digest not in self._kept and digest not in self._revoked:
-                await self._fetch(digest, [node])
-                return digest in self._kept or digest in self._revoked
-        except GalileoError as error:
-            log.warning("%s is not taken over from %s: %s", digest[:12], node, error)
-            return False
-        return True
-
-
-def _ignore(digest: str) -> None:
+def _ignore(digests: frozenset[str]) -> None:
     """The default of `on_revoked`."""
 
 
@@ -406,20 +321,3 @@ def _parse_archive(data: bytes, digest: str) -> SamplerArchive:
 
 def _printable(text: str) -> str:
     return "".join(char for char in text if char.isprintable())[:SENDER_CHARACTERS_MAX]
-
-
-def _record(facts: UploadedSampler) -> bytes:
-    return json.dumps(asdict(facts)).encode()
-
-
-def _parse_records(records: dict[str, bytes]) -> dict[str, UploadedSampler]:
-    return {digest: UploadedSampler(**json.loads(data)) for digest, data in records.items()}
-
-
-def _unknown(digest: str) -> UnknownSampler:
-    return UnknownSampler(
-        f"expected a sampler that was sent, got the digest {digest[:64]!r}, which no node in reach "
-        "has",
-        digest=digest[:64],
-        remedy="send_sampler",
-    )

@@ -11,6 +11,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import pyarrow as pa
 
@@ -52,7 +54,7 @@ from galileo.model.schema import (
     has_columns,
     split_key,
 )
-from galileo.model.system import SYSTEM_TABLES
+from galileo.model.system import DATASETS, SAMPLERS, SYSTEM_TABLES
 from galileo.model.table import Table
 from galileo.node import row_checks
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped
@@ -63,13 +65,12 @@ from galileo.node.cluster_scan import ClusterScans, ScanEnd
 from galileo.node.cluster_view import ClusterView
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.definitions import (
+    DEFINITION_ROWS,
     AddFeatures,
     CreateDataset,
     Definition,
-    DefinitionRow,
     DropDataset,
     SetRetention,
-    encode,
 )
 from galileo.node.ingest import Ingest
 from galileo.node.local_scan import LocalScans
@@ -86,7 +87,7 @@ from galileo.node.sampler_store import SamplerStore, UploadOptions
 from galileo.node.scrub_runner import ScrubOptions, ScrubRunner
 from galileo.node.select import Selection
 from galileo.node.standing_queries import Matching
-from galileo.node.system_tables import SystemTables
+from galileo.node.system_tables import SystemPartition, SystemTable
 from galileo.node.table_reader import TableReader
 from galileo.query import Query, parse, parse_async
 from galileo.query.subscriptions import ParameterQuery
@@ -159,6 +160,7 @@ class StorageNode:
         replicas: the machines of its partitions.
         removal_failure: why the last attempt to remove this node has failed; empty if it has not.
         system: the definitions that the whole cluster shares.
+        system_tables: all tables of the system partition that clients do not find, by key.
         conflicts: datasets of this directory that are none of the cluster, with the reasons.
     """
 
@@ -201,19 +203,19 @@ class StorageNode:
             term_of=self._term_of,
             owned=lambda: self.replicas.led,
         )
-        self.system = SystemTables(
-            name,
-            topology,
-            catalog=self.catalog,
-            replicas=self.replicas,
-            view=self.view,
-            peers=peers,
-            executor=self._executor,
+        partition = SystemPartition(
+            name, topology, self.catalog, self.replicas, self.view, peers, self._executor
+        )
+        self.system = SystemTable(
+            DEFINITION_ROWS,
+            partition,
             learn=self.learn_definitions,
+            known=self.catalog.definitions,
         )
         self._scanning = make_executor(SCAN_THREADS, thread_name_prefix="scan")
-        self.samplers = SamplerStore(
-            name, topology, store=store, peers=peers, options=options.sending
+        self.samplers = SamplerStore(partition, options.sending)
+        self.system_tables: Mapping[str, SystemTable[Any]] = MappingProxyType(
+            {DATASETS.key: self.system, SAMPLERS.key: self.samplers.table}
         )
         queries = options.queries
         self.local_scans = LocalScans(
@@ -405,7 +407,7 @@ class StorageNode:
         definition = await self.system.change(change)
         created = definition.schema
         assert created is not None, "created without a schema"
-        await self._learn_everywhere(schema.name, definition)
+        await self.system.announce(schema.name, definition)
         return created
 
     async def _bind_channel(self, channel: Channel) -> Channel:
@@ -548,7 +550,7 @@ class StorageNode:
         definition = await self.system.change(change)
         wider = definition.schema
         assert isinstance(wider, Schema), "a dataset without a schema"
-        await self._learn_everywhere(known.name, definition)
+        await self.system.announce(known.name, definition)
         return wider
 
     async def drop_dataset(self, dataset: str) -> dict[str, Removed | GalileoError]:
@@ -609,18 +611,6 @@ class StorageNode:
             self.view.forget(dataset)
             self.matching.forget(dataset)
         self.on_dropped(name, generations, keys)
-
-    async def _learn_everywhere(self, name: str, definition: Definition) -> None:
-        """Has all nodes that answer learn a definition now; the others follow later."""
-        await self.learn_definitions({name: definition})
-        row = DefinitionRow(name, encode(definition))
-        await asyncio.gather(*(self._send_definition(node, row) for node in self._others))
-
-    async def _send_definition(self, node: str, row: DefinitionRow) -> None:
-        try:
-            await self._peers.learn_definition(node, row)
-        except GalileoError as error:
-            log.warning("node %s will learn of dataset %s later: %s", node, row.name, error)
 
     async def schema(self, dataset: str, *, added: int = 0) -> Schema:
         """The schema of the dataset with this key; errors as `stored_schema`.
@@ -781,7 +771,7 @@ class StorageNode:
         schema = await self.named(dataset)
         change = SetRetention(schema.key, retention.to_json() if retention else "")
         definition = await self.system.change(change)
-        await self._learn_everywhere(schema.name, definition)
+        await self.system.announce(schema.name, definition)
         return definition.retention
 
     async def retention(self, dataset: str) -> VersionedRetention:

@@ -1,11 +1,11 @@
 """The system tables: small state that the whole cluster shares, as rows of one partition.
 
 Theory of operation. Partition `SYSTEM` is replicated as any other, on nodes of all groups. Its
-leader alone changes rows: one consumer takes all changes that wait, evaluates them against all
-published rows, and makes one commit, which names the rows that it has seen (`unchanged_since`). It
-answers when the commit is published, and what it has only read, under its lease. So changes and
-look-ups are linearizable. A caller repeats a change at the next leader, and it has its effect once
-(`galileo.node.definitions`).
+leader alone changes rows: one consumer for each table takes all changes that wait, evaluates them
+against all published rows, and makes one commit, which names the rows that it has seen
+(`unchanged_since`). It answers when the commit is published, and what it has only read, under its
+lease. So changes and look-ups are linearizable. A caller repeats a change at the next leader, and
+it has its effect once (`galileo.node.system_rows`).
 
 The other nodes follow. A node that hears by gossip of a commit past its position asks the leader
 for the rows that have changed since. They are late, but never contradict each other: what a node
@@ -13,17 +13,21 @@ knows merges with what the leader says in any order. A node reads all rows of ea
 offers what it lacks, as after commits were lost for good. A leader whose table is empty asks the
 other nodes first: it may have been founded anew. So does a node that knows nothing and hears no
 leader, as on an empty directory in place of the one with the only copy.
+
+A row may have an attachment, bytes that neither the leader nor its followers keep in memory. A node
+with a copy of the partition reads them from its log.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import replace
-from typing import Any, TypeVar
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -31,147 +35,208 @@ from galileo.dht.topology import SYSTEM
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, PartitionMoved, TransientError, Unavailable
 from galileo.grouped_calls import GroupedCalls
-from galileo.model.system import DATASETS
-from galileo.model.table import index_versions, versions_of
+from galileo.model.table import hashes_of, index_versions, versions_of
 from galileo.node.catalog import Catalog
 from galileo.node.cluster_view import ClusterView
-from galileo.node.definitions import (
-    NOTHING,
-    AnyChange,
-    Definition,
-    DefinitionRow,
-    Definitions,
-    DefinitionsPage,
+from galileo.node.peers import Peers, RowChange
+from galileo.node.replication.replicas import Replicas
+from galileo.node.row_reader import read_parts, translate_dropped_to_retry
+from galileo.node.shard import Results, partition_moved
+from galileo.node.system_rows import (
     Draft,
     Listing,
     LookUp,
+    Page,
     Position,
-    decode,
-    decode_rows,
-    encode,
+    Row,
+    RowKind,
+    Rows,
+    V,
     first_rows,
-    merged,
 )
-from galileo.node.peers import Peers
-from galileo.node.replication.replicas import Replicas
-from galileo.node.row_reader import read_parts
-from galileo.node.shard import partition_moved
-from galileo.node.table_index import parts_of
+from galileo.node.table_index import Versions, parts_of
 from galileo.node.table_shard import TableShard
 from galileo.storage.commits import Commit
 
+T = TypeVar("T")
+
 PRODUCER = "~system"
 """Of the commits; no user's has this character."""
-CHANGES_MAX = 64
-"""Changes of one commit."""
 COMMIT_WAIT_S = 5.0
 PATIENCE_S = 10.0
 """So long a caller looks for a leader that carries its change out."""
 PAUSE_S = 0.05
+ATTACHMENT = 2
+"""Place of the column with attachments, behind the name and the value."""
+READ_TOGETHER = 65_536
+"""Rows, unless they have many bytes."""
 FOLLOW_RETRY_S = 0.5
 FOLLOW_S = 1.0
 """Between two looks for news that gossip has not announced."""
 
-Result = TypeVar("Result")
-
 log = logging.getLogger(__name__)
 
 
-class SystemTables:
-    """The system tables at one node.
+@dataclass(frozen=True, slots=True)
+class SystemPartition:
+    """What the system tables of one node share.
 
-    Args:
+    Attributes:
         name: of the node.
         live: the topology.
         catalog: of the node.
         replicas: of the node.
         view: what gossip says of commits.
         peers: calls to other nodes.
-        executor: reads rows.
+        executor: reads and makes rows.
+    """
+
+    name: str
+    live: TopologyState
+    catalog: Catalog
+    replicas: Replicas
+    view: ClusterView
+    peers: Peers
+    executor: Executor
+
+    @property
+    def leader(self) -> str:
+        """The node that leads the partition, as far as this node knows.
+
+        Raises:
+            Unavailable: it knows none.
+        """
+        known = self.live.move_of(SYSTEM)
+        if known is None:
+            raise _no_leader()
+        return known.node
+
+    @property
+    def others(self) -> list[str]:
+        """All other nodes."""
+        return [node.name for node in self.live.current.nodes if node.name != self.name]
+
+    def check_lead(self) -> None:
+        """Raises PartitionMoved if this node does not lead the partition for sure."""
+        if not self.replicas.holds_lease(SYSTEM):
+            raise partition_moved([SYSTEM])
+
+
+class SystemTable(Generic[V]):
+    """A system table at one node.
+
+    Args:
+        kind: of its rows.
+        partition: that they are in.
         learn: keeps what was agreed on about names, as far as it is newer.
+        known: what this node keeps, which it offers if the leader lacks it.
+        listed: called with all rows of a table that was read from its first row.
 
     """
 
     def __init__(
         self,
-        name: str,
-        live: TopologyState,
+        kind: RowKind[V],
+        partition: SystemPartition,
         *,
-        catalog: Catalog,
-        replicas: Replicas,
-        view: ClusterView,
-        peers: Peers,
-        executor: Executor,
-        learn: Callable[[Mapping[str, Definition]], Awaitable[None]],
+        learn: Callable[[Mapping[str, V]], Awaitable[None]],
+        known: Callable[[], Mapping[str, V]],
+        listed: Callable[[Mapping[str, V]], None] = lambda _: None,
     ) -> None:
-        self._name = name
-        self._live = live
-        self._catalog = catalog
-        self._replicas = replicas
-        self._view = view
-        self._peers = peers
-        self._executor = executor
+        self._kind = kind
+        self._partition = partition
         self._learn = learn
-        self._definitions = Definitions()
+        self._known = known
+        self._listed = listed
+        self._rows = Rows(kind)
         self._read_until = self._last_number = 0
         self._read_term = 0
         self._has_gathered = False
         self._changing = asyncio.Lock()
-        self._calls = GroupedCalls[AnyChange, Definition](
-            self._carry_out, wait_s=COMMIT_WAIT_S, items_max=CHANGES_MAX
+        self._calls = GroupedCalls[RowChange, V](
+            self._carry_out, wait_s=COMMIT_WAIT_S, items_max=kind.changes_max
         )
-        self._creators = Definitions()
+        self._followed = Rows(kind)
         self._position = Position()
-        self._listing: Listing | None = Listing()
+        self._listing: Listing[V] | None = Listing(kind)
         self._has_news = asyncio.Event()
 
     # --- any node ------------------------------------------------------------------------------
 
-    async def change(self, change: AnyChange) -> Definition:
-        """Has the leader change a definition; returns what it is then.
+    async def change(self, change: RowChange) -> V:
+        """Has the leader change a value; returns what it is then.
 
         Raises:
             Unavailable: there is no leader, or it is not known whether the change was made.
             GalileoError: of the change.
         """
-        begun: AnyChange | None = None
+        begun: RowChange | None = None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE_S
         while True:
             try:
                 if begun is None and not isinstance(change, LookUp):
-                    begun = change.begun(await self._ask_leader(LookUp(change.name)))
+                    present: Any = await self._ask_leader(LookUp(change.name))
+                    begun = change.begun(present)
                 return await self._ask_leader(begun or change)
             except TransientError as error:
                 if loop.time() > deadline:
                     raise (_no_leader() if isinstance(error, PartitionMoved) else error) from error
                 await asyncio.sleep(PAUSE_S)
 
-    async def look_up(self, name: str) -> Definition:
-        """The definition of a name; errors as `change`."""
+    async def look_up(self, name: str) -> V:
+        """The value of a name; errors as `change`."""
         return await self.change(LookUp(name))
 
-    async def _ask_leader(self, change: AnyChange) -> Definition:
-        leader = self._leader
-        if leader == self._name:
+    async def _ask_leader(self, change: RowChange) -> V:
+        leader = self._partition.leader
+        if leader == self._partition.name:
             return await self.carry_out(change)
-        row = await self._peers.change_definition(leader, change)
-        return decode(row.data)
+        row = await self._partition.peers.change_row(leader, self._key, change)
+        return self._kind.decode(row.data)
 
     @property
-    def _leader(self) -> str:
-        known = self._live.move_of(SYSTEM)
-        if known is None:
-            raise _no_leader()
-        return known.node
+    def _key(self) -> str:
+        return self._kind.table.key
 
-    def created_by(self, principal: str) -> int:
-        """How many names a principal was the last to create, as far as this node knows."""
-        return self._creators.created_by(principal)
+    def total(self, key: str) -> int:
+        """What is counted under a key over all values, as far as this node knows."""
+        return self._followed.totals[key]
+
+    async def announce(self, name: str, value: V) -> tuple[str, ...]:
+        """Has all nodes learn a value now; returns those that do not answer and will follow."""
+        await self._learn({name: value})
+        row, others = self._kind.row(name, value), self._partition.others
+        sent = await asyncio.gather(*(self._send(node, row) for node in others))
+        return tuple(node for node, is_sent in zip(others, sent, strict=True) if not is_sent)
+
+    async def _send(self, node: str, row: Row) -> bool:
+        try:
+            await self._partition.peers.learn_row(node, self._key, row)
+        except GalileoError as error:
+            log.warning("node %s will learn of %s later: %s", node, row.name, error)
+            return False
+        return True
+
+    async def learn_row(self, row: Row) -> None:
+        """Keeps what was just agreed on about a name."""
+        await self._learn(self._kind.values([row]))
+
+    async def known_after(self, name: str) -> Sequence[Row]:
+        """What this node knows of the names behind one, some of them."""
+        return await self._in_thread(self._known_after, name)
+
+    def _known_after(self, name: str) -> Sequence[Row]:
+        known = self._known()
+        return first_rows(self._kind.row(one, known[one]) for one in sorted(known) if one > name)
 
     # --- the leader ----------------------------------------------------------------------------
 
-    async def carry_out(self, change: AnyChange) -> Definition:
+    async def answer(self, change: RowChange) -> Row:
+        """Carries a change of another node out; returns the row. Errors as `carry_out`."""
+        return self._kind.row(change.name, await self.carry_out(change))
+
+    async def carry_out(self, change: RowChange) -> V:
         """Carries a change out at this node, the leader.
 
         Raises:
@@ -181,10 +246,11 @@ class SystemTables:
         """
         return await self._calls.call(change)
 
-    async def _carry_out(self, changes: Sequence[AnyChange]) -> Sequence[Definition | Exception]:
+    async def _carry_out(self, changes: Sequence[RowChange]) -> Sequence[V | Exception]:
         """Carries changes out in one commit, one group after the other."""
         async with self._changing:
-            draft, outcomes = Draft(await self._read_published()), list[Definition | Exception]()
+            draft: Draft[Any] = Draft(await self._read_published())
+            outcomes = list[V | Exception]()
             if not self._read_until and not self._has_gathered:
                 await self._gather(draft)
             for change in changes:
@@ -194,121 +260,129 @@ class SystemTables:
                 except GalileoError as error:
                     outcomes.append(error)
             if draft.changed:
-                await self._commit(draft.changed)
+                await self._commit(draft)
             self._has_gathered = True
             # What was only read was true under the lease: no other leader has committed anything.
-            self._check_lead()
+            self._partition.check_lead()
             return outcomes
 
-    async def _gather(self, draft: Draft) -> None:
+    async def _gather(self, draft: Draft[V]) -> None:
         """Adds what this node and all others that live know; errors as `_known_elsewhere`."""
         elsewhere = await self._known_elsewhere()
-        for known in (self._catalog.definitions(), elsewhere):
-            for name, definition in known.items():
-                draft.put(name, merged(draft[name], definition))
+        for known in (self._known(), elsewhere):
+            for name, value in known.items():
+                draft.add(name, value)
 
-    async def _known_elsewhere(self) -> dict[str, Definition]:
+    async def _known_elsewhere(self) -> dict[str, V]:
         """What the other nodes that live know.
 
         Raises:
             Unavailable: one of them does not answer.
         """
-        others = [node.name for node in self._live.current.nodes if node.name != self._name]
-        asked = [self._known_at(node) for node in others if self._replicas.is_alive(node)]
-        known: dict[str, Definition] = {}
+        is_alive = self._partition.replicas.is_alive
+        asked = [self._known_at(node) for node in self._partition.others if is_alive(node)]
+        known: dict[str, V] = {}
         for answer in await asyncio.gather(*asked):
-            for name, definition in answer.items():
-                known[name] = merged(known.get(name, NOTHING), definition)
+            for name, value in answer.items():
+                known[name] = self._kind.merged(known.get(name, self._kind.nothing), value)
         return known
 
-    async def _known_at(self, node: str) -> dict[str, Definition]:
+    async def _known_at(self, node: str) -> dict[str, V]:
         """What another node knows of all names."""
-        known: dict[str, Definition] = {}
-        while rows := await self._peers.known_definitions(node, max(known, default="")):
-            known |= await self._in_thread(decode_rows, rows)
+        known, ask = dict[str, V](), self._partition.peers.known_rows
+        while rows := await ask(node, self._key, max(known, default="")):
+            known |= await self._in_thread(self._kind.values, rows)
         return known
 
-    async def known_after(self, name: str) -> Sequence[DefinitionRow]:
-        """What this node knows of the names behind one, some of them."""
-        return await self._in_thread(self._known_after, name)
-
-    def _known_after(self, name: str) -> Sequence[DefinitionRow]:
-        known = self._catalog.definitions()
-        named = (DefinitionRow(one, encode(known[one])) for one in sorted(known) if one > name)
-        return first_rows(named)
-
-    async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Does what would hold the event loop up, with many definitions."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, work, *arguments)
-
-    def _check_lead(self) -> None:
-        if not self._replicas.holds_lease(SYSTEM):
-            raise partition_moved([SYSTEM])
-
-    async def _read_published(self) -> Definitions:
-        """All definitions that are published at this node, the leader."""
-        self._check_lead()
-        term, until = self._replicas.terms.get(SYSTEM, 0), self._shard.published_sequence(SYSTEM)
+    async def _read_published(self) -> Rows[V]:
+        """All rows that are published at this node, the leader."""
+        self._partition.check_lead()
+        term, until = self._term, self._shard.published_sequence(SYSTEM)
         if term != self._read_term:  # What it read in an earlier one may be lost since.
-            self._definitions, self._read_until, self._read_term = Definitions(), 0, term
+            self._rows, self._read_until, self._read_term = Rows(self._kind), 0, term
         if until > self._read_until:
-            rows = await self._in_thread(self._read, self._read_until, until)
-            for name, definition in rows.items():
-                self._definitions.put(name, definition, until)
+            values = await self._in_thread(self._read, self._read_until, until)
+            for name, value in values.items():
+                self._rows.put(name, value, until)
             self._read_until = until
-        return self._definitions
+        return self._rows
 
-    def _read(self, after: int, until: int) -> dict[str, Definition]:
+    @property
+    def _term(self) -> int:
+        return self._partition.replicas.terms.get(SYSTEM, 0)
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Does what would hold the event loop up, with many or large rows."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._partition.executor, work, *arguments)
+
+    def _read(self, after: int, until: int) -> dict[str, V]:
         """The rows since the commits (after, until], in a thread. None is ever deleted."""
+        shard, values = self._shard, dict[str, V]()
+        for some in shard.index.newest(SYSTEM, after=after, until=until).pieces(READ_TOGETHER):
+            for versions in shard.split_by_bytes(SYSTEM, some):
+                names, data, *_ = self._read_versions(versions).columns
+                values |= self._kind.values(map(Row, names.to_pylist(), data.to_pylist()))
+        return values
+
+    def _read_versions(self, versions: Versions) -> pa.Table:
         shard = self._shard
-        versions = shard.index.newest(SYSTEM, after=after, until=until)
+        with translate_dropped_to_retry():
+            return read_parts(shard, parts_of(SYSTEM, versions), shard.schema)
+
+    async def attachment(self, name: str) -> bytes | None:
+        """The attachment of a row, if it has one and this node keeps a copy of its partition.
+
+        Raises:
+            PartitionMoved: the partition leaves this node.
+            CorruptData: the only copy is damaged.
+        """
+        return await self._in_thread(self._read_attachment, name)
+
+    def _read_attachment(self, name: str) -> bytes | None:
+        shard, table = self._shard, self._kind.table
+        if SYSTEM not in shard.journals:
+            return None
+        hashes = hashes_of(table, pa.table([[name]], schema=table.key_schema))
+        until = shard.published_sequence(SYSTEM)
+        versions = shard.index.find(SYSTEM, hashes, until=until)
         if not len(versions):
-            return {}
-        rows = read_parts(shard, parts_of(SYSTEM, versions), shard.schema)
-        columns = (rows.column(name).to_pylist() for name in ("name", "definition"))
-        return {name: decode(data) for name, data in zip(*columns, strict=True)}
+            return None
+        text = self._read_versions(versions).column(ATTACHMENT)[0].as_py()
+        return None if text is None else base64.b64decode(text)
 
     @property
     def _shard(self) -> TableShard:
-        shard = self._catalog.shards[DATASETS.key]
+        shard = self._partition.catalog.shards[self._key]
         assert isinstance(shard, TableShard), "a system table"
         return shard
 
-    async def _commit(self, changed: Mapping[str, Definition]) -> None:
-        """Commits definitions, as many at a time as a page has; returns when they are published.
+    async def _commit(self, draft: Draft[V]) -> None:
+        """Commits rows, as many at a time as a page has; returns when they are published.
 
         Raises:
             PartitionMoved: this node leads no more.
             Unavailable: they are not published yet, and may be later.
         """
-        rows = [DefinitionRow(name, encode(definition)) for name, definition in changed.items()]
+        rows = [self._kind.row(name, value) for name, value in draft.changed.items()]
         while rows:
             first = first_rows(rows)
-            sequence = await self._commit_rows(first)
+            sequence = await self._commit_rows(first, draft.attached)
             if sequence == self._read_until + 1:  # Else others are read with it.
                 for row in first:
-                    self._definitions.put(row.name, changed[row.name], sequence)
+                    self._rows.put(row.name, draft.changed[row.name], sequence)
                 self._read_until = sequence
             rows = rows[len(first) :]
 
-    async def _commit_rows(self, rows: Sequence[DefinitionRow]) -> int:
+    async def _commit_rows(self, rows: Sequence[Row], attached: Mapping[str, pa.Buffer]) -> int:
         """Makes one commit; its sequence. Errors as `_commit`."""
-        columns = {"name": [row.name for row in rows], "definition": [row.data for row in rows]}
-        table = versions_of(DATASETS, pa.table(columns))
-        [(versions, keys)] = index_versions(DATASETS, table).values()
-        journal = self._shard.journals.get(SYSTEM)
-        last = 0 if journal is None else journal.last_batch(PRODUCER) or 0
-        # A commit before this one may still wait for the disk, and takes its number there later.
-        number = self._last_number = max(self._last_number, last) + 1
-        commit = Commit(PRODUCER, number, versions, keys, unchanged_since=self._read_until)
-        committing = await self._in_thread(self._catalog.commit, DATASETS.key, {SYSTEM: commit})
+        committing = await self._in_thread(self._begin_commit, rows, attached)
         try:
             results = await asyncio.wait_for(asyncio.wrap_future(committing), COMMIT_WAIT_S)
         except TimeoutError:
             raise Unavailable(
-                "a majority of the nodes that keep the definitions of datasets does not answer; "
-                "the change may be made later",
+                "a majority of the nodes that keep the system partition does not answer; the "
+                "change may be made later",
                 after_s=PAUSE_S,
             ) from None
         result = results[SYSTEM]
@@ -316,28 +390,42 @@ class SystemTables:
             raise result
         return result.sequence
 
-    async def page(self, after: Position) -> DefinitionsPage:
-        """The definitions that were changed after a position, for a node that follows.
+    def _begin_commit(
+        self, rows: Sequence[Row], attached: Mapping[str, pa.Buffer]
+    ) -> Future[Results]:
+        table = self._kind.table
+        texts = [_as_text(attached.get(row.name)) for row in rows]
+        columns = [row.name for row in rows], [row.data for row in rows], texts
+        named = pa.table(dict(zip(table.arrow_schema.names, columns, strict=False)))
+        [(versions, keys)] = index_versions(table, versions_of(table, named)).values()
+        journal = self._shard.journals.get(SYSTEM)
+        last = 0 if journal is None else journal.last_batch(PRODUCER) or 0
+        # A commit before this one may still wait for the disk, and takes its number there later.
+        number = self._last_number = max(self._last_number, last) + 1
+        commit = Commit(PRODUCER, number, versions, keys, unchanged_since=self._read_until)
+        return self._partition.catalog.commit(self._key, {SYSTEM: commit})
+
+    async def page(self, after: Position) -> Page:
+        """The rows that were changed after a position, for a node that follows.
 
         Raises:
             PartitionMoved: this node is not the leader.
         """
         async with self._changing:
             await self._read_published()
-            term = self._replicas.terms.get(SYSTEM, 0)
-            return await self._in_thread(self._page, after, term)
+            return await self._in_thread(self._page, after, self._term)
 
-    def _page(self, after: Position, term: int) -> DefinitionsPage:
+    def _page(self, after: Position, term: int) -> Page:
         """A page of what is read, which does not change meanwhile."""
-        definitions, is_anew = self._definitions, after.term != term
+        values, is_anew = self._rows, after.term != term
         start = Position() if is_anew else after
-        names = [name for _, name in definitions.after(start.sequence, start.name)]
-        rows = first_rows(DefinitionRow(name, encode(definitions[name])) for name in names)
+        names = [name for _, name in values.after(start.sequence, start.name)]
+        rows = first_rows(self._kind.row(name, values[name]) for name in names)
         is_last = len(rows) == len(names)
         # No name sorts behind "~", so what this commit changes is not sent again.
-        sequence = self._read_until if is_last else definitions.sequences[rows[-1].name]
+        sequence = self._read_until if is_last else values.sequences[rows[-1].name]
         name = "~" if is_last else rows[-1].name
-        return DefinitionsPage(tuple(rows), Position(sequence, name, term), is_last, is_anew)
+        return Page(tuple(rows), Position(sequence, name, term), is_last, is_anew)
 
     # --- followers -----------------------------------------------------------------------------
 
@@ -354,7 +442,7 @@ class SystemTables:
                     await self._follow()
                 except GalileoError as error:
                     pause = FOLLOW_RETRY_S
-                    log.debug("cannot follow the definitions of datasets yet: %s", error)
+                    log.debug("cannot follow %s yet: %s", self._key, error)
                     await self._learn_elsewhere()
             self._has_news.clear()
             with contextlib.suppress(TimeoutError):
@@ -363,13 +451,13 @@ class SystemTables:
 
     @property
     def _is_behind(self) -> bool:
-        known = self._live.move_of(SYSTEM)
+        known = self._partition.live.move_of(SYSTEM)
         if known is None:
             return self._listing is not None
-        if known.node == self._name:
+        if known.node == self._partition.name:
             published = self._shard.published_sequence(SYSTEM)
         else:
-            published = self._view.sequences(DATASETS.key)[SYSTEM]
+            published = self._partition.view.sequences(self._key)[SYSTEM]
         is_there = (published, known.number) == (self._position.sequence, self._position.term)
         return self._listing is not None or not is_there
 
@@ -379,39 +467,44 @@ class SystemTables:
         while not is_last:
             page = await self._next_page()
             if page.is_anew:
-                self._listing = Listing()
-            learned = await self._in_thread(decode_rows, page.rows)
+                self._listing = Listing(self._kind)
+            learned = await self._in_thread(self._kind.values, page.rows)
             await self._learn(learned)
-            for name, definition in learned.items():
-                self._creators.put(name, replace(definition, schema=None), 0)
+            for name, value in learned.items():
+                self._followed.put(name, value, page.reached.sequence)
             if self._listing is not None:
                 self._listing.heard |= learned
             self._position, is_last = page.reached, page.is_last
-        if self._listing is not None:
-            await self._offer(self._listing)
+        if (listing := self._listing) is not None:
+            self._listed(listing.heard)
+            await self._offer(listing)
             self._listing = None
+
+    async def _offer(self, listing: Listing[V]) -> None:
+        """Offers the leader what this node knows and it did not list."""
+        for offer in await self._in_thread(listing.missing, self._known()):
+            await self.change(offer)
 
     async def _learn_elsewhere(self) -> None:
         """Has a node that knows nothing, and hears no leader, learn what the others know."""
-        if not self._catalog.definitions():
+        if not self._known():
             with contextlib.suppress(GalileoError):
                 await self._learn(await self._known_elsewhere())
 
-    async def _next_page(self) -> DefinitionsPage:
-        leader = self._leader
-        if leader == self._name:
+    async def _next_page(self) -> Page:
+        leader = self._partition.leader
+        if leader == self._partition.name:
             return await self.page(self._position)
-        return await self._peers.definitions_after(leader, self._position)
+        return await self._partition.peers.rows_after(leader, self._key, self._position)
 
-    async def _offer(self, listing: Listing) -> None:
-        """Offers the leader what this node knows and it did not list."""
-        for offer in await self._in_thread(listing.missing, self._catalog.definitions()):
-            await self.change(offer)
+
+def _as_text(attachment: pa.Buffer | None) -> str | None:
+    return None if attachment is None else base64.b64encode(attachment).decode()
 
 
 def _no_leader() -> Unavailable:
     return Unavailable(
-        "no node leads the system partition, which has the definitions of all datasets; try again, "
-        "or start the nodes that are down",
+        "no node leads the system partition, which has the definitions of all datasets and the "
+        "uploaded samplers; try again, or start the nodes that are down",
         after_s=FOLLOW_RETRY_S,
     )

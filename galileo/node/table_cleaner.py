@@ -8,7 +8,8 @@ lies behind the bound, which would count again.
 
 It is the cleaner of a log-structured store (Rosenblum and Ousterhout, "The design and
 implementation of a log-structured file system", 1992): files are cleaned if at most half of their
-versions count, so that for each one that is copied at least one is removed.
+versions count, so that for each one that is copied at least one is removed. Where there are few
+versions, which may be large, it is enough if those that count have at most half of the bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from galileo.storage.journal import PartitionJournal
 CLEANER = "~clean"
 """The producer of copies; no user has one with this character."""
 COPIED_TOGETHER = 65_536
+WEIGHED_MAX = 4_096
+"""Versions whose bytes are compared; others are counted."""
 WAIT_S = 0.5
 
 log = logging.getLogger(__name__)
@@ -58,10 +61,10 @@ class TableCleaner:
             if bound <= journal.dropped or _has_pending_copies(journal) or is_over():
                 continue
             kept = shard.index.versions(partition, until=bound).kept(bound)
-            if 2 * len(kept) > shard.index.count(partition, until=bound):
-                continue
             place = f"{shard.schema.key}/p{partition}"
             try:
+                if not _is_worth_it(shard, partition, kept, bound):
+                    continue
                 if self._copy(shard, partition, kept, is_over=is_over):
                     done = shard.drop(partition, bound)
                     log.info(
@@ -89,6 +92,17 @@ class TableCleaner:
             if isinstance(result, GalileoError):
                 raise result
         return True
+
+
+def _is_worth_it(shard: TableShard, partition: int, kept: Versions, bound: int) -> bool:
+    """Whether at most half of what is stored up to a bound counts."""
+    count = shard.index.count(partition, until=bound)
+    if 2 * len(kept) <= count or count > WEIGHED_MAX:
+        return 2 * len(kept) <= count
+    every = shard.index.versions(partition, until=bound)
+    stored = every.take(every.sequence <= bound)
+    kept_bytes, all_bytes = (shard.row_bytes(partition, some).sum() for some in (kept, stored))
+    return bool(2 * kept_bytes <= all_bytes)
 
 
 def _pieces(shard: TableShard, partition: int, kept: Versions) -> Iterator[Versions]:

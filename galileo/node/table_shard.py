@@ -112,18 +112,23 @@ class TableShard(Shard):
     def split_by_bytes(self, partition: int, versions: Versions) -> list[Versions]:
         """As many versions together as have about `PIECE_BYTES`; in a thread.
 
-        Rows of one commit, which has at most 64 MiB, count as if they were of one size.
-
         Args:
             partition: of the versions.
             versions: in the order in which they are stored.
         """
-        sequences, places = np.unique(versions.sequence, return_inverse=True)
-        sizes = np.array(self.journal(partition).row_sizes(sequences.tolist()), dtype=np.float64)
-        pieces = (np.cumsum(sizes[places]) // PIECE_BYTES).astype(np.int64)
+        pieces = (np.cumsum(self.row_bytes(partition, versions)) // PIECE_BYTES).astype(np.int64)
         starts = np.flatnonzero(np.diff(pieces, prepend=-1)).tolist()
         bounds = itertools.pairwise([*starts, len(versions)])
         return [versions.take(slice(start, stop)) for start, stop in bounds]
+
+    def row_bytes(self, partition: int, versions: Versions) -> npt.NDArray[np.float64]:
+        """The bytes of the row of each version; in a thread.
+
+        Rows of one commit, which has at most 64 MiB, count as if they were of one size.
+        """
+        sequences, places = np.unique(versions.sequence, return_inverse=True)
+        sizes = np.array(self.journal(partition).row_sizes(sequences.tolist()), dtype=np.float64)
+        return sizes[places]
 
 
 def _bound(commit: Commit) -> int:

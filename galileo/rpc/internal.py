@@ -11,19 +11,17 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pyarrow as pa
 
 from galileo.errors import ConfigError
 from galileo.model.retention import Removed
-from galileo.node.definitions import (
-    AnyChange,
-    DefinitionRow,
-    DefinitionsPage,
-    Position,
-    decode,
-    encode,
-)
+from galileo.model.schema import unknown_dataset
+from galileo.node.definitions import DEFINITION_ROWS
+from galileo.node.peers import RowChange
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.storage_node import StorageNode
+from galileo.node.system_rows import Page, Position, Row
+from galileo.node.system_tables import SystemTable
 from galileo.replication.values import Member
 from galileo.rpc.error_mapping import Context, unary
 from galileo.rpc.policy import INTERNAL_SERVICE
@@ -53,25 +51,35 @@ class Internal:
             return [None] * len(ranges)
         return replicas.comparison.digests(ranges)
 
-    async def change_definition(self, change: AnyChange) -> DefinitionRow:
-        """Carries a change of definitions out, as the leader of the system partition."""
-        return DefinitionRow(change.name, encode(await self._node.system.carry_out(change)))
+    async def change_row(self, table: str, change: RowChange) -> Row:
+        """Changes a row of a system table, as the leader of the system partition."""
+        return await self._table(table).answer(change)
 
-    async def definitions_after(self, position: Position) -> DefinitionsPage:
-        """The definitions that were changed after a position, as the leader knows them."""
-        return await self._node.system.page(position)
+    async def rows_after(self, table: str, position: Position) -> Page:
+        """The rows that were changed after a position, as the leader knows them."""
+        return await self._table(table).page(position)
 
-    async def learn_definition(self, row: DefinitionRow) -> None:
+    async def learn_row(self, table: str, row: Row) -> None:
         """Keeps what was just agreed on about a name."""
-        await self._node.learn_definitions({row.name: decode(row.data)})
+        await self._table(table).learn_row(row)
 
-    async def known_definition(self, name: str) -> DefinitionRow:
-        """What this node knows of a name."""
-        return DefinitionRow(name, encode(self._node.known_definition(name)))
-
-    async def known_definitions(self, after: str) -> Sequence[DefinitionRow]:
+    async def known_rows(self, table: str, after: str) -> Sequence[Row]:
         """What this node knows of the names behind one, some of them."""
-        return await self._node.system.known_after(after)
+        return await self._table(table).known_after(after)
+
+    async def known_definition(self, name: str) -> Row:
+        """What this node knows of the dataset of a name."""
+        return DEFINITION_ROWS.row(name, self._node.known_definition(name))
+
+    def _table(self, key: str) -> SystemTable[Any]:
+        table = self._node.system_tables.get(key)
+        if table is None:
+            raise unknown_dataset(key, sorted(self._node.system_tables))
+        return table
+
+    async def sampler_archive(self, digest: str) -> pa.Buffer:
+        """The archive of a sampler, as far as this node has it."""
+        return pa.py_buffer(await self._node.samplers.own_archive(digest))
 
     async def drop_generations(self, name: str, generations: int) -> Removed:
         """Drops the first generations of a name at this node."""
@@ -79,7 +87,7 @@ class Internal:
 
 
 SERVICE = TypedService(INTERNAL_SERVICE, Internal)
-PROTOCOL = int.from_bytes(SERVICE.digest[:3]) << 8 | 9
+PROTOCOL = int.from_bytes(SERVICE.digest[:3]) << 8 | 10
 """Number of the messages between nodes; nodes refuse any other. Its last byte is raised with each
 change of messages in protobuf, the others are of the types of the internal service."""
 

@@ -21,14 +21,7 @@ from galileo.labels import from_ipc, to_ipc
 from galileo.model.retention import Removed, RetentionReport, VersionedRetention
 from galileo.model.schema import Schema
 from galileo.model.table import Table
-from galileo.node.definitions import (
-    AnyChange,
-    Definition,
-    DefinitionRow,
-    DefinitionsPage,
-    Position,
-    decode,
-)
+from galileo.node.definitions import Definition, decode
 from galileo.node.peers import (
     BatchLookup,
     CommitAnswer,
@@ -38,6 +31,7 @@ from galileo.node.peers import (
     ExecutionsTask,
     FoundBatch,
     ReadTask,
+    RowChange,
     ScanAnswer,
     ScanDone,
     ScanFailed,
@@ -45,12 +39,11 @@ from galileo.node.peers import (
     ScanTask,
     TablePart,
     TableTask,
-    UploadedSampler,
 )
+from galileo.node.system_rows import Page, Position, Row
 from galileo.packing.arrow_streams import read_stream
 from galileo.rpc.continuous import CcqInfo, facts_from_pb
 from galileo.rpc.internal import SERVICE, Internal
-from galileo.rpc.samplers import sampler_from_pb, sampler_to_pb
 from galileo.samplers import observed_schema
 from galileo.wire.caller import Caller, Connection, Stream
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, report_from_pb
@@ -63,9 +56,7 @@ from galileo.wire.services import (
     CONTINUOUS,
     PEER_CLUSTER,
     PEER_CONTINUOUS,
-    PEER_SAMPLERS,
     PEER_STORAGE,
-    SAMPLERS,
     STORAGE,
 )
 from galileo.wire.status import error_from_pb
@@ -76,7 +67,6 @@ from galileo.wire.v1 import (
     channels_pb2,
     cluster_pb2,
     continuous_pb2,
-    samplers_pb2,
     storage_pb2,
 )
 from galileo.wire.zero_copy import Bulk, stream_of
@@ -96,7 +86,7 @@ class PeerOptions:
     Attributes:
         call_s: of a call by default.
         gossip_s: of an exchange of gossip.
-        sampler_s: of a call with the archive of a sampler.
+        sampler_s: of a call that may bring the archive of a sampler.
         commit_s: of the commit of a batch.
         scan_s: of a call that reads or deletes data; for a stream, of its next part, without the
             time of a slow local reader.
@@ -115,11 +105,12 @@ class PeerOptions:
     removal_part_s: float = 1_800.0
 
 
-CHANGE_DEFINITION = SERVICE.call(Internal.change_definition)
-DEFINITIONS_AFTER = SERVICE.call(Internal.definitions_after)
-LEARN_DEFINITION = SERVICE.call(Internal.learn_definition)
-KNOWN_DEFINITIONS = SERVICE.call(Internal.known_definitions)
+CHANGE_ROW = SERVICE.call(Internal.change_row)
+ROWS_AFTER = SERVICE.call(Internal.rows_after)
+LEARN_ROW = SERVICE.call(Internal.learn_row)
+KNOWN_ROWS = SERVICE.call(Internal.known_rows)
 KNOWN_DEFINITION = SERVICE.call(Internal.known_definition)
+SAMPLER_ARCHIVE = SERVICE.call(Internal.sampler_archive)
 DROP_GENERATIONS = SERVICE.call(Internal.drop_generations)
 
 
@@ -272,20 +263,27 @@ class GrpcPeers:
         request = peers_pb2.RegisterQueriesRequest(dataset=dataset, queries_json=texts)
         await self._call(node, PEER_STORAGE, "RegisterQueries", request, self.options.scan_s)
 
-    async def change_definition(self, node: str, change: AnyChange) -> DefinitionRow:
-        return await self._ask_live(node, CHANGE_DEFINITION, change)
+    async def change_row(self, node: str, table: str, change: RowChange) -> Row:
+        self._check_live(node)
+        request = CHANGE_ROW.encode(table, change)
+        return await self.ask(node, CHANGE_ROW, request, timeout_s=self.options.sampler_s)
 
-    async def definitions_after(self, node: str, position: Position) -> DefinitionsPage:
-        return await self._ask_live(node, DEFINITIONS_AFTER, position)
+    async def rows_after(self, node: str, table: str, position: Position) -> Page:
+        return await self._ask_live(node, ROWS_AFTER, table, position)
 
-    async def learn_definition(self, node: str, row: DefinitionRow) -> None:
-        await self._ask_live(node, LEARN_DEFINITION, row)
+    async def learn_row(self, node: str, table: str, row: Row) -> None:
+        await self._ask_live(node, LEARN_ROW, table, row)
 
-    async def known_definitions(self, node: str, after: str) -> Sequence[DefinitionRow]:
-        return await self._ask_live(node, KNOWN_DEFINITIONS, after)
+    async def known_rows(self, node: str, table: str, after: str) -> Sequence[Row]:
+        return await self._ask_live(node, KNOWN_ROWS, table, after)
 
     async def known_definition(self, node: str, name: str) -> Definition:
         return decode((await self._ask_live(node, KNOWN_DEFINITION, name)).data)
+
+    async def sampler_archive(self, node: str, digest: str) -> pa.Buffer:
+        self._check_live(node)
+        request = SAMPLER_ARCHIVE.encode(digest)
+        return await self.ask(node, SAMPLER_ARCHIVE, request, timeout_s=self.options.sampler_s)
 
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed:
         return await self._ask_live(node, DROP_GENERATIONS, name, generations)
@@ -298,19 +296,6 @@ class GrpcPeers:
         )
         reply = await self._call(node, CLUSTER, "ApplyRetention", request, self.options.retention_s)
         return report_from_pb(reply.reports[0])
-
-    async def get_sampler(self, node: str, digest: str) -> tuple[UploadedSampler, bytes]:
-        request = peers_pb2.GetSamplerRequest(digest=digest, local=True)
-        reply = await self._call(node, PEER_SAMPLERS, "Get", request, self.options.sampler_s)
-        return sampler_from_pb(reply.sampler), reply.archive
-
-    async def keep_sampler(self, node: str, sampler: UploadedSampler, data: bytes) -> None:
-        request = samplers_pb2.UploadSamplerRequest(archive=data, kept=sampler_to_pb(sampler))
-        await self._call(node, SAMPLERS, "Upload", request, self.options.sampler_s)
-
-    async def revoke_sampler(self, node: str, digest: str) -> None:
-        request = samplers_pb2.RevokeSamplerRequest(digest=digest, local=True)
-        await self._call(node, SAMPLERS, "Revoke", request, self.options.sampler_s)
 
     async def status(self, node: str) -> cluster_pb2.StatusReply:
         request = cluster_pb2.StatusRequest(local=True)

@@ -23,15 +23,16 @@ INTERNAL_SERVICE = "galileo.internal"
 # The codec of the service bounds all but the attachments of a request, so fields need no count.
 INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
-        "change_definition": Policy(nodes=True, single_field=True, size=QUERY),
-        "definitions_after": Policy(nodes=True, single_field=True),
+        "change_row": Policy(nodes=True, single_field=True, size=QUERY),
         "digests": Policy(nodes=True, single_field=True),
         "drop_generations": Policy(nodes=True, single_field=True),
         "known_definition": Policy(nodes=True, single_field=True),
-        "known_definitions": Policy(nodes=True, single_field=True),
-        "learn_definition": Policy(nodes=True, single_field=True, size=QUERY),
+        "known_rows": Policy(nodes=True, single_field=True),
+        "learn_row": Policy(nodes=True, single_field=True, size=QUERY),
         "replicate": Policy(nodes=True, single_field=True, heartbeat=True),
         "replicate_frames": Policy(nodes=True, single_field=True, size=BULK),
+        "rows_after": Policy(nodes=True, single_field=True),
+        "sampler_archive": Policy(nodes=True, single_field=True),
     }
 )
 """By the name of a call of the internal service."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from galileo.node.peers import UploadedSampler
+from galileo.node.sampler_rows import UploadedSampler
 from galileo.node.sampler_store import SamplerStore
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context, unary
@@ -35,17 +35,10 @@ class SamplersServicer:
     async def Upload(  # noqa: N802
         self, request: samplers_pb2.UploadSamplerRequest, context: Context
     ) -> samplers_pb2.UploadSamplerReply:
-        if not request.HasField("kept"):
-            # An authenticated caller cannot choose another name.
-            sent_by = self._identify(context).name or request.sent_by
-            sent = await self._samplers.send(request.archive, sent_by=sent_by)
-            return samplers_pb2.UploadSamplerReply(sampler=await self._described(sent, context))
-        facts = sampler_from_pb(request.kept)
-        if request.archive:
-            await self._samplers.keep(facts, request.archive)
-        else:
-            await self._samplers.would_keep(facts)
-        return samplers_pb2.UploadSamplerReply(sampler=request.kept)
+        # An authenticated caller cannot choose another name.
+        sent_by = self._identify(context).name or request.sent_by
+        sent = await self._samplers.send(request.archive, sent_by=sent_by)
+        return samplers_pb2.UploadSamplerReply(sampler=await self._described(sent, context))
 
     @unary
     async def List(  # noqa: N802
@@ -63,9 +56,6 @@ class SamplersServicer:
     async def Revoke(  # noqa: N802
         self, request: samplers_pb2.RevokeSamplerRequest, context: Context
     ) -> samplers_pb2.RevokeSamplerReply:
-        if request.local:
-            gone = await self._samplers.revoke_here(request.digest)
-            return samplers_pb2.RevokeSamplerReply(sampler=await self._described(gone, context))
         gone, away = await self._samplers.revoke(request.digest)
         return samplers_pb2.RevokeSamplerReply(
             sampler=await self._described(gone, context), away=away
@@ -75,12 +65,10 @@ class SamplersServicer:
     async def Get(  # noqa: N802
         self, request: peers_pb2.GetSamplerRequest, context: Context
     ) -> peers_pb2.GetSamplerReply:
+        facts = await self._samplers.facts(request.digest)
         if request.facts_only:
-            return peers_pb2.GetSamplerReply(
-                sampler=sampler_to_pb(self._samplers.facts(request.digest))
-            )
-        archive = await self._samplers.archive(request.digest, only_here=request.local)
-        facts = self._samplers.facts(request.digest)
+            return peers_pb2.GetSamplerReply(sampler=sampler_to_pb(facts))
+        archive = await self._samplers.archive(request.digest)
         return peers_pb2.GetSamplerReply(sampler=sampler_to_pb(facts), archive=archive.data)
 
     async def _described(
@@ -102,16 +90,4 @@ def sampler_to_pb(
         sent_at=sampler.sent_at,
         ccq_ids=ccq_ids,
         revoked_at=sampler.revoked_at,
-    )
-
-
-def sampler_from_pb(value: samplers_pb2.UploadedSampler) -> UploadedSampler:
-    return UploadedSampler(
-        digest=value.digest,
-        name=value.name,
-        entry=value.entry,
-        bytes=value.bytes,
-        sent_by=value.sent_by,
-        sent_at=value.sent_at,
-        revoked_at=value.revoked_at,
     )

@@ -209,8 +209,7 @@ class EffectExecutor:
             UnknownSampler, InputError: the sampler is unknown, or its options are wrong.
             NotPermitted, SandboxUnavailable, SamplerRevoked: the uploaded sampler is not run.
         """
-        await self._node.samplers.ready(spec)
-        return await asyncio.to_thread(self._node.samplers.load, spec, owner=dataset)
+        return await self._node.samplers.load(spec, owner=dataset)
 
     async def _observed(self, labels: LabelSet, query: Query) -> pa.Table:
         """The observations of labels of any nodes, for a sampler."""

@@ -36,7 +36,6 @@ from galileo.election.machine import ElectionOptions
 from galileo.election.ranking import Suitability
 from galileo.errors import ConfigError, GalileoError
 from galileo.histogram import LOOP_BOUNDS_S, DurationHistogram
-from galileo.model.system import DATASETS
 from galileo.node.catalog import CatalogOptions
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.compaction_runner import CompactionRunnerOptions
@@ -241,7 +240,7 @@ class NodeProcess:
             asyncio.create_task(trim_when_idle()),
             asyncio.create_task(self._evaluation.keep(lambda: bool(self.machine.coordinated))),
             asyncio.create_task(self._register.run()),
-            asyncio.create_task(self.node.system.run()),
+            *(asyncio.create_task(table.run()) for table in self.node.system_tables.values()),
             asyncio.create_task(self.node.channels.run()),
         ]
         introducing = asyncio.create_task(self._introduce())
@@ -478,12 +477,12 @@ class NodeProcess:
                 ccqs_of.setdefault(one.sampler.archive, []).append(one.id)
         return ccqs_of
 
-    def _fail_revoked(self, digest: str) -> None:
-        """Fails the CCQs of a revoked sampler that are coordinated here."""
+    def _fail_revoked(self, digests: frozenset[str]) -> None:
+        """Fails the CCQs of revoked samplers that are coordinated here."""
         items = [
             ccq.CycleItem(led.ccq, led.term, led.evaluated, ())
             for led in self.machine.coordinated.values()
-            if led.ccq.sampler is not None and led.ccq.sampler.archive == digest
+            if led.ccq.sampler is not None and led.ccq.sampler.archive in digests
         ]
         failed, _ = self._work.refused(items)
         self.driver.feed(ccq.CycleFinished(NO_CYCLE, tuple(failed)))
@@ -496,7 +495,7 @@ class NodeProcess:
 
     async def _owned_by(self, principal: str) -> dict[str, int]:
         """What a principal owns, by quota."""
-        names = self.node.system.created_by(principal)
+        names = self.node.system.total(principal)
         return {"ccqs_max": await self._ccqs.owned_by(principal), "datasets_max": names}
 
     async def _ccqs_of(self, dataset: str) -> int:
@@ -540,8 +539,8 @@ class NodeProcess:
 
     def _observe_commits(self, datasets: Iterable[str]) -> None:
         for dataset in datasets:
-            if dataset == DATASETS.key:
-                self.node.system.wake()
+            if (table := self.node.system_tables.get(dataset)) is not None:
+                table.wake()
             self.driver.feed(self._commits_observed(dataset))
 
     def _commits_observed(self, dataset: str) -> ccq.CommitsObserved:

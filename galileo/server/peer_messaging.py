@@ -5,9 +5,9 @@ decides when a heartbeat goes to which peer. It brings two kinds of facts.
 
 - States (`dht.node_states`): the address of each node, the partitions that it has given away and
   its last commits. They go both ways, and nodes pass on what they know of third ones.
-- What the peer has not acknowledged: uploaded samplers, moves of partitions, and the sender's
-  synopses. These go from node to node, as the ring of membership brings them together; what a node
-  adopts, it announces itself.
+- What the peer has not acknowledged: moves of partitions, and the sender's synopses. These go from
+  node to node, as the ring of membership brings them together; what a node adopts, it announces
+  itself.
 
 The synopses of a dataset are brought up to date, in a thread, at the first commit after a pause,
 every five seconds in a stream of commits, and a second after its last one. The changes are encoded
@@ -102,8 +102,6 @@ class MessagingOptions:
             commits.
         synopsis_quiet_s: after the last commit, the synopses are updated in any case.
         synopsis_bytes_max: changes of synopses in one heartbeat; the last may exceed it.
-        samplers_together_max: uploaded samplers announced in one heartbeat; the receiver may have
-            to fetch their code.
     """
 
     outbox_max: int = 10_000
@@ -113,7 +111,6 @@ class MessagingOptions:
     synopsis_interval_s: float = 5.0
     synopsis_quiet_s: float = 1.0
     synopsis_bytes_max: int = 4 << 20
-    samplers_together_max: int = 16
 
 
 class _Peer:
@@ -130,14 +127,13 @@ class _Peer:
         self.topology_version = 1
         self.acknowledged: dict[tuple[str, int], Version] = {}
         self.outdated: set[str] = set()
-        self.samplers: dict[str, float] = {}
 
     @property
     def is_due(self) -> bool:
         """Whether anything is to be sent now."""
         return bool(self.outbox) or self.heartbeat_due or self.missing is not None
 
-    def record_reply(self, request: peers_pb2.GossipRequest, reply: peers_pb2.GossipReply) -> bool:
+    def record_reply(self, reply: peers_pb2.GossipReply) -> bool:
         """Records what the peer has acknowledged; forgets it after a restart of the peer.
 
         Returns:
@@ -146,18 +142,11 @@ class _Peer:
         self.topology_version = reply.topology_version
         is_another = reply.run != self.run
         if is_another:
-            self.run, self.samplers = reply.run, {}
-            self.acknowledged = {}
+            self.run, self.acknowledged = reply.run, {}
         for held in reply.synopses:
             version = Version(held.epoch, held.version)
             self.acknowledged[held.dataset, held.partition] = version
-        if is_another or reply.is_behind:
-            return is_another
-        revocations = {one.digest: one.revoked_at for one in request.heartbeat.samplers}
-        self.samplers |= {
-            digest: revocations[digest] for digest in reply.samplers if digest in revocations
-        }
-        return False
+        return is_another
 
 
 @dataclass(slots=True)
@@ -385,7 +374,7 @@ class PeerMessenger:
     async def _exchange(self, box: _Peer) -> peers_pb2.GossipReply:
         request = self._request(box)
         reply = await self._peers.exchange(box.name, request)
-        if box.record_reply(request, reply):
+        if box.record_reply(reply):
             box.outdated.update(self._summaries)
         if reply.topology:
             await self._register.learn(box.name, reply.topology)
@@ -427,7 +416,6 @@ class PeerMessenger:
     def _heartbeat(self, box: _Peer) -> peers_pb2.Heartbeat:
         return peers_pb2.Heartbeat(
             synopses=self._changes(box),
-            samplers=self._sampler_news(box),
             moves=[
                 peers_pb2.PartitionMove(partition=one.partition, number=one.number, node=one.node)
                 for one in self._node.topology.moved
@@ -455,14 +443,6 @@ class PeerMessenger:
         for dataset in self._written.keys() - shards.keys():
             del self._written[dataset]
             states.write(_COMMITS + dataset, b"")
-
-    def _sampler_news(self, box: _Peer) -> list[peers_pb2.SamplerNotice]:
-        news = self._node.samplers.news()
-        unheard = [(d, at) for d, at in news.items() if box.samplers.get(d, -1.0) != at]
-        return [
-            peers_pb2.SamplerNotice(digest=digest, revoked_at=at)
-            for digest, at in unheard[: self._options.samplers_together_max]
-        ]
 
     def _changes(self, box: _Peer) -> list[peers_pb2.SynopsisChange]:
         changes, size, shards = [], 0, self._node.catalog.shards
@@ -533,16 +513,7 @@ class PeerMessenger:
                 await self._register.receive(request.sender, message)
             else:
                 self._on_message(request.sender, message)
-        adopted = [
-            one.digest
-            for one in request.heartbeat.samplers
-            if await self._node.samplers.apply_news(
-                request.sender, one.digest, revoked_at=one.revoked_at
-            )
-        ]
-        reply = self._reply(request, held=held, states=states)
-        reply.samplers.extend(adopted)
-        return reply
+        return self._reply(request, held=held, states=states)
 
     def _reply(
         self,

@@ -1,20 +1,17 @@
-"""Calls between nodes in this process that are about definitions, for a stand-in of `Peers`."""
+"""Calls between nodes in this process that are about system tables, for a stand-in of `Peers`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from galileo.model.retention import Removed
-from galileo.node.definitions import (
-    AnyChange,
-    Definition,
-    DefinitionRow,
-    DefinitionsPage,
-    Position,
-    decode,
-)
+from galileo.node.definitions import Definition, decode
+from galileo.node.peers import RowChange
 from galileo.node.storage_node import StorageNode
+from galileo.node.system_rows import Page, Position, Row
 from galileo.rpc.internal import Internal
 
 
@@ -28,17 +25,17 @@ class DefinitionCalls(ABC):
     def _servicer(self, node: str, method: str) -> Internal:
         return Internal(self.reach(node, method))
 
-    async def change_definition(self, node: str, change: AnyChange) -> DefinitionRow:
-        return await self._servicer(node, "change_definition").change_definition(change)
+    async def change_row(self, node: str, table: str, change: RowChange) -> Row:
+        return await self._servicer(node, "change_row").change_row(table, change)
 
-    async def definitions_after(self, node: str, position: Position) -> DefinitionsPage:
-        return await self._servicer(node, "definitions_after").definitions_after(position)
+    async def rows_after(self, node: str, table: str, position: Position) -> Page:
+        return await self._servicer(node, "rows_after").rows_after(table, position)
 
-    async def learn_definition(self, node: str, row: DefinitionRow) -> None:
-        await self._servicer(node, "learn_definition").learn_definition(row)
+    async def learn_row(self, node: str, table: str, row: Row) -> None:
+        await self._servicer(node, "learn_row").learn_row(table, row)
 
-    async def known_definitions(self, node: str, after: str) -> Sequence[DefinitionRow]:
-        return await self._servicer(node, "known_definitions").known_definitions(after)
+    async def known_rows(self, node: str, table: str, after: str) -> Sequence[Row]:
+        return await self._servicer(node, "known_rows").known_rows(table, after)
 
     async def known_definition(self, node: str, name: str) -> Definition:
         row = await self._servicer(node, "known_definition").known_definition(name)
@@ -46,3 +43,6 @@ class DefinitionCalls(ABC):
 
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed:
         return await self._servicer(node, "drop_generations").drop_generations(name, generations)
+
+    async def sampler_archive(self, node: str, digest: str) -> pa.Buffer:
+        return await self._servicer(node, "sampler_archive").sampler_archive(digest)

@@ -25,37 +25,33 @@ _sym_db = _symbol_database.Default()
 from galileo.wire.v1 import policy_pb2 as galileo_dot_wire_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egalileo/wire/v1/samplers.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/policy.proto\"\x94\x01\n\x0fUploadedSampler\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x65ntry\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x0f\n\x07sent_by\x18\x05 \x01(\t\x12\x0f\n\x07sent_at\x18\x06 \x01(\x01\x12\x0f\n\x07\x63\x63q_ids\x18\x07 \x03(\t\x12\x12\n\nrevoked_at\x18\x08 \x01(\x01\"i\n\x14UploadSamplerRequest\x12\x0f\n\x07\x61rchive\x18\x01 \x01(\x0c\x12\x0f\n\x07sent_by\x18\x02 \x01(\t\x12/\n\x04kept\x18\x03 \x01(\x0b\x32\x1b.galileo.v1.UploadedSamplerB\x04\x90\xb5\x18\x01\"B\n\x12UploadSamplerReply\x12,\n\x07sampler\x18\x01 \x01(\x0b\x32\x1b.galileo.v1.UploadedSampler\"\x15\n\x13ListSamplersRequest\"B\n\x11ListSamplersReply\x12-\n\x08samplers\x18\x01 \x03(\x0b\x32\x1b.galileo.v1.UploadedSampler\";\n\x14RevokeSamplerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x13\n\x05local\x18\x02 \x01(\x08\x42\x04\x90\xb5\x18\x01\"P\n\x12RevokeSamplerReply\x12,\n\x07sampler\x18\x01 \x01(\x0b\x32\x1b.galileo.v1.UploadedSampler\x12\x0c\n\x04\x61way\x18\x02 \x03(\t2\x88\x02\n\x08Samplers\x12V\n\x06Upload\x12 .galileo.v1.UploadSamplerRequest\x1a\x1e.galileo.v1.UploadSamplerReply\"\n\x8a\xb5\x18\x06\x08\x03\x10\x01\x18\x01\x12N\n\x04List\x12\x1f.galileo.v1.ListSamplersRequest\x1a\x1d.galileo.v1.ListSamplersReply\"\x06\x8a\xb5\x18\x02\x08\x01\x12T\n\x06Revoke\x12 .galileo.v1.RevokeSamplerRequest\x1a\x1e.galileo.v1.RevokeSamplerReply\"\x08\x8a\xb5\x18\x04\x08\x04\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egalileo/wire/v1/samplers.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/policy.proto\"\x94\x01\n\x0fUploadedSampler\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x65ntry\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x0f\n\x07sent_by\x18\x05 \x01(\t\x12\x0f\n\x07sent_at\x18\x06 \x01(\x01\x12\x0f\n\x07\x63\x63q_ids\x18\x07 \x03(\t\x12\x12\n\nrevoked_at\x18\x08 \x01(\x01\"8\n\x14UploadSamplerRequest\x12\x0f\n\x07\x61rchive\x18\x01 \x01(\x0c\x12\x0f\n\x07sent_by\x18\x02 \x01(\t\"B\n\x12UploadSamplerReply\x12,\n\x07sampler\x18\x01 \x01(\x0b\x32\x1b.galileo.v1.UploadedSampler\"\x15\n\x13ListSamplersRequest\"B\n\x11ListSamplersReply\x12-\n\x08samplers\x18\x01 \x03(\x0b\x32\x1b.galileo.v1.UploadedSampler\"&\n\x14RevokeSamplerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"P\n\x12RevokeSamplerReply\x12,\n\x07sampler\x18\x01 \x01(\x0b\x32\x1b.galileo.v1.UploadedSampler\x12\x0c\n\x04\x61way\x18\x02 \x03(\t2\x84\x02\n\x08Samplers\x12T\n\x06Upload\x12 .galileo.v1.UploadSamplerRequest\x1a\x1e.galileo.v1.UploadSamplerReply\"\x08\x8a\xb5\x18\x04\x08\x03\x18\x01\x12N\n\x04List\x12\x1f.galileo.v1.ListSamplersRequest\x1a\x1d.galileo.v1.ListSamplersReply\"\x06\x8a\xb5\x18\x02\x08\x01\x12R\n\x06Revoke\x12 .galileo.v1.RevokeSamplerRequest\x1a\x1e.galileo.v1.RevokeSamplerReply\"\x06\x8a\xb5\x18\x02\x08\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'galileo.wire.v1.samplers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_UPLOADSAMPLERREQUEST'].fields_by_name['kept']._loaded_options = None
-  _globals['_UPLOADSAMPLERREQUEST'].fields_by_name['kept']._serialized_options = b'\220\265\030\001'
-  _globals['_REVOKESAMPLERREQUEST'].fields_by_name['local']._loaded_options = None
-  _globals['_REVOKESAMPLERREQUEST'].fields_by_name['local']._serialized_options = b'\220\265\030\001'
   _globals['_SAMPLERS'].methods_by_name['Upload']._loaded_options = None
-  _globals['_SAMPLERS'].methods_by_name['Upload']._serialized_options = b'\212\265\030\006\010\003\020\001\030\001'
+  _globals['_SAMPLERS'].methods_by_name['Upload']._serialized_options = b'\212\265\030\004\010\003\030\001'
   _globals['_SAMPLERS'].methods_by_name['List']._loaded_options = None
   _globals['_SAMPLERS'].methods_by_name['List']._serialized_options = b'\212\265\030\002\010\001'
   _globals['_SAMPLERS'].methods_by_name['Revoke']._loaded_options = None
-  _globals['_SAMPLERS'].methods_by_name['Revoke']._serialized_options = b'\212\265\030\004\010\004\020\001'
+  _globals['_SAMPLERS'].methods_by_name['Revoke']._serialized_options = b'\212\265\030\002\010\004'
   _globals['_UPLOADEDSAMPLER']._serialized_start=77
   _globals['_UPLOADEDSAMPLER']._serialized_end=225
   _globals['_UPLOADSAMPLERREQUEST']._serialized_start=227
-  _globals['_UPLOADSAMPLERREQUEST']._serialized_end=332
-  _globals['_UPLOADSAMPLERREPLY']._serialized_start=334
-  _globals['_UPLOADSAMPLERREPLY']._serialized_end=400
-  _globals['_LISTSAMPLERSREQUEST']._serialized_start=402
-  _globals['_LISTSAMPLERSREQUEST']._serialized_end=423
-  _globals['_LISTSAMPLERSREPLY']._serialized_start=425
-  _globals['_LISTSAMPLERSREPLY']._serialized_end=491
-  _globals['_REVOKESAMPLERREQUEST']._serialized_start=493
-  _globals['_REVOKESAMPLERREQUEST']._serialized_end=552
-  _globals['_REVOKESAMPLERREPLY']._serialized_start=554
-  _globals['_REVOKESAMPLERREPLY']._serialized_end=634
-  _globals['_SAMPLERS']._serialized_start=637
-  _globals['_SAMPLERS']._serialized_end=901
+  _globals['_UPLOADSAMPLERREQUEST']._serialized_end=283
+  _globals['_UPLOADSAMPLERREPLY']._serialized_start=285
+  _globals['_UPLOADSAMPLERREPLY']._serialized_end=351
+  _globals['_LISTSAMPLERSREQUEST']._serialized_start=353
+  _globals['_LISTSAMPLERSREQUEST']._serialized_end=374
+  _globals['_LISTSAMPLERSREPLY']._serialized_start=376
+  _globals['_LISTSAMPLERSREPLY']._serialized_end=442
+  _globals['_REVOKESAMPLERREQUEST']._serialized_start=444
+  _globals['_REVOKESAMPLERREQUEST']._serialized_end=482
+  _globals['_REVOKESAMPLERREPLY']._serialized_start=484
+  _globals['_REVOKESAMPLERREPLY']._serialized_end=564
+  _globals['_SAMPLERS']._serialized_start=567
+  _globals['_SAMPLERS']._serialized_end=827
 # @@protoc_insertion_point(module_scope)

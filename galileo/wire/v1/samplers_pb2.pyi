@@ -72,23 +72,17 @@ class UploadSamplerRequest(_message.Message):
 
     ARCHIVE_FIELD_NUMBER: _builtins.int
     SENT_BY_FIELD_NUMBER: _builtins.int
-    KEPT_FIELD_NUMBER: _builtins.int
     archive: _builtins.bytes
     sent_by: _builtins.str
-    @_builtins.property
-    def kept(self) -> Global___UploadedSampler:
-        """between nodes: keep it; without an archive: would you?"""
-
     def __init__(
         self,
         *,
         archive: _builtins.bytes = ...,
         sent_by: _builtins.str = ...,
-        kept: Global___UploadedSampler | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "kept", b"kept", "sent_by", b"sent_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "sent_by", b"sent_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -154,19 +148,15 @@ class RevokeSamplerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: _builtins.int
-    LOCAL_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
-    local: _builtins.bool
-    """between nodes: only the receiver"""
     def __init__(
         self,
         *,
         digest: _builtins.str = ...,
-        local: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "local", b"local"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

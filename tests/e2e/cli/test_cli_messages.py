@@ -176,7 +176,7 @@ WRONG: dict[str, tuple[str, str]] = {
         "invalid_archive",
         "a method sample, got none; send a file with one",
     ),
-    f"sampler revoke {'0' * 64}": ("unknown_sampler", "which no node in reach has"),
+    f"sampler revoke {'0' * 64}": ("unknown_sampler", "which the cluster does not have"),
     "sampler new 'a b'": ("invalid_input", "got 'a b'"),
     # --- files to ingest ---
     "ingest {air} /nowhere.csv": ("usage", "File '/nowhere.csv' does not exist"),

@@ -36,7 +36,6 @@ from galileo.node.peers import (
     ScanTask,
     TablePart,
     TableTask,
-    UploadedSampler,
 )
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.replication.replicas import ReplicasOptions
@@ -172,18 +171,6 @@ class Network(DefinitionCalls):
     ) -> AsyncIterator[ExecutionsPart]:
         async for part in self.reach(node, "read_executions").channel_reader.read_local(task):
             yield part
-
-    async def get_sampler(self, node: str, digest: str) -> tuple[UploadedSampler, bytes]:
-        there = self.reach(node, "get_sampler").samplers
-        archive = await there.archive(digest, only_here=True)
-        return there.facts(digest), archive.data
-
-    async def keep_sampler(self, node: str, sampler: UploadedSampler, data: bytes) -> None:
-        there = self.reach(node, "keep_sampler").samplers
-        await (there.keep(sampler, data) if data else there.would_keep(sampler))
-
-    async def revoke_sampler(self, node: str, digest: str) -> None:
-        await self.reach(node, "revoke_sampler").samplers.revoke_here(digest)
 
     async def apply_retention(
         self, node: str, dataset: str, retention: VersionedRetention

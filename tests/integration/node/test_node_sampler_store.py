@@ -1,8 +1,9 @@
-"""Sent samplers at real nodes: kept, spread, used where labels lie, revoked."""
+"""Sent samplers at real nodes: kept by the cluster, used where labels lie, revoked."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import secrets
 from collections.abc import Callable
@@ -15,21 +16,26 @@ import pyarrow as pa
 import pytest
 from expected_errors import raises
 
+from galileo.cursor import Cursor
+from galileo.dht.topology import SYSTEM
 from galileo.errors import (
-    CorruptData,
     InputError,
     InvalidArchive,
     NotPermitted,
     SamplerFailed,
     SamplerRevoked,
     SandboxUnavailable,
+    TransientError,
     UnknownSampler,
 )
 from galileo.labels import LabelSet
-from galileo.node import sampler_store
+from galileo.model.system import SAMPLERS
+from galileo.node import sampler_rows, sampler_store, system_tables
 from galileo.node.cluster_scan import ScanEnd
+from galileo.node.sampler_rows import NOTHING, UploadedSampler
 from galileo.node.sampler_store import UploadOptions
 from galileo.node.storage_node import NodeOptions
+from galileo.node.table_cleaner import TableCleaner
 from galileo.query import parse
 from galileo.sampler_package import SamplerArchive, sampler_archive
 from galileo.sampler_runtime import unavailable_reason
@@ -98,6 +104,7 @@ async def open_cluster(cluster: Any) -> Any:
     """The three nodes, which take what is sent."""
     clock = cluster.clock
     await cluster.reconfigure(sending=UploadOptions(is_allowed=True, wall=clock.wall))
+    await cluster["a"].samplers.table.look_up("")  # The leader asks all nodes while it has no rows.
     return cluster
 
 
@@ -108,14 +115,35 @@ async def sampled(cluster: Any, spec: SamplerSpec, *, at: str = "a") -> LabelSet
     return LabelSet(cluster.schema, pa.concat_tables([nothing, *tables]))
 
 
-def kept_at(cluster: Any) -> str:
-    return "".join(node.name for node in cluster.nodes if node.samplers.news())
+def known_at(cluster: Any) -> str:
+    """The nodes that know a sampler, without asking any other."""
+    return "".join(sorted(node.name for node in cluster.nodes if node.samplers.known()))
+
+
+async def followed(cluster: Any, name: str) -> None:
+    """Has a node follow the table, once another one leads it."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(TransientError):
+                return await cluster[name].samplers.table._follow()
+            await asyncio.sleep(0.01)
+
+
+async def hand_over(cluster: Any) -> str:
+    """Has another node lead the system partition; returns the one that did."""
+    before = cluster.leader
+    await cluster[before].replicas.hand_over(30.0)
+    async with asyncio.timeout(60):
+        while cluster.leader == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await cluster[before].system.look_up("nam")
+    return before
 
 
 # --- keeping and spreading -----------------------------------------------------------------------
 
 
-async def test_send_sampler_stores_it_at_all_nodes(open_cluster: Any, share: Any) -> None:
+async def test_send_sampler_makes_it_known_at_all_nodes(open_cluster: Any, share: Any) -> None:
     sent = await open_cluster["b"].samplers.send(share.data, sent_by="ada@\nhost")
     assert (sent.digest, sent.name, sent.bytes) == (share.digest, "share", len(share.data))
     assert (sent.sent_by, sent.sent_at) == ("ada@host", open_cluster.clock.wall())
@@ -125,29 +153,86 @@ async def test_send_sampler_stores_it_at_all_nodes(open_cluster: Any, share: Any
     assert again == sent, "it was sent first by another"
     for name in "abc":
         await open_cluster.restart(name)
+        await followed(open_cluster, name)
         assert open_cluster[name].samplers.known() == (sent,)
-        assert await open_cluster[name].samplers.archive(share.digest, only_here=True) == share
+        assert await open_cluster[name].samplers.archive(share.digest) == share
 
 
-async def test_ready_fetches_a_sampler_that_the_node_missed(open_cluster: Any, share: Any) -> None:
-    open_cluster.network.away = {"c"}
+async def test_sampler_is_used_and_revoked_at_any_node_while_leaders_change(
+    open_cluster: Any, share: Any
+) -> None:
+    """Sent at one node, used at another, revoked at a third; one node was away all the time."""
+    away, sender = open_cluster.followers
+    open_cluster.network.away = {away}
+    await open_cluster[sender].samplers.send(share.data, sent_by="ada")
+    assert known_at(open_cluster) == "".join(sorted({*"abc"} - {away}))
+    open_cluster.network.away = set()
+    user = await hand_over(open_cluster)
+    for name in (away, user):
+        assert await open_cluster[name].samplers.archive(share.digest) == share
+    away, revoker = open_cluster.followers
+    open_cluster.network.away = {away}
+    gone, missed = await open_cluster[revoker].samplers.revoke(share.digest)
+    assert (gone.name, gone.sent_by, missed) == ("share", "ada", (away,))
+    open_cluster.network.away = set()
+    await hand_over(open_cluster)
+    await followed(open_cluster, away)
+    for node in open_cluster.nodes:
+        assert node.samplers.known() == (gone,)
+        with raises(SamplerRevoked, digest=share.digest):
+            await node.samplers.archive(share.digest)
+        with raises(SamplerRevoked, digest=share.digest):
+            await node.samplers.send(share.data, sent_by="eve")
+
+
+async def test_archive_comes_from_any_copy_if_the_leader_does_not_answer(
+    open_cluster: Any, share: Any
+) -> None:
     await open_cluster["a"].samplers.send(share.data, sent_by="")
-    assert kept_at(open_cluster) == "ab"
-    open_cluster.network.away = {"b"}
-    await open_cluster["c"].samplers.ready(sampler(share))
-    assert kept_at(open_cluster) == "abc"
+    follower, other = open_cluster.followers
+    await open_cluster.restart(follower)
+    await followed(open_cluster, follower)
+    async with asyncio.timeout(60):
+        while await open_cluster[other].samplers.table.attachment(share.digest) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    there = open_cluster[follower].samplers
+    there.table._read_attachment = lambda digest: None  # As of a node without a copy.
+    open_cluster.network.away = {open_cluster.leader}
+    assert await there.archive(share.digest) == share
+    assert (other, "sampler_archive") in open_cluster.network.calls
 
 
-async def test_send_sampler_refused_by_one_node_stores_nothing(
+async def test_restarted_node_that_is_cut_off_runs_nothing(
+    open_cluster: Any, share: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have missed a revocation, although it has a copy of the archive."""
+    await open_cluster["a"].samplers.send(share.data, sent_by="")
+    follower = open_cluster.followers[0]
+    open_cluster.network.away = {follower}
+    await open_cluster[open_cluster.leader].samplers.revoke(share.digest)
+    node = await open_cluster.restart(follower)
+    open_cluster.network.away = {*"abc"}
+    with monkeypatch.context() as patched:
+        patched.setattr(system_tables, "PATIENCE_S", 0.1)
+        for use in (node.samplers.facts, node.samplers.archive):
+            with pytest.raises(TransientError):
+                await use(share.digest)
+    open_cluster.network.away = set()
+    with raises(SamplerRevoked, digest=share.digest):
+        await node.samplers.archive(share.digest)
+
+
+async def test_send_sampler_is_refused_where_it_is_not_allowed(
     open_cluster: Any, share: Any
 ) -> None:
     open_cluster.options = NodeOptions()
     await open_cluster.restart("b")
     with raises(NotPermitted, node="b", key="samplers.uploads"):
-        await open_cluster["a"].samplers.send(share.data, sent_by="")
-    with raises(NotPermitted, node="b", key="samplers.uploads"):
         await open_cluster["b"].samplers.send(share.data, sent_by="")
-    assert kept_at(open_cluster) == ""
+    assert known_at(open_cluster) == ""
+    await open_cluster["a"].samplers.send(share.data, sent_by="")
+    with raises(NotPermitted, node="b", key="samplers.uploads"):
+        await open_cluster["b"].samplers.load(sampler(share), owner="nam")
 
 
 async def test_send_sampler_without_a_sandbox_is_refused(
@@ -156,41 +241,63 @@ async def test_send_sampler_without_a_sandbox_is_refused(
     monkeypatch.setattr(sampler_store, "unavailable_reason", lambda: "there is no bwrap")
     with raises(SandboxUnavailable, node="a"):
         await open_cluster["a"].samplers.send(share.data, sent_by="")
-    assert kept_at(open_cluster) == ""
+    assert known_at(open_cluster) == ""
 
 
 async def test_send_sampler_of_an_invalid_archive_is_refused(open_cluster: Any, share: Any) -> None:
     with raises(InvalidArchive):
         await open_cluster["a"].samplers.send(share.data[:-30], sent_by="")
-    sent = await open_cluster["a"].samplers.send(share.data, sent_by="")
-    other = type(sent)("0" * 64, "other", "x:Y", 10, "", 0.0)
-    with raises(InputError, expected="0" * 64):
-        await open_cluster["a"].samplers.keep(other, share.data)
+    assert known_at(open_cluster) == ""
 
 
 async def test_send_sampler_above_bytes_max_is_refused_until_revoked(
-    open_cluster: Any, made: Callable[..., SamplerArchive]
+    open_cluster: Any, made: Callable[..., SamplerArchive], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = made(CODE), made(CODE + "# other\n")
-    bounded = UploadOptions(is_allowed=True, bytes_max=len(first.data) + 10)
-    await open_cluster.reconfigure(sending=bounded)
+    monkeypatch.setattr(sampler_rows, "BYTES_MAX", len(first.data) + 10)
     await open_cluster["a"].samplers.send(first.data, sent_by="")
-    with raises(InputError, node="a", bound=256):
-        await open_cluster["a"].samplers.send(second.data, sent_by="")
+    with raises(InputError, bound=256):
+        await open_cluster["b"].samplers.send(second.data, sent_by="")
     await open_cluster["a"].samplers.send(first.data, sent_by="")
-    await open_cluster["a"].samplers.revoke(first.digest)
-    await open_cluster["a"].samplers.send(second.data, sent_by="")
+    await open_cluster["c"].samplers.revoke(first.digest)
+    await open_cluster["b"].samplers.send(second.data, sent_by="")
 
 
-async def test_ready_with_a_damaged_record_is_corrupt_data(open_cluster: Any, share: Any) -> None:
-    await open_cluster["a"].samplers.send(share.data, sent_by="")
-    await open_cluster.restart("a")
-    path = open_cluster.directory / "a" / "records" / "sampler_code" / f"{share.digest}.record"
-    stored = bytearray(path.read_bytes())
-    stored[100] ^= 1
-    path.write_bytes(stored)
-    with pytest.raises(CorruptData):
-        await open_cluster["a"].samplers.ready(sampler(share))
+async def test_archive_that_is_not_its_digest_is_refused(
+    open_cluster: Any, made: Callable[..., SamplerArchive], share: Any
+) -> None:
+    other = made(CODE + "# other\n")
+    facts = UploadedSampler(share.digest, "share", "share:Share", 10, "", 1.0)
+    change = sampler_rows.KeepSampler(facts, pa.py_buffer(other.data))
+    await open_cluster["a"].samplers.table.change(change)
+    with raises(InputError, expected=share.digest):
+        await open_cluster["b"].samplers.archive(share.digest)
+
+
+async def test_cleaning_removes_the_archives_of_revoked_samplers(
+    open_cluster: Any, made: Callable[..., SamplerArchive]
+) -> None:
+    open_cluster.journals = replace(open_cluster.journals, segment_bytes_max=4_096)
+    for name in "abc":
+        await open_cluster.restart(name)
+    archives = [made(f"{CODE}# {secrets.token_hex(2_000)}\n") for _ in range(5)]
+    for archive in archives[2:]:
+        await open_cluster["a"].samplers.send(archive.data, sent_by="")
+        await open_cluster["a"].samplers.revoke(archive.digest)
+    for archive in archives[:2]:
+        await open_cluster["a"].samplers.send(archive.data, sent_by="")
+    leader = open_cluster[open_cluster.leader]
+    shard = leader.catalog.shards[SAMPLERS.key]
+    before = shard.journals[SYSTEM].bytes_on_disk
+    settled = Cursor({SYSTEM: shard.published_sequence(SYSTEM)})
+    cleaner = TableCleaner(leader.catalog)
+    await asyncio.to_thread(cleaner.clean, shard, settled, is_over=lambda: False)
+    assert shard.journals[SYSTEM].bytes_on_disk < before - 2 * len(archives[0].data)
+    for name in "abc":
+        await open_cluster.restart(name)
+        await followed(open_cluster, name)
+        assert await open_cluster[name].samplers.archive(archives[0].digest) == archives[0]
+        assert [one.revoked_at > 0 for one in open_cluster[name].samplers.known()].count(True) == 3
 
 
 # --- using ---------------------------------------------------------------------------------------
@@ -239,38 +346,30 @@ async def test_query_with_an_unsent_sampler_is_refused(open_cluster: Any, share:
 
 
 async def test_revoke_sampler_refuses_every_later_use(open_cluster: Any, share: Any) -> None:
-    revocations: list[tuple[str, str]] = []
+    revocations: list[tuple[str, frozenset[str]]] = []
     for node in open_cluster.nodes:
-        node.samplers.on_revoked = lambda digest, name=node.name: revocations.append((name, digest))
+        node.samplers.on_revoked = lambda gone, name=node.name: revocations.append((name, gone))
     await open_cluster["a"].samplers.send(share.data, sent_by="")
     open_cluster.clock.now += 5
     gone, away = await open_cluster["b"].samplers.revoke(share.digest)
     assert (gone.name, gone.revoked_at, away) == ("share", open_cluster.clock.wall(), ())
-    assert sorted(revocations) == [(name, share.digest) for name in "abc"]
-    assert await open_cluster["b"].samplers.revoke(share.digest) == (gone, ())
+    assert sorted(revocations) == [(name, {share.digest}) for name in "abc"]
+    open_cluster.clock.now += 5
+    assert await open_cluster["c"].samplers.revoke(share.digest) == (gone, ())
+    assert len(revocations) == 3
     for name in "abc":
         for _ in range(2):
             node = open_cluster[name]
             assert [one.revoked_at > 0 for one in node.samplers.known()] == [True]
             for use in (
-                node.samplers.ready(sampler(share)),
+                node.samplers.load(sampler(share), owner="nam"),
                 node.samplers.send(share.data, sent_by=""),
                 sampled(open_cluster, sampler(share), at=name),
             ):
                 with raises(SamplerRevoked, digest=share.digest):
                     await use
-            assert list((open_cluster.directory / name / "records").glob("*code/*.record")) == []
             await open_cluster.restart(name)
-
-
-async def test_revoke_here_concurrently_keeps_its_facts(open_cluster: Any, share: Any) -> None:
-    samplers = open_cluster["a"].samplers
-    await samplers.send(share.data, sent_by="ada")
-    revoked = await asyncio.gather(*(samplers.revoke_here(share.digest) for _ in range(2)))
-    assert [(one.name, one.sent_by) for one in revoked] == [("share", "ada")] * 2
-    await open_cluster.restart("a")
-    (known,) = open_cluster["a"].samplers.known()
-    assert (known.name, known.sent_by) == ("share", "ada")
+            await followed(open_cluster, name)
 
 
 @pytest.mark.slow
@@ -281,7 +380,7 @@ async def test_revoke_sampler_ends_running_queries(
     await open_cluster.ingest(make_observations(100))
     node = open_cluster["a"].samplers
     await node.send(share.data, sent_by="")
-    chosen = await asyncio.to_thread(node.load, sampler(share), owner="nam")
+    chosen = await node.load(sampler(share), owner="nam")
     labels = await open_cluster.ask()
     assert len(chosen.sample(labels, seed=1)) == len(labels)
 
@@ -300,85 +399,21 @@ async def test_revoke_sampler_ends_running_queries(
         chosen.sample(labels, seed=1)
 
 
-async def test_apply_news_of_a_missed_revocation_revokes(open_cluster: Any, share: Any) -> None:
-    await open_cluster["a"].samplers.send(share.data, sent_by="")
-    open_cluster.network.away = {"c"}
-    gone, away = await open_cluster["a"].samplers.revoke(share.digest)
-    assert away == ("c",)
-    there = open_cluster["c"].samplers
-    await there.ready(sampler(share))
-    for _ in range(2):
-        assert await there.apply_news("a", share.digest, revoked_at=gone.revoked_at)
-    with pytest.raises(SamplerRevoked):
-        await there.ready(sampler(share))
-    assert there.known()[0].revoked_at == gone.revoked_at
-
-
-async def test_apply_news_fetches_new_samplers_only(open_cluster: Any, share: Any) -> None:
-    open_cluster.network.away = {"c"}
-    await open_cluster["a"].samplers.send(share.data, sent_by="")
-    there = open_cluster["c"].samplers
-    [(digest, revoked_at)] = open_cluster["a"].samplers.news().items()
-    open_cluster.network.away = {"a"}
-    assert not await there.apply_news("a", digest, revoked_at=revoked_at), "it is to come again"
-    open_cluster.network.away = set()
-    assert await there.apply_news("a", digest, revoked_at=revoked_at)
-    assert await there.archive(share.digest, only_here=True) == share
-    assert not await there.apply_news("a", "not a digest", revoked_at=1.0), "it is to come again"
-    open_cluster.network.calls.clear()
-    await there.apply_news("a", digest, revoked_at=0.0)
-    assert open_cluster.network.calls == []
-
-
-async def test_apply_news_of_an_unknown_revoked_sampler_names_its_digest(
-    open_cluster: Any, share: Any
-) -> None:
-    there = open_cluster["c"].samplers
-    assert await there.apply_news("a", share.digest, revoked_at=1.0)
-    with raises(SamplerRevoked, digest=share.digest):
-        await there.ready(sampler(share))
-
-
-async def test_revoke_here_interrupted_is_completed_after_restart(
-    open_cluster: Any, share: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    samplers = open_cluster["a"].samplers
-    await samplers.send(share.data, sent_by="")
-
-    def crash(digest: str) -> None:
-        raise OSError("the power is gone")
-
-    monkeypatch.setattr(samplers, "_delete", crash)
-    with pytest.raises(OSError, match="power"):
-        await samplers.revoke_here(share.digest)
-    assert (open_cluster.directory / "a/records/sampler_code" / f"{share.digest}.record").exists()
-    await open_cluster.restart("a")
-    with pytest.raises(SamplerRevoked):
-        await open_cluster["a"].samplers.ready(sampler(share))
-    assert not list((open_cluster.directory / "a/records/sampler_code").iterdir())
+async def test_revocation_outlives_the_table(open_cluster: Any, share: Any) -> None:
+    """A leader that lacks it learns it from a node that is still up."""
+    gone = UploadedSampler(share.digest, "share", "share:Share", 10, "ada", 1.0, revoked_at=2.0)
+    kept = replace(gone, digest="0" * 64, revoked_at=0.0)
+    there = open_cluster[open_cluster.followers[0]]
+    await there.samplers.learn({one.digest: one for one in (gone, kept)})
+    await followed(open_cluster, there.name)
+    assert there.samplers.known() == (gone,), "no node has the archive of the other one"
+    assert await open_cluster["a"].samplers.table.look_up(share.digest) == gone
+    assert await open_cluster["a"].samplers.table.look_up(kept.digest) == NOTHING
 
 
 async def test_send_sampler_concurrently_stores_it_once(open_cluster: Any, share: Any) -> None:
     senders = [open_cluster[name].samplers.send(share.data, sent_by=name) for name in "abcabc"]
-    await asyncio.gather(*senders)
+    sent = await asyncio.gather(*senders)
+    assert len({*sent}) == 1
     for node in open_cluster.nodes:
-        assert [one.digest for one in node.samplers.known()] == [share.digest]
-
-
-async def test_sampler_news_during_changes_is_consistent(open_cluster: Any, share: Any) -> None:
-    """Records change in threads, whatever the event loop goes through at that moment."""
-    samplers = open_cluster["a"].samplers
-    sent = await samplers.send(share.data, sent_by="")
-
-    class Meanwhile:
-        """A thread gets its turn whenever one is looked at."""
-
-        revoked_at = property(lambda _: samplers._revoke(secrets.token_hex(32), 1.0) or 1.0)
-        bytes = property(lambda _: samplers._revoke(sent.digest, 1.0) or 1)
-
-    samplers._revoked = {"1" * 64: Meanwhile(), "2" * 64: Meanwhile()}
-    assert samplers.news() == {sent.digest: 0.0, "1" * 64: 1.0, "2" * 64: 1.0}
-    assert len(samplers.news()) > 3, "and was there the next time"
-    samplers._kept = {"3" * 64: Meanwhile(), **samplers._kept}
-    await samplers.would_keep(replace(sent, digest="4" * 64))
-    assert sent.digest not in samplers._kept
+        assert node.samplers.known() == (sent[0],)

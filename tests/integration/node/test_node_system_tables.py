@@ -44,19 +44,11 @@ from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Feature, Schema
 from galileo.model.system import DATASETS
 from galileo.model.table import Table, index_versions, versions_of
-from galileo.node import definitions, system_tables
-from galileo.node.definitions import (
-    NOTHING,
-    AnyChange,
-    CreateDataset,
-    Definition,
-    DefinitionRow,
-    DefinitionsPage,
-    LookUp,
-    Position,
-    encode,
-)
+from galileo.node import system_rows, system_tables
+from galileo.node.definitions import NOTHING, CreateDataset, Definition, encode
+from galileo.node.peers import RowChange
 from galileo.node.storage_node import StorageNode
+from galileo.node.system_rows import LookUp, Page, Position, Row
 from galileo.storage.commits import Commit
 
 DEPTH, GUST = Feature("depth", "m"), Feature("gust", "m/s")
@@ -89,8 +81,8 @@ class LossyNetwork(Network):
             raise Unavailable(f"the line to node {node} broke", node=node)
         return super().reach(node, method)
 
-    async def change_definition(self, node: str, change: AnyChange) -> DefinitionRow:
-        row = await super().change_definition(node, change)
+    async def change_row(self, node: str, table: str, change: RowChange) -> Row:
+        row = await super().change_row(node, table, change)
         if self.lost_answers and not isinstance(change, LookUp):
             self.lost_answers -= 1
             if self.on_lost is not None:
@@ -100,9 +92,9 @@ class LossyNetwork(Network):
             raise Unavailable(f"the answer of node {node} is lost", node=node)
         return row
 
-    async def definitions_after(self, node: str, position: Position) -> DefinitionsPage:
+    async def rows_after(self, node: str, table: str, position: Position) -> Page:
         self.pages += 1
-        return await super().definitions_after(node, position)
+        return await super().rows_after(node, table, position)
 
 
 class SystemWorld(World):
@@ -356,7 +348,7 @@ async def create_while_away(world: SystemWorld, names: Sequence[str]) -> Storage
 async def test_follower_that_was_away_catches_up_by_pages(
     world: SystemWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(definitions, "PAGE_BYTES_MAX", 1)
+    monkeypatch.setattr(system_rows, "PAGE_BYTES_MAX", 1)
     names = [f"sea-{number}" for number in range(5)]
     away = await create_while_away(world, names)
     running = asyncio.create_task(away.system.run())
@@ -390,7 +382,7 @@ async def test_follower_ends_when_it_is_cancelled_as_news_arrive(world: SystemWo
 async def test_follower_reads_all_pages_of_another_leader(
     world: SystemWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(definitions, "PAGE_BYTES_MAX", 1)
+    monkeypatch.setattr(system_rows, "PAGE_BYTES_MAX", 1)
     names = ["sea", "lake", "pond"]
     for name in names:
         await world["a"].create_dataset(sea(name))
@@ -426,7 +418,7 @@ async def test_follower_whose_position_is_not_of_the_log_reads_anew_and_offers_w
 async def test_leader_without_rows_gathers_what_all_nodes_know_by_pages(
     world: SystemWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(definitions, "PAGE_BYTES_MAX", 1)
+    monkeypatch.setattr(system_rows, "PAGE_BYTES_MAX", 1)
     for host, name in zip(world.followers, ("sea", "lake"), strict=True):
         host.node.catalog.adopt(sea(name))
         host.node.catalog.adopt(sea("both"))

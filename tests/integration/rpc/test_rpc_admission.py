@@ -523,7 +523,7 @@ QUERIES = """
     Samplers/Upload Channels/Follow
     Analytics/Explain Analytics/Summarise Analytics/Aggregate Analytics/Latest
     Analytics/Estimate Analytics/Nearest
-    internal/change_definition internal/learn_definition
+    internal/change_row internal/learn_row
 """
 
 

@@ -35,8 +35,9 @@ from galileo.model.schema import FEATURES_MAX, Feature, Schema, StoredSchema
 from galileo.model.system import DATASETS
 from galileo.model.table import Table
 from galileo.node.channel_cuts import ChannelCuts
-from galileo.node.definitions import BYTES_MAX, PAGE_BYTES_MAX, CreateDataset
+from galileo.node.definitions import BYTES_MAX, CreateDataset
 from galileo.node.peers import PARTS_SCHEMA
+from galileo.node.system_rows import PAGE_BYTES_MAX
 from galileo.query import Query
 from galileo.query import query as parsing
 from galileo.rpc.internal import PROTOCOL

@@ -27,7 +27,7 @@ from galileo.dht.register import Ballot, first_state
 from galileo.election.messages import AssignmentAccepted, Digest, Poll, RecordRequest
 from galileo.errors import ConfigError, InputError
 from galileo.model.schema import Feature
-from galileo.model.system import DATASETS
+from galileo.model.system import HIDDEN_TABLES
 from galileo.node.cluster_view import ClusterView
 from galileo.query import parse
 from galileo.rpc.internal import PROTOCOL
@@ -216,7 +216,8 @@ async def test_heartbeat_carries_own_entries_that_the_peer_lacks_only(
         deltas = [delta for request in requests for delta in request.states.deltas]
         return [entry.key for delta in deltas for entry in delta.entries]
 
-    whole = ["address", "disk", "led", f"commits/{DATASETS.key}", "commits/gfs", "commits/nam"]
+    stored = [*sorted(HIDDEN_TABLES), "gfs", "nam"]
+    whole = ["address", "disk", "led", *(f"commits/{key}" for key in stored)]
     assert [await reported() for _ in range(2)] == [whole, []]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     post.wire.replies_lost.add("b")
@@ -389,45 +390,6 @@ async def test_heartbeat_of_a_node_that_missed_a_drop_omits_the_dataset(
     assert a.view.sequences("gfs") == b.catalog.shard("gfs").published(), "others arrive"
     assert (a.view.sequences("nam"), a.view.sequences("nam@1")) == (EMPTY_CURSOR, EMPTY_CURSOR)
     assert a.view.losses.known == []
-
-
-@pytest.mark.parametrize("messaging_options", [MessagingOptions(samplers_together_max=2)], ids=[""])
-async def test_heartbeat_announces_a_revocation_until_acknowledged(post: Post) -> None:
-    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
-    digests = [f"{number:064x}" for number in range(3)]
-    for digest in digests:
-        await a.samplers.revoke_here(digest)
-    post.wire.away.add("b")
-    assert len((await post.heartbeat("a", "b")).heartbeat.samplers) == 2
-    post.wire.away.clear()
-    counts = []
-    async with asyncio.timeout(TIMEOUT_S):
-        while post["a"]._boxes["b"].samplers.keys() != set(digests):
-            counts.append(len((await post.heartbeat("a", "b")).heartbeat.samplers))
-            await asyncio.sleep(0.01)
-    assert max(counts) == 2
-    assert len((await post.heartbeat("a", "b")).heartbeat.samplers) == 0
-    assert b.samplers.news() == a.samplers.news()
-    post.open("b")  # as after a restart, perhaps with an older copy of its directory
-    await post.heartbeat("a", "b")
-    assert len((await post.heartbeat("a", "b")).heartbeat.samplers) == 2
-
-
-async def test_heartbeat_with_an_invalid_digest_is_not_acknowledged(post: Post) -> None:
-    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
-    request = peers_pb2.GossipRequest(
-        sender="a",
-        topology_fingerprint=a.topology.fingerprint,
-        protocol=PROTOCOL,
-        heartbeat=peers_pb2.Heartbeat(
-            samplers=[peers_pb2.SamplerNotice(digest="no digest", revoked_at=1.0)]
-        ),
-    )
-    reply = await post["b"].receive(request)
-    assert list(reply.samplers) == []
-    request.heartbeat.samplers[0].digest = "0" * 64
-    assert list((await post["b"].receive(request)).samplers) == ["0" * 64]
-    assert b.samplers.news() == {"0" * 64: 1.0}
 
 
 async def test_heartbeat_carries_synopses_until_acknowledged(

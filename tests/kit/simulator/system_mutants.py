@@ -8,44 +8,38 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from galileo.node.definitions import (
-    AnyChange,
-    CreateDataset,
-    Definition,
-    Definitions,
-    DefinitionsPage,
-    Draft,
-    Position,
-    SetRetention,
-)
-from galileo.node.system_tables import SystemTables
+from galileo.node.definitions import CreateDataset, Definition, SetRetention
+from galileo.node.peers import RowChange
+from galileo.node.system_rows import Draft, Page, Position, Rows
+from galileo.node.system_tables import SystemPartition, SystemTable
 from galileo.storage.commits import Commit
 from simulator.system_world import run_system
 
-TABLES = "galileo.node.system_tables.SystemTables"
+TABLES = "galileo.node.system_tables.SystemTable"
+PARTITION = "galileo.node.system_tables.SystemPartition"
 RULES = "galileo.node.definitions"
-begin, read_published = SystemTables.__init__, SystemTables._read_published
-make_page = SystemTables._page
+begin, read_published = SystemTable.__init__, SystemTable._read_published
+make_page = SystemTable._page
 create, retain = CreateDataset.apply, SetRetention.apply
 
 
-def _leads_for_ever(self: SystemTables) -> None:
+def _leads_for_ever(self: SystemPartition) -> None:
     """Answers without a lease."""
 
 
-async def _reads_afterwards(self: SystemTables) -> Definitions:
+async def _reads_afterwards(self: SystemTable[Any]) -> Rows[Any]:
     """Answers with what was known before, and reads what else is published only then."""
-    known = copy.deepcopy(self._definitions)
+    known = copy.deepcopy(self._rows)
     await read_published(self)
     return known
 
 
-def _creates_again(self: CreateDataset, draft: Draft) -> None:
+def _creates_again(self: CreateDataset, draft: Draft[Definition]) -> None:
     """Creates the dataset once more if it was dropped since the call began."""
     create(replace(self, generation=draft[self.name].generations), draft)
 
 
-def _sets_again(self: SetRetention, draft: Draft) -> None:
+def _sets_again(self: SetRetention, draft: Draft[Definition]) -> None:
     """Sets the policy with each attempt."""
     retain(replace(self, version=draft[self.name].retention.version + 1), draft)
 
@@ -61,17 +55,17 @@ class _NoLock:
 class _Alone:
     """Carries each change out by itself, whatever else is carried out."""
 
-    def __init__(self, tables: SystemTables) -> None:
+    def __init__(self, tables: SystemTable[Any]) -> None:
         self._tables = tables
 
-    async def call(self, change: AnyChange) -> Definition:
+    async def call(self, change: RowChange) -> Definition:
         [outcome] = await self._tables._carry_out([change])
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
 
-def _has_many_consumers(self: SystemTables, *args: Any, **options: Any) -> None:
+def _has_many_consumers(self: SystemTable[Any], *args: Any, **options: Any) -> None:
     begin(self, *args, **options)
     mutated: Any = self
     mutated._changing, mutated._calls = _NoLock(), _Alone(self)
@@ -82,15 +76,15 @@ def _unchecked(*args: Any, unchanged_since: int, **options: Any) -> Commit:
     return Commit(*args, **options)
 
 
-def _goes_on_anywhere(self: SystemTables, after: Position, term: int) -> DefinitionsPage:
+def _goes_on_anywhere(self: SystemTable[Any], after: Position, term: int) -> Page:
     """Takes a position of another leader for one of its own."""
     return make_page(self, replace(after, term=term), term)
 
 
-async def _offers_nothing(self: SystemTables, *_: object) -> None: ...
+async def _offers_nothing(self: SystemTable[Any], *_: object) -> None: ...
 
 
-def _skips_the_rest(self: Definitions, sequence: int, name: str) -> Sequence[tuple[int, str]]:
+def _skips_the_rest(self: Rows[Any], sequence: int, name: str) -> Sequence[tuple[int, str]]:
     """Leaves out the other names of the commit in which a page ends."""
     return sorted((at, name) for name, at in self.sequences.items() if at > sequence)
 
@@ -98,7 +92,7 @@ def _skips_the_rest(self: Definitions, sequence: int, name: str) -> Sequence[tup
 MANY_CONSUMERS = {f"{TABLES}.__init__": _has_many_consumers}
 """No mistake: the journal refuses what another consumer has made obsolete."""
 SYSTEM_MUTANTS: Mapping[str, Mapping[str, Any]] = {
-    "answers_without_lease": {f"{TABLES}._check_lead": _leads_for_ever},
+    "answers_without_lease": {f"{PARTITION}.check_lead": _leads_for_ever},
     "answers_before_it_has_read": {f"{TABLES}._read_published": _reads_afterwards},
     "creates_again": {f"{RULES}.CreateDataset.apply": _creates_again},
     "sets_again": {f"{RULES}.SetRetention.apply": _sets_again},
@@ -108,7 +102,7 @@ SYSTEM_MUTANTS: Mapping[str, Mapping[str, Any]] = {
         f"{TABLES}._offer": _offers_nothing,
         f"{TABLES}._gather": _offers_nothing,
     },
-    "page_skips_names": {f"{RULES}.Definitions.after": _skips_the_rest},
+    "page_skips_names": {"galileo.node.system_rows.Rows.after": _skips_the_rest},
 }
 
 

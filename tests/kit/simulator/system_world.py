@@ -967,7 +967,7 @@ def run_system(
     of_nodes = {
         "galileo.node.system_tables.PATIENCE_S": PATIENCE_S,
         "galileo.node.system_tables.COMMIT_WAIT_S": COMMIT_WAIT_S,
-        "galileo.node.definitions.PAGE_BYTES_MAX": PAGE_BYTES_MAX,
+        "galileo.node.system_rows.PAGE_BYTES_MAX": PAGE_BYTES_MAX,
     }
 
     async def play(loop: PausingLoop) -> SystemWorld:

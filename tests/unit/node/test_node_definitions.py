@@ -23,25 +23,21 @@ from galileo.errors import (
 )
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Feature, Schema, features_to_json
-from galileo.node import definitions
+from galileo.node import definitions, system_rows
 from galileo.node.definitions import (
+    DEFINITION_ROWS,
     NOTHING,
     AddFeatures,
-    AnyChange,
     CreateDataset,
     Definition,
-    DefinitionRow,
-    Definitions,
-    Draft,
     DropDataset,
-    LookUp,
-    OfferDefinition,
     SetRetention,
     decode,
     encode,
-    first_rows,
     merged,
 )
+from galileo.node.peers import RowChange
+from galileo.node.system_rows import Draft, LookUp, OfferRow, Row, Rows, first_rows
 
 DEPTH, SPEED = (Schema("x", [Feature(name)]) for name in ("depth", "speed"))
 GUST, SITE = Feature("gust"), Feature("site", type="text")
@@ -61,9 +57,9 @@ def retain(policy: Retention, dataset: str = "x") -> SetRetention:
     return SetRetention(dataset, policy.to_json())
 
 
-def apply(change: AnyChange, present: Definition) -> Definition:
+def apply(change: RowChange, present: Definition) -> Definition:
     """What a definition is after one more attempt of a change that has begun."""
-    before = Definitions()
+    before = Rows(DEFINITION_ROWS)
     if present != NOTHING:
         before.put(change.name, present, 1)
     draft = Draft(before)
@@ -71,7 +67,7 @@ def apply(change: AnyChange, present: Definition) -> Definition:
     return draft[change.name]
 
 
-def carry_out(change: AnyChange, present: Definition) -> Definition:
+def carry_out(change: RowChange, present: Definition) -> Definition:
     return apply(change.begun(present), present)
 
 
@@ -170,8 +166,8 @@ def test_key_of_a_later_generation_than_is_known_is_unknown() -> None:
 # --- room and quotas -----------------------------------------------------------------------------
 
 
-def _of(*present: Definition, names: Sequence[str] = ("x", "y", "z")) -> Definitions:
-    known = Definitions()
+def _of(*present: Definition, names: Sequence[str] = ("x", "y", "z")) -> Rows[Definition]:
+    known = Rows(DEFINITION_ROWS)
     for number, (name, definition) in enumerate(zip(names, present, strict=False), start=1):
         known.put(name, definition, number)
     return known
@@ -201,7 +197,7 @@ def test_quota_of_a_principal_counts_names_dropped_ones_included() -> None:
     quota = {"creator": "ann", "names_max": 2}
     draft = Draft(_of(Definition(0, DEPTH, "1", "ann")))
     named("y", **quota).apply(draft)
-    assert draft.created_by("ann") == 2
+    assert draft.total("ann") == 2
     with raises(QuotaExceeded, quota="datasets_max", bound=2):
         named("z", **quota).apply(draft)
     named("z", creator="bob", names_max=1).apply(draft)
@@ -209,21 +205,21 @@ def test_quota_of_a_principal_counts_names_dropped_ones_included() -> None:
     with raises(QuotaExceeded, quota="datasets_max", bound=2):
         named("v", **quota).apply(draft)
     replace(named("y", "again", **quota), generation=1).apply(draft)
-    assert (draft.created_by("ann"), draft.created_by("bob")) == (2, 1)
+    assert (draft.total("ann"), draft.total("bob")) == (2, 1)
 
 
 def test_name_that_another_principal_creates_again_counts_as_its_own() -> None:
     draft = Draft(_of(Definition(1, creator="ann")))
     replace(named("x", creator="bob", names_max=1), generation=1).apply(draft)
-    assert (draft.created_by("ann"), draft.created_by("bob")) == (0, 1)
+    assert (draft.total("ann"), draft.total("bob")) == (0, 1)
     named("y", creator="ann", names_max=1).apply(draft)
-    assert draft.created_by("ann") == 1
+    assert draft.total("ann") == 1
 
 
 # --- random histories ----------------------------------------------------------------------------
 
 
-def random_change(chance: random.Random, number: int, known: Definition) -> AnyChange:
+def random_change(chance: random.Random, number: int, known: Definition) -> RowChange:
     """A change of a client that has seen some state of the name."""
     key = f"x@{known.generations}" if known.generations else "x"
     if known.schema is None:
@@ -241,7 +237,7 @@ def random_change(chance: random.Random, number: int, known: Definition) -> AnyC
 def states(seed: int, steps: int = 12) -> list[Definition]:
     """All states of a name in a history of changes, of which some are repeated or late."""
     chance, history = random.Random(seed), [NOTHING]
-    begun = list[AnyChange]()
+    begun = list[RowChange]()
     for number in range(steps):
         present = history[-1]
         try:
@@ -279,7 +275,7 @@ def test_states_only_grow_and_merge_into_the_later_one_in_any_order(seed: int) -
 def test_change_repeated_after_any_others_has_its_effect_at_most_once(seed: int) -> None:
     """Right after it, a repetition changes nothing; later, it takes back nothing that came then."""
     chance, present = random.Random(seed), NOTHING
-    done = list[tuple[AnyChange, Definition]]()
+    done = list[tuple[RowChange, Definition]]()
     for number in range(12):
         try:
             change = random_change(chance, number, present).begun(present)
@@ -302,7 +298,7 @@ def test_offers_bring_a_leader_that_lost_states_to_the_last_one(seed: int) -> No
     history, chance = states(seed), random.Random(seed)
     present = chance.choice(history)
     for one in chance.sample(history, k=len(history)):
-        present = carry_out(OfferDefinition("x", encode(as_known(one))), present)
+        present = carry_out(OfferRow("x", encode(as_known(one))), present)
     assert as_known(present) == as_known(history[-1])
 
 
@@ -328,7 +324,7 @@ def test_row_that_is_no_definition_is_corrupt(data: str) -> None:
 def test_changes_after_a_position_are_those_of_a_list(
     puts: list[tuple[str, bool]], data: st.DataObject
 ) -> None:
-    known, last, sequence = Definitions(), dict[str, int](), 1
+    known, last, sequence = Rows(DEFINITION_ROWS), dict[str, int](), 1
     for name, is_next in puts:
         sequence += is_next
         known.put(name, PRESENT, sequence)
@@ -343,8 +339,8 @@ def test_changes_after_a_position_are_those_of_a_list(
 def test_page_has_at_least_one_row_and_no_more_bytes_than_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows = [DefinitionRow(name, "1234") for name in "abc"]
+    rows = [Row(name, "1234") for name in "abc"]
     for size, count in ((1, 1), (7, 1), (8, 2), (12, 3)):
-        monkeypatch.setattr(definitions, "PAGE_BYTES_MAX", size)
+        monkeypatch.setattr(system_rows, "PAGE_BYTES_MAX", size)
         assert first_rows(rows) == rows[:count]
     assert first_rows([]) == []

@@ -9,15 +9,8 @@ import pytest
 
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Feature, Schema
-from galileo.node.definitions import (
-    Definition,
-    Definitions,
-    Draft,
-    Listing,
-    OfferDefinition,
-    encode,
-    merged,
-)
+from galileo.node.definitions import DEFINITION_ROWS, Definition, encode, merged
+from galileo.node.system_rows import Draft, Listing, OfferRow, Rows
 
 NARROW = Schema("nam", [Feature("depth")])
 DAY = VersionedRetention(2, Retention("1d"))
@@ -37,7 +30,7 @@ def as_known(definition: Definition) -> Definition:
 
 @pytest.mark.parametrize("state", STATES, ids=range(len(STATES)))
 def test_node_that_knows_what_is_agreed_on_offers_nothing(state: Definition) -> None:
-    assert not list(Listing({"nam": state}).missing({"nam": as_known(state)}))
+    assert not list(Listing(DEFINITION_ROWS, {"nam": state}).missing({"nam": as_known(state)}))
 
 
 @pytest.mark.parametrize(("first", "last"), [*itertools.combinations(range(len(STATES)), 2)])
@@ -47,8 +40,8 @@ def test_offer_brings_the_later_state_and_keeps_the_creator(first: int, last: in
         result = merged(known, other)
         assert as_known(result) == as_known(later)
         assert result.creator == "ann"
-    definitions = Definitions()
+    definitions = Rows(DEFINITION_ROWS)
     definitions.put("nam", earlier, 1)
     draft = Draft(definitions)
-    OfferDefinition("nam", encode(as_known(later))).apply(draft)
-    assert draft.created_by("ann") == 1
+    OfferRow("nam", encode(as_known(later))).apply(draft)
+    assert draft.total("ann") == 1

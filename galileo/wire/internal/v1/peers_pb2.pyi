@@ -318,14 +318,9 @@ class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SYNOPSES_FIELD_NUMBER: _builtins.int
-    SAMPLERS_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def synopses(self) -> _containers.RepeatedCompositeFieldContainer[Global___SynopsisChange]: ...
-    @_builtins.property
-    def samplers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SamplerNotice]:
-        """that the receiver may not have"""
-
     @_builtins.property
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionMove]:
         """all that it knows"""
@@ -334,12 +329,11 @@ class Heartbeat(_message.Message):
         self,
         *,
         synopses: _abc.Iterable[Global___SynopsisChange] | None = ...,
-        samplers: _abc.Iterable[Global___SamplerNotice] | None = ...,
         moves: _abc.Iterable[Global___PartitionMove] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["moves", b"moves", "samplers", b"samplers", "synopses", b"synopses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moves", b"moves", "synopses", b"synopses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -371,29 +365,6 @@ class PartitionMove(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PartitionMove: _TypeAlias = PartitionMove  # noqa: Y015
-
-@_typing.final
-class SamplerNotice(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DIGEST_FIELD_NUMBER: _builtins.int
-    REVOKED_AT_FIELD_NUMBER: _builtins.int
-    digest: _builtins.str
-    revoked_at: _builtins.float
-    """0: it is not"""
-    def __init__(
-        self,
-        *,
-        digest: _builtins.str = ...,
-        revoked_at: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "revoked_at", b"revoked_at"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SamplerNotice: _TypeAlias = SamplerNotice  # noqa: Y015
 
 @_typing.final
 class GossipRequest(_message.Message):
@@ -457,7 +428,6 @@ class GossipReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SYNOPSES_FIELD_NUMBER: _builtins.int
-    SAMPLERS_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
     IS_BEHIND_FIELD_NUMBER: _builtins.int
@@ -476,10 +446,6 @@ class GossipReply(_message.Message):
         """What the receiver holds of the sender's synopses, so that the next change continues there."""
 
     @_builtins.property
-    def samplers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """digests of which the receiver has taken in the news"""
-
-    @_builtins.property
     def states(self) -> Global___NodeStates:
         """of the receiver, if the request had some"""
 
@@ -487,7 +453,6 @@ class GossipReply(_message.Message):
         self,
         *,
         synopses: _abc.Iterable[Global___SynopsisVersion] | None = ...,
-        samplers: _abc.Iterable[_builtins.str] | None = ...,
         run: _builtins.int = ...,
         topology_version: _builtins.int = ...,
         is_behind: _builtins.bool = ...,
@@ -496,7 +461,7 @@ class GossipReply(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["states", b"states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_behind", b"is_behind", "run", b"run", "samplers", b"samplers", "states", b"states", "synopses", b"synopses", "topology", b"topology", "topology_version", b"topology_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_behind", b"is_behind", "run", b"run", "states", b"states", "synopses", b"synopses", "topology", b"topology", "topology_version", b"topology_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -593,23 +558,19 @@ class GetSamplerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: _builtins.int
-    LOCAL_FIELD_NUMBER: _builtins.int
     FACTS_ONLY_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
-    local: _builtins.bool
-    """only if the receiver has it"""
     facts_only: _builtins.bool
     """without the archive"""
     def __init__(
         self,
         *,
         digest: _builtins.str = ...,
-        local: _builtins.bool = ...,
         facts_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "facts_only", b"facts_only", "local", b"local"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "facts_only", b"facts_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
