@@ -457,7 +457,7 @@ def _digests() -> Iterator[bytes]:
 
 def _change_row() -> Iterator[bytes]:
     for text in _large_schemas():
-        yield CHANGE_ROW.encode(DATASETS.key, CreateDataset(text, "made"))
+        yield CHANGE_ROW.encode(DATASETS.key, CreateDataset("large", text, "made"))
     features = [galileo.Feature(f"a{i}") for i in range(15_000)]
     yield CHANGE_ROW.encode(DATASETS.key, AddFeatures(WIDE, features_to_json(features)))
     yield CHANGE_ROW.encode(DATASETS.key, OfferRow("made", "[" * len(LONG)))

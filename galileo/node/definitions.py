@@ -121,6 +121,7 @@ class CreateDataset:
     """Creates a dataset in the next generation of its name.
 
     Attributes:
+        name: of the dataset.
         schema_json: of it, in any generation.
         creation: a random id of the call.
         creator: the principal that calls, "" if it has no quota.
@@ -134,6 +135,7 @@ class CreateDataset:
         InputError: the cluster has too many others, or the definition is too large.
     """
 
+    name: str
     schema_json: str
     creation: str
     creator: str = ""
@@ -144,19 +146,14 @@ class CreateDataset:
     def schema(self) -> StoredSchema:
         return stored_schema_from_json(self.schema_json)
 
-    @property
-    def name(self) -> str:
-        return self.schema.name
-
     def begun(self, present: Definition) -> CreateDataset:
         if present.schema is not None:
-            wanted = self.schema
-            raise existing_dataset(present.schema, same=present.schema.is_wanted(wanted))
+            same = present.schema.is_wanted(self.schema)
+            raise existing_dataset(present.schema, same=same)
         return replace(self, generation=present.generations)
 
     def apply(self, draft: Draft[Definition]) -> None:
-        schema = self.schema
-        name, present = schema.name, draft[schema.name]
+        schema, name, present = self.schema, self.name, draft[self.name]
         if present.generations > self.generation:
             raise dropped_dataset(name, is_again=present.schema is not None)
         if present.schema is not None:

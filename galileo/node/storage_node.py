@@ -403,7 +403,8 @@ class StorageNode:
             schema = schema.spread(len(self.topology.partitions))
         if isinstance(schema, Channel) and schema.schema is None:
             schema = await self._bind_channel(schema)
-        change = CreateDataset(schema.to_json(), secrets.token_hex(8), creator, names_max)
+        text, creation = schema.to_json(), secrets.token_hex(8)
+        change = CreateDataset(schema.name, text, creation, creator, names_max)
         definition = await self.system.change(change)
         created = definition.schema
         assert created is not None, "created without a schema"

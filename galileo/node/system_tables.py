@@ -131,7 +131,6 @@ class SystemTable(Generic[V]):
         learn: keeps what was agreed on about names, as far as it is newer.
         known: what this node keeps, which it offers if the leader lacks it.
         listed: called with all rows of a table that was read from its first row.
-
     """
 
     def __init__(
@@ -250,15 +249,9 @@ class SystemTable(Generic[V]):
         """Carries changes out in one commit, one group after the other."""
         async with self._changing:
             draft: Draft[Any] = Draft(await self._read_published())
-            outcomes = list[V | Exception]()
             if not self._read_until and not self._has_gathered:
                 await self._gather(draft)
-            for change in changes:
-                try:
-                    change.apply(draft)
-                    outcomes.append(draft[change.name])
-                except GalileoError as error:
-                    outcomes.append(error)
+            outcomes = await self._in_thread(_apply_all, changes, draft)
             if draft.changed:
                 await self._commit(draft)
             self._has_gathered = True
@@ -500,6 +493,18 @@ class SystemTable(Generic[V]):
 
 def _as_text(attachment: pa.Buffer | None) -> str | None:
     return None if attachment is None else base64.b64encode(attachment).decode()
+
+
+def _apply_all(changes: Sequence[RowChange], draft: Draft[Any]) -> list[Any]:
+    """Makes changes one after the other: the value after each one, or why it is not made."""
+    outcomes = list[Any]()
+    for change in changes:
+        try:
+            change.apply(draft)
+            outcomes.append(draft[change.name])
+        except GalileoError as error:
+            outcomes.append(error)
+    return outcomes
 
 
 def _no_leader() -> Unavailable:

@@ -137,8 +137,8 @@ def test_forgotten_directory_that_turns_up_serves_nothing(
     node.start()
     node.wait()
     wait_until(lambda: client.query("numbered").missing == lost, what="the node to serve nothing")
-    told = CliRunner().invoke(main, ["--node", node.address, "doctor", "--json"]).output
-    assert "have begun anew in another one" in told
+    shown = CliRunner().invoke(main, ["--node", node.address, "doctor", "--json"]).output
+    assert "have begun anew in another one" in shown
     node.stop()
     shutil.rmtree(directory)
     later.rename(directory)

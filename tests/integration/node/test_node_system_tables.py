@@ -277,7 +277,7 @@ async def test_new_leader_answers_with_all_that_was_agreed_on(world: SystemWorld
 
 
 def create(name: str, creation: str = "1") -> CreateDataset:
-    return CreateDataset(sea(name).to_json(), creation, generation=0)
+    return CreateDataset(name, sea(name).to_json(), creation, generation=0)
 
 
 async def test_change_that_waits_for_the_disk_leaves_the_next_one_alone(

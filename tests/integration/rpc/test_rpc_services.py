@@ -458,7 +458,10 @@ async def test_definitions_of_many_bytes_are_stored_by_several_commits(company: 
     features = [Feature(f"f{number}", "u" * 1_900) for number in range(FEATURES_MAX)]
     leader = company["a"].node
     texts = [Schema(name, features).to_json() for name in names]
-    changes = [CreateDataset(text, "id", generation=0) for text in texts]
+    changes = [
+        CreateDataset(name, text, "id", generation=0)
+        for name, text in zip(names, texts, strict=True)
+    ]
     await asyncio.gather(*(leader.system.carry_out(change) for change in changes))
     assert (await leader.system.look_up(names[-1])).schema == Schema(names[-1], features)
     journal = leader.catalog.shards[DATASETS.key].journals[SYSTEM]

@@ -46,7 +46,7 @@ PRESENT = Definition(0, DEPTH, "1")
 
 
 def create(schema: Schema = DEPTH, creation: str = "1", **quota: object) -> CreateDataset:
-    return CreateDataset(schema.to_json(), creation, **quota)  # type: ignore[arg-type]
+    return CreateDataset(schema.name, schema.to_json(), creation, **quota)  # type: ignore[arg-type]
 
 
 def add(*features: Feature, dataset: str = "x") -> AddFeatures:
