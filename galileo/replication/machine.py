@@ -820,7 +820,7 @@ class Replica:
             sent = max(sent, log.start)
             until = min(log.end, max(match, log.start) + self.options.frames_max)
             has_frames = is_reset or sent < until
-            # The message that told of the last commit may be lost, and no further frame may follow.
+            # The message with the last commit may be lost, and no further frame may follow.
             is_committed_late = is_late and peer.sent_commits.get(name, 0) < log.committed
             is_committed_news = peer.announced.get(name, 0) < self._announceable(log)
             if not (has_frames or is_committed_late or is_committed_news):
@@ -899,7 +899,7 @@ class Replica:
         if new.voters != current.voters and not new.is_majority(self._present(lead) & alive):
             return  # A member that has not answered since the last change may be lost for good.
         lead.floor = {name: log.committed for name, log in self.logs.items()}
-        # They are told of the set at once, not when `resend_s` is over.
+        # They hear of the set at once, not when `resend_s` is over.
         for peer in lead.peers.values():
             peer.started_at = -inf
         self._save(set=new)
@@ -950,7 +950,7 @@ class Replica:
     # --- the follower --------------------------------------------------------------------------
 
     def _on_start_term(self, sender: Member, message: StartTerm, now: float) -> None:
-        # A leader of an earlier term resigns when a member refuses it, and is told again.
+        # A leader of an earlier term resigns when a member refuses it, and is asked again.
         if not self._is_current(sender, message.term) or self.leadership is not None:
             return
         # A message that comes late may have an earlier set.

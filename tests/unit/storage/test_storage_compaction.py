@@ -122,7 +122,7 @@ def test_journal_merge_rate_limit_gets_every_byte_and_can_stop(
 
 
 class NotedLock:
-    """A lock that tells when somebody wants it."""
+    """A lock that shows when a thread wants it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
