@@ -346,7 +346,7 @@ class Shard:
             self._write_durably([a for a in appendings.values() if a.group.headers], executor)
             self.durable_s += time.monotonic() - begun
         results = {partition: appending.results for partition, appending in appendings.items()}
-        # The journals have the commits from here on, so a reader that finds a path can read its rows.
+        # The journals have the commits from here on, so readers of a path find its rows.
         self._index(
             [
                 (partition, result.sequence, commit.paths)

@@ -950,7 +950,7 @@ class Replica:
     # --- the follower --------------------------------------------------------------------------
 
     def _on_start_term(self, sender: Member, message: StartTerm, now: float) -> None:
-        # A leader of an earlier term resigns when a member refuses it, and is asked again.
+        # A leader of an earlier term resigns when a member refuses it, and gets this message again.
         if not self._is_current(sender, message.term) or self.leadership is not None:
             return
         # A message that comes late may have an earlier set.
