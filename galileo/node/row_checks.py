@@ -32,7 +32,7 @@ from galileo.wire.reader_rows import progress_of
 def check_reserved(schema: StoredSchema) -> None:
     """Raises InvalidSchema if a name or a place is Galileo's own, and the schema is not Galileo's.
 
-    System tables exist from the start, so nobody creates one.
+    System tables exist from the start, so no call creates one.
     """
     if schema == WORKERS:
         return
