@@ -220,6 +220,7 @@ class Cluster:
 
     def start(self, name: str, *, is_founded: bool = True) -> StorageNode:
         store = Store.open(self.directory / name, self.journals, wall=self.clock.wall)
+        before = self.topology
         if is_founded:
             self.topology = founded(self.topology, name, store)
         node = StorageNode(
@@ -237,7 +238,8 @@ class Cluster:
             is_alive=self.network.nodes.__contains__,
         )
         self.running[name] = asyncio.create_task(replicas.run())
-        for other in self.nodes if is_founded else ():
+        # A node that starts again may have an earlier topology than the others.
+        for other in self.nodes if self.topology != before else ():
             other.live.replace_nodes(self.topology)
         self.tell_leaders()
         return node

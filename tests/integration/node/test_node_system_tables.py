@@ -612,10 +612,10 @@ class Client:
             self.late.clear()  # What came before it and is not there now is refused for good.
 
     def reachable(self) -> set[State]:
-        """The states, each with any of the late calls done."""
+        """The states, each with as many of the late calls done as there are."""
         states = set(self.states)
-        while more := {step(state)[1] for state in states for step in self.late} - states:
-            states |= more
+        for _ in self.late:
+            states |= {step(state)[1] for state in states for step in self.late}
         return states
 
 

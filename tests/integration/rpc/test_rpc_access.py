@@ -258,9 +258,6 @@ NODES_ONLY = {
     "VersionRequest": ("share",),
     "ChildrenRequest": ("local",),
     "RemoveNodeRequest": ("is_drained",),
-    "UploadSamplerRequest": ("kept",),
-    "RevokeSamplerRequest": ("local",),
-    "GetSamplerRequest": ("local",),
 }
 
 

@@ -27,7 +27,7 @@ from galileo.dht.register import Ballot, first_state
 from galileo.election.messages import AssignmentAccepted, Digest, Poll, RecordRequest
 from galileo.errors import ConfigError, InputError
 from galileo.model.schema import Feature
-from galileo.model.system import HIDDEN_TABLES
+from galileo.model.system import SYSTEM_TABLES
 from galileo.node.cluster_view import ClusterView
 from galileo.query import parse
 from galileo.rpc.internal import PROTOCOL
@@ -216,7 +216,7 @@ async def test_heartbeat_carries_own_entries_that_the_peer_lacks_only(
         deltas = [delta for request in requests for delta in request.states.deltas]
         return [entry.key for delta in deltas for entry in delta.entries]
 
-    stored = [*sorted(HIDDEN_TABLES), "gfs", "nam"]
+    stored = [*sorted(SYSTEM_TABLES), "gfs", "nam"]
     whole = ["address", "disk", "led", *(f"commits/{key}" for key in stored)]
     assert [await reported() for _ in range(2)] == [whole, []]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
