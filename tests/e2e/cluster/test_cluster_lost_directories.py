@@ -136,9 +136,13 @@ def test_forgotten_directory_that_turns_up_serves_nothing(
     saved.rename(directory)
     node.start()
     node.wait()
-    wait_until(lambda: client.query("numbered").missing == lost, what="the node to serve nothing")
-    shown = CliRunner().invoke(main, ["--node", node.address, "doctor", "--json"]).output
-    assert "have begun anew in another one" in shown
+
+    def tells() -> bool:
+        shown = CliRunner().invoke(main, ["--node", node.address, "doctor", "--json"]).output
+        return "have begun anew in another one" in shown
+
+    wait_until(tells, what="the node to hear that its directory was given up")
+    assert client.query("numbered").missing == lost
     node.stop()
     shutil.rmtree(directory)
     later.rename(directory)

@@ -278,9 +278,9 @@ class Cluster:
                 await asyncio.sleep(0.01)
 
     async def stop(self, name: str) -> None:
-        running = self.running.pop(name)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        if (running := self.running.pop(name, None)) is not None:  # A stop may have been cut off.
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
         await self.network.nodes.pop(name).close()
 
     async def restart(self, name: str) -> StorageNode:

@@ -9,6 +9,7 @@ from typing import Any
 
 from galileo.client.numbered_rows import read_row, replace_row
 from galileo.client.results import Notifications
+from galileo.model.reader import POSITIONS
 from galileo.worker.delivery import Delivery
 from galileo.worker.endpoints import Chunk, DeliveryError, RefusedError
 
@@ -25,8 +26,8 @@ class IgnoresOthers(Delivery):
     """Without compare-and-set, a worker that was replaced moves the position back."""
 
     async def _store(self, **changes: Any) -> None:
-        row = await read_row(self._client, self._positions, self._pair.broker.name)
-        self._row = await replace_row(self._client, self._positions, row, **changes)
+        row = await read_row(self._client, POSITIONS, self._reader)
+        self._row = await replace_row(self._client, POSITIONS, row, **changes)
 
     async def _check_position(self, age_max_s: float) -> None:
         pass

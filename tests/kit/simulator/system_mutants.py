@@ -59,8 +59,8 @@ class _Alone:
         self._tables = tables
 
     async def call(self, change: RowChange) -> Definition:
-        [outcome] = await self._tables._carry_out([change])
-        if isinstance(outcome, Exception):
+        outcomes: list[Definition | Exception] = [*await self._tables._carry_out([change])]
+        if isinstance(outcome := outcomes[0], Exception):
             raise outcome
         return outcome
 

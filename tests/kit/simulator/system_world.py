@@ -887,7 +887,7 @@ class SystemWorld(World):
         """Rows only grow, and nothing is created or set twice."""
         rows: dict[str, Definition] = {}
         creations = dict[str, tuple[str, int]]()
-        policies = dict[VersionedRetention, tuple[str, int]]()
+        policies = dict[Retention, tuple[str, int, int]]()
         for _, changed in log:
             for name, row in changed.items():
                 before = rows.get(name, NOTHING)
