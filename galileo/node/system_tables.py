@@ -155,7 +155,7 @@ class SystemTable(Generic[V]):
         self._calls = GroupedCalls[RowChange, V](
             self._carry_out, wait_s=COMMIT_WAIT_S, items_max=kind.changes_max
         )
-        self._followed = Rows(kind)
+        self._followed: dict[str, Mapping[str, int]] = {}
         self._position = Position()
         self._listing: Listing[V] | None = Listing(kind)
         self._has_news = asyncio.Event()
@@ -200,7 +200,7 @@ class SystemTable(Generic[V]):
 
     def total(self, key: str) -> int:
         """What is counted under a key over all values, as far as this node knows."""
-        return self._followed.totals[key]
+        return sum(counts.get(key, 0) for counts in self._followed.values())
 
     async def announce(self, name: str, value: V) -> tuple[str, ...]:
         """Has all nodes learn a value now; returns those that do not answer and will follow."""
@@ -463,8 +463,7 @@ class SystemTable(Generic[V]):
                 self._listing = Listing(self._kind)
             learned = await self._in_thread(self._kind.values, page.rows)
             await self._learn(learned)
-            for name, value in learned.items():
-                self._followed.put(name, value, page.reached.sequence)
+            self._followed |= {name: self._kind.totals(one) for name, one in learned.items()}
             if self._listing is not None:
                 self._listing.heard |= learned
             self._position, is_last = page.reached, page.is_last
