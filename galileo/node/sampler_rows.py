@@ -41,7 +41,7 @@ class UploadedSampler:
         bytes: of the archive.
         sent_by: the first sender, as its client says.
         sent_at: seconds since 1970.
-        revoked_at: likewise; 0: it is not revoked.
+        revoked_at: seconds since 1970; 0 while the sampler is not revoked.
     """
 
     digest: str

@@ -150,8 +150,7 @@ class SamplerStore:
         reason = await asyncio.to_thread(unavailable_reason)
         if reason is not None:
             raise SandboxUnavailable(
-                f"node {self._partition.name} cannot run uploaded samplers: {reason}",
-                node=self._partition.name,
+                f"node {node} cannot run uploaded samplers: {reason}", node=node
             )
 
     # --- using them --------------------------------------------------------------------------

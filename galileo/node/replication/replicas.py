@@ -1073,8 +1073,8 @@ class Replicas:
                 partition,
                 hosted,
                 PartitionMoved(
-                    f"node {known.node} leads partition {partition} in a later term; what is of it "
-                    "in this directory is an old copy",
+                    f"node {known.node} leads partition {partition} in a later term; this "
+                    "directory has an old copy of the partition",
                     partition=partition,
                 ),
             )
