@@ -34,7 +34,7 @@ from galileo.client.numbered_rows import REVISION, read_row, replace_row
 from galileo.client.results import Notifications
 from galileo.clock import Clock
 from galileo.errors import BatchConflict, GalileoError, InvalidObservations, UnknownDataset
-from galileo.model.broker import Broker, Sink
+from galileo.model.broker import BROKERS, Broker, Sink
 from galileo.model.channel import BROKER, Channel
 from galileo.model.reader import (
     ACKNOWLEDGED,
@@ -453,8 +453,15 @@ class Delivery:
         self._checked_at = begun
 
     async def _pause(self, reason: str) -> None:
+        """Pauses the broker, unless it was changed, paused or dropped since this delivery began."""
+        row = await read_row(self._client, BROKERS, self._pair.broker.name)
+        if row[REVISION] != self._pair.revision:  # The worker's next look sees what it is now.
+            return
+        try:
+            await replace_row(self._client, BROKERS, row, paused=reason)
+        except BatchConflict:
+            return
         log.warning("broker %s is paused: %s", self._pair.broker.name, reason)
-        await self._client.pause_broker(self._pair.broker.name, reason)
         with contextlib.suppress(GalileoError):
             await self._store_position(failure=reason, failed_at=self._time(), retry_at=None)
 

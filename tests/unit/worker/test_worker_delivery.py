@@ -278,6 +278,26 @@ def test_broker_dropped_before_a_worker_can_pause_it_is_no_failure_of_the_worker
     play(scene)
 
 
+@pytest.mark.parametrize("how", ["pause", "create"])
+def test_worker_pauses_no_broker_that_was_paused_or_changed_meanwhile(how: str) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.endpoint.error, stage.endpoint.took_s = DisabledError("401"), 0.2
+        stage.journal.notify("one", "a", ["anna"])
+        await until(lambda: bool(stage.endpoint.came))
+        if how == "pause":
+            await stage.operator.pause_broker("a", "it moves")
+        else:
+            await create(stage)
+        await asyncio.sleep(stage.endpoint.took_s)
+        stage.endpoint.error = None
+        await asyncio.sleep(3 * LOOK_S)
+        [broker] = await stage.operator.brokers()
+        assert broker.paused == ("it moves" if how == "pause" else "")
+        assert bool(stage.endpoint.accepted) == (how == "create")
+
+    play(scene)
+
+
 def test_worker_pushes_while_dead_workers_cannot_be_forgotten() -> None:
     async def scene(stage: Stage) -> None:
         stage.start()
