@@ -1,0 +1,85 @@
+"""Histories of a log, and the forks at which its commits were lost.
+
+The upper half of a commit's sequence is its *history*, the lower half its number. A partition is
+founded in history 0, so that sequences are 1, 2, 3 …; it begins a later history whenever commits
+may have been lost. The next commit of each log then is number 1 of that history: the log *jumps*,
+which leaves a *fork*. A sequence thus never means two commits, and later commits are above.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from operator import itemgetter
+
+HISTORY_BITS = 31
+NUMBER_BITS = 32
+HISTORY_MAX = 2**HISTORY_BITS - 1
+
+
+def history_of(sequence: int) -> int:
+    """The history in which a commit was made."""
+    return sequence >> NUMBER_BITS
+
+
+def first_of(history: int) -> int:
+    """The sequence of a history's first commit."""
+    return (history << NUMBER_BITS) + 1
+
+
+def next_sequence(last: int, history: int) -> int:
+    """The sequence of the commit that a log gets after `last` in a history."""
+    return max(last + 1, first_of(history))
+
+
+def follows(sequence: int, last: int) -> bool:
+    """Whether a log may have `sequence` directly after `last`: the next one, or a jump."""
+    return sequence == last + 1 or (
+        history_of(sequence) > history_of(last) and sequence == first_of(history_of(sequence))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Forks:
+    """The jumps of a log, in order.
+
+    Attributes:
+        pairs: for each, the last sequence before it (0 where there is none), and the first after.
+    """
+
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def history(self) -> int:
+        """The latest history."""
+        return history_of(self.pairs[-1][1]) if self.pairs else 0
+
+    def after(self, last: int, history: int) -> Forks:
+        """These forks, and that of a history which the log has entered after its commit `last`.
+
+        They are the same ones if `history` is not a later one.
+        """
+        if history <= self.history:
+            return self
+        return Forks((*self.pairs, (last, first_of(history))))
+
+    def is_ahead(self, sequence: int) -> bool:
+        """Whether a position is of a later history than this log, which is late then."""
+        return history_of(sequence) > self.history
+
+    def last_common(self, sequence: int) -> int | None:
+        """Where a reader that has handled the commits up to `sequence` has to go on.
+
+        Returns:
+            None if all commits that were read are in this log, or if the log is late (`is_ahead`).
+            Else the last commit that the reader's history shares with this log. It is 0 for a
+            history that the log never had, for nothing says where that one began.
+        """
+        place = bisect_right(self.pairs, sequence, key=itemgetter(1))
+        if place == len(self.pairs):
+            return None
+        last = self.pairs[place][0]
+        if sequence <= last:
+            return None
+        known = history_of(self.pairs[place - 1][1]) if place else 0
+        return last if history_of(sequence) == known else 0

@@ -1,0 +1,96 @@
+"""Forks of logs, compared with whole logs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from galileo.model.forks import (
+    HISTORY_MAX,
+    Forks,
+    first_of,
+    follows,
+    history_of,
+    next_sequence,
+)
+
+
+def test_sequence_of_latest_history_fits_into_63_bits() -> None:
+    assert first_of(0) == 1
+    assert history_of(first_of(HISTORY_MAX)) == HISTORY_MAX
+    assert first_of(HISTORY_MAX) < 2**63
+
+
+@pytest.mark.parametrize(
+    ("sequence", "last", "is_legal"),
+    [
+        (1, 0, True),
+        (8, 7, True),
+        (9, 7, False),
+        (7, 7, False),
+        (first_of(3), 7, True),
+        (first_of(3), 0, True),
+        (first_of(3) + 1, 7, False),
+        (first_of(3), first_of(3) + 4, False),
+        (first_of(2), first_of(3), False),
+    ],
+)
+def test_follows_next_sequence_and_jump_only(sequence: int, last: int, is_legal: bool) -> None:
+    assert follows(sequence, last) is is_legal
+
+
+def forks_of(log: list[int]) -> Forks:
+    jumps = zip([0, *log], log, strict=False)
+    return Forks(tuple((last, first) for last, first in jumps if first != last + 1))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_last_common_equals_shared_prefix_of_whole_logs(seed: int) -> None:
+    """Logs that were each founded from a prefix of an earlier one, by comparison of all commits."""
+    rng = random.Random(seed)
+    log = list(range(1, rng.randint(1, 8)))
+    logs = [(0, log)]
+    for history in sorted(rng.sample(range(1, 40), 6)):
+        _, source = rng.choice(logs)
+        log = source[: rng.randint(0, len(source))]
+        for _ in range(rng.randint(0, 4)):
+            log.append(next_sequence(log[-1] if log else 0, history))
+        logs.append((history, log))
+    for history, log in logs:
+        last = log[-1] if log else 0
+        forks = forks_of(log).after(last, history)
+        assert forks.history == history
+        known = {0, *map(history_of, log), history}
+        for _, other in logs:
+            for count in range(1, len(other) + 1):
+                position = other[count - 1]
+                answer = forks.last_common(position)
+                if forks.is_ahead(position):
+                    assert answer is None
+                elif position in log:
+                    assert answer is None
+                    assert log[:count] == other[:count]
+                elif history_of(position) in known:
+                    shared = [a for a, b in zip(log, other[:count], strict=False) if a == b]
+                    assert answer == (shared[-1] if shared else 0)
+                else:
+                    assert answer == 0
+
+
+def test_last_common_position_not_reached_in_same_history_is_none() -> None:
+    forks = Forks(((10, first_of(4)),))
+    assert forks.last_common(first_of(4) + 100) is None
+    assert Forks().last_common(100) is None
+
+
+def test_last_common_history_without_commit_is_end_of_log() -> None:
+    forks = Forks().after(7, 2)
+    assert forks.last_common(9) == 7
+    assert forks.last_common(7) is None
+    assert forks.last_common(0) is None
+
+
+def test_last_common_unknown_history_is_beginning() -> None:
+    """A backup of commits 1 to 8 was restored, then one of commits 1 to 10."""
+    assert Forks(((10, first_of(6)),)).last_common(first_of(5) + 2) == 0
