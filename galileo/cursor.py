@@ -17,6 +17,8 @@ from weakref import ReferenceType, ref
 import numpy as np
 import numpy.typing as npt
 
+from galileo.model.forks import count_commits
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommitRange:
@@ -25,6 +27,11 @@ class CommitRange:
     partition: int
     first: int
     last: int
+
+    @property
+    def commits(self) -> int:
+        """How many commits they are; where the log jumps in between, those after the last jump."""
+        return count_commits(self.first - 1, self.last)
 
 
 class Cursor(Mapping[int, int]):

@@ -37,7 +37,7 @@ class WatchDisplay(LiveDisplay):
         """Shows what an update brought; its token stands below, to go on with."""
         self._updates += 1
         self._labels += len(update.labels)
-        self._gone += sum(dropped.last - dropped.first + 1 for dropped in update.gone)
+        self._gone += sum(dropped.commits for dropped in update.gone)
         held = [update.labels] if self._newest is None else [self._newest, update.labels]
         joined = Labels.concat(update.labels.schema, held)
         newest = joined.slice(max(0, len(joined) - LABELS_SHOWN), len(joined))

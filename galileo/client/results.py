@@ -603,7 +603,7 @@ class Update:
         return bool(len(self.labels) or self.gone or self.windows)
 
     def _repr_html_(self) -> str:
-        gone = sum(dropped.last - dropped.first + 1 for dropped in self.gone)
+        gone = sum(dropped.commits for dropped in self.gone)
         facts = {"as of": f"{self.age_s:.1f} s ago", "windows": len(self.windows) or None}
         facts |= {"more waits:": self.more, "commits gone:": gone or None}
         return notebook_repr.card("Update", facts) + self.labels._repr_html_()

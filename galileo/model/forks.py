@@ -9,6 +9,7 @@ which leaves a *fork*. A sequence thus never means two commits, and later commit
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -25,6 +26,11 @@ def history_of(sequence: int) -> int:
 def first_of(history: int) -> int:
     """The sequence of a history's first commit."""
     return (history << NUMBER_BITS) + 1
+
+
+def count_commits(after: int, until: int) -> int:
+    """The commits in (after, until], as far as numbers say; those after the last jump at least."""
+    return until - max(after, first_of(history_of(until)) - 1)
 
 
 def next_sequence(last: int, history: int) -> int:
@@ -54,6 +60,41 @@ class Forks:
         """The latest history."""
         return history_of(self.pairs[-1][1]) if self.pairs else 0
 
+    def following(self, sequence: int) -> int:
+        """The sequence that comes directly after another one."""
+        return next((first for last, first in self.pairs if last == sequence), sequence + 1)
+
+    def preceding(self, sequence: int) -> int:
+        """The sequence that comes directly before another one."""
+        return next((last for last, first in self.pairs if first == sequence), sequence - 1)
+
+    def floor(self, sequence: int) -> int:
+        """The last sequence of the log that is not above a number."""
+        return min([sequence, *(last for last, first in self.pairs if first > sequence)])
+
+    def ranges(self, after: int, until: int) -> Iterator[tuple[int, int]]:
+        """The commits (after, until] in ranges without jumps: the first and last of each."""
+        for last, first in self.pairs:
+            stop = min(last, until)
+            if after < stop:
+                yield after + 1, stop
+            after = max(after, first - 1)
+        if after < until:
+            yield after + 1, until
+
+    def count(self, after: int, until: int) -> int:
+        """The number of commits in (after, until]."""
+        return sum(last - first + 1 for first, last in self.ranges(after, until))
+
+    def between(self, after: int, until: int) -> Forks:
+        """The jumps to commits in (after, until]."""
+        pairs = tuple(pair for pair in self.pairs if after < pair[1] <= until)
+        return self if len(pairs) == len(self.pairs) else Forks(pairs)
+
+    def jumped(self, last: int, sequence: int) -> Forks:
+        """These forks, after the log has got `sequence` directly after `last`."""
+        return self if sequence == last + 1 else Forks((*self.pairs, (last, sequence)))
+
     def after(self, last: int, history: int) -> Forks:
         """These forks, and that of a history which the log has entered after its commit `last`.
 
@@ -75,7 +116,8 @@ class Forks:
             Else the last commit that the reader's history shares with this log. It is 0 for a
             history that the log never had, for nothing says where that one began.
         """
-        place = bisect_right(self.pairs, sequence, key=itemgetter(1))
+        # A range may begin behind number 0 of a history, which comes before its first commit.
+        place = bisect_right(self.pairs, sequence + 1, key=itemgetter(1))
         if place == len(self.pairs):
             return None
         last = self.pairs[place][0]

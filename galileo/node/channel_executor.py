@@ -69,6 +69,7 @@ from galileo.errors import (
 )
 from galileo.histogram import LAG_BOUNDS_S, DurationHistogram
 from galileo.model.channel import ID, NO_BROKER, Channel
+from galileo.model.forks import count_commits
 from galileo.model.rows import RowOptions
 from galileo.model.table import DELETED, Table
 from galileo.model.times import MICROS, TIME_MIN_US, column_micros, iso, times_from_micros
@@ -335,7 +336,8 @@ class ChannelExecutor:
         """How many commits of the dataset that this node has heard of are not matched yet."""
         schema = self._catalog.channel_shard(channel).schema.schema
         heard = EMPTY_CURSOR if schema is None else self._view.sequences(schema.key)
-        return sum(heard[p] - progress.cut[p] for p in progress.cut.news(heard))
+        cut = progress.cut
+        return sum(count_commits(cut[p], heard[p]) for p in cut.news(heard))
 
     def progress(self, channel: str) -> dict[int, Progress]:
         """How far each partition is that this node has executed, or tried to; by partition."""

@@ -377,7 +377,7 @@ class _Pieces:
         waiting: list[pa.Table] = []
         rows = 0
         for partition, last in until.items():
-            for sequence in range(after[partition] + 1, last + 1):
+            for sequence in self.shard.sequences(partition, after[partition], last):
                 with translate_dropped_to_retry():
                     whole = self.shard.journal(partition).read(sequence)
                 waiting.append(whole.select(self.columns))

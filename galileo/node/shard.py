@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -32,6 +33,7 @@ from galileo.errors import (
     listed,
 )
 from galileo.graph.columns import Commits
+from galileo.model.forks import Forks
 from galileo.model.schema import StoredSchema, widen
 from galileo.model.sort_keys import differs
 from galileo.model.versions import PartitionVersion
@@ -140,8 +142,8 @@ class Shard:
 
     def replay(self, partition: int, replayed: Replayed) -> None:
         """Indexes commits that the journal already has; at start, before `attach`."""
-        sequences = np.arange(replayed.first_sequence, replayed.last_sequence + 1)
-        self.index.insert_many(replayed.paths, Commits.of(partition, sequences), replayed.counts)
+        commits = Commits.of(partition, replayed.sequences)
+        self.index.insert_many(replayed.paths, commits, replayed.counts)
         self._note(partition, replayed)
 
     def attach(self, partition: int, journal: PartitionJournal, *, term: int = 0) -> None:
@@ -268,6 +270,14 @@ class Shard:
         if journal is None:
             raise self._not_here(partition)
         return journal
+
+    def sequences(self, partition: int, after: int, until: int) -> Iterator[int]:
+        """The sequences of the commits (after, until] of a partition that is here."""
+        journal = self.journals.get(partition)
+        forks = Forks() if journal is None else journal.forks
+        return chain.from_iterable(
+            range(first, last + 1) for first, last in forks.ranges(after, until)
+        )
 
     def _not_here(self, partition: int) -> GalileoError:
         if not self.owns(partition):
@@ -439,7 +449,7 @@ class Shard:
                             data,
                             schema=self.schema,
                             partition=partition,
-                            after=after + len(frames),
+                            after=frames[-1].header.sequence if frames else after,
                             epochs=epochs,
                         )
                     if frames:
@@ -534,19 +544,19 @@ class Shard:
         partitions, sequences, batches = zip(*new, strict=True)
         try:
             counts = np.array([batch.num_rows for batch in batches])
-            places = np.array(partitions, dtype=np.int32)
+            commits = Commits(np.array(partitions, dtype=np.int32), np.array(sequences))
             paths = pa.concat_batches([widen(batch, self._indexed_schema) for batch in batches])
             # Before they are published: a scan reads what is published, and then the index. So it
             # sees all paths up to the sequence that it reports.
-            self.index.insert_many(paths, Commits(places, np.array(sequences)), counts)
-            first = np.flatnonzero(differs(places))  # The commits of a partition are together.
+            self.index.insert_many(paths, commits, counts)
+            # The commits of a partition are together.
+            first = np.flatnonzero(differs(commits.partition))
             starts = np.concatenate([[0], np.cumsum(counts)])
-            stops = [*first[1:].tolist(), len(places)]
+            stops = [*first[1:].tolist(), len(commits)]
             for start, stop in zip(first.tolist(), stops, strict=True):
                 of_partition = paths.slice(starts[start], starts[stop] - starts[start])
-                self._note(
-                    partitions[start], Replayed(sequences[start], counts[start:stop], of_partition)
-                )
+                replayed = Replayed(commits.sequence[start:stop], counts[start:stop], of_partition)
+                self._note(partitions[start], replayed)
         except BaseException as error:
             # A later commit would be published without this one. The next start indexes it.
             for partition in set(partitions):

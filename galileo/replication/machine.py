@@ -286,7 +286,7 @@ class Replica:
             return 0
         return max(
             (
-                log.end - max(self._match(lead, member, name), log.start)
+                log.lacking(self._match(lead, member, name))
                 for member in lead.peers
                 for name, log in self.logs.items()
             ),
@@ -332,9 +332,7 @@ class Replica:
         if isinstance(event, MessageArrived):
             self._on_message(event.sender, event.message, now)
         elif isinstance(event, FrameAppended):
-            self._extend(
-                event.log, Epochs(((self._log(event.log).end + 1, self._term()),), event.end), now
-            )
+            self._extend(event.log, event.end, now)
         elif isinstance(event, LogSynced):
             self._on_synced(event, now)
         elif isinstance(event, WrittenAlone):
@@ -413,7 +411,7 @@ class Replica:
         assert self.is_alone, f"{event.log} was written alone by a member of a larger set"
         log = self._log(event.log)
         if event.end > log.end:
-            log.epochs = log.epochs.append(Epochs(((log.end + 1, self._term()),), event.end))
+            log.epochs = log.epochs.extend(self._term(), event.end)
         log.durable = log.committed = max(log.durable, event.end)
         log.unsynced_since = None
 
@@ -670,7 +668,7 @@ class Replica:
             self._reset(message.log, message.start, now)
         # The frames before these may be lost on the way; `_fetch` asks again.
         if message.after <= log.end:
-            self._extend(message.log, message.epochs, now)
+            self._append_frames(message.log, message.epochs, now)
 
     # --- the leader ----------------------------------------------------------------------------
 
@@ -818,7 +816,7 @@ class Replica:
                 peer.patience_s = min(2 * patience_s, self.options.dead_after_s)
             is_reset = sent < log.start
             sent = max(sent, log.start)
-            until = min(log.end, max(match, log.start) + self.options.frames_max)
+            until = log.epochs.limit(max(match, log.start), self.options.frames_max)
             has_frames = is_reset or sent < until
             # The message with the last commit may be lost, and no further frame may follow.
             is_committed_late = is_late and peer.sent_commits.get(name, 0) < log.committed
@@ -921,7 +919,7 @@ class Replica:
             peer is not None
             and peer.has_joined
             and all(
-                self._match(lead, member, name) + self.options.lag_max >= log.end
+                log.lacking(self._match(lead, member, name)) <= self.options.lag_max
                 for name, log in self.logs.items()
             )
         )
@@ -985,7 +983,7 @@ class Replica:
         if self.state.joined == term:
             return own.end
         match = own.common(leaders, committed=log.committed)
-        if match == leaders.end and own.at(match + 1) == term:
+        if match == leaders.end and own.at(own.forks.following(match)) == term:
             return own.end
         return match
 
@@ -1008,7 +1006,7 @@ class Replica:
             self._send(sender, NotFollowing(message.term))
         if not self._agrees(log, message, max(log.committed, match)):
             return
-        self._extend(message.log, message.epochs, now)
+        self._append_frames(message.log, message.epochs, now)
         match = max(match, message.epochs.end)
         following.matches[message.log] = match
         # A message that is repeated is answered again: its answer may be lost.
@@ -1196,16 +1194,20 @@ class Replica:
         log.unsynced_since = now
         self._effects.append(ResetLog(name, start))
 
-    def _extend(self, name: str, part: Epochs, now: float) -> None:
+    def _extend(self, name: str, end: int, now: float) -> None:
+        """Take in frames of this leader, which its writer has."""
+        log = self._log(name)
+        if end > log.end:
+            log.epochs = log.epochs.extend(self._term(), end)
+            log.note_written(now)
+
+    def _append_frames(self, name: str, part: Epochs, now: float) -> None:
         log = self._log(name)
         after = log.end
         log.epochs = log.epochs.append(part)
         if log.end > after:
-            if log.unsynced_since is None:
-                log.unsynced_since = now
-            # The frames of a leader are its producers', and its writer has them.
-            if self.leadership is None:
-                self._effects.append(WriteFrames(name, after))
+            log.note_written(now)
+            self._effects.append(WriteFrames(name, after))
 
     def _set_committed(self, name: str, committed: int) -> None:
         log = self._log(name)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from galileo.model.forks import Forks, history_of, next_sequence
+
 ORDINALS = 4096
 """A term is `round * ORDINALS + ordinal of its candidate`, so no two candidates share one."""
 
@@ -56,17 +58,19 @@ class Epochs:
     """The epoch of each frame of a log, in runs of equal epochs.
 
     The epoch of a frame is the term of the leader that made it. Sequences count from 1; epochs do
-    not fall.
+    not fall. A log jumps only where a run begins, to a later history.
 
     Attributes:
         runs: (first sequence, epoch) of each run.
         end: the last sequence, 0 for an empty log.
         start: frames up to it were dropped, all of which were committed.
+        forks: the jumps behind `start`.
     """
 
     runs: tuple[tuple[int, int], ...] = ()
     end: int = 0
     start: int = 0
+    forks: Forks = field(default_factory=Forks)
 
     def at(self, sequence: int) -> int:
         """The epoch of a frame; 0 before the first."""
@@ -76,32 +80,42 @@ class Epochs:
         """The same without the frames after `end`."""
         if end >= self.end:
             return self
-        return Epochs(tuple(run for run in self.runs if run[0] <= end), end, self.start)
+        runs, forks = tuple(run for run in self.runs if run[0] <= end), self.forks.between(0, end)
+        return Epochs(runs, end, self.start, forks)
 
     def extend(self, epoch: int, end: int) -> Epochs:
         """The same with frames of one epoch up to `end`."""
         if end <= self.end:
             return self
+        first = next_sequence(self.end, history_of(end))
         is_new = not self.runs or self.runs[-1][1] != epoch
-        return Epochs((*self.runs, (self.end + 1, epoch)) if is_new else self.runs, end, self.start)
+        runs = (*self.runs, (first, epoch)) if is_new else self.runs
+        return Epochs(runs, end, self.start, self.forks.jumped(self.end, first))
 
     def range(self, after: int, until: int) -> Epochs:
         """The runs of the frames in (after, until]."""
-        part = self.cut(until)
+        part, begin = self.cut(until), self.forks.following(after)
         runs = tuple(
-            (max(first, after + 1), epoch)
+            (max(first, begin), epoch)
             for index, (first, epoch) in enumerate(part.runs)
-            if (part.runs[index + 1][0] if index + 1 < len(part.runs) else part.end + 1) > after + 1
+            if (part.runs[index + 1][0] if index + 1 < len(part.runs) else part.end + 1) > begin
         )
-        return Epochs(runs if part.end > after else (), part.end)
+        forks = part.forks.between(after, until)
+        return Epochs(runs if part.end > after else (), part.end, forks=forks)
 
     def append(self, part: Epochs) -> Epochs:
         """The same followed by those frames of `part` (a range) that come after its end."""
         joined = self
         for index, (_, epoch) in enumerate(part.runs):
             is_last = index + 1 == len(part.runs)
-            joined = joined.extend(epoch, part.end if is_last else part.runs[index + 1][0] - 1)
+            end = part.end if is_last else part.forks.preceding(part.runs[index + 1][0])
+            joined = joined.extend(epoch, end)
         return joined
+
+    def limit(self, after: int, count: int) -> int:
+        """The last of at most `count` frames after one, up to the next jump behind them."""
+        first = self.forks.following(after)
+        return self.forks.floor(min(self.end, first + count - 1)) if after < self.end else self.end
 
     def drop(self, start: int) -> Epochs:
         """The same without the frames up to `start`."""
@@ -123,10 +137,21 @@ class Epochs:
         if end <= start:
             is_unknown = self.start < other.start
             return max(self.start, min(end, committed)) if is_unknown else end
-        firsts = {first for first, _ in (*self.runs, *other.runs) if start < first <= end}
-        for first in sorted({start + 1, *firsts}):
-            if self.at(first) != other.at(first):
-                return first - 1
+        firsts = {first for first, _ in (*self.runs, *other.runs)}
+        firsts |= {self.forks.following(start), other.forks.following(start)}
+        for first in sorted(first for first in firsts if start < first <= end):
+            if self._frame(first) != other._frame(first):
+                return self._shared(other, first - 1)
+        return self._shared(other, end)
+
+    def _frame(self, sequence: int) -> tuple[int, int]:
+        """The epoch of a frame, and the sequence before it."""
+        return self.at(sequence), self.forks.preceding(sequence)
+
+    def _shared(self, other: Epochs, end: int) -> int:
+        """The last sequence up to `end` that neither log jumps over."""
+        while (lower := min(self.forks.floor(end), other.forks.floor(end))) < end:
+            end = lower
         return end
 
     def equals(self, other: Epochs, *, committed: int) -> bool:
@@ -180,6 +205,15 @@ class Log:
     @property
     def is_synced(self) -> bool:
         return self.durable == self.end and self.is_cut_durable
+
+    def lacking(self, match: int) -> int:
+        """The number of frames that a member lacks which has the log up to `match`."""
+        return self.epochs.forks.count(max(match, self.start), self.end)
+
+    def note_written(self, now: float) -> None:
+        """Notes that frames are being written."""
+        if self.unsynced_since is None:
+            self.unsynced_since = now
 
 
 @dataclass(frozen=True, slots=True)

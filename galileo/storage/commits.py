@@ -104,6 +104,7 @@ class FrameGroup:
 
     Attributes:
         first: sequence of the first frame.
+        after: the last frame before, whose sequence is not the one below where the log jumps.
         size: bytes of all frames.
         batches: header and observations of each new commit, by producer and batch.
         newest_us: the end of the newest time bucket.
@@ -112,6 +113,7 @@ class FrameGroup:
     """
 
     first: int
+    after: int
     size: int = 0
     headers: list[FrameHeader] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)

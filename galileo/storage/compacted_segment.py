@@ -187,7 +187,8 @@ class CompactedSegment:
             batch = self._read_paths(block)
             counts = self._paths[block.first_commit : block.next_commit]
             self._check_rows(batch, int(counts.sum(dtype=np.int64)), block.offset)
-            yield Replayed(block.first_sequence, counts, batch)
+            sequences = np.arange(block.first_sequence, block.last_sequence + 1)
+            yield Replayed(sequences, counts, batch)
 
     def _block_of(self, sequence: int) -> Block:
         return self._blocks[

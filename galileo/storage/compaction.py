@@ -107,7 +107,10 @@ def pick_compaction(sealed: Sequence[Segment], options: CompactionOptions) -> tu
     for segment in sealed:
         if chosen and size + segment.length > options.bytes_max:
             break
-        is_complete = options.span_us is not None and _span(segment, chosen) > options.span_us
+        is_jump = bool(chosen) and segment.first_sequence != chosen[-1].next_sequence
+        is_complete = is_jump or (
+            options.span_us is not None and _span(segment, chosen) > options.span_us
+        )
         if is_complete:
             break
         chosen.append(segment)

@@ -49,8 +49,9 @@ class FrameHeader:
         group: sequence of the first frame that was synced together with this one. Everything
             before it was durable when this frame was written.
         epoch: the term of the leader that made the frame.
-        committed: the last sequence that the leader knew to be committed when it made the frame;
-            the frame's own if the leader was alone in its replica set.
+        committed: up to where the leader knew the log to be committed when it made the frame; the
+            frame's own sequence if the leader was alone in its replica set. It is at least number 0
+            of the frame's history.
         committed_at_us: the writer's wall clock, microseconds; informative only. Of the record of a
             batch it is the digest of the batch.
         paths_bytes, observations_bytes: lengths of the bodies, padding included.

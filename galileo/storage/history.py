@@ -4,8 +4,9 @@ A commit counts with what every copy of it says, however it is stored: sequence,
 batch, numbers of rows and paths, and time. Its checksums do not count: a copy that is made from a
 merged segment encodes the commit again, and Arrow encodes equal values in several ways.
 
-The digest of a range is the sum of the digests of its commits, modulo 2^64. Sums up to every
-`RANGE`th commit are kept, and what the commits since the last of these say.
+The digest of a range is the sum of the digests of its commits, modulo 2^64. Sums are kept up to
+each *mark*, which is a multiple of `RANGE`, and what the commits since the last mark say. Where the
+log jumps, number 0 of the history that begins is a mark.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import struct
 import threading
 from array import array
+from bisect import bisect_left, bisect_right
 from functools import lru_cache
 
 import numpy as np
@@ -23,7 +25,7 @@ from galileo.storage.compacted_format import Index
 from galileo.storage.frame import FrameHeader
 
 RANGE = 128
-"""Commits between two sums that are kept: 8 bytes of memory for so many."""
+"""Commits between two sums that are kept: 16 bytes of memory for so many."""
 PRODUCERS_MAX = 4096
 _BITS = 2**64 - 1
 _COLUMNS = ("epoch", "batch", "rows", "paths", "committed_at_us")
@@ -85,69 +87,91 @@ class LogHistory:
         dropped: the commit before the first one.
     """
 
-    # `_tail` has the fields of the commits behind `_base`, which is the last mark, or later if
-    # commits before that mark were removed.
+    # `_tail` has the fields of the commits in (`_base`, `_last`]. `_base` is the last mark, or
+    # another commit if the commits before that mark were removed.
 
     def __init__(self, dropped: int = 0) -> None:
         self._lock = threading.Lock()
-        self._base, self._base_sum = dropped, 0
+        self._base, self._base_sum, self._last = dropped, 0, dropped
         self._tail = bytearray()
-        self._first_mark = -(-dropped // RANGE)
-        self._marks = array("Q", [] if dropped % RANGE else [0])
-
-    @property
-    def _end(self) -> int:
-        return self._base + len(self._tail) // _FIELDS.size
+        self._dropped = dropped
+        self._marks = array("Q", [] if dropped % RANGE else [dropped])
+        self._sums = array("Q", [] if dropped % RANGE else [0])
 
     def add(self, header: FrameHeader) -> None:
         """Adds the next commit."""
         fields = _fields(header)
         with self._lock:
+            self._jump(header.sequence)
             self._tail += fields
+            self._last = header.sequence
             if header.sequence % RANGE == 0:
-                self._base_sum = self._sum_at(header.sequence) or 0
-                self._base = header.sequence
-                self._tail.clear()
-                self._marks.append(self._base_sum)
+                self._rebase(header.sequence, self._sum_at(header.sequence) or 0)
+                self._add_mark(self._base, self._base_sum)
+
+    def _jump(self, first: int) -> None:
+        """Adds a mark before a commit that begins a history."""
+        if first != self._last + 1:
+            self._rebase(first - 1, self._sum_at(self._last) or 0)
+            self._add_mark(self._base, self._base_sum)
+
+    def _rebase(self, base: int, base_sum: int) -> None:
+        self._base, self._base_sum, self._last = base, base_sum, base
+        self._tail.clear()
+
+    def _add_mark(self, sequence: int, total: int) -> None:
+        self._marks.append(sequence)
+        self._sums.append(total)
 
     def add_merged(self, index: Index) -> None:
         """Adds the commits of a merged segment, which follow."""
         digests = merged_digests(index)
         with self._lock:
-            first, last = self._end + 1, self._end + len(digests)
+            first, last = index.first_sequence, index.first_sequence + len(digests) - 1
+            self._jump(first)
             sums = np.cumsum(digests, dtype=np.uint64) + np.uint64(self._sum_at(first - 1) or 0)
             marks = np.arange(-(-first // RANGE), last // RANGE + 1) * RANGE
-            self._marks.extend(sums[marks - first].tolist())
-            self._base, self._base_sum = last, int(sums[-1])
-            self._tail.clear()
+            self._marks.extend(marks.tolist())
+            self._sums.extend(sums[marks - first].tolist())
+            self._rebase(last, int(sums[-1]))
 
-    def remove(self, header: FrameHeader) -> None:
-        """Removes the last commit."""
+    def remove(self, header: FrameHeader, before: int) -> None:
+        """Removes the last commit; `before` is the one before it."""
         with self._lock:
-            if header.sequence % RANGE == 0:
+            while self._marks and self._marks[-1] > before:
                 self._marks.pop()
+                self._sums.pop()
             if self._tail:
                 del self._tail[-_FIELDS.size :]
             else:
-                self._base -= 1
                 self._base_sum = (self._base_sum - int(commit_digests([header])[0])) & _BITS
+            if not self._tail:
+                self._base = before
+            self._last = before
 
     def drop(self, until: int) -> None:
         """Forgets the commits up to one."""
         with self._lock:
-            first = -(-until // RANGE)
-            del self._marks[: max(0, first - self._first_mark)]
-            self._first_mark = max(first, self._first_mark)
+            place = bisect_left(self._marks, until)
+            del self._marks[:place], self._sums[:place]
+            self._dropped = max(until, self._dropped)
 
     def first_mark(self) -> int:
         """The commit behind which digests begin; there may be none yet."""
-        return self._first_mark * RANGE
+        with self._lock:
+            return self._marks[0] if self._marks else -(-self._dropped // RANGE) * RANGE
+
+    def middle_mark(self, after: int, until: int) -> int | None:
+        """The mark in the middle of those between two commits; None without any."""
+        with self._lock:
+            start, stop = bisect_right(self._marks, after), bisect_left(self._marks, until)
+            return self._marks[(start + stop) // 2] if start < stop else None
 
     def digest(self, after: int, until: int) -> int | None:
         """The digest of the commits from `after + 1` to `until`; None where it is not known.
 
-        Known are multiples of `RANGE`, and the newest commits; some time after a start, not all of
-        those behind the last multiple.
+        Known are marks, and the newest commits; some time after a start, not all of those behind
+        the last mark.
         """
         with self._lock:
             start, stop = self._sum_at(after), self._sum_at(until)
@@ -155,9 +179,9 @@ class LogHistory:
 
     def _sum_at(self, sequence: int) -> int | None:
         """The sum up to a commit; the caller holds the lock."""
-        if self._base <= sequence <= self._end:
+        if self._base <= sequence <= self._last:
             tail = bytes(self._tail[: (sequence - self._base) * _FIELDS.size])
             return (self._base_sum + int(_digests(tail).sum(dtype=np.uint64))) & _BITS
-        place = sequence // RANGE - self._first_mark
-        is_mark = sequence % RANGE == 0 and 0 <= place < len(self._marks)
-        return self._marks[place] if is_mark else None
+        place = bisect_left(self._marks, sequence)
+        is_mark = place < len(self._marks) and self._marks[place] == sequence
+        return self._sums[place] if is_mark else None

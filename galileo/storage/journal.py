@@ -26,6 +26,7 @@ from galileo.errors import (
     PartitionReadOnly,
     Unavailable,
 )
+from galileo.model.forks import Forks, first_of, follows, history_of, next_sequence
 from galileo.model.schema import StoredSchema, widen
 from galileo.model.sort_keys import differs
 from galileo.model.times import MICROS, TIME_MIN_US
@@ -121,7 +122,12 @@ class Appending:
         """Writes the frames; if the disk refuses, its error becomes the result of new commits."""
         group = self.group
         try:
-            self._writer.append(group.buffers, size=group.size, sequence=group.first)
+            self._writer.append(
+                group.buffers,
+                size=group.size,
+                sequence=group.first,
+                is_jump=group.first != group.after + 1,
+            )
         except Exception as error:
             self._refuse(error)
             return False
@@ -163,7 +169,10 @@ class FollowedFrame:
 
 
 class Epochs(Protocol):
-    """The epoch of each frame of a log."""
+    """The epoch of each frame of a log, and where it jumps."""
+
+    @property
+    def forks(self) -> Forks: ...
 
     def at(self, sequence: int) -> int: ...
 
@@ -174,8 +183,9 @@ class PartitionJournal:
     A journal of a replicated partition also has *pending* frames at its end. They are durable, but
     readers do not see them until `publish`, and `truncate` can remove them.
 
-    Invariants: sequences are 1, 2, 3 … without gaps; what a reader can see is durable. Commits
-    1 to `dropped` are gone; all later ones are there.
+    Invariants: sequences are 1, 2, 3 … without gaps, except where a history begins
+    (`galileo.model.forks`), and there a file begins; what a reader can see is durable. Commits up
+    to `dropped` are gone; all later ones are there.
 
     Attributes:
         on_damage: called with the error of damaged bytes; returns the one to raise in its place.
@@ -186,6 +196,7 @@ class PartitionJournal:
         torn_bytes: length of the torn tail that was cut when the journal was opened.
         syncs: how long the disk took to make commits durable.
         history: digests of the commits, pending ones included.
+        forks: the jumps of the log, also those to dropped and to pending frames.
     """
 
     def __init__(
@@ -220,6 +231,7 @@ class PartitionJournal:
         self._pending: deque[ScannedFrame] = deque()
         self._epochs: list[tuple[int, int]] = []
         self.history = LogHistory()
+        self.forks = Forks()
         self._is_over = False
         self._writing = threading.Lock()
         self._merging = threading.Lock()
@@ -364,13 +376,15 @@ class PartitionJournal:
 
         Args:
             commits: to be appended.
-            epoch: the term of this leader.
+            epoch: the term of this leader. If it is of a later history than the last frame, the log
+                jumps.
             is_pending: whether new commits stay pending, as other members have to store them, too.
                 A repeated batch that is pending is answered as one that is stored; its sequence is
                 past `last_sequence`.
         """
         with self._writing:
-            group = FrameGroup(self.end_sequence + 1)
+            after = self.end_sequence
+            group = FrameGroup(next_sequence(after, history_of(epoch)), after)
             committed = self.last_sequence if is_pending else None
             results = [self._admit(commit, group, epoch, committed) for commit in commits]
             appending = Appending(self, group, results, self._writer)
@@ -387,7 +401,7 @@ class PartitionJournal:
 
         Args:
             after: the last frame that is there.
-            frames: the following ones, from `decode_frames`.
+            frames: the following ones, from `decode_frames`; none but the first after a jump.
 
         Raises:
             InternalError: the journal ends elsewhere.
@@ -398,7 +412,7 @@ class PartitionJournal:
                     f"expected frames of partition {self._partition} after {self.end_sequence}, "
                     f"got those after {after}"
                 )
-            group = FrameGroup(after + 1)
+            group = FrameGroup(frames[0].header.sequence, after)
             for frame in frames:
                 # A torn tail is recognised by the groups that were synced here, not at the leader.
                 header = replace(frame.header, group=group.first)
@@ -445,19 +459,23 @@ class PartitionJournal:
             while self._pending and self._pending[-1].header.sequence > after:
                 header = self._pending.pop().header
                 self._producers.remove(header.producer, header.batch)
-                self.history.remove(header)
+                self.history.remove(header, self.forks.preceding(header.sequence))
             while self._epochs and self._epochs[-1][0] > after:
                 self._epochs.pop()
-            while len(self._segments) > 1 and self._segments[-1].first_sequence > after + 1:
+            first = self.forks.following(after)
+            while len(self._segments) > 1 and self._segments[-1].first_sequence > first:
                 self._maps.evict(self._segments.pop().path)
             segment = self._segments[-1]
             assert isinstance(segment, Segment), "pending frames are in segments that are written"
             self._maps.evict(segment.path)
-            segment.truncate(after + 1)
+            segment.truncate(first)
+            self.forks = self.forks.between(0, after)
             self._writer.cut(segment.path, length=segment.length)
+            if not segment.length:  # A jump that comes next makes another file.
+                self._segments.pop()
 
     def frames(self, after: int, until: int, *, bytes_max: int) -> tuple[int, bytes]:
-        """Frames from that of `after + 1` on as bytes, pending ones included.
+        """The frames after one as bytes, pending ones included, up to the next jump behind them.
 
         Args:
             after: before the first frame that is wanted, which is there.
@@ -471,10 +489,10 @@ class PartitionJournal:
             DataExpired: retention has dropped the first one.
             CorruptData: the stored bytes cannot be read.
         """
-        until = min(until, self.end_sequence)
+        until, first = min(until, self.end_sequence), self.forks.following(after)
         return self._from_segment(
-            after + 1,
-            lambda segment: segment.frames(after, until, bytes_max=bytes_max),
+            first,
+            lambda segment: segment.frames(first - 1, until, bytes_max=bytes_max),
             last=until,
         )
 
@@ -611,7 +629,9 @@ class PartitionJournal:
             ):
                 return Truncation(self.dropped)
             # The record first: a file that is missing above the log start counts as damage.
-            moved = retention.advance_log_start(self._directory, self._mark, files, disk=self._disk)
+            moved = retention.advance_log_start(
+                self._directory, self._mark, files, forks=self.forks, disk=self._disk
+            )
             mark, dropped = moved
             self._remove_files(files, mark, dropped)
             retention.delete_files([file.path for file in files], disk=self._disk)
@@ -727,7 +747,7 @@ class PartitionJournal:
             self._disk.unlink(path)
         self._mark = retention.recover_log_start(self._directory, disk=self._disk)
         self.last_sequence, self.sealed_epoch = self.dropped, self._mark.sealed_epoch
-        self.history = LogHistory(self.dropped)
+        self.history, self.forks = LogHistory(self.dropped), self._mark.forks
         for path in compacted_segment_paths(self._directory):
             self._recover_compacted(path, replay)
         plain = segment_paths(self._directory)
@@ -739,7 +759,7 @@ class PartitionJournal:
             reason = "the segment behind it, which was being written, is missing"
             raise corrupt_error(replaced[-1], 0, reason=reason)
         if paths:
-            self._check_first(paths[0], int(paths[0].stem), self.last_sequence + 1)
+            self._check_first(paths[0], int(paths[0].stem))
         retention.delete_files(replaced, disk=self._disk)
         if paths:
             self._recover_segments(paths, replay)
@@ -747,8 +767,8 @@ class PartitionJournal:
 
     def _recover_compacted(self, path: Path, replay: Replay) -> None:
         index = load_index(path)
-        merged, first = self._compacted_segments(index, path), self.last_sequence + 1
-        self._check_first(path, index.first_sequence, first)
+        merged = self._compacted_segments(index, path)
+        self._check_first(path, index.first_sequence)
         if index.partition != self._partition:
             reason = f"expected partition {self._partition}, got {index.partition}"
             raise corrupt_error(path, 0, reason=reason)
@@ -756,7 +776,7 @@ class PartitionJournal:
             newest = self._schema.newest_us(commits.paths)
             merged.newest_us = max(merged.newest_us, newest)
             replay(replace(commits, paths=widen(commits.paths, self._path_schema)))
-        self._segments.append(merged)
+        self._begin_segment(merged)
         self._index_compacted(index)
 
     def _recover_segments(self, paths: list[Path], replay: Replay) -> None:
@@ -772,8 +792,8 @@ class PartitionJournal:
 
     def _recover_segment(self, path: Path, replay: Replay, *, last: bool) -> None:
         """Replays what is committed, as far as a leader knew when it made the newest frame."""
-        first = self.end_sequence + 1
-        self._check_first(path, int(path.stem), first)
+        first = int(path.stem)
+        self._check_first(path, first)
         plan = SegmentScan(path, self._partition, first, self._schema, last)
         for frames in in_groups(scan(plan)):
             for frame in frames:
@@ -784,11 +804,10 @@ class PartitionJournal:
             if published:
                 replay(Replayed.of(published))
 
-    def _check_first(self, path: Path, first: int, expected: int) -> None:
-        if first != expected or int(path.stem) != expected:
-            reason = (
-                f"expected the segment of sequence {expected} next; one is missing or misplaced"
-            )
+    def _check_first(self, path: Path, first: int) -> None:
+        end = self.end_sequence
+        if not follows(first, end) or int(path.stem) != first:
+            reason = f"expected the segment of sequence {end + 1} next; one is missing or misplaced"
             raise corrupt_error(path, 0, reason=reason)
 
     def _index_compacted(self, index: Index) -> None:
@@ -809,17 +828,19 @@ class PartitionJournal:
 
     def _trim_epochs(self) -> None:
         """Forgets the epochs of frames that were dropped."""
-        first = self.dropped + 1
+        first = self.forks.following(self.dropped)
         while len(self._epochs) > 1 and self._epochs[1][0] <= first:
             del self._epochs[0]
-        if self._epochs and self._epochs[0][0] < first:
+        if self.dropped == self.end_sequence:  # What comes next may be after a jump.
+            self._epochs.clear()
+        elif self._epochs and self._epochs[0][0] < first:
             self._epochs[0] = first, self._epochs[0][1]
 
     def _index_frame(self, header: FrameHeader, path: Path, *, verified: bool) -> None:
         """Takes a durable frame into the index; readers see it when `last_sequence` is set."""
         if not self._segments or self._segments[-1].path != path:
             first = header.sequence
-            self._segments.append(
+            self._begin_segment(
                 Segment(path, first_sequence=first, schema=self._schema, maps=self._maps)
             )
         newest = self._segments[-1]
@@ -829,6 +850,12 @@ class PartitionJournal:
         self._producers.add(header.producer, header.batch, sequence=header.sequence)
         self._add_epoch(header.sequence, header.epoch)
         self.history.add(header)
+
+    def _begin_segment(self, segment: Segment | CompactedSegment) -> None:
+        """Adds a segment, which may begin with a jump."""
+        last = self._segments[-1].next_sequence - 1 if self._segments else self.dropped
+        self.forks = self.forks.jumped(last, segment.first_sequence)
+        self._segments.append(segment)
 
     def _update_newest(self, newest: int) -> None:
         self._segments[-1].newest_us = max(self._segments[-1].newest_us, newest)
@@ -939,8 +966,11 @@ class PartitionJournal:
             observations_crc=observations_body.crc,
             epoch=epoch,
             # Without other members the sync here commits a frame. It names itself, so that a start
-            # publishes it.
-            committed=group.next_sequence if committed is None else committed,
+            # publishes it. A leader takes frames only when all that its term began with is
+            # committed, so it knows that all earlier histories are.
+            committed=group.next_sequence
+            if committed is None
+            else max(committed, first_of(history_of(group.first)) - 1),
             added=schema.added,
         )
         group.newest_us = max(group.newest_us, self._schema.newest_us(paths))
@@ -1045,7 +1075,8 @@ def decode_frames(
         offset += header.frame_bytes
         if header.sequence <= after:
             continue
-        expected = after + 1 + len(frames)
+        last = frames[-1].header.sequence if frames else after
+        expected = epochs.forks.following(last)
         if header.sequence != expected or header.epoch != epochs.at(expected):
             raise CorruptData(
                 f"expected frame {expected} of epoch {epochs.at(expected)}, got "

@@ -83,25 +83,32 @@ class Replayed:
     """Commits that a partition already has, one behind the other.
 
     Attributes:
-        counts: how many paths each of them has, at least one commit.
+        sequences: of the commits, at least one.
+        counts: how many paths each of them has.
         paths: of all of them.
     """
 
-    first_sequence: int
+    sequences: npt.NDArray[np.int64]
     counts: npt.NDArray[np.integer[Any]]
     paths: pa.RecordBatch
 
     @property
+    def first_sequence(self) -> int:
+        return int(self.sequences[0])
+
+    @property
     def last_sequence(self) -> int:
-        return self.first_sequence + len(self.counts) - 1
+        return int(self.sequences[-1])
 
     @classmethod
     def of(cls, frames: Sequence[ScannedFrame]) -> Replayed:
         """The commits of consecutive frames, at least one."""
-        counts = np.array([frame.header.paths for frame in frames], dtype=np.int64)
+        headers = [frame.header for frame in frames]
+        sequences = np.array([header.sequence for header in headers], dtype=np.int64)
+        counts = np.array([header.paths for header in headers], dtype=np.int64)
         batches = [frame.paths for frame in frames]
         paths = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        return cls(frames[0].header.sequence, counts, paths)
+        return cls(sequences, counts, paths)
 
 
 def in_groups(frames: Iterable[ScannedFrame]) -> Iterator[list[ScannedFrame]]:

@@ -10,8 +10,9 @@ range epochs, too.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import ConfigError, CorruptData, DataExpired, GalileoError
+from galileo.model.forks import Forks, follows
 from galileo.model.schema import StoredSchema
 from galileo.storage.commits import RECORD, SEAL, Commit, Committed, conflict, to_record_batch
 from galileo.storage.compacted_segment import CompactedSegment, compacted_segment_paths, load_index
@@ -186,23 +188,26 @@ class LogStart:
     Attributes:
         batches: of these commits, as many as are kept.
         sealed_epoch: that of the last seal of range epochs among them, 1 without any.
+        forks: the jumps of the log to these commits; they are kept for ever.
     """
 
     until: int = 0
     batches: TruncatedProducers = NO_PRODUCERS
     sealed_epoch: int = 1
+    forks: Forks = field(default_factory=Forks)
 
-    def advance(self, until: int, dropped: pa.Table) -> LogStart:
+    def advance(self, until: int, dropped: pa.Table, forks: Forks) -> LogStart:
         """The mark after `dropped` were dropped too, cut to what a record may hold."""
         seals = dropped.filter(pc.equal(dropped.column("producer"), SEAL)).column("batch")
         sealed_epoch = max([self.sealed_epoch, *seals.to_pylist()])
-        mark = LogStart(until, self.batches.merge(dropped), sealed_epoch)
+        mark = LogStart(until, self.batches.merge(dropped), sealed_epoch, forks.between(0, until))
         while len(mark.to_bytes()) > LOG_START_BYTES_MAX:
             mark = replace(mark, batches=mark.batches.newest(len(mark.batches) // 2))
         return mark
 
     def to_bytes(self) -> bytes:
-        stamp = {"format": str(FORMAT_VERSION), "until": str(self.until)}
+        forks = json.dumps(self.forks.pairs)
+        stamp = {"format": str(FORMAT_VERSION), "until": str(self.until), "forks": forks}
         if self.sealed_epoch > 1:
             stamp["sealed_epoch"] = str(self.sealed_epoch)
         table = self.batches.batches.replace_schema_metadata(stamp)
@@ -225,6 +230,7 @@ class LogStart:
             stamp = table.schema.metadata
             version, until = int(stamp[b"format"]), int(stamp[b"until"])
             sealed_epoch = int(stamp.get(b"sealed_epoch", 1))
+            forks = Forks(tuple((int(a), int(b)) for a, b in json.loads(stamp[b"forks"])))
         except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
             raise CorruptData(
                 f"expected the mark of dropped commits: {error}", expected="mark"
@@ -235,7 +241,8 @@ class LogStart:
                 "start the version of Galileo that wrote them",
                 expected="format_version",
             )
-        return LogStart(until, TruncatedProducers(table.replace_schema_metadata()), sealed_epoch)
+        batches = TruncatedProducers(table.replace_schema_metadata())
+        return LogStart(until, batches, sealed_epoch, forks)
 
 
 NOTHING_TRUNCATED = LogStart()
@@ -261,9 +268,21 @@ def load_log_start(directory: Path) -> LogStart:
 
 
 def advance_log_start(
-    directory: Path, mark: LogStart, files: Sequence[Segment | CompactedSegment], *, disk: Disk
+    directory: Path,
+    mark: LogStart,
+    files: Sequence[Segment | CompactedSegment],
+    *,
+    forks: Forks,
+    disk: Disk,
 ) -> tuple[LogStart, Truncation]:
     """Makes durable that the files behind the mark are dropped too; deletes nothing yet.
+
+    Args:
+        directory: of the partition.
+        mark: as it is.
+        files: that are dropped.
+        forks: of the whole log.
+        disk: to write with.
 
     Returns:
         The mark as it is now, and what it passed.
@@ -273,7 +292,7 @@ def advance_log_start(
         PartitionReadOnly: the disk refuses; the mark is where it was.
     """
     dropped = _batches(files)
-    moved = mark.advance(files[-1].next_sequence - 1, dropped)
+    moved = mark.advance(files[-1].next_sequence - 1, dropped, forks)
     MetadataFiles(directory, disk).save(LOG_START_FILE, moved.to_bytes())
     rows, paths = (int(pc.sum(dropped.column(name)).as_py()) for name in ("rows", "paths"))
     size = sum(file.length for file in files)
@@ -293,7 +312,7 @@ def recover_log_start(directory: Path, *, disk: Disk) -> LogStart:
         return mark
     paths = [*compacted_segment_paths(directory), *segment_paths(directory)]
     behind = [_first(path) for path in paths if _first(path) > mark.until]
-    if min(behind, default=0) != mark.until + 1:
+    if not follows(min(behind, default=0), mark.until):
         reason = f"the log is dropped up to {mark.until}, but the file behind that is missing"
         raise corrupt_error(log_start_path(directory), 0, reason=reason)
     delete_files([path for path in paths if _first(path) <= mark.until], disk=disk)

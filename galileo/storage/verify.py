@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from galileo.errors import CorruptData, Unavailable
+from galileo.model.forks import follows
 from galileo.storage.compacted_segment import SUFFIX as MERGED
 from galileo.storage.metadata_files import load_record, record_paths
 from galileo.storage.partition_files import (
@@ -187,7 +188,7 @@ def _damages(checked: _CheckedFile) -> list[Damage]:
         mark = checked.partition.log_start_file()
         damages.append(_damage(checked.partition, mark, Corruption(0, expected, reason)))
     for path, result in checked.files:
-        if expected not in (None, int(path.stem)):
+        if expected is not None and not follows(int(path.stem), expected - 1):
             reason = f"expected the file of sequence {expected} next; one is missing or misplaced"
             damages.append(_damage(checked.partition, path, Corruption(0, expected, reason)))
         damages += [_damage(checked.partition, path, flaw) for flaw in result.flaws]

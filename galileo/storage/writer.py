@@ -122,13 +122,16 @@ class SegmentWriter:
             return None
         return self._refusal(self.stopped)
 
-    def append(self, buffers: Sequence[Buffer], *, size: int, sequence: int) -> None:
+    def append(
+        self, buffers: Sequence[Buffer], *, size: int, sequence: int, is_jump: bool = False
+    ) -> None:
         """Writes one group of frames behind the others; `finish` makes it a part of the file.
 
         Args:
             buffers: the frames' bytes in order.
             size: bytes of all buffers together.
             sequence: of the group's first frame; names a new segment.
+            is_jump: whether it is not the next one, and so begins a segment.
 
         Raises:
             PartitionReadOnly: the group is not committed, and never will be.
@@ -137,7 +140,7 @@ class SegmentWriter:
         if refusal is not None:
             raise refusal
         try:
-            descriptor = self._ready(size, sequence=sequence)
+            descriptor = self._ready(size, sequence=sequence, is_jump=is_jump)
             write_all(self._disk, descriptor, buffers, offset=self.length)
         except OSError as error:
             raise self._stop_after_write(error) from error
@@ -230,13 +233,22 @@ class SegmentWriter:
         self.stopped, self._retry_at = "it is closed", None
         self._close_file()
 
-    def _ready(self, size: int, *, sequence: int) -> int:
+    def _ready(self, size: int, *, sequence: int, is_jump: bool) -> int:
         """The descriptor of the segment that takes the next group, at its good length."""
-        full = self.length > 0 and self.length + size > self._options.segment_bytes_max
-        if self._descriptor is None or full:
+        is_full = self.length > 0 and self.length + size > self._options.segment_bytes_max
+        if self._descriptor is None or self.path is None or is_full:
             return self._roll(sequence)
         self._undo()
-        return self._descriptor
+        # An empty segment has the name of a frame that does not come where the log jumps.
+        is_misnamed = self.length == 0 and int(self.path.stem) != sequence
+        if not is_misnamed and not (is_jump and self.length):
+            return self._descriptor
+        before = self.path
+        descriptor = self._roll(sequence)
+        if is_misnamed:
+            self._disk.unlink(before)
+            self._disk.sync_directory(self._directory)
+        return descriptor
 
     def _roll(self, sequence: int) -> int:
         if not self.sync():

@@ -270,7 +270,7 @@ class Delivery:
         gone = [one for one in batch.gone if one.first > 1 or not is_beginning]
         if not gone:
             return
-        count = sum(one.last - one.first + 1 for one in gone)
+        count = sum(one.commits for one in gone)
         log.warning("%s: %d executions were deleted before delivery: %s", self._name, count, gone)
         await self._deliver(dataclasses.replace(batch, gone=tuple(gone)), 0, 0)
         self._metrics.count_gone(*self._names, count)

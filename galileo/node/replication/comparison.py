@@ -133,10 +133,8 @@ class Comparison:
 
     async def _narrow(self, member: Member, asked: CommitRange, after: int) -> tuple[int, int]:
         """The first range of commits that differs, as narrow as digests are kept."""
-        until = asked.until
-        while until - after > RANGE:
-            middle = (after + until) // 2 // RANGE * RANGE
-            middle = middle if middle > after else after + RANGE
+        until, journal = asked.until, self._journal(asked)
+        while journal is not None and (middle := journal.history.middle_mark(after, until)):
             part = CommitRange(asked.partition, asked.dataset, after, middle)
             (theirs,) = await self._link.digests(member, [part])
             is_equal = self._is_equal(part, theirs)

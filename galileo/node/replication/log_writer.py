@@ -177,6 +177,13 @@ class _Barrier:
     passed: Callable[[int], None]
 
 
+def _is_alone(step: _Step) -> bool:
+    """Whether a step is not done with the one before: a truncation, or frames after a jump."""
+    return isinstance(step, _Truncate) or (
+        isinstance(step, _Write) and bool(step.epochs.forks.pairs)
+    )
+
+
 _Step: TypeAlias = _Store | _Write | _Truncate | _Restart | _Drop | _Publish | _Refuse | _Barrier
 _Parts: TypeAlias = Mapping[int, Sequence[_Step]]
 """Steps of one kind, by partition."""
@@ -373,7 +380,7 @@ class LogWriter:
     def _take(steps: deque[_Step]) -> list[_Step]:
         """The first steps of one kind."""
         kind, taken = type(steps[0]), [steps.popleft()]
-        while steps and type(steps[0]) is kind and kind is not _Truncate:
+        while steps and type(steps[0]) is kind and not _is_alone(steps[0]):
             taken.append(steps.popleft())
         return taken
 

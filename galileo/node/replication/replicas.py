@@ -213,7 +213,8 @@ class _Hosted:
         announced: the term in which it was announced as leader, 0 if it is not.
         announced_at: since when.
         lease_until: until when no other member can have committed anything.
-        under_way: frames that this leader has begun to write, by log: first and last sequence.
+        under_way: frames that this leader has begun to write, by log: after which sequence they
+            come, the last one, and their bytes.
         failed_at: when a write failed; the machine gets no more events.
         left_at: since when this node is not a member.
         is_discarded: whether its files are deleted, once it is saved that it has left.
@@ -517,7 +518,8 @@ class Replicas:
         for dataset, shard in self._catalog.shards.items():
             journal = shard.journals.get(partition)
             if journal is not None:
-                epochs = Epochs(journal.epochs, journal.end_sequence, journal.dropped)
+                end, start = journal.end_sequence, journal.dropped
+                epochs = Epochs(journal.epochs, end, start, journal.forks.between(start, end))
                 logs[dataset] = epochs, journal.last_sequence
         machine = Replica(
             self.me,
@@ -721,13 +723,13 @@ class Replicas:
         for partition, group in groups.items():
             hosted = self._hosted.get(partition)
             if hosted is not None and hosted.is_alone:  # The writer has not passed its barrier.
-                self._note_written(partition, hosted, dataset, group.first - 1)
+                self._note_written(partition, hosted, dataset, group.after)
             if hosted is None or not self._takes(hosted, dataset, group):
                 refused.add(partition)
                 continue
             last = group.next_sequence - 1
             frames = group.buffers[0] if len(group.buffers) == 1 else b"".join(group.buffers)
-            hosted.under_way[dataset].append((group.first, last, frames))
+            hosted.under_way[dataset].append((group.after, last, frames))
             self._step(partition, FrameAppended(dataset, last))
         return frozenset(refused)
 
@@ -738,7 +740,7 @@ class Replicas:
             hosted.failed_at is None
             and machine.is_open
             and machine.state.promised == group.headers[0].epoch
-            and known.end == group.first - 1
+            and known.end == group.after
         )
 
     def on_written(self, reports: Sequence[WriteReport]) -> None:
@@ -927,8 +929,8 @@ class Replicas:
         hosted = self._hosted.get(partition)
         if hosted is None or hosted.machine.state.promised != message.term:
             return None
-        for first, last, frames in hosted.under_way.get(message.log, ()):
-            if first == message.after + 1 and last <= message.epochs.end:
+        for after, last, frames in hosted.under_way.get(message.log, ()):
+            if after == message.after and last <= message.epochs.end:
                 return replace(message, epochs=message.epochs.cut(last)), frames
         return None
 

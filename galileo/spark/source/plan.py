@@ -17,6 +17,7 @@ from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import Unavailable, listed
+from galileo.model.forks import count_commits
 from galileo.wire.codec import cursor_from_pb
 from galileo.wire.v1 import cluster_pb2
 
@@ -74,7 +75,7 @@ def merge_status(
         for status in node.datasets:
             if status.dataset == dataset:
                 last, gone = cursor_from_pb(status.sequences), cursor_from_pb(status.dropped)
-                commits = sum(last.values()) - sum(gone.values())
+                commits = sum(count_commits(gone[p], last[p]) for p in last)
                 means |= dict.fromkeys(last, status.rows / max(1, commits))
                 published, dropped = published.join(last), dropped.join(gone)
     return StoredCommits(published, dropped, means, missing)
@@ -91,15 +92,18 @@ def check_complete(stored: StoredCommits) -> None:
 
 
 def limit_commits(start: Cursor, end: Cursor, *, commits_max: int) -> Cursor:
-    """The cursor `commits_max` commits after `start` towards `end`, fair to all partitions."""
+    """The cursor `commits_max` commits after `start` towards `end`, fair to all partitions.
+
+    How many commits there are before a jump is not known here; all of them count for nothing.
+    """
     reached = dict(start)
     left = commits_max
-    behind = sorted((sequence - start[p], p) for p, sequence in end.items() if sequence > start[p])
+    behind = sorted((count_commits(start[p], end[p]), p) for p in start.news(end))
     # With fewer commits than partitions, those with the most remaining commits have priority.
     behind = behind[-commits_max:]
     for place, (commits, partition) in enumerate(behind):
         share = min(commits, -(-left // (len(behind) - place)))
-        reached[partition] = start[partition] + share
+        reached[partition] = end[partition] - commits + share
         left -= share
     return Cursor(reached)
 
@@ -209,7 +213,10 @@ class _Piece:
 
 
 def _pieces(partition: int, after: int, until: int, *, commits_max: int) -> Iterator[_Piece]:
-    for start in range(after, until, commits_max):
+    begin = until - count_commits(after, until)
+    if after < begin:  # How many commits there are before a jump is not known here.
+        yield _Piece(partition, after, begin)
+    for start in range(begin, until, commits_max):
         yield _Piece(partition, start, min(start + commits_max, until))
 
 
@@ -220,7 +227,7 @@ def _groups(
     group: list[_Piece] = []
     total = 0.0
     for piece in pieces:
-        weight = (piece.until - piece.after) * weights.get(piece.partition, 1.0)
+        weight = count_commits(piece.after, piece.until) * weights.get(piece.partition, 1.0)
         has_partition = any(piece.partition == other.partition for other in group)
         if group and (has_partition or total + weight > weight_max):
             yield group

@@ -181,7 +181,7 @@ def test_replay_restores_graph_and_synopses(directory: Path, options: JournalOpt
     for partition in (0, 5):
         for sequence, commit in enumerate(commits(), start=1):
             counts = np.array([commit.paths.num_rows])
-            written.replay(partition, Replayed(sequence, counts, commit.paths))
+            written.replay(partition, Replayed(np.array([sequence]), counts, commit.paths))
             written.synopses()
     for paths_max in (1, 400, 10**9):
         limits = CatalogOptions(unsummarised_paths_max=paths_max)

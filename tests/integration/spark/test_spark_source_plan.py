@@ -13,6 +13,7 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.dht.topology import Group, Move, NodeInfo, Topology
 from galileo.errors import Unavailable
+from galileo.model.forks import first_of
 from galileo.spark.source.plan import (
     Split,
     StoredCommits,
@@ -129,6 +130,22 @@ def test_limit_commits_below_partitions_starves_none() -> None:
         end = end.join({p: end[p] + 1 for p in PARTITIONS[1:4]})
         reached = limit_commits(reached, end, commits_max=3)
     assert reached[0] > 0
+
+
+def test_limit_commits_after_jump_ends() -> None:
+    start, end = Cursor({0: 10, 1: 3}), Cursor({0: first_of(9) + 19, 1: 5})
+    steps = 0
+    while start != end:
+        start, steps = limit_commits(start, end, commits_max=7), steps + 1
+    assert steps == -(-(20 + 2) // 7)
+
+
+def test_splits_across_jump_are_few_and_have_each_commit_once() -> None:
+    end = Cursor({0: first_of(9) + 4})
+    found = splits(TOPOLOGY, after=Cursor({0: 10}), until=end, weights={}, weight_max=2)
+    ranges = sorted((split.after[0], split.until[0]) for split in found)
+    begin = first_of(9) - 1
+    assert ranges == [(10, begin), (begin, begin + 2), (begin + 2, begin + 4), (begin + 4, end[0])]
 
 
 def test_splits_heavy_commits_make_small_tasks() -> None:

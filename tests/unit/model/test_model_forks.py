@@ -6,9 +6,11 @@ import random
 
 import pytest
 
+from galileo.cursor import CommitRange
 from galileo.model.forks import (
     HISTORY_MAX,
     Forks,
+    count_commits,
     first_of,
     follows,
     history_of,
@@ -94,3 +96,40 @@ def test_last_common_history_without_commit_is_end_of_log() -> None:
 def test_last_common_unknown_history_is_beginning() -> None:
     """A backup of commits 1 to 8 was restored, then one of commits 1 to 10."""
     assert Forks(((10, first_of(6)),)).last_common(first_of(5) + 2) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_forks_of_random_log_equal_list(seed: int) -> None:
+    rng = random.Random(seed)
+    log: list[int] = []
+    for _ in range(20):
+        last = log[-1] if log else 0
+        log.append(next_sequence(last, history_of(last) + rng.choice([0, 0, 1, 3])))
+    forks, places = forks_of(log), [0, *log]
+    for before, sequence in zip(places, log, strict=False):
+        assert forks.following(before) == sequence
+        assert forks.preceding(sequence) == before
+    numbers = [*places, *(sequence + 1 for sequence in places)]
+    for number in [n for n in numbers if n <= log[-1]]:
+        assert forks.floor(number) == max(place for place in places if place <= number)
+    for after in numbers:
+        for until in numbers:
+            inside = [sequence for sequence in log if after < sequence <= until]
+            if until > log[-1] or (after not in places and after + 1 not in places):
+                continue
+            ranges = forks.ranges(after, until)
+            within = [n for first, last in ranges for n in range(first, last + 1)]
+            assert within == inside
+            assert forks.count(after, until) == len(inside)
+            assert count_commits(after, until) <= max(0, until - after)
+
+
+def test_position_before_first_commit_of_history_is_in_it() -> None:
+    forks = Forks(((10, first_of(4)),))
+    assert forks.last_common(first_of(4) - 1) is None
+    assert [*forks.ranges(first_of(4) - 1, first_of(4))] == [(first_of(4), first_of(4))]
+
+
+def test_commit_range_across_jump_counts_what_is_known() -> None:
+    assert CommitRange(0, 3, 7).commits == 5
+    assert CommitRange(0, 11, first_of(4) + 2).commits == 3

@@ -64,8 +64,8 @@ def one_by_one(commits: Replayed) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(sequence, paths) of each of the commits."""
     assert commits.paths.num_rows == sum(commits.counts)
     row = 0
-    for number, count in enumerate(commits.counts.tolist()):
-        yield commits.first_sequence + number, commits.paths.slice(row, count)
+    for sequence, count in zip(commits.sequences.tolist(), commits.counts.tolist(), strict=True):
+        yield sequence, commits.paths.slice(row, count)
         row += count
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from journal_checks import check_knows, seal_and_drop
 
+from galileo.model.forks import first_of
 from galileo.model.schema import Schema
 from galileo.storage.backup import BackupOptions, backup, restore
 from galileo.storage.commits import Commit
@@ -130,6 +131,8 @@ def test_pick_compaction_segments_beyond_span_are_kept_apart() -> None:
     class Sealed:
         length: int
         newest_us: int
+        first_sequence: int = 1
+        next_sequence: int = 1
 
     sealed: Any = [Sealed(10, t) for t in (0, 4, 9, 11, 13, 30)]
     options = CompactionOptions(bytes_min=1000, bytes_max=2000, span_us=10)
@@ -137,3 +140,5 @@ def test_pick_compaction_segments_beyond_span_are_kept_apart() -> None:
     assert [one.newest_us for one in pick_compaction(sealed[3:], options)] == [11, 13]
     assert pick_compaction(sealed[5:], options) == (), "more may come"
     assert pick_compaction(sealed, dataclasses.replace(options, span_us=None)) == ()
+    later: Any = Sealed(10, 4, first_sequence=first_of(5))
+    assert pick_compaction([*sealed[:2], later], options) == tuple(sealed[:2]), "the log jumps"

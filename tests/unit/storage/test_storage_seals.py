@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from galileo.errors import RangesChanged
+from galileo.model.forks import Forks
 from galileo.model.schema import Schema
 from galileo.model.times import TIME_MIN_US
 from galileo.storage import retention
@@ -139,7 +140,8 @@ def test_log_start_keeps_a_seal_that_is_older_than_the_batches_it_keeps(
         return pa.Table.from_arrays(arrays, schema=BATCHES)
 
     monkeypatch.setattr(retention, "BATCHES_KEPT_MAX", 5)
-    mark = LogStart().advance(3, batches(SEAL, 2, 2)).advance(20, batches("radar", 4, 17))
+    mark = LogStart().advance(3, batches(SEAL, 2, 2), Forks())
+    mark = mark.advance(20, batches("radar", 4, 17), Forks())
     assert mark.batches.last_batch(SEAL) is None
     assert LogStart.from_bytes(mark.to_bytes()).sealed_epoch == 3
     assert LogStart.from_bytes(LogStart(4).to_bytes()).sealed_epoch == 1

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError, Unavailable
+from galileo.model.forks import first_of
 from galileo.model.schema import Schema
 from galileo.storage import partition_files
 from galileo.storage.compacted_format import read_index
@@ -332,3 +333,23 @@ def test_verify_during_merges_is_ok(node: Path, make_commit: Make) -> None:
 def test_verify_other_directory_raises(tmp_path: Path) -> None:
     with raises(InputError, expected="node_directory"):
         verify(tmp_path)
+
+
+def test_verify_log_that_jumps_is_sound_and_its_missing_file_damage(
+    node: Path, make_commit: Make
+) -> None:
+    with Store.open(node, JournalOptions(segment_bytes_max=6_000), wall=lambda: 1.5e9) as store:
+        store.recover(lambda *_: None)
+        journal = store.journal("nam", 3)
+        last = journal.last_sequence
+        for batch in range(20, 29, 3):
+            commits = [make_commit(batch + n, rows=20) for n in range(3)]
+            with journal.appending(commits, epoch=first_of(5)) as appending:
+                appending.write()
+                appending.finish()
+        assert journal.forks.pairs == ((last, first_of(5)),)
+    assert verify(node).ok
+    (jump,) = [path for path in segments(node) if int(path.stem) == first_of(5)]
+    jump.unlink()
+    (damage,) = verify(node).damages
+    assert damage.sequence == last + 1
