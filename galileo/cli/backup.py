@@ -111,7 +111,9 @@ def restore(session: Session, *, source: Path, directory: Path) -> None:
     """
     with session.output.progress(unit="MB") as bar:
         task = bar.add_task("copying", total=checks.bytes_to_read(source) / 1e6)
-        manifest = backups.restore(source, directory, progress=lambda n: bar.advance(task, n / 1e6))
+        manifest = backups.restore(
+            source, directory, now=time.time(), progress=lambda n: bar.advance(task, n / 1e6)
+        )
     _report(session, manifest, place=directory)
 
 

@@ -52,7 +52,9 @@ def recover(session: Session, *, directory: Path, lost: Sequence[str], yes: bool
     with Store.open(directory, wall=time.time) as store:
         with session.output.progress(unit="commits") as bar:
             task = bar.add_task("reading the copies", total=None)
-            plan = recoveries.plan(store, set(lost), progress=lambda n: bar.advance(task, n))
+            plan = recoveries.plan(
+                store, set(lost), now=time.time(), progress=lambda n: bar.advance(task, n)
+            )
         if plan.is_empty:
             session.output.value(_facts(plan), words="there is nothing to recover")
             return

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from galileo.client.geo_files import Shapes
 from galileo.client.json_lines import joined_texts, json_lines, json_values
 from galileo.client.results import Notifications
+from galileo.cursor import CommitRange
 from galileo.model.channel import LEFT, pairs_of
 
 MEDIA_TYPE = "application/geo+json"
@@ -30,7 +31,7 @@ def document(batch: Notifications, **members: Any) -> bytes:
         "partition": batch.partition,
         "execution": batch.execution,
         "notifications": len(batch),
-        "gone": [dataclasses.asdict(dropped) for dropped in batch.gone],
+        "gone": list(map(members_of_range, batch.gone)),
     }
     collection = joined_texts(
         '{"type":"FeatureCollection","features":[', _features(batch.observations), "]"
@@ -71,3 +72,8 @@ def _bodies(observations: pa.Table) -> pa.Array:
     properties = json_lines(observations.select(rest)) if rest else "{}"
     parts = ('"geometry":', geometries, ',"properties":', properties, "}", "")
     return pc.binary_join_element_wise(*parts)
+
+
+def members_of_range(gone: CommitRange) -> dict[str, int]:
+    """Dropped commits as JSON values."""
+    return dataclasses.asdict(gone) | {"commits": gone.commits}

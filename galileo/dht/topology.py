@@ -150,6 +150,8 @@ class Founding:
         disks: for each partition, the directory with which it begins, by its random name. "": not
             known yet; `NO_DISK`: it has begun, and is at other nodes.
         system: the same for the system partition.
+        histories: the history in which partitions began anew, by partition; see `model.forks`. A
+            directory with an earlier one was given up for lost.
     """
 
     fingerprint: int
@@ -157,6 +159,7 @@ class Founding:
     ordinals: int
     disks: tuple[str, ...] = ()
     system: str = ""
+    histories: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -490,7 +493,8 @@ def _founding(raw: Mapping[str, Any] | None) -> Founding | None:
     owners = tuple(map(str, raw["owners"]))
     disks = tuple(map(str, raw["disks"]))
     ordinals, system = int(raw["ordinals"]), str(raw["system"])
-    return Founding(int(raw["fingerprint"]), owners, ordinals, disks, system)
+    histories = tuple((int(p), int(history)) for p, history in raw["histories"])
+    return Founding(int(raw["fingerprint"]), owners, ordinals, disks, system, histories)
 
 
 def partition_name(partition: int) -> str:

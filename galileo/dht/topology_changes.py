@@ -31,6 +31,7 @@ from galileo.dht.topology import (
 )
 from galileo.errors import ConfigError, InputError, Unavailable
 from galileo.hashing import text64
+from galileo.model.forks import history_of, next_history
 
 
 def pin(topology: Topology) -> Topology:
@@ -366,9 +367,11 @@ def pin_partitions(topology: Topology, partitions: Collection[int], to: str) -> 
 
 
 def found_anew(
-    topology: Topology, name: str, partitions: Collection[int], *, lost: str
+    topology: Topology, name: str, partitions: Collection[int], *, lost: str, now: float
 ) -> Topology:
     """Has a node found partitions again, empty, whose only copy was in its lost directory.
+
+    They begin a later history, so that readers learn that their commits are lost.
 
     The directory with which the node runs founds them (`identify`).
 
@@ -378,6 +381,7 @@ def found_anew(
         partitions: of which the lost directory had the only copy.
         lost: the identity of the directory. Where it is not that of the node any more, nothing
             changes, so that the same change has its effect once.
+        now: seconds since 1970.
 
     Raises:
         InputError: there is no such node.
@@ -390,8 +394,11 @@ def found_anew(
     owners = tuple(name if p in partitions else one for p, one in enumerate(founding.owners))
     disks = tuple("" if p in partitions else one for p, one in enumerate(founding.disks))
     system = "" if SYSTEM in partitions else founding.system
+    known = [*dict(founding.histories).values(), *(history_of(m.number) for m in topology.moved)]
+    begun = dict.fromkeys(partitions, next_history(max(known, default=0), now))
+    histories = tuple(sorted((dict(founding.histories) | begun).items()))
     node = replace(pinned.by_name[name], identity="")
-    founding = replace(founding, owners=owners, disks=disks, system=system)
+    founding = replace(founding, owners=owners, disks=disks, system=system, histories=histories)
     return _replace_node(replace(pinned, founding=founding), name, node)
 
 

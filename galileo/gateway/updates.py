@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from galileo.client.json_lines import json_lines
+from galileo.client.notification_json import members_of_range
 from galileo.client.results import Labels, Update
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.gateway.formats import TEXT_ROWS, TableEncoder
@@ -102,7 +103,7 @@ def members_of(update: Update) -> dict[str, Any]:
         "more": update.more,
         "frontier": {str(partition): at for partition, at in update.frontier.items()},
         "missing": list(update.labels.missing),
-        "gone": [dataclasses.asdict(dropped) for dropped in update.gone],
+        "gone": list(map(members_of_range, update.gone)),
         **windows_of(update.windows, update.clock_us),
         "age": update.age_s,
         "interval": update.interval_s,

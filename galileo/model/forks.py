@@ -16,6 +16,8 @@ from operator import itemgetter
 HISTORY_BITS = 31
 NUMBER_BITS = 32
 HISTORY_MAX = 2**HISTORY_BITS - 1
+BEGIN_S = 1_735_689_600
+"""Histories count seconds from here, the begin of 2025."""
 
 
 def history_of(sequence: int) -> int:
@@ -24,8 +26,19 @@ def history_of(sequence: int) -> int:
 
 
 def first_of(history: int) -> int:
-    """The sequence of a history's first commit."""
+    """The sequence of a history's first commit, and the lowest term of its leaders."""
     return (history << NUMBER_BITS) + 1
+
+
+def next_history(known: int, now: float) -> int:
+    """A history that is later than all that were begun before.
+
+    Args:
+        known: the latest history that the caller knows. A directory that is restored twice does
+            not know what came after its backup, but that took more than a second.
+        now: seconds since 1970.
+    """
+    return max(int(now) - BEGIN_S, known + 1)
 
 
 def count_commits(after: int, until: int) -> int:

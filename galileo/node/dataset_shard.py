@@ -15,6 +15,7 @@ import pyarrow as pa
 from galileo.cursor import Cursor
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.synopsis import Synopsis
+from galileo.hashing import text64
 from galileo.model.schema import Schema, widen
 from galileo.model.times import column_micros
 from galileo.model.windows import ClockStep
@@ -25,8 +26,6 @@ from galileo.storage.retention import Truncation
 
 NARROWED_PATHS_MAX = 262_144
 """Up to so many paths of a partition its synopsis is made anew when commits were dropped."""
-_REMADE_IN_TERM = 1 << 16
-"""Synopses that a leader can make anew in one term."""
 
 
 class DatasetShard(Shard):
@@ -167,7 +166,7 @@ class DatasetShard(Shard):
     def _synopsis_epoch(self, partition: int) -> int:
         """A leader that restarts gets another term."""
         remade, term = self._remade.get(partition, 0), self._terms.get(partition, 0)
-        return term * _REMADE_IN_TERM + remade % _REMADE_IN_TERM
+        return text64("synopsis", term, remade)
 
     def _narrow(self, partition: int) -> None:
         """Makes a partition's synopsis of what is left, where that is cheap; else it stays wide."""

@@ -33,7 +33,7 @@ from galileo.errors import (
     listed,
 )
 from galileo.graph.columns import Commits
-from galileo.model.forks import Forks
+from galileo.model.forks import Forks, history_of
 from galileo.model.schema import StoredSchema, widen
 from galileo.model.sort_keys import differs
 from galileo.model.versions import PartitionVersion
@@ -270,6 +270,18 @@ class Shard:
         if journal is None:
             raise self._not_here(partition)
         return journal
+
+    def forks(self, partition: int) -> Forks:
+        """The forks of a partition's log, also that of a history without commits; any thread.
+
+        A log whose leader this node does not know yet lacks the latest ones.
+        """
+        history = history_of(self._terms.get(partition, 0))
+        journal = self.journals.get(partition)
+        if journal is None:
+            return Forks().after(0, history)
+        last, forks = journal.last_sequence, journal.forks
+        return forks.after(last, history)
 
     def sequences(self, partition: int, after: int, until: int) -> Iterator[int]:
         """The sequences of the commits (after, until] of a partition that is here."""

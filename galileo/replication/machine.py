@@ -34,6 +34,8 @@ Invariants:
 - A leader that is alone in its set, durably, and that no member is about to join, has committed
   what it has durably. No event but those of its own writer changes it; so its writer may commit
   frames without asking it (`is_alone`).
+- A leader appends in the history of its term. A member that has promised a term of a later history
+  refuses leaders of an earlier one, and never leads in that itself.
 - A voter that supports a leader votes for no other, nor campaigns, within `dead_after_s`, unless
   that leader resigned. Therefore a leader that a majority has supported within `lease_s` has no
   successor, and its answers contain all acknowledged frames. Only this depends on clocks.
@@ -493,8 +495,9 @@ class Replica:
             self._send(member, RequestPreVote(0, self._set(), 0))
 
     def _campaign_for(self, now: float, *, resigned: int) -> None:
-        self._round = max(self._round, self.state.promised // ORDINALS) + 1
-        term = self._round * ORDINALS + self._ordinal
+        # Rounds in which no voter promised anything do not count: they would use up the history of
+        # a voter that is cut off for weeks.
+        term = (max(self._round, self.state.promised // ORDINALS) + 1) * ORDINALS + self._ordinal
         current = self._set()
         until = now + self.options.campaign_s
         self._campaign = _Campaign(term, current, until, resigned, {self.me})

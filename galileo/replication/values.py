@@ -10,7 +10,11 @@ from typing import NamedTuple
 from galileo.model.forks import Forks, history_of, next_sequence
 
 ORDINALS = 4096
-"""A term is `round * ORDINALS + ordinal of its candidate`, so no two candidates share one."""
+"""A term is `round * ORDINALS + ordinal of its candidate`, so no two candidates share one.
+
+The upper half of a term is the history in which its leader appends (`model.forks`), so the terms of
+a later history are higher. A history has room for a million rounds.
+"""
 
 
 class Member(NamedTuple):
@@ -27,15 +31,17 @@ class ReplicaSet:
     Attributes:
         term: of the leader that made the set.
         number: counts the sets of the partition.
-        founder: the directory in which the partition began, by its random name. It is another one
-            where the partition was founded anew, since the first was lost.
     """
 
     term: int
     number: int
     voters: frozenset[Member]
     learners: frozenset[Member] = frozenset()
-    founder: str = ""
+
+    @property
+    def history(self) -> int:
+        """The history of the partition in which the set was made."""
+        return history_of(self.term)
 
     @property
     def version(self) -> tuple[int, int]:

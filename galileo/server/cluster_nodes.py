@@ -234,7 +234,13 @@ class ClusterNodes:
             )
         lost = self._only_at(name)
         await self._register.change(
-            lambda topology: topology_changes.found_anew(topology, name, lost, lost=known.identity)
+            partial(
+                topology_changes.found_anew,
+                name=name,
+                partitions=lost,
+                lost=known.identity,
+                now=time.time(),
+            )
         )
         self._mail.broadcast_heartbeat()
         return sorted(lost - {SYSTEM})

@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 import signal
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -344,6 +344,9 @@ class NodeProcess:
 
         A command may have the partitions of this node begin anew (`topology_changes.found_anew`).
         """
+        if self.node.replicas.restored:
+            await self._hear_others(self.mail.has_told_moves)
+            self.node.replicas.lead_restored()
         while True:
             self._topology_changed.clear()
             await self._identify()
@@ -370,7 +373,7 @@ class NodeProcess:
         that it has founded its partitions before, so it hears them first.
         """
         if self.node.topology.founding is None:
-            await self._hear_others()
+            await self._hear_others(self.mail.has_answered)
         name, identity = self.node.name, self._store.identity
         while True:
             topology, owned = self.node.topology, self.node.replicas.may_found
@@ -387,12 +390,12 @@ class NodeProcess:
                 log.info("cannot record the identity of this node yet: %s", error)
                 await asyncio.sleep(IDENTIFY_RETRY_S)
 
-    async def _hear_others(self) -> None:
-        """Returns when all other nodes have answered, or may be down."""
+    async def _hear_others(self, is_heard: Callable[[str], bool]) -> None:
+        """Returns when all other nodes have been heard, or may be down."""
         deadline = self._clock.monotonic() + FOUNDING_WAIT_S
         while self._clock.monotonic() < deadline:
             others = [one.name for one in self.node.topology.nodes if one.name != self.node.name]
-            silent = [name for name in others if not self.mail.has_answered(name)]
+            silent = [name for name in others if not is_heard(name)]
             if not silent:
                 return
             for name in silent:

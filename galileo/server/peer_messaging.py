@@ -124,6 +124,7 @@ class _Peer:
         self.missing: Gossip | None = None
         self.wake = asyncio.Event()
         self.run = 0
+        self.has_sent_heartbeat = False
         self.topology_version = 1
         self.acknowledged: dict[tuple[str, int], Version] = {}
         self.outdated: set[str] = set()
@@ -297,6 +298,11 @@ class PeerMessenger:
         """Whether the node has replied since this one was started."""
         box = self._boxes.get(node)
         return box is not None and box.run != 0
+
+    def has_told_moves(self, node: str) -> bool:
+        """Whether the node has said which partitions it leads since this one was started."""
+        box = self._boxes.get(node)
+        return box is not None and box.has_sent_heartbeat
 
     def identity_of(self, node: str) -> str:
         """The identity of a node's directory; "" while it is not known."""
@@ -504,6 +510,7 @@ class PeerMessenger:
             moves = request.heartbeat.moves
             received = [Move(one.partition, one.number, one.node) for one in moves]
             self._node.live.adopt(received)
+            box.has_sent_heartbeat = True
             held = self._take_synopses(request.heartbeat)
         if request.HasField("states"):
             states = self._answer_gossip(request)

@@ -1,8 +1,8 @@
 """Recovery of partitions that have lost a majority of their copies for good.
 
 The command works on the directory of a stopped node. The new replica set of a partition is the old
-one without the members of lost nodes. Its term is `TERMS_AHEAD` rounds above all that this
-directory knows, so that members of the old set which come back learn that they are out. The
+one without the members of lost nodes. It begins a later history: members of the old set which come
+back learn that they are out, and readers learn that commits may be lost. The
 survivors of the new set elect their leader as ever: each log is taken from the member that joined
 the latest term and has most of it. Therefore the command is needed in one directory; the other
 survivors learn the set from its member. In several directories it does no harm, because none of
@@ -29,13 +29,14 @@ from galileo.dht.register import (
 )
 from galileo.dht.topology import Topology
 from galileo.errors import InputError
+from galileo.model.forks import first_of, history_of, next_history
 from galileo.node.replication import replicas
-from galileo.replication.values import ORDINALS, ReplicaState
+from galileo.replication.values import ReplicaState
 from galileo.server import topology_register
 from galileo.storage.store import Store
 
-TERMS_AHEAD = 1 << 20
-"""Rounds: more elections than members that are cut off can have held since this node heard them."""
+LOTS_AHEAD = LOTS << 20
+"""More ballots than voters that are cut off can have used since this node heard them."""
 CONNECT_TIMEOUT_S = 2.0
 
 
@@ -79,12 +80,15 @@ class Recovery:
         return not self.states and self.register is None
 
 
-def plan(store: Store, lost: Collection[str], *, progress: Callable[[int], None]) -> Recovery:
+def plan(
+    store: Store, lost: Collection[str], *, now: float, progress: Callable[[int], None]
+) -> Recovery:
     """What has to be written after the loss of nodes; changes nothing about copies.
 
     Args:
         store: opened, not recovered.
         lost: nodes whose directories do not exist any more.
+        now: seconds since 1970.
         progress: called with numbers of commits that were read.
 
     Raises:
@@ -101,7 +105,7 @@ def plan(store: Store, lost: Collection[str], *, progress: Callable[[int], None]
         )
     topology = topology_register.topology_of(register.chosen.entry)
     _check_lost(topology, lost)
-    survived = dict(_survivors(store, states, lost))
+    survived = dict(_survivors(store, states, lost, now=now))
     reformed = _reformed(register, lost)
     is_whole = not survived and reformed is None
     if is_whole and _are_voters(states, lost):
@@ -169,7 +173,7 @@ def _are_voters(states: Mapping[int, ReplicaState], lost: Collection[str]) -> bo
 
 
 def _survivors(
-    store: Store, states: Mapping[int, ReplicaState], lost: Collection[str]
+    store: Store, states: Mapping[int, ReplicaState], lost: Collection[str], *, now: float
 ) -> Iterator[tuple[int, ReplicaState]]:
     """The new states of the partitions that need one."""
     for partition, state in states.items():
@@ -186,8 +190,8 @@ def _survivors(
         left = frozenset(member for member in current.voters if member.node not in lost)
         if current.is_majority(left):
             continue
-        known = max(state.promised, current.term)
-        term = (known // ORDINALS + TERMS_AHEAD) * ORDINALS
+        known = history_of(max(state.promised, current.term))
+        term = first_of(next_history(known, now)) - 1
         new = replace(
             current, term=term, number=current.number + 1, voters=left, learners=frozenset()
         )
@@ -205,7 +209,7 @@ def _reformed(state: RegisterState, lost: Collection[str]) -> RegisterState | No
         return None
     voters = tuple(node_of(seat) if seat in gone else seat for seat in entry.voters)
     known = max(state.promised, state.used, state.accepted.number)
-    number = (known // NODES_MAX + TERMS_AHEAD * LOTS) * NODES_MAX + known % NODES_MAX
+    number = (known // NODES_MAX + LOTS_AHEAD) * NODES_MAX + known % NODES_MAX
     new = replace(entry, version=entry.version + 1, voters=voters, former=voters)
     ballot = Ballot(number, new)
     return replace(state, promised=number, accepted=ballot, chosen=ballot)

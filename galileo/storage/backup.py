@@ -18,13 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from galileo.errors import ConfigError, CorruptData, InputError, PartitionReadOnly, Unavailable
+from galileo.model.forks import history_of, next_history
 from galileo.storage.disk import REAL_DISK, Disk, make_directory, write_all
 from galileo.storage.frame import checksum
 from galileo.storage.metadata_files import MetadataFiles, load_record, record_paths
 from galileo.storage.partition_files import Partition, check_file, check_is_node, partitions
 from galileo.storage.retention import load_log_start
 from galileo.storage.segment import corrupt_error
-from galileo.storage.store import EPOCH
+from galileo.storage.store import EPOCH, HISTORY
 from galileo.storage.verify import ATTEMPTS_MAX, Progress, no_progress, verify
 
 FORMAT_VERSION = 1
@@ -135,13 +136,21 @@ def backup(
 
 
 def restore(
-    source: Path, directory: Path, *, disk: Disk = REAL_DISK, progress: Progress | None = None
+    source: Path,
+    directory: Path,
+    *,
+    now: float,
+    disk: Disk = REAL_DISK,
+    progress: Progress | None = None,
 ) -> Manifest:
     """Makes a node's directory out of a backup, which stays as it is.
+
+    Its partitions begin a later history: sequences after those of the backup are not used again.
 
     Args:
         source: a backup.
         directory: of the node; does not exist yet.
+        now: seconds since 1970.
         disk: to write with.
         progress: called with the number of bytes just copied.
 
@@ -170,6 +179,10 @@ def restore(
                 raise corrupt_error(source / file.path, 0, reason=reason)
             (progress or no_progress)(file.bytes)
         _skip_epochs(partial, disk)
+        stems = [Path(file.path).stem for file in manifest.files]
+        known = max((history_of(int(stem)) for stem in stems if stem.isdecimal()), default=0)
+        history = str(next_history(known, now)).encode()
+        MetadataFiles(partial / "node", disk).save(HISTORY, history)
     return manifest
 
 

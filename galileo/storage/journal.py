@@ -1041,7 +1041,14 @@ class PartitionJournal:
         place = bisect_right(segments, sequence, key=attrgetter("first_sequence")) - 1
         if place < 0:  # It was dropped since we looked.
             raise retention.dropped_error(self._partition, sequence, until=self.dropped)
-        return segments[place]
+        segment = segments[place]
+        if sequence >= segment.next_sequence:
+            raise InputError(
+                f"expected a commit sequence up to {segment.next_sequence - 1}, or one of a later "
+                f"history, got {sequence}: that commit is lost",
+                last_sequence=segment.next_sequence - 1,
+            )
+        return segment
 
 
 def _row_sizes(sequences: Sequence[int], segment: Segment | CompactedSegment) -> list[float]:

@@ -2,6 +2,7 @@
 
 lock                                      held while a process uses the directory
 node/epoch.record                         how often the directory was opened
+node/history.record                       the history that the directory began when it was restored
 datasets/<dataset>.record                 the schema, JSON
 records/generations.batches/<number>.record  how many datasets of each name were dropped
 journals/<dataset>/<partition>/*.segment  the commits
@@ -52,7 +53,7 @@ from galileo.storage.writer import JournalOptions
 PARTITION_MAX = 2**31 - 1
 _REMOVED = ".removed"
 GENERATIONS_KIND = "generations"
-EPOCH = "epoch"
+EPOCH, HISTORY = "epoch", "history"
 IDENTITY_KIND, IDENTITY = "topology", "identity"
 
 StoreReplay: TypeAlias = Callable[[str, int, Replayed], None]
@@ -64,6 +65,7 @@ class Store:
 
     Attributes:
         epoch: 1 at the first opening of this directory, higher at each later one.
+        history: the history that its partitions begin since it was restored from a backup; else 0.
         log: the commit log.
         damaged: logs of replicas that `recover` could not open, or that are found damaged later,
             by (dataset, partition), until they are set aside.
@@ -76,7 +78,7 @@ class Store:
         *,
         wall: Callable[[], float],
     ) -> None:
-        self.epoch = 0
+        self.epoch = self.history = 0
         self._directory = directory
         self._options = options
         self._wall = wall
@@ -579,6 +581,7 @@ class Store:
             raise corrupt_error(path, 0, reason="the file is missing, though there are datasets")
         self.epoch = int(stored or b"0") + 1
         records.save(EPOCH, str(self.epoch).encode())
+        self.history = int(records.load(HISTORY) or b"0")
 
     def partitions_on_disk(self) -> Iterator[tuple[str, int]]:
         """All partitions with a directory, open or not, as (dataset, partition)."""

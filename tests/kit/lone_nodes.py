@@ -48,7 +48,7 @@ def lead_all_of(node: StorageNode) -> None:
     """Has a node found and lead all partitions that it owns by its topology."""
     owned = placement.partitions_by_node(node.topology)[node.name]
     lost = node.topology.by_name[node.name].identity
-    anew = topology_changes.found_anew(node.topology, node.name, owned, lost=lost)
+    anew = topology_changes.found_anew(node.topology, node.name, owned, lost=lost, now=1.8e9)
     identified = topology_changes.identify(anew, node.name, node.store.identity, owned)
     node.live.replace_nodes(identified)
     node.replicas._found()

@@ -231,7 +231,7 @@ MESSAGES: list[tuple[Callable[[Path], Any], str]] = [
         "configuration",
     ),
     (
-        lambda path: restore(path, path / "again"),
+        lambda path: restore(path, path / "again", now=1.8e9),
         "expected a backup with a manifest.record, got {path}",
     ),
 ]

@@ -82,7 +82,7 @@ function newsOf({ token, features, matches }, id) {
   return own.flatMap(({ rows, left = false }) => rows.map((row) => ({ ...features[row], left, number: `${token} ${row}` })));
 }
 
-const goneOf = ({ gone }) => gone.reduce((sum, { first, last }) => sum + last - first + 1, 0);
+const goneOf = ({ gone }) => gone.reduce((sum, { commits }) => sum + commits, 0);
 
 /** The subscriptions of the page, what each was notified of, and calls.
  *

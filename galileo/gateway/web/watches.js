@@ -23,7 +23,7 @@ function reduced(state, action) {
         total: known.total + action.data.count,
         fresh: known.fresh + (action.data.isOld ? 0 : action.data.count),
         latest: [...labels.reverse(), ...known.latest].slice(0, LATEST),
-        gone: known.gone + action.data.gone.reduce((sum, { first, last }) => sum + last - first + 1, 0),
+        gone: known.gone + action.data.gone.reduce((sum, { commits }) => sum + commits, 0),
       } };
     }
     case "begun": return { ...state, [action.id]: { ...NOTHING, total: action.total } };

@@ -37,9 +37,10 @@ from typing import Any
 
 from galileo.dht import placement, topology_changes
 from galileo.dht.rack_spread import in_rounds
-from galileo.dht.topology import NO_DISK, SYSTEM, Founding
+from galileo.dht.topology import SYSTEM, Founding
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import CorruptData, GalileoError, PartitionMoved
+from galileo.model.forks import first_of
 from galileo.node.catalog import Catalog
 from galileo.node.replication.comparison import Comparison
 from galileo.node.replication.log_writer import LogWriter, WriteReport
@@ -161,7 +162,7 @@ def encode_state(state: ReplicaState) -> bytes:
     members = None
     if current is not None:
         kinds = sorted(current.voters), sorted(current.learners)
-        members = [current.term, current.number, *kinds, current.founder]
+        members = [current.term, current.number, *kinds]
     return json.dumps([members, state.promised, state.joined, dict(state.suspect)]).encode()
 
 
@@ -169,9 +170,9 @@ def decode_state(data: bytes) -> ReplicaState:
     raw, promised, joined, suspect = json.loads(data)
     current = None
     if raw is not None:
-        term, number, *members, founder = raw
+        term, number, *members = raw
         voters, learners = (frozenset(Member(*one) for one in of_kind) for of_kind in members)
-        current = ReplicaSet(term, number, voters, learners, founder)
+        current = ReplicaSet(term, number, voters, learners)
     return ReplicaState(current, promised, joined, MappingProxyType(suspect))
 
 
@@ -284,6 +285,7 @@ class Replicas:
         alone: the partitions whose writers commit without their machines.
         led: the partitions that this node leads, and whose frames readers see.
         given_up: the partitions that were founded anew while this directory counted as lost.
+        restored: the partitions that wait for `lead_restored`.
         counts: since the node started.
         comparison: of this leader's logs with those of the other members, once it is connected.
         is_alive: whether a node has been heard lately, once it is connected.
@@ -304,6 +306,7 @@ class Replicas:
         self.alone = frozenset[int]()
         self.led: frozenset[int] = frozenset()
         self.given_up: frozenset[int] = frozenset()
+        self.restored: frozenset[int] = frozenset()
         self.counts = ReplicaCounts()
         self._live = live
         self._store = store
@@ -348,10 +351,40 @@ class Replicas:
             catalog, link, followers=self._followers, interval_s=self.options.compare_s
         )
         self._set_damaged_aside()
-        for partition, state in load_states(self._store).items():
-            self._host(partition, state)
+        self._host_all()
         self._found()
         self._elect_alone()
+
+    def _host_all(self) -> None:
+        """Starts the machines that have a state.
+
+        Those of a directory that was restored begin a later history. Where the directory has the
+        only copy, they wait: the partition may have moved since the backup was made.
+        """
+        lowest = first_of(self._store.history) - 1
+        for partition, state in load_states(self._store).items():
+            hosted, current = self._host(partition, state), state.set
+            if current is None or self.me not in current.voters or state.promised >= lowest:
+                continue
+            if current.voters == {self.me}:
+                hosted.failed_at = inf
+                self.restored = self.restored | {partition}
+            else:
+                self._host(partition, replace(state, promised=lowest))
+
+    def lead_restored(self) -> None:
+        """Has the machines lead whose directory was restored, in a later history.
+
+        The caller has heard the other nodes. If one of them leads a partition, this node has an old
+        copy, which it does not serve.
+        """
+        lowest = first_of(self._store.history) - 1
+        for partition in self.restored:
+            hosted, known = self._hosted[partition], self._live.move_of(partition)
+            if partition in self.given_up or (known is not None and known.node != self.me.node):
+                continue
+            self._host(partition, replace(hosted.machine.state, promised=lowest))
+        self.restored = frozenset()
 
     def _elect_alone(self) -> None:
         """Lets machines that are alone in their sets lead; blocks on the disk.
@@ -538,16 +571,18 @@ class Replicas:
         founding = self._live.current.founding
         if founding is None or founding is self._founding:
             return
-        self._founding = founding
+        self._founding, histories = founding, dict(founding.histories)
         for partition, disk in (*enumerate(founding.disks), (SYSTEM, founding.system)):
-            self._end_earlier_founding(partition, disk)
+            history = histories.get(partition, 0)
+            self._end_earlier_history(partition, history)
             if disk == self.me.disk and partition not in self._hosted:
-                first = ReplicaSet(0, 1, frozenset([self.me]), founder=disk)
+                lowest = first_of(history) - 1
+                first = ReplicaSet(lowest, 1, frozenset([self.me]))
                 known = self._live.move_of(partition)  # Of a directory that was lost.
-                promised = 0 if known is None else known.number
+                promised = max(lowest, 0 if known is None else known.number)
                 self._host(partition, ReplicaState(set=first, promised=promised))
 
-    def _end_earlier_founding(self, partition: int, disk: str) -> None:
+    def _end_earlier_history(self, partition: int, history: int) -> None:
         """Ends the machine of a partition that has begun anew in another directory since.
 
         This directory was given up for lost: what it has would hide what was stored since.
@@ -556,7 +591,7 @@ class Replicas:
         current = None if hosted is None else hosted.machine.state.set
         if hosted is None or current is None or self.me not in current.members:
             return
-        if disk in ("", NO_DISK, current.founder) or not current.founder:
+        if current.history >= history:
             return
         error = PartitionMoved(
             "it has begun anew in another directory, as after galileo node forget; what this "

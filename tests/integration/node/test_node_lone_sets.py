@@ -26,7 +26,12 @@ from replica_nodes import (
 
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import SYSTEM, Move, Topology
+from galileo.model.forks import first_of, history_of
 from galileo.node.replication.replicas import load_states
+from galileo.replication.values import ORDINALS
+from galileo.storage.disk import REAL_DISK
+from galileo.storage.metadata_files import MetadataFiles
+from galileo.storage.store import HISTORY
 
 LONE = replace(TOPOLOGY, replicas=1)
 FAULTS = ("crash", "cut", "full", "all", "move", "move", "grow")
@@ -139,7 +144,7 @@ async def test_directory_whose_partition_was_founded_anew_does_not_serve_it(worl
     lost = host.node.topology.by_name[host.name].identity
 
     def found_anew(topology: Topology) -> Topology:
-        begun = topology_changes.found_anew(topology, host.name, {0}, lost=lost)
+        begun = topology_changes.found_anew(topology, host.name, {0}, lost=lost, now=1.8e9)
         return topology_changes.identify(begun, host.name, "a later directory", {0})
 
     world.change(found_anew)
@@ -149,6 +154,71 @@ async def test_directory_whose_partition_was_founded_anew_does_not_serve_it(worl
     assert any("begun anew" in line for line in host.node.pending)
     await asyncio.sleep(3 * OPTIONS.restart_s)
     assert 0 not in host.replicas.led, "it does not begin again"
+
+
+async def restored(world: World, name: str, history: int) -> None:
+    """Starts a node again with its directory as `galileo restore` would make it of a backup."""
+    await world.crash(name, is_lost=False)
+    MetadataFiles(world.places[name] / "node", REAL_DISK).save(HISTORY, str(history).encode())
+    world.start(name)
+
+
+async def test_restored_directory_leads_in_a_later_history_when_others_were_heard(
+    world: World,
+) -> None:
+    await world.send(0)
+    name, known = leaders(world)[0], {}
+    for history in (70, 71):
+        await restored(world, name, history)
+        host = world.hosts[name]
+        assert 0 in host.replicas.restored
+        await asyncio.sleep(3 * OPTIONS.restart_s)
+        assert not host.replicas.led & host.replicas.restored, "it may be an old copy"
+        host.replicas.lead_restored()
+        await until(world, lambda: 0 in world.hosts[name].replicas.led)
+        shard = world.hosts[name].node.catalog.shard("nam")
+        last = shard.published_sequence(0)
+        known[last] = first_of(history)
+        assert shard.forks(0).pairs == tuple(known.items()), "the history has no commit yet"
+        await world.send(history)
+        assert shard.published_sequence(0) == first_of(history)
+        assert shard.forks(0).pairs == tuple(known.items())
+    await world.crash(name, is_lost=False)
+    world.start(name)
+    assert not world.hosts[name].replicas.restored, "it has begun its history"
+    await until(world, lambda: 0 in world.hosts[name].replicas.led)
+    assert world.hosts[name].node.catalog.shard("nam").forks(0).pairs == tuple(known.items())
+    assert await count(world.hosts[name].node) == 3 * ROWS
+
+
+async def test_restored_directory_of_a_partition_that_has_moved_does_not_serve_it(
+    world: World,
+) -> None:
+    await world.send(0)
+    name = leaders(world)[0]
+    await restored(world, name, 70)
+    [other] = [one for one in NAMES if one != name][:1]
+    host = world.hosts[name]
+    host.live.adopt([Move(0, 5 * ORDINALS, other)])
+    host.replicas.lead_restored()
+    await asyncio.sleep(3 * OPTIONS.restart_s)
+    assert 0 not in host.replicas.led
+
+
+async def test_restored_members_of_larger_sets_elect_leaders_of_a_later_history(
+    world: World,
+) -> None:
+    world.change(partial(topology_changes.set_replicas, count=3))
+    await world.send(0)
+    await await_whole(world)
+    name = leaders(world)[0]
+    await restored(world, name, 70)
+    await world.send(1)
+    await until(world, lambda: history_of(machine_of(world, 0).state.promised) == 70)
+    await world.send(2)
+    host = world.hosts[leaders(world)[0]]
+    assert history_of(host.node.catalog.shard("nam").published_sequence(0)) == 70
+    await await_condition(world, World.is_settled)
 
 
 async def test_node_hands_its_leads_over_before_it_stops(world: World) -> None:

@@ -45,6 +45,7 @@ from galileo.errors import (
     CorruptData,
     PartitionMoved,
 )
+from galileo.hashing import text64
 from galileo.node.replication.protocol import Envelope
 from galileo.node.replication.replicas import load_states
 from galileo.node.scrub_runner import ScrubOptions
@@ -216,7 +217,7 @@ async def test_node_replicas_dataset_created_under_leaders_has_synopses_of_their
             assert synopses.keys() == host.replicas.led - {SYSTEM}
             for partition, synopsis in synopses.items():
                 term = host.replicas.terms[partition]
-                assert synopsis.version.epoch >> 16 == term
+                assert synopsis.version.epoch == text64("synopsis", term, 0)
                 SynopsisVersion(epoch=synopsis.version.epoch)  # It fits into what peers exchange.
     finally:
         await world.close()

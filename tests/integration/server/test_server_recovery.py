@@ -14,6 +14,7 @@ from simulator.instant_replicas import LOG, InstantReplicas
 from galileo.dht.register import Ballot, Entry, RegisterState, node_of, seat_of
 from galileo.dht.topology import SYSTEM, Topology
 from galileo.errors import InputError
+from galileo.model.forks import BEGIN_S, history_of
 from galileo.node.replication import replicas
 from galileo.replication.values import ORDINALS, Epochs, Member, ReplicaSet, ReplicaState
 from galileo.server import recovery, topology_register
@@ -73,7 +74,7 @@ def keep(
 
 
 def plan(store: Store, *lost: str) -> recovery.Recovery:
-    return recovery.plan(store, set(lost), progress=lambda _: None)
+    return recovery.plan(store, set(lost), now=1.8e9, progress=lambda _: None)
 
 
 def test_plan_without_a_majority_leaves_the_survivors_in_a_later_term(store: Store) -> None:
@@ -84,6 +85,7 @@ def test_plan_without_a_majority_leaves_the_survivors_in_a_later_term(store: Sto
     assert state.set is not None
     assert state.set.voters == members(store, "a")
     assert state.set.term == state.promised > 9 * ORDINALS + 1
+    assert state.set.history == history_of(state.promised) == int(1.8e9) - BEGIN_S
     assert state.joined == 7 * ORDINALS
     assert found.register is None
 

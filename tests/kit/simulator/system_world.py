@@ -736,7 +736,7 @@ class SystemWorld(World):
         lost, until = self.topology.by_name[name].identity, self._length
         await self.restart(name, 1.0, is_lost=True)
         await asyncio.sleep(1.0)  # It hears in which term it has led.
-        self.change(lambda now: topology_changes.found_anew(now, name, owned, lost=lost))
+        self.change(lambda now: topology_changes.found_anew(now, name, owned, lost=lost, now=1.8e9))
         identity = self.hosts[name].store.identity
         self.change(lambda now: topology_changes.identify(now, name, identity, owned))
         [follower] = set(self.names) - {name}
@@ -764,7 +764,9 @@ class SystemWorld(World):
             await self.crash(name, is_lost=True)
         store = Store.open(self.places[survivor], wall=lambda: START_US / 1e6)
         if not is_replaced:
-            survived = dict(recovery._survivors(store, replicas.load_states(store), lost))
+            survived = dict(
+                recovery._survivors(store, replicas.load_states(store), lost, now=START_US / 1e6)
+            )
             recovery.carry_out(store, recovery.Recovery(survived, None, ()))
         store.close()
         for name in self.names:
@@ -809,10 +811,11 @@ class SystemWorld(World):
         shard = host.node.catalog.shards[DATASETS.key]
         journal = shard.journals.get(SYSTEM)
         last = shard.published_sequence(SYSTEM)
-        rows = [journal.read(n).to_pydict() for n in range(1, last + 1)] if journal else []
+        commits = list(shard.sequences(SYSTEM, 0, last)) if journal else []
+        rows = [(n, journal.read(n).to_pydict()) for n in commits] if journal else []
         return [
             (n, dict(zip(one["name"], map(decode, one["definition"]), strict=True)))
-            for n, one in enumerate(rows, 1)
+            for n, one in rows
         ]
 
     def is_settled(self) -> bool:

@@ -13,6 +13,7 @@ from parameters import keep_quick
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import NO_DISK, SYSTEM, Group, Move, NodeInfo, Topology, even_ranges
 from galileo.errors import InputError, Unavailable
+from galileo.model.forks import BEGIN_S
 
 A, B, C, D = (NodeInfo(name, f"h:{port}") for port, name in enumerate("abcd", start=1))
 GROUPS = (Group("west", (A, B)), Group("east", (C, D)))
@@ -95,17 +96,23 @@ def test_pin_to_a_node_that_is_removed_goes_with_it() -> None:
 
 
 def test_partitions_of_a_lost_directory_begin_anew_in_the_next_one() -> None:
-    owned = placement.partitions_by_node(FIRST)["a"]
+    owned, history = placement.partitions_by_node(FIRST)["a"], int(1.8e9) - BEGIN_S
     first = topology_changes.identify(FIRST, "a", "d1", owned)
     again = topology_changes.identify(first, "a", "d2", owned)
     assert again is first, "another directory founds nothing by itself"
-    forgotten = topology_changes.found_anew(first, "a", owned, lost="d1")
+    forgotten = topology_changes.found_anew(first, "a", owned, lost="d1", now=1.8e9)
     assert topology_changes.unfounded(forgotten, owned) == owned
     anew = topology_changes.identify(forgotten, "a", "d2", owned)
     assert anew.founding is not None
     assert {anew.founding.disks[p] for p in owned} == {"d2"}
     assert anew.by_name["a"].identity == "d2"
-    assert topology_changes.found_anew(anew, "a", owned, lost="d1") is anew, "it is done"
+    assert topology_changes.found_anew(anew, "a", owned, lost="d1", now=1.8e9) is anew, "it is done"
+    assert anew.founding.histories == tuple((p, history) for p in sorted(owned))
+    assert Topology.from_json(anew.to_json()) == anew
+    twice = topology_changes.found_anew(anew, "a", [min(owned)], lost="d2", now=1.8e9)
+    assert twice.founding is not None
+    later = {**dict.fromkeys(owned, history), min(owned): history + 1}
+    assert dict(twice.founding.histories) == later, "within the same second"
 
 
 def test_first_directory_founds_the_system_partition_until_it_is_lost() -> None:
@@ -117,7 +124,7 @@ def test_first_directory_founds_the_system_partition_until_it_is_lost() -> None:
     assert topology.founding.system == "disk of b"
     assert SYSTEM not in placement.owners(topology)
     assert Topology.from_json(topology.to_json()) == topology
-    forgotten = topology_changes.found_anew(topology, "b", [SYSTEM], lost="disk of b")
+    forgotten = topology_changes.found_anew(topology, "b", [SYSTEM], lost="disk of b", now=1.8e9)
     assert topology_changes.unfounded(forgotten, [SYSTEM]) == {SYSTEM}
     anew = topology_changes.identify(forgotten, "b", "next disk of b", [SYSTEM])
     assert anew.founding is not None

@@ -108,7 +108,8 @@ def test_document_of_a_batch_has_each_of_its_pairs(
     else:
         assert all(feature["geometry"] is None for feature in document["features"])
     assert (document["after"], document["token"]) == (token(0), token(seed))
-    assert document["gone"] == ([{"partition": 3, "first": 1, "last": 2}] if seed % 2 else [])
+    gone = {"partition": 3, "first": 1, "last": 2, "commits": 2}
+    assert document["gone"] == ([gone] if seed % 2 else [])
 
 
 def test_lists_are_json_arrays() -> None:

@@ -182,7 +182,7 @@ class History:
         for path in (saved, place):
             shutil.rmtree(path, ignore_errors=True)
         backup(self.directory, saved, options=BackupOptions(now=1.6e9))
-        restore(saved, place)
+        restore(saved, place, now=1.8e9)
         self.store.close()
         shutil.rmtree(self.directory)
         place.rename(self.directory)
@@ -304,7 +304,7 @@ def test_backup_while_features_are_added_has_the_schema_of_its_commits(tmp_path:
         options = BackupOptions(now=1.6e9)
         backup(tmp_path / "node", tmp_path / "saved", options=options, progress=add)
         assert store.schemas()["air"].added == 1, "the backup was over before features were added"
-    restore(tmp_path / "saved", tmp_path / "restored")
+    restore(tmp_path / "saved", tmp_path / "restored", now=1.8e9)
     with opened(tmp_path / "restored") as store:
         assert store.schemas() == {"air": WIDER}
         rows = store.journal("air", PARTITION).read(2)

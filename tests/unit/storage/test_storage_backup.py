@@ -97,7 +97,10 @@ def test_backup_and_restore_keeps_every_file(
     assert sum(progress) == manifest.total_bytes
 
     progress.clear()
-    assert restore(tmp_path / "backup", tmp_path / "again", progress=progress.append) == manifest
+    assert (
+        restore(tmp_path / "backup", tmp_path / "again", progress=progress.append, now=1.8e9)
+        == manifest
+    )
     assert sum(progress) == manifest.total_bytes
     assert contents(tmp_path / "backup") == stored
     check_node(tmp_path / "again", make_commit, commits={3: COMMITS, 12: COMMITS + 1})
@@ -121,7 +124,7 @@ def test_backup_has_the_record_that_replaced_another_meanwhile(
 
     monkeypatch.setattr(_BackupWriter, "_names", replacing)
     backup(node, tmp_path / "backup", options=COPY)
-    restore(tmp_path / "backup", tmp_path / "restored")
+    restore(tmp_path / "backup", tmp_path / "restored", now=1.8e9)
     with opened(tmp_path / "restored") as store:
         assert store.load_records("ccq") == {"two": b"coordinator"}
 
@@ -150,7 +153,7 @@ def test_backup_by_link_source_merged_and_removed_is_kept(
             journal.append([make_commit(batch, rows=20)])
         assert journal.merge(EVERYTHING, lambda _: True)
     assert contents(tmp_path / "backup") == before
-    restore(tmp_path / "backup", tmp_path / "again")
+    restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
     check_node(tmp_path / "again", make_commit, commits={3: COMMITS, 12: COMMITS + 1})
 
 
@@ -164,7 +167,7 @@ def test_backup_torn_tail_is_left_out(node: Path, tmp_path: Path, make_commit: M
     assert copy.read_bytes() == last.read_bytes()[:-torn]
     (file,) = (file for file in manifest.files if file.path == str(last.relative_to(node)))
     assert file.bytes == copy.stat().st_size
-    restore(tmp_path / "backup", tmp_path / "again")
+    restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
     check_node(tmp_path / "again", make_commit, commits={3: COMMITS, 12: COMMITS})
 
 
@@ -198,7 +201,7 @@ def test_backup_during_writes_and_merges_has_acknowledged_commits(
             taken.append((place, manifest.commits - COMMITS))
         writer.join()
     for place, last in dict.fromkeys((taken[0], taken[-1])):  # maybe one and the same
-        restore(place, place.with_name(f"{place.name} again"))
+        restore(place, place.with_name(f"{place.name} again"), now=1.8e9)
         restored = place.with_name(f"{place.name} again")
         check_node(restored, make_commit, commits={3: COMMITS, 12: last})
 
@@ -218,7 +221,7 @@ def test_backup_of_files_that_are_dropped_before_their_mark_is_copied_begins_aga
                 journal.drop(COMMITS + 1)
 
         backup(node, tmp_path / "backup", options=COPY, progress=drop_once)
-    restore(tmp_path / "backup", tmp_path / "again")
+    restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
     with opened(tmp_path / "again") as store:
         journal = store.journal("nam", 12)
         assert (journal.dropped, journal.last_sequence) == (COMMITS + 1, COMMITS + 2)
@@ -249,17 +252,17 @@ def test_restore_any_damage_raises_corrupt_data(node: Path, tmp_path: Path) -> N
         for wrong in (changed, stored[:-1], stored + b"x"):
             path.write_bytes(wrong)
             with pytest.raises(CorruptData):
-                restore(tmp_path / "backup", tmp_path / "again")
+                restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
         path.write_bytes(stored)
     assert {path.name for path in tmp_path.iterdir()} == {"node", "backup"}
-    restore(tmp_path / "backup", tmp_path / "again")
+    restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
 
 
 def test_restore_missing_file_raises(node: Path, tmp_path: Path) -> None:
     backup(node, tmp_path / "backup", options=COPY)
     min((tmp_path / "backup").rglob("*.segment")).unlink()
     with raises(PartitionReadOnly, expected="disk"):
-        restore(tmp_path / "backup", tmp_path / "again")
+        restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
     assert not (tmp_path / "again").exists()
 
 
@@ -272,7 +275,7 @@ def test_backup_and_restore_existing_directory_raises(node: Path, tmp_path: Path
     backup(node, tmp_path / "backup", options=COPY)
     before = contents(node)
     with raises(InputError, expected="new_directory"):
-        restore(tmp_path / "backup", node)
+        restore(tmp_path / "backup", node, now=1.8e9)
     assert contents(node) == before
 
 
@@ -280,7 +283,7 @@ def test_backup_of_other_directory_raises(node: Path, tmp_path: Path) -> None:
     with raises(InputError, expected="node_directory"):
         backup(tmp_path, tmp_path / "backup", options=COPY)
     with raises(InputError, expected="backup"):
-        restore(node, tmp_path / "again")
+        restore(node, tmp_path / "again", now=1.8e9)
 
 
 OPERATIONS = ["create", "write", "fdatasync", "sync_directory"]
@@ -298,7 +301,7 @@ def test_backup_disk_error_leaves_nothing(
         backup(node, tmp_path / "backup", options=BackupOptions(disk=faulty_disk))
     faulty_disk.calls.clear()
     with raises(PartitionReadOnly, expected="disk"):
-        restore(tmp_path / "good", tmp_path / "again", disk=faulty_disk)
+        restore(tmp_path / "good", tmp_path / "again", disk=faulty_disk, now=1.8e9)
     assert {path.name for path in tmp_path.iterdir()} == {"node", "good"}
 
 
@@ -309,8 +312,8 @@ def test_restore_file_outside_or_later_format_raises(tmp_path: Path) -> None:
         assert Manifest.from_bytes(manifest.to_bytes()) == manifest
         records.save(MANIFEST, manifest.to_bytes())
         with raises(InputError, expected="file_of_backup"):
-            restore(tmp_path / "backup", tmp_path / "again")
+            restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
     later = json.loads(manifest.to_bytes()) | {"format": 9}
     records.save(MANIFEST, json.dumps(later).encode())
     with raises(ConfigError, expected="format_version"):
-        restore(tmp_path / "backup", tmp_path / "again")
+        restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)

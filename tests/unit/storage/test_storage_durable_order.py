@@ -189,7 +189,7 @@ def test_backup_and_restore_are_durable_when_they_return(
         options = backups.BackupOptions(link=link, now=1.6e9)
         backups.backup(node.directory, tmp_path / "backup", options=options)
         disk.check()
-        backups.restore(tmp_path / "backup", tmp_path / "again")
+        backups.restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
         disk.check()
 
 

@@ -53,7 +53,7 @@ def test_verify_and_backup_after_drop_ignore_dropped_commits(
     for link in (False, True):
         manifest = backup(node, tmp_path / f"backup {link}", options=BackupOptions(link=link))
         assert "journals/nam/3/dropped.record" in {file.path for file in manifest.files}
-        restore(tmp_path / f"backup {link}", tmp_path / f"again {link}")
+        restore(tmp_path / f"backup {link}", tmp_path / f"again {link}", now=1.8e9)
         with Store.open(tmp_path / f"again {link}", SMALL, wall=lambda: 1.5e9) as store:
             store.recover(lambda *_: None)
             check_knows(store.journal("nam", 3), commits, dropped=until, partition=3)
@@ -120,7 +120,7 @@ def test_backup_during_drop_is_of_before_or_after(
         backup(node, tmp_path / "backup", options=BackupOptions())
         monkeypatch.undo()
         assert len(listed) >= 2, "the first attempt did not fit together"
-    restore(tmp_path / "backup", tmp_path / "again")
+    restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
     with Store.open(tmp_path / "again", SMALL, wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
         check_knows(store.journal("nam", 3), commits, dropped=12, partition=3)

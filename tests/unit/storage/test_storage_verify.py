@@ -348,6 +348,8 @@ def test_verify_log_that_jumps_is_sound_and_its_missing_file_damage(
                 appending.write()
                 appending.finish()
         assert journal.forks.pairs == ((last, first_of(5)),)
+        with raises(InputError, last_sequence=last):
+            journal.read(last + 1)
     assert verify(node).ok
     (jump,) = [path for path in segments(node) if int(path.stem) == first_of(5)]
     jump.unlink()
