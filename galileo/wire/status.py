@@ -7,6 +7,7 @@ Errors of gRPC itself (a refused connection, a deadline) are mapped by their sta
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any, TypeAlias
 
 import grpc
@@ -24,6 +25,8 @@ PUSHBACK_KEY = "grpc-retry-pushback-ms"
 ERROR_BYTES_MAX = 4_200
 _MESSAGE_BYTES_MAX = 2_000
 _DETAILS_BYTES_MAX = 2_000
+_DETAILS_CHARS_MAX = 1 << 16
+"""Characters of details that are sent deflated, and that are inflated."""
 _STATUS_BYTES_MAX = 500
 
 Code: TypeAlias = grpc.StatusCode
@@ -73,16 +76,22 @@ def code_of(error: errors.GalileoError) -> Code:
 def error_to_pb(error: errors.GalileoError) -> common_pb2.Error:
     """Encodes an error with the current request id, without secrets that a user has misplaced.
 
-    Long messages are cut, large details omitted.
+    Long messages are cut, long details deflated, and omitted if they are still long.
     """
     request = request_id.current()
     known = {request_id.DETAIL: request, **error.details} if request else error.details
-    details = json.dumps(known, default=str)
-    details = redacted(details) if len(details) <= _DETAILS_BYTES_MAX else ""
+    details, deflated = json.dumps(known, default=str), b""
+    if len(details) <= _DETAILS_CHARS_MAX:
+        details = redacted(details)
+    if len(details) > _DETAILS_BYTES_MAX:
+        if len(details) <= _DETAILS_CHARS_MAX:
+            deflated = zlib.compress(details.encode())
+        details = "{}"
     return common_pb2.Error(
         kind=error.kind,
         message=_cut(error.message, _MESSAGE_BYTES_MAX),
-        details_json=details if 0 < len(details) <= _DETAILS_BYTES_MAX else "{}",
+        details_json=details,
+        details_deflated=deflated if len(deflated) <= _DETAILS_BYTES_MAX else b"",
     )
 
 
@@ -110,7 +119,7 @@ def error_from_pb(value: common_pb2.Error) -> errors.GalileoError:
     """Decodes an error; an unknown kind (of a newer node) becomes the root class."""
     cls = errors.by_kind().get(value.kind, errors.GalileoError)
     error = cls(value.message)
-    error.details = _details(value.details_json)
+    error.details = _details(value)
     return error
 
 
@@ -119,11 +128,14 @@ SENDING_FAILED = "Internal error from Core"
 received; a repeated call gets the reason."""
 
 
-def _details(text: str) -> dict[str, Any]:
+def _details(value: common_pb2.Error) -> dict[str, Any]:
     """The details that can be decoded; invalid details must not hide the error."""
     try:
-        raw = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        text: str | bytes = value.details_json or "{}"
+        if value.details_deflated:
+            text = zlib.decompressobj().decompress(value.details_deflated, _DETAILS_CHARS_MAX)
+        raw = json.loads(text)
+    except (ValueError, RecursionError, zlib.error):
         return {}
     return raw if isinstance(raw, dict) else {}
 

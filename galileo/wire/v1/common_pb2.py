@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgalileo/wire/v1/common.proto\x12\ngalileo.v1\"/\n\x06\x43ursor\x12\x12\n\npartitions\x18\x01 \x03(\r\x12\x11\n\tsequences\x18\x02 \x03(\x04\"?\n\rSequenceRange\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x04\"<\n\x05\x45rror\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65tails_json\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgalileo/wire/v1/common.proto\x12\ngalileo.v1\"/\n\x06\x43ursor\x12\x12\n\npartitions\x18\x01 \x03(\r\x12\x11\n\tsequences\x18\x02 \x03(\x04\"?\n\rSequenceRange\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x04\"V\n\x05\x45rror\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65tails_json\x18\x03 \x01(\t\x12\x18\n\x10\x64\x65tails_deflated\x18\x04 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,5 +36,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEQUENCERANGE']._serialized_start=93
   _globals['_SEQUENCERANGE']._serialized_end=156
   _globals['_ERROR']._serialized_start=158
-  _globals['_ERROR']._serialized_end=218
+  _globals['_ERROR']._serialized_end=244
 # @@protoc_insertion_point(module_scope)

@@ -84,19 +84,23 @@ class Error(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     DETAILS_JSON_FIELD_NUMBER: _builtins.int
+    DETAILS_DEFLATED_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     message: _builtins.str
     details_json: _builtins.str
+    details_deflated: _builtins.bytes
+    """by zlib: in place of `details_json` where that is long"""
     def __init__(
         self,
         *,
         kind: _builtins.str = ...,
         message: _builtins.str = ...,
         details_json: _builtins.str = ...,
+        details_deflated: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["details_json", b"details_json", "kind", b"kind", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["details_deflated", b"details_deflated", "details_json", b"details_json", "kind", b"kind", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

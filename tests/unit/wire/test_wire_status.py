@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import grpc
 import grpc.aio
+import numpy as np
 import pytest
 from generated import examples
 from hypothesis import given
@@ -51,6 +53,34 @@ def test_error_to_pb_any_error_round_trips(kind: str, message: str, given: dict[
     got = status.error_from_pb(common_pb2.Error.FromString(packed))
     assert type(got) is KINDS[kind]
     assert (got.message, got.details, str(got)) == (message, given, message)
+
+
+def test_error_to_pb_keeps_long_details_within_trailing_metadata() -> None:
+    numbers = list(range(10**17, 10**17 + 128))
+    sent = errors.DataExpired("x" * 500, partitions=list(range(128)), sequences=numbers)
+    packed = status.error_to_pb(sent).SerializeToString()
+    assert len(packed) <= status.ERROR_BYTES_MAX
+    assert status.error_from_pb(common_pb2.Error.FromString(packed)).details == sent.details
+
+
+def test_error_to_pb_omits_details_that_stay_long() -> None:
+    noise = "".join(map(chr, np.random.default_rng(1).integers(33, 126, 60_000)))
+    for text in (noise, "x" * 70_000):
+        packed = status.error_to_pb(errors.InputError("long", text=text)).SerializeToString()
+        assert len(packed) <= status.ERROR_BYTES_MAX
+        assert status.error_from_pb(common_pb2.Error.FromString(packed)).details == {}
+
+
+@pytest.mark.parametrize("data", [b"no zlib", zlib.compress(b"{" * 80), zlib.compress(b"[]")])
+def test_error_from_pb_ignores_damaged_details(data: bytes) -> None:
+    value = common_pb2.Error(kind="transient", message="x", details_deflated=data)
+    assert status.error_from_pb(value).details == {}
+
+
+def test_error_from_pb_bounds_inflated_details() -> None:
+    bomb = zlib.compress(b'{"a": "' + b"x" * 10_000_000 + b'"}')
+    value = common_pb2.Error(kind="transient", message="x", details_deflated=bomb)
+    assert status.error_from_pb(value).details == {}
 
 
 @pytest.mark.parametrize("kind", KINDS)
