@@ -17,6 +17,7 @@ from weakref import ReferenceType, ref
 import numpy as np
 import numpy.typing as npt
 
+from galileo.errors import NAMED_MAX, HistoryChanged, listed
 from galileo.model.forks import count_commits
 
 
@@ -163,6 +164,63 @@ class Cursor(Mapping[int, int]):
 
 Mask = npt.NDArray[np.bool_]
 EMPTY_CURSOR = Cursor()
+LOST_MAX = 128
+"""Partitions that one `HistoryChanged` names; a reader with more gets a further one."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LostPosition:
+    """A position of a reader behind which commits were lost.
+
+    Attributes:
+        sequence: the position.
+        common: the last commit up to it that is still stored.
+        until: the position to go on behind.
+    """
+
+    partition: int
+    sequence: int
+    common: int
+    until: int
+
+
+def history_changed(dataset: str, lost: Iterable[LostPosition]) -> HistoryChanged:
+    """The error for a reader of a dataset, table or channel with such positions."""
+    named = sorted(set(lost))[:LOST_MAX]
+    return HistoryChanged(
+        f"commits of {dataset!r} that were read before are lost, since an older state was restored "
+        f"or a disk was replaced: of partitions {_listed_positions(named)}",
+        dataset=dataset,
+        partitions=[one.partition for one in named],
+        sequences=[one.sequence for one in named],
+        common=[one.common for one in named],
+        until=[one.until for one in named],
+        remedy="lost_rows",
+    )
+
+
+def _listed_positions(lost: list[LostPosition]) -> str:
+    return listed(lost, most=NAMED_MAX, text_of=lambda one: f"{one.partition} past {one.common}")
+
+
+def lost_positions(error: HistoryChanged) -> list[LostPosition]:
+    """The positions that an error names."""
+    names = ("partitions", "sequences", "common", "until")
+    columns = zip(*(error.details.get(name, ()) for name in names), strict=True)
+    return [LostPosition(*values) for values in columns]
+
+
+def joined_changes(errors: Iterable[HistoryChanged]) -> HistoryChanged:
+    """One error for what several nodes have lost of a dataset."""
+    known = list(errors)
+    lost = (position for error in known for position in lost_positions(error))
+    return history_changed(known[0].details.get("dataset", ""), lost)
+
+
+def continued(cursor: Cursor, error: HistoryChanged) -> Cursor:
+    """A cursor whose lost positions are replaced by those behind which the reader goes on."""
+    lost = {(one.partition, one.sequence): one.until for one in lost_positions(error)}
+    return Cursor({p: lost.get((p, s), s) for p, s in cursor.items()})
 
 
 ALL_ROWS = 2**31 - 1
@@ -195,3 +253,15 @@ class PageStart:
 
     def after(self, partition: int, sequence: int, row: int = ALL_ROWS) -> PageStart:
         return PageStart(self.frontier, self.dropped, partition, sequence, row)
+
+    @property
+    def position(self) -> Cursor:
+        """The commit of the id after which the page begins; empty for the first page."""
+        return Cursor({self.partition: self.sequence} if self.sequence else {})
+
+    def continued(self, error: HistoryChanged) -> PageStart:
+        """The same without what was lost."""
+        frontier, position = continued(self.frontier, error), continued(self.position, error)
+        row = self.row if position == self.position else ALL_ROWS
+        at = position[self.partition]
+        return PageStart(frontier, self.dropped, self.partition, at, row)

@@ -65,6 +65,16 @@ REMEDIES = {
         "list_ccqs() returns those that run",
         "galileo ccq list shows those that run",
     ),
+    "lost_rows": Remedy("query again", "query again"),
+    "lost_cursor": Remedy(
+        "go on with error.details['cursor'], or read the table anew",
+        "go on with the cursor {token}, or read the table anew",
+    ),
+    "lost_token": Remedy(
+        "go on with error.details['token']",
+        "go on with the token {token}",
+        "go on with the token in the details",
+    ),
     "one_sampler": Remedy(
         "name it as entry='module:Class'",
         "send a file with one such class",
@@ -463,6 +473,17 @@ class DataExpired(TerminalError):
     kind = "data_expired"
 
 
+class HistoryChanged(DataExpired):
+    """Commits that the reader has read were lost: a backup was restored, or a disk was replaced.
+
+    For each of the `partitions` the details have the reader's position in `sequences`, the last
+    commit before it that is still stored in `common`, and in `until` the position behind which the
+    reader goes on. The error of a client also has the whole `cursor` or `token` to go on with.
+    """
+
+    kind = "history_changed"
+
+
 class Cancelled(TerminalError):
     """The caller cancelled the operation."""
 
@@ -522,7 +543,7 @@ class Failure:
 
     kind: str
     message: str
-    details: tuple[tuple[str, str | int | float], ...] = ()
+    details: tuple[tuple[str, str | int | float | tuple[int, ...]], ...] = ()
 
     def to_error(self) -> GalileoError:
         return by_kind().get(self.kind, InternalError)(self.message, **dict(self.details))

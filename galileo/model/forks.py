@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
+import numpy as np
+import numpy.typing as npt
+
 HISTORY_BITS = 31
 NUMBER_BITS = 32
 HISTORY_MAX = 2**HISTORY_BITS - 1
@@ -138,3 +141,12 @@ class Forks:
             return None
         known = history_of(self.pairs[place - 1][1]) if place else 0
         return last if history_of(sequence) == known else 0
+
+    def are_lost(self, sequences: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Mask of the positions of which `last_common` is a commit or 0."""
+        if not self.pairs:
+            return np.zeros(sequences.shape, dtype=np.bool_)
+        last, first = np.array(self.pairs, dtype=np.int64).T
+        place = np.searchsorted(first - 1, sequences, side="right")
+        before: npt.NDArray[np.int64] = np.append(last, np.iinfo(np.int64).max)[place]
+        return sequences > before

@@ -137,9 +137,11 @@ class ChannelReader:
 
         Raises:
             PartitionMoved: before the first part: another node has some of them.
+            HistoryChanged: likewise: executions up to the cursor were lost.
         """
         shard, loop = self._catalog.channel_shard(task.channel), asyncio.get_running_loop()
         shard.check_own(task.partitions)
+        shard.check_history(task.partitions, task.after)
         pieces = (_pieces if task.broker else _cuts)(shard, task)
         while (part := await loop.run_in_executor(self._executor, next, pieces, None)) is not None:
             yield part
@@ -179,19 +181,20 @@ def _pieces(shard: ChannelShard, task: ExecutionsTask) -> Iterator[ExecutionsPar
     """The parts of an answer; each step blocks on the disk."""
     published = shard.published(task.partitions)
     for partition in _turns(task):
-        sequence, last = task.after[partition] + 1, published[partition]
-        while sequence <= last:
+        dropped, last = 0, published[partition]
+        for sequence in shard.sequences(partition, task.after[partition], last):
+            if sequence <= dropped:
+                continue
             try:
                 execution = _read(shard, partition, sequence, task.broker)
             except DataExpired:  # Dropped before this call, or since.
-                sequence = shard.journal(partition).dropped
-                gone = Cursor({partition: sequence})
+                dropped = shard.journal(partition).dropped
+                gone = Cursor({partition: dropped})
                 yield ExecutionsPart(reached=gone, gone=gone)
             else:
                 is_step = sequence == last or sequence % STEP_COMMITS == 0
                 if execution is not None or is_step:
                     yield ExecutionsPart(Cursor({partition: sequence}), execution)
-            sequence += 1
 
 
 def _read(shard: ChannelShard, partition: int, sequence: int, broker: str) -> Execution | None:

@@ -14,12 +14,13 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from galileo import spans
-from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor, joined_changes
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import (
     Cancelled,
     GalileoError,
+    HistoryChanged,
     IncompleteAnswer,
     NotOwner,
     PartitionMoved,
@@ -46,7 +47,7 @@ from galileo.node.peers import (
 from galileo.node.query_options import QueryOptions
 from galileo.node.sampler_store import SamplerStore
 from galileo.offload import offload
-from galileo.query import Query
+from galileo.query import Query, parse
 from galileo.samplers import SamplerSpec
 
 ENTRIES_MIN = 1_000
@@ -220,6 +221,22 @@ class ClusterScans:
                     missing |= part.missing
         return missing
 
+    async def check_history(self, query: Query, *cursors: Cursor) -> None:
+        """Raises HistoryChanged with all positions of some cursors that are lost at any node."""
+        nothing, changes = parse("false", query.schema), list[HistoryChanged]()
+        for cursor in cursors:
+            parts = self.between(
+                nothing, partitions=frozenset(cursor), after=EMPTY_CURSOR, until=cursor
+            )
+            try:
+                async with aclosing(parts):
+                    async for _ in parts:
+                        pass
+            except HistoryChanged as error:
+                changes.append(error)
+        if changes:
+            raise joined_changes(changes)
+
     async def between(
         self,
         query: Query,
@@ -270,7 +287,8 @@ class ClusterScans:
     ) -> _Answer:
         """The labels of several nodes as they arrive, then one `ScanEnd` for all.
 
-        Most answers are small. Such an answer costs its call, and no task.
+        Most answers are small. Such an answer costs its call, and no task. Where commits of the
+        reader were lost, all nodes are heard before the error is raised, so that it names them all.
 
         Args:
             shares: the tasks of nodes that are asked now.
@@ -279,6 +297,7 @@ class ClusterScans:
         """
         arrivals = _Arrivals(self._options.parts_waiting_max)
         ends: list[ScanEnd] = []
+        changes: list[HistoryChanged] = []
         span = spans.begun("merge", nodes=len(shares))
         try:
             for answer in begun:
@@ -290,24 +309,30 @@ class ClusterScans:
                     arrivals.follow(self._answer(node, share, large))
             if self._topology.current.is_replicated:
                 arrivals.watch(self._until_moved(shares, arrivals))
-            while len(ends) < len(shares) + len(begun):
+            while len(ends) + len(changes) < len(shares) + len(begun):
                 arrived = await arrivals.next()
-                if isinstance(arrived, _SmallCall):
-                    task = shares[arrived.node]
-                    parts = self._small_parts(arrived, task, large=large, arrivals=arrivals)
-                elif isinstance(arrived, Exception):
-                    raise arrived
-                else:
-                    parts = [arrived]
+                try:
+                    if isinstance(arrived, _SmallCall):
+                        task = shares[arrived.node]
+                        parts = self._small_parts(arrived, task, large=large, arrivals=arrivals)
+                    elif isinstance(arrived, Exception):
+                        raise arrived
+                    else:
+                        parts = [arrived]
+                except HistoryChanged as error:
+                    changes.append(error)
+                    continue
                 for part in parts:
                     if isinstance(part, ScanEnd):
                         ends.append(part)
-                    else:
+                    elif not changes:
                         yield part
         finally:
             await arrivals.close()
             if span is not None:
                 span.end()
+        if changes:
+            raise joined_changes(changes)
         yield _merge_ends(ends)
 
     def _scan_small(self, node: str, task: ScanTask) -> Awaitable[list[ScanAnswer] | None]:

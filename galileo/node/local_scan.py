@@ -170,6 +170,8 @@ class _IncrementalScan:
         shard = self._catalog.shard(task.dataset)
         journals = shard.journals
         shard.check_readable(task.partitions, after=task.after, until=task.until)
+        if task.until is not None:  # Else `after` is up to where there are no matches.
+            shard.check_history(task.partitions, task.after, task.until)
         # Published before the graph is read: the graph then holds at least this much.
         published = shard.published(task.partitions)
         reached = _frontier(published, until=task.until, partitions=task.partitions)

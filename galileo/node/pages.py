@@ -14,15 +14,15 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.cursor import EMPTY_CURSOR, Cursor, PageStart
-from galileo.errors import NAMED_MAX, DataExpired, InputError, listed
+from galileo.cursor import EMPTY_CURSOR, Cursor, PageStart, lost_positions
+from galileo.errors import NAMED_MAX, DataExpired, HistoryChanged, InputError, listed
 from galileo.model.rows import RowOptions
 from galileo.node.cluster_scan import ClusterScans, ScanEnd, incomplete_answer
 from galileo.node.peers import NUMBERED_PARTS_SCHEMA, PARTS_SCHEMA, ReadTask
@@ -86,6 +86,7 @@ class Paging:
             InputError: the limit or a column is wrong, or `start` is of another cluster.
             IncompleteAnswer: a node cannot be reached.
             DataExpired: retention has dropped commits of the snapshot since the first page.
+            HistoryChanged: commits of the snapshot were lost since the first page.
             Unavailable: likewise, while they were read.
         """
         if not 1 <= limit <= PAGE_ROWS_MAX:
@@ -114,13 +115,11 @@ class Paging:
     async def _first(self, query: Query) -> tuple[PageStart, frozenset[int]]:
         """The snapshot of what is committed now; its scan looks at no path."""
         nothing = parse("false", query.schema)
-        end = await self._end_of(nothing, dict.fromkeys(self._scans.candidates(query)))
+        end = await self._end_of(nothing, self._scans.candidates(query))
         return PageStart(end.frontier, end.gone), end.missing
 
-    async def _end_of(self, query: Query, partitions: Mapping[int, Any]) -> ScanEnd:
-        parts = self._scans.between(
-            query, partitions=frozenset(partitions), after=EMPTY_CURSOR, until=None
-        )
+    async def _end_of(self, query: Query, partitions: frozenset[int]) -> ScanEnd:
+        parts = self._scans.between(query, partitions=partitions, after=EMPTY_CURSOR, until=None)
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, ScanEnd):
@@ -133,7 +132,12 @@ class Paging:
         width, left = 1, rows
         while left > 0 and (remaining := start.remaining()):
             window = _window(remaining, width)
-            labels, is_cut = await self._labels(query, window, start)
+            try:
+                labels, is_cut = await self._labels(query, window, start)
+            except HistoryChanged as error:  # Or the window ends where a log jumps.
+                await self._scans.check_history(query, start.position, start.frontier)
+                start, width = _past_jump(start, window, width, error)
+                continue
             async with aclosing(self._rows_of(query, labels, start, left)) as tables:
                 async for table in tables:
                     found.append(table)
@@ -202,6 +206,20 @@ def _window(remaining: Mapping[int, tuple[int, int]], width: int) -> dict[int, t
         window[partition] = first, min(last, first + width)
         width -= window[partition][1] - first
     return window
+
+
+def _past_jump(
+    start: PageStart, window: Mapping[int, tuple[int, int]], width: int, error: HistoryChanged
+) -> tuple[PageStart, int]:
+    """Where and how wide the next window is, after one that ended where a log has no commits."""
+    lost = lost_positions(error)[0]
+    first, _ = window[lost.partition]
+    if lost.common > first:  # The next window ends before the jump, the one after that behind it.
+        earlier = (end - begun for p, (begun, end) in window.items() if p < lost.partition)
+        return start, sum(earlier) + lost.common - first
+    if lost.until <= first:
+        raise error
+    return replace(start, dropped=start.dropped.join({lost.partition: lost.until})), width
 
 
 def _check_window(end: ScanEnd, until: Cursor) -> None:

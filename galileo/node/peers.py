@@ -10,10 +10,16 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor, joined_changes
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import Cancelled, GalileoError, PartitionMoved, TransientError
+from galileo.errors import (
+    Cancelled,
+    GalileoError,
+    HistoryChanged,
+    PartitionMoved,
+    TransientError,
+)
 from galileo.model.retention import Removed, RetentionReport, VersionedRetention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
@@ -411,7 +417,8 @@ async def read_from_owners(
     """The answers of the owners of a task's partitions, one after the other.
 
     An owner that has not begun to answer, and is none any more, is asked no longer; its share is
-    split again.
+    split again. Where commits of the reader were lost, the other owners begin to answer, too, so
+    that the error names all partitions.
 
     Args:
         task: of all partitions.
@@ -426,7 +433,7 @@ async def read_from_owners(
     Raises:
         GalileoError: of an owner.
     """
-    patience = RetryWhileMoving(timeout_s)
+    patience, changes = RetryWhileMoving(timeout_s), list[HistoryChanged]()
     shares = await split(task)
     while shares:
         node, partitions, share = shares.pop(0)
@@ -444,7 +451,11 @@ async def read_from_owners(
                     if part is None:
                         break
                     is_begun = True
+                    if changes:
+                        break
                     yield part
+        except HistoryChanged as error:
+            changes.append(error)
         except GalileoError as error:
             moved = None if is_begun else as_moved(error, live, partitions)
             if moved is None and is_partial and not is_begun and isinstance(error, TransientError):
@@ -455,3 +466,5 @@ async def read_from_owners(
             shares = [*await split(share), *shares]
         else:
             patience = RetryWhileMoving(timeout_s)
+    if changes:
+        raise joined_changes(changes)

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeAlias, TypeVar
 
@@ -205,6 +205,7 @@ class RetentionRunner:
         holds = self._holds(shard.schema) if is_read else ()
         with self._working:
             if holds:
+                holds = [replace(hold, position=shard.kept(hold.position)) for hold in holds]
                 planned = make_plan(shard, policy, holds)
             report = self._carry_out(shard, planned)
             self._held[shard.schema.key] = report.held
@@ -215,6 +216,7 @@ class RetentionRunner:
         # Queries are listed after the files were listed, so that none of these is newer.
         readers = self._readers(shard.schema.key)
         if readers is not None:
+            readers = [replace(one, retrieved=shard.kept(one.retrieved)) for one in readers]
             readers = [*readers, *held_until(pieces, policy, holds, now_us=self._now_us())]
         return self._plan(shard, policy, pieces, Bounds(self._settled(shard), readers))
 

@@ -108,11 +108,14 @@ class RowReader:
         Raises:
             DataExpired: before the first piece, naming all that is gone; or amid them, where
                 retention came in between.
+            HistoryChanged: before the first piece: some of the commits were lost.
             PartitionMoved: before the first piece; this node does not keep all of it.
         """
         shard = self._catalog.shard(task.dataset)
         named, after, until = await self._run(task.parts, self._range_of, task.parts)
         shard.check_readable(named, after=after, until=until)
+        places = (task.parts.column(name).to_numpy() for name in ("partition", "sequence"))
+        await self._run(task.parts, shard.check_commits, *places)
         _check_not_dropped(shard, task.parts)
         schema = shard.schema.narrowed(task.added)
         query = await parse_async(task.query_json, schema) if task.query_json else None

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import NAMED_MAX, DataExpired, InputError, listed
+from galileo.errors import NAMED_MAX, DataExpired, HistoryChanged, InputError, listed
 from galileo.model.rows import TIME, FirstRows, RowOptions
 from galileo.model.times import column_micros
 from galileo.node.catalog import Catalog
@@ -99,16 +99,23 @@ class Selection:
             IncompleteAnswer: a node that may keep some of them cannot be reached.
             Unavailable: retention has dropped rows of this answer meanwhile.
             DataExpired: retention has dropped some of the commits that were named.
+            HistoryChanged: commits up to `commits.after` or `commits.until` were lost.
         """
         options.check(query.schema)
         head = FirstRows(options, held_min=self._options.rows_held_min)
         names = options.names(query.schema)
         work = _Work(query, options, head, commits, on_missing)
-        async with aclosing(
-            first_rows(self._select_all(work), head, executor=self._executor)
-        ) as tables:
-            async for table in tables:
-                yield table.select(names)
+        try:
+            async with aclosing(
+                first_rows(self._select_all(work), head, executor=self._executor)
+            ) as tables:
+                async for table in tables:
+                    yield table.select(names)
+        except HistoryChanged:
+            if commits is not None:  # The error then names all of them.
+                asked = (commits.after, commits.until)
+                await self._scans.check_history(query, *(_of(commits, cursor) for cursor in asked))
+            raise
         if head.left == 0:
             # The limit was reached before every node had answered.
             _, others = self._shares(query, commits)
@@ -121,6 +128,8 @@ class Selection:
         journals = shard.journals
         own, others = self._shares(query, commits)
         if own:
+            if commits is not None:
+                shard.check_history(own, commits.after, commits.until)
             _check_stored(shard, own, commits, journals)
             pieces = _Pieces(shard, work, own, self._options).tables()
             async for table in self._in_steps(pieces):
@@ -218,6 +227,10 @@ class _Work:
         width_us = self.query.schema.time_bucket_us
         mask = self.wanted.may_hold(column_micros(labels.column("bucket")), width_us)
         return labels if mask is None else labels.filter(pa.array(mask))
+
+
+def _of(commits: CursorRange, cursor: Cursor) -> Cursor:
+    return Cursor({partition: cursor[partition] for partition in commits.partitions})
 
 
 def _check_missing(missing: frozenset[int], work: _Work) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.cursor import Cursor
+from galileo.cursor import Cursor, LostPosition, history_changed
 from galileo.dht.topology import partition_name
 from galileo.errors import (
     NAMED_MAX,
@@ -283,13 +283,57 @@ class Shard:
         last, forks = journal.last_sequence, journal.forks
         return forks.after(last, history)
 
+    def jumps(self, partition: int) -> Forks:
+        """The forks of a partition's log behind which it has frames."""
+        journal = self.journals.get(partition)
+        return Forks() if journal is None else journal.forks
+
+    def check_history(self, partitions: Iterable[int], *cursors: Mapping[int, int] | None) -> None:
+        """Checks that the logs have what readers have read up to their cursors.
+
+        This is the one check for every reader. A cursor by which a scan only skips what it need not
+        look at is not checked: later commits are above all that were lost.
+
+        Raises:
+            HistoryChanged: commits of a cursor were lost, the first one where there are several.
+            PartitionMoved: this node has not heard yet of the history of a position.
+        """
+        known = {p: self.forks(p) for p in partitions}
+        for cursor in cursors:
+            if cursor is None:
+                continue
+            late = [p for p, forks in known.items() if forks.is_ahead(cursor.get(p, 0))]
+            if late:
+                raise partition_moved(late)
+            lost = [
+                LostPosition(p, cursor[p], common, self.jumps(p).following(common) - 1)
+                for p, forks in known.items()
+                if p in cursor and (common := forks.last_common(cursor[p])) is not None
+            ]
+            if lost:
+                raise history_changed(self.schema.key, lost)
+
+    def check_commits(
+        self, partitions: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]
+    ) -> None:
+        """Checks that the logs have the commits that a reader names; errors as `check_history`."""
+        named = dict[int, int]()
+        for partition in np.unique(partitions).tolist():
+            of_partition = sequences[partitions == partition]
+            lost = of_partition[self.forks(partition).are_lost(of_partition)]
+            named[partition] = int(min(lost, default=of_partition[0]))
+        self.check_history(named, named)
+
+    def kept(self, cursor: Cursor) -> Cursor:
+        """The last commits up to a reader's cursor that are still stored, where others are lost."""
+        common = {p: self.forks(p).last_common(sequence) for p, sequence in cursor.items()}
+        lost = {p: last for p, last in common.items() if last is not None}
+        return Cursor({**cursor, **lost}) if lost else cursor
+
     def sequences(self, partition: int, after: int, until: int) -> Iterator[int]:
         """The sequences of the commits (after, until] of a partition that is here."""
-        journal = self.journals.get(partition)
-        forks = Forks() if journal is None else journal.forks
-        return chain.from_iterable(
-            range(first, last + 1) for first, last in forks.ranges(after, until)
-        )
+        ranges = self.jumps(partition).ranges(after, until)
+        return chain.from_iterable(range(first, last + 1) for first, last in ranges)
 
     def _not_here(self, partition: int) -> GalileoError:
         if not self.owns(partition):

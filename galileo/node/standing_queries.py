@@ -18,12 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo import spans
-from galileo.cursor import Cursor
-from galileo.errors import GalileoError, Unavailable
+from galileo.cursor import Cursor, LostPosition, history_changed
+from galileo.errors import GalileoError, HistoryChanged, Unavailable
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.standing_match import MatchQuery
 from galileo.hashing import digest, split_digests
 from galileo.match_batch import MatchedPartitions, MatchResponse, Numbers
+from galileo.model.forks import first_of
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
 from galileo.node.dataset_shard import DatasetShard
@@ -233,10 +234,13 @@ class Matching:
         label_schema = registry.schema.narrowed(task.added).label_schema
         # Journals before, and published before the graph is read: it then holds at least this much.
         journals, until = shard.journals, _readable_until(shard, task)
-        names = split_digests(task.digests)
+        names, changes = split_digests(task.digests), _changes(shard, task)
         with registry.lock:
             slots = registry.slots(names)
-            known = np.flatnonzero(slots >= 0).astype(np.int32)
+            wanted = slots >= 0
+            for items, _ in changes:
+                wanted[items] = False
+            known = np.flatnonzero(wanted).astype(np.int32)
             asks = MatchRequests(slots, task.cursors, task.partitions, task.after)
             one_pass = _Passes(shard.graph, registry, asks, names, label_schema)
             parts = one_pass.parts(known, until=until, pairs_max=self._pairs_max)
@@ -244,7 +248,8 @@ class Matching:
         # Looked at after the graph: it is at least what the passes missed.
         dropped = Cursor({p: s for p, s in shard.dropped().items() if p in until})
         parts = [replace(part, dropped=dropped) for part in parts]
-        return _answer(parts, names, slots, registry.wrong)
+        answer = _answer(parts, names, slots, registry.wrong)
+        return replace(answer, errors=(*answer.errors, *changes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -310,6 +315,40 @@ def _readable_until(shard: DatasetShard, task: MatchTask) -> Cursor:
     if committed is None:
         return published
     return Cursor({p: (published if p in own else committed)[p] for p in partitions})
+
+
+def _changes(shard: DatasetShard, task: MatchTask) -> list[tuple[Numbers, HistoryChanged]]:
+    """The items that have evaluated commits that were lost before a jump of a log.
+
+    Each of their errors says to go on behind the latest jump, where the coordinator's cache begins
+    again: what a reader may want of the commits before is looked for anew.
+    """
+    forks = {p: shard.jumps(p) for p in task.partitions.tolist()}
+    columns = [column for column, jumps in enumerate(forks.values()) if jumps.pairs]
+    if not columns:
+        return []
+    jumps = [list(forks.values())[column] for column in columns]
+    sequences = task.after[:, columns]
+    lost = np.column_stack([of.are_lost(some) for of, some in zip(jumps, sequences.T, strict=True)])
+    masks, mask_of = np.unique(lost, axis=0, return_inverse=True)
+    numbers = mask_of.reshape(-1)[task.cursors]
+    changes = []
+    for number, mask in enumerate(masks):
+        places = np.flatnonzero(mask).tolist()
+        row = int(np.argmax(mask_of.reshape(-1) == number))
+        positions = [
+            LostPosition(
+                int(task.partitions[columns[place]]),
+                int(sequences[row, place]),
+                jumps[place].last_common(int(sequences[row, place])) or 0,
+                first_of(jumps[place].history) - 1,
+            )
+            for place in places
+        ]
+        items = np.flatnonzero(numbers == number).astype(np.uint32)
+        if positions and len(items):
+            changes.append((items, history_changed(task.dataset, positions)))
+    return changes
 
 
 def _by_distance(

@@ -124,6 +124,7 @@ class TableReader:
             PartitionMoved: before the first part: another node keeps some of them.
             InputError: a cursor is past the last commit.
             DataExpired: or it is too old.
+            HistoryChanged: commits up to a cursor were lost.
         """
         shard, loop = self._catalog.table_shard(task.table), asyncio.get_running_loop()
         found = await loop.run_in_executor(self._executor, self._find, shard, task)
@@ -138,6 +139,7 @@ class TableReader:
         after = EMPTY_CURSOR if task.after is None else task.after
         journals = shard.journals
         shard.check_readable(task.partitions, after=after, until=task.until)
+        shard.check_history(task.partitions, task.after, task.until)
         published = shard.published(task.partitions)
         until = published if task.until is None else _at(task.partitions, task.until)
         if not published.covers(until):

@@ -75,4 +75,4 @@ def test_details_of_errors_have_documented_keys() -> None:
         if word.arg is not None
     }
     assert sorted(used - documented) == []
-    assert sorted(documented - used) == ["request"]
+    assert sorted(documented - used) == ["cursor", "request", "token"], "added to errors of nodes"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from galileo.cursor import CommitRange
@@ -91,6 +92,20 @@ def test_last_common_history_without_commit_is_end_of_log() -> None:
     assert forks.last_common(9) == 7
     assert forks.last_common(7) is None
     assert forks.last_common(0) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_are_lost_equals_last_common(seed: int) -> None:
+    rng, pairs, last = random.Random(seed), [], 0
+    for history in sorted(rng.sample(range(1, 9), rng.randint(0, 5))):
+        last += rng.randint(0, 3)
+        pairs.append((last, first_of(history)))
+        last = first_of(history)
+    forks = Forks(tuple(pairs))
+    near = [first_of(history) + step for history in range(9) for step in (-2, -1, 0, 1, 4)]
+    sequences = np.array([-1, *near], dtype=np.int64)
+    expected = [forks.last_common(sequence) is not None for sequence in sequences.tolist()]
+    assert forks.are_lost(sequences).tolist() == expected
 
 
 def test_last_common_unknown_history_is_beginning() -> None:
