@@ -56,12 +56,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.clock import Clock
-from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor, continued
 from galileo.errors import (
     NAMED_MAX,
     BatchConflict,
     DataExpired,
     GalileoError,
+    HistoryChanged,
     InternalError,
     MessageTooLarge,
     TransientError,
@@ -247,12 +248,16 @@ class _Fetched:
 
     Attributes:
         is_part: whether there are more than one execution takes.
+        is_whole: whether every partition could be read.
+        cut: where the range was to begin, without commits that were lost.
     """
 
     observations: pa.Table
     after: Cursor
     until: Cursor
     is_part: bool
+    is_whole: bool
+    cut: Cursor
 
 
 @dataclass(slots=True, eq=False)
@@ -563,6 +568,7 @@ class ChannelExecutor:
         begun = self._clock.monotonic()
         is_repetitive = work.channel.is_repetitive
         fetched = await self._fetch(work, after=after, until=until, is_whole=is_repetitive)
+        after = fetched.cut
         if not after.news(fetched.until):
             partitions = [p for p in partitions if self._is_wanted(work, p)]
             if not partitions:
@@ -644,7 +650,7 @@ class ChannelExecutor:
         known = histories.get(until)
         if known is None or known.oldest_us > oldest_us:
             fetched = await self._fetch(work, after=EMPTY_CURSOR, until=until, is_whole=True)
-            if fetched.until != until:
+            if not fetched.is_whole:
                 raise Unavailable(
                     f"the observations before an execution of channel {work.channel.name!r} cannot "
                     "all be read; try again",
@@ -720,7 +726,7 @@ class ChannelExecutor:
         rows_max = limits.history_rows_max if is_whole else limits.rows_max
         options = RowOptions(columns=work.columns)
         schema = options.arrow_schema(query.schema)
-        wanted, absent, is_part = until, set[int](), False
+        wanted, absent, is_part, cut = until, set[int](), False, after
         while True:
             missing = set[int]()
             commits = CursorRange(frozenset(after.news(until)), after, until)
@@ -736,6 +742,12 @@ class ChannelExecutor:
                         is_large = rows > rows_max and (is_whole or work.is_divisible(after, until))
                         if is_large:
                             break
+            except HistoryChanged as error:  # What was matched before stays delivered.
+                known, cursors = (after, until), (after, until, wanted, cut)
+                after, until, wanted, cut = (continued(cursor, error) for cursor in cursors)
+                if (after, until) == known:
+                    raise
+                continue
             except DataExpired as error:
                 kept = after.join(_expired(error, until))
                 if kept == after:
@@ -755,7 +767,8 @@ class ChannelExecutor:
             elif is_large:
                 until, is_part = halfway(after, until), True
             else:
-                return _Fetched(pa.concat_tables(tables), after, until, is_part)
+                whole = pa.concat_tables(tables)
+                return _Fetched(whole, after, until, is_part, not absent, cut)
 
     async def _unreadable(
         self, work: _Work, options: RowOptions, commits: CursorRange
@@ -849,28 +862,36 @@ class ChannelExecutor:
         progress, loop = self._of(work, partition), asyncio.get_running_loop()
         index, before = progress.index, progress.references
         assert isinstance(index, LookupIndex)
-        if not all(references.cursors[name].covers(before[name]) for name in before):
+        is_behind = not all(references.cursors[name].covers(before[name]) for name in before)
+        changed = {table.name: table.key_schema.empty_table() for table in work.compared_tables}
+        try:
+            if len(index) and not is_behind and progress.joined != before:
+                rows = {
+                    table.name: await self._references.read_at(table, before[table.name])
+                    for table in work.compared_tables
+                }
+                async with self._joining:
+                    await loop.run_in_executor(self._executor, index.join, rows)
+            if len(index) or is_behind:
+                for table in work.compared_tables:
+                    changed[table.name] = await self._references.changed_keys(
+                        table, after=before[table.name], until=references.cursors[table.name]
+                    )
+        except HistoryChanged as error:  # Compares with the rows before those that were lost.
+            progress.references = {
+                table.name: continued(before[table.name], error) for table in work.compared_tables
+            }
+            if progress.references == before:
+                raise
+            return await self._join_changes(work, partition, changes, references)
+        except DataExpired as error:
+            raise _lost_rows(work.channel, error) from error
+        if is_behind:
             raise Unavailable(
                 f"the owners of the tables that channel {work.channel.name!r} looks up are behind "
                 "its last execution; try again",
                 after_s=1.0,
             )
-        changed = {table.name: table.key_schema.empty_table() for table in work.compared_tables}
-        if len(index):
-            try:
-                if progress.joined != before:
-                    rows = {
-                        table.name: await self._references.read_at(table, before[table.name])
-                        for table in work.compared_tables
-                    }
-                    async with self._joining:
-                        await loop.run_in_executor(self._executor, index.join, rows)
-                for table in work.compared_tables:
-                    changed[table.name] = await self._references.changed_keys(
-                        table, after=before[table.name], until=references.cursors[table.name]
-                    )
-            except DataExpired as error:
-                raise _lost_rows(work.channel, error) from error
         progress.joined = references.cursors
 
         def join() -> pa.Table:
@@ -973,19 +994,27 @@ class ChannelExecutor:
                 progress.index, progress.indexed = work.make_index(), -1
                 progress.indexed = await self._read_changes(work, partition, after=-1, take=apply)
             return None
-        if progress.indexed < 0:
-            await self._read_changes(
-                work, partition, after=-1, take=apply, until=progress.subscriptions
-            )
-            progress.indexed = progress.subscriptions
         parts = [work.channel.subscriptions.observation_schema.empty_table()]
 
         async def collect(rows: pa.Table) -> None:
             parts.append(rows)
 
-        progress.indexed = await self._read_changes(
-            work, partition, after=progress.indexed, take=collect
-        )
+        try:
+            if progress.indexed < 0:
+                await self._read_changes(
+                    work, partition, after=-1, take=apply, until=progress.subscriptions
+                )
+                progress.indexed = progress.subscriptions
+            progress.indexed = await self._read_changes(
+                work, partition, after=progress.indexed, take=collect
+            )
+        except HistoryChanged as error:  # Compares with the rows before those that were lost.
+            before = Cursor({partition: progress.subscriptions})
+            progress.subscriptions = continued(before, error)[partition]
+            if progress.indexed < 0 and progress.subscriptions == before[partition]:
+                raise
+            progress.indexed, progress.joined = -1, {}
+            return await self._update_index(work, partition)
         return pa.concat_tables(parts)
 
     async def _read_changes(
