@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import exp
+from typing import Any
 
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.cycles import Cycles
@@ -24,7 +25,7 @@ from galileo.ccq.model import Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.stats import LabelCounts
 from galileo.cursor import Cursor
-from galileo.errors import Failure
+from galileo.errors import Failure, HistoryChanged
 
 LATELY_S = 300.0
 """Time constant: a fetch of this age counts 1/e of a new one."""
@@ -125,6 +126,8 @@ class Coordinator:
 
     def apply_result(self, result: CycleResult, now: float) -> Effects:
         """Add the result of a cycle to the cache, and wake waiting fetches."""
+        if result.failure is not None and result.failure.kind == HistoryChanged.kind:
+            return self._begin_again(result.failure, now)
         labels_added = self.cycles.finish(result, now)
         is_news = labels_added or result.failure or result.gone or self.fetches.awaits_clock
         effects = self.fetches.wake(now) if is_news else []
@@ -132,6 +135,18 @@ class Coordinator:
         if small_chunks is not None:
             effects.append(CompactPacks(self.ccq, self.term, small_chunks))
         return effects
+
+    def _begin_again(self, failure: Failure, now: float) -> Effects:
+        """Empty the cache where commits that it has labels of were lost.
+
+        It begins again behind the jumps of the logs. Tokens of before are behind it, so a rescan
+        checks each of them and finds what is stored past it, or refuses it.
+        """
+        details: dict[str, Any] = dict(failure.details)
+        begins = Cursor(dict(zip(details["partitions"], details["until"], strict=True)))
+        self.cache.advance(self.evaluated.join(begins))
+        self.fetches.holders = ()
+        return self.fetches.wake(now)
 
     def apply_retrieved(self, cursor: Cursor, now: float) -> Effects:
         """Take over what a client acknowledged to another coordinator."""

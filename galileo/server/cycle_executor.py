@@ -27,6 +27,7 @@ from galileo.dht.topology import RangeMap
 from galileo.errors import Failure, GalileoError
 from galileo.hashing import digest
 from galileo.match_batch import MatchBatch, MatchedPartitions, Numbers, from_bytes, joined, to_bytes
+from galileo.model.forks import history_of
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
 from galileo.query import parse
@@ -223,7 +224,14 @@ class CycleExecutor:
         query = parse(item.ccq.query, schema)
         pruned = self._node.view.pruned_until(query, possible, after=item.after)
         # A synopsis that is older than the evaluated commits excludes nothing new.
-        pruned = Cursor({p: s for p, s in pruned.items() if s > item.after[p]})
+        # Where a log has jumped since, its owner is asked, and checks what was evaluated.
+        pruned = Cursor(
+            {
+                p: s
+                for p, s in pruned.items()
+                if s > item.after[p] and history_of(s) == history_of(item.after[p])
+            }
+        )
         return _Row(item.after, possible - set(pruned), certain.join(pruned))
 
     def _of_query(self, text: str, schema: Schema) -> _Known:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import pyarrow as pa
 
@@ -15,11 +15,12 @@ from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq
 from galileo.ccq.pack_codec import from_bytes
 from galileo.ccq.packs import PackedLabels, pack_labels
-from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor, continued
 from galileo.dht import placement
 from galileo.errors import (
     Failure,
     GalileoError,
+    HistoryChanged,
     InternalError,
     SamplerFailed,
     SamplerRevoked,
@@ -149,16 +150,26 @@ class EffectExecutor:
         query = self._parsed(effect.ccq.query, await self._schema(effect.ccq))
         wanted = frozenset(effect.until)
         possible = self._node.scans.candidates(query) & wanted
-        labels, tail = await self.scan(
+        scan = partial(
+            self.scan,
             query,
             partitions=possible,
             after=effect.after,
-            until=effect.until,
             labels_max=effect.labels_max,
         )
+        certain = Cursor({p: effect.until[p] for p in wanted - possible})
+        try:
+            labels, tail = await scan(until=effect.until)
+        except HistoryChanged as error:
+            until = continued(effect.until, error)
+            if continued(effect.after, error) != effect.after or until == effect.until:
+                raise
+            # The cache has labels of lost commits, which its next cycle finds out. The reader has
+            # none of them, and gets what there is of the other ones.
+            labels, tail = await scan(until=until)
+            certain = certain.join({p: s for p, s in effect.until.items() if until[p] != s})
         sampled = await self.sample(labels, effect.ccq.sampler, query=query)
         packed = await asyncio.to_thread(pack_labels, sampled, effect.ccq.compression)
-        certain = Cursor({p: effect.until[p] for p in wanted - possible})
         return ccq.BackfillFinished(
             effect.request,
             packed,
@@ -345,6 +356,8 @@ def _failure_of(error: Exception) -> Failure:
         log.error("work for a continuous query failed", exc_info=error)
         error = InternalError("work for a continuous query failed; see the node's log")
     details = tuple(
-        (key, value) for key, value in error.details.items() if isinstance(value, str | int | float)
+        (key, tuple(value) if isinstance(value, list) else value)
+        for key, value in error.details.items()
+        if isinstance(value, str | int | float | list)
     )
     return Failure(error.kind, error.message, details)
