@@ -211,7 +211,7 @@ def watch(
         if display is not None and not closed_only:
             stack.enter_context(display)
         watched = client.watch(ccq_id, token=token, spool=spool)
-        for number, update in enumerate(watched, start=1):
+        for number, update in enumerate(session.output.going_on(watched), start=1):
             if closed_only and spool is not None:
                 _show_closed(session, update, spool)
             elif display is not None:

@@ -351,7 +351,8 @@ def follow(
         if acknowledge:
             token = client.position(name, broker)
         try:
-            for batch in client.follow(name, broker, token=token, wait=wait):
+            batches = client.follow(name, broker, token=token, wait=wait)
+            for batch in session.output.going_on(batches):
                 print_batch(session.output, batch)
                 token, count = batch.token, count + len(batch)
                 if file is not None:

@@ -19,7 +19,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 from rich import box
@@ -36,6 +36,7 @@ from galileo.cursor import Cursor
 from galileo.errors import (
     GalileoError,
     GalileoWarning,
+    HistoryChanged,
     IncompleteAnswer,
     InputError,
     InternalError,
@@ -62,6 +63,7 @@ _GAP = 2
 _DELETE_AND_C1 = re.compile(r"[\x7f-\x9f]")
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class _Terminal(Console):
@@ -115,6 +117,16 @@ class Output:
     def note(self, words: str) -> None:
         """Something about a result, for people and programs alike, on standard error."""
         _print_line(words)
+
+    def going_on(self, items: Iterator[T]) -> Iterator[T]:
+        """The items of an iterator; notes that commits were lost, once, and goes on behind them."""
+        while True:
+            try:
+                yield next(items)
+            except StopIteration:
+                return
+            except HistoryChanged as error:
+                self.note(f"galileo: {error.message} [{error.kind}]")
 
     def gap(self) -> None:
         """An empty line between two tables, for people."""

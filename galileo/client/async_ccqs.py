@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from galileo.client import decode, fetching
 from galileo.client.arguments import dataset_name, instance_of
 from galileo.client.async_samplers import AsyncSamplers, SamplerLike
 from galileo.client.fetching import Fetcher
+from galileo.client.lost_commits import GoingOn
 from galileo.client.results import (
     Ccq,
     CcqInfo,
@@ -22,7 +23,7 @@ from galileo.client.results import (
 from galileo.client.sparql_views import SparqlView, open_view
 from galileo.client.spool import Spool
 from galileo.cursor import Cursor
-from galileo.errors import InputError
+from galileo.errors import HistoryChanged, InputError
 from galileo.model.times import Duration, seconds
 from galileo.model.windows import Window
 from galileo.query.builder import QueryLike, query_text
@@ -111,6 +112,7 @@ class AsyncCcqs(AsyncSamplers):
 
         Raises:
             InvalidToken: it is damaged or of another CCQ.
+            HistoryChanged: commits up to the token were lost; `details["token"]` goes on.
             CcqExpired, CcqCancelled, UnknownCcq: there is nothing to fetch from.
 
         Example:
@@ -131,7 +133,7 @@ class AsyncCcqs(AsyncSamplers):
             )
         return update
 
-    async def watch(
+    def watch(
         self, ccq: CcqLike, *, token: str = "", labels_max: int = 0, spool: Spool | None = None
     ) -> AsyncIterator[Update]:
         """Updates as they come; asking for the next one acknowledges the last.
@@ -153,6 +155,8 @@ class AsyncCcqs(AsyncSamplers):
             InputError: the spool is of another CCQ, or a token and a spool with one were given.
             SpoolConflict: another reader stores into the same spool.
             TransientError: the spool cannot be written; it is as it was.
+            HistoryChanged: commits up to the last update were lost. It is raised once: the same
+                iterator then goes on behind them, and so does the spool.
 
         Example:
             >>> async for update in client.watch(ccq):
@@ -165,18 +169,31 @@ class AsyncCcqs(AsyncSamplers):
             instance_of(Spool, spool, "a galileo.Spool")
             stored_token = spool.token
             token = _first_token(spool, ccq_id, stored_token=stored_token, given=token)
-        reported: Cursor | None = None
-        watched = self._fetcher.watch(ccq_id, token, labels_max=labels_max)
-        async with aclosing(watched) as updates:
-            async for update in updates:
-                # After an update with labels, an advanced frontier is news.
-                has_advanced = reported is not None and not reported.covers(update.frontier)
-                if update.is_news or has_advanced:
-                    if spool is not None:
-                        await asyncio.to_thread(spool.store, ccq_id, update, after=stored_token)
-                        stored_token = update.token
-                    reported = update.frontier
-                    yield update
+
+        async def watched(token: str) -> AsyncGenerator[Update, None]:
+            nonlocal stored_token
+            reported: Cursor | None = None
+            try:
+                watched = self._fetcher.watch(ccq_id, token, labels_max=labels_max)
+                async with aclosing(watched) as updates:
+                    async for update in updates:
+                        # After an update with labels, an advanced frontier is news.
+                        has_advanced = reported is not None and not reported.covers(update.frontier)
+                        if not (update.is_news or has_advanced):
+                            continue
+                        if spool is not None:
+                            await asyncio.to_thread(spool.store, ccq_id, update, after=stored_token)
+                            stored_token = update.token
+                        reported = update.frontier
+                        yield update
+            except HistoryChanged as error:
+                if spool is not None and stored_token:
+                    following = error.details["token"]
+                    await asyncio.to_thread(spool.go_on, ccq_id, following, after=stored_token)
+                    stored_token = following
+                raise
+
+        return GoingOn(watched, token)
 
     async def sparql_view(
         self,

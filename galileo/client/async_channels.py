@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 from galileo.client.arguments import dataset_name, instance_of
 from galileo.client.async_tables import AsyncTables, Keys
 from galileo.client.ingestion import Progress, in_thread
+from galileo.client.lost_commits import GoingOn, naming_token
 from galileo.client.numbered_rows import REVISION, read_row, replace_row, update_row
 from galileo.client.results import ChannelPartition, Notifications, Receipt
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
@@ -213,7 +214,7 @@ class AsyncChannels(AsyncTables):
 
         await update_row(self, POSITIONS, reader, change)
 
-    async def follow(
+    def follow(
         self, channel: str, broker: str, *, token: str = "", wait: Duration | None = None
     ) -> AsyncIterator[Notifications]:
         """The matches of a broker's subscriptions as they come, each once.
@@ -236,6 +237,8 @@ class AsyncChannels(AsyncTables):
         Raises:
             UnknownDataset: there is no such channel.
             InvalidToken: the token is damaged, or of another channel or broker.
+            HistoryChanged: notifications that the broker got were lost. It is raised once: the same
+                iterator then goes on behind them.
 
         Example:
             >>> receipt = await client.ingest("weather", warm_day)
@@ -244,7 +247,14 @@ class AsyncChannels(AsyncTables):
             ...     break
             ['anna']
         """
-        limit_s, news_at = math.inf if wait is None else seconds(wait), time.monotonic()
+        limit_s = math.inf if wait is None else seconds(wait)
+        return GoingOn(lambda token: self._followed(channel, broker, token, limit_s), token)
+
+    async def _followed(
+        self, channel: str, broker: str, token: str, limit_s: float
+    ) -> AsyncGenerator[Notifications, None]:
+        """The notifications behind a token; ends when nothing new has come for so long."""
+        news_at = time.monotonic()
         given, given_at = token, news_at
         while (left_s := news_at + limit_s - time.monotonic()) > 0:
             wait_s = min(WAIT_S, left_s)
@@ -284,6 +294,7 @@ class AsyncChannels(AsyncTables):
         Raises:
             UnknownDataset: there is no such channel.
             InvalidToken: the token is damaged, or of another channel or broker.
+            HistoryChanged: notifications up to the token were lost; `details["token"]` goes on.
 
         Example:
             >>> batches = await client.fetch_notifications("hot", "me", wait="5s")
@@ -293,7 +304,8 @@ class AsyncChannels(AsyncTables):
         reader = _reader(known, broker)
         cursor = tokens.decode(token, ccq_id=reader) if token else EMPTY_CURSOR
         wait_s = 0.0 if wait is None else seconds(wait)
-        parts = await self._follow(known, broker, cursor, wait_s=wait_s, bytes_max=bytes_max)
+        with naming_token(token or tokens.encode(reader, cursor), reader):
+            parts = await self._follow(known, broker, cursor, wait_s=wait_s, bytes_max=bytes_max)
         return await in_thread(_batches, known, reader, cursor, parts)
 
     async def describe_channel(self, channel: str) -> list[ChannelPartition]:

@@ -531,6 +531,7 @@ class AsyncObservations(AsyncCcqs):
             InputError: there is no such column, or the token is of another query.
             IncompleteAnswer: a node that may keep some of them cannot be reached.
             DataExpired: retention has dropped some of them since the first page.
+            HistoryChanged: some of them were lost since; `details["token"]` goes on without them.
 
         Example:
             >>> page = await client.select_page("weather", limit=3)
@@ -564,6 +565,7 @@ class AsyncObservations(AsyncCcqs):
         Raises:
             InputError: an id is none, or names no observation.
             DataExpired: retention has dropped one of the observations.
+            HistoryChanged: one of the observations was lost.
 
         Example:
             >>> page = await client.select_page("weather", limit=1)

@@ -19,6 +19,7 @@ from galileo.client.async_observations import AsyncObservations
 from galileo.client.geometry_objects import with_wkb
 from galileo.client.group_commit import CALL_ROWS_MAX, GroupCommit
 from galileo.client.ingestion import Progress, in_thread
+from galileo.client.lost_commits import naming_cursor
 from galileo.client.results import Receipt, TableRows
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError, InputError
@@ -193,6 +194,7 @@ class AsyncTables(AsyncObservations):
             UnknownDataset: there is no such table.
             InputError: the cursor or the keys are not of this table.
             Unavailable: a node that keeps some of the rows cannot be reached.
+            HistoryChanged: commits up to the cursor were lost; `details["cursor"]` goes on.
 
         Example:
             >>> before = await client.table("shelters")
@@ -226,6 +228,10 @@ class AsyncTables(AsyncObservations):
             table: its name.
             after: the cursor of an earlier answer.
             until: of a later one; None: all that is committed.
+
+        Raises:
+            HistoryChanged: commits up to a cursor were lost. `details["cursor"]` goes on, but rows
+                that the lost commits changed are not among the changes: read the table anew.
 
         Example:
             >>> before = (await client.table("shelters")).cursor
@@ -271,7 +277,8 @@ class AsyncTables(AsyncObservations):
             whole = geoarrow.with_metadata(pa.concat_tables(rows), table.geometry_columns)
             return TableRows(whole, reached)
 
-        return await self._caller.call(attempt)
+        with naming_cursor(cursor_from_pb(request.after), cursor_from_pb(request.until)):
+            return await self._caller.call(attempt)
 
     async def _with_table(
         self, name: str, work: Callable[[Table], Awaitable[Result]], *, data: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from galileo.client.blocking_portal import BlockingPortal, CallerThreadIterable
 from galileo.client.ingestion import Batches, is_stream
 from galileo.client.queries import LabelBatches
 from galileo.client.results import Labels, QueryEnd
+from galileo.errors import HistoryChanged
 from galileo.labels import LabelSet
 from galileo.model.rows import row_options
 
@@ -32,8 +34,11 @@ class BlockingBase:
         handed = CallerThreadIterable(data) if is_stream(data) else None
         return self._loop.run(call(data if handed is None else handed), handed=handed)
 
-    def _iterate(self, items: Any) -> Generator[Any, None, None]:
-        """Steps through an async generator; closing the iterator closes it too."""
+    def _iterate(self, items: Any) -> BlockingItems:
+        """Steps through an async iterator; closing the iterator closes it too."""
+        return BlockingItems(partial(self._steps, items))
+
+    def _steps(self, items: Any) -> Generator[Any, None, None]:
         try:
             while True:
                 try:
@@ -48,12 +53,33 @@ class BlockingBase:
         return BlockingLabelBatches(batches, self._iterate(batches))
 
 
+class BlockingItems(Iterator[Any]):
+    """An iterator that goes on after `HistoryChanged`; `close` it where it is not read to its end.
+
+    Args:
+        begin: steps through the rest of the items.
+    """
+
+    def __init__(self, begin: Callable[[], Generator[Any, None, None]]) -> None:
+        self._begin = begin
+        self._steps = begin()
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._steps)
+        except HistoryChanged:
+            self._steps = self._begin()
+            raise
+
+    def close(self) -> None:
+        """Ends it, at the nodes too; harmless where it has ended."""
+        self._steps.close()
+
+
 class BlockingTables(Iterator[pa.Table]):
     """Observations in pieces; `close` it where it is not read to its end."""
 
-    def __init__(
-        self, labels: LabelSet, columns: Sequence[str], steps: Generator[pa.Table, None, None]
-    ) -> None:
+    def __init__(self, labels: LabelSet, columns: Sequence[str], steps: BlockingItems) -> None:
         self._labels = labels
         self._options = row_options(columns, None, "")
         self._steps = steps
@@ -78,7 +104,7 @@ class BlockingLabelBatches:
         end: how far the answer goes; None until all labels were given.
     """
 
-    def __init__(self, batches: LabelBatches, steps: Generator[Labels, None, None]) -> None:
+    def __init__(self, batches: LabelBatches, steps: BlockingItems) -> None:
         self._batches = batches
         self._steps = steps
 
@@ -97,7 +123,8 @@ class BlockingLabelBatches:
         return self
 
     def __next__(self) -> Labels:
-        return next(self._steps)
+        labels: Labels = next(self._steps)
+        return labels
 
     def __enter__(self) -> BlockingLabelBatches:
         return self

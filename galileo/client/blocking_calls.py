@@ -623,6 +623,8 @@ class BlockingCalls(BlockingBase):
         Raises:
             UnknownDataset: there is no such channel.
             InvalidToken: the token is damaged, or of another channel or broker.
+            HistoryChanged: notifications that the broker got were lost. It is raised once: the same
+                iterator then goes on behind them.
 
         Example:
             >>> receipt = client.ingest("weather", warm_day)
@@ -657,6 +659,7 @@ class BlockingCalls(BlockingBase):
         Raises:
             UnknownDataset: there is no such channel.
             InvalidToken: the token is damaged, or of another channel or broker.
+            HistoryChanged: notifications up to the token were lost; `details["token"]` goes on.
 
         Example:
             >>> batches = client.fetch_notifications("hot", "me", wait="5s")
@@ -808,6 +811,7 @@ class BlockingCalls(BlockingBase):
             UnknownDataset: there is no such table.
             InputError: the cursor or the keys are not of this table.
             Unavailable: a node that keeps some of the rows cannot be reached.
+            HistoryChanged: commits up to the cursor were lost; `details["cursor"]` goes on.
 
         Example:
             >>> before = client.table("shelters")
@@ -831,6 +835,10 @@ class BlockingCalls(BlockingBase):
             table: its name.
             after: the cursor of an earlier answer.
             until: of a later one; None: all that is committed.
+
+        Raises:
+            HistoryChanged: commits up to a cursor were lost. `details["cursor"]` goes on, but rows
+                that the lost commits changed are not among the changes: read the table anew.
 
         Example:
             >>> before = (client.table("shelters")).cursor
@@ -1300,6 +1308,7 @@ class BlockingCalls(BlockingBase):
             InputError: there is no such column, or the token is of another query.
             IncompleteAnswer: a node that may keep some of them cannot be reached.
             DataExpired: retention has dropped some of them since the first page.
+            HistoryChanged: some of them were lost since; `details["token"]` goes on without them.
 
         Example:
             >>> page = client.select_page("weather", limit=3)
@@ -1331,6 +1340,7 @@ class BlockingCalls(BlockingBase):
         Raises:
             InputError: an id is none, or names no observation.
             DataExpired: retention has dropped one of the observations.
+            HistoryChanged: one of the observations was lost.
 
         Example:
             >>> page = client.select_page("weather", limit=1)
@@ -1405,6 +1415,7 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             InvalidToken: it is damaged or of another CCQ.
+            HistoryChanged: commits up to the token were lost; `details["token"]` goes on.
             CcqExpired, CcqCancelled, UnknownCcq: there is nothing to fetch from.
 
         Example:
@@ -1436,6 +1447,8 @@ class BlockingCalls(BlockingBase):
             InputError: the spool is of another CCQ, or a token and a spool with one were given.
             SpoolConflict: another reader stores into the same spool.
             TransientError: the spool cannot be written; it is as it was.
+            HistoryChanged: commits up to the last update were lost. It is raised once: the same
+                iterator then goes on behind them, and so does the spool.
 
         Example:
             >>> for update in client.watch(ccq):

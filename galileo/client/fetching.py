@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 
 from galileo.client import decode
+from galileo.client.lost_commits import naming_token
 from galileo.client.results import Update
 from galileo.errors import DeadlineExceeded, InputError, NotOwner, TransientError
 from galileo.wire.caller import AvoidedAddresses, Caller, CallOptions, Connection, Stream
@@ -73,6 +74,10 @@ class Fetcher:
 
     async def fetch(self, request: continuous_pb2.FetchRequest) -> Update:
         """What is new; errors as `AsyncClient.fetch`."""
+        with naming_token(request.token, request.ccq_id):
+            return await self._fetch(request)
+
+    async def _fetch(self, request: continuous_pb2.FetchRequest) -> Update:
         address = None if request.wait_s else self._address(request.ccq_id)
         options = self._caller.options
         if address is not None:
@@ -97,10 +102,11 @@ class Fetcher:
             """One stream at one node, until it breaks."""
             nonlocal token
             first = ask(token, wait_s=0.0)
-            stream, update = await self._caller.open(
-                lambda node: node.stream(CONTINUOUS, "Watch"),
-                lambda stream: _next_update(stream, first, options),
-            )
+            with naming_token(token, ccq_id):
+                stream, update = await self._caller.open(
+                    lambda node: node.stream(CONTINUOUS, "Watch"),
+                    lambda stream: _next_update(stream, first, options),
+                )
             with stream:
                 while True:
                     token = update.token
@@ -108,7 +114,8 @@ class Fetcher:
                     # A watch can outlive all nodes that were there when it began.
                     await self._caller.learn_addresses(stream.address)
                     following = ask(token, wait_s=options.watch_wait_s)
-                    update = await _next_update(stream, following, options)
+                    with naming_token(token, ccq_id):
+                        update = await _next_update(stream, following, options)
 
         return self._caller.resume(rest, patience_s=math.inf)
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from galileo.client import notebook_repr
 from galileo.client.queries import rows_of_parts
-from galileo.errors import InputError
+from galileo.errors import HistoryChanged, InputError
 from galileo.labels import to_ipc
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
@@ -22,6 +22,7 @@ from galileo.optional_imports import to_pandas
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire import page_token
 from galileo.wire.caller import Caller, Connection
+from galileo.wire.codec import page_start_from_pb, page_start_to_pb
 from galileo.wire.services import STORAGE
 from galileo.wire.v1 import storage_pb2
 
@@ -126,7 +127,13 @@ async def page(
         table = pa.concat_tables(found) if found else _empty(RowOptions(columns), schema)
         return Page(table, following, tuple(part.missing))
 
-    return await caller.call(attempt)
+    try:
+        return await caller.call(attempt)
+    except HistoryChanged as error:
+        start = page_start_to_pb(page_start_from_pb(request.start).continued(error))
+        token = page_token.encode(start, dataset=schema.key, query=query)
+        error.details |= {"token": token, "remedy": "lost_token"}
+        raise
 
 
 def _empty(options: RowOptions, schema: Schema) -> pa.Table:

@@ -217,6 +217,26 @@ class Spool:
             )
         self._known = update.token
 
+    def go_on(self, ccq_id: str, token: str, *, after: str) -> None:
+        """Stores the token to go on with where commits up to that of the spool were lost.
+
+        Args:
+            ccq_id: of the CCQ.
+            token: `HistoryChanged.details["token"]`.
+            after: the spool's token when this reader last looked.
+
+        Raises:
+            InputError, SpoolConflict, TransientError: as of `store`.
+
+        Example:
+            >>> spool.go_on(ccq.id, spool.token, after=spool.token)
+        """
+        with self._transaction() as database:
+            held = database.execute("SELECT ccq, token FROM reader").fetchone()
+            self._check(held, ccq_id, after=after)
+            database.execute("UPDATE reader SET token = ?", (token,))
+        self._known = token
+
     @property
     def gone(self) -> tuple[CommitRange, ...]:
         """All that the updates named as dropped by retention before it was looked at."""
