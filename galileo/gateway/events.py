@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from galileo.errors import (
     GalileoError,
+    HistoryChanged,
     InvalidToken,
     NotPermitted,
     Overloaded,
@@ -28,7 +29,7 @@ from galileo.errors import (
 from galileo.gateway.documents import EVENT_STREAM
 from galileo.gateway.hub import Hubs, QueryReader
 from galileo.gateway.problems import problem_document, problem_of, status_of
-from galileo.gateway.updates import Event, end_frame, merged_frame
+from galileo.gateway.updates import Event, end_frame, lost_frame, merged_frame
 
 HEARTBEAT_S = 15.0
 """A comment is sent after this time without an event, so that proxies keep the connection."""
@@ -56,15 +57,18 @@ class EventResponse(Response):
     Args:
         held: closed at the end.
         retry_ms: how long a reader waits before it comes back.
+        first: an event that comes before the others.
     """
 
-    def __init__(self, *, held: contextlib.AsyncExitStack, retry_ms: int = RETRY_MS) -> None:
+    def __init__(
+        self, *, held: contextlib.AsyncExitStack, retry_ms: int = RETRY_MS, first: bytes = b""
+    ) -> None:
         # Proxies must neither collect nor compress events.
         headers = {"Content-Type": EVENT_STREAM, "X-Accel-Buffering": "no"}
         super().__init__(headers=headers)
         del self.headers["content-length"]
         self._held = held
-        self._retry = f"retry: {retry_ms}\n\n".encode()
+        self._begin = f"retry: {retry_ms}\n\n".encode() + first
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         with contextlib.suppress(Overloaded):  # Another caller got the place.
@@ -72,7 +76,7 @@ class EventResponse(Response):
                 start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                 await send(start)
                 if scope["method"] != "HEAD":
-                    await _send(send, self._retry)
+                    await _send(send, self._begin)
                     await self._send_events(send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -84,8 +88,11 @@ def refused_stream(error: GalileoError) -> Response:
     """The answer to a reader whose stream cannot be opened: an empty stream for errors that pass.
 
     A browser's `EventSource` ends for good at any other status than 200. After a stream that ends
-    it comes back with its last token.
+    it comes back with its last token. Where commits of the reader were lost, the stream has an
+    event that says so, with the token to come back with.
     """
+    if isinstance(error, HistoryChanged):
+        return EventResponse(held=contextlib.AsyncExitStack(), first=_lost(error))
     if status_of(error) not in _PASSING:
         return problem_of(error)
     log.info("a reader of events has to come back: %s [%s]", error.message, error.kind)
@@ -113,6 +120,8 @@ class EventStream(EventResponse):
             async with contextlib.aclosing(self._events) as events:
                 async for event in events:
                     await _send(send, _HEARTBEAT if event is None else event.frame)
+        except HistoryChanged as error:
+            await _send(send, _lost(error))
         except GalileoError as error:
             if _is_final(error):
                 await _send(send, end_frame(problem_document(error)))
@@ -165,6 +174,10 @@ class MergedEvents(EventResponse):
                     async for event in events:
                         if event is not None:
                             await steps.put(_Step(reader.ccq_id, event))
+            except HistoryChanged as error:
+                reader.token = error.details["token"]
+                await steps.put(_Step(reader.ccq_id, error))
+                continue
             except GalileoError as error:
                 if _is_final(error):
                     await steps.put(_Step(reader.ccq_id, error, is_last=True))
@@ -176,7 +189,10 @@ class MergedEvents(EventResponse):
 
 
 class _Step(NamedTuple):
-    """What a query hands over: an event, the error that ends it, or None as the gateway stops."""
+    """What a query hands over: an event, the error that ends it, or None as the gateway stops.
+
+    An error that is not the last step says that commits of the reader were lost.
+    """
 
     ccq_id: str
     value: Event | GalileoError | None
@@ -187,7 +203,8 @@ class _Step(NamedTuple):
             return merged_frame(self.ccq_id, self.value)
         if self.value is None:
             return b""
-        return end_frame({"ccq": self.ccq_id, **problem_document(self.value)})
+        document = {"ccq": self.ccq_id, **problem_document(self.value)}
+        return end_frame(document) if self.is_last else lost_frame(document)
 
 
 async def _next(steps: asyncio.Queue[_Step]) -> _Step | None:
@@ -197,6 +214,10 @@ async def _next(steps: asyncio.Queue[_Step]) -> _Step | None:
             return await steps.get()
     except TimeoutError:
         return None
+
+
+def _lost(error: HistoryChanged) -> bytes:
+    return lost_frame(problem_document(error), error.details.get("token", ""))
 
 
 def _is_final(error: GalileoError) -> bool:

@@ -33,6 +33,7 @@ from typing import Protocol, TypeAlias
 from galileo.client.results import Update
 from galileo.errors import (
     GalileoError,
+    HistoryChanged,
     InputError,
     NotPermitted,
     Overloaded,
@@ -205,6 +206,9 @@ class Hub:
                     self.log.append(event_of(self.log.token, update))
                     self._wake()
             self.fail(Unavailable("the watch ended", after_s=0.1))
+        except HistoryChanged as error:  # Each reader comes back with a token of its own.
+            log.info("the watch of %s begins again: %s", self._ccq_id, error.message)
+            self.fail(Unavailable("the watch of the query ended; come back", after_s=0.1))
         except InputError as error:
             # It may be this client's alone; the other readers find out when they come back.
             self._refusals[client] = error

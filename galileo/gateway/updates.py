@@ -181,6 +181,11 @@ def end_frame(document: dict[str, Any]) -> bytes:
     return frame_of("end", json.dumps(document, default=str).encode())
 
 
+def lost_frame(document: dict[str, Any], token: str = "") -> bytes:
+    """The event for a reader whose commits were lost, with the token to go on with."""
+    return frame_of("history_changed", json.dumps(document, default=str).encode(), token=token)
+
+
 def frame_of(name: str, data: bytes, *, token: str = "") -> bytes:
     """The bytes of an event; its data have no line ends."""
     head = f"id: {token}\n" if token else ""
