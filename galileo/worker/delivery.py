@@ -33,7 +33,13 @@ from galileo.client.notification_json import features
 from galileo.client.numbered_rows import REVISION, read_row, replace_row
 from galileo.client.results import Notifications
 from galileo.clock import Clock
-from galileo.errors import BatchConflict, GalileoError, InvalidObservations, UnknownDataset
+from galileo.errors import (
+    BatchConflict,
+    GalileoError,
+    HistoryChanged,
+    InvalidObservations,
+    UnknownDataset,
+)
 from galileo.model.broker import BROKERS, Broker, Sink
 from galileo.model.channel import BROKER, Channel
 from galileo.model.reader import (
@@ -242,9 +248,16 @@ class Delivery:
         self._moved_at = self._now()
         await self._connect()
         while True:
-            batches = await self._client.fetch_notifications(
-                *self._names, token=self._token, wait=WAIT_S, bytes_max=ANSWER_BYTES
-            )
+            try:
+                batches = await self._client.fetch_notifications(
+                    *self._names, token=self._token, wait=WAIT_S, bytes_max=ANSWER_BYTES
+                )
+            except HistoryChanged as error:  # What the endpoint has got stays delivered.
+                log.warning("%s: %s", self._name, error.message)
+                self._token, self._progress = error.details["token"], {}
+                await self._store_position()
+                await asyncio.sleep(CLAIM_S)
+                continue
             is_news = False
             for batch in batches:
                 if batch.gone:

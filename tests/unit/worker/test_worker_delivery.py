@@ -18,11 +18,13 @@ import galileo.worker.worker
 from galileo.client import async_channels, async_tables
 from galileo.client.numbered_rows import read_row, replace_row
 from galileo.client.results import Delivery
-from galileo.errors import Unavailable
+from galileo.cursor import Cursor
+from galileo.errors import HistoryChanged, Unavailable
 from galileo.model.broker import BROKERS, WORKERS, Broker, Webhook
 from galileo.model.channel import Channel
 from galileo.model.reader import POSITIONS
 from galileo.model.table import hashes_of, partitions_of
+from galileo.wire import token as tokens
 from galileo.worker.delivery import (
     CHECK_S,
     REFUSED_MAX,
@@ -190,6 +192,36 @@ def test_delivery_whose_progress_cannot_be_read_begins_behind_its_token(damaged:
         await until(lambda: bool(stage.endpoint.accepted))
 
     play(scene)
+
+
+def test_delivery_whose_executions_were_lost_goes_on_behind_them() -> None:
+    errors = list[HistoryChanged]()
+    fetch = MemoryClient.fetch_notifications
+
+    async def lost(client: MemoryClient, *names: str, token: str, **options: Any) -> Any:
+        if token and not errors:
+            following = tokens.encode("broker/one/a", Cursor({0: 7}))
+            errors.append(HistoryChanged("executions were lost", token=following))
+            raise errors[0]
+        return await fetch(client, *names, token=token, **options)
+
+    async def scene(stage: Stage) -> None:
+        stage.journal.notify("one", "a", ["anna"])
+        await until(lambda: bool(stage.endpoint.accepted))
+        with patch.object(MemoryClient, "fetch_notifications", lost):
+            await until(lambda: bool(errors))
+            following = errors[0].details["token"]
+            await until(lambda: row_of(stage)["token"] == following)
+            for _ in range(7):
+                stage.journal.notify("one", "a", ["bert"])
+            await until(lambda: len(stage.endpoint.accepted) == 2)
+
+    play(scene)
+
+
+def row_of(stage: Stage) -> dict[str, Any]:
+    row: dict[str, Any] = stage.journal.rows[POSITIONS.name]["broker/one/a",]
+    return row
 
 
 async def test_position_that_cannot_be_read_is_shown_as_a_failure() -> None:
