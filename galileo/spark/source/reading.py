@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from galileo.cursor import Cursor
-from galileo.errors import DataExpired, listed
+from galileo.cursor import Cursor, continued
+from galileo.errors import DataExpired, HistoryChanged, listed
 from galileo.model.schema import Schema
 from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.columns import labels_to_spark, observations_to_spark
@@ -52,6 +52,7 @@ def batches(spec: ReadSpec, split: Split) -> Iterator[pa.RecordBatch]:
 
     Raises:
         DataExpired: retention has dropped some of them, and `on_gap` is not "skip".
+        HistoryChanged: likewise: commits up to the begin or end of the task were lost.
         TransientError: the connection to the node was lost.
     """
     _freeze_garbage()
@@ -135,7 +136,11 @@ def _check_gap(gone: Cursor, on_gap: str) -> None:
 
 
 def _skip_dropped(error: DataExpired, split: Split) -> Split:
-    """The rest of a split after the dropped commits."""
+    """The rest of a split after the dropped commits, or without those that were lost."""
+    if isinstance(error, HistoryChanged):
+        log.warning("skipping commits that were lost: %s", error.message)
+        after, until = continued(split.after, error), continued(split.until, error)
+        return dataclasses.replace(split, after=after, until=until)
     partitions, until = error.details["partitions"], error.details["until"]
     dropped = Cursor(dict(zip(partitions, until, strict=True)))
     log.warning("skipping commits that retention dropped, up to %s", dict(dropped))
@@ -143,7 +148,7 @@ def _skip_dropped(error: DataExpired, split: Split) -> Split:
 
 
 def _explain_gap(error: DataExpired) -> DataExpired:
-    return DataExpired(
+    return type(error)(
         f"{error.message}. They were part of this read. Read again to get the rest; a stream "
         "continues without them with the option on_gap=skip",
         **error.details,

@@ -121,7 +121,7 @@ class ChangeReader(CursorStream[Table]):
                 part = Split(split.addresses, later, split.after, split.until)
                 yield from _batches(table, part, self._arrow, keys=keys, is_changes=True)
         except DataExpired as error:
-            raise DataExpired(
+            raise type(error)(
                 f"{error.message}. A stream that was away for so long begins anew with a new "
                 "checkpoint",
                 **error.details,
