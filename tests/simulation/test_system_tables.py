@@ -20,8 +20,11 @@ QUICK_MUTANTS = (
     "answers_before_it_has_read",
     "answers_without_lease",
     "consumers_unchecked",
+    "history_not_raised",
+    "jump_not_noted",
     "offers_nothing",
     "position_of_another_log",
+    "sequences_used_again",
     "sets_again",
 )
 EXPECTED = (

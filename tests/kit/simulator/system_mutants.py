@@ -13,6 +13,7 @@ from galileo.node.peers import RowChange
 from galileo.node.system_rows import Draft, Page, Position, Rows
 from galileo.node.system_tables import SystemPartition, SystemTable
 from galileo.storage.commits import Commit
+from galileo.storage.journal import PartitionJournal
 from simulator.system_world import run_system
 
 TABLES = "galileo.node.system_tables.SystemTable"
@@ -91,6 +92,23 @@ def _skips_the_rest(self: Rows[Any], sequence: int, name: str) -> Sequence[tuple
 
 MANY_CONSUMERS = {f"{TABLES}.__init__": _has_many_consumers}
 """No mistake: the journal refuses what another consumer has made obsolete."""
+
+
+def _uses_sequences_again(last: int, history: int) -> int:
+    """Goes on behind the last commit that is left."""
+    return last + 1
+
+
+def _begins_no_history(known: int, now: float) -> int:
+    """Founds a partition anew in the history that it had."""
+    return known
+
+
+def _forgets_jump(self: PartitionJournal, segment: Any) -> None:
+    """Notes no jump."""
+    self._segments.append(segment)
+
+
 SYSTEM_MUTANTS: Mapping[str, Mapping[str, Any]] = {
     "answers_without_lease": {f"{PARTITION}.check_lead": _leads_for_ever},
     "answers_before_it_has_read": {f"{TABLES}._read_published": _reads_afterwards},
@@ -102,6 +120,12 @@ SYSTEM_MUTANTS: Mapping[str, Mapping[str, Any]] = {
         f"{TABLES}._offer": _offers_nothing,
         f"{TABLES}._gather": _offers_nothing,
     },
+    "sequences_used_again": {
+        "galileo.storage.journal.next_sequence": _uses_sequences_again,
+        "galileo.replication.values.next_sequence": _uses_sequences_again,
+    },
+    "history_not_raised": {"galileo.dht.topology_changes.next_history": _begins_no_history},
+    "jump_not_noted": {"galileo.storage.journal.PartitionJournal._begin_segment": _forgets_jump},
     "page_skips_names": {"galileo.node.system_rows.Rows.after": _skips_the_rest},
 }
 

@@ -435,6 +435,7 @@ class SystemWorld(World):
         self.threads = dict[str, list[StallingThreads]]()
         self._policies = 0
         self._trace = trace
+        self._commits: dict[int, dict[str, Definition]] = {}
         self._known: dict[str, dict[str, Definition]] = {}
         self._rows: dict[str, list[Definition]] = defaultdict(list)
 
@@ -811,12 +812,22 @@ class SystemWorld(World):
         shard = host.node.catalog.shards[DATASETS.key]
         journal = shard.journals.get(SYSTEM)
         last = shard.published_sequence(SYSTEM)
-        commits = list(shard.sequences(SYSTEM, 0, last)) if journal else []
-        rows = [(n, journal.read(n).to_pydict()) for n in commits] if journal else []
-        return [
+        if journal is None:
+            return []
+        there = [(one.first_sequence, one.next_sequence) for one in journal._segments]
+        commits = [n for first, end in there for n in range(first, end)]
+        jumps = zip([0, *commits], commits, strict=False)
+        forks = tuple((before, n) for before, n in jumps if n != before + 1)
+        assert journal.forks.pairs == forks, f"{host.name} has another log than its forks say"
+        rows = [(n, journal.read(n).to_pydict()) for n in commits if n <= last]
+        log = [
             (n, dict(zip(one["name"], map(decode, one["definition"]), strict=True)))
             for n, one in rows
         ]
+        for n, changed in log:
+            before = self._commits.setdefault(n, changed)
+            assert before == changed, f"commit {n} was {before}, and is {changed}"
+        return log
 
     def is_settled(self) -> bool:
         leader = self._leader
