@@ -1,13 +1,14 @@
 """Detects nodes whose log went backwards (lost or older disk).
 
-A node whose disk was lost, was not mounted, or is an older copy starts without an error, and gives
-the sequences of the lost commits to other ones. Other nodes detect this by comparing sequences.
+A node whose disk was lost, was not mounted, or is an older copy starts without an error, and would
+give the sequences of the lost commits to other ones. Other nodes detect this by comparing
+sequences, and have the partition begin a later history.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -44,9 +45,14 @@ class LogRegression:
 
 
 class LogRegressions:
-    """The log regressions of other nodes that this node has detected since its start."""
+    """The log regressions of other nodes that this node has detected since its start.
+
+    Attributes:
+        on_loss: called with each of them.
+    """
 
     def __init__(self) -> None:
+        self.on_loss: Callable[[LogRegression], None] = lambda _: None
         self._behind: dict[str, int] = {}
         self._retrieved: dict[str, Cursor] = {}
         self._regressions: dict[tuple[str, int], LogRegression] = {}
@@ -122,6 +128,7 @@ class LogRegressions:
             if place not in self._regressions:
                 self._regressions[place] = loss
                 log.error("commits are lost: %s", loss)
+                self.on_loss(loss)
 
 
 def _behind(

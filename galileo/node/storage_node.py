@@ -38,6 +38,7 @@ from galileo.model.broker import (
     check_names,
 )
 from galileo.model.channel import BROKER, Channel, channel_of
+from galileo.model.forks import first_of, history_of, next_history
 from galileo.model.retention import (
     HeldBack,
     Removed,
@@ -74,6 +75,7 @@ from galileo.node.definitions import (
 )
 from galileo.node.ingest import Ingest
 from galileo.node.local_scan import LocalScans
+from galileo.node.log_regression import LogRegression
 from galileo.node.pages import Paging
 from galileo.node.peers import Peers, TableTask
 from galileo.node.query_options import QueryOptions
@@ -186,6 +188,8 @@ class StorageNode:
         self._executor = make_executor(THREADS, thread_name_prefix="storage")
         self._syncing = make_executor(SYNC_THREADS, thread_name_prefix="sync")
         self.view = ClusterView()
+        self.view.losses.on_loss = self._begin_history
+        self._wall = clock.wall
         self.on_led: Callable[[], None] = _tell_nobody
         self.replicas = Replicas(
             name,
@@ -350,6 +354,20 @@ class StorageNode:
     def _announce(self, partition: int, term: int) -> None:
         self.live.adopt([Move(partition, term, self.name)])
         self.on_led()
+
+    def _begin_history(self, loss: LogRegression) -> None:
+        """Has the owner of a partition that has lost commits lead it in a later history.
+
+        Nodes learn of the owner's next term as of any other, the owner too. If the history is later
+        than that of the lost commit already, their sequences are not used again.
+        """
+        known = self.live.move_of(loss.partition)
+        if known is None or known.node != loss.node or self.topology.is_replicated:
+            return
+        history = history_of(known.number)
+        if loss.partition != SYSTEM and history <= history_of(loss.had):
+            lowest = first_of(next_history(history, self._wall())) - 1
+            self.live.adopt([Move(loss.partition, lowest, loss.node)])
 
     def retain(self, readers: Readers, options: RetentionRunnerOptions | None = None) -> None:
         """Begins to apply the retention policies of the datasets; nothing is dropped before.

@@ -1100,11 +1100,16 @@ class Replicas:
     def _yield_to_later_leaders(self) -> None:
         """Stops to lead, alone, what another node leads in a later term.
 
-        The directory is then an old copy, as from a backup: the partition has moved since.
+        The directory is then an old copy, as from a backup: the partition has moved since. If that
+        node is this one, the others know commits that it has lost, and it leads in a later history.
         """
         for partition in sorted(self.led & self.alone):
             hosted, known = self._hosted[partition], self._live.move_of(partition)
-            if known is None or known.node == self.me.node or known.number <= hosted.announced:
+            if known is None or known.number <= hosted.announced:
+                continue
+            if known.node == self.me.node:
+                self._fail(partition, hosted, partition_moved([partition]))
+                hosted.machine.saved = replace(hosted.machine.saved, promised=known.number)
                 continue
             self._fail(
                 partition,

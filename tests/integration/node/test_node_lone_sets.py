@@ -24,9 +24,11 @@ from replica_nodes import (
     until,
 )
 
+from galileo.cursor import Cursor
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import SYSTEM, Move, Topology
 from galileo.model.forks import first_of, history_of
+from galileo.node.log_regression import LogRegression
 from galileo.node.replication.replicas import load_states
 from galileo.replication.values import ORDINALS
 from galileo.storage.disk import REAL_DISK
@@ -219,6 +221,27 @@ async def test_restored_members_of_larger_sets_elect_leaders_of_a_later_history(
     host = world.hosts[leaders(world)[0]]
     assert history_of(host.node.catalog.shard("nam").published_sequence(0)) == 70
     await await_condition(world, World.is_settled)
+
+
+async def test_partition_that_has_lost_commits_begins_a_later_history_once(world: World) -> None:
+    """A directory that was replaced by an older copy, as others know by what readers have read."""
+    await world.send(0)
+    host = world.hosts[leaders(world)[0]]
+    shard = host.node.catalog.shard("nam")
+    for other in world.hosts.values():
+        losses = other.node.view.losses
+        losses.expect("nam", Cursor({0: 5}))
+        losses.check_own(host.name, [0], reported={"nam": shard.own_published().sequences})
+        assert len(losses.known) == 1
+    await until(world, lambda: history_of(host.replicas.terms.get(0, 0)) > 0)
+    await until(world, lambda: 0 in host.replicas.led)
+    await world.send(1)
+    [(last, first)] = shard.forks(0).pairs
+    assert (last, first) == (1, shard.published_sequence(0))
+    assert shard.forks(0).last_common(5) == 1
+    host.node.view.losses.on_loss(LogRegression(host.name, "nam", 0, had=5, has=1))
+    await asyncio.sleep(3 * OPTIONS.restart_s)
+    assert shard.forks(0).pairs == ((last, first),)
 
 
 async def test_node_hands_its_leads_over_before_it_stops(world: World) -> None:
