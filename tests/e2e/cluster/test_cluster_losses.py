@@ -13,6 +13,7 @@ import pytest
 
 import galileo
 from galileo.client.node_diagnostics import conditions
+from galileo.model.forks import history_of
 
 PATIENCE_S = 300.0
 
@@ -54,6 +55,15 @@ def test_older_copy_of_a_directory_is_reported_by_others(tmp_path: Path) -> None
         assert all(f"at node {second.name} had commit" in one for one in found)
         assert all("came back with commit 1" in one for one in found)
         assert lost(second.address) == ()
+        behind = {int(one.split()[1]) for one in found}
+        while not behind & {p for p, sequence in commits(client) if history_of(sequence)}:
+            assert time.monotonic() < deadline, "no partition begins a later history"
+            client.ingest("air", frame)
+
+
+def commits(client: galileo.Client) -> set[tuple[int, int]]:
+    columns = client.query("air").table.select(["partition", "sequence"])
+    return {(row["partition"], row["sequence"]) for row in columns.to_pylist()}
 
 
 def lost(address: str) -> tuple[str, ...]:
