@@ -17,7 +17,7 @@ from weakref import ReferenceType, ref
 import numpy as np
 import numpy.typing as npt
 
-from galileo.errors import NAMED_MAX, HistoryChanged, listed
+from galileo.errors import HistoryChanged, listed
 from galileo.model.forks import count_commits
 
 
@@ -187,9 +187,10 @@ class LostPosition:
 def history_changed(dataset: str, lost: Iterable[LostPosition]) -> HistoryChanged:
     """The error for a reader of a dataset, table or channel with such positions."""
     named = sorted(set(lost))[:LOST_MAX]
+    listing = listed(named, text_of=lambda one: f"{one.partition} past {one.common}")
     return HistoryChanged(
         f"commits of {dataset!r} that were read before are lost, since an older state was restored "
-        f"or a disk was replaced: of partitions {_listed_positions(named)}",
+        f"or a disk was replaced: of partitions {listing}",
         dataset=dataset,
         partitions=[one.partition for one in named],
         sequences=[one.sequence for one in named],
@@ -197,10 +198,6 @@ def history_changed(dataset: str, lost: Iterable[LostPosition]) -> HistoryChange
         until=[one.until for one in named],
         remedy="lost_rows",
     )
-
-
-def _listed_positions(lost: list[LostPosition]) -> str:
-    return listed(lost, most=NAMED_MAX, text_of=lambda one: f"{one.partition} past {one.common}")
 
 
 def lost_positions(error: HistoryChanged) -> list[LostPosition]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -13,7 +12,6 @@ from galileo.client.blocking_portal import BlockingPortal, CallerThreadIterable
 from galileo.client.ingestion import Batches, is_stream
 from galileo.client.queries import LabelBatches
 from galileo.client.results import Labels, QueryEnd
-from galileo.errors import HistoryChanged
 from galileo.labels import LabelSet
 from galileo.model.rows import row_options
 
@@ -36,44 +34,31 @@ class BlockingBase:
 
     def _iterate(self, items: Any) -> BlockingItems:
         """Steps through an async iterator; closing the iterator closes it too."""
-        return BlockingItems(partial(self._steps, items))
-
-    def _steps(self, items: Any) -> Generator[Any, None, None]:
-        try:
-            while True:
-                try:
-                    item = self._run(anext(items))
-                except StopAsyncIteration:
-                    return
-                yield item
-        finally:
-            self._loop.end(items)
+        return BlockingItems(self._loop, items)
 
     def _label_batches(self, batches: LabelBatches) -> BlockingLabelBatches:
         return BlockingLabelBatches(batches, self._iterate(batches))
 
 
 class BlockingItems(Iterator[Any]):
-    """An iterator that goes on after `HistoryChanged`; `close` it where it is not read to its end.
+    """The items of an async iterator, which some errors do not end."""
 
-    Args:
-        begin: steps through the rest of the items.
-    """
-
-    def __init__(self, begin: Callable[[], Generator[Any, None, None]]) -> None:
-        self._begin = begin
-        self._steps = begin()
+    def __init__(self, loop: BlockingPortal, items: Any) -> None:
+        self._loop = loop
+        self._items = items
 
     def __next__(self) -> Any:
         try:
-            return next(self._steps)
-        except HistoryChanged:
-            self._steps = self._begin()
-            raise
+            return self._loop.run(anext(self._items))
+        except StopAsyncIteration:
+            raise StopIteration from None
 
     def close(self) -> None:
-        """Ends it, at the nodes too; harmless where it has ended."""
-        self._steps.close()
+        """Ends the work at the nodes, too; harmless where it has ended."""
+        self._loop.end(self._items)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class BlockingTables(Iterator[pa.Table]):

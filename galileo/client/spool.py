@@ -218,15 +218,7 @@ class Spool:
         self._known = update.token
 
     def go_on(self, ccq_id: str, token: str, *, after: str) -> None:
-        """Stores the token to go on with where commits up to that of the spool were lost.
-
-        Args:
-            ccq_id: of the CCQ.
-            token: `HistoryChanged.details["token"]`.
-            after: the spool's token when this reader last looked.
-
-        Raises:
-            InputError, SpoolConflict, TransientError: as of `store`.
+        """Stores the token of `HistoryChanged` in place of the token `after`; errors as `store`.
 
         Example:
             >>> spool.go_on(ccq.id, spool.token, after=spool.token)

@@ -530,7 +530,9 @@ class ChannelExecutor:
             loop = asyncio.get_running_loop()
             rows = await loop.run_in_executor(self._executor, journal.read, last)
             progress.execution = rows.column("execution")[0].as_py()
-            progress.subscriptions = rows.column("subscriptions")[0].as_py()
+            read = Cursor({partition: rows.column("subscriptions")[0].as_py()})
+            # Without those that were lost; what follows is compared with what is left.
+            progress.subscriptions = self._catalog.table_shard(work.table).kept(read)[partition]
             progress.cut, references = cut_of(rows), references_of(rows)
             progress.references = {
                 table.name: references.get(table.name, EMPTY_CURSOR)
@@ -994,27 +996,19 @@ class ChannelExecutor:
                 progress.index, progress.indexed = work.make_index(), -1
                 progress.indexed = await self._read_changes(work, partition, after=-1, take=apply)
             return None
+        if progress.indexed < 0:
+            await self._read_changes(
+                work, partition, after=-1, take=apply, until=progress.subscriptions
+            )
+            progress.indexed = progress.subscriptions
         parts = [work.channel.subscriptions.observation_schema.empty_table()]
 
         async def collect(rows: pa.Table) -> None:
             parts.append(rows)
 
-        try:
-            if progress.indexed < 0:
-                await self._read_changes(
-                    work, partition, after=-1, take=apply, until=progress.subscriptions
-                )
-                progress.indexed = progress.subscriptions
-            progress.indexed = await self._read_changes(
-                work, partition, after=progress.indexed, take=collect
-            )
-        except HistoryChanged as error:  # Compares with the rows before those that were lost.
-            before = Cursor({partition: progress.subscriptions})
-            progress.subscriptions = continued(before, error)[partition]
-            if progress.indexed < 0 and progress.subscriptions == before[partition]:
-                raise
-            progress.indexed, progress.joined = -1, {}
-            return await self._update_index(work, partition)
+        progress.indexed = await self._read_changes(
+            work, partition, after=progress.indexed, take=collect
+        )
         return pa.concat_tables(parts)
 
     async def _read_changes(

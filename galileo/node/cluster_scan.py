@@ -47,13 +47,16 @@ from galileo.node.peers import (
 from galileo.node.query_options import QueryOptions
 from galileo.node.sampler_store import SamplerStore
 from galileo.offload import offload
-from galileo.query import Query, parse
+from galileo.query import Query
 from galileo.samplers import SamplerSpec
 
 ENTRIES_MIN = 1_000
 """Entries of synopses that a condition tests in the time that it takes to begin."""
 TESTS_PER_STEP = 4_000
 """Characters of a query times entries of synopses that are tested in a step of `offload`."""
+
+_NOTHING = "false"
+"""A query that matches nothing."""
 
 log = logging.getLogger(__name__)
 
@@ -221,19 +224,20 @@ class ClusterScans:
                     missing |= part.missing
         return missing
 
-    async def check_history(self, query: Query, *cursors: Cursor) -> None:
-        """Raises HistoryChanged with all positions of some cursors that are lost at any node."""
-        nothing, changes = parse("false", query.schema), list[HistoryChanged]()
+    async def check_history(self, dataset: str, *cursors: Cursor) -> None:
+        """Raises HistoryChanged with all positions of cursors that are lost at any node.
+
+        A scan that fails names those of one node.
+        """
+        changes = list[HistoryChanged]()
         for cursor in cursors:
-            parts = self.between(
-                nothing, partitions=frozenset(cursor), after=EMPTY_CURSOR, until=cursor
-            )
-            try:
-                async with aclosing(parts):
-                    async for _ in parts:
+            whole = ScanTask(0, dataset, _NOTHING, EMPTY_CURSOR, cursor, frozenset(cursor))
+            for node, share in self._shares(whole).items():
+                try:
+                    async for _ in self._answer(node, share, LargeAnswers.PASS_ON):
                         pass
-            except HistoryChanged as error:
-                changes.append(error)
+                except HistoryChanged as error:
+                    changes.append(error)
         if changes:
             raise joined_changes(changes)
 
@@ -287,8 +291,7 @@ class ClusterScans:
     ) -> _Answer:
         """The labels of several nodes as they arrive, then one `ScanEnd` for all.
 
-        Most answers are small. Such an answer costs its call, and no task. Where commits of the
-        reader were lost, all nodes are heard before the error is raised, so that it names them all.
+        Most answers are small. Such an answer costs its call, and no task.
 
         Args:
             shares: the tasks of nodes that are asked now.
@@ -297,7 +300,6 @@ class ClusterScans:
         """
         arrivals = _Arrivals(self._options.parts_waiting_max)
         ends: list[ScanEnd] = []
-        changes: list[HistoryChanged] = []
         span = spans.begun("merge", nodes=len(shares))
         try:
             for answer in begun:
@@ -309,30 +311,24 @@ class ClusterScans:
                     arrivals.follow(self._answer(node, share, large))
             if self._topology.current.is_replicated:
                 arrivals.watch(self._until_moved(shares, arrivals))
-            while len(ends) + len(changes) < len(shares) + len(begun):
+            while len(ends) < len(shares) + len(begun):
                 arrived = await arrivals.next()
-                try:
-                    if isinstance(arrived, _SmallCall):
-                        task = shares[arrived.node]
-                        parts = self._small_parts(arrived, task, large=large, arrivals=arrivals)
-                    elif isinstance(arrived, Exception):
-                        raise arrived
-                    else:
-                        parts = [arrived]
-                except HistoryChanged as error:
-                    changes.append(error)
-                    continue
+                if isinstance(arrived, _SmallCall):
+                    task = shares[arrived.node]
+                    parts = self._small_parts(arrived, task, large=large, arrivals=arrivals)
+                elif isinstance(arrived, Exception):
+                    raise arrived
+                else:
+                    parts = [arrived]
                 for part in parts:
                     if isinstance(part, ScanEnd):
                         ends.append(part)
-                    elif not changes:
+                    else:
                         yield part
         finally:
             await arrivals.close()
             if span is not None:
                 span.end()
-        if changes:
-            raise joined_changes(changes)
         yield _merge_ends(ends)
 
     def _scan_small(self, node: str, task: ScanTask) -> Awaitable[list[ScanAnswer] | None]:
@@ -380,7 +376,7 @@ class ClusterScans:
             node: dataclasses.replace(
                 task,
                 partitions=share,
-                after=_only(task.after, share),
+                after=at_partitions(task.after, share),
                 labels_max=_part_of_bound(task, share),
             )
             for node, share in shares.items()
@@ -561,7 +557,7 @@ def incomplete_answer(missing: frozenset[int]) -> IncompleteAnswer:
     )
 
 
-def _only(cursor: Cursor, partitions: frozenset[int]) -> Cursor:
+def at_partitions(cursor: Cursor, partitions: frozenset[int]) -> Cursor:
     """A cursor at some partitions: a message need not have the others."""
     return cursor and Cursor({partition: cursor[partition] for partition in partitions})
 

@@ -135,7 +135,7 @@ class Paging:
             try:
                 labels, is_cut = await self._labels(query, window, start)
             except HistoryChanged as error:  # Or the window ends where a log jumps.
-                await self._scans.check_history(query, start.position, start.frontier)
+                await self._scans.check_history(query.schema.key, start.position, start.frontier)
                 start, width = _past_jump(start, window, width, error)
                 continue
             async with aclosing(self._rows_of(query, labels, start, left)) as tables:

@@ -27,7 +27,12 @@ from galileo.errors import NAMED_MAX, DataExpired, HistoryChanged, InputError, l
 from galileo.model.rows import TIME, FirstRows, RowOptions
 from galileo.model.times import column_micros
 from galileo.node.catalog import Catalog
-from galileo.node.cluster_scan import ClusterScans, ScanEnd, incomplete_answer
+from galileo.node.cluster_scan import (
+    ClusterScans,
+    ScanEnd,
+    at_partitions,
+    incomplete_answer,
+)
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
 from galileo.node.query_options import QueryOptions
@@ -112,9 +117,10 @@ class Selection:
                 async for table in tables:
                     yield table.select(names)
         except HistoryChanged:
-            if commits is not None:  # The error then names all of them.
+            if commits is not None:
                 asked = (commits.after, commits.until)
-                await self._scans.check_history(query, *(_of(commits, cursor) for cursor in asked))
+                cursors = (at_partitions(cursor, commits.partitions) for cursor in asked)
+                await self._scans.check_history(query.schema.key, *cursors)
             raise
         if head.left == 0:
             # The limit was reached before every node had answered.
@@ -227,10 +233,6 @@ class _Work:
         width_us = self.query.schema.time_bucket_us
         mask = self.wanted.may_hold(column_micros(labels.column("bucket")), width_us)
         return labels if mask is None else labels.filter(pa.array(mask))
-
-
-def _of(commits: CursorRange, cursor: Cursor) -> Cursor:
-    return Cursor({partition: cursor[partition] for partition in commits.partitions})
 
 
 def _check_missing(missing: frozenset[int], work: _Work) -> None:

@@ -323,31 +323,28 @@ def _changes(shard: DatasetShard, task: MatchTask) -> list[tuple[Numbers, Histor
     Each of their errors says to go on behind the latest jump, where the coordinator's cache begins
     again: what a reader may want of the commits before is looked for anew.
     """
-    forks = {p: shard.jumps(p) for p in task.partitions.tolist()}
-    columns = [column for column, jumps in enumerate(forks.values()) if jumps.pairs]
-    if not columns:
+    jumps = {c: shard.jumps(p) for c, p in enumerate(task.partitions.tolist())}
+    jumps = {column: forks for column, forks in jumps.items() if forks.pairs}
+    lost = [forks.are_lost(task.after[:, column]) for column, forks in jumps.items()]
+    if not np.any(lost):
         return []
-    jumps = [list(forks.values())[column] for column in columns]
-    sequences = task.after[:, columns]
-    lost = np.column_stack([of.are_lost(some) for of, some in zip(jumps, sequences.T, strict=True)])
-    masks, mask_of = np.unique(lost, axis=0, return_inverse=True)
-    numbers = mask_of.reshape(-1)[task.cursors]
-    changes = []
-    for number, mask in enumerate(masks):
-        places = np.flatnonzero(mask).tolist()
-        row = int(np.argmax(mask_of.reshape(-1) == number))
+    masks, first, mask_of = np.unique(
+        np.column_stack(lost), axis=0, return_index=True, return_inverse=True
+    )
+    numbers, changes = mask_of.reshape(-1)[task.cursors], []
+    for number in np.flatnonzero(masks.any(axis=1)).tolist():
         positions = [
             LostPosition(
-                int(task.partitions[columns[place]]),
-                int(sequences[row, place]),
-                jumps[place].last_common(int(sequences[row, place])) or 0,
-                first_of(jumps[place].history) - 1,
+                int(task.partitions[column]),
+                at := int(task.after[first[number], column]),
+                forks.last_common(at) or 0,
+                first_of(forks.history) - 1,
             )
-            for place in places
+            for (column, forks), is_lost in zip(jumps.items(), masks[number], strict=True)
+            if is_lost
         ]
         items = np.flatnonzero(numbers == number).astype(np.uint32)
-        if positions and len(items):
-            changes.append((items, history_changed(task.dataset, positions)))
+        changes.append((items, history_changed(task.dataset, positions)))
     return changes
 
 

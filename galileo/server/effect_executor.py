@@ -163,6 +163,7 @@ class EffectExecutor:
         except HistoryChanged as error:
             until = continued(effect.until, error)
             if continued(effect.after, error) != effect.after or until == effect.until:
+                await self._node.scans.check_history(effect.ccq.dataset, effect.after)
                 raise
             # The cache has labels of lost commits, which its next cycle finds out. The reader has
             # none of them, and gets what there is of the other ones.

@@ -25,7 +25,6 @@ PAUSES = {"sleep", "_wait_after", "poll", *OF_BACKOFF}
 NEXT_PIECE = {
     "client/blocking_portal:serve": "each item is asked for by the reader",
     "node/channel_executor:_fetch": "the next read begins after what retention dropped",
-    "node/cluster_scan:_merged": "the answers of the other nodes are under way",
     "node/local_analytics:aggregate": "the search begins with what the index has now",
     "node/local_analytics:latest": "the search begins with what the index has now",
     "node/local_analytics:nearest": "the search begins with what the index has now",
