@@ -116,9 +116,7 @@ class Forks:
 
         They are the same ones if `history` is not a later one.
         """
-        if history <= self.history:
-            return self
-        return Forks((*self.pairs, (last, first_of(history))))
+        return self if history <= self.history else self.jumped(last, first_of(history))
 
     def is_ahead(self, sequence: int) -> bool:
         """Whether a position is of a later history than this log, which is late then."""

@@ -40,7 +40,7 @@ from galileo.dht.rack_spread import in_rounds
 from galileo.dht.topology import SYSTEM, Founding
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import CorruptData, GalileoError, PartitionMoved
-from galileo.model.forks import first_of
+from galileo.model.forks import first_of, history_of
 from galileo.node.catalog import Catalog
 from galileo.node.replication.comparison import Comparison
 from galileo.node.replication.log_writer import LogWriter, WriteReport
@@ -378,11 +378,11 @@ class Replicas:
         The caller has heard the other nodes. If one of them leads a partition, this node has an old
         copy, which it does not serve.
         """
-        lowest = first_of(self._store.history) - 1
         for partition in self.restored:
             hosted, known = self._hosted[partition], self._live.move_of(partition)
             if partition in self.given_up or (known is not None and known.node != self.me.node):
                 continue
+            lowest = self._lowest_term(partition, self._store.history)
             self._host(partition, replace(hosted.machine.state, promised=lowest))
         self.restored = frozenset()
 
@@ -576,11 +576,19 @@ class Replicas:
             history = histories.get(partition, 0)
             self._end_earlier_history(partition, history)
             if disk == self.me.disk and partition not in self._hosted:
-                lowest = first_of(history) - 1
+                lowest = self._lowest_term(partition, history)
                 first = ReplicaSet(lowest, 1, frozenset([self.me]))
-                known = self._live.move_of(partition)  # Of a directory that was lost.
-                promised = max(lowest, 0 if known is None else known.number)
-                self._host(partition, ReplicaState(set=first, promised=promised))
+                self._host(partition, ReplicaState(set=first, promised=lowest))
+
+    def _lowest_term(self, partition: int, history: int) -> int:
+        """The lowest term of a history, or of one behind that of the last known leader.
+
+        That leader had another directory, also if the clock says that it is of a later history.
+        """
+        known = self._live.move_of(partition)
+        return (
+            first_of(history if known is None else max(history, history_of(known.number) + 1)) - 1
+        )
 
     def _end_earlier_history(self, partition: int, history: int) -> None:
         """Ends the machine of a partition that has begun anew in another directory since.

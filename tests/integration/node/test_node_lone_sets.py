@@ -193,6 +193,19 @@ async def test_restored_directory_leads_in_a_later_history_when_others_were_hear
     assert await count(world.hosts[name].node) == 3 * ROWS
 
 
+async def test_restored_directory_begins_a_later_history_than_others_know(world: World) -> None:
+    """The clock was set back, or the directory was restored before within the same second."""
+    await world.send(0)
+    name = leaders(world)[0]
+    await restored(world, name, 70)
+    host = world.hosts[name]
+    host.live.adopt([Move(0, first_of(70) + 5 * ORDINALS, name)])
+    host.replicas.lead_restored()
+    await until(world, lambda: 0 in host.replicas.led)
+    await world.send(1)
+    assert host.node.catalog.shard("nam").published_sequence(0) == first_of(71)
+
+
 async def test_restored_directory_of_a_partition_that_has_moved_does_not_serve_it(
     world: World,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from galileo.node.definitions import CreateDataset, Definition, SetRetention
 from galileo.node.peers import RowChange
+from galileo.node.replication.replicas import Replicas
 from galileo.node.system_rows import Draft, Page, Position, Rows
 from galileo.node.system_tables import SystemPartition, SystemTable
 from galileo.storage.commits import Commit
@@ -99,9 +100,10 @@ def _uses_sequences_again(last: int, history: int) -> int:
     return last + 1
 
 
-def _begins_no_history(known: int, now: float) -> int:
+def _begins_no_history(self: Replicas, partition: int, history: int) -> int:
     """Founds a partition anew in the history that it had."""
-    return known
+    known = self._live.move_of(partition)
+    return 0 if known is None else known.number
 
 
 def _forgets_jump(self: PartitionJournal, segment: Any) -> None:
@@ -124,7 +126,10 @@ SYSTEM_MUTANTS: Mapping[str, Mapping[str, Any]] = {
         "galileo.storage.journal.next_sequence": _uses_sequences_again,
         "galileo.replication.values.next_sequence": _uses_sequences_again,
     },
-    "history_not_raised": {"galileo.dht.topology_changes.next_history": _begins_no_history},
+    "history_not_raised": {
+        "galileo.node.replication.replicas.Replicas._lowest_term": _begins_no_history,
+        "galileo.dht.topology_changes.next_history": lambda known, now: known,
+    },
     "jump_not_noted": {"galileo.storage.journal.PartitionJournal._begin_segment": _forgets_jump},
     "page_skips_names": {"galileo.node.system_rows.Rows.after": _skips_the_rest},
 }
