@@ -51,10 +51,10 @@ def store(client: Client, number: int) -> None:
 
 
 def read_on(client: Client, cursor: Cursor) -> Cursor:
-    """Reads changes of the table; the reader is told once of commits that it has lost."""
-    with pytest.raises(HistoryChanged) as told:
+    """Reads changes of the table; the first call names the commits that were lost."""
+    with pytest.raises(HistoryChanged) as raised:
         client.changes("ships", cursor)
-    changes = client.changes("ships", told.value.details["cursor"])
+    changes = client.changes("ships", raised.value.details["cursor"])
     ports = {row["id"]: row["port"] for row in changes.rows.to_pylist()}
     rows = {row["id"]: row["port"] for row in client.table("ships").rows.to_pylist()}
     assert ports.items() <= rows.items()
