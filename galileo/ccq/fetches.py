@@ -4,10 +4,11 @@ Theory of operation. A fetch carries the cursor of its token. In each partition 
 of three places:
 
 * *behind* the cache (`token < base`): another reader, another coordinator or a full memory moved
-  the base. If a holder has the range of the token, it is asked; if there is none, or it does not
-  have the labels, the log is rescanned from the token to the base. The answer joins these labels to
-  those of the cache as it is when they arrive; where the two do not meet, the answer ends with the
-  rescan.
+  the base. A token of an earlier history than the cache's is behind the begin of that history: the
+  owners check whether its commits were lost. If a holder has the range of the token, it is asked;
+  if there is none, or it does not have the labels, the log is rescanned from the token to the base.
+  The answer joins these labels to those of the cache as it is when they arrive; where the two do
+  not meet, the answer ends with the rescan.
 * *inside* the cache: answered from it, after loading the file that has the labels.
 * *ahead* of the cache (`token > until`): another coordinator had evaluated further. If commits up
   to there are known, the cache drops them as delivered. If not, the owners of the partition are
@@ -58,6 +59,7 @@ from galileo.ccq.packs import PackedLabels
 from galileo.ccq.stats import LabelCounts
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import Failure
+from galileo.model.forks import first_of, history_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ class Fetches:
         self._open[event.request] = fetch
         ahead = self._ahead(fetch.cursor, known)
         if not ahead:
-            return self._acknowledge(fetch, now)
+            return self._acknowledge(fetch, now, known)
         fetch.stage, fetch.unconfirmed = "confirming", ahead
         fetch.deadline = now + self._options.confirm_timeout_s
         return [ConfirmSequences(fetch.request, self._cycles.ccq.dataset, ahead)]
@@ -166,7 +168,9 @@ class Fetches:
         fetch.unconfirmed = tuple(p for p in ahead if p in event.unreachable)
         impossible = [p for p in ahead if p not in event.unreachable]
         return (
-            self._refuse_token(fetch, impossible) if impossible else self._acknowledge(fetch, now)
+            self._refuse_token(fetch, impossible)
+            if impossible
+            else self._acknowledge(fetch, now, known)
         )
 
     def backfill(self, event: BackfillFinished, now: float) -> Effects:
@@ -236,12 +240,14 @@ class Fetches:
         known = known.join(self._cache.until)
         return tuple(p for p, sequence in cursor.items() if sequence > known[p])
 
-    def _acknowledge(self, fetch: _Fetch, now: float) -> Effects:
+    def _acknowledge(self, fetch: _Fetch, now: float, known: Cursor = EMPTY_CURSOR) -> Effects:
         """Acknowledge the token, then serve the fetch, and others that are behind the base now."""
-        # No label is dropped because of a commit that no node has confirmed.
+        # No label is dropped because of a commit that no node has confirmed, or that may be lost.
         genuine = fetch.cursor
-        if fetch.unconfirmed:
-            genuine = Cursor({p: s for p, s in genuine.items() if p not in fetch.unconfirmed})
+        doubtful = {p for p, s in genuine.items() if history_of(s) < history_of(known[p])}
+        doubtful.update(fetch.unconfirmed)
+        if doubtful:
+            genuine = Cursor({p: s for p, s in genuine.items() if p not in doubtful})
         self._cache.advance(genuine)
         self.acknowledged = self.acknowledged.join(genuine)
         if len(self._open) == 1:
@@ -253,9 +259,10 @@ class Fetches:
 
     def _serve(self, fetch: _Fetch, now: float) -> Effects:
         base = self._cache.base
-        if not fetch.cursor.covers(base):
-            behind = {p: sequence for p, sequence in base.items() if fetch.cursor[p] < sequence}
-            return self._fetch_before_cache(fetch, behind, now)
+        behind = self._before_jumps(fetch.cursor)
+        if behind or not fetch.cursor.covers(base):
+            lower = {p: sequence for p, sequence in base.items() if fetch.cursor[p] < sequence}
+            return self._fetch_before_cache(fetch, Cursor(behind).join(lower), now)
         selection = self._cache.select(fetch.cursor, labels_max=fetch.labels_max)
         if selection.missing_spill is not None:
             return self._load(fetch, selection.missing_spill, now)
@@ -269,6 +276,18 @@ class Fetches:
         answer = self.compose(None, selection, labels_max=fetch.labels_max)
         more = answer.is_cut or not selection.whole
         return self._answer(fetch, answer, now=now, missing=fetch.unconfirmed, more=more)
+
+    def _before_jumps(self, cursor: Cursor) -> dict[int, int]:
+        """Where the histories of the cache begin, in partitions with a token of an earlier one.
+
+        The cache does not know whether the commits up to the token were lost; owners check it.
+        """
+        until = self._cache.until
+        return {
+            p: first_of(history_of(until[p])) - 1
+            for p, sequence in cursor.items()
+            if history_of(sequence) < history_of(until[p])
+        }
 
     def _is_clock_reached(self, fetch: _Fetch, cursor: Cursor) -> bool:
         """Whether the event clock has reached the time that the fetch waits for."""
@@ -286,7 +305,7 @@ class Fetches:
         is_new = self._cache.load(number)
         return [LoadPacks(number, self._cycles.ccq)] if is_new else []
 
-    def _fetch_before_cache(self, fetch: _Fetch, behind: dict[int, int], now: float) -> Effects:
+    def _fetch_before_cache(self, fetch: _Fetch, behind: Cursor, now: float) -> Effects:
         """Ask the first holder whose range has the token; rescan if there is none."""
         for holder in self.holders:
             start = self._holder_start(holder)

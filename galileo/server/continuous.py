@@ -23,6 +23,7 @@ from galileo.errors import (
     DeadlineExceeded,
     GalileoError,
     InputError,
+    InvalidToken,
     Overloaded,
     QuotaExceeded,
     Unavailable,
@@ -325,6 +326,10 @@ class ContinuousQueries:
             timeout_s=ANSWER_TIMEOUT_S + wait_s,
         )
         if isinstance(answer, ccq.RefuseFetch):
+            record = self._driver.machine.state.record_table.records.get(ccq_id)
+            if record is not None and answer.failure.kind == InvalidToken.kind:
+                # It is ahead of all commits, perhaps since those up to it were lost.
+                await self._node.scans.check_history(record.ccq.dataset, cursor)
             raise answer.failure.to_error()
         if isinstance(answer, ccq.RedirectFetch):
             return await self._forward(

@@ -218,6 +218,8 @@ async def test_watchers_of_a_continuous_query_go_on_by_themselves(
             assert (await client.fetch(ccq, token=token)).labels.table.num_rows == 0
         node.restore()
         async with node.serving(history=HISTORY) as client:
+            with pytest.raises(HistoryChanged):  # Also where nothing was stored since.
+                await client.fetch(ccq, token=token)
             await observe(client, 2)
             watched = client.watch(ccq, token="" if has_spool else token, spool=spool)
             errors, updates = await labels_until(watched, ROWS)

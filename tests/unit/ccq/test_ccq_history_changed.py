@@ -22,6 +22,7 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.election.messages import AssignCoordinator
 from galileo.election.model import NODES_MAX
 from galileo.errors import Failure
+from galileo.model.forks import first_of
 
 FIRST = 100
 """The first commit of a history, which begins when commits 3 and later of partition 0 are lost."""
@@ -75,6 +76,21 @@ def test_token_of_lost_commits_is_checked_and_refused() -> None:
     assert isinstance(effect, Backfill)
     assert (effect.after[0], effect.until) == (4, Cursor({0: FIRST - 1}))
     assert driver.feed(BackfillFailed(1, CHANGED)) == [RefuseFetch(1, CHANGED)]
+
+
+def test_token_of_an_earlier_history_inside_the_cache_is_checked() -> None:
+    """A coordinator that has evaluated everything anew does not know what the reader has."""
+    driver, first = Driver(), first_of(7)
+    driver.lead()
+    driver.cycle([path(0, 1), path(0, 2)], {0: first + 1}, now=1.0)
+    (answer,) = driver.feed(FetchRequested(3, "q", EMPTY_CURSOR))
+    assert to_paths(answer.labels) == [path(0, 1), path(0, 2)]
+    (effect,) = driver.feed(FetchRequested(1, "q", Cursor({0: 4})))
+    assert isinstance(effect, Backfill)
+    assert (effect.after, effect.until) == (Cursor({0: 4}), Cursor({0: first - 1}))
+    assert driver.feed(BackfillFailed(1, CHANGED)) == [RefuseFetch(1, CHANGED)]
+    (answer,) = driver.feed(FetchRequested(2, "q", Cursor({0: first - 1})))
+    assert isinstance(answer, AnswerFetch)
 
 
 def test_fetch_that_waits_is_checked_when_the_cache_begins_again() -> None:
