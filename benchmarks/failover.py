@@ -2,9 +2,9 @@
 
 A run: SIGKILL of the coordinator; at once observations are ingested that live nodes keep; a reader
 fetches on, as it did before. It ends when an answer has them, so it holds the failure detector's
-wait, the election, the first cycle of the successor and the reader's way there. Then the killed
-node starts again, which takes about as long as the next coordinator is not missed yet; so at most
-two of the five nodes are away at a time.
+wait, the first cycle of the standby and the reader's way there. Then the killed node starts again,
+which takes about as long as the next coordinator is not missed yet; so at most two of the five
+nodes are away at a time.
 """
 
 from __future__ import annotations

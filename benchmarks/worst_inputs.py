@@ -22,12 +22,16 @@ import pyarrow as pa
 from google.protobuf.message import Message
 
 import galileo
+from galileo.ccq.model import Ccq, Record
+from galileo.ccq.placement import PlaceCcq, SaveProgress
+from galileo.ccq.records import encode as encode_record
 from galileo.cursor import Cursor
 from galileo.graph.quantiles import QUANTILES_MAX
 from galileo.graph.summary import BINS_MAX
 from galileo.labels import to_ipc
 from galileo.model.schema import FEATURES_MAX, features_to_json
-from galileo.model.system import DATASETS, SAMPLERS
+from galileo.model.system import CCQS, DATASETS, SAMPLERS
+from galileo.model.system_rows import CALL_CHANGES_MAX, OfferRow, Position, Row
 from galileo.node.cluster_analytics import CHILDREN_MAX
 from galileo.node.definitions import (
     AddFeatures,
@@ -38,19 +42,22 @@ from galileo.node.definitions import (
 from galileo.node.peers import PARTS_SCHEMA
 from galileo.node.replication.protocol import CommitRange, Envelope
 from galileo.node.sampler_rows import KeepSampler, UploadedSampler
-from galileo.node.system_rows import OfferRow, Position, Row
+from galileo.query.cql_syntax import TEXT_MAX
 from galileo.query.nearest import COUNT_MAX
 from galileo.replication.messages import Acknowledged, NewerSet, PreVote, Vote
 from galileo.replication.values import Epochs, Member, ReplicaSet
 from galileo.rpc.admission import FIELDS_MAX, NAME_CHARACTERS_MAX, SMALL_REQUEST_BYTES_MAX
 from galileo.rpc.peers import (
     CHANGE_ROW,
+    CHANGE_ROWS,
     DROP_GENERATIONS,
     KNOWN_DEFINITION,
+    KNOWN_ROW,
     KNOWN_ROWS,
     LEARN_ROW,
     ROWS_AFTER,
     SAMPLER_ARCHIVE,
+    USAGE,
 )
 from galileo.rpc.replication import DIGESTS, REPLICATE, REPLICATE_FRAMES
 from galileo.sampler_package import ARCHIVE_BYTES_MAX
@@ -466,10 +473,28 @@ def _change_row() -> Iterator[bytes]:
     yield CHANGE_ROW.encode(SAMPLERS.key, KeepSampler(facts, archive))
 
 
+def _records() -> Iterator[tuple[str, int]]:
+    """Records of continuous queries, and how many have room in one request."""
+    for query, count in (("", CALL_CHANGES_MAX), ('"' * TEXT_MAX, 1)):
+        yield encode_record(Record(Ccq("large", WIDE, query, 1.0, 4e9), 1, (NAME,) * 3)), count
+
+
+def _change_rows() -> Iterator[bytes]:
+    for data, count in _records():
+        for change in (PlaceCcq, SaveProgress):
+            rest = (1 << 30, 1 << 30) if change is PlaceCcq else ()
+            changes = [change(f"q{number}", data, *rest) for number in range(count)]
+            yield CHANGE_ROWS.encode(CCQS.key, changes)
+    offers = [OfferRow(f"o{number}", "[" * 4_096) for number in range(CALL_CHANGES_MAX)]
+    yield CHANGE_ROWS.encode(DATASETS.key, offers)
+
+
 def _learn_row() -> Iterator[bytes]:
     definition = Definition(schema=wide_schema())
     for text in (encode(definition), "[" * len(LONG)):
         yield LEARN_ROW.encode(DATASETS.key, Row(WIDE, text))
+    for data, _ in _records():
+        yield LEARN_ROW.encode(CCQS.key, Row("large", data))
 
 
 def _one(*requests: Message) -> Callable[[], Requests]:
@@ -559,13 +584,19 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         ),
         "internal/digests": WorstCall("ranges", _digests),
         "internal/change_row": WorstCall("features", _change_row),
+        "internal/change_rows": WorstCall("changes by bytes of a record", _change_rows),
         "internal/rows_after": WorstCall(
-            "bytes of a page", lambda: iter([ROWS_AFTER.encode(DATASETS.key, Position(name=NAME))])
+            "bytes of a page",
+            lambda: iter([ROWS_AFTER.encode(DATASETS.key, Position(name=NAME), NAME)]),
         ),
         "internal/learn_row": WorstCall("features", _learn_row),
         "internal/known_definition": WorstCall(
             _TEXT, lambda: iter([KNOWN_DEFINITION.encode(NAME)])
         ),
+        "internal/known_row": WorstCall(
+            "bytes of a row", lambda: iter([KNOWN_ROW.encode(CCQS.key, "large")])
+        ),
+        "internal/usage": WorstCall(_NOTHING, lambda: iter([USAGE.encode()])),
         "internal/known_rows": WorstCall(
             "bytes of a page", lambda: iter([KNOWN_ROWS.encode(DATASETS.key, "")])
         ),

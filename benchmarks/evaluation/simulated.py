@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from simulator.checker import Checker
 from simulator.clients import Producer, Reader
 from simulator.evaluator import NO_TROUBLE, Labour
-from simulator.logs import Log, query
+from simulator.logs import EPOCH_WALL, Log, query
 from simulator.loop import Loop, demand
 from simulator.named_nodes import NamedNodes
 from simulator.network import Network
-from simulator.node import EPOCH_WALL, MEMBERSHIP, Node
+from simulator.node import MEMBERSHIP, Node
+from simulator.system_leader import SystemLeader
 from simulator.variants import Variant
 
 from galileo.ccq.events import StartCycle
@@ -115,7 +116,7 @@ class _CountedNetwork(Network):
     sent: int = 0
 
     def send(self, sender: str, to: str, deliver: Callable[[], None]) -> None:
-        self.sent += sender.startswith("n") and to.startswith("n")
+        self.sent += sender.startswith("n") and to.startswith("n") and sender != to
         Network.send(self, sender, to, deliver)
 
 
@@ -138,6 +139,8 @@ class Quiet(NamedNodes):
         self.checker = Checker(self.logs, self.loop.counters, has_cursors=True)
         self._names = tuple(f"n{number}" for number in range(nodes))
         self.founders = nodes
+        self.limits = 1, 1
+        self.system = SystemLeader(self, seed)
         self.nodes = [Node(name, self) for name in self._names]
         self._producers = [Producer(f"p{number}", self) for number in range(PRODUCERS)]
         ccq = Ccq("q", "sim", query(1, 0), INTERVAL_S, NEVER)
@@ -146,7 +149,10 @@ class Quiet(NamedNodes):
     # --- what nodes and clients see -----------------------------------------------------
 
     def options(self, name: str) -> ContinuousOptions:
-        return ContinuousOptions(ordinal=int(name[1:]), groups=(self._names,))
+        return ContinuousOptions(groups=(self._names,))
+
+    def end_again(self, ccq_id: str) -> None:
+        """No end is lost."""
 
     def _busiest_s(self, effect: StartCycle) -> float:
         """What the node with most that is new needs; the others are done by then."""
@@ -160,6 +166,7 @@ class Quiet(NamedNodes):
     # --- the run ------------------------------------------------------------------------
 
     def play(self) -> Played:
+        self.system.start()
         for node in self.nodes:
             node.boot()
         self.loop.run_until(QUIET_S)
@@ -189,15 +196,14 @@ class Quiet(NamedNodes):
                 seen[partition] = max(first, evaluated[partition])
 
     def _leader(self) -> tuple[str, Cursor]:
-        """Coordinator of the query in the highest term, and what it has cached; "" for none."""
+        """The coordinator of the query that has evaluated most, and how far; "" for none."""
         led = [
-            (one.term, node.name, one.evaluated)
+            (node.name, one.evaluated)
             for node in self.nodes
             if node.serves
             for one in node.machine.coordinated.values()
         ]
-        _, name, evaluated = max(led, key=lambda one: one[0], default=(0, "", EMPTY_CURSOR))
-        return name, evaluated
+        return max(led, key=lambda one: sum(one[1].values()), default=("", EMPTY_CURSOR))
 
     def _fail_over(self) -> float:
         """Seconds until a commit that is made after the crash is cached by another node."""

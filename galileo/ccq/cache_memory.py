@@ -23,20 +23,17 @@ from galileo.ccq.cache import LabelCache
 from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.events import DropSpills, Effects, LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
 from galileo.ccq.handed_off_cache import HandedOffCache
-from galileo.ccq.model import Record
+from galileo.ccq.moves import Moves
 from galileo.ccq.state import NodeState
 from galileo.ccq.thresholds import MemoryBudget, free_capacity, thresholds
-from galileo.election.elections import CoordinatorElections
 
 
 class CacheMemory:
     """Enforces the memory budget of all caches of one node."""
 
-    def __init__(
-        self, state: NodeState, elections: CoordinatorElections[Record, Coordinator]
-    ) -> None:
+    def __init__(self, state: NodeState, moves: Moves) -> None:
         self._state = state
-        self._elections = elections
+        self._moves = moves
         self._numbers = 0
         self._spilling: dict[int, LabelCache] = {}
         self._with_files: dict[str, None] = {}
@@ -96,9 +93,9 @@ class CacheMemory:
             is_spilling = self._is_spilling(coordinator, now)
             is_full = len(coordinator.fetches.holders) >= self._state.options.holders_max
             if self._is_over(whole) and not is_spilling and not is_full:
-                effects += self._elections.transfer_coordinator(coordinator.ccq.id, now)
+                effects += self._moves.transfer(coordinator.ccq.id, now)
         for coordinator in overflowed:
-            if self._is_over(whole) and coordinator.ccq.id not in self._elections:
+            if self._is_over(whole) and coordinator.ccq.id not in self._moves:
                 effects += self._spill(coordinator, now)
         self._drop()
         return effects
@@ -210,7 +207,7 @@ class CacheMemory:
         return [
             effect
             for ccq_id in state.handed_off.ccq_ids()
-            for effect in state.handed_off.on_record(ccq_id, state.record_table.get(ccq_id), now)
+            for effect in state.handed_off.on_record(ccq_id, state.records.get(ccq_id), now)
         ]
 
     def _drop(self) -> None:

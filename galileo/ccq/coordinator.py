@@ -1,4 +1,4 @@
-"""The coordinator of one CCQ in one term: its cache, cycles and fetches."""
+"""The coordinator of one CCQ: its cache, cycles and fetches."""
 
 from __future__ import annotations
 
@@ -76,13 +76,20 @@ class FetchStats:
 
 
 class Coordinator:
-    """Runs one CCQ in one term.
+    """Runs one CCQ for one term: from when this node begins until it stops.
 
     It begins with an empty cache at the record's retrieved cursor, or where the range of the last
     holder ends. What a predecessor evaluated beyond that was lost with its cache and is evaluated
     again.
 
-    Invariant: retrieved <= evaluated, and neither moves back, since a restart has a new term.
+    Invariant: retrieved <= evaluated, and neither moves back.
+
+    Args:
+        record: that names this node.
+        term: no other one of this process has it.
+        now: the time.
+        options: of the machine.
+        clock: of the dataset.
     """
 
     cache_type = LabelCache
@@ -93,12 +100,13 @@ class Coordinator:
         self,
         record: Record,
         *,
+        term: int,
         now: float,
         options: ContinuousOptions,
         clock: EventClock | None = None,
     ) -> None:
         self.ccq = record.ccq
-        self.term = record.term
+        self.term = term
         self.counts = LabelCounts()
         self.cache = self.cache_type(
             beginning(record),
@@ -106,7 +114,7 @@ class Coordinator:
             labels_few=options.labels_few,
         )
         self.cycles = self.cycles_type(
-            record.ccq, term=record.term, cache=self.cache, now=now, options=options
+            record.ccq, term=term, cache=self.cache, now=now, options=options
         )
         self.fetches = self.fetches_type(
             cache=self.cache, cycles=self.cycles, options=options, clock=clock

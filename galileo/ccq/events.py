@@ -1,30 +1,21 @@
-"""Events and effects of the machine `galileo.ccq.machine.Continuous`, besides those of duties
-(`galileo.election.events`).
+"""Events and effects of the machine `galileo.ccq.machine.Continuous`.
 
-`cycle_id` pairs a cycle with its result.
+The driver feeds events and executes the effects of each step in order. `request` pairs a request of
+a client with its answer, `cycle_id` a cycle with its result.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from galileo.ccq.model import Ccq, Record
 from galileo.ccq.packs import PackedLabels
+from galileo.ccq.placement import CcqChange
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.dht.membership import PeerDied, PeerRevived
-from galileo.election.events import (
-    AnswerSubmit,
-    DrainRequested,
-    MembersChanged,
-    MessageArrived,
-    PurgeRecord,
-    RecordsLoaded,
-    RefuseSubmit,
-    SaveRecord,
-    Send,
-    Ticked,
-    UsageMeasured,
-)
+from galileo.election.election import Candidacy
+from galileo.election.ranking import UsageStatistics
 from galileo.errors import Failure
 from galileo.model.windows import ClockStep
 
@@ -32,10 +23,73 @@ from galileo.model.windows import ClockStep
 
 
 @dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed; due about every 50 ms. `wall`: seconds since 1970-01-01 UTC."""
+
+    wall: float
+
+
+@dataclass(frozen=True, slots=True)
+class UsageMeasured:
+    """This node's own statistics."""
+
+    usage: UsageStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """The nodes of the cluster are these from now on, by group; this one is among them.
+
+    Attributes:
+        groups: the names of the nodes.
+        racks: the rack of each node; empty: each node is a rack of its own.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    racks: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """Hand off all CCQs and take no others; `is_on` false ends that."""
+
+    is_on: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsLearned:
+    """Records as the leader of the system partition has said them, or a node that follows it."""
+
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsChanged:
+    """What became of a ChangeRecords.
+
+    Attributes:
+        names: of its changes.
+        records: as they are now; those of the other changes are not known.
+        unknown: CCQs of which the cluster has no record.
+    """
+
+    names: tuple[str, ...]
+    records: tuple[Record, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodesElected:
+    """The result of an ElectNodes: the elected nodes by CCQ, the best first, perhaps none."""
+
+    nodes: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetDropped:
     """The first `generations` datasets of a name were dropped; their CCQs end.
 
-    Comes before RecordsLoaded for all earlier drops; repetition is harmless.
+    Repetition is harmless.
     """
 
     name: str
@@ -56,57 +110,6 @@ class CommitsObserved:
 
 
 # --- events: from clients ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitRequested:
-    """A CCQ whose initial result was computed; answered by AnswerSubmit or RefuseSubmit.
-
-    Attributes:
-        ccq: its id was chosen by the client; the same CCQ may be submitted again.
-        reached: frontier of the initial result.
-        need_bytes: expected cache size.
-        candidates: nodes that may hold matches; their groups are polled first.
-    """
-
-    request: int
-    ccq: Ccq
-    reached: Cursor
-    need_bytes: int = 0
-    candidates: tuple[str, ...] = ()
-
-    @property
-    def record(self) -> Record:
-        return Record(self.ccq, term=0, coordinator="", retrieved=self.reached)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchItem:
-    """One CCQ of a batch.
-
-    Attributes:
-        ccq: its id was chosen by the client; the same CCQ may be submitted again.
-        candidates: nodes that may hold matches; their groups are polled first.
-        reached: frontier of the initial result.
-        need_bytes: expected cache size.
-    """
-
-    ccq: Ccq
-    candidates: tuple[str, ...] = ()
-    reached: Cursor = EMPTY_CURSOR
-    need_bytes: int = 0
-
-    @property
-    def record(self) -> Record:
-        return Record(self.ccq, term=0, coordinator="", retrieved=self.reached)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSubmitted:
-    """CCQs that are submitted at the same time; answered by AnswerBatch, or one RefuseSubmit."""
-
-    request: int
-    items: tuple[BatchItem, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,22 +136,6 @@ class FetchAbandoned:
     """The client of this fetch is gone."""
 
     request: int
-
-
-@dataclass(frozen=True, slots=True)
-class FindRequested:
-    """Find the record of a CCQ, wherever it is; answered by AnswerFind or RefuseFind."""
-
-    request: int
-    ccq_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class CancelRequested:
-    """Answered by AnswerCancel or RefuseCancel."""
-
-    request: int
-    ccq_id: str
 
 
 # --- events: results of effects ------------------------------------------------------------------
@@ -361,22 +348,19 @@ class RefuseCacheRead:
 
 
 ContinuousEvent = (
-    RecordsLoaded[Record]
-    | DatasetDropped
+    DatasetDropped
     | Ticked
     | UsageMeasured
     | DrainRequested
     | MembersChanged
     | CommitsObserved
-    | MessageArrived
+    | RecordsLearned
+    | RecordsChanged
+    | NodesElected
     | PeerDied
     | PeerRevived
-    | SubmitRequested
-    | BatchSubmitted
     | FetchRequested
     | FetchAbandoned
-    | FindRequested
-    | CancelRequested
     | CycleFinished
     | CycleFailed
     | BackfillFinished
@@ -392,6 +376,20 @@ ContinuousEvent = (
 
 
 # --- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRecords:
+    """Have the leader of the system partition make these changes; answered by RecordsChanged."""
+
+    changes: tuple[CcqChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ElectNodes:
+    """Elect nodes for some CCQs; answered by NodesElected."""
+
+    candidacies: tuple[Candidacy, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,29 +455,6 @@ class CompactPacks:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of one CCQ of a batch.
-
-    Attributes:
-        coordinator: that runs it, in `term`; empty if it was refused.
-        failure: why it was refused; it may be submitted again.
-    """
-
-    ccq_id: str
-    coordinator: str = ""
-    term: int = 0
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerBatch:
-    """An outcome for each item, in their order."""
-
-    request: int
-    outcomes: tuple[Outcome, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class AnswerFetch:
     """New labels for a client.
 
@@ -526,47 +501,12 @@ class RedirectFetch:
     coordinator: str
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerFind:
-    request: int
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseFind:
-    request: int
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerCancel:
-    request: int
-    ccq_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseCancel:
-    request: int
-    failure: Failure
-
-
-Reply = (
-    AnswerSubmit
-    | AnswerBatch
-    | RefuseSubmit
-    | AnswerFetch
-    | RefuseFetch
-    | RedirectFetch
-    | AnswerFind
-    | RefuseFind
-    | AnswerCancel
-    | RefuseCancel
-    | AnswerCacheRead
-    | RefuseCacheRead
-)
+Reply = AnswerFetch | RefuseFetch | RedirectFetch | AnswerCacheRead | RefuseCacheRead
 """Effects that answer the request whose number they have."""
 Task = (
-    StartCycle
+    ChangeRecords
+    | ElectNodes
+    | StartCycle
     | Backfill
     | ConfirmSequences
     | CompactPacks
@@ -575,8 +515,6 @@ Task = (
     | ReadHandedOffCache
 )
 """Effects that take long; an event has the result of each."""
-ContinuousEffect = (
-    SaveRecord[Record] | PurgeRecord | Send | AbandonCycle | DropSpills | Task | Reply
-)
+ContinuousEffect = AbandonCycle | DropSpills | Task | Reply
 
 Effects = list[ContinuousEffect]

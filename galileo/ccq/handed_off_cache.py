@@ -1,10 +1,10 @@
 """Handed-off caches: what a former coordinator (a *holder*) of a CCQ keeps and serves.
 
-A coordinator whose cache has overflowed hands its CCQ to a successor, which begins where the cache
-ends. The cache stays here, frozen, while the record of the CCQ names this node as the holder of its
-range: until clients have acknowledged all of it, the CCQ has ended, the coordinator has removed the
-holder, or `handed_off_cache_ttl_s` has passed. The coordinator reads labels from it
-(`CacheReadRequested`) for tokens in its range.
+A coordinator whose cache has overflowed, or that drains, hands its CCQ to another node, which
+begins where the cache ends. The cache stays here, frozen, while the record of the CCQ names this
+node as the holder of its range: until clients have acknowledged all of it, the CCQ has ended, the
+coordinator has removed the holder, or `handed_off_cache_ttl_s` has passed. The coordinator reads
+labels from it (`CacheReadRequested`) for tokens in its range.
 
 A handed-off cache is not durable. If it is lost, or lacks the labels, the answer says so and the
 range is rescanned from the log.

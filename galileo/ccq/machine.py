@@ -1,132 +1,113 @@
-"""Continuous queries on one node: the records of all, the coordination of some.
+"""Continuous queries on one node: the records that name it, and the CCQs that it coordinates.
 
 Theory of operation. *Exactly-once* rests on the log and the client's token alone
 (`galileo.ccq.fetches`): an answer is all matches between two cursors, and the client continues from
 the second. It depends neither on who coordinates, nor on what is cached, nor on any clock.
 
-*Progress* depends on the rest. Each CCQ is a duty (`galileo.election.duties`): its record names its
-coordinator, terms come from elections, and another node takes over when the coordinator dies or
-drains. A coordinator begins at the record's retrieved cursor. `batch_submission` elects for many
-CCQs that are submitted together; a node whose caches are too full (`cache_memory`) hands a CCQ off,
-whose labels it keeps (`handed_off_cache`). Cycles (`schedule`) fill the caches. A CCQ ends when it
-is cancelled, expires, or its dataset is dropped.
+*Progress* depends on the rest. Each CCQ has a record, a row of a system table, which names the
+nodes that were elected for it: a coordinator and its standbys (`galileo.ccq.placement`). A node
+follows the records that name it. It runs a CCQ if it is the first of these nodes that lives, as far
+as it knows; so a standby goes on at once when it counts the coordinator as dead, and asks no one.
+Two nodes may run a CCQ for a moment, which costs work and nothing else. A coordinator begins at the
+record's retrieved cursor, and saves what its clients have retrieved after `save_after_s`. It
+also sees to it that the nodes which the record names live (`moves`). A node whose caches are too
+full (`cache_memory`) hands a CCQ off, whose labels it keeps (`handed_off_cache`). Cycles
+(`schedule`) fill the caches. A CCQ ends when it is cancelled, expires, or its dataset is dropped.
 
-Invariants (`check`), besides those of duties: for each CCQ that this node coordinates, base <=
-evaluated and retrieved <= evaluated; none moves back within a term; what clients acknowledged never
-exceeds what was evaluated; at most one cycle of a CCQ is in flight.
+What the leader of the system partition does not know yet is offered to it again, so a change that
+was lost is late and nothing else.
+
+Invariants (`check`): this node runs exactly the live CCQs whose record names it first of the nodes
+that live; for each of them base <= evaluated and retrieved <= evaluated; none moves back within a
+term; what clients acknowledged never exceeds what was evaluated; at most one cycle of a CCQ is in
+flight.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from galileo.ccq.batch_submission import BatchSubmissions
 from galileo.ccq.cache_memory import CacheMemory
 from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.events import (
-    AnswerCancel,
     AnswerFetch,
-    AnswerFind,
     BackfillFailed,
     BackfillFinished,
-    BatchSubmitted,
     CacheReadAnswered,
     CacheReadFailed,
     CacheReadRequested,
-    CancelRequested,
+    ChangeRecords,
     CommitsObserved,
     ContinuousEffect,
     ContinuousEvent,
     CycleFailed,
     CycleFinished,
     DatasetDropped,
+    DrainRequested,
     Effects,
     FetchAbandoned,
     FetchRequested,
-    FindRequested,
+    MembersChanged,
+    NodesElected,
     PacksCompacted,
     PacksLoaded,
     PacksSpilled,
+    RecordsChanged,
+    RecordsLearned,
     RedirectFetch,
-    RefuseCacheRead,
-    RefuseCancel,
     RefuseFetch,
-    RefuseFind,
     SequencesConfirmed,
-    SubmitRequested,
+    Ticked,
+    UsageMeasured,
 )
-from galileo.ccq.model import Record
+from galileo.ccq.model import Record, end_reason, unknown_failure
+from galileo.ccq.moves import Moves
 from galileo.ccq.options import ContinuousOptions
+from galileo.ccq.placement import CcqChange, EndCcq, SaveProgress
+from galileo.ccq.records import encode
 from galileo.ccq.schedule import Schedule
-from galileo.ccq.state import NodeState, end_reason
+from galileo.ccq.state import NodeState
 from galileo.dht.membership import PeerDied, PeerRevived
-from galileo.election.duties import Duties
-from galileo.election.events import RefuseSubmit
-from galileo.election.lookups import Found
-from galileo.election.messages import AssignMany, AssignmentsAnswered
-from galileo.errors import Failure
+from galileo.election.ranking import UsageStatistics
 
 _FETCH_ANSWERS = (AnswerFetch, RefuseFetch, RedirectFetch)
 
 
-@dataclass(slots=True)
-class _BatchLookup:
-    """A batch of submissions that waits for lookups.
-
-    Attributes:
-        waiting: the ids whose lookups are running.
-        remote: the records that were found.
-        failures: of lookups.
-    """
-
-    event: BatchSubmitted
-    waiting: set[str] = field(default_factory=set)
-    remote: dict[str, Record] = field(default_factory=dict)
-    failures: dict[str, Failure] = field(default_factory=dict)
-
-    @property
-    def request(self) -> int:
-        """No request: a batch is not abandoned."""
-        return -1
-
-
-class Continuous(Duties[Record, Coordinator]):
+class Continuous:
     """The machine of continuous queries; `galileo.ccq.events` has its events and effects.
 
     Args:
         me: name of this node.
         options: with the groups of all nodes, including this one.
+        wall: seconds since 1970-01-01 UTC.
     """
 
     state_type = NodeState
-    batches_type = BatchSubmissions
-    before_loaded = (
-        *Duties.before_loaded,
-        DatasetDropped,
-        CommitsObserved,
-        PeerDied,
-        PeerRevived,
-    )
+    moves_type = Moves
 
-    def __init__(self, me: str, options: ContinuousOptions) -> None:
-        self.state = self.state_type(me, options)
-        super().__init__(self.state)
-        self._batches = self.batches_type(self.state, self._elections)
-        self._all_elections.append(self._batches)
+    def __init__(self, me: str, options: ContinuousOptions, *, wall: float = 0.0) -> None:
+        self.state = self.state_type(me, options, wall=wall)
+        self._moves = self.moves_type(self.state)
         self._schedule = Schedule(self.state)
-        self._cache_memory = CacheMemory(self.state, self._elections)
+        self._cache_memory = CacheMemory(self.state, self._moves)
         self._fetch_ccq_ids: dict[int, str] = {}
-        self._handlers |= {
+        self._fetched: dict[str, None] = {}
+        self._save_at = 0.0
+        self._handlers: dict[type, Callable[[Any, float], Effects]] = {
+            Ticked: self._on_ticked,
+            UsageMeasured: self._on_usage,
+            DrainRequested: self._on_drain,
+            MembersChanged: self._on_members,
+            RecordsLearned: self._on_learned,
+            RecordsChanged: self._on_changed,
+            NodesElected: self._moves.on_elected,
             DatasetDropped: self._on_dropped,
             CommitsObserved: self._on_sequences,
-            PeerDied: lambda event, _: self._set_dead(event.node, is_dead=True),
-            PeerRevived: lambda event, _: self._set_dead(event.node, is_dead=False),
-            SubmitRequested: self._on_submit,
-            BatchSubmitted: self._on_batch,
-            FetchRequested: self._look_up,
+            PeerDied: self._on_died,
+            PeerRevived: self._on_revived,
+            FetchRequested: self._fetch,
             FetchAbandoned: self._on_abandoned,
-            FindRequested: self._look_up,
-            CancelRequested: self._look_up,
             CycleFinished: self._on_cycle_finished,
             CycleFailed: self._schedule.on_failed,
             BackfillFinished: self._on_backfilled,
@@ -139,12 +120,22 @@ class Continuous(Duties[Record, Coordinator]):
             CacheReadFailed: self._on_cache_read,
             CacheReadRequested: lambda event, _: self.state.handed_off.read(event),
         }
-        self._receivers |= {
-            AssignMany: self._batches.on_assign,
-            AssignmentsAnswered: self._batches.on_assigned,
-        }
 
     # --- for readers ---------------------------------------------------------------------------
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """The records of this node, ended ones included."""
+        return tuple(self.state.records.values())
+
+    @property
+    def coordinated(self) -> dict[str, Coordinator]:
+        """The CCQs that this node runs now; read only."""
+        return self.state.coordinated
+
+    @property
+    def usage(self) -> UsageStatistics:
+        return self.state.usage
 
     @property
     def cycle_due_at(self) -> float | None:
@@ -159,15 +150,14 @@ class Continuous(Duties[Record, Coordinator]):
     # --- the machine -----------------------------------------------------------------------------
 
     def step(self, event: ContinuousEvent, now: float) -> list[ContinuousEffect]:
-        effects = [*super().step(event, now), *self._cache_memory.apply_discarded()]
+        effects = [*self._handlers[type(event)](event, now), *self._cache_memory.apply_discarded()]
         for effect in effects:
             if isinstance(effect, _FETCH_ANSWERS):
                 self._fetch_ccq_ids.pop(effect.request, None)
         return effects
 
     def check(self) -> None:
-        super().check()
-        for part in (self._schedule, self._cache_memory):
+        for part in (self.state, self._moves, self._schedule, self._cache_memory):
             part.check()
         open_fetches = sum(
             len(coordinator.fetches) for coordinator in self.state.coordinated.values()
@@ -176,38 +166,108 @@ class Continuous(Duties[Record, Coordinator]):
 
     # --- time and peers -------------------------------------------------------------------------
 
+    def _on_ticked(self, event: Ticked, now: float) -> Effects:
+        self.state.wall = event.wall
+        effects = [
+            *self._expire(now),
+            *self._moves.tick(now),
+            *self._schedule.tick(now),
+            *self._cache_memory.tick(now),
+        ]
+        for ccq_id in dict.fromkeys(self._fetch_ccq_ids.values()):
+            coordinator = self.state.coordinated.get(ccq_id)  # None if the CCQ ended in this step.
+            effects += coordinator.fetches.tick(now) if coordinator is not None else []
+        return [*effects, *self._save(now)]
+
+    def _on_usage(self, event: UsageMeasured, now: float) -> Effects:
+        self.state.measured, self.state.is_measured = event.usage, True
+        return []
+
+    def _on_drain(self, event: DrainRequested, now: float) -> Effects:
+        self.state.is_draining = event.is_on
+        self._moves.check_soon(now)
+        return []
+
+    def _on_members(self, event: MembersChanged, now: float) -> Effects:
+        self.state.set_members(event.groups, event.racks)
+        self._moves.check_soon(now)
+        return self._settle(self.records, now)
+
+    def _on_died(self, event: PeerDied, now: float) -> Effects:
+        self.state.dead[event.node] = now
+        self._moves.check_soon(now)
+        return self._settle(self.state.named_with(event.node), now)
+
+    def _on_revived(self, event: PeerRevived, now: float) -> Effects:
+        self.state.dead.pop(event.node, None)
+        self._moves.check_soon(now)
+        return self._settle(self.state.named_with(event.node), now)
+
+    def _settle(self, records: Iterable[Record], now: float) -> Effects:
+        return [effect for record in records for effect in self.state.settle(record.id, now)]
+
+    def _expire(self, now: float) -> Effects:
+        """End expired CCQs, and forget those that ended long ago."""
+        effects: Effects = []
+        state = self.state
+        for ccq_id in state.due(now):
+            if state.records[ccq_id].ended is not None:
+                state.forget(ccq_id)
+            elif ccq_id in state.coordinated:
+                effects += state.end(ccq_id, "expired", now)
+            else:
+                state.postpone(ccq_id, now + state.options.expiry_grace_s)
+        return effects
+
+    # --- records --------------------------------------------------------------------------------
+
+    def _on_learned(self, event: RecordsLearned, now: float) -> Effects:
+        return [effect for one in event.records for effect in self.state.learn(one, now)]
+
+    def _on_changed(self, event: RecordsChanged, now: float) -> Effects:
+        """Learn what became of changes; what is not known is tried again."""
+        state = self.state
+        self._moves.on_changed(event, now)
+        effects = self._on_learned(RecordsLearned(event.records), now)
+        for ccq_id in event.unknown:
+            record = state.records.get(ccq_id)
+            if record is not None and record.ended is not None:
+                state.forget(ccq_id)
+        known = {record.id for record in event.records}
+        for ccq_id in event.names:
+            if ccq_id in state.records and ccq_id not in known:
+                state.dirty.setdefault(ccq_id, now)
+        return effects
+
+    def _save(self, now: float) -> Effects:
+        """Have the leader know what clients have retrieved, and what has ended."""
+        state = self.state
+        if now < self._save_at:
+            return []
+        self._save_at = now + state.options.save_interval_s
+        fetched = self._fetched | dict.fromkeys(self._fetch_ccq_ids.values())
+        self._fetched = {}
+        for ccq_id in fetched:
+            if ccq_id in state.coordinated:
+                state.progress(ccq_id, now)
+        changes: list[CcqChange] = []
+        for record in state.pop_dirty(now):
+            if record.ended is not None:
+                changes.append(EndCcq(record.id, record.ended, record.ended_at))
+            else:
+                changes.append(SaveProgress(record.id, encode(record)))
+        return [ChangeRecords(tuple(changes))] if changes else []
+
     def _on_dropped(self, event: DatasetDropped, now: float) -> Effects:
         """End the CCQs of the dropped datasets in all records of this node."""
         state = self.state
         state.dropped[event.name] = max(event.generations, state.dropped.get(event.name, 0))
-        effects = self._end_all_over(now)
+        over = [r for r in self.records if r.ended is None and state.is_dropped(r.ccq.dataset)]
+        effects = [effect for record in over for effect in state.learn(record, now)]
         for dataset in filter(state.is_dropped, {**state.known, **state.clocks}):
             self._schedule.wake(dataset, now)
             state.known.pop(dataset, None)
             state.clocks.pop(dataset, None)
-        return effects
-
-    def _refuse_before_loaded(self, event: ContinuousEvent) -> Effects:
-        """Refuse requests until the own records are loaded: they may have higher terms."""
-        failure = self._transient_failure("unavailable", "this node is starting")
-        if isinstance(event, SubmitRequested | BatchSubmitted):
-            return [RefuseSubmit(event.request, failure)]
-        if isinstance(event, FetchRequested):
-            return [RefuseFetch(event.request, failure)]
-        if isinstance(event, FindRequested):
-            return [RefuseFind(event.request, failure)]
-        if isinstance(event, CancelRequested):
-            return [RefuseCancel(event.request, failure)]
-        if isinstance(event, CacheReadRequested):
-            return [RefuseCacheRead(event.request)]
-        return []  # Messages count as lost.
-
-    def _work(self, now: float) -> Effects:
-        """Cycles, caches, and fetches that wait."""
-        effects = [*self._schedule.tick(now), *self._cache_memory.tick(now)]
-        for ccq_id in dict.fromkeys(self._fetch_ccq_ids.values()):
-            coordinator = self.state.coordinated.get(ccq_id)  # None if the CCQ ended in this step.
-            effects += coordinator.fetches.tick(now) if coordinator is not None else []
         return effects
 
     def _on_sequences(self, event: CommitsObserved, now: float) -> Effects:
@@ -233,99 +293,32 @@ class Continuous(Duties[Record, Coordinator]):
             for effect in coordinator.fetches.wake(now)
         ]
 
-    # --- lookups ---------------------------------------------------------------------------------
-
-    def _proceed(self, found: Found[Record], now: float) -> Effects:
-        request = found.request
-        if isinstance(request, _BatchLookup):
-            return self._end_batch_lookup(request, found, now)
-        if isinstance(request, SubmitRequested):
-            return super()._proceed(found, now)
-        if found.failure is not None:
-            return [_refuse(request, found.failure)]
-        assert found.record is not None, "a request went on without a record"
-        return self._carry_out(request, found.record, now)
-
-    def _end_batch_lookup(self, lookup: _BatchLookup, found: Found[Record], now: float) -> Effects:
-        lookup.waiting.discard(found.duty_id)
-        if found.record is not None:
-            lookup.remote[found.duty_id] = found.record
-        if found.failure is not None:
-            lookup.failures[found.duty_id] = found.failure
-        return self._submit_batch(lookup, now) if not lookup.waiting else []
-
-    def _carry_out(
-        self,
-        request: FetchRequested | FindRequested | CancelRequested,
-        record: Record,
-        now: float,
-    ) -> Effects:
-        """Carry out a request for a CCQ with a record."""
-        if isinstance(request, FetchRequested):
-            return self._fetch(request, record, now)
-        if isinstance(request, FindRequested):
-            return [AnswerFind(request.request, record)]
-        effects = self.state.end(record, "cancelled", now) if record.ended is None else []
-        return [*effects, AnswerCancel(request.request, request.ccq_id)]
-
-    def _look_up(
-        self, request: FetchRequested | FindRequested | CancelRequested, now: float
-    ) -> Effects:
-        """Carry out a request where the record is, or look it up."""
-        record = self.state.record_table.get(request.ccq_id)
-        if record is not None:
-            return self._carry_out(request, record, now)
-        self._lookups.start(request, request.ccq_id, now)
-        return []
-
     # --- clients --------------------------------------------------------------------------------
 
-    def _on_batch(self, event: BatchSubmitted, now: float) -> Effects:
-        ids = [item.ccq.id for item in event.items if self._is_elsewhere(item.ccq.id)]
-        lookup = _BatchLookup(event, set(ids))
-        for ccq_id in ids:
-            self._lookups.start(lookup, ccq_id, now, is_submission=True)
-        return [] if ids else self._submit_batch(lookup, now)
-
-    def _submit_batch(self, lookup: _BatchLookup, now: float) -> Effects:
-        return self._batches.submit(
-            lookup.event, now, remote=lookup.remote, failures=lookup.failures
-        )
-
-    def _fetch(self, event: FetchRequested, record: Record, now: float) -> Effects:
+    def _fetch(self, event: FetchRequested, now: float) -> Effects:
         state = self.state
+        record = state.records.get(event.ccq_id)
+        if record is None:
+            return [RefuseFetch(event.request, unknown_failure(event.ccq_id))]
         if record.ended is not None:
             return [RefuseFetch(event.request, end_reason(record))]
         coordinator = state.coordinated.get(event.ccq_id)
         if coordinator is None:
-            return [self._redirect(event, record)]
+            acting = record.acting(state.is_gone)
+            if not acting:
+                return [RefuseFetch(event.request, state.moving(event.ccq_id))]
+            return [RedirectFetch(event.request, acting)]
         if len(self._fetch_ccq_ids) >= state.options.fetches_max:
-            return [
-                RefuseFetch(
-                    event.request, self._transient_failure("overloaded", "too many fetches")
-                )
-            ]
+            return [RefuseFetch(event.request, state.transient("overloaded", "too many fetches"))]
         self._fetch_ccq_ids[event.request] = event.ccq_id
+        self._fetched[event.ccq_id] = None
         return coordinator.fetch(event, state.known_commits(record.ccq.dataset), now)
-
-    def _redirect(self, event: FetchRequested, record: Record) -> RedirectFetch | RefuseFetch:
-        """Name the coordinator, unless it is known to be down or undecided."""
-        is_undecided = event.ccq_id in self._elections or event.ccq_id in self.state.resuming
-        if is_undecided or self.state.is_gone(record.coordinator):
-            reason = f"the continuous query {event.ccq_id!r} is getting a new coordinator"
-            return RefuseFetch(event.request, self._transient_failure("unavailable", reason))
-        return RedirectFetch(event.request, record.coordinator)
-
-    def _transient_failure(self, kind: str, reason: str) -> Failure:
-        after_s = self.state.options.retry_s
-        return Failure(kind, f"{reason}; try again in {after_s} s", (("after_s", after_s),))
 
     def _on_abandoned(self, event: FetchAbandoned, now: float) -> Effects:
         coordinator = self._coordinator_of(event.request)
         if coordinator is not None:
             coordinator.fetches.abandon(event.request)
         self._fetch_ccq_ids.pop(event.request, None)
-        self._lookups.abandon(event.request)
         self.state.handed_off.abandon(event.request)
         return []
 
@@ -364,13 +357,3 @@ class Continuous(Duties[Record, Coordinator]):
     def _coordinator_of(self, request: int) -> Coordinator | None:
         """The coordinator of an open fetch."""
         return self.state.coordinated.get(self._fetch_ccq_ids.get(request, ""))
-
-
-def _refuse(
-    request: FetchRequested | FindRequested | CancelRequested, failure: Failure
-) -> RefuseFetch | RefuseFind | RefuseCancel:
-    if isinstance(request, FetchRequested):
-        return RefuseFetch(request.request, failure)
-    if isinstance(request, FindRequested):
-        return RefuseFind(request.request, failure)
-    return RefuseCancel(request.request, failure)

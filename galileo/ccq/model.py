@@ -1,12 +1,14 @@
-"""A cached continuous query, and the record of it on every node of the cluster."""
+"""A cached continuous query, and what the cluster keeps of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.election.model import merge_terms, tenure
+from galileo.errors import Failure
+from galileo.model.schema import name_of_key
 from galileo.model.windows import Window
 from galileo.packing import Compression
 from galileo.samplers import SamplerSpec
@@ -73,18 +75,20 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What nodes keep of a CCQ (paper, IV.E: coordinator, query, time of retrieval); the record
-    of a duty (`galileo.election.model.Record`).
+    """What the cluster keeps of a CCQ (paper, IV.H: coordinator, query, time of retrieval).
 
     Attributes:
-        retrieved: the join of all cursors that clients have acknowledged.
-        holders: nodes that keep ranges before the cache of the coordinator, oldest first. A term
-            begins with all of them; within it they are only removed.
+        revision: counts the changes of `nodes`.
+        nodes: the coordinator, then its standbys. The first one that lives runs the CCQ.
+        retrieved: the join of cursors that clients have acknowledged.
+        ended: why it ended; once set, for ever.
+        ended_at: wall time of the end, 0 while it lives.
+        holders: nodes that keep ranges before the cache of the coordinator, oldest first.
     """
 
     ccq: Ccq
-    term: int
-    coordinator: str
+    revision: int = 0
+    nodes: tuple[str, ...] = ()
     retrieved: Cursor = EMPTY_CURSOR
     ended: Ending | None = None
     ended_at: float = 0.0
@@ -103,24 +107,44 @@ class Record:
         return self.ccq.id
 
     @property
-    def expires_at(self) -> float:
-        return self.ccq.expires_at
+    def coordinator(self) -> str:
+        return self.nodes[0] if self.nodes else ""
 
     @property
     def participants(self) -> tuple[str, ...]:
-        """The coordinator and the holders."""
-        return (self.coordinator, *(holder.node for holder in self.holders))
+        """The nodes that need the record: those that may run the CCQ, and the holders."""
+        return (*self.nodes, *(holder.node for holder in self.holders))
 
-    def is_same_duty(self, other: Record) -> bool:
-        return self.ccq.asks_the_same(other.ccq)
+    def acting(self, is_gone: Callable[[str], bool]) -> str:
+        """The node that runs the CCQ, where these count as gone; empty: none."""
+        return next((node for node in self.nodes if not is_gone(node)), "")
 
-    def merge(self, other: Record) -> Record:
-        """The newest of both: the higher term, any end, the later retrieved cursor.
 
-        In the same term, the holders that both name.
-        """
-        newer = merge_terms(self, other)
-        holders = newer.holders
-        if holders and tenure(self) == tenure(other):
-            holders = tuple(holder for holder in self.holders if holder in other.holders)
-        return replace(newer, retrieved=self.retrieved.join(other.retrieved), holders=holders)
+def dropped_failure(ccq: Ccq) -> Failure:
+    """The error for a CCQ of a dropped dataset."""
+    return Failure(
+        "ccq_dropped",
+        f"the continuous query {ccq.id!r} ended when its dataset {name_of_key(ccq.dataset)!r} was "
+        "dropped; a dataset that is created under this name is another one",
+    )
+
+
+def end_reason(record: Record) -> Failure:
+    """The error for an ended CCQ."""
+    ccq_id = record.ccq.id
+    if record.ended == "dropped":
+        return dropped_failure(record.ccq)
+    if record.ended == "cancelled":
+        return Failure(
+            "ccq_cancelled",
+            f"the continuous query {ccq_id!r} was cancelled; submit it again to go on",
+        )
+    return Failure(
+        "ccq_expired", f"the continuous query {ccq_id!r} has expired; submit it again to go on"
+    )
+
+
+def unknown_failure(ccq_id: str) -> Failure:
+    """The error for an id under which no CCQ lives or lived lately."""
+    message = f"continuous query {ccq_id!r} does not exist"
+    return Failure("unknown_ccq", message, (("remedy", "list_ccqs"),))

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from galileo.ccq.cache import CHUNKS_COMPACTED, LABELS_FEW
 from galileo.ccq.thresholds import ThresholdWeights
-from galileo.election.options import DutyOptions
 
 
 @dataclass(frozen=True, slots=True)
-class ContinuousOptions(DutyOptions):
-    """Besides those of duties; all times are in seconds.
+class ContinuousOptions:
+    """All times are in seconds.
 
     Attributes:
+        groups: node names by group; this node's group is among them.
+        racks: the rack of each node; empty: each node is a rack of its own.
+        save_after_s: what clients have retrieved is saved so long after it has changed.
+        save_interval_s: between two looks for records to be saved.
+        saved_max: records that are saved at a time, those first that wait longest.
+        repair_after_s: a node that is dead for so long is replaced in the records that name it.
+        repair_retry_s: until nodes are sought again where none was found.
+        repaired_max: CCQs that are looked at in one step, and for which nodes are elected together.
+        change_timeout_s: after it nodes are elected again for a CCQ.
+        succession_pause_s: between attempts to transfer one CCQ.
+        successions_max: CCQs that are transferred at a time.
+        expiry_grace_s: how long other nodes wait for the coordinator to end an expired CCQ.
+        tombstone_s: how long past its expiry the end of a CCQ is remembered.
+        retry_s: pause before a request is repeated; also the advice to clients.
         cycle_timeout_s: after it a cycle counts as failed; a late result is still used.
         cycle_retry_s: pause after a failed cycle, doubled up to `cycle_retry_max_s`.
         failures_before_error: failures of a CCQ at one cursor before its readers get the error.
@@ -31,8 +45,6 @@ class ContinuousOptions(DutyOptions):
         weights: of the thresholds of caches.
         chunks_compacted: small chunks of a cache that are packed as one.
         labels_few: labels of a cache up to which it is rarely compacted.
-        batch_polled_first: nodes in the first round of an election for a batch of submissions.
-        batch_share_min: CCQs of a batch below which it is not divided among coordinators.
         fetches_max: open fetches at a time.
         backfills_max: rescans at a time, for each CCQ.
         labels_max: bound of `FetchRequested.labels_max`.
@@ -40,6 +52,20 @@ class ContinuousOptions(DutyOptions):
         backfill_timeout_s: for the rescan for a token older than the cache.
     """
 
+    groups: tuple[tuple[str, ...], ...]
+    racks: Mapping[str, str] = field(default_factory=dict)
+    save_after_s: float = 2.0
+    save_interval_s: float = 0.5
+    saved_max: int = 256
+    repair_after_s: float = 10.0
+    repair_retry_s: float = 60.0
+    repaired_max: int = 256
+    change_timeout_s: float = 20.0
+    succession_pause_s: float = 10.0
+    successions_max: int = 4
+    expiry_grace_s: float = 30.0
+    tombstone_s: float = 600.0
+    retry_s: float = 0.5
     cycle_timeout_s: float = 60.0
     cycle_retry_s: float = 0.5
     cycle_retry_max_s: float = 30.0
@@ -58,8 +84,6 @@ class ContinuousOptions(DutyOptions):
     weights: ThresholdWeights = field(default_factory=ThresholdWeights)
     chunks_compacted: int = CHUNKS_COMPACTED
     labels_few: int = LABELS_FEW
-    batch_polled_first: int = 16
-    batch_share_min: int = 25
     fetches_max: int = 10_000
     backfills_max: int = 32
     labels_max: int = 1_000_000

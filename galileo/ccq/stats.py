@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from galileo.election.state import ElectionCounts
 from galileo.histogram import LAG_BOUNDS_S, DurationHistogram
 
 
@@ -45,19 +44,21 @@ class LabelCounts:
             self.of_node.record_late(labels)
 
 
-class NodeCounts(ElectionCounts):
+class NodeCounts:
     """Counts of one node since its start.
 
     Attributes:
+        elections: that this node held.
+        elections_failed: of them those that found no node.
         labels: of all CCQs that it coordinated.
         cycles: durations of jobs, failed ones too.
         cycles_failed: number of failed jobs.
     """
 
-    __slots__ = ("cycles", "cycles_failed", "labels")
+    __slots__ = ("cycles", "cycles_failed", "elections", "elections_failed", "labels")
 
     def __init__(self) -> None:
-        super().__init__()
+        self.elections = self.elections_failed = 0
         self.labels = LabelCounts()
         self.cycles = DurationHistogram(LAG_BOUNDS_S)
         self.cycles_failed = 0

@@ -70,6 +70,10 @@ class AsyncCcqs(AsyncSamplers):
             window: `galileo.Window...`; updates then say which windows their labels belong to,
                 and which of them are over.
 
+        Raises:
+            Unavailable: the system partition has no leader, or no node takes the query. It may have
+                been stored; `list_ccqs` says so later.
+
         Example:
             >>> ccq = await client.submit("weather", "temperature > 290", interval="5s")
             >>> len(ccq.initial)
@@ -237,6 +241,7 @@ class AsyncCcqs(AsyncSamplers):
 
         Raises:
             Forbidden: the caller has no grant on the dataset, or not on every one if none is named.
+            Unavailable: the system partition has no leader.
 
         Example:
             >>> ccq.id in {info.id for info in await client.list_ccqs()}
@@ -249,6 +254,10 @@ class AsyncCcqs(AsyncSamplers):
 
     async def cancel(self, ccq: CcqLike) -> None:
         """Ends a CCQ everywhere; its watchers get `CcqCancelled`.
+
+        Raises:
+            UnknownCcq: there is none.
+            Unavailable: the system partition has no leader.
 
         Example:
             >>> ccq = await client.submit("weather")

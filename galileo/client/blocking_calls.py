@@ -1384,6 +1384,10 @@ class BlockingCalls(BlockingBase):
             window: `galileo.Window...`; updates then say which windows their labels belong to,
                 and which of them are over.
 
+        Raises:
+            Unavailable: the system partition has no leader, or no node takes the query. It may have
+                been stored; `list_ccqs` says so later.
+
         Example:
             >>> ccq = client.submit("weather", "temperature > 290", interval="5s")
             >>> len(ccq.initial)
@@ -1502,6 +1506,7 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             Forbidden: the caller has no grant on the dataset, or not on every one if none is named.
+            Unavailable: the system partition has no leader.
 
         Example:
             >>> ccq.id in {info.id for info in client.list_ccqs()}
@@ -1511,6 +1516,10 @@ class BlockingCalls(BlockingBase):
 
     def cancel(self, ccq: CcqLike) -> None:
         """Ends a CCQ everywhere; its watchers get `CcqCancelled`.
+
+        Raises:
+            UnknownCcq: there is none.
+            Unavailable: the system partition has no leader.
 
         Example:
             >>> ccq = client.submit("weather")

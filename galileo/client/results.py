@@ -479,9 +479,9 @@ class RevokedSampler:
 class CcqInfo:
     """A CCQ as the cluster lists it; times in seconds, `expires_at` since 1970 UTC.
 
-    `holders` are nodes that keep earlier stretches of its cache, the oldest first. `owner` is who
-    submitted it, "" without access control. Its labels have the first `added` of the features that
-    were added to the dataset.
+    `term` counts the changes of the nodes that may run it, from 1. `holders` are nodes that keep
+    earlier stretches of its cache, the oldest first. `owner` is who submitted it, "" without access
+    control. Its labels have the first `added` of the features that were added to the dataset.
     """
 
     id: str

@@ -5,7 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from galileo.election.messages import UsageStatistics
+
+@dataclass(frozen=True, slots=True)
+class UsageStatistics:
+    """The load of a node, by its own measurement.
+
+    Attributes:
+        cpu_share: recently used share of all its cores, 0 to 1.
+        memory_free_bytes: free memory that caches could use.
+        load: runnable threads per core, averaged over a minute.
+        ccq_count: CCQs that it coordinates.
+        cache_bytes: memory that their caches take.
+        is_draining: whether it hands its CCQs off and takes no others.
+    """
+
+    cpu_share: float = 0.0
+    memory_free_bytes: int = 0
+    load: float = 0.0
+    ccq_count: int = 0
+    cache_bytes: int = 0
+    is_draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

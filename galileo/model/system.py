@@ -24,7 +24,9 @@ SAMPLERS = in_system(
 )
 """Uploaded samplers; `facts`: as of `galileo.node.sampler_rows.encode`; `archive`: base64, none of
 a revoked one."""
-HIDDEN_TABLES = {table.key: table for table in (DATASETS, SAMPLERS)}
+CCQS = in_system(Table(f"{INTERNAL_PREFIX}ccqs", {"id": "text", "record": "text"}, key="id"))
+"""Continuous queries; `record`: as of `galileo.ccq.records.encode`."""
+HIDDEN_TABLES = {table.key: table for table in (DATASETS, SAMPLERS, CCQS)}
 """System tables that clients do not find, by key."""
 SYSTEM_TABLES = HIDDEN_TABLES | {table.key: table for table in (BROKERS, POSITIONS)}
 """All system tables by key."""

@@ -24,7 +24,7 @@ from galileo.model.schema import (
 )
 from galileo.model.stored_schema import stored_schema_from_json
 from galileo.model.system import DATASETS
-from galileo.node.system_rows import Draft, RowKind
+from galileo.model.system_rows import Draft, RowKind
 
 FORMAT = 1
 """Of a stored definition."""

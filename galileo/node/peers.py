@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -23,11 +23,10 @@ from galileo.errors import (
 from galileo.model.retention import Removed, RetentionReport, VersionedRetention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
+from galileo.model.system_rows import Outcome, Page, Position, Row, RowChange
 from galileo.model.table import Table
-from galileo.node.definitions import Definition, DefinitionChange
+from galileo.node.definitions import Definition
 from galileo.node.query_options import QueryOptions
-from galileo.node.sampler_rows import SamplerChange
-from galileo.node.system_rows import LookUp, OfferRow, Page, Position, Row
 from galileo.query import Query
 from galileo.samplers import LABEL
 
@@ -274,7 +273,6 @@ class ExecutionsPart:
     gone: Cursor = EMPTY_CURSOR
 
 
-RowChange: TypeAlias = DefinitionChange | SamplerChange | OfferRow | LookUp
 """A change of a row of a system table."""
 
 
@@ -304,7 +302,11 @@ class Peers(Protocol):
 
     async def change_row(self, node: str, table: str, change: RowChange) -> Row: ...
 
-    async def rows_after(self, node: str, table: str, position: Position) -> Page: ...
+    async def change_rows(
+        self, node: str, table: str, changes: Sequence[RowChange]
+    ) -> Sequence[Outcome]: ...
+
+    async def rows_after(self, node: str, table: str, position: Position, topic: str) -> Page: ...
 
     async def learn_row(self, node: str, table: str, row: Row) -> None: ...
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from galileo.errors import CorruptData, InputError, SamplerRevoked, UnknownSampler
 from galileo.model.system import SAMPLERS
-from galileo.node.system_rows import Draft, LookUp, RowKind
+from galileo.model.system_rows import Draft, LookUp, RowKind
 
 FORMAT = 1
 """Of stored facts."""

@@ -11,7 +11,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -55,7 +54,7 @@ from galileo.model.schema import (
     has_columns,
     split_key,
 )
-from galileo.model.system import DATASETS, SAMPLERS, SYSTEM_TABLES
+from galileo.model.system import SYSTEM_TABLES
 from galileo.model.table import Table
 from galileo.node import row_checks
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped
@@ -218,9 +217,10 @@ class StorageNode:
         )
         self._scanning = make_executor(SCAN_THREADS, thread_name_prefix="scan")
         self.samplers = SamplerStore(partition, options.sending)
-        self.system_tables: Mapping[str, SystemTable[Any]] = MappingProxyType(
-            {DATASETS.key: self.system, SAMPLERS.key: self.samplers.table}
-        )
+        self.system_partition = partition
+        self.system_tables: dict[str, SystemTable[Any]] = {}
+        self.add_system_table(self.system)
+        self.add_system_table(self.samplers.table)
         queries = options.queries
         self.local_scans = LocalScans(
             self.catalog, executor=self._scanning, samplers=self.samplers, options=queries
@@ -618,6 +618,10 @@ class StorageNode:
                     f"channel {channel.name!r} reads; drop the channel first",
                     channel=channel.name,
                 )
+
+    def add_system_table(self, table: SystemTable[Any]) -> None:
+        """Has other nodes find a table of the system partition here."""
+        self.system_tables[table.key] = table
 
     async def drop(self, name: str, generations: int) -> Removed:
         """Drops the first generations of a name at this node alone; see `Catalog.drop`."""

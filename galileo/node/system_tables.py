@@ -5,7 +5,7 @@ leader alone changes rows: one consumer for each table takes all changes that wa
 against all published rows, and makes one commit, which names the rows that it has seen
 (`unchanged_since`). It answers when the commit is published, and what it has only read, under its
 lease. So changes and look-ups are linearizable. A caller repeats a change at the next leader, and
-it has its effect once (`galileo.node.system_rows`).
+it has its effect once (`galileo.model.system_rows`).
 
 The other nodes follow. A node that hears by gossip of a commit past its position asks the leader
 for the rows that have changed since. They are late, but never contradict each other: what a node
@@ -13,6 +13,8 @@ knows merges with what the leader says in any order. A node reads all rows of ea
 offers what it lacks, as after commits were lost for good. A leader whose table is empty asks the
 other nodes first: it may have been founded anew. So does a node that knows nothing and hears no
 leader, as on an empty directory in place of the one with the only copy.
+
+A node follows all rows, or those of a table with a topic of its own (`RowKind.topics`).
 
 A row may have an attachment, bytes that neither the leader nor its followers keep in memory. A node
 with a copy of the partition reads them from its log.
@@ -27,6 +29,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -35,25 +38,28 @@ from galileo.dht.topology import SYSTEM
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, PartitionMoved, TransientError, Unavailable
 from galileo.grouped_calls import GroupedCalls
-from galileo.model.table import hashes_of, index_versions, versions_of
-from galileo.node.catalog import Catalog
-from galileo.node.cluster_view import ClusterView
-from galileo.node.peers import Peers, RowChange
-from galileo.node.replication.replicas import Replicas
-from galileo.node.row_reader import read_parts, translate_dropped_to_retry
-from galileo.node.shard import Results, partition_moved
-from galileo.node.system_rows import (
+from galileo.model.system_rows import (
     Draft,
     Listing,
     LookUp,
+    Outcome,
     Page,
     Position,
     Row,
+    RowChange,
     RowKind,
     Rows,
     V,
+    first_changes,
     first_rows,
 )
+from galileo.model.table import DELETED, hashes_of, index_versions, versions_of
+from galileo.node.catalog import Catalog
+from galileo.node.cluster_view import ClusterView
+from galileo.node.peers import Peers
+from galileo.node.replication.replicas import Replicas
+from galileo.node.row_reader import read_parts, translate_dropped_to_retry
+from galileo.node.shard import Results, partition_moved
 from galileo.node.table_index import Versions, parts_of
 from galileo.node.table_shard import TableShard
 from galileo.storage.commits import Commit
@@ -73,6 +79,9 @@ READ_TOGETHER = 65_536
 FOLLOW_RETRY_S = 0.5
 FOLLOW_S = 1.0
 """Between two looks for news that gossip has not announced."""
+
+_RETRIED = (PartitionMoved, Unavailable)
+"""Errors of no change: another attempt may succeed."""
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +107,7 @@ class SystemPartition:
     view: ClusterView
     peers: Peers
     executor: Executor
+    number: int = SYSTEM
 
     @property
     def leader(self) -> str:
@@ -129,8 +139,9 @@ class SystemTable(Generic[V]):
         kind: of its rows.
         partition: that they are in.
         learn: keeps what was agreed on about names, as far as it is newer.
-        known: what this node keeps, which it offers if the leader lacks it.
+        known: what this node keeps, which it offers if the leader lacks it; a thread reads a copy.
         listed: called with all rows of a table that was read from its first row.
+        topic: of the rows that this node follows; empty: of all.
     """
 
     def __init__(
@@ -141,12 +152,14 @@ class SystemTable(Generic[V]):
         learn: Callable[[Mapping[str, V]], Awaitable[None]],
         known: Callable[[], Mapping[str, V]],
         listed: Callable[[Mapping[str, V]], None] = lambda _: None,
+        topic: str = "",
     ) -> None:
         self._kind = kind
         self._partition = partition
         self._learn = learn
         self._known = known
         self._listed = listed
+        self._topic = topic
         self._rows = Rows(kind)
         self._read_until = self._last_number = 0
         self._read_term = 0
@@ -191,11 +204,44 @@ class SystemTable(Generic[V]):
         leader = self._partition.leader
         if leader == self._partition.name:
             return await self.carry_out(change)
-        row = await self._partition.peers.change_row(leader, self._key, change)
-        return self._kind.decode(row.data)
+        row = await self._partition.peers.change_row(leader, self.key, change)
+        return self._kind.value(row.data)
+
+    async def change_all(self, changes: Sequence[RowChange]) -> list[V | GalileoError]:
+        """Has the leader make changes that need no `begun`: the values then, or why not.
+
+        Raises:
+            Unavailable: there is no leader, or it is not known which changes were made.
+        """
+        outcomes = list[V | GalileoError]()
+        while left := changes[len(outcomes) :]:
+            outcomes += await self._change_together(first_changes(left))
+        return outcomes
+
+    async def _change_together(self, changes: Sequence[RowChange]) -> list[V | GalileoError]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE_S
+        while True:
+            try:
+                return await self._ask_leader_all(changes)
+            except _RETRIED as error:
+                if loop.time() > deadline:
+                    raise (_no_leader() if isinstance(error, PartitionMoved) else error) from error
+                await asyncio.sleep(PAUSE_S)
+
+    async def _ask_leader_all(self, changes: Sequence[RowChange]) -> list[V | GalileoError]:
+        leader = self._partition.leader
+        if leader == self._partition.name:
+            return await self._carry_out_all(changes)
+        outcomes = await self._partition.peers.change_rows(leader, self.key, changes)
+        return await self._in_thread(self._results, outcomes)
+
+    def _results(self, outcomes: Sequence[Outcome]) -> list[V | GalileoError]:
+        return [one.error or self._kind.value(one.data) for one in outcomes]
 
     @property
-    def _key(self) -> str:
+    def key(self) -> str:
+        """Of the table."""
         return self._kind.table.key
 
     def total(self, key: str) -> int:
@@ -211,7 +257,7 @@ class SystemTable(Generic[V]):
 
     async def _send(self, node: str, row: Row) -> bool:
         try:
-            await self._partition.peers.learn_row(node, self._key, row)
+            await self._partition.peers.learn_row(node, self.key, row)
         except GalileoError as error:
             log.warning("node %s will learn of %s later: %s", node, row.name, error)
             return False
@@ -221,12 +267,15 @@ class SystemTable(Generic[V]):
         """Keeps what was just agreed on about a name."""
         await self._learn(self._kind.values([row]))
 
+    def known_row(self, name: str) -> Row:
+        """What this node knows of a name."""
+        return self._kind.row(name, self._known().get(name, self._kind.nothing))
+
     async def known_after(self, name: str) -> Sequence[Row]:
         """What this node knows of the names behind one, some of them."""
-        return await self._in_thread(self._known_after, name)
+        return await self._in_thread(self._known_after, dict(self._known()), name)
 
-    def _known_after(self, name: str) -> Sequence[Row]:
-        known = self._known()
+    def _known_after(self, known: Mapping[str, V], name: str) -> Sequence[Row]:
         return first_rows(self._kind.row(one, known[one]) for one in sorted(known) if one > name)
 
     # --- the leader ----------------------------------------------------------------------------
@@ -234,6 +283,28 @@ class SystemTable(Generic[V]):
     async def answer(self, change: RowChange) -> Row:
         """Carries a change of another node out; returns the row. Errors as `carry_out`."""
         return self._kind.row(change.name, await self.carry_out(change))
+
+    async def answer_all(self, changes: Sequence[RowChange]) -> list[Outcome]:
+        """Carries changes of another node out. Errors as `carry_out`, but of the changes."""
+        values = await self._carry_out_all(changes)
+        return await self._in_thread(self._outcomes, changes, values)
+
+    def _outcomes(
+        self, changes: Sequence[RowChange], values: Sequence[V | GalileoError]
+    ) -> list[Outcome]:
+        return [
+            Outcome.of(one if isinstance(one, GalileoError) else self._kind.row(change.name, one))
+            for change, one in zip(changes, values, strict=True)
+        ]
+
+    async def _carry_out_all(self, changes: Sequence[RowChange]) -> list[V | GalileoError]:
+        calls = map(self._calls.begin, changes)
+        outcomes: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        for one in outcomes:
+            is_answer = not isinstance(one, BaseException) or isinstance(one, GalileoError)
+            if isinstance(one, _RETRIED) or not is_answer:
+                raise one
+        return outcomes
 
     async def carry_out(self, change: RowChange) -> V:
         """Carries a change out at this node, the leader.
@@ -283,7 +354,7 @@ class SystemTable(Generic[V]):
     async def _known_at(self, node: str) -> dict[str, V]:
         """What another node knows of all names."""
         known, ask = dict[str, V](), self._partition.peers.known_rows
-        while rows := await ask(node, self._key, max(known, default="")):
+        while rows := await ask(node, self.key, max(known, default="")):
             known |= await self._in_thread(self._kind.values, rows)
         return known
 
@@ -295,8 +366,12 @@ class SystemTable(Generic[V]):
             self._rows, self._read_until, self._read_term = Rows(self._kind), 0, term
         if until > self._read_until:
             values = await self._in_thread(self._read, self._read_until, until)
-            for name, value in values.items():
-                self._rows.put(name, value, until)
+            if self._read_until:
+                self._rows.put_all(values, until)
+            else:  # These may be very many.
+                rows = Rows(self._kind)
+                await self._in_thread(rows.put_all, values, until)
+                self._rows = rows
             self._read_until = until
         return self._rows
 
@@ -310,12 +385,13 @@ class SystemTable(Generic[V]):
         return await loop.run_in_executor(self._partition.executor, work, *arguments)
 
     def _read(self, after: int, until: int) -> dict[str, V]:
-        """The rows since the commits (after, until], in a thread. None is ever deleted."""
+        """The rows since the commits (after, until], in a thread."""
         shard, values = self._shard, dict[str, V]()
         for some in shard.index.newest(SYSTEM, after=after, until=until).pieces(READ_TOGETHER):
             for versions in shard.split_by_bytes(SYSTEM, some):
                 names, data, *_ = self._read_versions(versions).columns
-                values |= self._kind.values(map(Row, names.to_pylist(), data.to_pylist()))
+                of_rows = map(self._kind.value, data.to_pylist())  # None of a deleted row.
+                values |= dict(zip(names.to_pylist(), of_rows, strict=True))
         return values
 
     def _read_versions(self, versions: Versions) -> pa.Table:
@@ -346,7 +422,7 @@ class SystemTable(Generic[V]):
 
     @property
     def _shard(self) -> TableShard:
-        shard = self._partition.catalog.shards[self._key]
+        shard = self._partition.catalog.shards[self.key]
         assert isinstance(shard, TableShard), "a system table"
         return shard
 
@@ -388,37 +464,27 @@ class SystemTable(Generic[V]):
     ) -> Future[Results]:
         table = self._kind.table
         texts = [_as_text(attached.get(row.name)) for row in rows]
-        columns = [row.name for row in rows], [row.data for row in rows], texts
+        columns = [row.name for row in rows], [row.data or None for row in rows], texts
         named = pa.table(dict(zip(table.arrow_schema.names, columns, strict=False)))
+        named = named.append_column(DELETED, pa.array([not row.data for row in rows]))
         [(versions, keys)] = index_versions(table, versions_of(table, named)).values()
         journal = self._shard.journals.get(SYSTEM)
         last = 0 if journal is None else journal.last_batch(PRODUCER) or 0
         # A commit before this one may still wait for the disk, and takes its number there later.
         number = self._last_number = max(self._last_number, last) + 1
         commit = Commit(PRODUCER, number, versions, keys, unchanged_since=self._read_until)
-        return self._partition.catalog.commit(self._key, {SYSTEM: commit})
+        return self._partition.catalog.commit(self.key, {SYSTEM: commit})
 
-    async def page(self, after: Position) -> Page:
-        """The rows that were changed after a position, for a node that follows.
+    async def page(self, after: Position, topic: str) -> Page:
+        """The rows of a topic that were changed after a position, for a node that follows.
 
         Raises:
             PartitionMoved: this node is not the leader.
         """
         async with self._changing:
-            await self._read_published()
-            return await self._in_thread(self._page, after, self._term)
-
-    def _page(self, after: Position, term: int) -> Page:
-        """A page of what is read, which does not change meanwhile."""
-        values, is_anew = self._rows, after.term != term
-        start = Position() if is_anew else after
-        names = [name for _, name in values.after(start.sequence, start.name)]
-        rows = first_rows(self._kind.row(name, values[name]) for name in names)
-        is_last = len(rows) == len(names)
-        # No name sorts behind "~", so what this commit changes is not sent again.
-        sequence = self._read_until if is_last else values.sequences[rows[-1].name]
-        name = "~" if is_last else rows[-1].name
-        return Page(tuple(rows), Position(sequence, name, term), is_last, is_anew)
+            rows, until = await self._read_published(), self._read_until
+            page = partial(rows.page, after, topic, until=until, term=self._read_term)
+            return await self._in_thread(page)  # What is read does not change meanwhile.
 
     # --- followers -----------------------------------------------------------------------------
 
@@ -435,7 +501,7 @@ class SystemTable(Generic[V]):
                     await self._follow()
                 except GalileoError as error:
                     pause = FOLLOW_RETRY_S
-                    log.debug("cannot follow %s yet: %s", self._key, error)
+                    log.debug("cannot follow %s yet: %s", self.key, error)
                     await self._learn_elsewhere()
             self._has_news.clear()
             with contextlib.suppress(TimeoutError):
@@ -450,7 +516,7 @@ class SystemTable(Generic[V]):
         if known.node == self._partition.name:
             published = self._shard.published_sequence(SYSTEM)
         else:
-            published = self._partition.view.sequences(self._key)[SYSTEM]
+            published = self._partition.view.sequences(self.key)[SYSTEM]
         is_there = (published, known.number) == (self._position.sequence, self._position.term)
         return self._listing is not None or not is_there
 
@@ -458,7 +524,7 @@ class SystemTable(Generic[V]):
         """Learns all that is new."""
         is_last = False
         while not is_last:
-            page = await self._next_page()
+            page = await self._page_after(self._position, self._topic)
             if page.is_anew:
                 self._listing = Listing(self._kind)
             learned = await self._in_thread(self._kind.values, page.rows)
@@ -474,8 +540,11 @@ class SystemTable(Generic[V]):
 
     async def _offer(self, listing: Listing[V]) -> None:
         """Offers the leader what this node knows and it did not list."""
-        for offer in await self._in_thread(listing.missing, self._known()):
-            await self.change(offer)
+        offers = await self._in_thread(listing.missing, dict(self._known()))
+        outcomes = zip(offers, await self.change_all(offers), strict=True)
+        await self._learn(
+            {offer.name: one for offer, one in outcomes if not isinstance(one, GalileoError)}
+        )
 
     async def _learn_elsewhere(self) -> None:
         """Has a node that knows nothing, and hears no leader, learn what the others know."""
@@ -483,11 +552,41 @@ class SystemTable(Generic[V]):
             with contextlib.suppress(GalileoError):
                 await self._learn(await self._known_elsewhere())
 
-    async def _next_page(self) -> Page:
+    async def _page_after(self, position: Position, topic: str) -> Page:
         leader = self._partition.leader
         if leader == self._partition.name:
-            return await self.page(self._position)
-        return await self._partition.peers.rows_after(leader, self._key, self._position)
+            return await self.page(position, topic)
+        return await self._partition.peers.rows_after(leader, self.key, position, topic)
+
+    async def read(self, topic: str) -> dict[str, V]:
+        """All values of a topic, as the leader knows them.
+
+        Raises:
+            TransientError: there is no leader, or another one meanwhile.
+        """
+        values, position, is_last = dict[str, V](), Position(), False
+        while not is_last:
+            page = await self._page_after(position, topic)
+            if page.is_anew:
+                values.clear()
+            values |= await self._in_thread(self._kind.values, page.rows)
+            position, is_last = page.reached, page.is_last
+        return values
+
+    async def select(self, pick: Callable[[V], T | None]) -> dict[str, T]:
+        """What `pick`, called in a thread, says of all values at this node, the leader; not None.
+
+        Raises:
+            PartitionMoved: it is none.
+        """
+        async with self._changing:
+            rows = await self._read_published()
+            return await self._in_thread(_picked, rows, pick)
+
+
+def _picked(rows: Rows[V], pick: Callable[[V], T | None]) -> dict[str, T]:
+    picked = ((name, pick(rows[name])) for name in rows)
+    return {name: one for name, one in picked if one is not None}
 
 
 def _as_text(attachment: pa.Buffer | None) -> str | None:
@@ -508,7 +607,7 @@ def _apply_all(changes: Sequence[RowChange], draft: Draft[Any]) -> list[Any]:
 
 def _no_leader() -> Unavailable:
     return Unavailable(
-        "no node leads the system partition, which has the definitions of all datasets and the "
-        "uploaded samplers; try again, or start the nodes that are down",
+        "no node leads the system partition, which has the definitions of all datasets, "
+        "continuous queries and uploaded samplers; try again, or start the nodes that are down",
         after_s=FOLLOW_RETRY_S,
     )

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from galileo.ccq.events import AnswerFetch
 from galileo.ccq.packs import Piece
-from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
+from galileo.cursor import CommitRange, Cursor
 from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.quotas import Quotas
@@ -67,7 +67,6 @@ class CcqInfo:
     window: Window | None = None
     holders: Sequence[str] = ()
     owner: str = ""
-    retrieved: Cursor = EMPTY_CURSOR
     added: int = 0
 
 
@@ -140,18 +139,10 @@ class CcqApi(Protocol):
         self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
     ) -> CachedRange | None: ...
 
-    async def cancel(self, ccq_id: str, *, forwarded: bool) -> None: ...
+    async def cancel(self, ccq_id: str) -> None: ...
 
     async def list(self, dataset: str = "") -> list[CcqInfo]:
         """The CCQs of the cluster that have not ended; dataset empty: of all."""
-        ...
-
-    def list_here(self, dataset: str) -> Sequence[CcqInfo]:
-        """The CCQs with a record at this node, ended ones included."""
-        ...
-
-    def owned_here(self) -> dict[str, int]:
-        """The number of CCQs that this node coordinates, by owner."""
         ...
 
 
@@ -230,11 +221,6 @@ class ContinuousServicer:
     async def List(  # noqa: N802
         self, request: continuous_pb2.ListRequest, context: Context
     ) -> continuous_pb2.ListReply:
-        if request.counts_only:
-            return continuous_pb2.ListReply(owned=self._face.owned_here())
-        if request.forwarded:
-            here = self._face.list_here(request.dataset)
-            return continuous_pb2.ListReply(ccqs=[between_nodes(facts) for facts in here])
         known = [facts_to_pb(facts) for facts in await self._face.list(request.dataset)]
         return continuous_pb2.ListReply(ccqs=self._ownership.visible(context, known))
 
@@ -243,7 +229,7 @@ class ContinuousServicer:
         self, request: continuous_pb2.CancelRequest, context: Context
     ) -> continuous_pb2.CancelReply:
         await self._ownership.check(context, request.ccq_id)
-        await self._face.cancel(request.ccq_id, forwarded=request.forwarded)
+        await self._face.cancel(request.ccq_id)
         return continuous_pb2.CancelReply()
 
     async def _fetch(self, request: continuous_pb2.FetchRequest) -> list[continuous_pb2.FetchPart]:
@@ -298,34 +284,6 @@ def facts_to_pb(facts: CcqInfo) -> continuous_pb2.Ccq:
         holders=facts.holders,
         owner=facts.owner,
         added=facts.added,
-    )
-
-
-def between_nodes(facts: CcqInfo) -> continuous_pb2.Ccq:
-    """The description of a CCQ for other nodes."""
-    ccq = facts_to_pb(facts)
-    ccq.retrieved.CopyFrom(cursor_to_pb(facts.retrieved))
-    return ccq
-
-
-def facts_from_pb(ccq: continuous_pb2.Ccq) -> CcqInfo:
-    return CcqInfo(
-        id=ccq.id,
-        dataset=ccq.dataset,
-        query_json=ccq.query_json,
-        interval_s=ccq.interval_s,
-        expires_at=ccq.expires_at,
-        sampler=SamplerSpec.from_json(ccq.sampler_json) if ccq.sampler_json else None,
-        compression=ccq.compression,
-        coordinator=ccq.coordinator,
-        coordinator_address=ccq.coordinator_address,
-        term=ccq.term,
-        state=ccq.state,
-        window=Window.from_json(ccq.window_json) if ccq.window_json else None,
-        holders=tuple(ccq.holders),
-        owner=ccq.owner,
-        retrieved=cursor_from_pb(ccq.retrieved),
-        added=ccq.added,
     )
 
 

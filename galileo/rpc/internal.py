@@ -7,32 +7,43 @@ and its result are values of its own, their dataclasses.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 import pyarrow as pa
 
+from galileo.ccq.placement import CcqChange
+from galileo.election.ranking import UsageStatistics
 from galileo.errors import ConfigError
 from galileo.model.retention import Removed
 from galileo.model.schema import unknown_dataset
-from galileo.node.definitions import DEFINITION_ROWS
-from galileo.node.peers import RowChange
+from galileo.model.system_rows import LookUp, OfferRow, Outcome, Page, Position, Row
+from galileo.node.definitions import DEFINITION_ROWS, DefinitionChange
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
+from galileo.node.sampler_rows import SamplerChange
 from galileo.node.storage_node import StorageNode
-from galileo.node.system_rows import Page, Position, Row
 from galileo.node.system_tables import SystemTable
 from galileo.replication.values import Member
 from galileo.rpc.error_mapping import Context, unary
 from galileo.rpc.policy import INTERNAL_SERVICE
 from galileo.wire.typed_service import TypedCall, TypedService
 
+AnyChange: TypeAlias = DefinitionChange | SamplerChange | CcqChange | OfferRow | LookUp
+"""Changes of rows of all system tables."""
+
 
 class Internal:
-    """Answers the calls of other nodes."""
+    """Answers the calls of other nodes.
 
-    def __init__(self, node: StorageNode) -> None:
+    Args:
+        node: this node.
+        usage: measures its load.
+    """
+
+    def __init__(self, node: StorageNode, usage: Callable[[], UsageStatistics]) -> None:
         self._node = node
+        self._usage = usage
 
     async def replicate(self, envelopes: Sequence[Envelope]) -> None:
         """Takes messages of replicas."""
@@ -51,13 +62,17 @@ class Internal:
             return [None] * len(ranges)
         return replicas.comparison.digests(ranges)
 
-    async def change_row(self, table: str, change: RowChange) -> Row:
+    async def change_row(self, table: str, change: AnyChange) -> Row:
         """Changes a row of a system table, as the leader of the system partition."""
         return await self._table(table).answer(change)
 
-    async def rows_after(self, table: str, position: Position) -> Page:
-        """The rows that were changed after a position, as the leader knows them."""
-        return await self._table(table).page(position)
+    async def change_rows(self, table: str, changes: Sequence[AnyChange]) -> Sequence[Outcome]:
+        """Changes rows of a system table, as the leader of the system partition."""
+        return await self._table(table).answer_all(changes)
+
+    async def rows_after(self, table: str, position: Position, topic: str) -> Page:
+        """The rows of a topic that were changed after a position, as the leader knows them."""
+        return await self._table(table).page(position, topic)
 
     async def learn_row(self, table: str, row: Row) -> None:
         """Keeps what was just agreed on about a name."""
@@ -66,6 +81,14 @@ class Internal:
     async def known_rows(self, table: str, after: str) -> Sequence[Row]:
         """What this node knows of the names behind one, some of them."""
         return await self._table(table).known_after(after)
+
+    async def known_row(self, table: str, name: str) -> Row:
+        """What this node knows of a name."""
+        return self._table(table).known_row(name)
+
+    async def usage(self) -> UsageStatistics:
+        """The load of this node, for elections."""
+        return self._usage()
 
     async def known_definition(self, name: str) -> Row:
         """What this node knows of the dataset of a name."""

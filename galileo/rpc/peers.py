@@ -7,7 +7,7 @@ import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from google.protobuf.descriptor import ServiceDescriptor
@@ -15,11 +15,13 @@ from google.protobuf.descriptor import ServiceDescriptor
 from galileo.cursor import EMPTY_CURSOR
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
+from galileo.election.ranking import UsageStatistics
 from galileo.errors import Unavailable
 from galileo.grouped_calls import GroupedCalls
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.retention import Removed, RetentionReport, VersionedRetention
 from galileo.model.schema import Schema
+from galileo.model.system_rows import Outcome, Page, Position, Row, RowChange
 from galileo.model.table import Table
 from galileo.node.definitions import Definition, decode
 from galileo.node.peers import (
@@ -31,7 +33,6 @@ from galileo.node.peers import (
     ExecutionsTask,
     FoundBatch,
     ReadTask,
-    RowChange,
     ScanAnswer,
     ScanDone,
     ScanFailed,
@@ -40,10 +41,8 @@ from galileo.node.peers import (
     TablePart,
     TableTask,
 )
-from galileo.node.system_rows import Page, Position, Row
 from galileo.packing.arrow_streams import read_stream
-from galileo.rpc.continuous import CcqInfo, facts_from_pb
-from galileo.rpc.internal import SERVICE, Internal
+from galileo.rpc.internal import SERVICE, AnyChange, Internal
 from galileo.samplers import observed_schema
 from galileo.wire.caller import Caller, Connection, Stream
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, report_from_pb
@@ -106,7 +105,10 @@ class PeerOptions:
 
 
 CHANGE_ROW = SERVICE.call(Internal.change_row)
+CHANGE_ROWS = SERVICE.call(Internal.change_rows)
+USAGE = SERVICE.call(Internal.usage)
 ROWS_AFTER = SERVICE.call(Internal.rows_after)
+KNOWN_ROW = SERVICE.call(Internal.known_row)
 LEARN_ROW = SERVICE.call(Internal.learn_row)
 KNOWN_ROWS = SERVICE.call(Internal.known_rows)
 KNOWN_DEFINITION = SERVICE.call(Internal.known_definition)
@@ -265,17 +267,29 @@ class GrpcPeers:
 
     async def change_row(self, node: str, table: str, change: RowChange) -> Row:
         self._check_live(node)
-        request = CHANGE_ROW.encode(table, change)
+        request = CHANGE_ROW.encode(table, cast(AnyChange, change))
         return await self.ask(node, CHANGE_ROW, request, timeout_s=self.options.sampler_s)
 
-    async def rows_after(self, node: str, table: str, position: Position) -> Page:
-        return await self._ask_live(node, ROWS_AFTER, table, position)
+    async def change_rows(
+        self, node: str, table: str, changes: Sequence[RowChange]
+    ) -> Sequence[Outcome]:
+        return await self._ask_live(node, CHANGE_ROWS, table, cast(Sequence[AnyChange], changes))
+
+    async def rows_after(self, node: str, table: str, position: Position, topic: str) -> Page:
+        return await self._ask_live(node, ROWS_AFTER, table, position, topic)
 
     async def learn_row(self, node: str, table: str, row: Row) -> None:
         await self._ask_live(node, LEARN_ROW, table, row)
 
     async def known_rows(self, node: str, table: str, after: str) -> Sequence[Row]:
         return await self._ask_live(node, KNOWN_ROWS, table, after)
+
+    async def known_row(self, node: str, table: str, name: str) -> Row:
+        return await self._ask_live(node, KNOWN_ROW, table, name)
+
+    async def usage(self, node: str) -> UsageStatistics:
+        """The load of a node, for elections."""
+        return await self._ask_live(node, USAGE)
 
     async def known_definition(self, node: str, name: str) -> Definition:
         return decode((await self._ask_live(node, KNOWN_DEFINITION, name)).data)
@@ -346,23 +360,6 @@ class GrpcPeers:
     ) -> AsyncIterator[continuous_pb2.FetchPart]:
         part_s = self.options.scan_s + request.wait_s
         return self._stream(node, CONTINUOUS, "Fetch", request, part_s)
-
-    async def cancel(self, node: str, ccq_id: str) -> None:
-        """Cancels a CCQ at its coordinator."""
-        request = continuous_pb2.CancelRequest(ccq_id=ccq_id, forwarded=True)
-        await self._call(node, CONTINUOUS, "Cancel", request)
-
-    async def ccqs(self, node: str, *, dataset: str) -> list[CcqInfo]:
-        """The CCQs with a record at a node, ended ones included; dataset empty: of all."""
-        request = continuous_pb2.ListRequest(forwarded=True, dataset=dataset)
-        reply = await self._call(node, CONTINUOUS, "List", request)
-        return [facts_from_pb(ccq) for ccq in reply.ccqs]
-
-    async def ccq_counts(self, node: str) -> dict[str, int]:
-        """The number of CCQs that a node coordinates, by owner."""
-        request = continuous_pb2.ListRequest(counts_only=True)
-        reply = await self._call(node, CONTINUOUS, "List", request)
-        return dict(reply.owned)
 
     def held(
         self, node: str, request: peers_pb2.ReadHandedOffCacheRequest

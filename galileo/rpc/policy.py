@@ -24,15 +24,18 @@ INTERNAL_SERVICE = "galileo.internal"
 INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
         "change_row": Policy(nodes=True, single_field=True, size=QUERY),
+        "change_rows": Policy(nodes=True, single_field=True, size=QUERY),
         "digests": Policy(nodes=True, single_field=True),
         "drop_generations": Policy(nodes=True, single_field=True),
         "known_definition": Policy(nodes=True, single_field=True),
         "known_rows": Policy(nodes=True, single_field=True),
+        "known_row": Policy(nodes=True, single_field=True),
         "learn_row": Policy(nodes=True, single_field=True, size=QUERY),
         "replicate": Policy(nodes=True, single_field=True, heartbeat=True),
         "replicate_frames": Policy(nodes=True, single_field=True, size=BULK),
         "rows_after": Policy(nodes=True, single_field=True),
         "sampler_archive": Policy(nodes=True, single_field=True),
+        "usage": Policy(nodes=True, single_field=True),
     }
 )
 """By the name of a call of the internal service."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 from collections.abc import Callable, Coroutine, Sequence
@@ -11,23 +10,21 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from galileo.ccq import events as ccq
-from galileo.ccq.model import Ccq, Record
+from galileo.ccq.model import Ccq, Record, dropped_failure, end_reason
 from galileo.ccq.pack_codec import to_bytes
-from galileo.ccq.state import dropped_failure
+from galileo.ccq.records import NODES_MAX
 from galileo.clock import Clock
 from galileo.config import LimitsSection
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
-from galileo.election import events as duties
+from galileo.election.election import Candidacy
 from galileo.errors import (
     DeadlineExceeded,
     GalileoError,
     InputError,
     InvalidToken,
     Overloaded,
-    QuotaExceeded,
     Unavailable,
-    UnknownCcq,
     UnknownDataset,
 )
 from galileo.grouped_calls import GroupedCalls
@@ -44,7 +41,7 @@ from galileo.query import Query
 from galileo.rpc.continuous import CachedRange, CcqInfo, Submission, Submitted, Update
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.quotas import check_times, check_vertices
-from galileo.server.cluster_ccqs import ClusterCcqs
+from galileo.server.ccq_records import CcqRecords
 from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor, gathered
 from galileo.server.fetch_response import apply_windows, check_progress, pieces_of
@@ -53,7 +50,6 @@ from galileo.wire.v1 import continuous_pb2
 
 T = TypeVar("T")
 
-SUBMIT_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 30.0
 SCAN_WAIT_S = 0.5
 """After it the election of a group begins without those whose scans a dead node may hold up."""
@@ -64,7 +60,7 @@ GROUP_MAX = 64
 LATE_MAX = 1_000
 """Submissions of one election after scans that took long."""
 MOVING_RETRY_S = 0.2
-"""Delay of a retry while a CCQ changes its coordinator; an election takes no longer."""
+"""Delay of a retry while a CCQ changes its coordinator."""
 # For the first estimate of a CCQ's cache: as much as it has found so far may come again.
 BYTES_PER_LABEL = 16
 RECORDS_FREE_BYTES = 16 << 20
@@ -82,11 +78,25 @@ class _Initial:
 
 
 @dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A CCQ after its initial scan, for the election of its nodes.
+
+    Attributes:
+        bounds: how many CCQs may live in the cluster, and of its owner.
+    """
+
+    candidacy: Candidacy
+    record: Record
+    bounds: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class _Started:
     """A submission; `scanning` waits for `begin`, which its group sets."""
 
     query: Query
     made: Ccq
+    owned_max: int
     begin: asyncio.Event
     scanning: asyncio.Task[_Initial]
 
@@ -108,7 +118,7 @@ class ContinuousQueries:
         node: StorageNode,
         driver: Driver,
         *,
-        ccqs: ClusterCcqs,
+        records: CcqRecords,
         work: EffectExecutor,
         peers: GrpcPeers,
         clock: Clock,
@@ -117,7 +127,7 @@ class ContinuousQueries:
     ) -> None:
         self._node = node
         self._driver = driver
-        self._ccqs = ccqs
+        self._records = records
         self._work = work
         self._peers = peers
         self._clock = clock
@@ -130,7 +140,7 @@ class ContinuousQueries:
     # --- submit ------------------------------------------------------------------------------
 
     async def submit(self, submission: Submission) -> Submitted:
-        """Evaluates a query once and elects its coordinator.
+        """Evaluates a query once, elects its nodes, and has its record added.
 
         Raises:
             InputError: the query or its sampler is wrong, or a limit is exceeded.
@@ -139,30 +149,20 @@ class ContinuousQueries:
         schema = await self._node.named(submission.dataset)
         query = await self._node.bind(submission.query, schema)
         made = self._checked(submission, query)
-        total = await self._ccqs.total()
-        self._check_capacity(total)
-        bound = owned_max(
-            made.owner, submission.quotas.ccqs_max, free=self._limits.ccqs_max - total
-        )
-        await self._check_quota(made.id, made.owner, bound)
-        with self._ccqs.submitting(made.owner):
-            return await self._elect(made, query)
-
-    async def _elect(self, made: Ccq, query: Query) -> Submitted:
         if made.sampler is not None:
             await self._work.load(made.sampler, dataset=made.dataset)
         self._warm()
-        initial, outcome = await self._scan_and_elect(query, made)
-        if outcome.failure is not None:
-            raise outcome.failure.to_error()
-        self._ccqs.record_submitted(made.owner)
-        facts = self._ccqs.info(Record(made, outcome.term, outcome.coordinator))
+        initial, record = await self._scan_and_elect(query, made, submission.quotas.ccqs_max)
+        if isinstance(record, GalileoError):
+            raise record
         progress, windows = self._first_windows(made, initial)
         token = tokens.encode(made.id, initial.tail.frontier, progress)
-        return Submitted(facts, initial.labels, token, windows)
+        return Submitted(self._records.info(record), initial.labels, token, windows)
 
-    async def _scan_and_elect(self, query: Query, made: Ccq) -> tuple[_Initial, ccq.Outcome]:
-        """The initial result, and the outcome of the election after it.
+    async def _scan_and_elect(
+        self, query: Query, made: Ccq, owned_max: int
+    ) -> tuple[_Initial, Record | GalileoError]:
+        """The initial result, and the record after the election.
 
         The scan is a part of its own request, as its trace and log say.
         """
@@ -174,7 +174,7 @@ class ContinuousQueries:
 
         scanning = asyncio.create_task(scan())
         try:
-            started = _Started(query, made, begin, scanning)
+            started = _Started(query, made, owned_max, begin, scanning)
             outcome = await self._groups.call(started)
             initial = await scanning
             if outcome is None:
@@ -183,8 +183,10 @@ class ContinuousQueries:
         finally:
             scanning.cancel()
 
-    async def _submit_group(self, group: tuple[_Started, ...]) -> Sequence[ccq.Outcome | None]:
-        """Scans for all submissions of a group at the same time, then elects their coordinators.
+    async def _submit_group(
+        self, group: tuple[_Started, ...]
+    ) -> Sequence[Record | GalileoError | None]:
+        """Scans for all submissions of a group at the same time, then elects their nodes.
 
         Returns:
             The outcomes; None where the scan takes long, or has failed.
@@ -194,38 +196,30 @@ class ContinuousQueries:
         await asyncio.wait([one.scanning for one in group], timeout=SCAN_WAIT_S)
         scanned = [number for number, one in enumerate(group) if one.has_result]
         items = tuple(self._candidacy(group[number]) for number in scanned)
-        outcomes: list[ccq.Outcome | None] = [None] * len(group)
+        outcomes: list[Record | GalileoError | None] = [None] * len(group)
         if items:
             for number, outcome in zip(scanned, await self._elect_group(items), strict=True):
                 outcomes[number] = outcome
         return outcomes
 
-    def _candidacy(self, started: _Started) -> ccq.BatchItem:
-        initial = started.scanning.result()
-        return ccq.BatchItem(
-            started.made,
-            self._candidates(started.query),
-            reached=initial.tail.frontier,
+    def _candidacy(self, started: _Started) -> _Candidate:
+        initial, made = started.scanning.result(), started.made
+        candidacy = Candidacy(
+            made.id,
+            count=NODES_MAX,
             need_bytes=BYTES_PER_LABEL * len(initial.labels),
+            nearby=self._candidates(started.query),
         )
+        record = Record(made, retrieved=initial.tail.frontier)
+        return _Candidate(candidacy, record, (self._limits.ccqs_max, started.owned_max))
 
-    async def _elect_group(self, items: tuple[ccq.BatchItem, ...]) -> Sequence[ccq.Outcome]:
-        """Elects the coordinators of CCQs that were submitted at about the same time."""
-
-        def make(request: int) -> ccq.ContinuousEvent:
-            if len(items) > 1:
-                return ccq.BatchSubmitted(request, items)
-            one = items[0]
-            return ccq.SubmitRequested(
-                request, one.ccq, one.reached, one.need_bytes, one.candidates
-            )
-
-        answer = await self._ask(make, timeout_s=SUBMIT_TIMEOUT_S)
-        if isinstance(answer, ccq.AnswerBatch):
-            return answer.outcomes
-        if isinstance(answer, duties.RefuseSubmit):
-            return [ccq.Outcome(one.ccq.id, failure=answer.failure) for one in items]
-        return [ccq.Outcome(answer.ccq_id, answer.coordinator, answer.term)]
+    async def _elect_group(self, items: tuple[_Candidate, ...]) -> Sequence[Record | GalileoError]:
+        """Elects the nodes of CCQs that were submitted at about the same time."""
+        return await self._records.place(
+            [one.candidacy for one in items],
+            [one.record for one in items],
+            bounds=[one.bounds for one in items],
+        )
 
     def _first_windows(
         self, made: Ccq, initial: _Initial
@@ -314,8 +308,19 @@ class ContinuousQueries:
             if token
             else (EMPTY_CURSOR, WindowProgress())
         )
-        self._check_not_revoked(ccq_id)
-        until_clock_us = self._until_clock_us(ccq_id, progress)
+        record = await self._record(ccq_id, is_asked=forwarded)
+        if record.ended is not None:  # The machine knows no records of other nodes.
+            raise end_reason(record).to_error()
+        self._check_not_revoked(record)
+        coordinator = record.acting(self._is_gone)
+        if coordinator != self._node.name:
+            if not coordinator:
+                raise _moving(ccq_id)
+            request = continuous_pb2.FetchRequest(
+                ccq_id=ccq_id, token=token, wait_s=wait_s, labels_max=labels_max, forwarded=True
+            )
+            return await self._forward(coordinator, request, forwarded=forwarded)
+        until_clock_us = self._until_clock_us(record, progress)
         bound = self._limits.answer_labels_max
         wanted = min(labels_max or bound, bound)
         wait_until = self._clock.monotonic() + wait_s if wait_s else None
@@ -326,44 +331,46 @@ class ContinuousQueries:
             timeout_s=ANSWER_TIMEOUT_S + wait_s,
         )
         if isinstance(answer, ccq.RefuseFetch):
-            record = self._driver.machine.state.record_table.records.get(ccq_id)
-            if record is not None and answer.failure.kind == InvalidToken.kind:
+            if answer.failure.kind == InvalidToken.kind:
                 # It is ahead of all commits, perhaps since those up to it were lost.
                 await self._node.scans.check_history(record.ccq.dataset, cursor)
             raise answer.failure.to_error()
         if isinstance(answer, ccq.RedirectFetch):
-            return await self._forward(
-                answer.coordinator,
-                continuous_pb2.FetchRequest(
-                    ccq_id=ccq_id,
-                    token=token,
-                    wait_s=wait_s,
-                    labels_max=labels_max,
-                    forwarded=True,
-                ),
-                forwarded=forwarded,
-            )
-        return await self._update(answer, progress)
+            raise _moving(ccq_id)
+        return await self._update(answer, record.ccq, progress)
 
-    def _check_not_revoked(self, ccq_id: str) -> None:
-        record = self._driver.machine.state.record_table.records.get(ccq_id)
-        spec = record.ccq.sampler if record is not None and record.ended is None else None
+    async def _record(self, ccq_id: str, *, is_asked: bool) -> Record:
+        """The record of a CCQ that a client fetches.
+
+        Args:
+            ccq_id: of the CCQ.
+            is_asked: another node takes this one for the coordinator; it may have heard first.
+        """
+        record = await self._records.find(ccq_id)
+        if is_asked and record.ended is None and record.acting(self._is_gone) != self._node.name:
+            record = await self._records.look_up(ccq_id)
+        return record
+
+    def _is_gone(self, node: str) -> bool:
+        return self._driver.machine.state.is_gone(node)
+
+    def _check_not_revoked(self, record: Record) -> None:
+        spec = record.ccq.sampler
         if spec is not None and spec.archive:
             self._node.samplers.check_not_revoked(spec.archive)
 
-    def _until_clock_us(self, ccq_id: str, progress: WindowProgress) -> int | None:
+    def _until_clock_us(self, record: Record, progress: WindowProgress) -> int | None:
         """The event clock at which the next window of this reader closes."""
-        record = self._driver.machine.state.record_table.records.get(ccq_id)
-        if record is None or record.ccq.window is None:
+        window = record.ccq.window
+        if window is None:
             return None
-        check_progress(record.ccq.window, progress)
-        return record.ccq.window.next_close_us(progress)
+        check_progress(window, progress)
+        return window.next_close_us(progress)
 
-    async def _update(self, answer: ccq.AnswerFetch, progress: WindowProgress) -> Update:
-        record = self._driver.machine.state.record_table.records.get(answer.ccq_id)
-        if record is None:
-            raise Unavailable("the continuous query was purged meanwhile", after_s=0.2)
-        query, windows = record.ccq, None
+    async def _update(
+        self, answer: ccq.AnswerFetch, query: Ccq, progress: WindowProgress
+    ) -> Update:
+        windows = None
         if query.window is not None:
             progress, windows = await asyncio.to_thread(apply_windows, query, progress, answer)
         if windows is not None:
@@ -389,13 +396,13 @@ class ContinuousQueries:
     async def _forward(
         self, coordinator: str, request: continuous_pb2.FetchRequest, *, forwarded: bool
     ) -> list[continuous_pb2.FetchPart]:
-        if forwarded or coordinator == self._node.name:
-            raise Unavailable(
-                "the continuous query is changing its coordinator",
-                after_s=MOVING_RETRY_S,
-                ccq_id=request.ccq_id,
-            )
-        return await self._until_dead(coordinator, self._asked(coordinator, request))
+        if forwarded:
+            raise _moving(request.ccq_id)
+        try:
+            return await self._until_dead(coordinator, self._asked(coordinator, request))
+        except GalileoError:
+            self._records.forget_hint(request.ccq_id)
+            raise
 
     async def _until_dead(self, node: str, call: Coroutine[Any, Any, T]) -> T:
         """The result of a call to a node. Raises Unavailable when the node is presumed dead.
@@ -449,64 +456,31 @@ class ContinuousQueries:
         return CachedRange(data, answer.reached, answer.gone)
 
     async def find(self, ccq_id: str) -> Ccq:
-        """Finds a CCQ here or at other nodes; acknowledges nothing.
+        """Finds a CCQ here or at the leader; acknowledges nothing.
 
         Raises:
-            UnknownCcq: no node knows the id.
-            TransientError: not all nodes are reachable.
+            UnknownCcq: there is none.
+            TransientError: no node that may know it is reachable.
         """
-        record = self._driver.machine.state.record_table.get(ccq_id)
-        if record is None:
-            record = await self._find(ccq_id)
-        return record.ccq
-
-    async def _find(self, ccq_id: str) -> Record:
-        answer = await self._ask(
-            lambda request: ccq.FindRequested(request, ccq_id), timeout_s=ANSWER_TIMEOUT_S
-        )
-        if isinstance(answer, ccq.RefuseFind):
-            raise answer.failure.to_error()
-        record: Record = answer.record
-        return record
+        return (await self._records.find(ccq_id)).ccq
 
     # --- cancel and list ---------------------------------------------------------------------
 
-    async def cancel(self, ccq_id: str, *, forwarded: bool) -> None:
-        """Cancels a CCQ here, and at its coordinator if that is alive; repeating it has no effect.
+    async def cancel(self, ccq_id: str) -> None:
+        """Cancels a CCQ everywhere; repeating it has no effect.
 
-        Fetches go to the coordinator, so none has new labels after this has returned.
-
-        Args:
-            ccq_id: of the CCQ.
-            forwarded: whether another node calls the coordinator.
+        The nodes that may run it hear of the end before this returns, if they answer in time; then
+        no fetch has new labels.
 
         Raises:
-            UnknownCcq: no node knows the id.
+            UnknownCcq: there is none.
+            Unavailable: no node leads the system partition.
         """
-        answer = await self._ask(
-            lambda request: ccq.CancelRequested(request, ccq_id), timeout_s=ANSWER_TIMEOUT_S
-        )
-        if isinstance(answer, ccq.RefuseCancel):
-            raise answer.failure.to_error()
-        record = self._driver.machine.state.record_table.records.get(ccq_id)
-        if forwarded or record is None or record.coordinator == self._node.name:
-            return
-        with contextlib.suppress(GalileoError):  # The announcement reaches it later.
-            await self._until_dead(
-                record.coordinator, self._peers.cancel(record.coordinator, ccq_id)
-            )
+        await self._records.end(ccq_id, "cancelled")
 
     async def list(self, dataset: str = "") -> list[CcqInfo]:
-        """See `ClusterCcqs.all`."""
-        return await self._ccqs.all(dataset)
-
-    def list_here(self, dataset: str) -> Sequence[CcqInfo]:
-        """See `ClusterCcqs.here`."""
-        return self._ccqs.here(dataset)
-
-    def owned_here(self) -> dict[str, int]:
-        """See `ClusterCcqs.owned_here`."""
-        return self._ccqs.owned_here()
+        """See `CcqRecords.all`."""
+        return await self._records.all(dataset)
 
     # --- the common part ---------------------------------------------------------------------
 
@@ -519,33 +493,8 @@ class ContinuousQueries:
                 after_s=1.0,
             ) from error
 
-    def _check_capacity(self, total: int) -> None:
-        if total >= self._limits.ccqs_max:
-            raise Overloaded(
-                f"the limit of {self._limits.ccqs_max} continuous queries is reached; cancel some",
-                after_s=60.0,
-            )
 
-    async def _check_quota(self, ccq_id: str, owner: str, bound: int) -> None:
-        """Raises QuotaExceeded if an owner may not have this CCQ too; it may have it already."""
-        if await self._ccqs.owned_by(owner) < bound:
-            return
-        try:
-            await self.find(ccq_id)
-        except UnknownCcq as error:
-            raise QuotaExceeded(
-                f"expected at most {bound:,} continuous queries alive of one owner (quota "
-                "ccqs_max, or as many as are free in the cluster), got one more; cancel some, let "
-                "them expire, or ask an administrator for a higher quota",
-                quota="ccqs_max",
-                bound=bound,
-            ) from error
-
-
-def owned_max(owner: str, quota: int, *, free: int) -> int:
-    """The most continuous queries of an owner: its quota, and no more than are free.
-
-    So one caller cannot have all that the cluster may have: alone it gets half. Callers without a
-    name, as all are without authentication, have their quota alone.
-    """
-    return min(quota, free) if owner else quota
+def _moving(ccq_id: str) -> Unavailable:
+    return Unavailable(
+        "the continuous query is changing its coordinator", after_s=MOVING_RETRY_S, ccq_id=ccq_id
+    )

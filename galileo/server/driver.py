@@ -1,11 +1,8 @@
-"""Drives the state machines in production: events in order, effects in order.
+"""Drives the machine of continuous queries in production: events in order, effects in order.
 
-Every event passes one queue and one consumer, so a machine handles one event at a time, and the
-effects of the steps are executed in order. The records of a step are written first; durable records
-are on disk before any other effect. If a step has durable records, the effects wait until all other
-events that have come were handled too, and the records of all these steps are written together,
-with one sync. Long work (a cycle, a rescan, packing) runs in a task of its own; its result is an
-event.
+Every event passes one queue and one consumer, so the machine handles one event at a time, and the
+effects of the steps are executed in order. Long work (a cycle, a rescan, a change of records) runs
+in a task of its own; its result is an event.
 """
 
 from __future__ import annotations
@@ -14,15 +11,13 @@ import asyncio
 import functools
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
 from galileo import request_id, spans
 from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
-from galileo.ccq.model import Record
 from galileo.clock import Clock
 from galileo.dht import membership
 from galileo.dht.membership import (
@@ -33,15 +28,10 @@ from galileo.dht.membership import (
     PeerRevived,
     SendHeartbeat,
 )
-from galileo.election import events as duties
-from galileo.election.messages import Digest
-from galileo.errors import GalileoError, Overloaded, PartitionReadOnly
-from galileo.server.peer_messaging import TAGGED, PeerMessenger
-from galileo.storage.metadata_files import is_full
-from galileo.storage.store import Store
+from galileo.errors import Overloaded
+from galileo.server.peer_messaging import PeerMessenger
 from galileo.wire.context_propagation import Origin, continue_request, outgoing_metadata
 
-RECORD_KIND = "ccq"
 TIMER_RESOLUTION_S = 0.001
 """A timer of the event loop may end earlier by this."""
 
@@ -50,15 +40,8 @@ Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, ccq.ContinuousEvent]]
 
 log = logging.getLogger(__name__)
 
-_REPEATED = duties.Ticked | duties.UsageMeasured | duties.MessageArrived
-"""Events that may be lost, because they are sent again."""
-
-
-def _is_routine(event: ccq.ContinuousEvent) -> bool:
-    """Whether the event also happens on an idle node."""
-    if isinstance(event, duties.MessageArrived):
-        return isinstance(event.message, Digest)
-    return isinstance(event, duties.Ticked | duties.UsageMeasured)
+_ROUTINE = ccq.Ticked | ccq.UsageMeasured
+"""Events that also happen on an idle node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +56,15 @@ class DriverOptions:
         announce_interval_s: new commits are announced to nodes that wait for them at once, but at
             most at this interval; longer in proportion if these are more than `announced_max`.
         announced_max: nodes to which commits are announced in each interval.
-        events_together_max: events whose records are written together.
         events_waiting_max: events that wait; beyond it requests are refused.
-        records_retry_s: interval at which a durable record is retried while the disk is full.
     """
 
     tick_s: float = 0.05
     idle_after_s: float = 1.0
     idle_tick_s: float = 0.25
     announce_interval_s: float = 0.25
-    events_together_max: int = 256
     announced_max: int = 8
     events_waiting_max: int = 50_000
-    records_retry_s: float = 1.0
 
 
 class Driver:
@@ -97,7 +76,6 @@ class Driver:
     Args:
         machine: the node's continuous queries.
         members: its failure detector.
-        store: stores the records.
         clock: wall and monotonic clock.
         work: executes a long effect (`ccq.Task`); returns the resulting event, never raises a
             GalileoError.
@@ -111,7 +89,6 @@ class Driver:
         machine: Continuous,
         members: Membership,
         *,
-        store: Store,
         clock: Clock,
         work: Work,
         new_commits: Callable[[], list[ccq.ContinuousEvent]],
@@ -122,14 +99,12 @@ class Driver:
         self.machine = machine
         self.members = members
         self.mail: PeerMessenger | None = None
-        self._store = store
         self._clock = clock
         self._work = work
         self.has_readers: Callable[[], bool] = lambda: False
         self._new_commits = new_commits
         self._drop_spills = drop_spills
         self._events: asyncio.Queue[ccq.ContinuousEvent] = asyncio.Queue()
-        self._awaits_disk = False
         self._has_news = False
         self._announce_at = float("-inf")
         self._idle_at = float("-inf")
@@ -139,20 +114,14 @@ class Driver:
         self._served: dict[int | None, Origin] = {}
         self._late_s: dict[int, float] = {}
         self._stored: dict[int, tuple[str, float]] = {}
-        self._records: Executor = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._tasks: set[asyncio.Task[None]] = set()
         self._cycles: dict[int, asyncio.Task[None]] = {}
         self._deaths: dict[str, asyncio.Event] = {}
 
     def feed(self, event: ccq.ContinuousEvent) -> None:
-        """Queues an event.
-
-        While the machine waits for a full disk, perhaps for days, repeated events are dropped.
-        """
-        if self._awaits_disk and isinstance(event, _REPEATED):
-            return
+        """Queues an event."""
         self._events.put_nowait(event)
-        if not _is_routine(event):
+        if not isinstance(event, _ROUTINE):
             self._idle_at = self._clock.monotonic() + self._options.idle_after_s
             self._wake.set()
 
@@ -207,18 +176,6 @@ class Driver:
         if node not in self.members.dead:
             await self._deaths.setdefault(node, asyncio.Event()).wait()
 
-    async def restore(self) -> tuple[Record, ...]:
-        """Feeds the stored records; call it before any other event is fed.
-
-        Dropped datasets come first, so that no CCQ of a dropped dataset is restarted.
-        """
-        for name, generations in self._store.generations.items():
-            self.feed(ccq.DatasetDropped(name, generations))
-        loaded = await asyncio.to_thread(self._store.load_batches, RECORD_KIND)
-        records = tuple(TAGGED.decode(data) for _, data in sorted(loaded.items()))
-        self.feed(duties.RecordsLoaded(records, self._clock.wall()))
-        return records
-
     async def run(self) -> None:
         """Runs until it is cancelled."""
         try:
@@ -231,7 +188,6 @@ class Driver:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            self._records.shutdown(wait=True)
 
     async def _tick(self) -> None:
         while True:
@@ -239,7 +195,7 @@ class Driver:
             now = self._clock.monotonic()
             self.gossip(membership.Ticked())
             self.announce_commits(self._new_commits(), now)
-            self.feed(duties.Ticked(self._clock.wall()))
+            self.feed(ccq.Ticked(self._clock.wall()))
             if now >= self._idle_at:
                 await self._until_woken(self._pause_s(now, self._options.idle_tick_s))
             if self._clock.monotonic() < now + self._options.tick_s:
@@ -269,7 +225,7 @@ class Driver:
             return
         has_readers = self.has_readers()
         waiting = [
-            peer for peer in self.members.alive if has_readers or self.machine.is_coordinator(peer)
+            peer for peer in self.members.alive if has_readers or self.mail.coordinates(peer)
         ]
         intervals = max(1.0, len(waiting) / self._options.announced_max)
         self._has_news = False
@@ -290,19 +246,11 @@ class Driver:
 
     async def _consume(self) -> None:
         while True:
-            events = [await self._events.get()]
-            effects = self._step(events[0])
-            while _is_durable(effects) and len(events) < self._options.events_together_max:
-                await asyncio.sleep(0)
-                if self._events.empty():
-                    break
-                events.append(self._events.get_nowait())
-                effects += self._step(events[-1])
-            await self._save(effects)
-            for effect in effects:
+            event = await self._events.get()
+            for effect in self._step(event):
                 self._carry_out(effect)
-            for event in events:
-                self._after_step(event)
+            if spans.is_on():
+                self._trace(event)
             if not self._events.empty():  # Let other tasks run while the queue is never empty.
                 await asyncio.sleep(0)
 
@@ -315,18 +263,11 @@ class Driver:
                     self._late_s[effect.cycle_id] = max(0.0, now - (due_at or now))
         return effects
 
-    def _after_step(self, event: ccq.ContinuousEvent) -> None:
-        if spans.is_on():
-            self._trace(event)
-
     def _carry_out(self, effect: ccq.ContinuousEffect) -> None:
         if isinstance(effect, ccq.Reply):  # First, because there are thousands.
             take = self._waiting.get(effect.request)
             if take is not None:
                 take(effect)
-        elif isinstance(effect, duties.Send):
-            if self.mail is not None:
-                self.mail.send(effect.to, effect.message)
         elif isinstance(effect, ccq.Task):
             self._start(effect)
         elif isinstance(effect, ccq.DropSpills):
@@ -334,48 +275,8 @@ class Driver:
         elif isinstance(effect, ccq.AbandonCycle):
             if effect.cycle_id in self._cycles:
                 self._cycles[effect.cycle_id].cancel()
-        elif not isinstance(effect, (duties.SaveRecord, duties.PurgeRecord)):  # Saved before.
-            assert_never(effect)
-
-    async def _save(self, effects: Sequence[ccq.ContinuousEffect]) -> None:
-        """Writes records in order in one thread; waits for durable ones."""
-        values: dict[str, Record | None] = {}
-        for effect in effects:
-            if isinstance(effect, duties.SaveRecord):
-                values[effect.record.ccq.id] = effect.record
-            elif isinstance(effect, duties.PurgeRecord):
-                values[effect.ccq_id] = None
-        if not values:
-            return
-        if _is_durable(effects):
-            await self._write_durably(values)
         else:
-            self._keep(asyncio.ensure_future(_logged(self._writing(values))))
-
-    async def _write_durably(self, values: dict[str, Record | None]) -> None:
-        """Writes records; retries while the disk is full, which pauses the machines.
-
-        Reads of stored data go on.
-        """
-        try:
-            while True:
-                try:
-                    return await self._writing(values)
-                except PartitionReadOnly as error:
-                    if not is_full(error):
-                        raise
-                    log.error("continuous queries are paused: %s", error)
-                self._awaits_disk = True
-                await asyncio.sleep(self._options.records_retry_s)
-        finally:
-            self._awaits_disk = False
-
-    def _writing(self, values: dict[str, Record | None]) -> Awaitable[None]:
-        return asyncio.get_running_loop().run_in_executor(self._records, self._write, values)
-
-    def _write(self, values: dict[str, Record | None]) -> None:
-        encoded = {name: TAGGED.encode(one) if one else None for name, one in values.items()}
-        self._store.save_batch(RECORD_KIND, encoded)
+            assert_never(effect)
 
     def _start(self, effect: ccq.Task) -> None:
         task = asyncio.get_running_loop().create_task(self._do(effect))
@@ -415,14 +316,6 @@ class Driver:
             failure = event.failure.kind if isinstance(event, ccq.CycleFailed) else ""
             if tick:
                 spans.record("store", parent=tick, took_s=now - fed_at, error=failure)
-        ended = self.machine.state.counts.ended
-        while ended:
-            one = ended.popleft()
-            parent = dict(self._served.get(one.request, ())).get(spans.METADATA_KEY, "")
-            took_s = now - one.begun_at
-            spans.record(
-                "election", parent=parent, took_s=took_s, error=one.failure, ccq=one.ccq_id
-            )
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -434,18 +327,6 @@ class Driver:
             log.error("a task of the driver failed", exc_info=task.exception())
 
 
-def _is_durable(effects: Sequence[ccq.ContinuousEffect]) -> bool:
-    """Whether some of the effects wait for the disk."""
-    return any(isinstance(effect, duties.SaveRecord) and effect.durable for effect in effects)
-
-
 def _give(future: asyncio.Future[Any], value: Any) -> None:
     if not future.done():
         future.set_result(value)
-
-
-async def _logged(written: Awaitable[None]) -> None:
-    try:
-        await written
-    except GalileoError as error:
-        log.warning("could not write a record: %s", error)

@@ -44,6 +44,7 @@ from galileo.samplers import (
     observed_parts,
     observed_schema,
 )
+from galileo.server.ccq_records import CcqRecords
 from galileo.server.cycle_executor import CycleExecutor, Evaluate
 from galileo.server.spill_files import SpillFiles
 from galileo.wire.codec import commit_ranges_from_pb, cursor_from_pb, cursor_to_pb
@@ -63,6 +64,7 @@ class EffectExecutor:
         evaluate: runs one Spark job.
         is_dead: whether a node counts as dead, so that a cycle does not wait for it.
         spills: the spill files.
+        records: of continuous queries.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class EffectExecutor:
         evaluate: Evaluate,
         is_dead: Callable[[str], bool],
         spills: SpillFiles,
+        records: Callable[[], CcqRecords],
     ) -> None:
         self._node = node
+        self._records = records
         self._peers = peers
         self._spills = spills
         self._parsed = lru_cache(QUERIES_KEPT)(parse)
@@ -100,14 +104,17 @@ class EffectExecutor:
             case ccq.ReadHandedOffCache():
                 return await self._ask_holder(effect)
         try:
-            if isinstance(effect, ccq.StartCycle):
-                return await self._cycle(effect)
-            return await self._backfill(effect)
+            match effect:
+                case ccq.ChangeRecords():
+                    return await self._records().carry_out(effect)
+                case ccq.ElectNodes():
+                    return await self._records().elect(effect)
+                case ccq.StartCycle():
+                    return await self._cycle(effect)
+                case ccq.Backfill():
+                    return await self._backfill(effect)
         except Exception as error:
-            failure = _failure_of(error)
-            if isinstance(effect, ccq.StartCycle):
-                return ccq.CycleFailed(effect.cycle_id, failure)
-            return ccq.BackfillFailed(effect.request, failure)
+            return _failed(effect, _failure_of(error))
 
     async def _cycle(self, effect: ccq.StartCycle) -> ccq.CycleFinished:
         failed, items = self.refused(effect.items)
@@ -350,6 +357,21 @@ async def _gather(effect: ccq.CompactPacks) -> ccq.PacksCompacted:
         log.error(template, name, error, extra={"ccq": name}, exc_info=why)
         labels = None
     return ccq.PacksCompacted(effect.ccq.id, effect.term, labels)
+
+
+def _failed(
+    effect: ccq.ChangeRecords | ccq.ElectNodes | ccq.StartCycle | ccq.Backfill, failure: Failure
+) -> ccq.ContinuousEvent:
+    """The event of an effect that could not be executed, so that its work is tried again."""
+    match effect:
+        case ccq.ChangeRecords(changes):
+            return ccq.RecordsChanged(tuple(change.name for change in changes))
+        case ccq.ElectNodes(candidacies):
+            return ccq.NodesElected({candidacy.key: () for candidacy in candidacies})
+        case ccq.StartCycle(cycle_id):
+            return ccq.CycleFailed(cycle_id, failure)
+        case ccq.Backfill(request):
+            return ccq.BackfillFailed(request, failure)
 
 
 def _failure_of(error: Exception) -> Failure:

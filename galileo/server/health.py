@@ -44,7 +44,6 @@ class HealthMonitor:
         self._readiness = ReadinessChecks(
             Path(parts.config.node.directory),
             unheard=self._unheard,
-            is_restored=lambda: parts.machine.is_restored,
             clock=clock,
             lag_max_s=parts.config.membership.failure_timeout_s,
         )

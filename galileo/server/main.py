@@ -22,7 +22,6 @@ from grpc_reflection.v1alpha import reflection
 
 from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
-from galileo.ccq.model import Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.clock import Clock, SystemClock
 from galileo.config import Config, LimitsSection, StorageSection
@@ -31,8 +30,7 @@ from galileo.dht.membership import Membership, MembershipOptions
 from galileo.dht.node_states import RUN_BITS
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
-from galileo.election import events as duties
-from galileo.election.machine import ElectionOptions
+from galileo.election.election import ElectionOptions
 from galileo.election.ranking import Suitability
 from galileo.errors import ConfigError, GalileoError
 from galileo.histogram import LOOP_BOUNDS_S, DurationHistogram
@@ -61,12 +59,13 @@ from galileo.rpc.replication import GrpcReplicaLink
 from galileo.rpc.samplers import SamplersServicer
 from galileo.rpc.storage import StorageServicer
 from galileo.sampler_runtime import SandboxLimits
+from galileo.server.ccq_records import CcqRecords
 from galileo.server.cgroup_memory import memory
-from galileo.server.cluster_ccqs import ClusterCcqs
 from galileo.server.cluster_nodes import ClusterNodes
 from galileo.server.continuous import ContinuousQueries
 from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor
+from galileo.server.elections import Elections
 from galileo.server.evaluator_client import Evaluation
 from galileo.server.health import NOT_SERVING, HealthMonitor
 from galileo.server.joining import mark_removed, resolve_topology
@@ -167,7 +166,6 @@ class NodeProcess:
         self.driver = Driver(
             self.machine,
             self._members,
-            store=self._store,
             clock=clock,
             work=work,
             new_commits=self._new_commits,
@@ -179,8 +177,8 @@ class NodeProcess:
             register=self._register,
             members=self._members,
             on_gossip=self.driver.gossip,
-            on_message=lambda node, message: self.driver.feed(duties.MessageArrived(node, message)),
             on_news=self._observe_commits,
+            has_ccqs=lambda: bool(self.machine.coordinated),
         )
         self.driver.mail = self.mail
         self._register.send = self.mail.send
@@ -189,7 +187,7 @@ class NodeProcess:
             self._register,
             peers=self._peers,
             mail=self.mail,
-            drain=lambda is_on: self.driver.feed(duties.DrainRequested(is_on)),
+            drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
             coordinated=lambda: len(self.machine.coordinated),
             is_alive=self._is_alive,
             on_removed=self._stop_removed,
@@ -204,11 +202,11 @@ class NodeProcess:
             is_alive=self._is_alive,
         )
         self.node.begin_scrub(_scrubbing(config.storage, clock))
-        self._ccqs = ClusterCcqs(self.driver, self.node, peers=self._peers, clock=clock)
+        self._records = self._make_records(clock)
         self._queries = ContinuousQueries(
             self.node,
             self.driver,
-            ccqs=self._ccqs,
+            records=self._records,
             work=work,
             peers=self._peers,
             clock=clock,
@@ -227,8 +225,8 @@ class NodeProcess:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set, then lets calls finish for a moment and closes."""
-        self._check_losses(await self.driver.restore())
-        self._ccqs.start()
+        self._end_dropped()
+        self._records.start()
         server, healthy = await self._open()
         monitoring = self._watch.serve()
         log.info("node %s serves at %s", self.node.name, self._config.listen)
@@ -238,9 +236,10 @@ class NodeProcess:
             asyncio.create_task(self._measure()),
             asyncio.create_task(self._watch.run(healthy)),
             asyncio.create_task(trim_when_idle()),
-            asyncio.create_task(self._evaluation.keep(lambda: bool(self.machine.coordinated))),
+            asyncio.create_task(self._evaluation.keep(lambda: self.machine.state.is_named)),
             asyncio.create_task(self._register.run()),
             *(asyncio.create_task(table.run()) for table in self.node.system_tables.values()),
+            asyncio.create_task(self._records.sweep()),
             asyncio.create_task(self.node.channels.run()),
         ]
         introducing = asyncio.create_task(self._introduce())
@@ -278,7 +277,7 @@ class NodeProcess:
         servicers = self._servicers()
         for service in NODE_SERVICES:
             add_service(service, servicers[service], server)
-        add_internal(Internal(self.node), server)
+        add_internal(Internal(self.node, lambda: self.machine.usage), server)
         names = [service.full_name for service in (*NODE_SERVICES, HEALTH)]
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
         keys = self._config.keys
@@ -310,7 +309,7 @@ class NodeProcess:
                 self.node, register=self._register, peers=self._peers, mail=self.mail
             ),
             own_status=self._status,
-            drain=lambda is_on: self.driver.feed(duties.DrainRequested(is_on)),
+            drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
             identify=identify,
             condition=self._watch.conditions.ask,
             ccqs_of=self._ccqs_of,
@@ -336,7 +335,7 @@ class NodeProcess:
         }
 
     def _owner_of(self, ccq_id: str) -> str | None:
-        record = self.machine.state.record_table.get(ccq_id)
+        record = self.machine.state.records.get(ccq_id)
         return None if record is None else record.ccq.owner
 
     async def _introduce(self) -> None:
@@ -407,15 +406,35 @@ class NodeProcess:
         return Continuous(
             self.node.name,
             options=ContinuousOptions(
-                ordinal=topology.ordinals[self.node.name],
                 groups=_names_by_group(topology),
                 racks=topology.fault_domains,
                 cycle_timeout_s=self._config.evaluator.cycle_timeout_s,
-                election=_election(limits),
                 cache_bytes_max=limits.cache_bytes_max,
                 spill_bytes_max=limits.spill_bytes_max,
                 labels_max=limits.answer_labels_max,
             ),
+            wall=self._clock.wall(),
+        )
+
+    def _make_records(self, clock: Clock) -> CcqRecords:
+        elections = Elections(
+            self.node.name,
+            self.node.live,
+            ask=self._peers.usage,
+            own=lambda: self.machine.usage,
+            dead=lambda: self._members.dead,
+            options=_election(self._config.limits),
+            counts=self.machine.state.counts,
+            clock=clock,
+        )
+        return CcqRecords(
+            self.node,
+            self._peers,
+            elections=elections,
+            feed=self.driver.feed,
+            known=lambda: self.machine.state.records,
+            is_gone=self.machine.state.is_gone,
+            clock=clock,
         )
 
     def _make_watch(self) -> HealthMonitor:
@@ -427,7 +446,7 @@ class NodeProcess:
             calls=self._security.calls,
             loop_lag=DurationHistogram(LOOP_BOUNDS_S),
             audit=self._security.audit,
-            ccqs=self._ccqs,
+            ccqs=self._records,
             version=VERSION,
         )
         return HealthMonitor(parts, mail=self.mail, clock=self._clock)
@@ -439,11 +458,12 @@ class NodeProcess:
             evaluate=self._evaluation.evaluate,
             is_dead=self._is_dead,
             spills=self._spills,
+            records=lambda: self._records,
         )
 
     def _readers(self, dataset: str) -> list[ReaderProgress] | None:
         """The progress of readers that retention must respect; called from its thread."""
-        return self._ccqs.progress_from_thread(dataset)
+        return self._records.progress_from_thread(dataset)
 
     def _follow_topology(self) -> None:
         """Tells all parts that nodes were added or removed; stops if this one was removed."""
@@ -456,7 +476,7 @@ class NodeProcess:
         peers = tuple(node.name for node in topology.nodes if node.name != name)
         self._members.step(membership.PeersChanged(peers), self._clock.monotonic())
         groups, racks = _names_by_group(topology), topology.fault_domains
-        self.driver.feed(duties.MembersChanged(groups, racks))
+        self.driver.feed(ccq.MembersChanged(groups, racks))
 
     def _stop_removed(self) -> None:
         """Stops a little later: a client that knows this node alone reads the other addresses."""
@@ -474,7 +494,7 @@ class NodeProcess:
     async def _samplers_in_use(self, caller: Principal) -> dict[str, list[str]]:
         """The CCQs of a caller that use each uploaded sampler, by its digest."""
         ccqs_of: dict[str, list[str]] = {}
-        for one in await self._ccqs.all():
+        for one in await self._records.all():
             is_shown = caller.owns(one.owner) and caller.may_use(one.dataset)
             if is_shown and one.sampler is not None and one.sampler.archive:
                 ccqs_of.setdefault(one.sampler.archive, []).append(one.id)
@@ -499,20 +519,16 @@ class NodeProcess:
     async def _owned_by(self, principal: str) -> dict[str, int]:
         """What a principal owns, by quota."""
         names = self.node.system.total(principal)
-        return {"ccqs_max": await self._ccqs.owned_by(principal), "datasets_max": names}
+        return {"ccqs_max": await self._records.owned_by(principal), "datasets_max": names}
 
     async def _ccqs_of(self, dataset: str) -> int:
         """The number of running CCQs of a dataset."""
-        return len(await self._ccqs.all(dataset))
+        return len(await self._records.all(dataset))
 
-    def _check_losses(self, records: Iterable[Record]) -> None:
-        """Reports commits that readers have retrieved and that are lost here."""
-        losses, shards = self.node.view.losses, self.node.catalog.shards
-        for record in records:
-            if record.ended is None and record.ccq.dataset in shards:
-                losses.expect(record.ccq.dataset, record.retrieved)
-        sequences = {dataset: shard.own_published().sequences for dataset, shard in shards.items()}
-        losses.check_own(self.node.name, self.node.partitions, reported=sequences)
+    def _end_dropped(self) -> None:
+        """Tells the machine of all datasets that were dropped before the start."""
+        for name, generations in self._store.generations.items():
+            self.driver.feed(ccq.DatasetDropped(name, generations))
 
     async def _status(self) -> cluster_pb2.NodeStatus:
         status = self._usage.status(self.node, self.machine)
@@ -522,7 +538,7 @@ class NodeProcess:
 
     async def _measure(self) -> None:
         while True:
-            self.driver.feed(duties.UsageMeasured(self._usage.measure(self.machine)))
+            self.driver.feed(ccq.UsageMeasured(self._usage.measure(self.machine)))
             self._security.flush()
             await asyncio.sleep(USAGE_INTERVAL_S)
 
@@ -534,6 +550,8 @@ class NodeProcess:
             if published is before:
                 continue
             self._published[dataset] = published
+            if (table := self.node.system_tables.get(dataset)) is not None:
+                table.wake()
             if before is None or published.sequences != before.sequences:
                 self.node.view.update_sequences(dataset, published.sequences)
                 self.node.view.update_event_clock(dataset, published.clock)

@@ -20,10 +20,11 @@ from galileo.ccq.stats import LabelCounts
 from galileo.config import Config
 from galileo.histogram import DurationHistogram
 from galileo.model.schema import name_of_key
+from galileo.model.system import SYSTEM_TABLES
 from galileo.node.storage_node import StorageNode
 from galileo.server.audit import Audit
+from galileo.server.ccq_records import CcqRecords
 from galileo.server.cgroup_memory import memory
-from galileo.server.cluster_ccqs import ClusterCcqs
 from galileo.server.driver import Driver
 from galileo.server.metrics import Measured
 
@@ -43,7 +44,7 @@ class NodeView:
     Attributes:
         loop_lag: the lag of the event loop.
         version: of this package.
-        ccqs: the continuous queries of the cluster.
+        ccqs: the records of continuous queries.
         audit: the audit log, if enabled.
     """
 
@@ -53,7 +54,7 @@ class NodeView:
     driver: Driver
     calls: Calls
     loop_lag: DurationHistogram
-    ccqs: ClusterCcqs
+    ccqs: CcqRecords
     version: str
     audit: Audit | None = None
 
@@ -223,17 +224,23 @@ def _datasets(node: StorageNode) -> Iterator[Measured]:
 
 
 def _partitions(node: StorageNode, *, partitions_max: int) -> Iterator[Measured]:
-    """Partitions; read-only ones and those with waiting commits come first."""
+    """Partitions; read-only ones and those with waiting commits come first, system tables last."""
     waiting = node.catalog.waiting()
     journals = [
-        (not journal.stopped, -waiting.get((dataset, partition), 0), dataset, partition)
+        (
+            not journal.stopped,
+            -waiting.get((dataset, partition), 0),
+            dataset in SYSTEM_TABLES,
+            dataset,
+            partition,
+        )
         for dataset, shard in node.catalog.shards.items()
         for partition, journal in shard.journals.items()
     ]
     shown = heapq.nsmallest(partitions_max, journals)
     yield "galileo_commit_log_fsync_seconds", (), node.store.log.syncs
     yield "galileo_partitions_shown", (), len(shown)
-    for _, few, dataset, partition in shown:
+    for _, few, _, dataset, partition in shown:
         journal = node.catalog.shards[dataset].journals.get(partition)
         if journal is None:
             continue  # It has just moved away.

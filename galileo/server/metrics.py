@@ -79,8 +79,8 @@ DEFINITIONS = (
         "galileo_audit_failures", "counter", "Events that could not be written to the audit log"
     ),
     Definition("galileo_peers", "gauge", "Other nodes, by whether they are heard from", ("state",)),
-    Definition("galileo_elections", "counter", "Elections of coordinators that this node began"),
-    Definition("galileo_elections_failed", "counter", "Elections in which no node took the CCQ"),
+    Definition("galileo_elections", "counter", "Elections of nodes for CCQs that this node held"),
+    Definition("galileo_elections_failed", "counter", "Elections that found no node for the CCQ"),
     Definition("galileo_memory_available_bytes", "gauge", "Memory that the node may still take"),
     Definition(
         "galileo_disk_free_bytes", "gauge", "Free on the file system of the node's directory"

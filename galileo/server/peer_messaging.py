@@ -1,10 +1,11 @@
-"""Messages between nodes: heartbeats with gossip, and the messages of the machines.
+"""Messages between nodes: heartbeats with gossip, and those of the topology register.
 
 There is one sender per peer, so that a peer that hangs does not delay others. `dht.membership`
 decides when a heartbeat goes to which peer. It brings two kinds of facts.
 
-- States (`dht.node_states`): the address of each node, the partitions that it has given away and
-  its last commits. They go both ways, and nodes pass on what they know of third ones.
+- States (`dht.node_states`): the address and the directory of each node, the partitions that it
+  leads, whether it coordinates continuous queries, and its last commits. They go both ways, and
+  nodes pass on what they know of third ones.
 - What the peer has not acknowledged: moves of partitions, and the sender's synopses. These go from
   node to node, as the ring of membership brings them together; what a node adopts, it announces
   itself.
@@ -23,9 +24,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, get_args, get_origin
+from typing import Any
 
-from galileo.ccq import model
 from galileo.cursor import Cursor
 from galileo.dht.membership import (
     AnswerGossip,
@@ -43,11 +43,8 @@ from galileo.dht.membership import (
 from galileo.dht.node_states import StateEntry
 from galileo.dht.register import Ballot, Entry
 from galileo.dht.topology import Move
-from galileo.election import messages
-from galileo.election.messages import UsageStatistics
 from galileo.errors import ConfigError, GalileoError, InputError
 from galileo.graph.synopsis import Synopsis, SynopsisDelta, Version
-from galileo.model.windows import Window
 from galileo.node.catalog import AnyShard
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.shard import PublishedCommits
@@ -67,26 +64,12 @@ from galileo.server.topology_register import TopologyRegister
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.tagged_json import TaggedJson
 
-_NOT_URGENT = (messages.Digest,)
-"""Messages that wait for the next heartbeat; a later one of the class replaces an earlier one."""
-_ADDRESS, _DISK, _LED, _COMMITS = "address", "disk", "led", "commits/"
+_ADDRESS, _DISK, _LED, _CCQS, _COMMITS = "address", "disk", "led", "ccqs", "commits/"
 """Keys of entries of a node's state; `_COMMITS` is followed by the key of a dataset."""
 
 log = logging.getLogger(__name__)
 
-TAGGED = TaggedJson(
-    [
-        *REGISTER_MESSAGES,
-        Ballot,
-        Entry,
-        *(get_origin(one) or one for one in get_args(messages.Message)),
-        model.Ccq,
-        model.Record,
-        model.Holder,
-        Window,
-        UsageStatistics,
-    ]
-)
+TAGGED = TaggedJson([*REGISTER_MESSAGES, Ballot, Entry])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +103,6 @@ class _Peer:
         self.name = name
         self.heartbeat_due = False
         self.outbox: deque[bytes] = deque(maxlen=outbox_max)
-        self.not_urgent: dict[type, bytes] = {}
         self.missing: Gossip | None = None
         self.wake = asyncio.Event()
         self.run = 0
@@ -158,12 +140,14 @@ class _Report:
         run: that run.
         identity: of its directory.
         led: the partitions that the node leads; it reports the commits of these.
+        has_ccqs: whether the node coordinates continuous queries.
         sequences: its last commits, by dataset.
     """
 
     run: int = 0
     identity: str = ""
     led: frozenset[int] = frozenset()
+    has_ccqs: bool = False
     sequences: dict[str, Cursor] = field(default_factory=dict)
 
 
@@ -201,8 +185,8 @@ class PeerMessenger:
         register: the topology, and the messages about it.
         members: the states of all nodes.
         on_gossip: steps `members`, and carries out the effects that are not about messages.
-        on_message: called with (node, message).
         on_news: called with the datasets of which new commits were reported.
+        has_ccqs: whether this node coordinates continuous queries.
         options: limits.
         monotonic: clock in seconds.
     """
@@ -215,8 +199,8 @@ class PeerMessenger:
         register: TopologyRegister,
         members: Membership,
         on_gossip: Callable[[MembershipEvent], list[MembershipEffect]],
-        on_message: Callable[[str, Any], None],
         on_news: Callable[[Iterable[str]], None],
+        has_ccqs: Callable[[], bool],
         options: MessagingOptions | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -226,8 +210,8 @@ class PeerMessenger:
         self._peers = peers
         self._members = members
         self._on_gossip = on_gossip
-        self._on_message = on_message
         self._on_news = on_news
+        self._has_ccqs = has_ccqs
         self._register = register
         self._boxes: dict[str, _Peer] = {}
         self._reports: dict[str, _Report] = {}
@@ -239,6 +223,7 @@ class PeerMessenger:
         self._shards: Mapping[str, AnyShard] = {}
         self._summarised: Mapping[str, DatasetShard] = {}
         self._led: frozenset[int] | None = None
+        self._had_ccqs = False
         self._summaries: dict[str, _Summary] = {}
         self._unsummarised: dict[str, tuple[PublishedCommits | None, float]] = {}
         self.update_peers()
@@ -267,20 +252,14 @@ class PeerMessenger:
             self._delivering[name] = task
 
     def send(self, to: str, message: Any) -> None:
-        """Queues a message; one that is not urgent goes with the next heartbeat to the node.
-
-        A message to a node that was removed is dropped.
-        """
+        """Queues a message; one to a node that was removed is dropped."""
         box = self._boxes.get(to)
         if box is None:
             return
         if self._encoded[0] is not message:  # A message to all peers is encoded once.
             self._encoded = message, TAGGED.encode(message)
-        if isinstance(message, _NOT_URGENT):
-            box.not_urgent[type(message)] = self._encoded[1]
-        else:
-            box.outbox.append(self._encoded[1])
-            box.wake.set()
+        box.outbox.append(self._encoded[1])
+        box.wake.set()
 
     def send_heartbeat(self, to: str) -> None:
         box = self._boxes.get(to)
@@ -298,6 +277,11 @@ class PeerMessenger:
         """Whether the node has replied since this one was started."""
         box = self._boxes.get(node)
         return box is not None and box.run != 0
+
+    def coordinates(self, node: str) -> bool:
+        """Whether a node has said that it coordinates continuous queries."""
+        report = self._reports.get(node)
+        return report is not None and report.has_ccqs
 
     def has_told_moves(self, node: str) -> bool:
         """Whether the node has said which partitions it leads since this one was started."""
@@ -402,8 +386,6 @@ class PeerMessenger:
         heartbeat, gossip, box.missing = None, box.missing, None
         if box.heartbeat_due:
             box.heartbeat_due = False
-            box.outbox.extend(box.not_urgent.values())
-            box.not_urgent.clear()
             self._write_state()
             heartbeat, gossip = self._heartbeat(box), self._members.heartbeat(box.name)
         version = self._register.version
@@ -437,6 +419,9 @@ class PeerMessenger:
         if led is not self._led:
             self._led = led
             states.write(_LED, encode_led(led))
+        if self._has_ccqs() is not self._had_ccqs:
+            self._had_ccqs = not self._had_ccqs
+            states.write(_CCQS, b"1" if self._had_ccqs else b"")
         for dataset, shard in self._take_unwritten():
             published = shard.own_published()
             if self._written.get(dataset) is not published:
@@ -515,11 +500,7 @@ class PeerMessenger:
         if request.HasField("states"):
             states = self._answer_gossip(request)
         for data in request.messages:
-            message = TAGGED.decode(data)
-            if isinstance(message, REGISTER_MESSAGES):
-                await self._register.receive(request.sender, message)
-            else:
-                self._on_message(request.sender, message)
+            await self._register.receive(request.sender, TAGGED.decode(data))
         return self._reply(request, held=held, states=states)
 
     def _reply(
@@ -575,6 +556,8 @@ class PeerMessenger:
                 report.identity = entry.value.decode()
             elif entry.key == _LED:
                 report.led = decode_led(entry.value)
+            elif entry.key == _CCQS:
+                report.has_ccqs = bool(entry.value)
         self._take_commits(commits, report)
 
     def _relocate(self, node: str, address: str, *, run: int) -> None:

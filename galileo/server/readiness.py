@@ -35,7 +35,6 @@ class ReadinessChecks:
     Args:
         directory: of the node.
         unheard: the peers that have not answered yet and are not dead.
-        is_restored: whether the records of continuous queries are loaded.
         clock: monotonic clock.
         lag_max_s: accepted lag of the event loop.
     """
@@ -45,13 +44,11 @@ class ReadinessChecks:
         directory: Path,
         *,
         unheard: Callable[[], Sequence[str]],
-        is_restored: Callable[[], bool],
         clock: Clock,
         lag_max_s: float,
     ) -> None:
         self._directory = directory
         self._unheard = unheard
-        self._is_restored = is_restored
         self._clock = clock
         self._lag_max_s = lag_max_s
         self._lag_s = 0.0
@@ -77,7 +74,6 @@ class ReadinessChecks:
     def look(self) -> Readiness:
         return Readiness(
             {
-                "catalog": "" if self._is_restored() else "records are being read",
                 "peers": self._peers(),
                 "event loop": self._loop(),
                 "disk": self._hung() or self._disk,

@@ -8,7 +8,7 @@ import psutil
 
 from galileo.ccq.machine import Continuous
 from galileo.clock import Clock
-from galileo.election.messages import UsageStatistics
+from galileo.election.ranking import UsageStatistics
 from galileo.node.storage_node import StorageNode
 from galileo.server.cgroup_memory import memory
 from galileo.wire.codec import cursor_to_pb, held_to_pb

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simulator.logs import to_labels
 
-from galileo.ccq.events import CommitsObserved, CycleFinished, CycleResult, StartCycle
+from galileo.ccq.events import (
+    CommitsObserved,
+    CycleFinished,
+    CycleResult,
+    RecordsLearned,
+    StartCycle,
+    Ticked,
+    UsageMeasured,
+)
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import Ccq, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.election.events import MessageArrived, RecordsLoaded, Ticked, UsageMeasured
-from galileo.election.messages import (
-    AssignCoordinator,
-    UsageStatistics,
-)
-from galileo.election.model import NODES_MAX
+from galileo.election.ranking import UsageStatistics
 
 WALL = 1_000_000.0
 CCQ = Ccq("q", "d", "", 1.0, WALL + 1000.0)
 IDLE = UsageStatistics(memory_free_bytes=8 << 30)
-BUSY = UsageStatistics(memory_free_bytes=8 << 30, cpu_share=0.8)
 SELDOM = 1e9
 NODES = ("a", "b", "c")
 
@@ -27,14 +31,10 @@ NODES = ("a", "b", "c")
 class Driver:
     """Steps a machine, checks it, and records its requests."""
 
-    def __init__(
-        self, me: str = "a", *, nodes: tuple[str, ...] = NODES, kept: tuple = (), **options
-    ) -> None:
-        named = {"ordinal": nodes.index(me), "groups": (nodes,), "sync_interval_s": SELDOM}
-        named["copies_min"] = 2
-        self.machine = Continuous(me, ContinuousOptions(**(named | options)))
+    def __init__(self, me: str = "a", *, nodes: tuple[str, ...] = NODES, **options) -> None:
+        named = {"groups": (nodes,), "save_interval_s": SELDOM, "save_after_s": 0.0}
+        self.machine = Continuous(me, ContinuousOptions(**(named | options)), wall=WALL)
         self.now = 0.0
-        self.restored = self.feed(RecordsLoaded(kept, WALL))
         self.feed(UsageMeasured(IDLE))
         self.feed(Ticked(WALL))
 
@@ -44,17 +44,22 @@ class Driver:
         self.machine.check()
         return effects
 
-    def hear(self, sender: str, message) -> list:
-        return self.feed(MessageArrived(sender, message))
+    def learn(self, *records: Record) -> list:
+        return self.feed(RecordsLearned(records))
 
     def tick(self, now: float) -> list:
         return self.feed(Ticked(WALL + now), now=now)
 
-    def lead(
-        self, ccq: Ccq = CCQ, *, retrieved: Cursor = EMPTY_CURSOR, term: int = NODES_MAX
-    ) -> list:
-        record = Record(ccq, term, self.machine.state.me, retrieved)
-        return self.hear("b", AssignCoordinator(record, 0))
+    def lead(self, ccq: Ccq = CCQ, *, retrieved: Cursor = EMPTY_CURSOR, revision: int = 1) -> list:
+        """Learn a record that names all nodes, this one first."""
+        state = self.machine.state
+        nodes = (state.me, *sorted(state.nodes - {state.me}))
+        return self.learn(Record(ccq, revision, nodes, retrieved))
+
+    def cancel(self, ccq_id: str = "q") -> list:
+        """Learn that a CCQ was cancelled."""
+        record = self.machine.state.records[ccq_id]
+        return self.learn(replace(record, ended="cancelled", ended_at=WALL))
 
     def cycle(self, paths: list, reached: dict[int, int], *, now: float) -> list:
         """Run one cycle that finds these paths."""

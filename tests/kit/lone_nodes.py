@@ -45,10 +45,10 @@ def lone_node(name: str, topology: Topology, *, store: Store, **options: Any) ->
 
 
 def lead_all_of(node: StorageNode) -> None:
-    """Has a node found and lead all partitions that it owns by its topology."""
+    """Has a node lead all partitions that it owns by its topology, and found those it did not."""
     owned = placement.partitions_by_node(node.topology)[node.name]
-    lost = node.topology.by_name[node.name].identity
-    anew = topology_changes.found_anew(node.topology, node.name, owned, lost=lost, now=1.8e9)
+    lost, taken = node.topology.by_name[node.name].identity, owned - node.replicas.led
+    anew = topology_changes.found_anew(node.topology, node.name, taken, lost=lost, now=1.8e9)
     identified = topology_changes.identify(anew, node.name, node.store.identity, owned)
     node.live.replace_nodes(identified)
     node.replicas._found()

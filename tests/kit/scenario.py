@@ -7,7 +7,7 @@ command leaves, up to an empty line. Lines that begin with `#` say what it is ab
                               files (spill), seconds until they are used (idle), held (hold)
     nodes a b | c             groups of nodes; each begins its life
     usage b cpu=0.9 free=0    what b measures of itself
-    submit a q [group=c]      a client submits the CCQ q at node a
+    submit a q                a client submits the CCQ q at node a, which elects its nodes
     fetch a q 0:3 [wait=5]    a client that has commits up to 3 of partition 0 asks a
     cancel a q                a client cancels q at a
     commit 0:4 [at=a]         commits up to 4 of partition 0 become known, everywhere or at a
@@ -15,14 +15,16 @@ command leaves, up to an empty line. Lines that begin with `#` say what it is ab
     fail b                    the evaluator of b fails a cycle
     write b [lost] / load b [lost]   the next file of b is written or loaded, or cannot be
     hold a                    the next question of a to a holder is answered
-    deliver [a b]             all messages under way arrive, and what they cause; or from a to b
-    lose a b                  what is under way from a to b is lost
+    deliver [a]               what a node (or each) asks is done: elections, changes at the leader
+                              of the system partition; then it hears of the records that name it
+    lose a                    the leader does not answer what a asks
     tick 0.5                  time passes, and every node looks at its clock
-    flush b                   b announces retrieved cursors
-    run 3                     time passes in steps of a tenth; messages arrive at once
+    flush b                   b saves retrieved cursors
+    run 3                     time passes in steps of a tenth; all is delivered at once
     crash b / suspect b       b ends; all others take b for dead (whether or not it is)
+    trust b                   all others take b for living again
     drain b / undrain b       b gives away what it coordinates, or takes on again
-    restart b                 b begins again with the records that it saved
+    restart b                 b begins again, and knows nothing
 """
 
 from __future__ import annotations
@@ -39,18 +41,21 @@ from galileo.ccq.machine import Continuous
 from galileo.ccq.model import Ccq, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.packs import PackedLabels
+from galileo.ccq.placement import CcqChange, EndCcq, MoveCcq, PlaceCcq, SaveProgress, moved_to
+from galileo.ccq.records import CCQ_ROWS, NODES_MAX, NOTHING, decode, encode, topic_of
 from galileo.cursor import Cursor
 from galileo.dht.membership import PeerDied, PeerRevived
-from galileo.election import events as duties
-from galileo.election import messages as msg
-from galileo.election.messages import Poll, PollAnswer, UsageStatistics
-from galileo.election.model import NODES_MAX
+from galileo.election.election import Candidacy, ElectionOptions, choose, rounds
+from galileo.election.ranking import Candidate, UsageStatistics
+from galileo.errors import Failure, GalileoError
+from galileo.model.system_rows import Draft, Position, Rows
 
 WALL = 1_000_000.0
 EXPIRES_AT = WALL + 3600.0
 SELDOM = 1e9
 STEP_S = 0.1
-DELIVERIES_MAX = 1_000
+DELIVERIES_MAX = 100
+CCQS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +87,17 @@ def _step(lines: list[str]) -> Step:
 
 
 class Stage:
-    """The machines, the messages between them, and the trace of the present step."""
+    """The machines, the records at the leader, and the trace of the present step."""
 
     def __init__(self) -> None:
         self._now = 0.0
         self._groups: tuple[tuple[str, ...], ...] = ()
         self._machines: dict[str, Continuous] = {}
-        self._saved: dict[str, dict[str, Record]] = {}
+        self._rows = Rows(CCQ_ROWS)
+        self._commits = 0
+        self._positions: dict[str, Position] = {}
+        self._asks: dict[str, list[ev.ChangeRecords | ev.ElectNodes]] = {}
         self._cycles: dict[str, list[ev.StartCycle]] = {}
-        self._mail: list[tuple[str, str, msg.Message]] = []
         self._requests: dict[int, str] = {}
         self._trace: list[str] = []
         self._limits: dict[str, float] = {}
@@ -125,18 +132,19 @@ class Stage:
         self._groups = tuple(tuple(group.split()) for group in text.split("|"))
         for group in self._groups:
             for name in group:
-                self._saved[name] = {}
                 self._begin(name)
 
     def _do_usage(self, node: str, *, cpu: str = "0", free: str = "8", load: str = "0") -> None:
         usage = UsageStatistics(float(cpu), int(free) << 30, float(load))
-        self._feed(node, duties.UsageMeasured(usage))
+        self._feed(node, ev.UsageMeasured(usage))
 
-    def _do_submit(self, node: str, ccq_id: str, *, interval: str = "1", group: str = "") -> None:
+    def _do_submit(self, node: str, ccq_id: str, *, interval: str = "1") -> None:
         ccq = Ccq(ccq_id, "d", "", float(interval), EXPIRES_AT)
-        request = self._request(f"submit {ccq_id}")
-        candidates = tuple(group.split(",")) if group else ()
-        self._feed(node, ev.SubmitRequested(request, ccq, Cursor(), 1 << 20, candidates))
+        nodes = self._elected(node, Candidacy(ccq_id, NODES_MAX, need_bytes=1 << 20))
+        placed = encode(moved_to(Record(ccq), nodes))
+        outcome = self._changed(PlaceCcq(ccq_id, placed, CCQS_MAX, CCQS_MAX))
+        assert isinstance(outcome, Record)
+        self._tell(f"{node}: answers submit {ccq_id}: {outcome.coordinator} coordinates")
 
     def _do_fetch(self, node: str, ccq_id: str, cursor: str = "", *, wait: str = "") -> None:
         until = self._now + float(wait) if wait else None
@@ -144,7 +152,9 @@ class Stage:
         self._feed(node, ev.FetchRequested(request, ccq_id, _cursor(cursor), until))
 
     def _do_cancel(self, node: str, ccq_id: str) -> None:
-        self._feed(node, ev.CancelRequested(self._request(f"cancel {ccq_id}"), ccq_id))
+        outcome = self._changed(EndCcq(ccq_id, "cancelled", WALL + self._now))
+        assert isinstance(outcome, Record)
+        self._tell(f"{node}: answers cancel {ccq_id}: it is done")
 
     def _do_commit(self, cursor: str, *, at: str = "") -> None:
         for node in [at] if at else list(self._machines):
@@ -161,7 +171,7 @@ class Stage:
         self._feed(node, ev.CycleFinished(cycle.cycle_id, tuple(results)))
 
     def _do_fail(self, node: str) -> None:
-        failure = ev.Failure("unavailable", "the job failed")
+        failure = Failure("unavailable", "the job failed")
         self._feed(node, ev.CycleFailed(self._cycles[node].pop(0).cycle_id, failure))
 
     def _do_write(self, node: str, how: str = "") -> None:
@@ -185,22 +195,27 @@ class Stage:
         wanted = asked.ccq.id, asked.term, asked.after, asked.labels_max
         self._feed(asked.node, events.CacheReadRequested(asked.request, *wanted))
 
-    def _do_deliver(self, sender: str = "", to: str = "") -> None:
+    def _do_deliver(self, node: str = "") -> None:
         for _ in range(DELIVERIES_MAX):
-            due = [m for m in self._mail if not sender or m[:2] == (sender, to)]
-            if not due:
+            names = [node] if node else list(self._machines)
+            asking = [name for name in names if self._asks[name]]
+            for name in asking:
+                self._answer(name, self._asks[name].pop(0))
+            if not asking and not [name for name in names if self._follow(name)]:
                 return
-            self._mail.remove(due[0])
-            self._arrive(*due[0])
-        raise AssertionError("the nodes do not stop talking")
+        raise AssertionError("the nodes do not stop asking")
 
-    def _do_lose(self, sender: str, to: str) -> None:
-        self._mail = [m for m in self._mail if m[:2] != (sender, to)]
+    def _do_lose(self, node: str) -> None:
+        asks, self._asks[node] = self._asks[node], []
+        for one in asks:
+            if isinstance(one, ev.ChangeRecords):
+                names = tuple(change.name for change in one.changes)
+                self._feed(node, ev.RecordsChanged(names))
 
     def _do_tick(self, seconds: str) -> None:
         self._now += float(seconds)
         for node in list(self._machines):
-            self._feed(node, duties.Ticked(WALL + self._now))
+            self._feed(node, ev.Ticked(WALL + self._now))
 
     def _do_run(self, seconds: str) -> None:
         for _ in range(round(float(seconds) / STEP_S)):
@@ -208,47 +223,94 @@ class Stage:
             self._do_deliver()
 
     def _do_flush(self, node: str) -> None:
-        self._machines[node]._sync_at = 0.0
-        self._feed(node, duties.Ticked(WALL + self._now))
+        self._machines[node]._save_at = 0.0
+        self._feed(node, ev.Ticked(WALL + self._now))
 
     def _do_drain(self, node: str) -> None:
-        self._feed(node, duties.DrainRequested())
+        self._feed(node, ev.DrainRequested())
 
     def _do_undrain(self, node: str) -> None:
-        self._feed(node, duties.DrainRequested(is_on=False))
+        self._feed(node, ev.DrainRequested(is_on=False))
 
     def _do_crash(self, node: str) -> None:
         del self._machines[node]
-        self._mail = [m for m in self._mail if m[0] != node]
 
     def _do_suspect(self, node: str) -> None:
         for other in [name for name in self._machines if name != node]:
             self._feed(other, PeerDied(node))
 
-    def _do_restart(self, node: str) -> None:
-        self._begin(node)
+    def _do_trust(self, node: str) -> None:
         for other in [name for name in self._machines if name != node]:
             self._feed(other, PeerRevived(node))
+
+    def _do_restart(self, node: str) -> None:
+        self._begin(node)
+        self._do_trust(node)
 
     # --- inside -----------------------------------------------------------------------------
 
     def _begin(self, name: str) -> None:
-        names = [one for group in self._groups for one in group]
-        base = ContinuousOptions(names.index(name), self._groups, sync_interval_s=SELDOM)
-        self._machines[name] = Continuous(name, replace(base, **self._limits))
+        options = ContinuousOptions(self._groups, save_interval_s=SELDOM, save_after_s=0.0)
+        self._machines[name] = Continuous(
+            name, replace(options, **self._limits), wall=WALL + self._now
+        )
+        self._asks[name], self._positions[name] = [], Position()
         self._cycles[name] = []
         self._writes[name], self._loads[name], self._asked[name] = [], [], []
-        self._feed(name, duties.RecordsLoaded(tuple(self._saved[name].values()), WALL + self._now))
-        self._feed(name, duties.UsageMeasured(UsageStatistics(memory_free_bytes=8 << 30)))
-        self._feed(name, duties.Ticked(WALL + self._now))
+        self._feed(name, ev.UsageMeasured(UsageStatistics(memory_free_bytes=8 << 30)))
+        self._feed(name, ev.Ticked(WALL + self._now))
 
     def _request(self, what: str) -> int:
         self._requests[len(self._requests)] = what
         return len(self._requests) - 1
 
-    def _arrive(self, sender: str, to: str, message: msg.Message) -> None:
-        if to in self._machines:
-            self._feed(to, duties.MessageArrived(sender, message))
+    # --- the leader and its followers -------------------------------------------------------
+
+    def _changed(self, change: CcqChange) -> Record | GalileoError:
+        """Have the leader make a change."""
+        draft = Draft(self._rows)
+        try:
+            change.apply(draft)
+        except GalileoError as error:
+            return error
+        for name, record in draft.changed.items():
+            self._commits += 1
+            self._rows.put(name, record, self._commits)
+            self._tell(f"the leader has {_record(record)}")
+        return self._rows[change.name]
+
+    def _answer(self, node: str, ask: ev.ChangeRecords | ev.ElectNodes) -> None:
+        if isinstance(ask, ev.ElectNodes):
+            elected = {one.key: self._elected(node, one) for one in ask.candidacies}
+            for ccq_id, nodes in elected.items():
+                self._tell(f"{node} elects {' '.join(nodes) or 'no node'} for {ccq_id}")
+            self._feed(node, ev.NodesElected(elected))
+            return
+        names = tuple(change.name for change in ask.changes)
+        outcomes = [self._changed(change) for change in ask.changes]
+        records = tuple(one for one in outcomes if isinstance(one, Record) and one != NOTHING)
+        self._feed(node, ev.RecordsChanged(names, records))
+
+    def _elected(self, node: str, candidacy: Candidacy) -> tuple[str, ...]:
+        """The best of all nodes that live, as far as one node knows."""
+        is_gone = self._machines[node].state.is_gone
+        polled = [one for some in rounds(candidacy, self._groups, ()) for one in some]
+        usages = {n: self._machines[n].usage for n in polled if n in self._machines}
+        candidates = {n: Candidate(one, 0.0) for n, one in usages.items() if not is_gone(n)}
+        return choose(candidacy, candidates, ElectionOptions(), {})
+
+    def _follow(self, node: str) -> bool:
+        """Whether a node learns anything."""
+        after, topic = self._positions[node], topic_of(node=node)
+        page = self._rows.page(after, topic, until=self._commits, term=1)
+        self._positions[node] = page.reached
+        records = tuple(CCQ_ROWS.values(page.rows).values())
+        if records:
+            self._tell(f"{node} hears of {', '.join(record.id for record in records)}")
+            self._feed(node, ev.RecordsLearned(records))
+        return bool(records)
+
+    # --- effects ----------------------------------------------------------------------------
 
     def _feed(self, node: str, event: ev.ContinuousEvent) -> None:
         effects = self._machines[node].step(event, self._now)
@@ -258,16 +320,14 @@ class Stage:
 
     def _carry_out(self, node: str, effect: ev.ContinuousEffect) -> None:
         match effect:
-            case duties.Send(to, message):
-                if not isinstance(message, msg.Digest):
-                    self._tell(f"{node} -> {to}: {_message(message)}")
-                    self._mail.append((node, to, message))
-            case duties.SaveRecord(record, durable):
-                self._saved[node][record.ccq.id] = record
-                self._tell(f"{node} saves {_record(record)}{' at once' if durable else ''}")
-            case duties.PurgeRecord(ccq_id):
-                self._saved[node].pop(ccq_id, None)
-                self._tell(f"{node} purges {ccq_id}")
+            case ev.ChangeRecords(changes):
+                self._asks[node].append(effect)
+                for change in changes:
+                    self._tell(f"{node} asks the leader to {_change(change)}")
+            case ev.ElectNodes(candidacies):
+                self._asks[node].append(effect)
+                wanted = ", ".join(f"{one.count} for {one.key}" for one in candidacies)
+                self._tell(f"{node} seeks nodes: {wanted}")
             case ev.StartCycle(_, items):
                 self._cycles[node].append(effect)
                 asked = ", ".join(f"{i.ccq.id} after {_places(i.after)}" for i in items)
@@ -305,7 +365,7 @@ class Stage:
                     self._tell(f"{node} deletes file {number}")
             case events.ReadHandedOffCache(_, ccq, holder, term, after):
                 self._asked[node].append(effect)
-                what = f"{ccq.id} of term {_term(term)} after {_places(after)}"
+                what = f"{ccq.id} of term {term} after {_places(after)}"
                 self._tell(f"{node} asks the holder {holder} for {what}")
 
     def _answer_held(
@@ -324,19 +384,13 @@ class Stage:
     def _reply(self, effect: ev.ContinuousEffect) -> str:
         request = self._requests.get(getattr(effect, "request", -1), "")
         match effect:
-            case duties.AnswerSubmit(_, _, coordinator, term):
-                return f"answers {request}: {coordinator} coordinates in term {_term(term)}"
             case ev.AnswerFetch():
                 count = 0 if effect.labels is None else len(effect.labels)
                 until = _places(effect.cursor)
                 return f"answers {request}: {count} labels, the token says {until}"
             case ev.RedirectFetch(_, coordinator):
                 return f"answers {request}: ask {coordinator}"
-            case ev.AnswerCancel():
-                return f"answers {request}: it is done"
-            case duties.RefuseSubmit(_, failure) | ev.RefuseFetch(_, failure):
-                return f"refuses {request}: {failure.kind}"
-            case ev.RefuseCancel(_, failure):
+            case ev.RefuseFetch(_, failure):
                 return f"refuses {request}: {failure.kind}"
             case ev.Backfill(_, ccq, after, until):
                 return f"rescans {ccq.id} after {_places(after)} until {_places(until)}"
@@ -351,44 +405,28 @@ class Stage:
         self._trace.append(f"{self._now:.1f} {line}")
 
 
-def _message(message: msg.Message) -> str:
-    match message:
-        case Poll():
-            return "poll"
-        case PollAnswer(_, usage):
-            return f"cpu {usage.cpu_share:g}, {usage.memory_free_bytes >> 30} GiB free"
-        case msg.AssignCoordinator(record):
-            return f"take {_record(record)}"
-        case msg.AssignmentAccepted(ccq_id, term):
-            return f"took {ccq_id} in term {_term(term)}"
-        case msg.AssignmentRefused(ccq_id, term):
-            return f"no, not {ccq_id} in term {_term(term)}"
-        case msg.RecordUpdate(records, note):
-            response = ", ".join(map(_record, records))
-            return f"know {response}{', and say so' if note else ''}"
-        case msg.RecordAck(entries):
-            return "noted " + ", ".join(f"{ccq_id} in term {_term(t)}" for ccq_id, t in entries)
-        case msg.RecordRequest(ccq_ids):
-            return f"what of {', '.join(ccq_ids)}?"
-        case msg.RecordNotFound(ccq_ids):
-            return f"nothing of {', '.join(ccq_ids)}"
+def _change(change: CcqChange) -> str:
+    match change:
+        case SaveProgress(ccq_id, data):
+            record = decode(data)
+            return f"save that {ccq_id} is read up to {_places(record.retrieved)}"
+        case MoveCcq(_, data):
+            return f"make it {_record(decode(data))}"
+        case EndCcq(ccq_id, ending):
+            return f"end {ccq_id}: {ending}"
         case _:
-            return type(message).__name__.lower()
+            raise AssertionError(f"a scenario has no words for {change}")
 
 
 def _record(record: Record) -> str:
     ended = f", {record.ended}" if record.ended else ""
     retrieved = f", read up to {_places(record.retrieved)}" if record.retrieved else ""
-    where = f"{record.ccq.id} at {record.coordinator} in term {_term(record.term)}"
+    standbys = f", then {' '.join(record.nodes[1:])}" if record.nodes[1:] else ""
+    where = f"{record.id}.{record.revision} at {record.coordinator}{standbys}"
     held = "".join(
         f", {one.node} holds {_places(one.after)} to {_places(one.until)}" for one in record.holders
     )
     return f"[{where}{retrieved}{held}{ended}]"
-
-
-def _term(term: int) -> str:
-    """Its round and who began it."""
-    return f"{term // NODES_MAX}.{term % NODES_MAX}"
 
 
 def _cursor(text: str) -> Cursor:

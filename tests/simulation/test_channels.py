@@ -37,7 +37,7 @@ CONVICTED_FROM = {
     "matched_by_one_dropped": 10,
     **dict.fromkeys((one for one in CHANNEL_MUTANTS if one.startswith("repeats")), 6),
     "repeats_after_take_over": 13,
-    "rows_ahead_of_log": 684,
+    "rows_ahead_of_log": 113,
     "rows_cleaned_past_compared": 12,
     "rows_newer_than_cut": 12,
     "rows_not_followed": 8,

@@ -17,29 +17,22 @@ SEEDS, PART = 300, 30
 SEEDS_QUICK = 2
 MUTANT_SEEDS = 10
 CONVICTED_FROM = {
-    "scans_uncommitted": 2,
-    "advances_to_end_of_log": 2,
-    "scans_without_lease": 0,
-    "completes_stale_answers": 8,
-    "scans_other_epochs": 16,
+    "scans_uncommitted": 4,
+    "advances_to_end_of_log": 4,
+    "scans_without_lease": 6,
+    "completes_stale_answers": 11,
+    "scans_other_epochs": 10,
     "follows_uncommitted": 1,
-    "completes_ranges": 10,
-    "leads_before_it_is_open": 16,
+    "completes_ranges": 5,
+    "leads_before_it_is_open": 14,
     "forgets_batches": 1,
     "stores_batches_again": 1,
-    "publishes_appended": 3,
-    "takes_own_log": 0,
+    "publishes_appended": 5,
+    "takes_own_log": 2,
     "counts_one_less": 2,
 }
 """The first seed to try with each mutant, of a short world that convicts it."""
-SLOW_MUTANTS = {
-    "advances_to_end_of_log",
-    "completes_stale_answers",
-    "leads_before_it_is_open",
-    "publishes_appended",
-    "scans_other_epochs",
-    "scans_uncommitted",
-}
+SLOW_MUTANTS = {"leads_before_it_is_open"}
 """Mutants whose conviction takes longer than the others together."""
 SOMETIMES = (
     "answers served again",
@@ -59,16 +52,17 @@ SOMETIMES = (
     "leaders deposed",
     "leaders that coordinate crash",
     "learners promoted",
+    "listings",
     "logs adopted",
     "logs damaged",
     "nodes joined",
     "nodes left",
     "older sets refused",
     "owners changed",
+    "offers",
     "packs loaded",
     "partitions",
     "pauses",
-    "records lost",
     "replicas too far behind",
     "resumptions",
     "scans at other replicas",
@@ -100,10 +94,6 @@ def play(seed: int) -> Outcome:
 @pytest.mark.parametrize("seeds", [range(SEEDS_QUICK), *seeds_in_parts(SEEDS, PART)])
 def test_replicated_ccqs_random_worlds_keep_all_promises(seeds: range) -> None:
     assert sum(play(seed).delivered for seed in seeds) > 20 * len(seeds)
-
-
-def test_replicated_ccqs_term_that_a_crash_kept_from_being_saved_may_be_used_again() -> None:
-    play(7938)
 
 
 @pytest.mark.slow(3_000)  # No turn has the time; the worlds before it are in the cache.

@@ -81,7 +81,6 @@ class Ccq(_message.Message):
     WINDOW_JSON_FIELD_NUMBER: _builtins.int
     HOLDERS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
-    RETRIEVED_FIELD_NUMBER: _builtins.int
     ADDED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     dataset: _builtins.str
@@ -96,7 +95,7 @@ class Ccq(_message.Message):
     coordinator_address: _builtins.str
     term: _builtins.int
     state: _builtins.str
-    """"running", "electing", "cancelled", "expired" """
+    """"running", "cancelled", "expired", "dropped" """
     window_json: _builtins.str
     owner: _builtins.str
     """who submitted it; empty without authentication"""
@@ -105,10 +104,6 @@ class Ccq(_message.Message):
     @_builtins.property
     def holders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """nodes that keep earlier stretches of its cache, oldest first"""
-
-    @_builtins.property
-    def retrieved(self) -> _common_pb2.Cursor:
-        """between nodes: what clients have acknowledged"""
 
     def __init__(
         self,
@@ -127,12 +122,11 @@ class Ccq(_message.Message):
         window_json: _builtins.str = ...,
         holders: _abc.Iterable[_builtins.str] | None = ...,
         owner: _builtins.str = ...,
-        retrieved: _common_pb2.Cursor | None = ...,
         added: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["retrieved", b"retrieved"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "compression", b"compression", "coordinator", b"coordinator", "coordinator_address", b"coordinator_address", "dataset", b"dataset", "expires_at", b"expires_at", "holders", b"holders", "id", b"id", "interval_s", b"interval_s", "owner", b"owner", "query_json", b"query_json", "retrieved", b"retrieved", "sampler_json", b"sampler_json", "state", b"state", "term", b"term", "window_json", b"window_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "compression", b"compression", "coordinator", b"coordinator", "coordinator_address", b"coordinator_address", "dataset", b"dataset", "expires_at", b"expires_at", "holders", b"holders", "id", b"id", "interval_s", b"interval_s", "owner", b"owner", "query_json", b"query_json", "sampler_json", b"sampler_json", "state", b"state", "term", b"term", "window_json", b"window_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -433,25 +427,17 @@ Global___KeptRows: _TypeAlias = KeptRows  # noqa: Y015
 class ListRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    FORWARDED_FIELD_NUMBER: _builtins.int
     DATASET_FIELD_NUMBER: _builtins.int
-    COUNTS_ONLY_FIELD_NUMBER: _builtins.int
-    forwarded: _builtins.bool
-    """between nodes: only those with a record here"""
     dataset: _builtins.str
     """only those of this dataset; empty: of all"""
-    counts_only: _builtins.bool
-    """only how many are coordinated here"""
     def __init__(
         self,
         *,
-        forwarded: _builtins.bool = ...,
         dataset: _builtins.str = ...,
-        counts_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts_only", b"counts_only", "dataset", b"dataset", "forwarded", b"forwarded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -461,45 +447,17 @@ Global___ListRequest: _TypeAlias = ListRequest  # noqa: Y015
 class ListReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class OwnedEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     CCQS_FIELD_NUMBER: _builtins.int
-    OWNED_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def ccqs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ccq]:
-        """between nodes also those that have ended"""
-
-    @_builtins.property
-    def owned(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """coordinated here, by owner"""
-
+    def ccqs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ccq]: ...
     def __init__(
         self,
         *,
         ccqs: _abc.Iterable[Global___Ccq] | None = ...,
-        owned: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccqs", b"ccqs", "owned", b"owned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccqs", b"ccqs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -510,19 +468,15 @@ class CancelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CCQ_ID_FIELD_NUMBER: _builtins.int
-    FORWARDED_FIELD_NUMBER: _builtins.int
     ccq_id: _builtins.str
-    forwarded: _builtins.bool
-    """between nodes: do not forward again"""
     def __init__(
         self,
         *,
         ccq_id: _builtins.str = ...,
-        forwarded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "forwarded", b"forwarded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -132,9 +132,9 @@ async def followed(cluster: Any, name: str) -> None:
 async def hand_over(cluster: Any) -> str:
     """Has another node lead the system partition; returns the one that did."""
     before = cluster.leader
-    await cluster[before].replicas.hand_over(30.0)
     async with asyncio.timeout(60):
-        while cluster.leader == before:  # noqa: ASYNC110
+        while cluster.leader == before:  # Until another node has all.
+            await cluster[before].replicas.hand_over(30.0)
             await asyncio.sleep(0.01)
     await cluster[before].system.look_up("nam")
     return before

@@ -1,4 +1,4 @@
-"""The definitions of datasets at three real nodes: their leader, its successors, and followers.
+"""System tables at three real nodes: their leader, its successors, and followers.
 
 A random history is compared with a dict.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,27 +28,35 @@ from replica_nodes import (
     until,
 )
 
+from galileo.ccq.model import Ccq, Record
+from galileo.ccq.placement import EndCcq, ForgetCcq, PlaceCcq, move, moved_to
+from galileo.ccq.records import CCQ_ROWS, topic_of
+from galileo.ccq.records import NOTHING as NO_RECORD
+from galileo.cursor import Cursor
 from galileo.dht.topology import SYSTEM
 from galileo.errors import (
     DatasetExists,
     GalileoError,
     InvalidSchema,
+    Overloaded,
     PartitionMoved,
     PartitionReadOnly,
     TransientError,
     Unavailable,
+    UnknownCcq,
     UnknownDataset,
 )
+from galileo.model import system_rows
 from galileo.model.channel import Channel
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Feature, Schema
 from galileo.model.system import DATASETS
+from galileo.model.system_rows import LookUp, Outcome, Page, Position, Row, RowChange, RowKind
 from galileo.model.table import Table, index_versions, versions_of
-from galileo.node import system_rows, system_tables
+from galileo.node import system_tables
 from galileo.node.definitions import NOTHING, CreateDataset, Definition, encode
-from galileo.node.peers import RowChange
 from galileo.node.storage_node import StorageNode
-from galileo.node.system_rows import LookUp, Page, Position, Row
+from galileo.node.system_tables import SystemTable
 from galileo.storage.commits import Commit
 
 DEPTH, GUST = Feature("depth", "m"), Feature("gust", "m/s")
@@ -67,12 +75,14 @@ class LossyNetwork(Network):
         lost_answers: so many answers about changes get lost next.
         on_lost: called when one of these is lost.
         pages: how many were read.
+        changes: the numbers of changes of calls that brought several.
     """
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
         self.loss = 0.0
         self.lost_answers = self.pages = 0
+        self.changes: list[int] = []
         self.on_lost: Callable[[], Any] | None = None
         self._chance = chance
 
@@ -83,18 +93,30 @@ class LossyNetwork(Network):
 
     async def change_row(self, node: str, table: str, change: RowChange) -> Row:
         row = await super().change_row(node, table, change)
-        if self.lost_answers and not isinstance(change, LookUp):
+        await self._lose_answer(node, is_change=not isinstance(change, LookUp))
+        return row
+
+    async def change_rows(
+        self, node: str, table: str, changes: Sequence[RowChange]
+    ) -> Sequence[Outcome]:
+        outcomes = await super().change_rows(node, table, changes)
+        self.changes.append(len(changes))
+        await self._lose_answer(node, is_change=True)
+        return outcomes
+
+    async def _lose_answer(self, node: str, *, is_change: bool) -> None:
+        is_lost = self._chance.random() < self.loss
+        if self.lost_answers and is_change:
             self.lost_answers -= 1
             if self.on_lost is not None:
                 await self.on_lost()
+            is_lost = True
+        if is_lost:
             raise Unavailable(f"the answer of node {node} is lost", node=node)
-        if self._chance.random() < self.loss:
-            raise Unavailable(f"the answer of node {node} is lost", node=node)
-        return row
 
-    async def rows_after(self, node: str, table: str, position: Position) -> Page:
+    async def rows_after(self, node: str, table: str, position: Position, topic: str) -> Page:
         self.pages += 1
-        return await super().rows_after(node, table, position)
+        return await super().rows_after(node, table, position, topic)
 
 
 class SystemWorld(World):
@@ -257,7 +279,7 @@ async def test_leader_that_is_cut_off_answers_nothing_old(world: SystemWorld) ->
         with pytest.raises(PartitionMoved):
             await old.node.system.carry_out(change)
     with pytest.raises(PartitionMoved):
-        await old.node.system.page(Position())
+        await old.node.system.page(Position(), "")
 
 
 async def test_new_leader_answers_with_all_that_was_agreed_on(world: SystemWorld) -> None:
@@ -386,13 +408,13 @@ async def test_follower_reads_all_pages_of_another_leader(
     names = ["sea", "lake", "pond"]
     for name in names:
         await world["a"].create_dataset(sea(name))
-    first = await world.leader.node.system.page(Position())
+    first = await world.leader.node.system.page(Position(), "")
     assert ([row.name for row in first.rows], first.is_last) == (["sea"], False)
     await world.hand_over()
-    pages = [await world.leader.node.system.page(first.reached)]
+    pages = [await world.leader.node.system.page(first.reached, "")]
     assert pages[0].is_anew
     while not pages[-1].is_last:
-        pages.append(await world.leader.node.system.page(pages[-1].reached))
+        pages.append(await world.leader.node.system.page(pages[-1].reached, ""))
     assert sorted(row.name for page in pages for row in page.rows) == sorted(names)
     assert [page.is_anew for page in pages[1:]] == [False] * (len(pages) - 1)
 
@@ -412,7 +434,7 @@ async def test_follower_whose_position_is_not_of_the_log_reads_anew_and_offers_w
     for host in world.hosts.values():
         await host.node.system._follow()
     assert known(world) == everywhere("lake", "sea")
-    assert (await away.system._next_page()).is_anew is False
+    assert (await away.system._page_after(away.system._position, "")).is_anew is False
 
 
 async def test_leader_without_rows_gathers_what_all_nodes_know_by_pages(
@@ -445,6 +467,174 @@ async def test_leader_without_rows_gathers_again_when_it_could_not_store_them(
         with pytest.raises(PartitionReadOnly):
             await leader.system.look_up("sea")
     assert (await look_up_everywhere(world, "sea")).schema == sea()
+
+
+# --- rows of a topic -----------------------------------------------------------------------------
+
+
+@dataclass
+class Records:
+    """The records of continuous queries at a node, which follows those that name it."""
+
+    node: StorageNode
+    kind: RowKind[Record] = CCQ_ROWS
+    known: dict[str, Record] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.table = SystemTable(
+            self.kind,
+            self.node.system_partition,
+            learn=self.learn,
+            known=lambda: self.known,
+            topic=topic_of(node=self.node.name),
+        )
+        self.node.add_system_table(self.table)
+
+    async def learn(self, values: Mapping[str, Record]) -> None:
+        for name, record in values.items():
+            merged = CCQ_ROWS.merged(self.known.get(name, NO_RECORD), record)
+            if self.node.name in merged.participants:
+                self.known[name] = merged
+            else:
+                self.known.pop(name, None)
+
+
+@pytest.fixture
+def records(world: SystemWorld) -> dict[str, Records]:
+    return {name: Records(world[name]) for name in NAMES}
+
+
+def record(name: str, *nodes: str, dataset: str = "sea", **options: Any) -> Record:
+    return Record(Ccq(name, dataset, "", 1.0, 9.0, owner="ann"), 1, nodes, **options)
+
+
+def place(one: Record, most: int = 9) -> PlaceCcq:
+    return PlaceCcq(one.id, CCQ_ROWS.encode(one), most, most)
+
+
+async def test_changes_of_several_rows_have_an_outcome_each(
+    world: SystemWorld, records: dict[str, Records]
+) -> None:
+    first, second = record("q", "a"), record("r", "b")
+    changes = [place(first), place(second, most=1), EndCcq("z", "cancelled", 2.0), LookUp("q")]
+    for host in (world.leader, *world.followers):
+        outcomes = await records[host.name].table.change_all(changes)
+        assert outcomes[::3] == [first, first]
+        assert [type(one) for one in outcomes[1:3]] == [Overloaded, UnknownCcq]
+        assert "limit of 1 continuous queries" in str(outcomes[1])
+    assert await records["b"].table.change_all([]) == []
+
+
+async def test_calls_have_as_many_changes_as_fit(
+    world: SystemWorld, records: dict[str, Records], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = records[world.followers[0].name].table
+    changes = [place(record(f"q{number}", "a")) for number in range(5)]
+    size = len(changes[0].data)
+    for bytes_max, count_max, expected in (
+        (9 * size, 9, [5]),
+        (2 * size, 9, [2, 2, 1]),
+        (9 * size, 3, [3, 2]),
+        (1, 9, [1] * 5),
+    ):
+        monkeypatch.setattr(system_rows, "PAGE_BYTES_MAX", bytes_max)
+        monkeypatch.setattr(system_rows, "CALL_CHANGES_MAX", count_max)
+        world.network.changes.clear()
+        assert len(await table.change_all(changes)) == len(changes)
+        assert world.network.changes == expected
+
+
+async def test_changes_of_several_rows_are_repeated_at_the_next_leader(
+    world: SystemWorld, records: dict[str, Records]
+) -> None:
+    asked = world.followers[0].name
+    world.network.lost_answers, world.network.on_lost = 1, world.hand_over
+    made = [record(f"q{number}", "a") for number in range(5)]
+    assert await records[asked].table.change_all([*map(place, made)]) == made
+    assert not world.network.lost_answers
+    assert await records[asked].table.read("") == {one.id: one for one in made}
+
+
+async def test_topics_have_the_rows_that_name_them(
+    world: SystemWorld, records: dict[str, Records], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [record("q", "a", "b"), record("r", "b", dataset="lake"), record("s", "c")]
+    table = records[world.followers[0].name].table
+    await table.change_all([*map(place, made)])
+    monkeypatch.setattr(system_rows, "PAGE_BYTES_MAX", 1)
+    for topic, names in {
+        topic_of(node="b"): ["q", "r"],
+        topic_of(dataset="sea"): ["q", "s"],
+        topic_of(owner="ann"): ["q", "r", "s"],
+        topic_of(owner="bob"): [],
+        "": ["q", "r", "s"],
+    }.items():
+        assert sorted(await table.read(topic)) == names
+    for one in records.values():
+        await one.table._follow()
+    assert {name: sorted(one.known) for name, one in records.items()} == {
+        "a": ["q"],
+        "b": ["q", "r"],
+        "c": ["s"],
+    }
+
+
+@pytest.mark.parametrize("is_next", [False, True], ids=["same leader", "next leader"])
+async def test_node_that_a_row_names_no_more_hears_so(
+    world: SystemWorld, records: dict[str, Records], is_next: bool
+) -> None:
+    await records["a"].table.change_all([place(record("q", "a", "b"))])
+    for one in records.values():
+        await one.table._follow()
+    await records["c"].table.change_all([move(moved_to(record("q", "a", "b"), ("b", "c")))])
+    if is_next:
+        await world.hand_over()
+    for one in records.values():
+        await one.table._follow()
+    assert [name for name, one in records.items() if one.known] == ["b", "c"]
+    assert records["b"].known == records["c"].known
+
+
+async def test_deleted_row_is_gone_for_the_next_leader_too(
+    world: SystemWorld, records: dict[str, Records]
+) -> None:
+    await records["a"].table.change_all([*map(place, [record("q", "a"), record("r", "a")])])
+    ends = [EndCcq("q", "cancelled", 2.0), ForgetCcq("q"), ForgetCcq("r")]
+    outcomes = await records["b"].table.change_all(ends)
+    assert [isinstance(one, Record) and one.ended for one in outcomes] == ["cancelled", None, None]
+    for _ in range(2):
+        leader = records[world.leader.name].table
+        assert await leader.look_up("q") == NO_RECORD
+        assert [*await records["c"].table.read("")] == ["r"]
+        assert await leader.select(lambda one: one.ccq.owner) == {"r": "ann"}
+        await world.hand_over()
+    [again] = await records["b"].table.change_all([place(record("q", "b"))])
+    assert again == record("q", "b"), "its id is free"
+
+
+async def test_records_that_a_leader_lacks_are_offered_and_the_answers_learned(
+    world: SystemWorld, records: dict[str, Records]
+) -> None:
+    """As after the commits of a few seconds were lost for good."""
+    later = record("q", "a", retrieved=Cursor({0: 5}))
+    moved = moved_to(record("r", "a"), ("b",))
+    await records["a"].table.change_all([place(record("q", "a")), place(moved)])
+    await records["c"].table.look_up("q")  # The leader has asked all nodes what they know.
+    records["a"].known |= {"q": later, "r": record("r", "a"), "s": record("s", "a", "b")}
+    await records["a"].table._follow()
+    held = {"q": later, "r": moved, "s": record("s", "a", "b")}
+    assert await records["c"].table.read("") == held
+    assert sorted(records["a"].known) == ["q", "s"], "and r is b's"
+
+
+async def test_what_a_node_knows_may_change_while_it_is_read(world: SystemWorld) -> None:
+    def encode_late(one: Record) -> str:
+        node.known.clear()
+        return CCQ_ROWS.encode(one)
+
+    node = Records(world["b"], replace(CCQ_ROWS, encode=encode_late))
+    node.known |= {name: record(name, "b") for name in "qr"}
+    assert [row.name for row in await node.table.known_after("")] == ["q", "r"]
 
 
 # --- clients -------------------------------------------------------------------------------------

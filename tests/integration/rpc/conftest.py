@@ -14,6 +14,7 @@ import pytest
 from lone_nodes import lone_node
 
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.election.ranking import UsageStatistics
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_analytics import ClusterAnalytics
@@ -144,7 +145,7 @@ class Company:
             drain=lambda is_on: None,
         )
         add_service(CLUSTER, cluster, server)
-        add_internal(Internal(node), server)
+        add_internal(Internal(node, UsageStatistics), server)
         await server.start()
         channel = open_channel(self.topology.by_name[name].address)
         self.members[name] = Served(node, exploration, peers, server, channel)

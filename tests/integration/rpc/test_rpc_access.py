@@ -245,8 +245,6 @@ NODES_ONLY = {
     "ReadRequest": ("local", "digest"),
     "ReadTableRequest": ("local",),
     "FetchRequest": ("forwarded",),
-    "ListRequest": ("forwarded", "counts_only"),
-    "CancelRequest": ("forwarded",),
     "ExplainRequest": ("share",),
     "SummariseRequest": ("share",),
     "AggregateRequest": ("share",),

@@ -523,7 +523,7 @@ QUERIES = """
     Samplers/Upload Channels/Follow
     Analytics/Explain Analytics/Summarise Analytics/Aggregate Analytics/Latest
     Analytics/Estimate Analytics/Nearest
-    internal/change_row internal/learn_row
+    internal/change_row internal/change_rows internal/learn_row
 """
 
 

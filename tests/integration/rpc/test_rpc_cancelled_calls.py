@@ -19,6 +19,12 @@ import pytest
 from lone_nodes import LoneOwner
 from starlette.requests import Request
 
+from galileo.ccq.stats import NodeCounts
+from galileo.clock import SystemClock
+from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.dht.topology_state import TopologyState
+from galileo.election.election import Candidacy, ElectionOptions
+from galileo.election.ranking import UsageStatistics
 from galileo.gateway.callers import _CALLER, _TOKEN, Callers
 from galileo.gateway.formats import Encoders
 from galileo.gateway.hub import Hubs
@@ -35,7 +41,7 @@ from galileo.rpc.policy import POLICIES
 from galileo.rpc.query import QueryServicer
 from galileo.rpc.quotas import QuotaResolver
 from galileo.rpc.rate_limit import Metering, metered
-from galileo.server.cluster_ccqs import ClusterCcqs
+from galileo.server.elections import Elections
 from galileo.shares import Caller
 from galileo.turns import FairTurns
 from galileo.wire.channel import PIECE_BYTES
@@ -133,15 +139,30 @@ def streamed_queries() -> Case:
     return Case(call, lambda: servicer._streaming, go)
 
 
-def submissions() -> Case:
-    anything: Any = SimpleNamespace(machine=None)
-    ccqs, go = ClusterCcqs(anything, anything, peers=anything, clock=anything), asyncio.Event()
+def polls() -> Case:
+    """The poll of a node, which elections share."""
+    go, groups = asyncio.Event(), (Group("g", (NodeInfo("n", "127.0.0.1:1"),)),)
+
+    async def ask(node: str) -> UsageStatistics:
+        await go.wait()
+        return UsageStatistics()
+
+    elections = Elections(
+        "me",
+        TopologyState(Topology("test", groups, even_ranges(1))),
+        ask=ask,
+        own=UsageStatistics,
+        dead=tuple,
+        options=ElectionOptions(),
+        counts=NodeCounts(),
+        clock=SystemClock(),
+    )
 
     async def call() -> None:
-        with ccqs.submitting("ann"):
-            await go.wait()
+        await elections.elect([Candidacy("q", 1)])
+        await go.wait()
 
-    return Case(call, ccqs._submitting.total, go)
+    return Case(call, lambda: len(elections._polling), go)
 
 
 def analytics() -> Case:
@@ -295,7 +316,7 @@ CASES: dict[str, Callable[[], Case]] = {
         for make in (
             call_tracker,
             streamed_queries,
-            submissions,
+            polls,
             analytics,
             group_commit,
             shared_calls,

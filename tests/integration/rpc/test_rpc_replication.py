@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.election.ranking import UsageStatistics
 from galileo.errors import MessageTooLarge, Unavailable
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.replication import messages
@@ -32,7 +33,7 @@ class Received(Internal):
 
     def __init__(self) -> None:
         no_node: Any = None
-        super().__init__(no_node)
+        super().__init__(no_node, UsageStatistics)
         self.envelopes: list[Envelope] = []
         self.calls: list[str] = []
 

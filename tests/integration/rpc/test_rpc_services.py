@@ -33,11 +33,11 @@ from galileo.labels import to_ipc
 from galileo.model.channel import Channel
 from galileo.model.schema import FEATURES_MAX, Feature, Schema, StoredSchema
 from galileo.model.system import DATASETS
+from galileo.model.system_rows import PAGE_BYTES_MAX
 from galileo.model.table import Table
 from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.definitions import BYTES_MAX, CreateDataset
 from galileo.node.peers import PARTS_SCHEMA
-from galileo.node.system_rows import PAGE_BYTES_MAX
 from galileo.query import Query
 from galileo.query import query as parsing
 from galileo.rpc.internal import PROTOCOL

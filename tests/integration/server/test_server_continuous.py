@@ -40,7 +40,7 @@ async def test_submit_at_a_node_without_spark_names_the_extra(
     queries = ContinuousQueries(
         node,
         unused,
-        ccqs=unused,
+        records=unused,
         work=unused,
         peers=unused,
         clock=unused,
@@ -64,7 +64,7 @@ async def test_scans_that_begin_together_are_parts_of_their_own_requests(
     queries = ContinuousQueries(
         unused,
         unused,
-        ccqs=unused,
+        records=unused,
         work=unused,
         peers=unused,
         clock=unused,
@@ -87,7 +87,7 @@ async def test_scans_that_begin_together_are_parts_of_their_own_requests(
 
     async def submit(name: Any) -> object:
         with request_id.serving(name):
-            return await queries._scan_and_elect(name, unused)
+            return await queries._scan_and_elect(name, unused, 9)
 
     submitted = await asyncio.gather(*map(submit, "abc"))
     assert submitted == [((name, name), f"outcome of {name}") for name in "abc"]
@@ -101,7 +101,7 @@ async def test_failed_scan_is_the_error_of_its_submission_alone(
     queries = ContinuousQueries(
         unused,
         unused,
-        ccqs=unused,
+        records=unused,
         work=unused,
         peers=unused,
         clock=unused,
@@ -120,7 +120,7 @@ async def test_failed_scan_is_the_error_of_its_submission_alone(
     monkeypatch.setattr(queries, "_initial", evaluate)
     monkeypatch.setattr(queries, "_candidacy", lambda started: started.query)
     monkeypatch.setattr(queries, "_elect_group", elect)
-    calls = (queries._scan_and_elect(name, unused) for name in "abc")  # type: ignore[arg-type]
+    calls = (queries._scan_and_elect(name, unused, 9) for name in "abc")  # type: ignore[arg-type]
     first, failed, last = await asyncio.gather(*calls, return_exceptions=True)
     assert (first, last) == (("a", "outcome of a"), ("c", "outcome of c"))
     assert isinstance(failed, Unavailable)

@@ -39,7 +39,9 @@ async def test_effect_executor_sample_maps_errors_of_the_sampler(
     assert labels is not None
     node: Any = SimpleNamespace(name="a", catalog=None)
     absent: Any = None
-    work = EffectExecutor(node, absent, evaluate=absent, is_dead=lambda name: False, spills=absent)
+    work = EffectExecutor(
+        node, absent, evaluate=absent, is_dead=lambda name: False, spills=absent, records=absent
+    )
 
     async def load(spec: SamplerSpec, *, dataset: str) -> Any:
         return Raising(error)

@@ -1,4 +1,4 @@
-"""Fetches and cancellations that go on to the coordinator, which answers, dies, or is silent."""
+"""Fetches that go on to the coordinator, which answers, dies, or is silent."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 from expected_errors import raises
 
-from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq, Record
-from galileo.clock import SystemClock
 from galileo.config import LimitsSection
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
-from galileo.errors import Unavailable
+from galileo.errors import CcqCancelled, Unavailable
 from galileo.rpc.peers import GrpcPeers
-from galileo.server.cluster_ccqs import ClusterCcqs
 from galileo.server.continuous import MOVING_RETRY_S, ContinuousQueries
 from galileo.wire.v1 import continuous_pb2
 
@@ -27,11 +24,13 @@ REQUEST = continuous_pb2.FetchRequest(ccq_id="ccq-1", wait_s=60.0, forwarded=Tru
 class Members:
     """A node is silent from the start, and counts as dead when the test says so."""
 
+    nodes: tuple[str, ...] = ("node-2",)
+
     def __init__(self) -> None:
         self.dead = asyncio.Event()
 
     async def until_dead(self, node: str) -> None:
-        assert node == "node-2"
+        assert node in self.nodes
         await self.dead.wait()
 
 
@@ -41,7 +40,6 @@ class Peers:
     def __init__(self, *parts: continuous_pb2.FetchPart | Exception | None) -> None:
         self.parts = parts
         self.left = False
-        self.cancelled: list[tuple[str, str]] = []
 
     def address(self, node: str) -> str:
         return f"{node}:7701"
@@ -60,23 +58,26 @@ class Peers:
         finally:
             self.left = True
 
-    async def cancel(self, node: str, ccq_id: str) -> None:
-        if self.parts == (None,):
-            await asyncio.Event().wait()
-        self.cancelled.append((node, ccq_id))
+
+class Records:
+    """What a node knows of one continuous query, and the leader now."""
+
+    def __init__(self, known: Record, now: Record | None = None) -> None:
+        self.known, self.now = known, now or known
+
+    async def find(self, ccq_id: str) -> Record:
+        return self.known
+
+    async def look_up(self, ccq_id: str) -> Record:
+        self.known = self.now
+        return self.now
+
+    def forget_hint(self, ccq_id: str) -> None:
+        self.known = self.now
 
 
-class CancellingDriver(Members):
-    """The driver of a node with a CCQ that node-2 coordinates."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        records = {"ccq-1": Record(Ccq("ccq-1", "nam", "true", 1.0, 9.0), 1, "node-2")}
-        table = SimpleNamespace(records=records)
-        self.machine = SimpleNamespace(state=SimpleNamespace(record_table=table))
-
-    async def ask(self, make: Any, *, timeout_s: float) -> ccq.AnswerCancel:
-        return ccq.AnswerCancel(make(1).request, "ccq-1")
+def record(*nodes: str, **options: Any) -> Record:
+    return Record(Ccq("ccq-1", "nam", "true", 1.0, 9.0), 1, nodes, **options)
 
 
 def part(**tail: Any) -> continuous_pb2.FetchPart:
@@ -85,12 +86,15 @@ def part(**tail: Any) -> continuous_pb2.FetchPart:
     )
 
 
-def forwarding(peers: Any, members: Any) -> ContinuousQueries:
+def forwarding(peers: Any, members: Any, records: Any = None) -> ContinuousQueries:
     unused: Any = None
+    state = SimpleNamespace(is_gone=lambda node: node == "node-9")
+    members.machine = SimpleNamespace(state=state)
+    records = records or Records(record("node-2"))
     return ContinuousQueries(
         SimpleNamespace(name="node-1"),  # type: ignore[arg-type]
         members,
-        ccqs=unused,
+        records=records,
         work=unused,
         peers=peers,
         clock=unused,
@@ -140,38 +144,53 @@ async def test_forward_to_an_unknown_coordinator_is_unavailable() -> None:
     nodes = (NodeInfo("node-1", "127.0.0.1:1"),)
     topology = Topology("test", (Group("g", nodes),), even_ranges(1))
     peers = GrpcPeers(topology, is_dead=lambda name: False)
-    made = Ccq("ccq-1", "nam", "true", 1.0, 9.0)
-    driver = SimpleNamespace(machine=None, until_dead=lambda name: asyncio.Event().wait())
-    queries = forwarding(peers, driver)
+    driver = SimpleNamespace(until_dead=lambda name: asyncio.Event().wait())
     try:
         with raises(Unavailable, node="node-9"):
             async with asyncio.timeout(60):
-                await queries._forward("node-9", REQUEST, forwarded=False)
-        ccqs = ClusterCcqs(driver, driver, peers=peers, clock=SystemClock())  # type: ignore[arg-type]
-        infos = [ccqs.info(Record(made, 1, node)) for node in ("node-9", "node-1")]
-        assert [one.coordinator_address for one in infos] == ["", "127.0.0.1:1"]
+                await forwarding(peers, driver)._forward("node-9", REQUEST, forwarded=False)
     finally:
         await peers.close()
 
 
-async def test_cancel_returns_when_the_coordinator_has_cancelled() -> None:
-    """Else a fetch after it may still be answered with labels."""
-    peers = Peers()
-    await forwarding(peers, CancellingDriver()).cancel("ccq-1", forwarded=False)
-    assert peers.cancelled == [("node-2", "ccq-1")]
+async def fetch(queries: ContinuousQueries, *, forwarded: bool = False) -> Any:
+    return await queries.fetch("ccq-1", token="", wait_s=0.0, labels_max=9, forwarded=forwarded)
 
 
-async def test_cancel_that_is_forwarded_is_not_forwarded_again() -> None:
-    peers = Peers()
-    await forwarding(peers, CancellingDriver()).cancel("ccq-1", forwarded=True)
-    assert not peers.cancelled
+async def test_fetch_goes_to_the_first_node_that_lives() -> None:
+    peers = Peers(part(token="after"))
+    queries = forwarding(peers, Members(), Records(record("node-9", "node-2", "node-1")))
+    [answer] = await fetch(queries)
+    assert answer.tail.coordinator == "node-2:7701"
 
 
-async def test_cancel_with_a_silent_coordinator_ends_when_it_is_dead() -> None:
-    driver = CancellingDriver()
-    cancelling = asyncio.ensure_future(
-        forwarding(Peers(None), driver).cancel("ccq-1", forwarded=False)
-    )
-    driver.dead.set()
-    async with asyncio.timeout(60):
-        await cancelling
+@pytest.mark.parametrize("forwarded", [False, True])
+async def test_fetch_of_an_ended_query_says_how_it_ended(forwarded: bool) -> None:
+    """Also at a node that never ran it, which has heard of the end."""
+    ended = record("node-2", ended="cancelled", ended_at=1.0)
+    with pytest.raises(CcqCancelled):
+        await fetch(forwarding(Peers(), Members(), Records(ended)), forwarded=forwarded)
+
+
+async def test_fetch_of_a_query_whose_nodes_are_all_gone_is_retried_soon() -> None:
+    with raises(Unavailable, after_s=MOVING_RETRY_S):
+        await fetch(forwarding(Peers(), Members(), Records(record("node-9"))))
+
+
+async def test_fetch_by_an_old_record_finds_the_new_coordinator_at_the_next_attempt() -> None:
+    peers, records = Peers(Unavailable("it moved")), Records(record("node-3"), record("node-2"))
+    members = Members()
+    members.nodes = ("node-2", "node-3")
+    queries = forwarding(peers, members, records)
+    with raises(Unavailable, after_s=MOVING_RETRY_S):
+        await fetch(queries)
+    peers.parts = (part(token="after"),)
+    [answer] = await fetch(queries)
+    assert answer.tail.coordinator == "node-2:7701"
+
+
+async def test_forwarded_fetch_asks_the_leader_when_the_record_names_others() -> None:
+    records = Records(record("node-2"), record("node-3"))
+    with raises(Unavailable, ccq_id="ccq-1"):
+        await fetch(forwarding(Peers(), Members(), records), forwarded=True)
+    assert records.known == record("node-3")

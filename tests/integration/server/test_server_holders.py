@@ -61,6 +61,7 @@ async def work() -> AsyncIterator[EffectExecutor]:
         evaluate=None,  # type: ignore[arg-type]
         is_dead=lambda name: False,
         spills=None,  # type: ignore[arg-type]
+        records=None,  # type: ignore[arg-type]
     )
     yield made
     await peers.close()

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 import galileo
-from galileo.ccq.model import Ccq, Ending, Record
+from galileo.ccq.model import Ccq, Holder, Record
+from galileo.ccq.records import encode
 from galileo.clock import SystemClock
 from galileo.config import Config, from_dict
 from galileo.cursor import Cursor
 from galileo.node.log_regression import LogRegression
-from galileo.server.driver import RECORD_KIND
 from galileo.server.main import NodeProcess
-from galileo.server.peer_messaging import TAGGED
-from galileo.storage.store import Store
 
 SCHEMA = galileo.Schema("air", [galileo.Feature("rain", "mm")], geohash_precision=2)
 
@@ -35,10 +35,35 @@ def config(tmp_path: Path) -> Config:
     return from_dict({"node": {"name": "n", "directory": str(tmp_path)}, "cluster": cluster})
 
 
-async def losses_after_start(config: Config, *, ingests: bool = False) -> list[LogRegression]:
-    """What a node of this configuration says while it serves."""
+@dataclass(frozen=True)
+class SetRecord:
+    """Puts a record in place whatever it says."""
+
+    name: str
+    data: str
+
+    def begun(self, present: Record) -> SetRecord:
+        return self
+
+    def apply(self, draft: Any) -> None:
+        draft.put(self.name, draft.kind.value(self.data))
+
+
+def record(name: str, retrieved: int, **options: Any) -> Record:
+    """A record of a query whose readers have retrieved so many commits; n only holds labels."""
+    made = Ccq(name, SCHEMA.name, "", interval_s=1.0, expires_at=4e9)
+    holder = Holder("n", 1, Cursor(), Cursor({0: 100}))
+    at = Cursor({0: retrieved})
+    return Record(made, 1, ("elsewhere",), at, holders=(holder,), **options)
+
+
+async def losses_after_start(
+    config: Config, *records: Record, ingests: bool = False
+) -> list[LogRegression]:
+    """What a node of this configuration says while it serves; it keeps records before it ends."""
     node, stop = NodeProcess(config, clock=SystemClock()), asyncio.Event()
     serving = asyncio.create_task(node.run(stop))
+    table = node._records.table
     try:
         async with galileo.AsyncClient(config.listen, timeout="60s") as client:
             if ingests:
@@ -47,31 +72,25 @@ async def losses_after_start(config: Config, *, ingests: bool = False) -> list[L
                 frame = pd.DataFrame(rows).astype({"time": "datetime64[ns, UTC]"})
                 await client.ingest(SCHEMA.name, frame)
             assert await client.count(SCHEMA.name) == 1
+            async with asyncio.timeout(60):
+                while table._listing is not None:  # noqa: ASYNC110 - it has no event
+                    await asyncio.sleep(0.01)
             [status] = (await client.status()).nodes
         found = node.node.view.losses.known
         assert status.lost == tuple(map(str, found))
+        await table.change_all([SetRecord(one.id, encode(one)) for one in records])
         return found
     finally:
         stop.set()
         await serving
 
 
-def save(directory: Path, name: str, retrieved: int, *, ended: bool = False) -> None:
-    """A record of a query whose readers have retrieved so many commits, and which is over soon."""
-    made = Ccq(name, SCHEMA.name, "", interval_s=1.0, expires_at=1.0)
-    ending: Ending | None = "cancelled" if ended else None
-    record = Record(made, 1, "elsewhere", Cursor({0: retrieved}), ended=ending, ended_at=1.0)
-    with Store.open(directory, wall=lambda: 0.0) as store:
-        store.save_batch(RECORD_KIND, {name: TAGGED.encode(record)})
-
-
 async def test_node_start_with_an_older_log_reports_a_regression(
-    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert await losses_after_start(config, ingests=True) == []
-    save(tmp_path, "ccq-1", retrieved=1)
-    save(tmp_path, "ccq-2", retrieved=9, ended=True)
-    assert await losses_after_start(config) == []
-    save(tmp_path, "ccq-3", retrieved=5)
+    first = record("ccq-1", retrieved=1)
+    ended = replace(record("ccq-2", retrieved=9, ended="cancelled", ended_at=1.0), nodes=("n",))
+    assert await losses_after_start(config, first, ended, ingests=True) == []
+    assert await losses_after_start(config, record("ccq-3", retrieved=5)) == []
     assert await losses_after_start(config) == [LogRegression("n", SCHEMA.name, 0, had=5, has=1)]
     assert "commits are lost: partition 0 of dataset 'air' at node n" in caplog.text

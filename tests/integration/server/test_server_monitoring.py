@@ -223,7 +223,7 @@ def test_readiness_over_http_and_grpc_agree(node: Node) -> None:
     status, text = node.get("/ready")
     answer = json.loads(text)
     assert (status, answer["ready"]) == (200, True)
-    assert answer["checks"] == dict.fromkeys(("catalog", "peers", "event loop", "disk"), "ok")
+    assert answer["checks"] == dict.fromkeys(("peers", "event loop", "disk"), "ok")
     assert node.get("/live") == (200, "alive\n")
     assert node.value("galileo_ready") == 1
     with grpc.insecure_channel(node.cluster.addresses[0]) as channel:

@@ -23,8 +23,7 @@ from galileo.dht.membership import (
     MembershipEvent,
 )
 from galileo.dht.node_states import RUN_BITS
-from galileo.dht.register import Ballot, first_state
-from galileo.election.messages import AssignmentAccepted, Digest, Poll, RecordRequest
+from galileo.dht.register import Accepted, Ballot, Learn, Prepare, RegisterMessage, first_state
 from galileo.errors import ConfigError, InputError
 from galileo.model.schema import Feature
 from galileo.model.system import SYSTEM_TABLES
@@ -46,6 +45,18 @@ TIMEOUT_S = 60.0
 CLOCK = SystemClock()
 
 
+class Register(TopologyRegister):
+    """Passes messages on in place of processing them; those with a topology are processed."""
+
+    received: Callable[[str, Any], None]
+
+    async def receive(self, sender: str, message: RegisterMessage) -> None:
+        if isinstance(message, Learn):
+            await super().receive(sender, message)
+        else:
+            self.received(sender, message)
+
+
 @dataclass
 class Post:
     """The mail rooms of a and b, and what came out of them."""
@@ -59,6 +70,7 @@ class Post:
     failures: list[tuple[str, str]] = field(default_factory=list)
     messages: list[tuple[str, str, Any]] = field(default_factory=list)
     news: list[tuple[str, list[str]]] = field(default_factory=list)
+    coordinating: set[str] = field(default_factory=set)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     def open(self, name: str) -> None:
@@ -78,14 +90,16 @@ class Post:
             self.messages.append((name, node, message))
             self.arrived.set()
 
+        register = Register(name, node.live, store=node.store, clock=CLOCK)
+        register.received = received
         self.wire.rooms[name] = PeerMessenger(
             node,
             self.wire,
-            register=TopologyRegister(name, node.live, store=node.store, clock=CLOCK),
+            register=register,
             members=members,
             on_gossip=step,
-            on_message=received,
             on_news=lambda datasets: self.news.append((name, list(datasets))),
+            has_ccqs=lambda: name in self.coordinating,
             options=replace(self.options, synopsis_look_s=1e6),
             monotonic=lambda: self.now,
         )
@@ -142,7 +156,7 @@ async def settled(condition: Callable[[], bool]) -> None:
 
 
 async def test_messages_arrive_once_in_order(post: Post) -> None:
-    sent = [Poll(f"election-{number}") for number in range(50)] + [AssignmentAccepted("c", 3)]
+    sent = [*map(Prepare, range(50)), Accepted(3, "c")]
     for message in sent:
         post["a"].send("b", message)
     await post.until(lambda: len(post.messages) >= len(sent))
@@ -155,19 +169,19 @@ async def test_messages_arrive_once_in_order(post: Post) -> None:
 )
 async def test_messages_are_batched_up_to_messages_together_max(post: Post) -> None:
     for number in range(50):
-        post["a"].send("b", Poll(str(number)))
+        post["a"].send("b", Prepare(number))
     await post.until(lambda: len(post.messages) == 50)
     assert [len(request.messages) for _, request in post.wire.sent] == [20, 20, 10]
 
 
 async def test_message_to_an_unreachable_peer_is_dropped(post: Post) -> None:
     post.wire.away.add("b")
-    post["a"].send("b", Poll("lost"))
+    post["a"].send("b", Prepare(1))
     await post.heartbeat("a", "b")
     post.wire.away.clear()
-    post["a"].send("b", Poll("found"))
+    post["a"].send("b", Prepare(2))
     await post.until(lambda: bool(post.messages))
-    assert post.messages == [("b", "a", Poll("found"))]
+    assert post.messages == [("b", "a", Prepare(2))]
 
 
 async def test_outbox_when_full_drops_the_oldest(wire: Any) -> None:
@@ -175,12 +189,12 @@ async def test_outbox_when_full_drops_the_oldest(wire: Any) -> None:
     post.open("a")
     post.open("b")
     for number in range(12):
-        post["a"].send("b", Poll(str(number)))
+        post["a"].send("b", Prepare(number))
     running = asyncio.create_task(post["a"].run())
     await post.until(lambda: len(post.messages) >= 5)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert [message.election for _, _, message in post.messages] == ["7", "8", "9", "10", "11"]
+    assert [message.ballot for _, _, message in post.messages] == [7, 8, 9, 10, 11]
 
 
 async def test_heartbeat_spreads_sequences_and_clock(
@@ -564,26 +578,23 @@ async def test_gossip_with_an_unreadable_message_is_refused(post: Post) -> None:
     with raises(InputError):
         await post["a"].receive(request)
     assert post.messages == []
-    post["b"].send("a", RecordRequest(("c",)))
+    post["b"].send("a", Prepare(1))
     await post.until(lambda: bool(post.messages))
-    assert post.messages == [("a", "b", RecordRequest(("c",)))]
+    assert post.messages == [("a", "b", Prepare(1))]
 
 
-async def test_digest_is_sent_with_the_next_heartbeat(post: Post) -> None:
-    """It comes every second from every node, is not urgent, and the last one counts."""
-    digest = Digest(7, 1)
-    post["a"].send("b", Digest(6, 1))
-    post["a"].send("b", digest)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert post.wire.sent == []
-    request = await post.heartbeat("a", "b")
-    assert len(request.messages) == 1
-    assert post.messages == [("b", "a", digest)]
-    post["a"].send("b", digest)
-    post["a"].send("b", Poll("urgent"))
-    await post.until(lambda: len(post.messages) == 2)
-    assert post.messages[1] == ("b", "a", Poll("urgent"))
+async def test_heartbeat_says_whether_the_node_coordinates(post: Post) -> None:
+    for are_there in (False, True, True, False):
+        post.coordinating = {"a"} if are_there else set()
+        await post.heartbeat("a", "b")
+        assert post["b"].coordinates("a") is are_there
+    post.coordinating = {"a"}
+    await post.heartbeat("a", "b")
+    post.open("b")
+    for _ in range(2):
+        await post.heartbeat("a", "b")
+    assert post["b"].coordinates("a"), "a restarted node hears so again"
+    assert not post["b"].coordinates("z")
 
 
 def test_take_batch_is_bounded_in_bytes() -> None:

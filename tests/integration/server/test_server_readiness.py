@@ -31,11 +31,9 @@ class Checks:
         self.clock = Clock()
         self.members = Membership("a", peers)
         self.members.step(Ticked(), 0.0)
-        self.is_restored = True
         self.checks = ReadinessChecks(
             directory,
             unheard=lambda: self.members.never_heard,
-            is_restored=lambda: self.is_restored,
             clock=self.clock,
             lag_max_s=2.0,
         )
@@ -49,12 +47,6 @@ def test_readiness_without_peers_is_ready(tmp_path: Path) -> None:
     made.checks.probe_disk()
     assert made.checks.look().is_ready
     assert list(tmp_path.iterdir()) == [], "the probe leaves nothing"
-
-
-def test_readiness_before_records_are_loaded_fails(tmp_path: Path) -> None:
-    made = Checks(tmp_path)
-    made.is_restored = False
-    assert made.wrong() == ["catalog"]
 
 
 def test_readiness_waits_until_peers_report_or_are_dead(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ async def test_register_of_a_lost_directory_does_not_count_before_it_is_named(
 
 async def test_register_change_that_makes_an_equal_topology_ends(registers: _Registers) -> None:
     register, _ = registers.running["a"]
-    change = partial(topology_changes.found_anew, name="b", partitions=(0, 1), lost="")
+    change = partial(topology_changes.set_rack, name="b", rack="north")
     async with asyncio.timeout(TIMEOUT_S):
         first = await register.change(change)
         assert await register.change(change) == first

@@ -87,7 +87,9 @@ async def test_what_is_gone_is_a_message_without_a_key(servers: str) -> None:
     await endpoint.deliver(nothing_but_gone())
     await endpoint.close()
     [message] = consumed(servers, "gone", 1)
-    assert json.loads(message.value())["gone"] == [{"partition": 2, "first": 3, "last": 7}]
+    assert json.loads(message.value())["gone"] == [
+        {"partition": 2, "first": 3, "last": 7, "commits": 5}
+    ]
     assert dict(message.headers())["ce_type"] == b"galileo.gone"
 
 

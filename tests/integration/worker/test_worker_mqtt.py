@@ -265,6 +265,8 @@ async def test_what_is_gone_is_said_once_for_all_subscriptions(start, open_endpo
     [message] = subscriber.wait_for(1)
     subscriber.close()
     assert message.topic == "smog/"
-    assert json.loads(message.payload)["gone"] == [{"partition": 2, "first": 3, "last": 7}]
+    assert json.loads(message.payload)["gone"] == [
+        {"partition": 2, "first": 3, "last": 7, "commits": 5}
+    ]
     attributes = dict(message.properties.UserProperty)
     assert (attributes["type"], attributes["id"]) == ("galileo.gone", "smog/ops/2/gone/3-7")

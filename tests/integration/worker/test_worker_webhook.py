@@ -198,4 +198,4 @@ async def test_what_is_gone_is_a_document_without_features(receiver: Receiver) -
     assert headers["ce-type"] == "galileo.gone"
     document = json.loads(body)
     assert (document["features"], document["notifications"]) == ([], 0)
-    assert document["gone"] == [{"partition": 2, "first": 3, "last": 7}]
+    assert document["gone"] == [{"partition": 2, "first": 3, "last": 7, "commits": 5}]

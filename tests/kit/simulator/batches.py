@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from galileo.ccq.events import AnswerBatch, BatchItem, BatchSubmitted, ContinuousEffect, Outcome
+from galileo.ccq.model import Ccq, Record
+from galileo.cursor import Cursor
+from galileo.errors import GalileoError
 from simulator.clients import (
     NOTHING_EVALUATED,
     PATIENCE_S,
@@ -52,47 +54,46 @@ class BatchClient:
         """Ask a node for coordinators; with initial results, it does so for several clients."""
         if self._awaited != request or not self._left:
             return  # Another call is under way, or this message has come twice.
-        world, items = self._world, list[BatchItem]()
+        world, items = self._world, list[tuple[Ccq, Cursor]]()
         for reader in self._left:
             ccq = reader.ccq
             initial = evaluate_initial(world, node, ccq) if is_evaluated else NOTHING_EVALUATED
             self._initial[ccq.id] = initial
             world.checker.present(ccq.id, initial.reached)
-            items.append(BatchItem(ccq, reached=initial.reached))
+            items.append((ccq, initial.reached))
         world.loop.counters["batches evaluated" if is_evaluated else "batches unevaluated"] += 1
-        rival = BatchItem(replace(items[0].ccq, query=query(7, 3)))
+        rival = replace(items[0][0], query=query(7, 3)), NOTHING_EVALUATED.reached
 
-        def back(effect: ContinuousEffect) -> None:
-            world.network.send(node.name, "batch", lambda: self._on_answer(request, effect))
+        def back(outcomes: Sequence[Record | GalileoError]) -> None:
+            world.network.send(node.name, "batch", lambda: self._on_answer(request, outcomes))
 
-        node.ask(BatchSubmitted(request, (*items, rival)), back)
+        node.place([*items, rival], back)
 
     def _retry(self, request: int) -> None:
         if self._awaited == request:
             self._world.loop.counters["batches repeated"] += 1
             self.submit()
 
-    def _on_answer(self, request: int, effect: ContinuousEffect) -> None:
+    def _on_answer(self, request: int, answer: Sequence[Record | GalileoError]) -> None:
         if self._awaited != request:
             return
-        if isinstance(effect, AnswerBatch):
-            self._world.loop.counters["batches answered"] += 1
-            *outcomes, rival = effect.outcomes
-            demand(rival.failure is not None, "two queries under one id")
-            self._left = [
-                reader
-                for reader, outcome in zip(self._left, outcomes, strict=True)
-                if not self._is_over(reader, outcome)
-            ]
+        self._world.loop.counters["batches answered"] += 1
+        *outcomes, rival = answer
+        demand(isinstance(rival, GalileoError), "two queries under one id")
+        self._left = [
+            reader
+            for reader, outcome in zip(self._left, outcomes, strict=True)
+            if not self._is_over(reader, outcome)
+        ]
         self._world.loop.after(AGAIN_S, lambda: self._retry(request))
 
-    def _is_over(self, reader: Reader, outcome: Outcome) -> bool:
-        demand(outcome.ccq_id == reader.ccq.id, "the outcomes are not in the order of the items")
-        if outcome.failure is None:
+    def _is_over(self, reader: Reader, outcome: Record | GalileoError) -> bool:
+        if isinstance(outcome, Record):
+            demand(outcome.id == reader.ccq.id, "the outcomes are not in the order of the items")
             reader.begin(self._initial[reader.ccq.id], outcome.coordinator)
             return True
-        if outcome.failure.kind in ("unavailable", "overloaded"):
+        if outcome.kind in ("unavailable", "overloaded"):
             self._world.loop.counters["submissions refused"] += 1
             return False
-        reader.give_up(outcome.failure)
+        reader.give_up(outcome)
         return True

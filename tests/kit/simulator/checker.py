@@ -11,9 +11,9 @@ from delivery_audit import Answer, audited
 
 from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.events import AnswerFetch
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import Ccq, Record
 from galileo.cursor import CommitRange, Cursor
-from simulator.logs import Log, Path, keys_of_paths, scan, to_paths
+from simulator.logs import EPOCH_WALL, SKEW_MAX_S, Log, Path, keys_of_paths, scan, to_paths
 from simulator.loop import demand
 
 
@@ -31,6 +31,7 @@ class Checker:
     Attributes:
         spares_readers: whether retention must not delete commits that no reader has fetched.
         agreement_s: for how long after a submission some nodes may not know of it.
+        ends: the first end of each CCQ that was committed.
     """
 
     def __init__(
@@ -41,22 +42,19 @@ class Checker:
         self._has_cursors = has_cursors
         self.spares_readers = True
         self.agreement_s = 0.0
-        self._leaders: dict[tuple[str, int], str] = {}
-        self._seen: dict[tuple[str, int], _Seen] = {}
+        self.ends: dict[str, Record] = {}
+        self._seen: dict[tuple[str, int, str, int], _Seen] = {}
         self._terms: dict[str, dict[str, int]] = {}
-        self._newest: dict[str, tuple[int, str]] = {}
+        self._newest: dict[str, str] = {}
         self._acknowledged: dict[tuple[int, tuple[str, int]], int] = {}
         self._drops: list[tuple[float, int, int]] = []
         self._tokens: dict[str, Cursor] = {}
         self._submitted: dict[str, float] = {}
 
-    def observe(self, node: str, led: Mapping[str, Coordinator]) -> None:
-        """Check invariants 3 and 4 after a step of `node`."""
+    def observe(self, node: str, epoch: int, led: Mapping[str, Coordinator]) -> None:
+        """Check the cursors of all coordinators of a node after a step."""
         for ccq_id, one in led.items():
-            key = (ccq_id, one.term)
-            leader = self._leaders.setdefault(key, node)
-            demand(leader == node, f"{leader} and {node} both coordinate {key}")
-            self._observe_cursors(key, one)
+            self._observe_cursors((node, epoch, ccq_id, one.term), one)
         terms = {ccq_id: one.term for ccq_id, one in led.items()}
         if terms != self._terms.get(node):
             self._count(node, led)
@@ -68,19 +66,30 @@ class Checker:
 
     def _count(self, node: str, led: Mapping[str, Coordinator]) -> None:
         """Count changes of coordinators."""
+        before = self._terms.get(node, {})
         for ccq_id, one in led.items():
-            term = one.term
-            newest, leader = self._newest.get(ccq_id, (0, node))
-            if term > newest > 0:
-                self._counters["take-overs" if leader != node else "resumptions"] += 1
-            is_succession = any(holder.term == newest for holder in one.fetches.holders)
-            self._counters["successions by overflow"] += is_succession and term > newest
-            if term > newest:
-                self._newest[ccq_id] = (term, node)
-        lost = [i for i in self._terms.get(node, {}) if i not in led]
+            if before.get(ccq_id) == one.term:
+                continue
+            last = self._newest.get(ccq_id)
+            if last is not None:
+                self._counters["take-overs" if last != node else "resumptions"] += 1
+                self._counters["successions by overflow"] += bool(one.fetches.holders)
+            self._newest[ccq_id] = node
+        lost = [i for i in before if i not in led]
         self._counters["coordinators deposed or ended"] += len(lost)
 
-    def _observe_cursors(self, key: tuple[str, int], one: Coordinator) -> None:
+    def verify_end(self, record: Record, *, now: float) -> None:
+        """Check that what has ended does not live again; an expired one may, until it is noticed.
+
+        Its record is offered by a node that had slept while the end was forgotten.
+        """
+        if record.ended is not None:
+            self.ends.setdefault(record.id, record)
+        elif record.id in self.ends:
+            is_over = EPOCH_WALL + now >= record.ccq.expires_at - SKEW_MAX_S
+            demand(is_over, f"{self.ends[record.id]} lives again: {record}")
+
+    def _observe_cursors(self, key: tuple[str, int, str, int], one: Coordinator) -> None:
         seen = self._seen.setdefault(key, _Seen())
         evaluated, retrieved = one.evaluated, one.retrieved
         if evaluated is seen.evaluated and retrieved is seen.retrieved:

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 from delivery_audit import Answer
 
 from galileo.ccq.dropped_ranges import ranges_between
 from galileo.ccq.events import (
-    AnswerCancel,
     AnswerFetch,
-    CancelRequested,
     ContinuousEffect,
     FetchRequested,
     RedirectFetch,
     RefuseFetch,
-    SubmitRequested,
 )
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import Ccq, Record
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
-from galileo.election.events import AnswerSubmit, RefuseSubmit
-from galileo.errors import Failure
+from galileo.errors import GalileoError
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.wire import token
 from simulator.checker import Checker
 from simulator.logs import (
+    EPOCH_WALL,
+    SKEW_MAX_S,
     Log,
     Path,
     bucket_us,
@@ -37,13 +36,13 @@ from simulator.logs import (
 )
 from simulator.loop import Loop, Violation, demand
 from simulator.network import Network
-from simulator.node import EPOCH_WALL, Node
+from simulator.node import Node
+from simulator.system_leader import SystemLeader
 from simulator.variants import Variant
 from simulator.windows import Windows
 
 PATIENCE_S = 2.5
 RETRY_S = 0.5
-SKEW_MAX_S = 5.0
 FETCH_WAIT_MAX_S = 1.5
 """For how long a fetch waits for news."""
 
@@ -59,6 +58,7 @@ class Service(Protocol):
     is_calm: bool
     cancelled: set[str]
     dropped: set[str]
+    system: SystemLeader
 
     def node(self, name: str) -> Node: ...
 
@@ -154,31 +154,33 @@ class Reader(_Client):
         self._followers: list[Callable[[], None]] = []
 
     def submit(self) -> None:
-        """Submit the CCQ until it is accepted, then read it."""
-        if self.token is not None:
-            return
+        """Submit the CCQ until it is accepted, then read it; again if its record is lost."""
         request = self._await(self.submit)
         node = self.world.any_node()
 
         def ask() -> None:
             initial = evaluate_initial(self.world, node, self.ccq)
             self.world.checker.present(self.ccq.id, initial.reached)
-            event = SubmitRequested(request, self.ccq, initial.reached, need_bytes=1 << 20)
-            node.ask(event, lambda effect: self.back(node, lambda: take(effect, initial)))
 
-        def take(effect: ContinuousEffect, initial: Initial) -> None:
+            def reply(outcomes: Sequence[Record | GalileoError]) -> None:
+                self.back(node, lambda: take(outcomes[0], initial))
+
+            node.place([(self.ccq, initial.reached)], reply)
+
+        def take(outcome: Record | GalileoError, initial: Initial) -> None:
             if self._awaited == request:
-                self._on_submitted(effect, initial)
+                self._on_submitted(outcome, initial)
 
         self.call(node, ask)
 
     def begin(self, initial: Initial, coordinator: str) -> None:
         """Read a CCQ that was submitted for it, after its initial result."""
+        self.world.system.acknowledged[self.ccq.id] = None
         self._on_begun(initial, coordinator)
 
-    def give_up(self, failure: Failure) -> None:
+    def give_up(self, error: GalileoError) -> None:
         """Stop: its CCQ was refused with a terminal error."""
-        self._on_final(failure)
+        self._on_final(error.kind, error.message)
 
     def when_submitted(self, act: Callable[[], None]) -> None:
         self._followers.append(act)
@@ -224,16 +226,21 @@ class Reader(_Client):
         if self._awaited == request:
             self._fetch()
 
-    def _on_submitted(self, effect: ContinuousEffect, initial: Initial) -> None:
-        if isinstance(effect, RefuseSubmit):
-            self.loop.counters["submissions refused"] += 1
-            if effect.failure.kind == "unavailable":
-                self.submit()
-            else:
-                self._on_final(effect.failure)
+    def _on_submitted(self, outcome: Record | GalileoError, initial: Initial) -> None:
+        if isinstance(outcome, Record):
+            if self.token is None:
+                self.begin(initial, outcome.coordinator)
+                return
+            self.loop.counters["lost queries submitted again"] += 1
+            self._target = outcome.coordinator
+            self._fetch()
             return
-        assert isinstance(effect, AnswerSubmit)
-        self._on_begun(initial, effect.coordinator)
+        self.loop.counters["submissions refused"] += 1
+        if outcome.kind in ("unavailable", "overloaded"):
+            request = self._awaited = self.world.next_request()
+            self.loop.after(RETRY_S, lambda: self._retry(request, self.submit))
+        else:
+            self.give_up(outcome)
 
     def _on_begun(self, initial: Initial, coordinator: str) -> None:
         paths, reached, dropped = initial.paths, initial.reached, initial.dropped
@@ -266,7 +273,7 @@ class Reader(_Client):
             event = FetchRequested(
                 request, self.ccq.id, cursor, until, labels_max, self._until_clock_us()
             )
-            node.ask(event, lambda effect: self.back(node, lambda: take(effect)))
+            node.fetch(event, lambda effect: self.back(node, lambda: take(effect)))
 
         self.call(node, ask)
 
@@ -310,20 +317,26 @@ class Reader(_Client):
         self.loop.counters["fetches refused"] += 1
         if kind in ("unavailable", "overloaded"):
             self._target = self.world.any_node().name
-            self._pause(float(dict(effect.failure.details).get("after_s", 0.2)))
+            after_s: Any = dict(effect.failure.details).get("after_s", 0.2)
+            self._pause(float(after_s))
             return
-        self._on_final(effect.failure)
+        if kind == "unknown_ccq" and self.world.system.may_lack(self.ccq.id):
+            self.submit()
+            return
+        self._on_final(kind, effect.failure.message)
 
-    def _on_final(self, failure: Failure) -> None:
+    def _on_final(self, kind: str, message: str) -> None:
         """Check that the CCQ really expired, was cancelled or was dropped."""
         is_over = EPOCH_WALL + self.loop.now >= self.ccq.expires_at - SKEW_MAX_S
+        is_forgotten = is_over and self.ccq.id in self.world.checker.ends
         allowed = {
             "ccq_expired": is_over,
             "ccq_cancelled": self.ccq.id in self.world.cancelled,
             "ccq_dropped": self.ccq.dataset in self.world.dropped,
+            "unknown_ccq": is_forgotten,
         }
-        demand(allowed.get(failure.kind, False), f"{self.name}: {failure.message}")
-        self.ended, self._awaited = failure.kind, None
+        demand(allowed.get(kind, False), f"{self.name}: {message}")
+        self.ended, self._awaited = kind, None
 
     def _progress(self) -> WindowProgress:
         """The progress of windows in its token."""
@@ -383,24 +396,40 @@ class Reader(_Client):
         self._request(self.world.next_request(), forged, judge)
 
     def cancel(self) -> None:
-        """Cancel the CCQ at any node, until one confirms."""
+        """Cancel the CCQ at any node, until one confirms; then submit it once more, in vain."""
         self.world.cancelled.add(self.ccq.id)
-        node = self.world.any_node()
-        request, done = self.world.next_request(), [False]
+        node, done = self.world.any_node(), list[bool]()
 
-        def take(effect: ContinuousEffect) -> None:
-            done[0] = done[0] or isinstance(effect, AnswerCancel)
+        def take(outcome: Record | GalileoError) -> None:
+            is_unknown = isinstance(outcome, GalileoError) and outcome.kind == "unknown_ccq"
+            if not done and (isinstance(outcome, Record) or is_unknown):
+                done.append(True)
+                if isinstance(outcome, Record):
+                    self._submit_in_vain()
 
         def ask() -> None:
-            event = CancelRequested(request, self.ccq.id)
-            node.ask(event, lambda effect: self.back(node, lambda: take(effect)))
+            reply = partial(self.back, node)
+            node.end(self.ccq.id, "cancelled", lambda one: reply(lambda: take(one)))
 
         def again() -> None:
-            if not done[0]:
+            if not done:
                 self.cancel()
 
         self.call(node, ask)
         self.loop.after(PATIENCE_S, again)
+
+    def _submit_in_vain(self) -> None:
+        """Submit a CCQ again that was cancelled."""
+        node = self.world.any_node()
+
+        def take(outcomes: Sequence[Record | GalileoError]) -> None:
+            is_placed = isinstance(outcomes[0], Record) and self.ccq.id in self.world.checker.ends
+            demand(not is_placed, f"{self.ccq.id} was cancelled, and is accepted again")
+
+        def ask() -> None:
+            node.place([(self.ccq, EMPTY_CURSOR)], lambda got: self.back(node, lambda: take(got)))
+
+        self.call(node, ask)
 
 
 @dataclass(frozen=True, slots=True)

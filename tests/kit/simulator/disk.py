@@ -1,62 +1,13 @@
-"""The disks of a simulated node for records and spilled caches."""
+"""The disk of a simulated node for spilled caches."""
 
 from __future__ import annotations
 
-from galileo.ccq.model import Record
 from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
 from galileo.errors import CorruptData
 from galileo.packing import Compression
 from simulator.logs import SCHEMA
 from simulator.loop import Loop
-
-
-class RecordDisk:
-    """Writes are ordered; a suffix of those not synced may be lost."""
-
-    def __init__(self) -> None:
-        self._synced: dict[str, Record] = {}
-        self._unsynced: list[tuple[str, Record | None]] = []
-
-    def save(self, record: Record, *, durable: bool) -> None:
-        self._unsynced.append((record.ccq.id, record))
-        if durable:
-            self._sync(len(self._unsynced))
-
-    def purge(self, ccq_id: str) -> None:
-        self._unsynced.append((ccq_id, None))
-
-    def crash(self, loop: Loop) -> None:
-        kept = loop.random.randint(0, len(self._unsynced))
-        loop.counters["records lost"] += kept < len(self._unsynced)
-        self._sync(kept)
-        self._unsynced = []
-
-    def restore(self) -> tuple[Record, ...]:
-        self._sync(len(self._unsynced))
-        return tuple(self._synced.values())
-
-    @property
-    def kept(self) -> tuple[Record, ...]:
-        """The records that a crash leaves at least."""
-        return tuple(self._synced.values())
-
-    def synced(self, ccq_id: str) -> Record | None:
-        """The record after a restart."""
-        return self._synced.get(ccq_id)
-
-    def synced_term(self, ccq_id: str) -> int:
-        """The term after a restart, 0 for none."""
-        record = self._synced.get(ccq_id)
-        return record.term if record else 0
-
-    def _sync(self, count: int) -> None:
-        for ccq_id, record in self._unsynced[:count]:
-            if record is None:
-                self._synced.pop(ccq_id, None)
-            else:
-                self._synced[ccq_id] = record
-        del self._unsynced[:count]
 
 
 class SpillDisk:

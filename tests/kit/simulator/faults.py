@@ -10,6 +10,7 @@ from simulator.evaluator import NO_TROUBLE, USUAL_TROUBLE, Trouble
 from simulator.loop import Loop
 from simulator.network import Network
 from simulator.node import Node
+from simulator.system_leader import SystemLeader
 
 FAULT_MEAN_S = 0.9
 FAULTS = (
@@ -25,6 +26,8 @@ FAULTS = (
     "forge",
     "crash_leader",
     "drain",
+    "outage",
+    "suspect",
 )
 """Faults at random times, equally frequent."""
 ALWAYS = ("crash_in_step", "trouble", "stragglers")
@@ -41,6 +44,7 @@ class Victim(Protocol):
     readers: list[Reader]
     mid_step_crashes: float
     is_calm: bool
+    system: SystemLeader
 
 
 class Faults:
@@ -81,6 +85,7 @@ class Faults:
         world.trouble = NO_TROUBLE
         world.loop.stragglers = 0.0
         world.network.heal()
+        world.system.end_outage()
         for node in world.nodes:
             node.wake()
             self._boot(node)
@@ -126,6 +131,17 @@ class Faults:
         )
         node.drain(is_on=True)
         self._for_a_while(6.0, lambda: node.drain(is_on=False))
+
+    def _outage(self) -> None:
+        """Let no node lead the system partition for a while."""
+        self._world.system.begin_outage(self._random.uniform(0.2, 5.0))
+
+    def _suspect(self) -> None:
+        """Have a node count a living one as dead for a while, which is harmless."""
+        node, peer = self._random.sample(self._world.nodes, 2)
+        if node.suspect(peer.name):
+            self._loop.counters["living nodes suspected"] += 1
+            self._for_a_while(3.0, lambda: node.trust(peer.name))
 
     def _pause(self) -> None:
         node = self._random.choice(self._world.nodes)

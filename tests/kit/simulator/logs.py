@@ -23,6 +23,8 @@ from simulator.loop import Loop
 SCHEMA = Schema("sim", [Feature("value", type="int")])
 Path = tuple[int, int, int, int]
 """Partition, commit sequence, row, value."""
+EPOCH_WALL = 1_700_000_000.0
+SKEW_MAX_S = 5.0
 HOUR_US = 3_600_000_000
 _LATE_HOURS = 9
 

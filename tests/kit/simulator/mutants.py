@@ -5,12 +5,12 @@ Every mutant is one mistake, made by overriding one decision of the production m
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from galileo.ccq.batch_submission import BatchSubmissions
 from galileo.ccq.cache import LabelCache, Selection
 from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.cycles import Cycles
@@ -19,8 +19,6 @@ from galileo.ccq.events import (
     AnswerCacheRead,
     AnswerFetch,
     CacheReadRequested,
-    ContinuousEffect,
-    ContinuousEvent,
     CycleItem,
     CycleResult,
     DatasetDropped,
@@ -30,17 +28,15 @@ from galileo.ccq.events import (
 from galileo.ccq.fetches import Fetches, FetchResponse, compose
 from galileo.ccq.handed_off_cache import HandedOffCache, HandedOffCaches
 from galileo.ccq.machine import Continuous
-from galileo.ccq.model import Record
+from galileo.ccq.model import Ending, Record
+from galileo.ccq.moves import Moves
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.packs import PackedLabels, pack_labels
+from galileo.ccq.placement import CcqChange, ForgetCcq, Lost, MoveCcq, PlaceCcq, due_change
+from galileo.ccq.records import CCQ_ROWS, NOTHING, merged
 from galileo.ccq.state import NodeState
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.election.elections import CoordinatorElections
-from galileo.election.events import PurgeRecord, RecordsLoaded, SaveRecord
-from galileo.election.gossip import Gossip
-from galileo.election.lookups import RecordLookups
-from galileo.election.messages import RecordNotFound
-from galileo.election.model import NODES_MAX
+from galileo.model.system_rows import Draft, Rows
 from galileo.packing import Compression
 from simulator.evaluator import Evaluate, by_sequence
 from simulator.logs import Log, Path, matches, scan, to_labels
@@ -163,11 +159,12 @@ class _ResumeFromEvaluated(Coordinator):
         self,
         record: Record,
         *,
+        term: int,
         now: float,
         options: ContinuousOptions,
         clock: EventClock | None = None,
     ) -> None:
-        super().__init__(record, now=now, options=options, clock=clock)
+        super().__init__(record, term=term, now=now, options=options, clock=clock)
         self.cache.base = EMPTY_CURSOR
 
     @property
@@ -314,55 +311,81 @@ class _LoseSpills(LabelCache):
             self._keep([c for c in self._chunks if c.spill is None or c.spill.number != number])
 
 
-# --- terms and records -----------------------------------------------------------------------
+# --- records and places ----------------------------------------------------------------------
 
 
-class _IgnoreTerms(NodeState):
+# Some mistakes are harmless, so no mutant makes them. A standby that runs a CCQ whose coordinator
+# lives costs work only: the fault `suspect` has nodes do so in all worlds. Progress of an older
+# revision that removes holders costs a rescan of their ranges. A change that is not repeated waits
+# for the next leader, to which the node offers its record.
+
+
+class _BeginPastSaved(Coordinator):
+    """Begins one commit past what clients have retrieved."""
+
+    def __init__(self, record: Record, **named: Any) -> None:
+        super().__init__(record, **named)
+        if not record.holders and record.revision > 1:
+            self.cache.until = Cursor({p: s + 1 for p, s in self.cache.until.items()})
+
+
+class _OnceAlways(NodeState):
     """Once coordinator, always coordinator."""
 
-    def apply_record(self, incoming: Record, now: float, *, is_offer: bool = True) -> Effects:
-        if incoming.ccq.id in self.coordinated and incoming.ended is None:
-            return []
-        return super().apply_record(incoming, now, is_offer=is_offer)
+    def settle(self, ccq_id: str, now: float) -> Effects:
+        is_kept = ccq_id in self.coordinated and self.records[ccq_id].ended is None
+        return [] if is_kept else super().settle(ccq_id, now)
+
+    def forget(self, ccq_id: str) -> None:
+        if ccq_id not in self.coordinated:
+            super().forget(ccq_id)
+
+    def check(self) -> None:
+        """Its rule is another one."""
 
 
-class _ReuseTerms(NodeState):
-    """Offers a CCQ to the next node in the term of the offer before."""
+class _RunUnnamed(NodeState):
+    """Runs a CCQ on whose record names it no more."""
 
-    def with_next_term(self, record: Record, coordinator: str) -> Record:
-        mine = self.record_table.get(record.ccq.id) or record
-        if mine.term % NODES_MAX == self.options.ordinal and mine.term > 0:
-            return replace(mine, coordinator=coordinator)
-        return super().with_next_term(record, coordinator)
+    def learn(self, incoming: Record, now: float) -> Effects:
+        is_out = self.me not in incoming.participants and incoming.ended is None
+        return [] if is_out and incoming.id in self.coordinated else super().learn(incoming, now)
 
 
-class _CountTerms(NodeState):
-    """Takes the next number as term, even where another node takes it, too."""
+class _EndsUntold(NodeState):
+    """Ends an expired CCQ, and does not tell the leader."""
 
-    def with_next_term(self, record: Record, coordinator: str) -> Record:
-        mine = self.record_table.get(record.ccq.id) or record
-        return replace(mine, term=mine.term + 1, coordinator=coordinator)
+    def end(self, ccq_id: str, ending: Ending, now: float) -> Effects:
+        effects = super().end(ccq_id, ending, now)
+        del self.dirty[ccq_id]
+        return effects
 
 
-class _IgnoreEnds(NodeState):
-    """Ignores ends of CCQs from other nodes."""
+class _OverlookNames(Moves):
+    """Does not look at records that come to name other nodes."""
 
-    def apply_record(self, incoming: Record, now: float, *, is_offer: bool = True) -> Effects:
-        mine = self.record_table.get(incoming.ccq.id)
-        if incoming.ended is not None and mine is not None and incoming.ended_at != self.wall:
-            incoming = replace(incoming, ended=None, ended_at=0.0)
-        return super().apply_record(incoming, now, is_offer=is_offer)
+    def tick(self, now: float) -> Effects:
+        self._state.newly_named.clear()
+        return super().tick(now)
+
+
+class _StayNamed(Moves):
+    """Stays in the records while it drains."""
+
+    @property
+    def _leaving(self) -> tuple[str, ...]:
+        return ()
 
 
 class _TakeDropped(NodeState):
-    """Accepts CCQs of a dropped dataset that come late."""
+    """Takes CCQs of a dropped dataset that come late."""
 
-    def apply_record(self, incoming: Record, now: float, *, is_offer: bool = True) -> Effects:
-        if self.record_table.get(incoming.ccq.id) is not None:
-            return super().apply_record(incoming, now, is_offer=is_offer)
+    def learn(self, incoming: Record, now: float) -> Effects:
+        if incoming.id in self.records:
+            return super().learn(incoming, now)
         dropped, self.dropped = self.dropped, {}
         try:
-            return super().apply_record(incoming, now, is_offer=is_offer)
+            return super().learn(incoming, now)
         finally:
             self.dropped = dropped
 
@@ -377,68 +400,50 @@ class _IgnoreDrops(Continuous):
 class _CancelDropped(NodeState):
     """Ends the CCQs of a dropped dataset as if a user had cancelled them."""
 
-    def apply_record(self, incoming: Record, now: float, *, is_offer: bool = True) -> Effects:
+    def learn(self, incoming: Record, now: float) -> Effects:
         if incoming.ended is None and self.is_dropped(incoming.ccq.dataset):
             incoming = replace(incoming, ended="cancelled", ended_at=self.wall)
-        return super().apply_record(incoming, now, is_offer=is_offer)
+        return super().learn(incoming, now)
 
 
-class _SaveLast(Continuous):
-    """Sends first and saves afterwards."""
+class _NamedNow(Rows[Record]):
+    """Does not tell nodes of a row that names them no more."""
 
-    def step(self, event: ContinuousEvent, now: float) -> list[ContinuousEffect]:
-        effects = super().step(event, now)
-        return sorted(effects, key=lambda effect: isinstance(effect, SaveRecord))
-
-
-class _ResumeInTerm(Continuous):
-    """After a restart, goes on at once in the old term."""
-
-    def _on_records_loaded(self, event: RecordsLoaded[Record], now: float) -> Effects:
-        effects = super()._on_records_loaded(event, now)
-        for ccq_id in self.state.resuming:
-            record = self.state.record_table.records[ccq_id]
-            self.state.coordinated[ccq_id] = Coordinator(
-                record, now=now, options=self.state.options
-            )
-            self.state.newly_coordinated.append(ccq_id)
-        self.state.resuming = {}
-        return effects
+    def put(self, name: str, value: Record, sequence: int) -> None:
+        super().put(name, value, sequence)
+        if name in self and self.kind.topics is not None:
+            self._topics[name] = frozenset(self.kind.topics(value))
 
 
-class _AnswerAtOnce(BatchSubmissions):
-    """Answers the client as soon as the CCQs are offered to a node."""
-
-    def _offer(self, batch: Any, node: str, now: float) -> Effects:
-        effects = super()._offer(batch, node, now)
-        left = [*batch.unassigned.values(), *batch.unacknowledged.values()]
-        return [*effects, *(e for record in left for e in self._succeed(batch, record))]
-
-
-class _TwoCopies(CoordinatorElections[Record, Coordinator]):
-    """Answers for a CCQ that two nodes have."""
-
-    def left_to_copy(self, record: Record, copies: set[str]) -> list[str]:
-        return super().left_to_copy(record, copies) if len(copies) < 2 else []
+def _forget_early(
+    record: Record, *, is_gone: Callable[[str], bool], wall: float
+) -> CcqChange | Lost | None:
+    """Removes an end at once."""
+    if record.ended is not None:
+        return ForgetCcq(record.id)
+    return due_change(record, is_gone=is_gone, wall=wall)
 
 
-class _ForgetFirst(Gossip[Record, Coordinator]):
-    """Forgets a record that it need not have before its replicas have it."""
-
-    def _push_surplus(self, now: float) -> Effects:
-        table = self._state.record_table
-        ids = [ccq_id for ccq_id in table.surplus if not self._is_in_use(ccq_id)]
-        for ccq_id in ids:
-            table.forget(ccq_id)
-        return [PurgeRecord(ccq_id) for ccq_id in ids]
+def _revived(one: Record, other: Record) -> Record:
+    """Merges records as if the later one had not ended."""
+    both = merged(one, other)
+    is_alive = NOTHING not in (one, other) and None in (one.ended, other.ended)
+    return replace(both, ended=None, ended_at=0.0) if is_alive else both
 
 
-class _DenyUnasked(RecordLookups[Record, Coordinator]):
-    """Calls a CCQ unknown as soon as one node has no record of it."""
+def _count_ended(record: Record) -> Mapping[str, int]:
+    """Counts the CCQs that have ended, too."""
+    return CCQ_ROWS.totals(replace(record, ended=None))
 
-    def on_not_found(self, sender: str, message: RecordNotFound) -> None:
-        for peer in self._state.peers:
-            super().on_not_found(peer, message)
+
+def _place_anyway(change: PlaceCcq, draft: Draft[Record]) -> None:
+    """Replaces the record that is there."""
+    draft.put(change.name, draft.kind.value(change.data))
+
+
+def _move_anyway(change: MoveCcq, draft: Draft[Record]) -> None:
+    """Moves a CCQ whatever the revision of its record."""
+    draft.put(change.name, draft.kind.value(change.data))
 
 
 # --- windows ---------------------------------------------------------------------------------
@@ -494,17 +499,22 @@ VARIANTS: dict[str, Variant] = {
     "begin_past_holder": _with(coordination=_BeginPastHolder),
     "hold_halfway": _with(holding=_HoldHalfway),
     "lose_spills": _with(cache=_LoseSpills),
-    "ignore_terms": Variant(_on(_IgnoreTerms)),
-    "reuse_terms": Variant(_on(_ReuseTerms)),
-    "count_terms": Variant(_on(_CountTerms)),
-    "ignore_ends": Variant(_on(_IgnoreEnds)),
-    "take_dropped": Variant(_on(_TakeDropped)),
     "ignore_drops": Variant(_IgnoreDrops),
     "cancel_dropped": Variant(_on(_CancelDropped)),
-    "save_last": Variant(_SaveLast),
-    "resume_in_term": Variant(_ResumeInTerm),
-    "two_copies": Variant(_with_parts(Continuous, elections_type=_TwoCopies)),
-    "forget_first": Variant(_with_parts(Continuous, gossip_type=_ForgetFirst)),
-    "deny_unasked": Variant(_with_parts(Continuous, lookups_type=_DenyUnasked)),
-    "answer_before_noted": Variant(_with_parts(Continuous, batches_type=_AnswerAtOnce)),
+    "take_dropped": Variant(_on(_TakeDropped)),
+    "begin_past_saved": _with(coordination=_BeginPastSaved),
+    "once_always": Variant(_on(_OnceAlways)),
+    "run_unnamed": Variant(_on(_RunUnnamed)),
+    "ends_untold": Variant(_on(_EndsUntold)),
+    "overlook_names": Variant(_with_parts(Continuous, moves_type=_OverlookNames)),
+    "stay_named": Variant(_with_parts(Continuous, moves_type=_StayNamed)),
+    "topics_of_now": Variant(rows_type=_NamedNow),
+    "forget_early": Variant(due_change=_forget_early),
+    "revive_by_merge": Variant(rows=replace(CCQ_ROWS, merged=_revived)),
+    "count_ended": Variant(rows=replace(CCQ_ROWS, totals=_count_ended)),
+    "place_anyway": Variant(changes={PlaceCcq: _place_anyway}),
+    "move_anyway": Variant(changes={MoveCcq: _move_anyway}),
+    "answer_uncommitted": Variant(conduct=Conduct(answers_uncommitted=True)),
+    "offer_nothing": Variant(conduct=Conduct(offers_nothing=True)),
+    "deny_unasked": Variant(conduct=Conduct(denies_unasked=True)),
 }

@@ -15,14 +15,12 @@ class NamedNodes:
         nodes: in the order of their names; those that join later have no partitions.
         founders: the number of the others.
         datasets: all of which have the same commits.
-        disks_lost: how many disks were lost with all that was on them.
     """
 
     loop: Loop
     nodes: list[Node]
     founders: int
     datasets: tuple[str, ...] = (SCHEMA.name,)
-    disks_lost = 0
     _requests = 0
 
     def node(self, name: str) -> Node:

@@ -3,84 +3,89 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, assert_never
 
 from galileo.ccq import events
 from galileo.ccq.events import (
     AbandonCycle,
-    AnswerBatch,
     AnswerCacheRead,
     Backfill,
-    BatchSubmitted,
     CacheReadAnswered,
     CacheReadFailed,
     CacheReadRequested,
-    CancelRequested,
+    ChangeRecords,
     CommitsObserved,
     CompactPacks,
     ConfirmSequences,
     ContinuousEffect,
     ContinuousEvent,
     DatasetDropped,
+    DrainRequested,
     DropSpills,
+    ElectNodes,
     FetchRequested,
     LoadPacks,
+    MembersChanged,
+    NodesElected,
     PacksCompacted,
     PacksLoaded,
     PacksSpilled,
     ReadHandedOffCache,
+    RecordsChanged,
+    RecordsLearned,
+    RedirectFetch,
+    RefuseFetch,
     SequencesConfirmed,
     SpillPacks,
     StartCycle,
-    SubmitRequested,
+    Ticked,
+    UsageMeasured,
 )
+from galileo.ccq.model import Ccq, Ending, Record, dropped_failure, end_reason, unknown_failure
 from galileo.ccq.options import ContinuousOptions
+from galileo.ccq.placement import EndCcq, PlaceCcq, moved_to
+from galileo.ccq.records import NODES_MAX, NOTHING, encode, merged
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import membership
 from galileo.dht.node_states import RUN_BITS
 from galileo.dht.topology import Move
-from galileo.election.events import (
-    AnswerSubmit,
-    DrainRequested,
-    MembersChanged,
-    MessageArrived,
-    PurgeRecord,
-    RecordsLoaded,
-    SaveRecord,
-    Send,
-    Ticked,
-    UsageMeasured,
-)
-from galileo.election.messages import (
-    AssignCoordinator,
-    AssignMany,
-    AssignmentAccepted,
-    AssignmentsAnswered,
-    Message,
-    RecordAck,
-    RecordUpdate,
-    UsageStatistics,
-)
+from galileo.election.election import Candidacy, ElectionOptions, choose, is_decided, rounds
+from galileo.election.ranking import Candidate, UsageStatistics
+from galileo.errors import Failure, GalileoError, Unavailable
+from galileo.model.system_rows import LookUp, RowChange
 from galileo.model.windows import ClockStep
 from galileo.packing import Compression
 from simulator.checker import Checker
-from simulator.disk import RecordDisk, SpillDisk
+from simulator.disk import SpillDisk
 from simulator.evaluator import Evaluator, Labour, Trouble
-from simulator.logs import Commit, Log
-from simulator.loop import Loop, demand
+from simulator.logs import EPOCH_WALL, Commit, Log
+from simulator.loop import Loop
 from simulator.network import Network
+from simulator.system_leader import (
+    ATTEMPT_S,
+    PATIENCE_S,
+    Follower,
+    Outcomes,
+    SystemLeader,
+)
 from simulator.variants import Variant
 
 TICK_S = 0.1
 SYNC_MEAN_S = 0.06
 GATHER_S = 0.05
 SPILL_MEAN_S = 0.05
-EPOCH_WALL = 1_700_000_000.0
 MEMBERSHIP = membership.MembershipOptions(
     heartbeat_interval_s=0.4, failure_timeout_s=1.6, lag_max_s=0.8
 )
+
+POLL_MEAN_S = 0.03
+NEED_BYTES = 1 << 20
+HINTED = 0.3
+"""How often what other nodes know of a CCQ is asked for before the leader."""
+ELECTION = ElectionOptions()
 
 Reply = Callable[[ContinuousEffect], None]
 
@@ -107,7 +112,11 @@ class Cluster(Protocol):
     mid_step_crashes: float
     labour: Labour
     datasets: tuple[str, ...]
-    disks_lost: int
+    limits: tuple[int, int]
+    system: SystemLeader
+
+    @property
+    def members(self) -> list[Node]: ...
 
     def next_request(self) -> int: ...
 
@@ -138,11 +147,11 @@ class Node:
         self.is_paused = False
         self._world = world
         self._loop = world.loop
-        self._disk = RecordDisk()
         self._spills = SpillDisk(self._loop)
         self._dropped: dict[str, int] = {}
         self._inbox: list[Callable[[], None]] = []
         self._replies: dict[int, Reply] = {}
+        self.follower = Follower(self, world.system, self._loop)
         self._evaluator = Evaluator(
             self._loop,
             readable=self.readable,
@@ -176,17 +185,18 @@ class Node:
         peers = [name for group in options.groups for name in group]
         run = self.epoch << RUN_BITS
         self._membership = membership.Membership(self.name, peers, run=run, options=MEMBERSHIP)
-        self.machine = self._world.variant.machine(self.name, options)
+        self.machine = self._world.variant.machine(self.name, options, wall=self.wall)
+        self.follower.reset()
         self._loop.note(f"{self.name} boots")
         self._world.checker.restart(self.name)
         self._spills.clear()
         for name, generations in self._dropped.items():
             self.feed(DatasetDropped(name, generations))
-        self.feed(RecordsLoaded(self._disk.restore(), self.wall))
         free = self._loop.random.choice((1, 4, 8)) << 30
         self.feed(UsageMeasured(UsageStatistics(self._loop.random.random(), free)))
         self._see_own_sequences()
-        self._later(self._loop.random.uniform(0.0, TICK_S), self._tick)
+        self.later(self._loop.random.uniform(0.0, TICK_S), self._tick)
+        self.later(self._loop.random.uniform(0.0, TICK_S), self.follower.look)
 
     def crash(self) -> None:
         if not self.is_up:
@@ -194,7 +204,6 @@ class Node:
         self._loop.note(f"{self.name} crashes")
         self._loop.counters["crashes"] += 1
         self.is_up = self.is_paused = False
-        self._disk.crash(self._loop)
         for log in self.own_logs():
             log.crash(self._loop)
 
@@ -215,6 +224,22 @@ class Node:
     def drain(self, *, is_on: bool) -> None:
         if self.serves:
             self.feed(DrainRequested(is_on))
+
+    def suspect(self, peer: str) -> bool:
+        """Count a living node as dead, wrongly; returns whether it does now."""
+        is_trusted = self.serves and peer not in self.machine.state.dead
+        if is_trusted:
+            self.feed(membership.PeerDied(peer))
+        return is_trusted
+
+    def trust(self, peer: str) -> None:
+        """Count a node as living again, unless it is dead."""
+
+        def act() -> None:
+            if peer in self.machine.state.dead and peer not in self._membership.dead:
+                self.feed(membership.PeerRevived(peer))
+
+        self.receive(act)
 
     def drop(self, name: str, generations: int) -> None:
         """Drop datasets, durably before the machine gets the event; idempotent."""
@@ -250,32 +275,216 @@ class Node:
         if is_crash:
             self._loop.counters["crashes within a step"] += 1
             count = self._loop.random.randrange(1, count)
-        # A term whose record is not saved does not begin: a later term may have its number.
-        unsaved = {one.record.id for one in effects[count:] if isinstance(one, SaveRecord)}
-        coordinated = self.machine.coordinated.items()
-        led = {ccq_id: one for ccq_id, one in coordinated if ccq_id not in unsaved}
-        self._world.checker.observe(self.name, led)
+        self._world.checker.observe(self.name, self.epoch, self.machine.coordinated)
         self._carry_out(effects[:count])
         if is_crash:
             self.crash()
 
+    # --- the system partition -----------------------------------------------------------
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it offers nothing to a new leader, which is a mistake."""
+        return self._world.variant.conduct.offers_nothing
+
+    def known(self) -> dict[str, Record]:
+        """The records of its machine."""
+        return {record.id: record for record in self.machine.records}
+
+    def learn(self, values: Mapping[str, Record]) -> None:
+        """Have the machine learn the records that concern it."""
+        known = self.machine.state.records
+        records = [record for record in values.values() if record != NOTHING]
+        mine = [one for one in records if self.name in one.participants or one.id in known]
+        if mine:
+            self.feed(RecordsLearned(tuple(mine)))
+
+    def change(self, changes: Sequence[RowChange], done: Callable[[Outcomes | None], None]) -> None:
+        """Have the leader make changes, again until it answers; None: it does not in time."""
+        deadline, answered = self._loop.now + PATIENCE_S, list[bool]()
+        epoch = self.epoch
+
+        def hear(outcomes: Outcomes) -> None:
+            if self.epoch == epoch:
+                self.later(0.0, lambda: take(outcomes))
+
+        def take(outcomes: Outcomes | None) -> None:
+            if not answered:
+                answered.append(True)
+                done(outcomes)
+
+        def attempt() -> None:
+            if answered:
+                return
+            if self._loop.now > deadline:
+                take(None)
+                return
+            self._world.system.ask(self, changes, hear)
+            self.later(ATTEMPT_S, attempt)
+
+        attempt()
+
+    def _change_records(self, effect: ChangeRecords) -> None:
+        """As the server does."""
+        names = tuple(change.name for change in effect.changes)
+
+        def done(outcomes: Outcomes | None) -> None:
+            if outcomes is None:
+                self._loop.counters["changes without an answer"] += 1
+                self.feed(RecordsChanged(names))
+                return
+            records = tuple(one for one in outcomes if isinstance(one, Record) and one != NOTHING)
+            unknown = tuple(
+                name
+                for name, one in zip(names, outcomes, strict=True)
+                if one == NOTHING or getattr(one, "kind", "") == "unknown_ccq"
+            )
+            self.feed(RecordsChanged(names, records, unknown))
+
+        self.change(effect.changes, done)
+
+    def elect(
+        self,
+        candidacies: Sequence[Candidacy],
+        done: Callable[[Mapping[str, tuple[str, ...]]], None],
+    ) -> None:
+        """Elect nodes by the usage of those that are reachable, one election after the other."""
+        elected: dict[str, tuple[str, ...]] = {}
+        left = list(candidacies)
+
+        def go_on() -> None:
+            if not left:
+                done(elected)
+                return
+            candidacy, state = left.pop(0), self.machine.state
+            out = [node for node in state.nodes if state.is_gone(node)]
+            polls = rounds(candidacy, state.options.groups, out)
+
+            def take(nodes: tuple[str, ...]) -> None:
+                elected[candidacy.key] = nodes
+                go_on()
+
+            self._poll(candidacy, polls, {}, take)
+
+        go_on()
+
+    def _poll(
+        self,
+        candidacy: Candidacy,
+        polls: Iterator[tuple[str, ...]],
+        candidates: dict[str, Candidate],
+        take: Callable[[tuple[str, ...]], None],
+    ) -> None:
+        polled = () if is_decided(candidacy, candidates, ELECTION) else next(polls, ())
+        if not polled:
+            take(choose(candidacy, candidates, ELECTION, self.machine.state.options.racks))
+            return
+
+        def ask() -> None:
+            for name in polled:
+                node = self._world.node(name)
+                if node.serves and self._world.network.connects(self.name, name):
+                    candidates[name] = Candidate(node.machine.usage, self._loop.delay(0.005))
+            self._poll(candidacy, polls, candidates, take)
+
+        self.later(self._loop.delay(POLL_MEAN_S), ask)
+
     # --- what clients ask ---------------------------------------------------------------
 
-    def ask(
-        self,
-        event: SubmitRequested
-        | BatchSubmitted
-        | FetchRequested
-        | CancelRequested
-        | CacheReadRequested,
-        reply: Reply,
+    def place(self, items: Sequence[tuple[Ccq, Cursor]], reply: Callable[[Outcomes], None]) -> None:
+        """Elect nodes for CCQs whose initial results go up to cursors, and add their records."""
+
+        def go_on(elected: Mapping[str, tuple[str, ...]]) -> None:
+            changes, outcomes = dict[int, RowChange](), list[Record | GalileoError]()
+            for number, (ccq, reached) in enumerate(items):
+                nodes = elected[ccq.id]
+                outcomes.append(Unavailable("no node takes it", after_s=0.3))
+                if self.machine.state.is_dropped(ccq.dataset):
+                    outcomes[-1] = dropped_failure(ccq).to_error()
+                elif nodes:
+                    record = moved_to(Record(ccq, retrieved=reached), nodes)
+                    changes[number] = PlaceCcq(ccq.id, encode(record), *self._world.limits)
+
+            def done(made: Outcomes | None) -> None:
+                if made is None:
+                    made = [Unavailable("no node leads", after_s=0.3)] * len(changes)
+                for number, outcome in zip(changes, made, strict=True):
+                    outcomes[number] = outcome
+                self.learn({one.id: one for one in outcomes if isinstance(one, Record)})
+                reply(outcomes)
+
+            self.change([*changes.values()], done)
+
+        self.elect([Candidacy(ccq.id, NODES_MAX, need_bytes=NEED_BYTES) for ccq, _ in items], go_on)
+
+    def end(
+        self, ccq_id: str, ending: Ending, reply: Callable[[Record | GalileoError], None]
     ) -> None:
+        """End a CCQ, and tell its nodes."""
+
+        def done(outcomes: Outcomes | None) -> None:
+            outcome = outcomes[0] if outcomes else Unavailable("no node leads", after_s=0.3)
+            if isinstance(outcome, Record):
+                self._tell(outcome)
+            reply(outcome)
+
+        self.change([EndCcq(ccq_id, ending, self.wall)], done)
+
+    def _tell(self, record: Record) -> None:
+        self.learn({record.id: record})
+        for name in record.nodes:
+            node = self._world.node(name)
+            learn = partial(node.learn, {record.id: record})
+            self._world.network.send(self.name, name, partial(node.receive, learn))
+
+    def fetch(self, event: FetchRequested, reply: Reply) -> None:
+        """Answer as the coordinator, or look up which node is."""
+        is_denied = self._world.variant.conduct.denies_unasked
+        if event.ccq_id in self.machine.state.records or is_denied:
+            self.ask(event, reply)
+            return
+
+        def answer(record: Record) -> None:
+            self.learn({record.id: record} if record != NOTHING else {})
+            acting = record.acting(self.machine.state.is_gone)
+            if record.id in self.machine.state.records:
+                self.ask(event, reply)
+            elif record == NOTHING:
+                reply(RefuseFetch(event.request, unknown_failure(event.ccq_id)))
+            elif record.ended is not None:
+                reply(RefuseFetch(event.request, end_reason(record)))
+            elif not acting:
+                reply(RefuseFetch(event.request, _unavailable("is getting a coordinator")))
+            else:
+                reply(RedirectFetch(event.request, acting))
+
+        def done(outcomes: Outcomes | None) -> None:
+            hint = self._hint(event.ccq_id)
+            if outcomes is not None and isinstance(outcomes[0], Record):
+                answer(outcomes[0])
+            elif hint != NOTHING:
+                self._loop.counters["hints without a leader"] += 1
+                answer(hint)
+            else:
+                reply(RefuseFetch(event.request, _unavailable("cannot be looked up")))
+
+        hint = self._hint(event.ccq_id) if self._loop.chance(HINTED) else NOTHING
+        if hint != NOTHING:
+            answer(hint)
+        else:
+            self.change([LookUp(event.ccq_id)], done)
+
+    def _hint(self, ccq_id: str) -> Record:
+        """What the other nodes know of a CCQ."""
+        record = NOTHING
+        for node in self._world.members:
+            if node.serves and self._world.network.connects(self.name, node.name):
+                record = merged(record, node.known().get(ccq_id, NOTHING))
+        return record
+
+    def ask(self, event: FetchRequested | CacheReadRequested, reply: Reply) -> None:
         self._replies[event.request] = reply
         self.feed(event)
-
-    def kept_term(self, ccq_id: str) -> int:
-        """The term of a record after a restart, 0 for none."""
-        return self._disk.synced_term(ccq_id)
 
     def knows_drop(self, name: str) -> int:
         """How many datasets of a name are dropped here."""
@@ -303,7 +512,7 @@ class Node:
             return
         if conduct.replies_before_sync:
             reply(found.sequence)
-        self._later(self._loop.delay(SYNC_MEAN_S), lambda: self._sync(log, found, reply))
+        self.later(self._loop.delay(SYNC_MEAN_S), lambda: self._sync(log, found, reply))
 
     # --- inside -------------------------------------------------------------------------
 
@@ -311,7 +520,7 @@ class Node:
     def _now(self) -> float:
         return self._loop.now - self._born
 
-    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Schedule an action of this run: a timer, or the result of a thread."""
         epoch = self.epoch
 
@@ -324,7 +533,7 @@ class Node:
     def _tick(self) -> None:
         self._step_membership(membership.Ticked())
         self.feed(Ticked(self.wall))
-        self._later(TICK_S, self._tick)
+        self.later(TICK_S, self._tick)
 
     def _handle(self, effect: membership.MembershipEffect) -> None:
         match effect:
@@ -393,7 +602,7 @@ class Node:
 
         def arrive() -> None:
             peer.learn_topology(version)
-            if self.name in peer.machine.state.peers:
+            if self.name in peer.machine.state.nodes:
                 deliver()
 
         self._world.network.send(self.name, to, lambda: peer.receive(arrive))
@@ -414,7 +623,7 @@ class Node:
         return self.reachable(partition)
 
     def _answer(self, event: ContinuousEvent) -> None:
-        self._later(0.0, lambda: self.feed(event))
+        self.later(0.0, lambda: self.feed(event))
 
     def _carry_out(self, effects: list[ContinuousEffect]) -> None:
         for effect in effects:
@@ -422,7 +631,6 @@ class Node:
 
     def _act(self, effect: ContinuousEffect) -> None:
         if isinstance(effect, events.Reply):
-            self._verify_kept(effect)
             reply = self._replies.pop(effect.request, None)
             if reply is not None:
                 reply(effect)
@@ -435,14 +643,10 @@ class Node:
                 self._answer(event)
 
         match effect:
-            case Send(to, message):
-                self._verify_saved(message)
-                self._send(to, message)
-            case SaveRecord(record, durable):
-                self._disk.save(record, durable=durable)
-            case PurgeRecord(ccq_id):
-                self._verify_forgotten(ccq_id)
-                self._disk.purge(ccq_id)
+            case ChangeRecords():
+                self._change_records(effect)
+            case ElectNodes(candidacies):
+                self.elect(candidacies, lambda nodes: self.feed(NodesElected(nodes)))
             case StartCycle():
                 self._evaluator.cycle(effect, trouble=trouble, wall=self.wall, answer=answer)
             case Backfill():
@@ -496,55 +700,6 @@ class Node:
 
         network.send(self.name, effect.node, lambda: holder.receive(ask))
 
-    def _verify_kept(self, answer: ContinuousEffect) -> None:
-        """Check that an answered CCQ is on the disks of three nodes, or of all that share it and
-        are alive, except for disks that were lost.
-        """
-        accepted = [answer.ccq_id] if isinstance(answer, AnswerSubmit) else []
-        if isinstance(answer, AnswerBatch):
-            accepted = [one.ccq_id for one in answer.outcomes if one.failure is None]
-        state = self.machine.state
-        for ccq_id in accepted:
-            nodes = [self._world.node(name) for name in (self.name, *state.peers)]
-            kept = sum(node.kept_term(ccq_id) > 0 for node in nodes)
-            replicas = state.record_table.replicas(ccq_id)
-            alive = {self.name, *(name for name in replicas if not state.is_gone(name))}
-            enough = min(state.options.copies_min, len(alive)) - self._world.disks_lost
-            demand(kept >= enough, f"{self.name} answered for {ccq_id}, kept {kept} times")
-
-    def _verify_forgotten(self, ccq_id: str) -> None:
-        """Check that a live record which leaves this disk is on as many others as it should be."""
-        record = self._disk.synced(ccq_id)
-        if record is None or record.ended is not None:
-            return
-        self._loop.counters["records forgotten"] += 1
-        state = self.machine.state
-        others = [self._world.node(name) for name in state.peers]
-        kept = sum(node.kept_term(ccq_id) >= record.term for node in others)
-        enough = len(state.record_table.replicas(ccq_id)) - self._world.disks_lost
-        demand(kept >= enough, f"{self.name} forgets {ccq_id}, {kept} others have it")
-
-    def _verify_saved(self, message: Message) -> None:
-        """Check that the record behind a message is on disk."""
-        promised: list[tuple[str, int]] = []
-        if isinstance(message, AssignCoordinator):
-            promised = [(message.record.ccq.id, message.record.term)]
-        elif isinstance(message, AssignmentAccepted):
-            promised = [(message.ccq_id, message.term)]
-        elif isinstance(message, RecordAck):
-            promised = list(message.entries)
-        elif isinstance(message, AssignmentsAnswered):
-            promised = list(message.accepted)
-        elif isinstance(message, RecordUpdate | AssignMany):
-            promised = [(record.ccq.id, record.term) for record in message.records]
-        for ccq_id, term in promised:
-            saved = self._disk.synced_term(ccq_id)
-            demand(saved >= term, f"{self.name} sent {ccq_id} {term}, saved is {saved}")
-
-    def _send(self, to: str, message: Message) -> None:
-        peer = self._world.node(to)
-        self._post(to, lambda: peer.feed(MessageArrived(self.name, message)))
-
     def _confirm(self, effect: ConfirmSequences) -> SequencesConfirmed:
         found = {p: self.reachable(p) for p in effect.partitions}
         sequences = Cursor({p: log.end for p, log in found.items() if log is not None})
@@ -554,5 +709,8 @@ class Node:
     def _note(self, event: ContinuousEvent, effects: list[ContinuousEffect]) -> None:
         if not effects and isinstance(event, (Ticked, CommitsObserved)):
             return
-        what = f"{event.sender}'s {event.message}" if isinstance(event, MessageArrived) else event
-        self._loop.note(f"{self.name} {what} => {effects}")
+        self._loop.note(f"{self.name} {event} => {effects}")
+
+
+def _unavailable(what: str) -> Failure:
+    return Failure("unavailable", f"the continuous query {what}", (("after_s", 0.3),))

@@ -25,7 +25,6 @@ from galileo.dht import membership, placement
 from galileo.dht.topology import Move, Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.replication.messages import ReplicaEvent
-from simulator.disk import RecordDisk
 from simulator.logs import Commit, Log
 from simulator.node import Cluster, Node, Report
 from simulator.replica_cluster import LOGS, Batch, Frame, ReplicaCluster, ReplicaNode
@@ -35,8 +34,6 @@ LOG = LOGS[0]
 RESTART_MAX_S = 4.0
 ELSEWHERE = 0.3
 """How often the replica of another node is asked for a named range."""
-RECORD_COPIES_MIN = 2
-"""Other disks that have a record when a disk with it is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,24 +245,14 @@ class ReplicatedNode(Node):
             self.replicas.wake()
 
     def lose_files(self) -> None:
-        """Lose the disk with records; a drop that no other node knows is begun again."""
+        """Lose the disk; a drop that no other node knows is begun again."""
         others = self._others()
-        self._disk = RecordDisk()
         self._dropped = {
             name: generations
             for name, generations in self._dropped.items()
             if all(other.knows_drop(name) < generations for other in others)
         }
         self.version = 0
-        self._world.disks_lost += 1
-
-    def may_lose_records(self) -> bool:
-        """Whether enough other disks have all records of this one."""
-        others = self._others()
-        return all(
-            sum(other.kept_term(one.ccq.id) >= one.term for other in others) >= RECORD_COPIES_MIN
-            for one in self._disk.kept
-        )
 
     def _others(self) -> list[Node]:
         names = (name for group in self._world.options(self.name).groups for name in group)
@@ -309,7 +296,7 @@ class ReplicatedNode(Node):
         """Have the machine see own commits, soon."""
         if not self._has_news:
             self._has_news = True
-            self._later(0.0, self._see_news)
+            self.later(0.0, self._see_news)
 
     def _see_news(self) -> None:
         self._has_news = False

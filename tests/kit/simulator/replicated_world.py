@@ -29,7 +29,7 @@ from simulator.replica_faults import FaultyReplicas
 from simulator.replica_world import Producer
 from simulator.replicated_mutants import REPLICATED_VARIANTS, ReplicatedVariant
 from simulator.replicated_node import LOG, ProcessReplicas, ReplicatedNode
-from simulator.world import Outcome, World
+from simulator.world import Outcome, World, short_times
 
 REPLICA_FAULT_MEAN_S = 0.9
 CCQ_FAULT_MEAN_S = 1.5
@@ -90,9 +90,6 @@ class ProcessCluster(FaultyReplicas):
         """The commit of a frame."""
         name, number = str(batch[0]), batch[1]
         return Commit(partition, sequence, self._values[partition, batch], (name, number), 0.0)
-
-    def _may_lose(self, node: ReplicaNode) -> bool:
-        return super()._may_lose(node) and self.nodes[node.name].process.may_lose_records()
 
     def judge_published(
         self,
@@ -236,6 +233,7 @@ def run_replicated(
         Violation: a guarantee was broken; other assertions are those of the machines.
         Stalled: no promise about data was broken, but no progress was made.
     """
-    world = ReplicatedWorld(seed, REPLICATED_VARIANTS[variant], without=without, trace=trace)
-    outcome = world.play()
+    with short_times():
+        world = ReplicatedWorld(seed, REPLICATED_VARIANTS[variant], without=without, trace=trace)
+        outcome = world.play()
     return Outcome(seed, outcome.seconds, outcome.delivered, outcome.trace_hash, outcome.counters)

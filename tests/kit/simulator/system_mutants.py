@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from galileo.model.system_rows import Draft, Page, Position, RowChange, Rows
 from galileo.node.definitions import CreateDataset, Definition, SetRetention
-from galileo.node.peers import RowChange
 from galileo.node.replication.replicas import Replicas
-from galileo.node.system_rows import Draft, Page, Position, Rows
 from galileo.node.system_tables import SystemPartition, SystemTable
 from galileo.storage.commits import Commit
 from galileo.storage.journal import PartitionJournal
@@ -21,7 +21,7 @@ TABLES = "galileo.node.system_tables.SystemTable"
 PARTITION = "galileo.node.system_tables.SystemPartition"
 RULES = "galileo.node.definitions"
 begin, read_published = SystemTable.__init__, SystemTable._read_published
-make_page = SystemTable._page
+make_page = Rows.page
 create, retain = CreateDataset.apply, SetRetention.apply
 
 
@@ -66,6 +66,9 @@ class _Alone:
             raise outcome
         return outcome
 
+    def begin(self, change: RowChange) -> asyncio.Future[Definition]:
+        return asyncio.ensure_future(self.call(change))
+
 
 def _has_many_consumers(self: SystemTable[Any], *args: Any, **options: Any) -> None:
     begin(self, *args, **options)
@@ -78,9 +81,11 @@ def _unchecked(*args: Any, unchanged_since: int, **options: Any) -> Commit:
     return Commit(*args, **options)
 
 
-def _goes_on_anywhere(self: SystemTable[Any], after: Position, term: int) -> Page:
+def _goes_on_anywhere(
+    self: Rows[Any], after: Position, topic: str, *, until: int, term: int
+) -> Page:
     """Takes a position of another leader for one of its own."""
-    return make_page(self, replace(after, term=term), term)
+    return make_page(self, replace(after, term=term), topic, until=until, term=term)
 
 
 async def _offers_nothing(self: SystemTable[Any], *_: object) -> None: ...
@@ -117,7 +122,7 @@ SYSTEM_MUTANTS: Mapping[str, Mapping[str, Any]] = {
     "creates_again": {f"{RULES}.CreateDataset.apply": _creates_again},
     "sets_again": {f"{RULES}.SetRetention.apply": _sets_again},
     "consumers_unchecked": {**MANY_CONSUMERS, "galileo.node.system_tables.Commit": _unchecked},
-    "position_of_another_log": {f"{TABLES}._page": _goes_on_anywhere},
+    "position_of_another_log": {"galileo.model.system_rows.Rows.page": _goes_on_anywhere},
     "offers_nothing": {
         f"{TABLES}._offer": _offers_nothing,
         f"{TABLES}._gather": _offers_nothing,
@@ -131,7 +136,7 @@ SYSTEM_MUTANTS: Mapping[str, Mapping[str, Any]] = {
         "galileo.dht.topology_changes.next_history": lambda known, now: known,
     },
     "jump_not_noted": {"galileo.storage.journal.PartitionJournal._begin_segment": _forgets_jump},
-    "page_skips_names": {"galileo.node.system_rows.Rows.after": _skips_the_rest},
+    "page_skips_names": {"galileo.model.system_rows.Rows.after": _skips_the_rest},
 }
 
 

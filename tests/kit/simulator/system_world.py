@@ -32,6 +32,7 @@ from replica_nodes import OPTIONS, START_US, Disk, Host, World, topology_of
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import SYSTEM
 from galileo.dht.topology_state import TopologyState
+from galileo.election.ranking import UsageStatistics
 from galileo.errors import (
     DatasetExists,
     DeadlineExceeded,
@@ -503,7 +504,9 @@ class SystemWorld(World):
         """Answers a call, as the internal service of the node does."""
         call = SERVICE.calls[path.rpartition("/")[2]]
         try:
-            answer = await getattr(Internal(host.node), call.name)(*call.decode(request))
+            answer = await getattr(Internal(host.node, UsageStatistics), call.name)(
+                *call.decode(request)
+            )
         except (RuntimeError, OSError) as error:
             if not host.disk.is_dead:
                 raise
@@ -981,7 +984,7 @@ def run_system(
     of_nodes = {
         "galileo.node.system_tables.PATIENCE_S": PATIENCE_S,
         "galileo.node.system_tables.COMMIT_WAIT_S": COMMIT_WAIT_S,
-        "galileo.node.system_rows.PAGE_BYTES_MAX": PAGE_BYTES_MAX,
+        "galileo.model.system_rows.PAGE_BYTES_MAX": PAGE_BYTES_MAX,
     }
 
     async def play(loop: PausingLoop) -> SystemWorld:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from galileo.ccq.machine import Continuous
+from galileo.ccq.model import Record
+from galileo.ccq.placement import CcqChange, Lost, due_change
+from galileo.ccq.records import CCQ_ROWS
+from galileo.model.system_rows import Draft, RowKind, Rows
 from simulator.evaluator import Evaluate, by_sequence
 
 
@@ -21,6 +27,9 @@ class Conduct:
         takes_stale_answers: readers accept answers to abandoned requests.
         drops_what_is_unfetched: retention passes readers though it must not.
         conceals_what_is_gone: scans do not report deleted commits.
+        answers_uncommitted: the leader of the system partition answers for commits that fail.
+        offers_nothing: nodes do not offer a new leader what it lacks.
+        denies_unasked: a node calls a CCQ unknown that its machine does not know.
     """
 
     replies_before_sync: bool = False
@@ -31,6 +40,17 @@ class Conduct:
     takes_stale_answers: bool = False
     drops_what_is_unfetched: bool = False
     conceals_what_is_gone: bool = False
+    answers_uncommitted: bool = False
+    offers_nothing: bool = False
+    denies_unasked: bool = False
+
+
+class DueChange(Protocol):
+    """What the leader of the system partition does with a record; mutants replace it."""
+
+    def __call__(
+        self, record: Record, *, is_gone: Callable[[str], bool], wall: float
+    ) -> CcqChange | Lost | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +60,17 @@ class Variant:
     Attributes:
         has_cursors: whether its resume tokens have the meaning of production, so that every answer
             can be checked.
+        rows: the rows of the system partition.
+        rows_type: holds them at the leader.
+        changes: what carries changes of some types out in place of `apply`.
+        due_change: what the leader does with a record.
     """
 
     machine: type[Continuous] = Continuous
     evaluate: Evaluate = by_sequence
     has_cursors: bool = True
     conduct: Conduct = Conduct()
+    rows: RowKind[Record] = CCQ_ROWS
+    rows_type: type[Rows[Record]] = Rows
+    changes: Mapping[type, Callable[[Any, Draft[Any]], None]] = field(default_factory=dict)
+    due_change: DueChange = due_change

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from random import Random
+from unittest import mock
 
 from galileo.ccq.model import Ccq
 from galileo.ccq.options import ContinuousOptions
-from galileo.election.machine import ElectionOptions
+from galileo.ccq.records import NODES_MAX
 from galileo.packing import Compression
 from galileo.samplers import SamplerSpec
 from simulator.batches import BatchClient
 from simulator.checker import Checker
 from simulator.clients import FETCH_WAIT_MAX_S, Producer, Reader
+from simulator.crowding import CCQS_MAX, OWNED_MAX, Crowding
 from simulator.dropping import DROPPED, Dropping
 from simulator.evaluator import NO_TROUBLE, Labour, no_labour
 from simulator.faults import Faults
 from simulator.joining import Joining
-from simulator.logs import Log, query
+from simulator.logs import EPOCH_WALL, SKEW_MAX_S, Log, query
 from simulator.loop import Loop, demand
 from simulator.mutants import VARIANTS
 from simulator.named_nodes import NamedNodes
 from simulator.network import Network
-from simulator.node import EPOCH_WALL, Node
+from simulator.node import Node
 from simulator.retention import AGREEMENT_S, Retention
+from simulator.system_leader import SystemLeader
 from simulator.windows import window_of
 
 FAULTS_UNTIL_S = 18.0
@@ -33,8 +37,17 @@ DRAIN_MAX_S = 25.0
 DRAIN_STEP_S = 0.5
 FRESH_BOUND_S = 2.0
 """Time for commit, heartbeat, tick, cycle and pauses of clients, besides the update interval."""
+SHORT = {
+    "galileo.model.system_rows.PAGE_BYTES_MAX": 600,  # One or two records.
+    "galileo.ccq.placement.EXPIRED_S": 5.0,
+    "galileo.ccq.placement.FORGOTTEN_S": 9.0,
+}
+"""Constants of production that are too long for a world."""
 PIECES_MAX = 8
 NEVER = EPOCH_WALL + 1e6
+DRAINED_S = 7.0
+DRAINED_SHARE = 0.3
+"""Share of the worlds in which a node is drained in the end."""
 BATCHED_SHARE = 0.3
 """Share of the worlds whose CCQs are submitted as a batch."""
 
@@ -72,9 +85,11 @@ class World(NamedNodes):
         self.is_calm = False
         self.cancelled: set[str] = set()
         self.dropped: set[str] = set()
+        self.limits = CCQS_MAX, OWNED_MAX
         self.dropping = Dropping(self, seed)
         self.logs = {p: Log(p) for p in range(random.randint(2, 4))}
         self.checker = Checker(self.logs, self.loop.counters, has_cursors=self.variant.has_cursors)
+        self.system = SystemLeader(self, seed)
         names = [f"n{i}" for i in range(random.choice((3, 4, 5, 5, 6, 7)))]
         border = random.randint(1, len(names))
         groups = (tuple(names[:border]), tuple(names[border:]))
@@ -89,8 +104,11 @@ class World(NamedNodes):
             self.nodes[-1].is_member = False
         self.producers = [Producer(f"p{i}", self) for i in range(2)]
         self.readers = self._make_readers()
+        self.crowding = Crowding(self, seed)
         self.faults = Faults(self, without=without)
         self.retention = Retention(self, seed)
+        if self.system.loses and self.retention.past_readers is False:
+            self.retention.past_readers = None  # It would pass readers whose records are lost.
         self.checker.spares_readers = not self.retention.past_readers
         self.checker.agreement_s = AGREEMENT_S
 
@@ -109,10 +127,10 @@ class World(NamedNodes):
 
     def options(self, name: str) -> ContinuousOptions:
         return ContinuousOptions(
-            ordinal=int(name[1:]),
             groups=self.joining.versions[self.node(name).version],
-            batch_share_min=1,
-            election=ElectionOptions(poll_timeout_s=0.3, appoint_timeout_s=0.6),
+            save_interval_s=0.6,
+            repair_after_s=2.0,
+            change_timeout_s=4.0,
             cycle_timeout_s=2.0,
             cycle_retry_max_s=2.0,
             cache_bytes_max=self._cache_bytes_max,
@@ -121,25 +139,27 @@ class World(NamedNodes):
             spill_retry_s=1.0,
             load_ahead_s=0.5,
             full_check_s=0.2,
-            surplus_s=2.5,
             handed_off_cache_ttl_s=8.0,
             holder_timeout_s=0.6,
             succession_pause_s=1.5,
             chunks_compacted=3,
             confirm_timeout_s=0.5,
             backfill_timeout_s=2.0,
-            submit_timeout_s=3.0,
-            locate_timeout_s=1.5,
-            takeover_stagger_s=0.7,
-            resume_check_s=0.6,
             expiry_grace_s=4.0,
-            tombstone_slack_s=12.0,
+            tombstone_s=6.0,
         )
+
+    def end_again(self, ccq_id: str) -> None:
+        """Cancel a CCQ again whose end was lost."""
+        for reader in self.readers:
+            if reader.ccq.id == ccq_id and ccq_id in self.cancelled:
+                reader.cancel()
 
     # --- the run ------------------------------------------------------------------------
 
     def play(self) -> Outcome:
         loop = self.loop
+        self.system.start()
         for node in self.nodes:
             node.boot()
         for producer in self.producers:
@@ -158,6 +178,7 @@ class World(NamedNodes):
         loop.after(1.5, self.faults.start)
         self.retention.start()
         self.joining.start()
+        self.crowding.start()
         loop.run_until(FAULTS_UNTIL_S)
         self._end_well()
         delivered = sum(len(reader.delivered) for reader in self.readers)
@@ -191,6 +212,8 @@ class World(NamedNodes):
         self._let_pieces_come()
         self._demand_all()
         self._demand_windows()
+        if Random(f"drained {self._seed}").random() < DRAINED_SHARE:
+            self._demand_drained()
 
     def _demand_windows(self) -> None:
         """Demand all labels and ends of windows now, the clock itself when open fetches end: a
@@ -206,6 +229,16 @@ class World(NamedNodes):
         clocks_us = {of_reader.clock_us for of_reader in windows.values()}
         demand(clocks_us <= {newest_us}, f"event clocks {clocks_us} instead of {newest_us}")
 
+    def _demand_drained(self) -> None:
+        """Drain a node that runs a CCQ, and demand that no record names it soon."""
+        node = next(node for node in self.members if node.machine.coordinated)
+        node.drain(is_on=True)
+        self.loop.run_until(self.loop.now + DRAINED_S)
+        rows = self.system.rows.values()
+        named = [one.id for one in rows if one.ended is None and node.name in one.nodes]
+        demand(not named, f"{node.name} drains, and these name it: {named}")
+        demand(not node.machine.coordinated, f"{node.name} drains, and still coordinates")
+
     def _let_pieces_come(self) -> None:
         """Extend the deadline for readers of three labels at a time while pieces keep coming: a
         successor without a cache rescans the log for each piece.
@@ -220,7 +253,12 @@ class World(NamedNodes):
             self.loop.counters["pieces that came late"] += 1
 
     def _is_quiet(self) -> bool:
-        return self._is_read() and self._are_led_once() and self._ends_are_known()
+        return (
+            self._is_read()
+            and self._are_led_once()
+            and self._ends_are_known()
+            and not self._unplaced()
+        )
 
     def _is_read(self) -> bool:
         live = self._live_readers()
@@ -229,31 +267,49 @@ class World(NamedNodes):
     def _are_led_once(self) -> bool:
         live = {r.ccq.id for r in self.readers if not r.ended} - self._expired()
         led = Counter(ccq_id for node in self.members for ccq_id in node.machine.coordinated)
-        return all(led[ccq_id] == 1 for ccq_id in live)
+        return all(led[ccq_id] == (ccq_id in live) for ccq_id in {*live, *led} - self._expired())
 
     def _expired(self) -> set[str]:
         """The CCQs that have expired, which their readers may not know yet."""
-        records = [record for node in self.members for record in node.machine.records]
-        return {record.ccq.id for record in records if record.ended == "expired"}
+        wall = EPOCH_WALL + self.loop.now
+        return {one.ccq.id for one in self.readers if wall >= one.ccq.expires_at - SKEW_MAX_S}
 
     def _ends_are_known(self) -> bool:
         over = {r.ccq.id for r in self.readers if r.ended}
         records = [record for node in self.members for record in node.machine.records]
+        records += self.system.rows.values()
         return all(record.ended for record in records if record.ccq.id in over)
 
+    def _unplaced(self) -> list[str]:
+        """The CCQs that live and do not have as many living nodes as they could."""
+        names = {node.name for node in self.members}
+        wanted = min(NODES_MAX, len(names))
+        rows = self.system.rows
+        live = {r.ccq.id for r in self.readers if not r.ended} - self._expired()
+        return [i for i in live if i not in rows or len(names & {*rows[i].nodes}) < wanted]
+
     def _demand_all(self) -> None:
-        """Check storage, invariants 1, 2 and 5, one coordinator each, equal records."""
+        """Check storage, invariants 1, 2 and 5, one coordinator each, and known ends."""
         self.checker.verify_ingest()
+        self.system.verify_restored()
         for reader in self.readers:
             if not reader.ended:
                 self.checker.verify_delivered(
                     reader.name, reader.ccq, answers=reader.answers, gone=reader.gone
                 )
         demand(self._are_led_once(), f"not one coordinator each: {self._leaders()}")
-        demand(self._ends_are_known(), "an ended CCQ lives on")
+        self._demand_ends()
+        demand(not self._unplaced(), f"not on enough nodes: {self._unplaced()}")
         demand(bool(self._live_readers()), "no CCQ lived to the end")
         living = [reader.name for reader in self._live_readers() if self._is_over(reader)]
         demand(not living, f"the dataset is dropped, and these live on: {living}")
+
+    def _demand_ends(self) -> None:
+        """Demand that all ends are known soon: a CCQ may just have expired at its node."""
+        deadline = self.loop.now + FRESH_BOUND_S
+        while not self._ends_are_known() and self.loop.now < deadline:
+            self.loop.run_until(self.loop.now + DRAIN_STEP_S)
+        demand(self._ends_are_known(), "an ended CCQ lives on")
 
     def _is_over(self, reader: Reader) -> bool:
         """Whether its dataset is dropped."""
@@ -293,6 +349,15 @@ class World(NamedNodes):
         return [*readers, Reader("second", self, readers[0].ccq)]
 
 
+@contextmanager
+def short_times() -> Iterator[None]:
+    """Has pages end and leaders forget within the time of a world."""
+    with ExitStack() as stack:
+        for name, value in SHORT.items():
+            stack.enter_context(mock.patch(name, value))
+        yield
+
+
 def run(
     seed: int,
     variant: str = "production",
@@ -311,5 +376,6 @@ def run(
     Raises:
         Violation: a guarantee was broken; other assertions are those of the machines.
     """
-    outcome = World(seed, variant=variant, without=without, trace=trace).play()
+    with short_times():
+        outcome = World(seed, variant=variant, without=without, trace=trace).play()
     return Outcome(seed, outcome.seconds, outcome.delivered, outcome.trace_hash, outcome.counters)

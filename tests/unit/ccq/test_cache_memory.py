@@ -10,22 +10,24 @@ from simulator.logs import to_labels, to_paths
 
 from galileo.ccq.events import (
     Backfill,
-    CancelRequested,
     CommitsObserved,
     CycleFinished,
     CycleResult,
     DropSpills,
+    ElectNodes,
     FetchRequested,
     LoadPacks,
+    NodesElected,
     PacksLoaded,
     PacksSpilled,
     SpillPacks,
     StartCycle,
+    UsageMeasured,
 )
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.membership import PeerDied
-from galileo.election.events import DrainRequested, Send, UsageMeasured
-from galileo.election.messages import AssignCoordinator, Poll, PollAnswer, UsageStatistics
+from galileo.election.election import Candidacy
+from galileo.election.ranking import UsageStatistics
 
 PACK = to_labels([path(0, 1)]).size  # type: ignore[union-attr]
 """Bytes of the cache after a cycle that found one label."""
@@ -49,8 +51,9 @@ def fill(driver: Driver, *sequences: int) -> list:
     return effects
 
 
-def polled(effects: list) -> list[str]:
-    return [one.to for one in only(effects, Send) if isinstance(one.message, Poll)]
+def sought(effects: list) -> list[Candidacy]:
+    """What nodes are elected for."""
+    return [candidacy for one in only(effects, ElectNodes) for candidacy in one.candidacies]
 
 
 def cached(driver: Driver) -> int:
@@ -72,7 +75,7 @@ def test_cache_budget_reached_idle_ccq_is_spilled() -> None:
     effects = fill(driver, 1, 2, 3, 4, 5)
     (spill,) = only(effects, SpillPacks)
     assert to_paths(spill.labels) == [path(0, sequence) for sequence in range(1, 6)]
-    assert polled(effects) == []
+    assert sought(effects) == []
     assert cached(driver) == 5 * PACK, "until it is written"
     assert driver.feed(PacksSpilled(spill.number, 77)) == []
     assert (cached(driver), driver.machine.state.cache_usage.spilled_bytes) == (0, 77)
@@ -83,65 +86,59 @@ def test_cache_budget_reached_active_ccq_is_offered_to_peers() -> None:
     driver.lead()
     effects = fill(driver, 1, 2, 3, 4, 5)
     assert only(effects, SpillPacks) == []
-    assert polled(effects) == ["b", "c"]
-    assert polled(driver.tick(6.0)) == [], "one election is under way"
+    (candidacy,) = sought(effects)
+    assert (candidacy.need_bytes, candidacy.excluded) == (5 * PACK, ("a",))
+    assert candidacy.only_suitable
+    assert sought(driver.tick(6.0)) == [], "one election is under way"
 
 
-def refused_by_all(**options) -> Driver:
-    """A machine that no one has relieved of its CCQ, for want of memory."""
+def without_taker(**options) -> Driver:
+    """A machine that no node relieves of its CCQ, for want of memory."""
     driver = Driver(**options, succession_pause_s=10.0)
     driver.lead()
-    for poll in only(fill(driver, 1, 2, 3, 4, 5), Send):
-        poor = UsageStatistics(memory_free_bytes=9)
-        effects = driver.hear(poll.to, PollAnswer(poll.message.election, poor))
-        assert not [
-            one for one in only(effects, Send) if isinstance(one.message, AssignCoordinator)
-        ]
-    assert "q" in driver.machine.coordinated
+    assert sought(fill(driver, 1, 2, 3, 4, 5))
+    assert driver.feed(NodesElected({"q": ()})) == []
     return driver
 
 
-def test_cache_overflow_refused_by_all_is_offered_again_later() -> None:
-    driver = refused_by_all(**(OFTEN | {"spill_bytes_max": 1}))
-    assert polled(driver.tick(14.9)) == []
-    assert polled(driver.tick(15.5)) == ["b", "c"]
+def test_cache_overflow_without_a_taker_seeks_one_again_later() -> None:
+    driver = without_taker(**(OFTEN | {"spill_bytes_max": 1}))
+    assert sought(driver.tick(14.9)) == []
+    assert [candidacy.key for candidacy in sought(driver.tick(15.5))] == ["q"]
 
 
-def test_cache_overflow_refused_by_all_is_spilled() -> None:
-    driver = refused_by_all(**OFTEN)
+def test_cache_overflow_without_a_taker_is_spilled() -> None:
+    driver = without_taker(**OFTEN)
     (spill,) = only(driver.tick(6.0), SpillPacks)
     assert len(spill.labels) == 5
 
 
-def test_cache_overflow_equally_busy_node_is_offered() -> None:
+def test_cache_overflow_names_its_cpu_share_for_equally_busy_nodes() -> None:
     driver = Driver(**OFTEN)
     driver.feed(UsageMeasured(UsageStatistics(memory_free_bytes=1 << 30, cpu_share=0.97)))
     driver.lead()
-    busy = UsageStatistics(memory_free_bytes=1 << 30, cpu_share=1.0)
-    effects: list = []
-    for poll in only(fill(driver, 1, 2, 3, 4), Send):
-        effects = driver.hear(poll.to, PollAnswer(poll.message.election, busy))
-    assert [
-        one.to for one in only(effects, Send) if isinstance(one.message, AssignCoordinator)
-    ] == ["b"]
+    (candidacy,) = sought(fill(driver, 1, 2, 3, 4))
+    assert candidacy.cpu_share == 1.0
 
 
-def test_cache_overflow_no_live_peer_or_holder_left_polls_none() -> None:
+def test_cache_overflow_transfers_few_queries_at_a_time() -> None:
+    for transfers in (1, 2):
+        driver = Driver(**OFTEN, successions_max=transfers)
+        driver.lead()
+        driver.lead(replace(CCQ, id="r"))
+        driver.lead(replace(CCQ, id="s"))
+        assert len(sought(fill(driver, 1, 2))) == transfers
+
+
+def test_cache_overflow_no_live_peer_or_holder_left_elects_none() -> None:
     alone = Driver(**OFTEN)
     for peer in ("b", "c"):
         alone.feed(PeerDied(peer))
     alone.lead()
-    assert polled(fill(alone, 1, 2, 3, 4, 5)) == []
+    assert sought(fill(alone, 1, 2, 3, 4, 5)) == []
     held = Driver(**OFTEN, holders_max=0)
     held.lead()
-    assert polled(fill(held, 1, 2, 3, 4, 5)) == []
-
-
-def test_machine_draining_offers_all_ccqs() -> None:
-    driver = Driver(**OFTEN)
-    driver.lead()
-    fill(driver, 1)
-    assert polled(driver.feed(DrainRequested())) == ["b", "c"]
+    assert sought(fill(held, 1, 2, 3, 4, 5)) == []
 
 
 def test_cache_beyond_budget_drops_oldest_labels_of_largest() -> None:
@@ -168,7 +165,7 @@ def test_cache_budget_spill_failed_and_peers_refuse_is_kept() -> None:
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
     effects = driver.feed(PacksSpilled(spill.number, None))
     assert only(effects, SpillPacks) == [], "the disk is left alone for a while"
-    assert polled(effects) == ["b", "c"]
+    assert [candidacy.key for candidacy in sought(effects)] == ["q"]
     fill(driver, 6, 7)
     assert cached(driver) <= 5 * PACK
     assert only(driver.tick(8.1), SpillPacks)
@@ -245,7 +242,7 @@ def test_cancel_ccq_drops_its_spills() -> None:
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
     driver.feed(PacksSpilled(spill.number, 77))
-    effects = driver.feed(CancelRequested(1, "q"))
+    effects = driver.cancel()
     assert only(effects, DropSpills) == [DropSpills((spill.number,))]
 
 

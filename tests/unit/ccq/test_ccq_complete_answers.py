@@ -32,12 +32,9 @@ from galileo.ccq.events import (
 from galileo.ccq.handed_off_cache import HandedOffCache
 from galileo.ccq.model import Holder, Record
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.election.events import MessageArrived
-from galileo.election.messages import AssignCoordinator
-from galileo.election.model import NODES_MAX
 
 PARTITIONS = (0, 1)
-TERM = 2 * NODES_MAX
+TERM = 7
 parts = st.sets(st.sampled_from(PARTITIONS)).map(tuple)
 
 
@@ -150,8 +147,7 @@ def test_answer_has_all_labels_or_names_what_it_lacks(
 
     driver = Driver()
     range_of_holder = Holder("b", TERM, EMPTY_CURSOR, held)
-    record = Record(CCQ, TERM + 1, "a", EMPTY_CURSOR, holders=(range_of_holder,))
-    driver.feed(MessageArrived("b", AssignCoordinator(record, 0)))
+    driver.learn(Record(CCQ, 2, ("a", "c", "b"), holders=(range_of_holder,)))
     store.dropped = dropped_early.join(dropped.meet(ends))
     known = Cursor({p: sequence for p, sequence in evaluated.items() if p in observed})
     driver.feed(CommitsObserved("d", known))

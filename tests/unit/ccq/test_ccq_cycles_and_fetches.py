@@ -26,8 +26,8 @@ from galileo.ccq.events import (
     SequencesConfirmed,
     StartCycle,
 )
+from galileo.ccq.model import Record
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.election.model import NODES_MAX
 from galileo.errors import Failure
 
 # --- cycles ----------------------------------------------------------------------------------
@@ -84,7 +84,8 @@ def test_cycle_of_earlier_term_that_fails_leaves_the_running_one_alone():
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
     (first,) = driver.tick(1.0)
-    driver.lead(term=2 * NODES_MAX)
+    driver.learn(Record(CCQ, 2, ("b", "a")))
+    driver.lead(revision=3)
     (second,) = only(driver.tick(2.0), StartCycle)
     driver.feed(CycleFailed(first.cycle_id, Failure("unavailable", "spark")))
     assert driver.machine.coordinated["q"].cycles.running == second.cycle_id

@@ -14,13 +14,12 @@ from galileo.ccq.events import (
     CycleFinished,
     CycleResult,
     FetchRequested,
+    RecordsLearned,
     RefuseFetch,
     StartCycle,
 )
 from galileo.ccq.model import Holder, Record
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.election.messages import AssignCoordinator
-from galileo.election.model import NODES_MAX
 from galileo.errors import Failure
 from galileo.model.forks import first_of
 
@@ -126,8 +125,8 @@ def test_late_result_adds_no_labels_of_lost_commits() -> None:
 def test_handed_off_caches_with_lost_commits_are_not_asked() -> None:
     driver = Driver()
     holder = Holder("c", 1, EMPTY_CURSOR, Cursor({0: 4}))
-    record = Record(CCQ, NODES_MAX, "a", EMPTY_CURSOR, holders=(holder,))
-    driver.hear("b", AssignCoordinator(record, 0))
+    record = Record(CCQ, 1, ("a",), EMPTY_CURSOR, holders=(holder,))
+    driver.feed(RecordsLearned((record,)))
     lose(driver, now=5.0)
     (effect,) = driver.feed(FetchRequested(1, "q", Cursor({0: 2})))
     assert isinstance(effect, Backfill)

@@ -1,339 +1,315 @@
-"""These events, hence these instructions: submission, appointment, endings, gossip."""
+"""These events, hence these instructions: records, standbys, progress, ends, dropped datasets."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
+from typing import Any
 
-from ccq_driver import BUSY, CCQ, IDLE, NODES, WALL, Driver, only, path
+import pytest
+from ccq_driver import CCQ, IDLE, WALL, Driver, only, path
 
 from galileo.ccq.events import (
-    AnswerCancel,
-    CancelRequested,
+    ChangeRecords,
     CommitsObserved,
+    CycleFinished,
+    CycleResult,
     DatasetDropped,
+    DrainRequested,
+    ElectNodes,
     FetchRequested,
+    MembersChanged,
+    NodesElected,
+    RecordsChanged,
+    RecordsLearned,
     RedirectFetch,
-    RefuseCancel,
     RefuseFetch,
-    SubmitRequested,
-)
-from galileo.ccq.machine import Continuous
-from galileo.ccq.model import Record
-from galileo.ccq.options import ContinuousOptions
-from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.dht.membership import PeerDied
-from galileo.election.events import (
-    AnswerSubmit,
-    MessageArrived,
-    PurgeRecord,
-    RecordsLoaded,
-    RefuseSubmit,
-    SaveRecord,
-    Send,
+    StartCycle,
     Ticked,
-    UsageMeasured,
 )
-from galileo.election.messages import (
-    UNASKED,
-    AssignCoordinator,
-    AssignmentAccepted,
-    AssignmentRefused,
-    Poll,
-    PollAnswer,
-    RecordAck,
-    RecordNotFound,
-    RecordRequest,
-    RecordUpdate,
-    UsageStatistics,
-)
-from galileo.election.model import NODES_MAX
+from galileo.ccq.model import Holder, Record
+from galileo.ccq.placement import EndCcq, SaveProgress, moved_to
+from galileo.ccq.records import CCQ_ROWS, NOTHING, encode
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.dht.membership import PeerDied, PeerRevived
+from galileo.model.system_rows import Draft, Rows
 
-# --- submission ------------------------------------------------------------------------------
+FIVE = ("a", "b", "c", "d", "e")
+RECORD = Record(CCQ, 1, ("b", "a", "c"))
+"""Its standby is the node of the driver."""
 
 
-def test_submit_polls_live_nodes():
+def changes(effects: list) -> list:
+    return [change for one in only(effects, ChangeRecords) for change in one.changes]
+
+
+def leads(driver: Driver) -> bool:
+    return "q" in driver.machine.coordinated
+
+
+def fetch(driver: Driver, at: Cursor = EMPTY_CURSOR, *, wait: float | None = None) -> list:
+    return driver.feed(FetchRequested(1, "q", at, wait_until=wait))
+
+
+# --- who runs a query --------------------------------------------------------------------------
+
+
+def test_coordinator_is_the_first_node_of_a_record():
     driver = Driver()
-    polls = driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
-    assert polls == [Send(peer, Poll("q/1")) for peer in "bc"]
+    assert driver.lead() == []
+    assert leads(driver)
+    assert driver.machine.usage == replace(IDLE, ccq_count=1)
+    standby = Driver()
+    assert standby.learn(RECORD) == []
+    assert not leads(standby)
+    assert fetch(standby) == [RedirectFetch(1, "b")]
+
+
+def test_standby_goes_on_when_the_coordinator_dies_and_stops_when_it_comes_back():
     driver = Driver()
-    driver.feed(PeerDied("c"))
-    polls = driver.feed(SubmitRequested(2, replace(CCQ, id="r"), EMPTY_CURSOR))
-    assert polls == [Send("b", Poll("r/1"))]
-
-
-def test_submit_while_a_poll_is_under_way_shares_its_answer():
-    driver = Driver()
-    driver.feed(UsageMeasured(replace(BUSY, cpu_share=0.85)))
-    driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
-    assert driver.feed(SubmitRequested(2, replace(CCQ, id="r"), EMPTY_CURSOR)) == []
-    driver.hear("b", PollAnswer("q/1", BUSY))
-    effects = driver.hear("c", PollAnswer("q/1", IDLE))
-    offers = [one.message for one in effects if isinstance(one, Send)]
-    assert [offer.record.ccq.id for offer in offers] == ["q", "r"]
-
-
-def test_submit_soon_after_another_polls_no_node_again():
-    driver = Driver()
-    submitted_to(driver, BUSY, IDLE)
-    effects = driver.feed(SubmitRequested(2, replace(CCQ, id="r"), EMPTY_CURSOR))
-    record = Record(replace(CCQ, id="r"), NODES_MAX, "c")
-    assert effects == [SaveRecord(record, durable=True), Send("c", AssignCoordinator(record, 0))]
-
-
-def test_submit_after_a_refusal_polls_that_node_again():
-    driver = Driver()
-    submitted_to(driver, BUSY, IDLE)
-    driver.hear("c", AssignmentRefused("q", NODES_MAX, None))
-    effects = driver.feed(SubmitRequested(2, replace(CCQ, id="r"), EMPTY_CURSOR))
-    assert effects == [Send("c", Poll("r/2"))]
-
-
-def submitted_to(driver: Driver, *usages: UsageStatistics) -> list:
-    """Submits at a, whose own usage is busy; b and c answer the poll."""
-    driver.feed(UsageMeasured(replace(BUSY, cpu_share=0.85)))
-    (poll, _) = driver.feed(SubmitRequested(1, CCQ, Cursor({0: 3})))
-    for node, usage in zip("bc", usages, strict=True):
-        effects = driver.hear(node, PollAnswer(poll.message.election, usage))
-    return effects
-
-
-def test_submit_saves_record_before_assignment():
-    effects = submitted_to(Driver(), BUSY, IDLE)
-    record = Record(CCQ, NODES_MAX, "c", Cursor({0: 3}))
-    assert effects == [SaveRecord(record, durable=True), Send("c", AssignCoordinator(record, 0))]
-
-
-def test_submit_is_answered_after_acceptance():
-    driver = Driver()
-    submitted_to(driver, BUSY, IDLE)
-    effects = driver.hear("c", AssignmentAccepted("q", NODES_MAX))
-    assert effects == [AnswerSubmit(1, "q", "c", NODES_MAX)]
-    assert driver.hear("c", AssignmentAccepted("q", NODES_MAX)) == []
-    driver.feed(SubmitRequested(2, CCQ, EMPTY_CURSOR))
-    assert driver.hear("b", RecordAck((("q", NODES_MAX),))) == [
-        AnswerSubmit(2, "q", "c", NODES_MAX)
-    ]
-
-
-def test_submit_each_offer_has_own_term():
-    driver = Driver()
-    submitted_to(driver, BUSY, IDLE)
-    saved, sent = driver.tick(1.0)
-    assert sent == Send("b", AssignCoordinator(saved.record, 0))
-    assert saved.record.term == 2 * NODES_MAX
-    assert driver.hear("c", AssignmentAccepted("q", NODES_MAX)) == []
-    effects = driver.hear("b", AssignmentRefused("q", 2 * NODES_MAX, None))
-    assert only(effects, SaveRecord)[0].record.coordinator == "a"
-
-
-def test_submit_unreplicated_record_is_not_answered():
-    driver = Driver()
-    driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
-    effects = driver.tick(0.5)
-    assert only(effects, AnswerSubmit) == []
-    assert "q" in driver.machine.coordinated
-    record = Record(CCQ, NODES_MAX, "a")
-    asked = [effect for effect in effects if isinstance(effect, Send)]
-    assert asked == [Send(peer, RecordUpdate((record,), note=True)) for peer in "bc"]
-    assert driver.hear("b", RecordAck((("q", NODES_MAX),))) == [
-        AnswerSubmit(1, "q", "a", NODES_MAX)
-    ]
-
-
-def test_submit_taken_id_is_refused_unless_equal():
-    driver = Driver(nodes=("a",))
-    driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
-    (refused,) = driver.feed(SubmitRequested(2, replace(CCQ, query="other"), EMPTY_CURSOR))
-    assert (type(refused), refused.failure.kind) == (RefuseSubmit, "invalid_input")
-    again = driver.feed(SubmitRequested(3, replace(CCQ, expires_at=WALL + 2000.0), EMPTY_CURSOR))
-    assert again == [AnswerSubmit(3, "q", "a", NODES_MAX)]
-
-
-def test_submit_single_node_answers():
-    driver = Driver(nodes=("a",))
-    effects = driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
-    assert only(effects, AnswerSubmit) == [AnswerSubmit(1, "q", "a", NODES_MAX)]
-
-
-def test_submit_refused_by_all_may_be_repeated():
-    driver = Driver()
-    driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
-    effects = []
-    for tenth in range(1, 120):
-        effects += driver.tick(tenth / 10)
-    (refused,) = only(effects, RefuseSubmit)
-    assert (refused.failure.kind, dict(refused.failure.details)["ccq_id"]) == ("unavailable", "q")
-    assert only(driver.feed(SubmitRequested(2, CCQ, EMPTY_CURSOR)), AnswerSubmit) == []
-    assert driver.hear("c", RecordAck((("q", NODES_MAX),))) == [
-        AnswerSubmit(2, "q", "a", NODES_MAX)
-    ]
-
-
-def test_poll_is_answered_with_usage():
-    driver = Driver()
-    driver.lead()
-    (sent,) = driver.hear("b", Poll("x"))
-    assert sent == Send("b", PollAnswer("x", replace(IDLE, ccq_count=1)))
-
-
-# --- appointment and terms -------------------------------------------------------------------
-
-
-def test_assignment_is_saved_and_accepted():
-    driver = Driver()
-    effects = driver.lead()
-    record = Record(CCQ, NODES_MAX, "a")
-    usage = UsageStatistics(memory_free_bytes=8 << 30, ccq_count=1)
-    accepted = [
-        Send("b", PollAnswer(UNASKED, usage)),
-        Send("b", AssignmentAccepted("q", NODES_MAX)),
-    ]
-    assert effects == [
-        SaveRecord(record, durable=True),
-        *accepted,
-    ]
-    assert driver.lead() == accepted
-
-
-def test_assignment_stale_is_refused_with_newer_record():
-    driver = Driver()
-    newer = Record(CCQ, 5 * NODES_MAX, "c")
-    driver.hear("c", RecordUpdate((newer,)))
-    assert driver.lead() == [Send("b", AssignmentRefused("q", NODES_MAX, newer))]
-
-
-def test_record_of_higher_term_deposes_and_redirects_fetches():
-    driver = Driver()
-    driver.lead()
-    assert driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=9.0)) == []
-    newer = Record(CCQ, 2 * NODES_MAX, "c")
-    effects = driver.hear("c", RecordUpdate((newer,)))
-    assert effects == [SaveRecord(newer, durable=True), RedirectFetch(1, "c")]
-    assert driver.machine.coordinated == {}
-    assert driver.feed(FetchRequested(2, "q", EMPTY_CURSOR)) == [RedirectFetch(2, "c")]
-
-
-def test_record_of_old_term_is_answered_with_newer():
-    driver = Driver()
-    newer = Record(CCQ, 2 * NODES_MAX, "c")
-    driver.hear("c", RecordUpdate((newer,)))
-    effects = driver.hear("b", RecordUpdate((Record(CCQ, NODES_MAX, "b"),)))
-    assert effects == [Send("b", RecordUpdate((newer,)))]
-
-
-def test_takeover_dead_coordinator_is_staggered():
-    turns = {}
-    for me in ("a", "b"):
-        driver = Driver(me, takeover_stagger_s=2.0)
-        driver.hear("c", RecordUpdate((Record(CCQ, NODES_MAX, "c"),)))
-        driver.feed(PeerDied("c"), now=10.0)
-        now = 10.0
-        while not (polls := only(driver.tick(now), Send)):
-            now += 0.5
-        assert isinstance(polls[0].message, Poll)
-        turns[me] = now
-        assert driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))[0].failure.kind == "unavailable"
-    assert sorted(turns.values()) == [10.0, 12.0]
-
-
-def test_takeover_resumes_from_retrieved_cursor():
-    driver = Driver()
-    driver.lead(retrieved=Cursor({0: 4}))
+    driver.learn(replace(RECORD, retrieved=Cursor({0: 4})))
     driver.feed(CommitsObserved("d", Cursor({0: 6, 1: 2})))
+    assert driver.feed(PeerDied("b")) == []
+    assert leads(driver)
     (start,) = driver.tick(1.0)
     item = start.items[0]
     assert (item.after, item.partitions) == (Cursor({0: 4}), (0, 1))
+    assert fetch(driver, Cursor({0: 6, 1: 2}), wait=9.0) == []
+    assert driver.feed(PeerRevived("b")) == [RedirectFetch(1, "b")]
+    assert not leads(driver)
 
 
-def test_restart_coordinator_waits_then_resumes_in_new_term():
-    record = Record(CCQ, NODES_MAX + 1, "a", Cursor({0: 4}))
-    driver = Driver(kept=(record,))
-    assert driver.restored == [Send(peer, RecordRequest(("q",))) for peer in "bc"]
-    assert driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))[0].failure.kind == "unavailable"
-    assert driver.lead(term=NODES_MAX + 1) == []
-    effects = driver.tick(1.0)
-    assert effects[0] == SaveRecord(replace(record, term=2 * NODES_MAX), durable=True)
-    assert driver.machine.coordinated["q"].evaluated == Cursor({0: 4})
+def test_second_standby_goes_on_when_all_before_it_are_dead():
+    driver = Driver("c")
+    driver.learn(RECORD)
+    driver.feed(PeerDied("b"))
+    assert not leads(driver)
+    assert fetch(driver) == [RedirectFetch(1, "a")]
+    driver.feed(PeerDied("a"))
+    assert leads(driver)
 
 
-def test_restart_succeeded_coordinator_does_not_resume():
-    driver = Driver(kept=(Record(CCQ, NODES_MAX, "a"),))
-    driver.hear("c", RecordUpdate((Record(CCQ, 2 * NODES_MAX, "c"),)))
-    assert only(driver.tick(1.0), SaveRecord) == []
-    assert driver.machine.coordinated == {}
-
-
-def test_machine_before_records_loaded_refuses_requests():
-    machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(NODES,)))
-    for event, kind in (
-        (SubmitRequested(1, CCQ, EMPTY_CURSOR), RefuseSubmit),
-        (FetchRequested(2, "q", EMPTY_CURSOR), RefuseFetch),
-        (CancelRequested(3, "q"), RefuseCancel),
-    ):
-        (refused,) = machine.step(event, 0.0)
-        assert isinstance(refused, kind)
-        assert refused.failure.kind == "unavailable"
-    assert machine.step(MessageArrived("b", AssignCoordinator(Record(CCQ, 9, "a"), 0)), 0.0) == []
-    assert machine.step(Ticked(WALL), 0.0) == []
-    machine.step(RecordsLoaded((), WALL), 0.0)
-    assert machine.step(FetchRequested(4, "q", EMPTY_CURSOR), 0.0) != []
-
-
-# --- unknown, ended ----------------------------------------------------------------------------
-
-
-def test_fetch_unknown_ccq_asks_all_peers_first():
+def test_standby_goes_on_when_the_coordinator_is_removed():
     driver = Driver()
-    asked = driver.feed(FetchRequested(1, "x", EMPTY_CURSOR))
-    assert asked == [Send(peer, RecordRequest(("x",))) for peer in "cb"]
-    assert driver.hear("b", RecordNotFound(("x",))) == []
-    (refused,) = driver.hear("c", RecordNotFound(("x",)))
+    driver.learn(RECORD)
+    driver.feed(MembersChanged((("a", "c"),)))
+    assert leads(driver)
+
+
+def test_coordinator_that_a_later_revision_names_again_keeps_its_cache_and_fetches():
+    driver = Driver()
+    driver.lead()
+    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    before = driver.machine.coordinated["q"]
+    assert fetch(driver, Cursor({0: 1}), wait=9.0) == []
+    assert driver.learn(Record(CCQ, 2, ("a", "d"))) == []
+    assert driver.machine.coordinated["q"] is before
+    assert driver.machine.usage.cache_bytes == before.cache.bytes
+    (answer,) = driver.cycle([path(0, 2)], {0: 2}, now=2.0)
+    assert (answer.request, answer.cursor) == (1, Cursor({0: 2}))
+
+
+def test_acting_standby_that_is_named_first_goes_on():
+    driver = Driver()
+    driver.learn(RECORD)
+    driver.feed(PeerDied("b"))
+    before = driver.machine.coordinated["q"]
+    driver.learn(Record(CCQ, 2, ("a", "c", "d")))
+    driver.feed(PeerRevived("b"))
+    assert driver.machine.coordinated["q"] is before
+
+
+def test_record_of_later_revision_deposes_and_redirects_fetches():
+    driver = Driver()
+    driver.lead()
+    assert fetch(driver, wait=9.0) == []
+    assert driver.learn(Record(CCQ, 2, ("c", "a"))) == [RedirectFetch(1, "c")]
+    assert driver.machine.coordinated == {}
+    assert fetch(driver) == [RedirectFetch(1, "c")]
+    driver.learn(Record(CCQ, 1, ("a", "b", "c")))
+    assert not leads(driver), "an older record changes nothing"
+
+
+def test_record_that_names_other_nodes_is_forgotten():
+    driver = Driver()
+    driver.lead()
+    driver.learn(Record(CCQ, 2, ("b", "c")))
+    assert driver.machine.records == ()
+    (refused,) = fetch(driver)
     assert refused.failure.kind == "unknown_ccq"
 
 
-def test_fetch_unknown_ccq_silent_peer_is_unavailable():
-    driver = Driver(locate_timeout_s=2.0)
-    driver.feed(FetchRequested(1, "x", EMPTY_CURSOR))
-    driver.hear("b", RecordNotFound(("x",)))
-    (refused,) = only(driver.tick(2.0), RefuseFetch)
-    assert refused.failure.kind == "unavailable"
-    assert "c" in refused.failure.message
-
-
-def test_fetch_ccq_known_to_peer_is_redirected():
+def test_coordinator_that_the_record_names_as_holder_only_keeps_its_cache():
     driver = Driver()
-    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
-    effects = driver.hear("b", RecordUpdate((Record(CCQ, NODES_MAX, "b"),)))
-    assert only(effects, RedirectFetch) == [RedirectFetch(1, "b")]
+    driver.lead()
+    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
+    term = driver.machine.coordinated["q"].term
+    holder = Holder("a", term, EMPTY_CURSOR, Cursor({0: 1}))
+    driver.learn(Record(CCQ, 2, ("b", "c"), holders=(holder,)))
+    assert not leads(driver)
+    assert driver.machine.cached_bytes > 0
+    driver.learn(Record(CCQ, 2, ("b", "c")))
+    assert (driver.machine.records, driver.machine.cached_bytes) == ((), 0)
 
 
-def test_cancel_at_any_node_ends_ccq_everywhere():
-    driver = Driver("b")
-    record = Record(CCQ, NODES_MAX, "c")
-    driver.hear("c", RecordUpdate((record,)))
-    effects = driver.feed(CancelRequested(5, "q"))
-    ended = replace(record, ended="cancelled", ended_at=WALL)
-    assert effects == [
-        SaveRecord(ended, durable=True),
-        Send("a", RecordUpdate((ended,))),
-        Send("c", RecordUpdate((ended,))),
-        AnswerCancel(5, "q"),
-    ]
-    assert driver.feed(CancelRequested(6, "q")) == [AnswerCancel(6, "q")]
-    assert driver.feed(FetchRequested(7, "q", EMPTY_CURSOR))[0].failure.kind == "ccq_cancelled"
-    assert driver.feed(SubmitRequested(8, CCQ, EMPTY_CURSOR))[0].failure.kind == "ccq_cancelled"
+def test_each_beginning_has_a_term_of_its_own():
+    driver, terms = Driver(), []
+    for revision in (1, 3, 5):
+        driver.lead(revision=revision)
+        terms.append(driver.machine.coordinated["q"].term)
+        driver.learn(Record(CCQ, revision + 1, ("b", "a")))
+    assert len({*terms}) == 3
 
 
-def test_expired_ccq_is_ended_and_purged_later():
-    driver = Driver(tombstone_slack_s=10.0)
+def test_coordinator_takes_over_what_another_one_saved():
+    driver = Driver()
+    driver.lead()
+    driver.learn(Record(CCQ, 1, ("a", "b", "c"), Cursor({0: 3})))
+    assert driver.machine.coordinated["q"].retrieved == Cursor({0: 3})
+
+
+# --- what the leader hears -----------------------------------------------------------------------
+
+
+def saving() -> Driver:
+    """A coordinator whose client has retrieved a commit since the last save."""
+    driver = Driver(save_interval_s=2.0)
+    driver.lead()
+    driver.cycle([path(0, 1)], {0: 1}, now=2.0)
+    fetch(driver, Cursor({0: 1}))
+    assert changes(driver.tick(3.9)) == []
+    return driver
+
+
+def test_retrieved_cursor_is_saved_from_time_to_time():
+    driver = saving()
+    record = Record(CCQ, 1, ("a", "b", "c"), Cursor({0: 1}))
+    assert changes(driver.tick(4.0)) == [SaveProgress("q", encode(record))]
+    driver.feed(RecordsChanged(("q",), (record,)))
+    assert changes(driver.tick(6.0)) == []
+
+
+def test_progress_that_the_leader_has_not_confirmed_is_saved_again():
+    driver = saving()
+    saved = changes(driver.tick(4.0))
+    driver.feed(RecordsChanged(("q",)))
+    assert changes(driver.tick(6.0)) == saved
+
+
+def test_progress_that_the_leader_is_learned_to_know_is_not_saved_again():
+    driver = saving()
+    assert len(changes(driver.tick(4.0))) == 1
+    driver.feed(RecordsChanged(("q",)))
+    driver.learn(*driver.machine.records)
+    assert changes(driver.tick(6.0)) == []
+
+
+def test_progress_of_a_coordinator_that_stops_is_saved():
+    driver = saving()
+    stopped = Record(CCQ, 2, ("b", "a"))
+    driver.learn(stopped)
+    retrieved = replace(stopped, retrieved=Cursor({0: 1}))
+    assert changes(driver.tick(4.0)) == [SaveProgress("q", encode(retrieved))]
+
+
+def test_older_record_of_the_leader_has_progress_saved_again():
+    driver = saving()
+    saved = changes(driver.tick(4.0))
+    driver.learn(Record(CCQ, 1, ("a", "b", "c")))
+    assert changes(driver.tick(6.0)) == saved
+
+
+def test_progress_is_saved_in_pages_after_a_while_the_longest_waiting_first():
+    driver = Driver(save_interval_s=0.5, save_after_s=2.0, saved_max=2)
+    for name in "pqrs":
+        driver.lead(replace(CCQ, id=name))
+    driver.feed(CommitsObserved("d", Cursor({0: 2})))
+    saved = {}
+    for half in range(2, 9):
+        names = {2: "r", 3: "sqp", 4: "r"}.get(half, "")
+        for name in names:
+            driver.feed(FetchRequested(ord(name), name, Cursor({0: half // 2})))
+        made = [change.name for change in changes(driver.tick(half / 2))]
+        saved |= {half / 2: "".join(made)} if made else {}
+    assert saved == {3.0: "r", 3.5: "sq", 4.0: "p"}
+
+
+def test_progress_of_a_query_that_the_leader_does_not_know_is_kept():
+    driver = saving()
+    saved = changes(driver.tick(4.0))
+    driver.feed(RecordsChanged(("q",), unknown=("q",)))
+    assert leads(driver)
+    assert changes(driver.tick(6.0)) == saved
+
+
+# --- ends ----------------------------------------------------------------------------------------
+
+
+def test_expired_ccq_is_ended_told_and_forgotten_later():
+    driver = Driver(save_interval_s=1.0, tombstone_s=10.0)
     driver.lead(replace(CCQ, expires_at=WALL + 5.0))
-    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
+    fetch(driver, wait=50.0)
     effects = driver.tick(5.0)
     assert [e.failure.kind for e in only(effects, RefuseFetch)] == ["ccq_expired"]
-    assert len(only(effects, Send)) == 2
-    assert only(driver.tick(14.9), PurgeRecord) == []
-    assert only(driver.tick(15.0), PurgeRecord) == [PurgeRecord("q")]
+    assert changes(effects) == [EndCcq("q", "expired", WALL + 5.0)]
+    driver.feed(RecordsChanged(("q",), driver.machine.records))
+    assert changes(driver.tick(14.9)) == []
+    assert len(driver.machine.records) == 1
+    driver.tick(15.0)
     assert driver.machine.records == ()
+
+
+def test_end_is_sent_until_the_leader_has_confirmed_it():
+    driver = Driver(save_interval_s=1.0, save_after_s=2.0)
+    driver.lead(replace(CCQ, expires_at=WALL + 5.0))
+    sent = changes(driver.tick(5.0))
+    assert sent == [EndCcq("q", "expired", WALL + 5.0)], "at once"
+    driver.feed(RecordsChanged(("q",)))
+    assert changes(driver.tick(6.0)) == sent
+    driver.lead(replace(CCQ, expires_at=WALL + 5.0))
+    assert changes(driver.tick(7.0)) == sent, "a node that follows was behind"
+    driver.feed(RecordsChanged(("q",), driver.machine.records))
+    assert changes(driver.tick(8.0)) == []
+
+
+def test_query_that_was_forgotten_and_learned_again_expires_once():
+    driver = Driver(save_interval_s=1.0)
+    ccq = replace(CCQ, expires_at=WALL + 5.0)
+    for revision in (1, 3):
+        driver.lead(ccq, revision=revision)
+        driver.learn(Record(ccq, revision + 1, ("b", "c")))
+    driver.lead(ccq, revision=5)
+    assert changes(driver.tick(5.0)) == [EndCcq("q", "expired", WALL + 5.0)]
+    assert [record.ended for record in driver.machine.records] == ["expired"]
+
+
+def test_end_of_a_query_that_the_leader_does_not_know_is_forgotten():
+    driver = Driver(save_interval_s=1.0)
+    driver.lead(replace(CCQ, expires_at=WALL + 5.0))
+    assert changes(driver.tick(5.0))
+    driver.feed(RecordsChanged(("q",), unknown=("q",)))
+    assert driver.machine.records == ()
+
+
+def test_standby_leaves_the_end_of_an_expired_ccq_to_its_coordinator():
+    driver = Driver(save_interval_s=1.0, expiry_grace_s=30.0)
+    driver.learn(replace(RECORD, ccq=replace(CCQ, expires_at=WALL + 5.0)))
+    assert changes(driver.tick(5.0)) == []
+    assert changes(driver.tick(34.0)) == []
+    driver.feed(PeerDied("b"))
+    assert changes(driver.tick(35.0)) == [EndCcq("q", "expired", WALL + 35.0)]
+
+
+def test_learned_end_is_kept_for_fetches():
+    driver = Driver()
+    driver.lead()
+    ended = replace(driver.machine.records[0], ended="cancelled", ended_at=WALL)
+    fetch(driver, wait=9.0)
+    (refused,) = driver.learn(ended)
+    assert refused.failure.kind == "ccq_cancelled"
+    assert fetch(driver) == [refused]
+    driver.lead()
+    assert not leads(driver), "what has ended does not live again"
 
 
 def test_wall_clock_jump_ends_no_ccq():
@@ -343,95 +319,40 @@ def test_wall_clock_jump_ends_no_ccq():
     assert list(driver.machine.coordinated) == ["q"]
 
 
-def test_expired_ccq_without_coordinator_ends_after_grace():
-    driver = Driver(expiry_grace_s=30.0)
-    record = Record(replace(CCQ, expires_at=WALL + 5.0), NODES_MAX, "c")
-    driver.hear("c", RecordUpdate((record,)))
-    assert only(driver.tick(5.0), SaveRecord) == []
-    (saved,) = only(driver.tick(35.0), SaveRecord)
-    assert saved.record.ended == "expired"
+def test_fetch_without_a_living_node_is_unavailable():
+    driver = Driver()
+    holder = Holder("a", 9, EMPTY_CURSOR, Cursor({0: 4}))
+    driver.learn(Record(CCQ, 2, ("b",), holders=(holder,)))
+    driver.feed(PeerDied("b"))
+    (refused,) = fetch(driver)
+    assert refused.failure.kind == "unavailable"
 
 
-# --- records reach all nodes -------------------------------------------------------------------
-
-
-def exchange(one: Driver, other: Driver) -> int:
-    """Carries messages to and fro until there are none; gives their number."""
-    queue = [("a", e) for e in one.tick(one.now + 2)] + [
-        ("b", e) for e in other.tick(other.now + 2)
-    ]
-    drivers, count = {"a": one, "b": other}, 0
-    while queue:
-        sender, effect = queue.pop(0)
-        if isinstance(effect, Send) and effect.to in drivers:
-            count += 1
-            assert count < 100, "the nodes never stop talking"
-            queue += [(effect.to, e) for e in drivers[effect.to].hear(sender, effect.message)]
-    return count
-
-
-def test_sync_nodes_with_different_records_catch_up():
-    one, other = (Driver(me, nodes=("a", "b"), sync_interval_s=1.0) for me in "ab")
-    for i in range(5):
-        one.lead(replace(CCQ, id=f"q{i}"))
-        other.lead(replace(CCQ, id=f"r{i}"))
-    one.feed(CancelRequested(1, "q3"))
-    other.feed(CancelRequested(1, "r1"))
-    exchange(one, other)
-    exchange(one, other)
-    live = [
-        {(r.ccq.id, r.term, r.coordinator) for r in d.machine.records if not r.ended}
-        for d in (one, other)
-    ]
-    assert live[0] == live[1]
-    assert len(live[0]) == 8
-    assert exchange(one, other) == 2
-
-
-def test_retrieved_cursor_is_saved_lazily_and_announced():
-    driver = Driver(sync_interval_s=1.0)
-    driver.lead()
-    driver.cycle([path(0, 1)], {0: 1}, now=1.0)
-    driver.feed(FetchRequested(1, "q", Cursor({0: 1})))
-    record = Record(CCQ, NODES_MAX, "a", Cursor({0: 1}))
-    effects = driver.tick(2.5)
-    assert only(effects, SaveRecord) == [SaveRecord(record, durable=False)]
-    assert Send("b", RecordUpdate((record,))) in effects
-    assert only(driver.tick(4.0), SaveRecord) == []
-
-
-# --- dropped datasets --------------------------------------------------------------------------
+# --- dropped datasets ----------------------------------------------------------------------------
 
 
 def test_dropped_dataset_ends_its_ccqs_only():
-    driver = Driver()
+    driver = Driver(save_interval_s=1.0)
     driver.lead()
     driver.lead(replace(CCQ, id="other", dataset="d2"))
-    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
+    fetch(driver, wait=50.0)
     effects = driver.feed(DatasetDropped("d", 1))
-    ended = Record(CCQ, NODES_MAX, "a", ended="dropped", ended_at=WALL)
-    assert only(effects, SaveRecord) == [SaveRecord(ended, durable=True)]
     assert [e.failure.kind for e in only(effects, RefuseFetch)] == ["ccq_dropped"]
-    assert only(effects, Send) == [], "every node ends what it knows"
     assert list(driver.machine.coordinated) == ["other"]
     assert driver.feed(DatasetDropped("d", 1)) == []
-    (refused,) = driver.feed(FetchRequested(2, "q", EMPTY_CURSOR))
+    assert changes(driver.tick(1.0)) == [EndCcq("q", "dropped", WALL)]
+    (refused,) = fetch(driver)
     assert refused.failure.kind == "ccq_dropped"
     assert "dataset 'd' was dropped" in refused.failure.message
 
 
 def test_dropped_dataset_late_record_is_ended():
-    driver = Driver()
+    driver = Driver(save_interval_s=1.0)
     driver.feed(DatasetDropped("d", 1))
-    record = Record(CCQ, NODES_MAX, "a")
-    ended = replace(record, ended="dropped", ended_at=WALL)
-    effects = driver.hear("b", AssignCoordinator(record, 0))
-    assert only(effects, Send) == [Send("b", AssignmentRefused("q", NODES_MAX, ended))]
-    later = Record(replace(CCQ, id="r"), NODES_MAX, "c")
-    driver.hear("b", RecordUpdate((later,)))
+    driver.lead()
+    driver.learn(replace(RECORD, ccq=replace(CCQ, id="r")))
     assert {one.ended for one in driver.machine.records} == {"dropped"}
-    (refused,) = driver.feed(SubmitRequested(1, replace(CCQ, id="s"), EMPTY_CURSOR))
-    assert refused.failure.kind == "ccq_dropped"
+    assert [change.name for change in changes(driver.tick(1.0))] == ["q", "r"]
     driver.feed(CommitsObserved("d", Cursor({0: 3})))
     assert driver.machine.state.known == {}
 
@@ -446,25 +367,124 @@ def test_dropped_dataset_created_again_is_another():
     assert (list(driver.machine.coordinated), driver.machine.state.known) == ([], {})
 
 
-def test_submit_dataset_dropped_meanwhile_is_refused():
+def test_drained_node_says_so():
     driver = Driver()
-    submitted_to(driver, BUSY, IDLE)
-    driver.feed(SubmitRequested(2, replace(CCQ, id="polling"), EMPTY_CURSOR))
-    refused = only(driver.feed(DatasetDropped("d", 1)), RefuseSubmit)
-    assert [(one.request, one.failure.kind) for one in refused] == [
-        (1, "ccq_dropped"),
-        (2, "ccq_dropped"),
-    ]
-    assert driver.hear("c", AssignmentAccepted("q", NODES_MAX)) == []
+    driver.feed(DrainRequested())
+    assert driver.machine.usage.is_draining
+    driver.feed(DrainRequested(is_on=False))
+    assert not driver.machine.usage.is_draining
 
 
-def test_restart_after_drop_ends_records_of_dataset():
-    machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(("a", "b"),)))
-    machine.step(DatasetDropped("d", 1), 0.0)
-    kept = Record(CCQ, NODES_MAX, "a")
-    effects = machine.step(RecordsLoaded((kept,), WALL), 0.0)
-    ended = replace(kept, ended="dropped", ended_at=WALL)
-    assert effects == [SaveRecord(ended, durable=True)]
-    machine.step(Ticked(WALL), 60.0)
-    machine.check()
-    assert not machine.coordinated
+# --- random events -------------------------------------------------------------------------------
+
+
+class Cluster:
+    """A machine of the node a, the rows of the leader, and what the two have not answered yet."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.rows = Rows(CCQ_ROWS)
+        options = {"save_interval_s": 0.5, "change_timeout_s": 4.0, "tombstone_s": 15.0}
+        self.driver = Driver(nodes=FIVE, repair_after_s=2.0, repair_retry_s=3.0, **options)
+        self.versions = list[Record]()
+        self.names = [*"qrstu"]
+        self.asked = list[Any]()
+
+    def feed(self, event: Any) -> None:
+        tasks = (ElectNodes, ChangeRecords, StartCycle)
+        self.asked += [one for one in self.driver.feed(event) if isinstance(one, tasks)]
+
+    def tick(self, seconds: float) -> None:
+        self.driver.now += seconds
+        self.feed(Ticked(WALL + self.driver.now))
+
+    def put(self, record: Record) -> None:
+        """A commit of the leader."""
+        self.rows.put(record.id, record, len(self.versions) + 1)
+        self.versions.append(record)
+
+    def change(self) -> None:
+        """Another node changes a record, or a client submits one."""
+        random, number = self.random, self.random.randrange(5)
+        name, nodes = self.names[number], (*random.sample(FIVE, random.randint(1, 3)),)
+        present = self.rows[name]
+        if present == NOTHING:
+            expires_at = WALL + self.driver.now + random.choice([10.0, 1000.0])
+            self.put(Record(replace(CCQ, id=name, expires_at=expires_at), 1, nodes))
+        elif present.ended is not None:
+            self.names[number] += "'"
+        else:
+            retrieved = present.retrieved.join(Cursor({0: random.randrange(4)}))
+            ended = replace(present, ended="cancelled", ended_at=WALL, holders=())
+            moved = [replace(moved_to(present, nodes), retrieved=retrieved)] * 8
+            self.put(random.choice([*moved, replace(present, retrieved=retrieved), ended]))
+
+    def answer(self, effect: Any, *, may_fail: bool) -> None:
+        fails = may_fail and self.random.random() < 0.3
+        match effect:
+            case ElectNodes(candidacies):
+                chosen = {
+                    one.key: tuple(sorted({*FIVE} - {*one.excluded})[: one.count])
+                    for one in candidacies
+                }
+                self.feed(NodesElected(dict.fromkeys(chosen, ()) if fails else chosen))
+            case ChangeRecords(changes) if fails:
+                self.feed(RecordsChanged(tuple(change.name for change in changes)))
+            case ChangeRecords(changes):
+                draft = Draft(self.rows)
+                for change in changes:
+                    change.apply(draft)
+                for record in draft.changed.values():
+                    self.put(record)
+                names = tuple(change.name for change in changes)
+                self.feed(RecordsChanged(names, tuple(self.rows[name] for name in names)))
+            case StartCycle(cycle_id, items):
+                until = Cursor({0: self.random.randrange(5)})
+                results = [CycleResult(i.ccq.id, i.term, i.after, None, until) for i in items]
+                self.feed(CycleFinished(cycle_id, () if fails else tuple(results)))
+
+    def disturb(self) -> None:
+        random, node = self.random, self.random.choice("bcde")
+        old = random.choice(self.versions[-20:])
+        events = [
+            PeerDied(node),
+            PeerRevived(node),
+            MembersChanged((FIVE,)),
+            MembersChanged((tuple(one for one in FIVE if one != node),)),
+            DrainRequested(is_on=random.random() < 0.2),
+            CommitsObserved("d", Cursor({0: random.randrange(5)})),
+            FetchRequested(random.randrange(10**9), old.id, old.retrieved, self.driver.now + 2.0),
+            *[RecordsLearned((old,))] * 4,
+        ]
+        self.feed(random.choice(events))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_events_end_with_what_the_leader_says(seed: int) -> None:
+    """Records come late, in any order and repeatedly; the driver checks each step."""
+    cluster = Cluster(seed)
+    for _ in range(300):
+        cluster.change()
+        for _ in range(cluster.random.randrange(4)):
+            cluster.disturb()
+        for _ in range(cluster.random.randrange(4)):
+            if cluster.asked:
+                asked = cluster.asked.pop(cluster.random.randrange(len(cluster.asked)))
+                cluster.answer(asked, may_fail=True)
+        cluster.tick(0.3)
+    for event in (MembersChanged((FIVE,)), DrainRequested(is_on=False), *map(PeerRevived, "bcde")):
+        cluster.feed(event)
+    newest = [cluster.rows[name] for name in cluster.rows]
+    cluster.feed(RecordsLearned(tuple(newest)))
+    for _ in range(100):
+        while cluster.asked:
+            cluster.answer(cluster.asked.pop(0), may_fail=False)
+        cluster.tick(0.5)
+    records = {record.id: record for record in cluster.driver.machine.records}
+    alive = {name: cluster.rows[name] for name in cluster.rows if not cluster.rows[name].ended}
+    mine = {name: record for name, record in alive.items() if "a" in record.participants}
+    assert {name: one for name, one in records.items() if not one.ended} == mine
+    leads = {name for name, record in mine.items() if record.nodes[0] == "a"}
+    assert cluster.driver.machine.coordinated.keys() == leads
+    assert all(len(mine[name].nodes) == 3 for name in leads), "all nodes live"
+    assert not cluster.driver.machine.state.dirty

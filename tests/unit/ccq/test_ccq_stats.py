@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ccq_driver import CCQ, Driver, path
 
 from galileo.ccq.events import CommitsObserved, CycleFailed, FetchRequested
 from galileo.ccq.model import Record
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.election.messages import RecordUpdate
-from galileo.election.model import NODES_MAX
 from galileo.errors import Failure
 
 
@@ -48,7 +44,7 @@ def test_counts_moved_ccq_are_kept_by_node() -> None:
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     driver.machine.coordinated["q"].counts.record_late(1)
-    driver.hear("b", RecordUpdate((Record(replace(CCQ), 2 * NODES_MAX, "b"),)))
+    driver.learn(Record(CCQ, 2, ("b", "a")))
     assert driver.machine.coordinated == {}
     labels = driver.machine.state.counts.labels
     assert (labels.matched, labels.delivered, labels.late, labels.lag.count) == (1, 1, 1, 1)

@@ -15,9 +15,9 @@ from galileo.ccq.events import (
     StartCycle,
 )
 from galileo.ccq.model import Record
+from galileo.ccq.records import decode, encode
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.model.windows import ClockStep, Window
-from galileo.server.peer_messaging import TAGGED
 
 WINDOWED = replace(CCQ, window=Window.tumbling("1h"))
 
@@ -80,6 +80,6 @@ def test_fetch_waiting_for_labels_ignores_clock():
 
 
 def test_record_with_window_round_trips():
-    record = Record(WINDOWED, 5, "a")
-    assert TAGGED.decode(TAGGED.encode(record)) == record
+    record = Record(WINDOWED, 1, ("a", "b"))
+    assert decode(encode(record)) == record
     assert not CCQ.asks_the_same(WINDOWED)

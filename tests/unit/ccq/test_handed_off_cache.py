@@ -1,12 +1,10 @@
-"""Records that name holders merge like a semilattice, and holdings follow what records say."""
+"""Holders keep what their records name, and coordinators read from them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ccq_driver import CCQ, WALL, Driver, only, path
-from hypothesis import given
-from hypothesis import strategies as st
 from simulator.logs import to_labels, to_paths
 
 from galileo.ccq.cache import LabelCache
@@ -17,64 +15,29 @@ from galileo.ccq.events import (
     CacheReadAnswered,
     CacheReadFailed,
     CacheReadRequested,
+    ChangeRecords,
+    ElectNodes,
     FetchAbandoned,
     FetchRequested,
     LoadPacks,
+    NodesElected,
     PacksLoaded,
     PacksSpilled,
     ReadHandedOffCache,
+    RecordsChanged,
     RefuseCacheRead,
     SpillPacks,
 )
 from galileo.ccq.handed_off_cache import HandedOffCache
 from galileo.ccq.model import Holder, Record
+from galileo.ccq.records import decode
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.election.events import SaveRecord, Send
-from galileo.election.messages import (
-    AssignCoordinator,
-    AssignmentAccepted,
-    PollAnswer,
-    RecordUpdate,
-    UsageStatistics,
-)
-from galileo.election.model import NODES_MAX
-
-small = st.dictionaries(st.integers(0, 1), st.integers(0, 3), max_size=2).map(Cursor)
-holders = st.builds(Holder, st.sampled_from(["a", "b"]), st.integers(1, 3), small, small)
-
-
-@st.composite
-def records(draw) -> Record:
-    """As they occur: what one term begins with is the same everywhere, and only becomes less."""
-    term = draw(st.integers(1, 3))
-    all_of_term = [Holder("a", n, EMPTY_CURSOR, Cursor({0: n})) for n in range(1, 1 + term)]
-    named = tuple(one for one in all_of_term if draw(st.booleans()))
-    over = draw(st.sampled_from([(None, 0.0), ("cancelled", 5.0), ("expired", 7.0)]))
-    return Record(CCQ, term, "abc"[term % 3], draw(small), *over, holders=named)
-
-
-@given(records(), records(), records())
-def test_record_merge_random_records_is_semilattice(a, b, c):
-    assert a.merge(b) == b.merge(a)
-    assert a.merge(b).merge(c) == a.merge(b.merge(c))
-    assert a.merge(a) == a
-    assert a.merge(b).merge(b) == a.merge(b)
-
-
-@given(records(), records())
-def test_record_merge_random_records_drops_needless_holders(a, b):
-    merged = a.merge(b)
-    newest = max(a.term, b.term)
-    named = [set(one.holders) for one in (a, b) if one.term == newest]
-    assert set(merged.holders) <= set.intersection(*named)
-    assert not any(merged.retrieved.covers(one.until) for one in merged.holders)
-    assert merged.ended is None or not merged.holders
-
 
 # --- at the holder -------------------------------------------------------------------------------
 
 SMALL = {"cache_bytes_max": 400, "spill_idle_s": 1e9, "spill_bytes_max": 1}
-ROOMY = UsageStatistics(memory_free_bytes=8 << 30, cpu_share=0.1)
+TERM = 1
+"""The first in which a coordinates."""
 
 
 def overflowed(**options) -> Driver:
@@ -84,19 +47,16 @@ def overflowed(**options) -> Driver:
     effects: list = []
     for sequence in (1, 2, 3, 4):
         effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
-    polls = only(effects, Send)
-    assert [one.to for one in polls] == ["b", "c"]
-    for poll in polls:
-        effects = driver.hear(poll.to, PollAnswer(poll.message.election, ROOMY))
-    (appoint,) = [
-        one.message for one in only(effects, Send) if isinstance(one.message, AssignCoordinator)
-    ]
-    assert appoint.record.holders == (Holder("a", NODES_MAX, EMPTY_CURSOR, Cursor({0: 4})),)
-    driver.hear(appoint.record.coordinator, AssignmentAccepted("q", appoint.record.term))
+    assert [one.key for elect in only(effects, ElectNodes) for one in elect.candidacies] == ["q"]
+    (effect,) = driver.feed(NodesElected({"q": ("b",)}))
+    moved = decode(effect.changes[0].data)
+    assert (moved.revision, moved.nodes) == (2, ("b", "c"))
+    assert moved.holders == (Holder("a", TERM, EMPTY_CURSOR, Cursor({0: 4})),)
+    driver.feed(RecordsChanged(("q",), (moved,)))
     return driver
 
 
-def ask(driver: Driver, after: Cursor = EMPTY_CURSOR, *, term: int = NODES_MAX) -> list:
+def ask(driver: Driver, after: Cursor = EMPTY_CURSOR, *, term: int = TERM) -> list:
     return driver.feed(CacheReadRequested(1, "q", term, after, 100))
 
 
@@ -108,13 +68,13 @@ def test_cache_read_after_token_is_answered() -> None:
     assert answer.reached == Cursor({0: 4})
     assert driver.machine.usage.cache_bytes > 0
     assert ask(driver, Cursor({0: 4})) == [RefuseCacheRead(1)]
-    assert ask(driver, term=NODES_MAX + 1) == [RefuseCacheRead(1)]
+    assert ask(driver, term=TERM + 1) == [RefuseCacheRead(1)]
 
 
 def test_cache_read_token_outside_range_is_refused() -> None:
     driver = overflowed()
     record = driver.machine.records[0]
-    driver.hear("b", RecordUpdate((replace(record, retrieved=Cursor({0: 2})),)))
+    driver.learn(replace(record, retrieved=Cursor({0: 2})))
     assert ask(driver) == [RefuseCacheRead(1)]
     (answer,) = ask(driver, Cursor({0: 2}))
     assert to_paths(answer.labels) == [path(0, 3), path(0, 4)]
@@ -123,7 +83,7 @@ def test_cache_read_token_outside_range_is_refused() -> None:
 def test_handed_off_cache_retrieved_is_dropped() -> None:
     driver = overflowed()
     record = driver.machine.records[0]
-    driver.hear("b", RecordUpdate((replace(record, retrieved=Cursor({0: 4})),)))
+    driver.learn(replace(record, retrieved=Cursor({0: 4})))
     assert driver.machine.usage.cache_bytes == 0
     assert ask(driver) == [RefuseCacheRead(1)]
 
@@ -131,7 +91,7 @@ def test_handed_off_cache_retrieved_is_dropped() -> None:
 def test_handed_off_cache_unnamed_or_ended_is_dropped() -> None:
     for change in ({"holders": ()}, {"ended": "expired", "ended_at": WALL}):
         driver = overflowed()
-        driver.hear("b", RecordUpdate((replace(driver.machine.records[0], **change),)))
+        driver.learn(replace(driver.machine.records[0], **change))
         assert driver.machine.usage.cache_bytes == 0
 
 
@@ -149,8 +109,8 @@ def test_handed_off_cache_spilled_is_loaded_for_reads() -> None:
     driver.feed(PacksSpilled(spill.number, 100))
     assert driver.machine.usage.cache_bytes == 0
     assert [type(one) for one in ask(driver)] == [LoadPacks]
-    assert driver.feed(CacheReadRequested(2, "q", NODES_MAX, Cursor({0: 3}), 100)) == []
-    driver.feed(CacheReadRequested(3, "q", NODES_MAX, EMPTY_CURSOR, 100))
+    assert driver.feed(CacheReadRequested(2, "q", TERM, Cursor({0: 3}), 100)) == []
+    driver.feed(CacheReadRequested(3, "q", TERM, EMPTY_CURSOR, 100))
     driver.feed(FetchAbandoned(3))
     first, second = driver.feed(PacksLoaded(spill.number, "q", spill.labels))
     assert (first.request, len(first.labels)) == (1, 4)
@@ -165,33 +125,26 @@ def test_cache_read_lost_spill_is_refused() -> None:
     assert RefuseCacheRead(1) in driver.feed(PacksLoaded(spill.number, "q", None))
 
 
-def test_cache_read_before_records_loaded_is_refused() -> None:
+def test_restart_reads_from_own_holder_fail_and_are_rescanned() -> None:
+    mine = Holder("a", 9, EMPTY_CURSOR, Cursor({0: 4}))
     driver = Driver()
-    fresh = type(driver.machine)("a", driver.machine.state.options)
-    assert fresh.step(CacheReadRequested(1, "q", 1, EMPTY_CURSOR, 5), 0.0) == [RefuseCacheRead(1)]
-
-
-def test_restart_removes_own_holder() -> None:
-    mine = Holder("a", NODES_MAX, EMPTY_CURSOR, Cursor({0: 4}))
-    other = Holder("b", NODES_MAX + 1, Cursor({0: 4}), Cursor({0: 6}))
-    kept = Record(CCQ, 2 * NODES_MAX, "a", holders=(mine, other))
-    driver = Driver(kept=(kept,))
-    saved = only(driver.tick(5.0), SaveRecord)
-    assert saved[0].record.holders == (other,)
-    assert driver.machine.coordinated["q"].evaluated == Cursor({0: 6})
+    driver.learn(Record(CCQ, 3, ("a", "b", "c"), holders=(mine,)))
+    (read,) = fetch(driver, 0)
+    assert (read.node, read.term) == ("a", 9)
+    assert ask(driver, term=9) == [RefuseCacheRead(1)]
+    (rescan,) = driver.feed(CacheReadFailed(1))
+    assert isinstance(rescan, Backfill)
 
 
 # --- at the coordinator --------------------------------------------------------------------------
 
-OLD = Holder("b", NODES_MAX, Cursor({0: 2}), Cursor({0: 4}))
-NEW = Holder("c", 2 * NODES_MAX, Cursor({0: 6}), Cursor({0: 8}))
+OLD = Holder("b", 5, Cursor({0: 2}), Cursor({0: 4}))
+NEW = Holder("c", 2, Cursor({0: 6}), Cursor({0: 8}))
 
 
 def succeeding(*named: Holder) -> Driver:
     driver = Driver()
-    driver.hear(
-        "b", AssignCoordinator(Record(CCQ, 3 * NODES_MAX, "a", EMPTY_CURSOR, holders=named), 0)
-    )
+    driver.learn(Record(CCQ, 3, ("a", "b", "c"), holders=named))
     return driver
 
 
@@ -211,7 +164,7 @@ def test_fetch_token_is_answered_by_holder_of_range() -> None:
     assert isinstance(before, Backfill)
     assert before.until == Cursor({0: 2}), "a rescan ends where the first stretch begins"
     (held,) = fetch(driver, 2, 2)
-    assert (held.node, held.term, held.after) == ("b", NODES_MAX, Cursor({0: 2}))
+    assert (held.node, held.term, held.after) == ("b", 5, Cursor({0: 2}))
     (between,) = fetch(driver, 5, 3)
     assert between.until == Cursor({0: 6})
     (newer,) = fetch(driver, 7, 4)
@@ -274,17 +227,13 @@ def test_fetch_token_before_retrieved_is_backfilled() -> None:
     assert rescan.until == Cursor({0: 3})
 
 
-def test_failed_holder_is_announced_to_peers() -> None:
+def test_failed_holder_is_told_to_the_leader() -> None:
     driver = succeeding(OLD, NEW)
-    driver.machine._sync_at = 0.0
+    driver.machine._save_at = 0.0
     fetch(driver, 2)
     driver.feed(CacheReadFailed(1))
-    effects = driver.tick(1.0)
-    (saved,) = only(effects, SaveRecord)
-    assert saved.record.holders == (NEW,)
-    updates = [one.message for one in only(effects, Send) if isinstance(one.message, RecordUpdate)]
-    assert updates
-    assert all(message.records[0].holders == (NEW,) for message in updates)
+    (saved,) = only(driver.tick(1.0), ChangeRecords)[0].changes
+    assert decode(saved.data).holders == (NEW,)
 
 
 def test_closed_cache_refuses_reads_that_wait_for_its_files() -> None:

@@ -10,7 +10,7 @@ from simulator.logs import to_labels, to_paths
 
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.events import (
-    CancelRequested,
+    ChangeRecords,
     CommitsObserved,
     CompactPacks,
     CycleFailed,
@@ -22,8 +22,6 @@ from galileo.ccq.events import (
 )
 from galileo.ccq.schedule import COMPACTION_CHECKS_MAX, RESTING_SLACK
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.election.events import SaveRecord
-from galileo.election.model import NODES_MAX
 from galileo.errors import Failure
 from galileo.packing import Compression
 
@@ -96,7 +94,7 @@ def test_schedule_failed_cycle_is_retried_without_ended_ccq() -> None:
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
     (start,) = only(driver.tick(1.0), StartCycle)
     driver.feed(CycleFailed(start.cycle_id, FAILURE))
-    driver.feed(CancelRequested(1, "r"))
+    driver.cancel("r")
     (again,) = only(driver.tick(1.5), StartCycle)
     assert [item.ccq.id for item in again.items] == ["q"]
 
@@ -118,9 +116,9 @@ def test_schedule_beyond_cycle_items_max_comes_next_tick() -> None:
 def test_schedule_ended_ccqs_are_removed() -> None:
     driver = Driver(nodes=("a",))
     for number in range(2 * RESTING_SLACK):
-        driver.lead(replace(CCQ, id=f"q{number}"), term=NODES_MAX)
+        driver.lead(replace(CCQ, id=f"q{number}"))
         driver.tick(float(number + 1))
-        driver.feed(CancelRequested(number, f"q{number}"))
+        driver.cancel(f"q{number}")
     assert len(driver.machine._schedule._resting["d"]) <= RESTING_SLACK + 2
 
 
@@ -221,7 +219,7 @@ def test_cache_compaction_at_rest_is_one_at_a_time() -> None:
     driver.feed(PacksCompacted("q", first.term, together))
     (second,) = driver.tick(3.2)
     assert second.ccq.id == "r"
-    driver.feed(CancelRequested(1, "r"))
+    driver.cancel("r")
     driver.feed(CommitsObserved("d", Cursor({0: 3})))
     driver.feed(PacksCompacted("r", second.term, None))
     assert driver.tick(3.3) == [], "it rests no more"
@@ -238,8 +236,8 @@ def test_cache_at_rest_few_labels_are_not_compacted() -> None:
     assert left == [COMPACTION_CHECKS_MAX + 1, 1, 0]
 
 
-def test_retrieved_cursors_are_saved_in_turns_of_flushed_max() -> None:
-    driver = Driver(sync_interval_s=1.0, flushed_max=2)
+def test_retrieved_cursors_are_saved_in_turns_of_saved_max() -> None:
+    driver = Driver(save_interval_s=1.0, saved_max=2)
     for number in range(5):
         driver.lead(replace(CCQ, id=f"q{number}"))
     known = Cursor({0: 1})
@@ -247,7 +245,7 @@ def test_retrieved_cursors_are_saved_in_turns_of_flushed_max() -> None:
     for number in range(5):
         driver.feed(FetchRequested(number, f"q{number}", known), now=9.0)
     saved = [
-        [one.record.ccq.id for one in only(driver.tick(now), SaveRecord)]
+        [c.name for one in only(driver.tick(now), ChangeRecords) for c in one.changes]
         for now in (10.0, 11.0, 12.0, 13.0)
     ]
     assert saved == [["q0", "q1"], ["q2", "q3"], ["q4"], []]

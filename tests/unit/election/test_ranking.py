@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.election.messages import UsageStatistics
-from galileo.election.ranking import Candidate, Suitability, Weights, is_suitable, rank, score
+from galileo.election.ranking import (
+    Candidate,
+    Suitability,
+    UsageStatistics,
+    Weights,
+    is_suitable,
+    rank,
+    score,
+)
 
 WEIGHTS = Weights()
 GIB = 1 << 30

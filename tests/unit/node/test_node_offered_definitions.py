@@ -9,8 +9,8 @@ import pytest
 
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Feature, Schema
+from galileo.model.system_rows import Draft, Listing, OfferRow, Rows
 from galileo.node.definitions import DEFINITION_ROWS, Definition, encode, merged
-from galileo.node.system_rows import Draft, Listing, OfferRow, Rows
 
 NARROW = Schema("nam", [Feature("depth")])
 DAY = VersionedRetention(2, Retention("1d"))
