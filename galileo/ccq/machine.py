@@ -61,7 +61,7 @@ from galileo.ccq.events import (
     Ticked,
     UsageMeasured,
 )
-from galileo.ccq.model import Record, end_reason, unknown_failure
+from galileo.ccq.model import Record, end_reason
 from galileo.ccq.moves import Moves
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.placement import CcqChange, EndCcq, SaveProgress
@@ -298,8 +298,8 @@ class Continuous:
     def _fetch(self, event: FetchRequested, now: float) -> Effects:
         state = self.state
         record = state.records.get(event.ccq_id)
-        if record is None:
-            return [RefuseFetch(event.request, unknown_failure(event.ccq_id))]
+        if record is None:  # Only the leader of the system partition may say that there is none.
+            return [RefuseFetch(event.request, state.moving(event.ccq_id))]
         if record.ended is not None:
             return [RefuseFetch(event.request, end_reason(record))]
         coordinator = state.coordinated.get(event.ccq_id)

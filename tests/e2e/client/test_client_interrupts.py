@@ -40,10 +40,11 @@ OWN = ("Query/", "Storage/", "Continuous/Fetch", "Continuous/Watch")
 """Calls that clients, and nodes for them, make to have work done."""
 
 CALLS = {
-    "query": "client.query(name, progress=linger)",
+    # Nodes may be done before the client has taken what its connection holds.
+    "query": "while True: client.query(name, progress=linger)",
     # With a limit all labels come through one node, which keeps what its connection cannot take.
     "query_batches": "for batch in client.query_batches(name, limit=1 << 30): linger(60)",
-    "read": "client.read(some, progress=linger)",
+    "read": "while True: client.read(some, progress=linger)",
     "read_batches": "for table in client.read_batches(some): linger(60)",
     "select": "while True: client.select(name)",
     "ingest": "client.ingest(name + '-in', endless())",

@@ -439,9 +439,11 @@ class Node:
 
     def fetch(self, event: FetchRequested, reply: Reply) -> None:
         """Answer as the coordinator, or look up which node is."""
-        is_denied = self._world.variant.conduct.denies_unasked
-        if event.ccq_id in self.machine.state.records or is_denied:
+        if event.ccq_id in self.machine.state.records:
             self.ask(event, reply)
+            return
+        if self._world.variant.conduct.denies_unasked:
+            reply(RefuseFetch(event.request, unknown_failure(event.ccq_id)))
             return
 
         def answer(record: Record) -> None:
