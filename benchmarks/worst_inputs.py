@@ -51,7 +51,6 @@ from galileo.rpc.peers import (
     CHANGE_ROW,
     CHANGE_ROWS,
     DROP_GENERATIONS,
-    KNOWN_DEFINITION,
     KNOWN_ROW,
     KNOWN_ROWS,
     LEARN_ROW,
@@ -590,9 +589,6 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
             lambda: iter([ROWS_AFTER.encode(DATASETS.key, Position(name=NAME), NAME)]),
         ),
         "internal/learn_row": WorstCall("features", _learn_row),
-        "internal/known_definition": WorstCall(
-            _TEXT, lambda: iter([KNOWN_DEFINITION.encode(NAME)])
-        ),
         "internal/known_row": WorstCall(
             "bytes of a row", lambda: iter([KNOWN_ROW.encode(CCQS.key, "large")])
         ),

@@ -25,7 +25,6 @@ from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
 from galileo.model.system_rows import Outcome, Page, Position, Row, RowChange
 from galileo.model.table import Table
-from galileo.node.definitions import Definition
 from galileo.node.query_options import QueryOptions
 from galileo.query import Query
 from galileo.samplers import LABEL
@@ -312,7 +311,7 @@ class Peers(Protocol):
 
     async def known_rows(self, node: str, table: str, after: str) -> Sequence[Row]: ...
 
-    async def known_definition(self, node: str, name: str) -> Definition: ...
+    async def known_row(self, node: str, table: str, name: str) -> Row: ...
 
     async def sampler_archive(self, node: str, digest: str) -> pa.Buffer: ...
 

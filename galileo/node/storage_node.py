@@ -214,6 +214,7 @@ class StorageNode:
             partition,
             learn=self.learn_definitions,
             known=self.catalog.definitions,
+            known_of=self.catalog.definition,
         )
         self._scanning = make_executor(SCAN_THREADS, thread_name_prefix="scan")
         self.samplers = SamplerStore(partition, options.sending)
@@ -746,15 +747,12 @@ class StorageNode:
                 continue
             self.catalog.adopt_retention(one.schema.key, one.retention)
 
-    def known_definition(self, name: str) -> Definition:
-        """What this node knows of a name."""
-        return self.catalog.definition(name)
-
     async def _learn_from(self, node: str, dataset: str, added: int) -> None:
         """Learns a dataset, or some of its features, from another node that has rows of it."""
         name = split_key(dataset)[0]
         if self.catalog.lacks(dataset, added):
-            await self.learn_definitions({name: await self._peers.known_definition(node, name)})
+            row = await self._peers.known_row(node, self.system.key, name)
+            await self.learn_definitions(DEFINITION_ROWS.values([row]))
 
     @property
     def _knows_topology(self) -> bool:

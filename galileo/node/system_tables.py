@@ -141,6 +141,7 @@ class SystemTable(Generic[V]):
         learn: keeps what was agreed on about names, as far as it is newer.
         known: what this node keeps, which it offers if the leader lacks it; a thread reads a copy.
         listed: called with all rows of a table that was read from its first row.
+        known_of: what this node keeps of one name, where `known` makes all values anew.
         topic: of the rows that this node follows; empty: of all.
     """
 
@@ -152,6 +153,7 @@ class SystemTable(Generic[V]):
         learn: Callable[[Mapping[str, V]], Awaitable[None]],
         known: Callable[[], Mapping[str, V]],
         listed: Callable[[Mapping[str, V]], None] = lambda _: None,
+        known_of: Callable[[str], V] | None = None,
         topic: str = "",
     ) -> None:
         self._kind = kind
@@ -159,6 +161,7 @@ class SystemTable(Generic[V]):
         self._learn = learn
         self._known = known
         self._listed = listed
+        self._known_of = known_of or (lambda name: known().get(name, kind.nothing))
         self._topic = topic
         self._rows = Rows(kind)
         self._read_until = self._last_number = 0
@@ -269,7 +272,7 @@ class SystemTable(Generic[V]):
 
     def known_row(self, name: str) -> Row:
         """What this node knows of a name."""
-        return self._kind.row(name, self._known().get(name, self._kind.nothing))
+        return self._kind.row(name, self._known_of(name))
 
     async def known_after(self, name: str) -> Sequence[Row]:
         """What this node knows of the names behind one, some of them."""

@@ -19,7 +19,7 @@ from galileo.errors import ConfigError
 from galileo.model.retention import Removed
 from galileo.model.schema import unknown_dataset
 from galileo.model.system_rows import LookUp, OfferRow, Outcome, Page, Position, Row
-from galileo.node.definitions import DEFINITION_ROWS, DefinitionChange
+from galileo.node.definitions import DefinitionChange
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.sampler_rows import SamplerChange
 from galileo.node.storage_node import StorageNode
@@ -89,10 +89,6 @@ class Internal:
     async def usage(self) -> UsageStatistics:
         """The load of this node, for elections."""
         return self._usage()
-
-    async def known_definition(self, name: str) -> Row:
-        """What this node knows of the dataset of a name."""
-        return DEFINITION_ROWS.row(name, self._node.known_definition(name))
 
     def _table(self, key: str) -> SystemTable[Any]:
         table = self._node.system_tables.get(key)

@@ -23,7 +23,6 @@ from galileo.model.retention import Removed, RetentionReport, VersionedRetention
 from galileo.model.schema import Schema
 from galileo.model.system_rows import Outcome, Page, Position, Row, RowChange
 from galileo.model.table import Table
-from galileo.node.definitions import Definition, decode
 from galileo.node.peers import (
     BatchLookup,
     CommitAnswer,
@@ -111,7 +110,6 @@ ROWS_AFTER = SERVICE.call(Internal.rows_after)
 KNOWN_ROW = SERVICE.call(Internal.known_row)
 LEARN_ROW = SERVICE.call(Internal.learn_row)
 KNOWN_ROWS = SERVICE.call(Internal.known_rows)
-KNOWN_DEFINITION = SERVICE.call(Internal.known_definition)
 SAMPLER_ARCHIVE = SERVICE.call(Internal.sampler_archive)
 DROP_GENERATIONS = SERVICE.call(Internal.drop_generations)
 
@@ -290,9 +288,6 @@ class GrpcPeers:
     async def usage(self, node: str) -> UsageStatistics:
         """The load of a node, for elections."""
         return await self._ask_live(node, USAGE)
-
-    async def known_definition(self, node: str, name: str) -> Definition:
-        return decode((await self._ask_live(node, KNOWN_DEFINITION, name)).data)
 
     async def sampler_archive(self, node: str, digest: str) -> pa.Buffer:
         self._check_live(node)

@@ -27,7 +27,6 @@ INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
         "change_rows": Policy(nodes=True, single_field=True, size=QUERY),
         "digests": Policy(nodes=True, single_field=True),
         "drop_generations": Policy(nodes=True, single_field=True),
-        "known_definition": Policy(nodes=True, single_field=True),
         "known_rows": Policy(nodes=True, single_field=True),
         "known_row": Policy(nodes=True, single_field=True),
         "learn_row": Policy(nodes=True, single_field=True, size=QUERY),

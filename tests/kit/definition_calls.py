@@ -10,7 +10,6 @@ import pyarrow as pa
 from galileo.election.ranking import UsageStatistics
 from galileo.model.retention import Removed
 from galileo.model.system_rows import Outcome, Page, Position, Row, RowChange
-from galileo.node.definitions import Definition, decode
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.internal import Internal
 
@@ -44,10 +43,6 @@ class DefinitionCalls(ABC):
 
     async def known_row(self, node: str, table: str, name: str) -> Row:
         return await self._servicer(node, "known_row").known_row(table, name)
-
-    async def known_definition(self, node: str, name: str) -> Definition:
-        row = await self._servicer(node, "known_definition").known_definition(name)
-        return decode(row.data)
 
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed:
         return await self._servicer(node, "drop_generations").drop_generations(name, generations)

@@ -853,6 +853,6 @@ async def test_random_history_of_definitions_is_that_of_a_dict(
             assert state_of(last) in client.reachable()
             assert client.answers
             for node in world.nodes:
-                assert state_of(node.known_definition(client.name)) == state_of(last)
+                assert state_of(node.catalog.definition(client.name)) == state_of(last)
     finally:
         await world.close()

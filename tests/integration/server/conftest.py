@@ -14,8 +14,8 @@ from lone_nodes import lone_node
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import Unavailable
 from galileo.model.schema import Feature, Schema
+from galileo.model.system_rows import Row
 from galileo.model.times import TIME_TYPE
-from galileo.node.definitions import Definition
 from galileo.node.peers import CommitAnswer, CommitTask
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.server.peer_messaging import PeerMessenger
@@ -55,8 +55,8 @@ class Wire:
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
         return await self.nodes[node].ingest.commit(task)
 
-    async def known_definition(self, node: str, name: str) -> Definition:
-        return self.nodes[node].known_definition(name)
+    async def known_row(self, node: str, table: str, name: str) -> Row:
+        return self.nodes[node].system_tables[table].known_row(name)
 
 
 @pytest.fixture

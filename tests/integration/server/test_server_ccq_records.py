@@ -13,6 +13,7 @@ import pytest
 from definition_calls import DefinitionCalls
 from expected_errors import raises
 from lone_nodes import lone_node
+from set_record import SetRecord
 
 from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
@@ -164,20 +165,6 @@ class Cluster:
     async def put(self, *records: Record) -> None:
         """Adds records that name nodes already."""
         await self["a"].table.change_all([SetRecord(one.id, encode(one)) for one in records])
-
-
-@dataclass(frozen=True)
-class SetRecord:
-    """Puts a record in place whatever it says."""
-
-    name: str
-    data: str
-
-    def begun(self, present: Record) -> SetRecord:
-        return self
-
-    def apply(self, draft: Any) -> None:
-        draft.put(self.name, draft.kind.value(self.data))
 
 
 @pytest.fixture

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from set_record import SetRecord
 
 import galileo
 from galileo.ccq.model import Ccq, Holder, Record
@@ -33,20 +34,6 @@ def config(tmp_path: Path) -> Config:
         "partitions_per_group": 1,
     }
     return from_dict({"node": {"name": "n", "directory": str(tmp_path)}, "cluster": cluster})
-
-
-@dataclass(frozen=True)
-class SetRecord:
-    """Puts a record in place whatever it says."""
-
-    name: str
-    data: str
-
-    def begun(self, present: Record) -> SetRecord:
-        return self
-
-    def apply(self, draft: Any) -> None:
-        draft.put(self.name, draft.kind.value(self.data))
 
 
 def record(name: str, retrieved: int, **options: Any) -> Record:

@@ -566,7 +566,7 @@ class SystemWorld(World):
 
     def _random_ask(self, host: SystemHost, name: str) -> Asked:
         random = self.random
-        present = host.node.known_definition(name)
+        present = host.node.catalog.definition(name)
         is_stale = random.random() < 0.1
         key = dataset_key(name, max(0, present.generations - is_stale))
         kind = random.choice(("create", "create", "extend", "drop", "retain", "retain", "look up"))
