@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import itertools
 import os
@@ -35,6 +36,12 @@ _NUMBERS = itertools.count(1)
 
 EVALUATOR = pytest.StashKey[str]()
 """Directory of the evaluator that tests share."""
+
+STDERR = pytest.StashKey[int]()
+"""A descriptor of the standard error of the process, which pytest captures."""
+
+TEARDOWN_S = 300.0
+"""A teardown that takes longer hangs."""
 
 JAVA_OPTIONS = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
@@ -95,9 +102,24 @@ def pytest_configure(config: pytest.Config) -> None:
     if is_turn:
         config.stash[TURN] = rota.Turn()
     settings.load_profile("all" if config.option.markexpr == "" and not is_turn else "quick")
+    config.pluginmanager.register(Failures(config))
+    config.stash[STDERR] = os.dup(2)
     gc.disable()
     inherited = getattr(config, "workerinput", {}).get("evaluator")
     config.stash[EVALUATOR] = inherited or tempfile.mkdtemp(prefix="galileo-test-evaluator-")
+
+
+class Failures:
+    """Names each failure at once: a run that is ended from outside prints no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None and not hasattr(self._config, "workerinput"):
+            terminal.write_line(f"\n{report.nodeid} failed in its {report.when}")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -224,16 +246,24 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(config.stash[EVALUATOR], ignore_errors=True)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """Ends the shared cluster with the group of tests that share it.
 
     Processes that are idle take a tenth of a processor, which other groups of tests need.
+
+    A teardown that hangs ends the process, with the stacks of its threads: pytest-timeout bounds
+    none after a failure.
     """
-    if nextitem is not None and group_of(item.nodeid) != group_of(nextitem.nodeid):
-        for name in ("client", "cluster"):
-            for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():
-                fixture.finish(item._request)  # type: ignore[attr-defined]
+    faulthandler.dump_traceback_later(TEARDOWN_S, exit=True, file=item.config.stash[STDERR])
+    try:
+        yield
+        if nextitem is not None and group_of(item.nodeid) != group_of(nextitem.nodeid):
+            for name in ("client", "cluster"):
+                for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():
+                    fixture.finish(item._request)  # type: ignore[attr-defined]
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -58,7 +58,7 @@ class BlockingItems(Iterator[Any]):
         self._loop.end(self._items)
 
     def __del__(self) -> None:
-        self.close()
+        self._loop.drop(self._items)
 
 
 class BlockingTables(Iterator[pa.Table]):

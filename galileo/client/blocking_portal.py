@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from galileo.errors import Cancelled, InputError
@@ -96,6 +97,7 @@ class BlockingPortal:
             Cancelled: the loop was closed during the call.
         """
         task: asyncio.Task[Any] | None = None
+        future: Future[Result] | None = None
 
         async def begun() -> Result:
             nonlocal task
@@ -120,6 +122,10 @@ class BlockingPortal:
             raise
         except CancelledError:
             raise Cancelled("the client was closed while this call waited") from None
+        finally:
+            # Both hold the error, whose traceback holds this frame and the caller's: an iterator
+            # that has ended would be kept until garbage is collected.
+            task = future = None
 
     def _scheduled(self, begun: Any, work: Awaitable[Result]) -> Future[Result]:
         with self._lock:  # What is scheduled before the loop is closed is ended by that.
@@ -158,11 +164,29 @@ class BlockingPortal:
         if self._is_closed or self._is_forked or sys.is_finalizing():
             return
         if self._is_inside:
-            task = self._loop.create_task(items.aclose())
-            self._ends.add(task)
-            task.add_done_callback(self._ends.discard)
+            self._begin_end(items)
+        else:
+            self.run(items.aclose())
+
+    def drop(self, items: Any) -> None:
+        """Closes an async generator without waiting: for a finalizer.
+
+        The garbage collector may run it in a thread for which the loop waits.
+        """
+        if self._is_closed or self._is_forked or sys.is_finalizing():
             return
-        self.run(items.aclose())
+        with suppress(RuntimeError):  # The loop has been closed in the meantime.
+            self._loop.call_soon_threadsafe(self._begin_end, items)
+
+    def _begin_end(self, items: Any) -> None:
+        task = self._loop.create_task(items.aclose())
+        self._ends.add(task)
+        task.add_done_callback(self._on_end)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        self._ends.discard(task)
+        if not task.cancelled():
+            task.exception()  # Where the generator is running, its own call gets the error.
 
     def close(self, last: Coroutine[Any, Any, None] | None = None) -> None:
         """Ends all that is under way with `Cancelled`, runs `last`, and ends; again is harmless.

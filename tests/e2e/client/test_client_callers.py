@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -143,6 +145,36 @@ def test_iterator_dropped_in_the_loop_thread_is_closed() -> None:
 
         in_time(lambda: client._run(drop()))
         assert ended.wait(TIMEOUT_S)
+
+
+def test_iterator_dropped_in_a_thread_for_which_the_loop_waits_is_closed() -> None:
+    """A thread that starts may collect garbage before the loop that starts it goes on."""
+    ended, limit_s = threading.Event(), 20.0
+    with galileo.connect("127.0.0.1:1") as client:
+        held = [client._iterate(pieces(ended))]
+        assert next(held[0]) == 1
+        thread = threading.Thread(target=held.clear, daemon=True)
+
+        async def wait() -> None:
+            thread.start()
+            thread.join(limit_s)
+
+        client._run(wait())
+        assert not thread.is_alive(), "the thread waits for the loop"
+        assert ended.wait(TIMEOUT_S)
+
+
+def test_iterator_that_has_ended_needs_no_garbage_collection() -> None:
+    with galileo.connect("127.0.0.1:1") as client:
+        steps = client._iterate(pieces(threading.Event()))
+        held = weakref.ref(steps)
+        gc.disable()
+        try:
+            assert list(steps) == [1, 2]
+            del steps
+            assert held() is None
+        finally:
+            gc.enable()
 
 
 def test_portal_close_ends_all_calls() -> None:
