@@ -47,6 +47,7 @@ from galileo.query.nearest import COUNT_MAX
 from galileo.replication.messages import Acknowledged, NewerSet, PreVote, Vote
 from galileo.replication.values import Epochs, Member, ReplicaSet
 from galileo.rpc.admission import FIELDS_MAX, NAME_CHARACTERS_MAX, SMALL_REQUEST_BYTES_MAX
+from galileo.rpc.internal import REPLICATE_HEAD_BYTES_MAX
 from galileo.rpc.peers import (
     CHANGE_ROW,
     CHANGE_ROWS,
@@ -62,7 +63,7 @@ from galileo.rpc.replication import DIGESTS, REPLICATE, REPLICATE_FRAMES
 from galileo.sampler_package import ARCHIVE_BYTES_MAX
 from galileo.wire import token
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.messages import HEAD_BYTES_MAX
+from galileo.wire.messages import SET_ITEMS_MAX
 from galileo.wire.v1 import (
     analytics_pb2,
     channels_pb2,
@@ -440,9 +441,9 @@ def _replicate(
     size: int, encode: Callable[[Sequence[Envelope]], bytes]
 ) -> Callable[[], Iterator[bytes]]:
     """Requests of about so many bytes with many messages, and with one message of many parts."""
-    to, members = Member("n", ""), {Member("", f"{i:x}") for i in range(size // 10)}
+    to, members = Member("n", ""), {Member("", f"{i:x}") for i in range(SET_ITEMS_MAX)}
     logs = {f"{i:x}": i for i in range(size // 16)}
-    epochs = {f"{i:x}": Epochs(end=i) for i in range(size // 40)}
+    epochs = {f"{i:x}": Epochs(end=i) for i in range(size // 64)}
 
     def requests() -> Iterator[bytes]:
         yield encode([Envelope(0, to, to, PreVote(1)) for _ in range(size // 100)])
@@ -579,7 +580,7 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
             "messages, logs", _replicate(SMALL_REQUEST_BYTES_MAX, REPLICATE.encode)
         ),
         "internal/replicate_frames": WorstCall(
-            "messages, logs", _replicate(HEAD_BYTES_MAX, REPLICATE_FRAMES.encode)
+            "messages, logs", _replicate(REPLICATE_HEAD_BYTES_MAX, REPLICATE_FRAMES.encode)
         ),
         "internal/digests": WorstCall("ranges", _digests),
         "internal/change_row": WorstCall("features", _change_row),

@@ -27,8 +27,10 @@ from galileo.node.system_tables import SystemTable
 from galileo.replication.values import Member
 from galileo.rpc.error_mapping import Context, unary
 from galileo.rpc.policy import INTERNAL_SERVICE
-from galileo.wire.typed_service import TypedCall, TypedService
+from galileo.wire.typed_service import TypedCall, TypedService, bounded_head
 
+REPLICATE_HEAD_BYTES_MAX = 1 << 20
+"""Bytes of messages of replicas beside their frames."""
 AnyChange: TypeAlias = DefinitionChange | SamplerChange | CcqChange | OfferRow | LookUp
 """Changes of rows of all system tables."""
 
@@ -49,6 +51,7 @@ class Internal:
         """Takes messages of replicas."""
         await self._node.replicas.receive(envelopes)
 
+    @bounded_head(REPLICATE_HEAD_BYTES_MAX)
     async def replicate_frames(self, envelopes: Sequence[Envelope]) -> None:
         """Takes messages of replicas that are large, as those with many frames are."""
         await self.replicate(envelopes)

@@ -41,7 +41,7 @@ class GrpcReplicaLink:
 def encoded(envelopes: Sequence[Envelope]) -> list[bytes]:
     """Requests with the messages, in their order: one, unless they are too many for it."""
     try:
-        return [REPLICATE.encode(envelopes)]
+        return [REPLICATE_FRAMES.encode(envelopes)]  # As REPLICATE encodes them.
     except MessageTooLarge:
         if len(envelopes) == 1:
             raise

@@ -41,6 +41,8 @@ from galileo.wire.zero_copy import ALIGNMENT, aligned
 
 HEAD_BYTES_MAX = 4 << 20
 """Bytes of a head. Its values may take forty times as much memory."""
+SET_ITEMS_MAX = 4_096
+"""Items of a set, which is decoded slowly; a longer one is refused before that."""
 DIGEST_BYTES = 8
 
 _PREFIX = Struct(f"<{DIGEST_BYTES}sI")
@@ -118,7 +120,9 @@ class Forms:
             if origin is tuple:
                 return _container("tuple", tuple, inner)
             if origin is frozenset and inner[0].read is None:
-                return _container("set", frozenset, inner)
+                form = _container("set", frozenset, inner)
+                bound = msgspec.Meta(max_length=SET_ITEMS_MAX)
+                return dataclasses.replace(form, wire=typing.Annotated[form.wire, bound])
         if origin in (Mapping, dict) and inner[0].read is None:
             return _of_map(*inner)
         raise TypeError(f"expected a type that nodes send, got {kind}")
@@ -157,12 +161,16 @@ class MessageCodec(Generic[Value]):
         form: of the type.
         digest: of all types that have to be equal on both sides.
         name: of the message, for errors.
+        head_bytes_max: of a message.
     """
 
-    def __init__(self, form: Form, *, digest: bytes, name: str) -> None:
+    def __init__(
+        self, form: Form, *, digest: bytes, name: str, head_bytes_max: int = HEAD_BYTES_MAX
+    ) -> None:
         self._write, self._read = form.write, form.read
         self._digest = digest
         self._name = name
+        self._head_bytes_max = head_bytes_max
         self._encoder = msgpack.Encoder(enc_hook=_builtin)
         self._decoder: msgpack.Decoder[Any] = msgpack.Decoder(form.wire)
 
@@ -170,7 +178,7 @@ class MessageCodec(Generic[Value]):
         """A message; copies attachments once.
 
         Raises:
-            MessageTooLarge: the head is longer than `HEAD_BYTES_MAX`.
+            MessageTooLarge: the head has more than `head_bytes_max` bytes.
             InternalError: the value is not of its type.
         """
         attached = Buffers()
@@ -195,7 +203,7 @@ class MessageCodec(Generic[Value]):
         Raises:
             ConfigError: the sender has other types.
             InputError: the message is not of its type, or not whole.
-            MessageTooLarge: the head is longer than `HEAD_BYTES_MAX`.
+            MessageTooLarge: the head has more than `head_bytes_max` bytes.
         """
         end = self._head_end(data)
         attached = _Attachments(data, end)
@@ -229,11 +237,11 @@ class MessageCodec(Generic[Value]):
         return int(_PREFIX.size + size)
 
     def _check_head(self, size: int) -> None:
-        if size > HEAD_BYTES_MAX:
+        if size > self._head_bytes_max:
             raise MessageTooLarge(
-                f"expected at most {HEAD_BYTES_MAX:,} bytes beside the attachments of a message of "
-                f"{self._name}, got {size:,}",
-                bound=HEAD_BYTES_MAX,
+                f"expected at most {self._head_bytes_max:,} bytes beside the attachments of a "
+                f"message of {self._name}, got {size:,}",
+                bound=self._head_bytes_max,
                 method=self._name,
             )
 

@@ -16,10 +16,21 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from galileo.wire.messages import Forms, MessageCodec
+from galileo.wire.messages import HEAD_BYTES_MAX, Forms, MessageCodec
 
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def bounded_head(bytes_max: int) -> Callable[[Method], Method]:
+    """Bounds the heads of the requests of a method; decoding one keeps the event loop."""
+
+    def bounded(method: Method) -> Method:
+        method.head_bytes_max = bytes_max  # type: ignore[attr-defined]
+        return method
+
+    return bounded
 
 
 class TypedCall(Generic[P, Answer]):
@@ -80,10 +91,14 @@ class TypedService:
     def __init__(self, name: str, contract: type) -> None:
         self.full_name = name
         forms = Forms()
-        methods = {
-            name: (_request_of(function), forms.of(_hints_of(function)["return"]))
+        functions = {
+            name: function
             for name, function in inspect.getmembers(contract, inspect.iscoroutinefunction)
             if not name.startswith("_")
+        }
+        methods = {
+            name: (_request_of(function), forms.of(_hints_of(function)["return"]))
+            for name, function in functions.items()
         }
         requests = {name: forms.of(request) for name, (request, _) in methods.items()}
         answers = ", ".join(f"{name} -> {answer.text}" for name, (_, answer) in methods.items())
@@ -93,7 +108,12 @@ class TypedService:
                 called: TypedCall(
                     f"/{name}/{called}",
                     request=request,
-                    requests=MessageCodec(requests[called], digest=self.digest, name=called),
+                    requests=MessageCodec(
+                        requests[called],
+                        digest=self.digest,
+                        name=called,
+                        head_bytes_max=getattr(functions[called], "head_bytes_max", HEAD_BYTES_MAX),
+                    ),
                     answers=MessageCodec(answer, digest=self.digest, name=f"{called}'s answer"),
                 )
                 for called, (request, answer) in methods.items()

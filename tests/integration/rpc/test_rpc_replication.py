@@ -8,6 +8,7 @@ from typing import Any
 import grpc.aio
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.election.ranking import UsageStatistics
@@ -15,15 +16,15 @@ from galileo.errors import MessageTooLarge, Unavailable
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.replication import messages
 from galileo.replication.values import Epochs, Member
+from galileo.rpc import replication
 from galileo.rpc.access import ANONYMOUS
 from galileo.rpc.admission import SMALL_REQUEST_BYTES_MAX
 from galileo.rpc.call_log import CallRecord, CallTracker
 from galileo.rpc.interceptor import CallInterceptor
-from galileo.rpc.internal import Internal, add_internal
+from galileo.rpc.internal import REPLICATE_HEAD_BYTES_MAX, Internal, add_internal
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.replication import REPLICATE, GrpcReplicaLink, encoded
 from galileo.wire.channel import node_server_options
-from galileo.wire.messages import HEAD_BYTES_MAX
 
 A, B = Member("a", "disk of a"), Member("b", "disk of b")
 
@@ -110,7 +111,7 @@ async def test_link_asks_for_digests(link: GrpcReplicaLink) -> None:
 
 
 def test_encoded_divides_what_is_too_much_for_one_request() -> None:
-    logs = {f"{number}": number for number in range(HEAD_BYTES_MAX // 40)}
+    logs = {f"{number}": number for number in range(REPLICATE_HEAD_BYTES_MAX // 40)}
     sent = [
         Envelope(partition, A, B, messages.Acknowledged(7, (7, 1), True, True, logs, {}))
         for partition in range(9)
@@ -121,6 +122,17 @@ def test_encoded_divides_what_is_too_much_for_one_request() -> None:
 
 
 def test_encoded_raises_where_one_message_is_too_much() -> None:
-    long = Envelope(1, A, B, messages.Fetch(7, "n" * HEAD_BYTES_MAX, 1, 2))
+    long = Envelope(1, A, B, messages.Fetch(7, "n" * REPLICATE_HEAD_BYTES_MAX, 1, 2))
     with pytest.raises(MessageTooLarge):
         encoded([long, Envelope(2, A, B, messages.PreVote(7))])
+
+
+async def test_node_refuses_a_long_head_of_messages_of_replicas(
+    link: GrpcReplicaLink, received: Received, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its event loop would stand still while the head is decoded."""
+    many = [Envelope(1, A, B, messages.PreVote(7))] * 20_000
+    monkeypatch.setattr(replication, "encoded", lambda many: [REPLICATE.encode(many)])
+    with raises(MessageTooLarge, bound=REPLICATE_HEAD_BYTES_MAX):
+        await link.send("b", many)
+    assert received.envelopes == []

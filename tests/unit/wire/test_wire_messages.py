@@ -21,7 +21,7 @@ from typed_values import values_of
 
 from galileo.errors import ConfigError, GalileoError, InputError, InternalError, MessageTooLarge
 from galileo.wire import messages
-from galileo.wire.messages import HEAD_BYTES_MAX, Forms, MessageCodec
+from galileo.wire.messages import HEAD_BYTES_MAX, SET_ITEMS_MAX, Forms, MessageCodec
 from galileo.wire.zero_copy import ALIGNMENT
 
 
@@ -221,6 +221,14 @@ def test_messages_with_a_long_head_are_refused_on_both_sides() -> None:
         LETTERS.encode(long)
     with raises(MessageTooLarge, bound=HEAD_BYTES_MAX):
         LETTERS.decode(PREFIX.pack(BYTES[:8], 2**32 - 1) + bytes(100))
+
+
+def test_messages_with_a_long_set_are_refused_before_it_is_decoded() -> None:
+    codec = codec_of(frozenset[str])
+    most = frozenset(map(str, range(SET_ITEMS_MAX)))
+    assert codec.decode(codec.encode(most)) == most
+    with raises(InputError, method="post"):
+        codec.decode(codec.encode(most | {"more"}))
 
 
 @pytest.mark.parametrize("size", [b"\xdd", b"\xdf"])
