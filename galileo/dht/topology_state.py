@@ -27,7 +27,8 @@ class TopologyState:
         self._owned = topology, placement.partitions_by_node(topology)
         self._moved: tuple[Topology, dict[int, Move]] | None = None
         self._epochs: dict[str, int] = {}
-        self._relocated: dict[str, str] = {}
+        # A file may name later addresses than those with which nodes were added.
+        self._relocated = {node.name: node.address for node in topology.nodes}
         self._changing = threading.Lock()
 
     @classmethod
@@ -90,9 +91,11 @@ class TopologyState:
                 return False
             self._epochs[node] = epoch
             known = self._now.by_name.get(node)
-            if known is None or known.address == address or self._is_taken(address):
+            if known is None or (known.address != address and self._is_taken(address)):
                 return False
             self._relocated[node] = address
+            if known.address == address:
+                return False
             self._now = _with_address(self._now, node, address)
             return True
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from galileo.config import Config
 from galileo.dht.topology import Topology
+from galileo.dht.topology_state import TopologyState
 from galileo.errors import ConfigError, GalileoError, TransientError
 from galileo.rpc.internal import PROTOCOL
 from galileo.server.topology_register import (
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 async def resolve_topology(config: Config, store: Store) -> Config:
-    """The configuration with the topology that the node last learned.
+    """The configuration with the topology that the node last learned, at the file's addresses.
 
     A node that joins asks a node of the cluster to add it, and waits for one that can.
 
@@ -65,8 +66,13 @@ async def resolve_topology(config: Config, store: Store) -> Config:
             f"{config.node.name!r}; it was removed, or was named otherwise when it joined"
         )
     address = config.node.address or config.topology.by_name[config.node.name].address
-    node = replace(config.node, address=address)
-    return replace(config, topology=topology, is_joining=False, node=node)
+    node, last = replace(config.node, address=address), TopologyState(topology)
+    if not config.is_joining:
+        # The topology has the addresses with which nodes began; those that have moved are named in
+        # the file. Where all have moved, no node could tell this one.
+        for one in config.topology.nodes:
+            last.relocate(one.name, one.address, epoch=0)
+    return replace(config, topology=last.current, is_joining=False, node=node)
 
 
 async def _join(config: Config, store: Store) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from fault_injection.ccq_readers import WatchReader
 from fault_injection.ccq_world import World, ccq_world, wait_for_updates
-from fault_injection.nodes import has_shares, wait_until
+from fault_injection.nodes import has_shares, left_behind, wait_until
 from fault_injection.trial import Trial
 
 from galileo.client import Client
@@ -148,9 +148,7 @@ def test_node_addition(trial: Trial) -> None:
             wait_for_updates(world, timeout_s=UPDATES_S)
         wait_until(lambda: has_shares(mover), what="the pinned nodes to lead", timeout_s=JOIN_S)
         note_gaps(trial, world, began, max_s=MOVES_GAP_MAX_S)
-        wait_until(
-            lambda: not _left_behind(mover, world), what="old copies to go", timeout_s=TIDY_S
-        )
+        wait_until(lambda: _is_tidy(mover, world), what="old copies to go", timeout_s=TIDY_S)
 
 
 def _joined(trial: Trial, world: World) -> LocalNode:
@@ -240,15 +238,9 @@ def _owners(world: World, partition: int) -> set[str]:
     return found
 
 
-def _left_behind(client: Client, world: World) -> list[str]:
-    """Directories of partitions at nodes that do not have them."""
-    owners = placement.owners(Topology.from_json(client.topology_json()))
-    return [
-        str(path)
-        for node in world.cluster.nodes
-        for path in (world.cluster.directory / node.name / "journals").glob("*/*")
-        if not path.name.isdecimal() or owners[int(path.name)] != node.name
-    ]
+def _is_tidy(client: Client, world: World) -> bool:
+    """Whether no node has a copy that it should not have."""
+    return not left_behind(Topology.from_json(client.topology_json()), world.cluster)
 
 
 @pytest.mark.fault(
@@ -272,9 +264,7 @@ def test_membership(trial: Trial) -> None:
             wait_for_updates(world, timeout_s=UPDATES_S)
         note_gaps(trial, world, began, max_s=MOVES_GAP_MAX_S)
         mover = world.cluster.client(timeout="60s")
-        wait_until(
-            lambda: not _left_behind(mover, world), what="old copies to go", timeout_s=TIDY_S
-        )
+        wait_until(lambda: _is_tidy(mover, world), what="old copies to go", timeout_s=TIDY_S)
 
 
 def _join_amid_a_kill(trial: Trial, world: World) -> None:

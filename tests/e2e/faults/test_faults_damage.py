@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,14 @@ from fault_injection.nodes import MERGING, PATIENCE, SMALL_FILES, one_node, send
 from fault_injection.trial import Trial
 
 from galileo.cluster import LocalCluster
+from galileo.dht.topology import SYSTEM
 from galileo.errors import GalileoError, Unavailable
 from galileo.storage.verify import Report, verify
 
 BATCHES = 20
 STARTS_EACH = 40
 """So many rounds for each one that starts a real node on the damage."""
-KINDS = ("sealed", "merged", "last", "schema", "epoch", "placement")
+KINDS = ("sealed", "merged", "last", "system", "epoch", "placement")
 
 
 @pytest.mark.fault(
@@ -60,7 +61,7 @@ def test_torn_tail(trial: Trial) -> None:
 
 
 def _rows(reading: Reading) -> int:
-    return sum(table.num_rows for table, _ in reading.commits.values())
+    return observations(reading).num_rows
 
 
 def _start(trial: Trial, cluster: LocalCluster, ledger: Ledger, *, rows: int) -> None:
@@ -116,7 +117,8 @@ def _flip(trial: Trial, cluster: LocalCluster, what: tuple[int, str, Path], whol
     directory = cluster.directory / "node-1"
     place, mask = trial.random.randrange(path.stat().st_size), trial.random.randrange(1, 256)
     flipped = f"{path.name} of {path.parent.name}, byte {place}, mask {mask}"
-    torn_from = frames(path)[-1][0] if kind == "last" else None
+    is_active = path == max(path.parent.glob("*.segment"), default=None)
+    torn_from = frames(path)[-1][0] if is_active else None
     flip(path, place, mask=mask)
     report = verify(directory)
     if number % STARTS_EACH == 1:
@@ -157,11 +159,13 @@ def _more_segments(trial: Trial, directory: Path, ledger: Ledger) -> None:
 
 def _files(directory: Path, kind: str) -> list[Path]:
     last = last_segments(directory)
-    found: dict[str, Iterator[Path]] = {
-        "sealed": (path for path in directory.rglob("*.segment") if path not in last),
+    system = [*directory.glob(f"journals/*/{SYSTEM}/*.segment")]
+    others = {*last, *system}
+    found: dict[str, Iterable[Path]] = {
+        "sealed": (path for path in directory.rglob("*.segment") if path not in others),
         "merged": directory.rglob("*.merged"),
-        "last": iter(last),
-        "schema": directory.glob("datasets/*.record"),
+        "last": last,
+        "system": system,
         "epoch": directory.glob("node/*.record"),
         "placement": directory.glob("records/*/*.record"),
     }

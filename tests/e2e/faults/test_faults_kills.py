@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import pytest
 from fault_injection import strace
-from fault_injection.damage import Commits, read_all
+from fault_injection.damage import Commits, data_of, read_all
 from fault_injection.ledger import Ledger
 from fault_injection.nodes import (
     DATASET,
@@ -278,7 +278,7 @@ def _filled(cluster: LocalCluster, ledger: Ledger) -> Commits:
     send(ledger, client, batches=DROPPED_BATCHES)
     client.set_retention(DATASET, OUTDATED)
     cluster.nodes[0].kill()
-    return read_all(cluster.directory / "node-1").commits
+    return data_of(read_all(cluster.directory / "node-1").commits)
 
 
 def _drop(cluster: LocalCluster) -> None:
@@ -296,16 +296,17 @@ def _judge_drop(trial: Trial, cluster: LocalCluster, whole: Commits, *, after: s
     report, reading = verify(directory), read_all(directory)
     trial.expect(report.ok, f"{after}: verify found {report.damages[:3]}")
     trial.expect(not reading.refusals, f"{after}: {reading.refusals[:3]}")
-    trial.counts["commits kept"] += len(reading.commits)
-    trial.counts["commits dropped"] += len(whole) - len(reading.commits)
+    commits = data_of(reading.commits)
+    trial.counts["commits kept"] += len(commits)
+    trial.counts["commits dropped"] += len(whole) - len(commits)
     for partition in {place[:2] for place in whole}:
         last = max(place[2] for place in whole if place[:2] == partition)
-        left = [place[2] for place in reading.commits if place[:2] == partition]
+        left = [place[2] for place in commits if place[:2] == partition]
         first = min(left, default=last + 1)
         right = sorted(left) == list(range(first, last + 1))
         trial.expect(right, f"{after}: {partition} has {sorted(left)} of commits 1 to {last}")
-    trial.expect_same(whole, reading.commits, after=after)
-    stored = sum(table.num_rows for table, _ in reading.commits.values())
+    trial.expect_same(whole, commits, after=after)
+    stored = sum(table.num_rows for table, _ in commits.values())
     trial.expect(served == stored, f"{after}: {served} observations served, {stored} stored")
 
 

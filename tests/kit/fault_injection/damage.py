@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from galileo.dht.topology import SYSTEM
 from galileo.errors import GalileoError
 from galileo.storage.frame import HEADER_BYTES_MAX, FrameHeader, decode_header
 from galileo.storage.store import Store
@@ -115,12 +116,18 @@ def _copied(table: pa.Table, paths: pa.RecordBatch) -> tuple[pa.Table, pa.Record
     return table.take(rows), paths.take(of_paths)
 
 
-def observations(reading: Reading) -> pa.Table:
+def data_of(commits: Commits) -> Commits:
+    """Those of observations, without the rows of system tables."""
+    return {place: both for place, both in commits.items() if place[1] != SYSTEM}
+
+
+def observations(*readings: Reading) -> pa.Table:
     """All observations, as one table."""
-    return pa.concat_tables([table for table, _ in reading.commits.values()])
+    stored = [both for reading in readings for both in data_of(reading.commits).values()]
+    return pa.concat_tables([table for table, _ in stored])
 
 
 def last_segments(directory: Path) -> list[Path]:
-    """The active segment of each partition."""
-    places = sorted(directory.glob("journals/*/*"))
+    """The active segment of each partition of data."""
+    places = sorted(path for path in directory.glob("journals/*/*") if path.name != str(SYSTEM))
     return [max(found) for place in places if (found := list(place.glob("*.segment")))]

@@ -12,7 +12,8 @@ from fault_injection.ledger import Ledger, Producer, numbered_schema
 from galileo.client import Client
 from galileo.cluster import LocalCluster
 from galileo.dht import placement
-from galileo.dht.topology import Topology
+from galileo.dht.topology import SYSTEM, Topology
+from galileo.dht.topology_changes import system_copies
 
 DATASET = "numbered"
 SMALL_FILES = {"segment_bytes_max": 60_000, "compaction": False}
@@ -115,3 +116,16 @@ def wait_acknowledged(ledger: Ledger) -> None:
     """Returns when the node has acknowledged something more."""
     seen = ledger.acknowledged
     wait_until(lambda: ledger.acknowledged > seen, what="an acknowledgement")
+
+
+def left_behind(topology: Topology, cluster: LocalCluster) -> list[str]:
+    """Directories of partitions at nodes that do not have them, in a cluster with one copy."""
+    owners = {partition: {node} for partition, node in placement.owners(topology).items()}
+    copies = system_copies(topology)
+    owners[SYSTEM] = set(placement.rankings(topology)[SYSTEM][:copies])
+    return [
+        str(path)
+        for node in cluster.nodes
+        for path in (cluster.directory / node.name / "journals").glob("*/*")
+        if not path.name.isdecimal() or node.name not in owners[int(path.name)]
+    ]

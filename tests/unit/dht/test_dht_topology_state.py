@@ -70,6 +70,19 @@ def test_topology_state_replace_nodes_keeps_later_moves_and_addresses() -> None:
     assert live.current.by_name["a"].address == "elsewhere:1"
 
 
+def test_topology_state_replace_nodes_keeps_what_was_confirmed_and_what_it_began_with() -> None:
+    moved = TopologyState(TOPOLOGY)
+    moved.relocate("a", "elsewhere:1", epoch=0)
+    live = TopologyState(moved.current)
+    assert not live.relocate("b", TOPOLOGY.by_name["b"].address, epoch=5), "as it is"
+    others = TopologyState(replace(TOPOLOGY, version=2))
+    others.relocate("b", "earlier:1", epoch=1)
+    live.replace_nodes(others.current)
+    assert live.current.by_name["a"].address == "elsewhere:1"
+    assert live.current.by_name["b"].address == TOPOLOGY.by_name["b"].address
+    assert live.relocate("a", "later:1", epoch=1)
+
+
 def test_topology_state_adopt_move_to_unknown_node_is_ignored() -> None:
     live = TopologyState(TOPOLOGY)
     live.adopt([Move(0, 1, "z")])
