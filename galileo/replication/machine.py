@@ -25,7 +25,8 @@ Invariants:
   before.
 - `joined <= promised`; neither falls on a disk. Both are sent only when they are durable.
 - Who has joined a term holds what its leader began with, and nothing that the leader lacks.
-- A member truncates nothing up to `committed`, so what was published stays.
+- A member truncates nothing up to `committed`, so what was published stays. A later history may
+  lack some of it: then the member's log begins anew.
 - A leader acknowledges what is committed in its term, and takes frames only when it is open.
 - Neighbouring sets differ by one voter. A set is changed after a majority of it has installed it
   and has what was committed before it. A member never returns to an earlier set.
@@ -48,6 +49,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
+from galileo.model.forks import history_of
 from galileo.replication.election import choose_logs
 from galileo.replication.messages import (
     Acknowledged,
@@ -966,11 +968,11 @@ class Replica:
             return
         known = {name for name in message.logs if not self._is_forgotten(name)}
         names = sorted(self.logs.keys() | known)
-        matches = {name: self._follow(name, message) for name in names}
+        matches = {name: self._follow(name, message, now) for name in names}
         starts = {name: end for name, end in message.starts.items() if name in matches}
         self._following = _Following(message.term, sender, starts, matches)
 
-    def _follow(self, name: str, message: StartTerm) -> int:
+    def _follow(self, name: str, message: StartTerm, now: float) -> int:
         """Cut what the leader does not have; return how far the log agrees with the leader's.
 
         A member that has joined the term holds nothing but the leader's frames, and so do those of
@@ -978,6 +980,12 @@ class Replica:
         """
         log = self._log(name)
         match = self._agreement(log, message.logs.get(name, Epochs()), message.term)
+        last = log.epochs.at(log.committed)
+        if match < log.committed and history_of(message.term) > history_of(last):
+            # The partition was recovered from members without all that this one has published,
+            # which a log loses only as a whole.
+            self._reset(name, 0, now)
+            return 0
         self._truncate(name, match)
         return match
 

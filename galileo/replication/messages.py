@@ -334,7 +334,7 @@ class WriteFrames:
 
 @dataclass(frozen=True, slots=True)
 class ResetLog:
-    """Begin the log anew behind `start`, then sync: all that it has was dropped by the leader."""
+    """Begin the log anew behind `start`, then sync: the leader dropped, or lost, what it has."""
 
     log: str
     start: int

@@ -84,6 +84,7 @@ from galileo.replication.values import (
 from galileo.storage.commits import FrameGroup
 from galileo.storage.frame import Buffer
 from galileo.storage.journal import decode_frames
+from galileo.storage.retention import LogStart
 from galileo.storage.store import Store
 
 KIND = "replicas"
@@ -697,8 +698,9 @@ class Replicas:
             hosted.under_way.pop(effect.log, None)
             writer.truncate(partition, effect.end)
         elif isinstance(effect, ResetLog):
-            assert envelope is not None, "a log begins anew with a leader's frames"
-            writer.restart(partition, envelope.log_start)
+            # Without frames of a leader it begins with the first commit.
+            log_start = b"" if envelope is None else envelope.log_start
+            writer.restart(partition, log_start or LogStart().to_bytes())
         elif isinstance(effect, DropFrames):
             writer.drop(partition, effect.until)
         else:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 import pytest
 from simulator.instant_replicas import LOG, InstantReplicas
 
+from galileo.model.forks import first_of
 from galileo.replication.machine import Replica
 from galileo.replication.messages import (
     Acknowledged,
@@ -19,6 +20,7 @@ from galileo.replication.messages import (
     ReplicaEvent,
     ReplicaTicked,
     RequestVote,
+    ResetLog,
     SaveReplicaState,
     SendMessage,
     StartTerm,
@@ -115,3 +117,21 @@ def test_damaged_member_whose_leader_fails_before_it_has_what_it_lost_says_so_in
     effects = step(member, MessageArrived(C, RequestVote(TERM + ORDINALS, ABC, 0)), 9.0)
     vote = Vote(TERM + ORDINALS, TERM, {LOG: log}, dict(suspect))
     assert SendMessage(C, vote) in effects
+
+
+@pytest.mark.parametrize(("recovered", "is_lost"), [(2, True), (3, False)])
+def test_member_begins_its_log_anew_where_a_recovery_lost_what_it_has_published(
+    recovered: int, is_lost: bool
+) -> None:
+    """The member had no vote when a majority was lost, and the survivor had missed a commit."""
+    log = Epochs(((1, TERM),), 3)
+    state = ReplicaState(set=ABC, promised=TERM, joined=TERM)
+    member = Replica(A, 0, state=state, logs={LOG: (log, 3)}, now=0.0)
+    first = first_of(1)
+    term = first + ORDINALS
+    alone = ReplicaSet(term, 2, frozenset({B}), frozenset({A}))
+    leaders = log.cut(recovered).extend(term, first)
+    start = StartTerm(term, alone, starts={LOG: recovered}, logs={LOG: leaders})
+    effects = step(member, MessageArrived(B, start), 1.0)
+    assert (ResetLog(LOG, 0) in effects) == is_lost
+    assert member.logs[LOG].committed == (0 if is_lost else 3)
