@@ -52,8 +52,11 @@ SCENARIOS = {"last_execution_dropped", "own_cut", "unsubscribe_lost_in_take_over
 SLOW_MUTANTS = {
     "absent_as_matched",
     "deletions_dropped_alone",
+    "index_ahead_of_log",
     "matched_by_one_dropped",
+    "rows_read_anew_as_new",
     "subscriptions_before_frontier",
+    "unknown_as_matched",
     "unmatched_dropped",
     *(
         one

@@ -18,7 +18,7 @@ SEEDS_QUICK = 2
 MUTANT_SEEDS = 3
 CONVICTED_FROM = {"fence-ignored": 12, "lost-release": 36, "retries-end": 2}
 """The first seed to try with a mutant; 0 for the others."""
-SLOW = {"lost-release", "retries-end"}
+SLOW = {"chunks-together", "lost-release", "retries-end"}
 SOMETIMES = (
     "accepted",
     "crashes",

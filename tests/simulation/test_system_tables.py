@@ -23,9 +23,7 @@ QUICK_MUTANTS = (
     "history_not_raised",
     "jump_not_noted",
     "offers_nothing",
-    "position_of_another_log",
     "sequences_used_again",
-    "sets_again",
 )
 EXPECTED = (
     *("Create Schema", "Create DatasetExists", "Drop dict", "Drop UnknownDataset"),
