@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from parameters import keep_quick
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from spark_line import behind_a_line
@@ -277,24 +278,22 @@ def test_load_and_write_of_a_dataset_that_gets_features(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"colums": "number"}, "got 'colums'; did you mean 'columns'"),
+    "refused",
+    keep_quick(
+        [
+            ({"colums": "number"}, "got 'colums'; did you mean 'columns'"),
+            ({"columns": "numbr"}, "got 'numbr'; did you mean 'number'"),
+            ({"query": "temprature > 1"}, "no property 'temprature'"),
+            ({"what": "blocks"}, "expected the option 'what' to be one of"),
+            ({"rows_per_task": "many"}, "expected the option 'rows_per_task' to be a number"),
+        ],
         ({"columns": "numbr"}, "got 'numbr'; did you mean 'number'"),
-        pytest.param(
-            {"query": "temprature > 1"}, "no property 'temprature'", marks=pytest.mark.slow
-        ),
-        ({"what": "blocks"}, "expected the option 'what' to be one of"),
-        pytest.param(
-            {"rows_per_task": "many"},
-            "expected the option 'rows_per_task' to be a number",
-            marks=pytest.mark.slow,
-        ),
-    ],
+    ),
 )
 def test_load_with_invalid_options_is_refused(
-    load: Any, air: str, options: dict[str, str], message: str
+    load: Any, air: str, refused: tuple[dict[str, str], str]
 ) -> None:
+    options, message = refused
     with pytest.raises(AnalysisException, match=message):
         load(air, **options).count()
 
@@ -764,18 +763,22 @@ def test_stream_with_a_reader_misses_nothing_while_retention_applies(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
+    "refused",
+    keep_quick(
+        [
+            ({"reader": "nightly", "hold": "7d"}, "with readStream alone"),
+            ({"hold": "7d"}, "got 'hold' without 'reader'"),
+            ({"reader": "nightly"}, "got 'reader' without 'hold'"),
+            ({"reader": "a/b", "hold": "7d"}, "a name of at most 200 characters"),
+            ({"reader": "nightly", "hold": "91d"}, "a hold of at most 90 days"),
+        ],
         ({"reader": "nightly", "hold": "7d"}, "with readStream alone"),
-        ({"hold": "7d"}, "got 'hold' without 'reader'"),
-        ({"reader": "nightly"}, "got 'reader' without 'hold'"),
-        ({"reader": "a/b", "hold": "7d"}, "a name of at most 200 characters"),
-        ({"reader": "nightly", "hold": "91d"}, "a hold of at most 90 days"),
-    ],
+    ),
 )
 def test_load_with_options_of_readers_is_refused(
-    load: Any, air: str, options: dict[str, str], message: str
+    load: Any, air: str, refused: tuple[dict[str, str], str]
 ) -> None:
+    options, message = refused
     with pytest.raises(AnalysisException, match=message):
         load(air, **options).count()
 
