@@ -315,6 +315,20 @@ def test_watch_with_a_spool_continues_where_it_ends(client, dataset, path):
             next(watched)
 
 
+def test_fetch_by_a_second_reader_returns_the_same_labels(client, dataset):
+    ccq = client.submit(dataset, "value > 0.5", interval="250ms", expiration="10m")
+    assert len(ccq.initial) == 0
+    ingest(client, dataset, rows=2_000, seed=1)
+    first = client.fetch(ccq.id, token=ccq.token, wait="60s")
+    ingest(client, dataset, rows=2_000, seed=2)
+    second = client.fetch(ccq.id, token=first.token, wait="60s")
+    # Both were acknowledged away; a reader that stored only the first token still gets all.
+    again = client.fetch(ccq.id, token=ccq.token, wait="60s")
+    assert {*texts(first.labels)}.isdisjoint(texts(second.labels))
+    assert sorted(texts(again.labels)) == sorted(texts(first.labels) + texts(second.labels))
+    client.cancel(ccq.id)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_watch_with_a_spool_killed_at_random_delivers_exactly_once(
