@@ -140,32 +140,45 @@ async def test_ingest_every_format_stores_what_was_sent_once(tmp_path: Path) -> 
 
 async def test_ingest_key_identifies_a_request(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        body = encoded("csv", table(70_000))  # Two batches.
+        body = encoded("csv", table(100))
         for key in ("buoys:7", '"buoys:7"'):
             status, receipt = await served.post(body, Idempotency_Key=key)
             assert (status, receipt["batch"]) == (201, "buoys:7")
-        assert receipt["duplicates"] == 70_000
-        as_parquet = encoded("parquet", table(70_000))
-        parquet = "application/vnd.apache.parquet"
+        assert receipt["duplicates"] == 100
+        as_parquet, parquet = encoded("parquet", table(100)), "application/vnd.apache.parquet"
         _, receipt = await served.post(as_parquet, parquet, Idempotency_Key="buoys:7")
-        assert receipt["duplicates"] == 70_000, "the same observations in another format"
-        for other in (table(65_536), table(70_001), table(200_000), table(69_999)):
-            amounts = await served.client.count("rain")
-            status, problem = await served.post(encoded("csv", other), Idempotency_Key="buoys:7")
-            assert (status, problem["kind"]) == (409, "batch_conflict")
-            assert await served.client.count("rain") == amounts
+        assert receipt["duplicates"] == 100, "the same observations in another format"
+        await assert_conflicts(served, [table(99), table(101), table(5)], key="buoys:7")
         _, receipt = await served.post(body, Idempotency_Key="buoys:8")
         assert receipt["duplicates"] == 0, "another request"
-        other = encoded("csv", table(5))
-        status, problem = await served.post(other, Idempotency_Key="buoys:7")
-        assert (status, problem["kind"]) == (409, "batch_conflict")
         for key in ("buoys:x y", "é", "buoys:99999999999999999", "b" * 129, '"'):
-            status, problem = await served.post(other, Idempotency_Key=key)
+            status, problem = await served.post(body, Idempotency_Key=key)
             assert (status, problem.get("details", {}).get("parameter")) == (
                 400,
                 "Idempotency-Key",
             ), (key, problem)
-        assert len(await served.amounts()) == 140_000
+        assert len(await served.amounts()) == 200
+
+
+@pytest.mark.slow
+async def test_ingest_key_identifies_a_request_of_several_batches(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        body = encoded("csv", table(70_000))  # Two batches.
+        for duplicates in (0, 70_000):
+            _, receipt = await served.post(body, Idempotency_Key="buoys:7")
+            assert receipt["duplicates"] == duplicates
+        others = [table(rows) for rows in (65_536, 70_001, 200_000, 69_999)]
+        await assert_conflicts(served, others, key="buoys:7")
+        assert len(await served.amounts()) == 70_000
+
+
+async def assert_conflicts(served: Served, others: list[pa.Table], *, key: str) -> None:
+    """Each of the tables is refused under the key, and none of its rows is stored."""
+    count = await served.client.count("rain")
+    for other in others:
+        status, problem = await served.post(encoded("csv", other), Idempotency_Key=key)
+        assert (status, problem["kind"]) == (409, "batch_conflict")
+        assert await served.client.count("rain") == count
 
 
 async def test_ingest_of_features_that_another_client_added(tmp_path: Path) -> None:
