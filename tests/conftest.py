@@ -49,12 +49,12 @@ TOGETHER = {
     "tests/integration/spark": ("tests/integration/spark",),
     "clients": (
         "tests/e2e/client",
-        "tests/e2e/docs",
         "tests/e2e/cluster/test_cluster_moves",
         "tests/e2e/cluster/test_cluster_sent_samplers",
     ),
     "commands": (
         "tests/e2e/cli",
+        "tests/e2e/docs",
         "tests/e2e/gateway",
         "tests/e2e/test_cluster",
         "tests/integration/server/test_server_process",
@@ -62,8 +62,8 @@ TOGETHER = {
 }
 """Directories and files whose tests share a session of Spark, or `cluster`."""
 LONG = (
-    "clients",
     "commands",
+    "clients",
     "tests/integration/spark",
     "tests/e2e/cluster",
     "tests/integration/server",

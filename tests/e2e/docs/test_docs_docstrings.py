@@ -172,7 +172,8 @@ def prepare_channel(client: galileo.Client, source: str) -> None:
     template = "temperature > :least"
     client.create_channel(galileo.Channel(CHANNEL, DATASET_OF_CHANNEL, template, period="100ms"))
     client.subscribe(CHANNEL, {"id": ["anna", "bert"], "least": [285.0, 300.0]}, broker="me")
-    if "client.follow" in source and "client.ingest" not in source:
+    reads = "client.follow" in source or "client.fetch_notifications" in source
+    if reads and "client.ingest" not in source:
         client.ingest(DATASET_OF_CHANNEL, WARM_DAY)
 
 
