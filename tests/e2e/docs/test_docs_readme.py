@@ -198,12 +198,11 @@ def make_files(command: click.Command, arguments: list[str], context: click.Cont
                     Path(file).mkdir(parents=True, exist_ok=True)
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_page_commands_parse(
-    name: str, page: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_commands_of_pages_parse(
+    page: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for _, block in page(name).blocks("console"):
+    for _, block in (block for name in PAGES for block in page(name).blocks("console")):
         for words in filter(None, commands(block)):
             if Path(words[0]).name == "galileo":
                 parse(words[1:])
@@ -239,10 +238,10 @@ def test_command_check_splits_shell() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_page_links_exist(name: str, page: Callable[[str], Any]) -> None:
+def test_links_of_pages_exist(page: Callable[[str], Any]) -> None:
     dead = []
-    for link in page(name).links:
+    links = [(name, link) for name in PAGES for link in page(name).links]
+    for name, link in links:
         if link.startswith(("http://", "https://")):
             continue
         path, _, anchor = link.partition("#")
@@ -251,15 +250,19 @@ def test_page_links_exist(name: str, page: Callable[[str], Any]) -> None:
         if exists and anchor:
             exists = anchor in page(str(target.resolve().relative_to(ROOT))).anchors
         if not exists:
-            dead.append(link)
+            dead.append((name, link))
     assert dead == []
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_page_modules_exist(name: str, page: Callable[[str], Any]) -> None:
-    named = _MODULE.findall(page(name).prose)
+def test_modules_of_pages_exist(page: Callable[[str], Any]) -> None:
     places = [ROOT, ROOT / "galileo", ROOT / "tests" / "kit" / "simulator"]
-    assert [one for one in named if not any((place / one).is_file() for place in places)] == []
+    absent = [
+        (name, module)
+        for name in PAGES
+        for module in _MODULE.findall(page(name).prose)
+        if not any((place / module).is_file() for place in places)
+    ]
+    assert absent == []
 
 
 def test_documentation_index_lists_every_page(page: Callable[[str], Any]) -> None:

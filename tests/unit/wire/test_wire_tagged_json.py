@@ -29,8 +29,9 @@ plain = st.none() | st.booleans() | numbers | st.floats(allow_nan=False) | texts
 options = st.dictionaries(
     texts, plain | st.lists(plain, max_size=3) | st.dictionaries(texts, plain, max_size=2)
 )
-st.register_type_strategy(Cursor, cursors)
-st.register_type_strategy(SamplerSpec, st.builds(SamplerSpec, texts, options, numbers))
+# A strategy is looked at once it is registered, which takes a second; a function is not.
+st.register_type_strategy(Cursor, lambda _: cursors)
+st.register_type_strategy(SamplerSpec, lambda _: st.builds(SamplerSpec, texts, options, numbers))
 st.register_type_strategy(
     Window,
     st.tuples(st.integers(1, 10**9), st.integers(1, 500), st.integers(0, 10**9)).map(
