@@ -459,12 +459,7 @@ class World:
         self.acknowledged.add(number)
 
     async def send_until_stored(
-        self,
-        key: str,
-        rows_of: Callable[[StorageNode], pa.Table],
-        *,
-        producer: str,
-        batch: int,
+        self, key: str, rows_of: Callable[[StorageNode], pa.Table], *, producer: str, batch: int
     ) -> None:
         """Sends a batch to one node after the other until one has stored it."""
         while True:

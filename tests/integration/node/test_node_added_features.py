@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from node_cluster import make_observations
 from parameters import keep_quick
 
 from galileo.cursor import Cursor
@@ -425,7 +426,7 @@ async def test_a_query_that_names_no_feature_is_refused_after_looking_for_it(clu
         await node.bind("gust > 3", node.catalog.schema("nam"))
 
 
-async def test_a_scan_that_has_begun_goes_on_with_its_features(cluster, make_observations) -> None:
+async def test_a_scan_that_has_begun_goes_on_with_its_features(cluster) -> None:
     await cluster.ingest(make_observations(100, seed=1))
     before = parse("temperature > 0", cluster.schema)
     await cluster["a"].add_features("nam", [GUST])

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from expected_errors import raises
+from node_cluster import make_observations
 
 from galileo.cursor import Cursor
 from galileo.dht import topology_changes
@@ -15,9 +14,6 @@ from galileo.errors import DatasetExists, Unavailable, UnknownDataset
 from galileo.model.schema import Feature, Schema
 from galileo.node import system_tables
 from galileo.node.storage_node import TOPOLOGY_PAUSE_S
-
-Make = Callable[..., pa.Table]
-
 
 SEA = Schema("sea", [Feature("t")])
 OTHER_SEA = Schema("sea", [Feature("t")], geohash_precision=3)
@@ -94,7 +90,7 @@ async def test_schema_at_a_node_on_an_empty_directory_waits_for_the_topology_of_
     assert await asking == cluster.schema
 
 
-async def test_restart_recovers_datasets_and_commits(cluster: Any, make_observations: Make) -> None:
+async def test_restart_recovers_datasets_and_commits(cluster: Any) -> None:
     for batch in range(3):
         await cluster.ingest(make_observations(200, seed=batch), batch=batch)
     before = {node.name: node.facts() for node in cluster.nodes}
@@ -111,9 +107,7 @@ async def test_restart_recovers_datasets_and_commits(cluster: Any, make_observat
     assert again.in_commit_order().table.equals(labels.in_commit_order().table)
 
 
-async def test_facts_of_all_nodes_add_up_to_the_dataset(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_facts_of_all_nodes_add_up_to_the_dataset(cluster: Any) -> None:
     await cluster.ingest(make_observations(500))
     facts = [fact for node in cluster.nodes for fact in node.facts()]
     assert {fact.dataset for fact in facts} == {"nam"}

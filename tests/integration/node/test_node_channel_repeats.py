@@ -39,12 +39,7 @@ class Repeats(Rounds):
     """
 
     def __init__(
-        self,
-        cluster: Any,
-        seed: int = 0,
-        *,
-        age_max: str | None = None,
-        period_s: float = PERIOD_S,
+        self, cluster: Any, seed: int = 0, *, age_max: str | None = None, period_s: float = PERIOD_S
     ) -> None:
         made = Channel("alerts", "nam", TEMPLATE, new="none", period=period_s, age_max=age_max)
         super().__init__(cluster, made, seed)

@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from node_cluster import make_observations
 
 from galileo.cursor import Cursor
 from galileo.dht import placement
@@ -46,8 +47,6 @@ from galileo.node.dataset_shard import DatasetShard
 from galileo.node.query_options import QueryOptions
 from galileo.query import Query, parse, visitors
 from galileo.query.nearest import NearestTo
-
-Make = Callable[..., pa.Table]
 
 
 @dataclass
@@ -105,8 +104,8 @@ async def direct(cluster: Any) -> AsyncIterator[Direct]:
         await exploration.close()
 
 
-async def fill(cluster: Any, make: Make, batches: int = 3) -> pd.DataFrame:
-    tables = [make(300, seed=seed) for seed in range(batches)]
+async def fill(cluster: Any, batches: int = 3) -> pd.DataFrame:
+    tables = [make_observations(300, seed=seed) for seed in range(batches)]
     for batch, table in enumerate(tables):
         await cluster.ingest(table, batch=batch)
     return pa.concat_tables(tables).to_pandas()
@@ -123,10 +122,8 @@ def children_of(
     return ChildrenRequest(cluster.schema, prefix, levels, limit)
 
 
-async def test_analytics_give_the_same_answer_at_every_node(
-    cluster: Any, direct: Direct, make_observations: Make
-) -> None:
-    frame = await fill(cluster, make_observations)
+async def test_analytics_give_the_same_answer_at_every_node(cluster: Any, direct: Direct) -> None:
+    frame = await fill(cluster)
     query = parse("temperature > 280", cluster.schema)
     sought = NearestTo(20.0, 179.0, 25, query)
     question = SummaryRequest(query, "temperature", 5)
@@ -145,10 +142,8 @@ async def test_analytics_give_the_same_answer_at_every_node(
     assert counts[0] == counts[1] == counts[2] == np.histogram(warm["temperature"], 5)[0].tolist()
 
 
-async def test_analytics_with_an_unreachable_node_are_partial(
-    cluster: Any, direct: Direct, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations)
+async def test_analytics_with_an_unreachable_node_are_partial(cluster: Any, direct: Direct) -> None:
+    await fill(cluster)
     everything = parse("", cluster.schema)
     direct.away.add("b")
     gone, asked = held_by(cluster, "b"), direct.explorations["a"]
@@ -193,10 +188,10 @@ DURING = "T_DURING(datetime, INTERVAL('2012-03-01T03:30:00Z', '2012-03-01T05:20:
 @pytest.mark.parametrize("query", ["", "temperature > 280", BOX, f"NOT {BOX}", DURING])
 @pytest.mark.parametrize("by", [["cell:2", "window:6h"], ["cell:9", "window:90m"]])
 async def test_aggregate_equals_pandas_at_every_node(
-    cluster: Any, direct: Direct, make_observations: Make, query: str, by: list[str]
+    cluster: Any, direct: Direct, query: str, by: list[str]
 ) -> None:
     """Finer groups than blocks are made of observations, and count the same in all."""
-    frame = await fill(cluster, make_observations)
+    frame = await fill(cluster)
     expected = aggregated(cluster, frame, query)
     question = AggregateRequest(
         parse(query, cluster.schema), Grouping.of(by, {"temperature": "max"})
@@ -214,9 +209,9 @@ async def test_aggregate_equals_pandas_at_every_node(
 
 
 async def test_aggregate_with_an_unreachable_node_lacks_its_partitions(
-    cluster: Any, direct: Direct, make_observations: Make
+    cluster: Any, direct: Direct
 ) -> None:
-    await fill(cluster, make_observations)
+    await fill(cluster)
     direct.away.add("b")
     gone, labels = held_by(cluster, "b"), (await cluster.ask("", at="a")).table
     kept = labels.filter(pa.array(~np.isin(labels.column("partition").to_numpy(), list(gone))))
@@ -229,9 +224,9 @@ async def test_aggregate_with_an_unreachable_node_lacks_its_partitions(
 
 
 async def test_aggregate_of_too_many_groups_is_refused(
-    cluster: Any, direct: Direct, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, direct: Direct, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await fill(cluster, make_observations)
+    await fill(cluster)
     monkeypatch.setattr(group_merger, "GROUPS_MAX", 500)
     question = AggregateRequest(parse("", cluster.schema), Grouping.of(["cell:9"]))
     with raises(InputError, parameter="by", bound=500):
@@ -239,10 +234,10 @@ async def test_aggregate_of_too_many_groups_is_refused(
 
 
 async def test_aggregate_begins_anew_when_retention_drops_what_it_reads(
-    cluster: Any, direct: Direct, make_observations: Make
+    cluster: Any, direct: Direct
 ) -> None:
     """The labels at the edge of a region were found, and then their commits are dropped."""
-    await fill(cluster, make_observations)
+    await fill(cluster)
     shard = cluster["a"].catalog.shard("nam")
     read, dropped = shard.journal, []
 
@@ -261,10 +256,8 @@ async def test_aggregate_begins_anew_when_retention_drops_what_it_reads(
     assert again.missing == frozenset()
 
 
-async def test_summarise_node_lost_between_rounds_is_missing(
-    cluster: Any, direct: Direct, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations)
+async def test_summarise_node_lost_between_rounds_is_missing(cluster: Any, direct: Direct) -> None:
+    await fill(cluster)
     rounds = []
 
     def lose(node: str) -> None:
@@ -285,9 +278,9 @@ async def test_summarise_node_lost_between_rounds_is_missing(
 
 
 async def test_summarise_histogram_counts_the_commits_of_its_first_round(
-    cluster: Any, direct: Direct, make_observations: Make
+    cluster: Any, direct: Direct
 ) -> None:
-    frame = await fill(cluster, make_observations)
+    frame = await fill(cluster)
     late = make_observations(50, seed=9)
     loop = asyncio.get_running_loop()
     ingested: list[asyncio.Task[Any]] = []
@@ -309,9 +302,9 @@ async def test_summarise_histogram_counts_the_commits_of_its_first_round(
 
 
 async def test_analytics_skip_partitions_pruned_by_the_feature_graph(
-    cluster: Any, direct: Direct, make_observations: Make
+    cluster: Any, direct: Direct
 ) -> None:
-    await fill(cluster, make_observations)
+    await fill(cluster)
     cold, exploration = parse("temperature > 1000", cluster.schema), direct.explorations["a"]
     before = await exploration.explain(cold)
     assert before.pruned == Cursor()
@@ -339,9 +332,9 @@ async def test_analytics_skip_partitions_pruned_by_the_feature_graph(
 
 
 async def test_children_calls_only_nodes_that_can_hold_the_vertex(
-    cluster: Any, direct: Direct, make_observations: Make
+    cluster: Any, direct: Direct
 ) -> None:
-    await fill(cluster, make_observations)
+    await fill(cluster)
     labels = await cluster.ask("", at="a")
     row = labels.to_arrow().slice(0, 1).to_pylist()[0]
     asked = direct.explorations["a"]
@@ -355,10 +348,8 @@ async def test_children_calls_only_nodes_that_can_hold_the_vertex(
         assert found.value.table.num_rows > 0
 
 
-async def test_children_merges_the_first_pages_of_all_nodes(
-    cluster: Any, direct: Direct, make_observations: Make
-) -> None:
-    frame = await fill(cluster, make_observations)
+async def test_children_merges_the_first_pages_of_all_nodes(cluster: Any, direct: Direct) -> None:
+    frame = await fill(cluster)
     counted = frame["temperature"].value_counts().sort_index()
     found = await direct.explorations["a"].children(
         children_of(cluster, order=("temperature",), limit=7)
@@ -369,10 +360,8 @@ async def test_children_merges_the_first_pages_of_all_nodes(
     assert table.column("observations").to_pylist() == counted.iloc[:7].tolist()
 
 
-async def test_estimate_calls_no_node_and_names_silent_ones(
-    cluster: Any, direct: Direct, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations)
+async def test_estimate_calls_no_node_and_names_silent_ones(cluster: Any, direct: Direct) -> None:
+    await fill(cluster)
     everything, node = parse("", cluster.schema), cluster["a"]
     mine, exploration = held_by(cluster, "a"), direct.explorations["a"]
     own = [p for p in (await cluster.ask("", at="a")).partitions.tolist() if p in mine]
@@ -423,9 +412,9 @@ async def test_estimate_is_calculated_outside_the_event_loop(
 
 
 async def test_nearest_writes_its_queries_outside_the_event_loop(
-    cluster: Any, direct: Direct, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, direct: Direct, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await fill(cluster, make_observations)
+    await fill(cluster)
     threads, write = list[int](), visitors.json_value
 
     def note(tree: Any) -> Any:
@@ -440,9 +429,9 @@ async def test_nearest_writes_its_queries_outside_the_event_loop(
 
 
 async def test_children_with_a_value_of_the_wrong_type_is_refused(
-    cluster: Any, direct: Direct, make_observations: Make
+    cluster: Any, direct: Direct
 ) -> None:
-    await fill(cluster, make_observations, batches=1)
+    await fill(cluster, batches=1)
     with raises(InputError, level="temperature", expected="float"):
         await direct.explorations["a"].children(
             children_of(cluster, "warm", order=("temperature", "geohash"))
@@ -452,9 +441,7 @@ async def test_children_with_a_value_of_the_wrong_type_is_refused(
 # --- cancellation and bounds ---------------------------------------------------------------------
 
 
-async def test_cancelled_analytics_stop_their_work(
-    cluster: Any, direct: Direct, make_observations: Make
-) -> None:
+async def test_cancelled_analytics_stop_their_work(cluster: Any, direct: Direct) -> None:
     """The thread meets the check after the caller went away, and ends with it."""
     local = direct.explorations["a"].local
     working, outcome = threading.Event(), []
@@ -494,9 +481,9 @@ async def test_analytics_above_waiting_max_are_overloaded(cluster: Any) -> None:
 
 
 async def test_nearest_holds_few_observations_more_than_requested(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await fill(cluster, make_observations, batches=6)
+    await fill(cluster, batches=6)
     await cluster.reconfigure(queries=QueryOptions(rows_held_min=10))
     exploration = ClusterAnalytics(cluster["b"], peers=Direct())
     sizes: list[int] = []
@@ -518,13 +505,13 @@ async def test_nearest_holds_few_observations_more_than_requested(
 
 
 async def test_nearest_starts_again_after_retention_deleted_rows(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files are dropped after the search found paths in them and before it read them."""
     cluster.journals = dataclasses.replace(cluster.journals, segment_bytes_max=4_000)
     for name in "abc":
         await cluster.restart(name)
-    await fill(cluster, make_observations)
+    await fill(cluster)
     direct = Direct()
     direct.explorations["a"] = exploration = ClusterAnalytics(cluster["a"], peers=direct)
     shard, plain = cluster["a"].catalog.shard("nam"), MetadataGraph.scan
@@ -552,9 +539,9 @@ async def test_nearest_starts_again_after_retention_deleted_rows(
 
 
 async def test_describe_at_every_node_covers_the_whole_dataset(
-    cluster: Any, direct: Direct, make_observations: Make
+    cluster: Any, direct: Direct
 ) -> None:
-    frame = await fill(cluster, make_observations)
+    frame = await fill(cluster)
     for node in "abc":
         direct.asked.clear()
         whole = await direct.explorations[node].describe(cluster.schema)
@@ -573,9 +560,9 @@ async def test_describe_at_every_node_covers_the_whole_dataset(
 
 
 async def test_describe_with_an_unreachable_node_names_missing_partitions(
-    cluster: Any, direct: Direct, make_observations: Make
+    cluster: Any, direct: Direct
 ) -> None:
-    frame = await fill(cluster, make_observations)
+    frame = await fill(cluster)
     direct.away = {"b"}
     whole = await direct.explorations["a"].describe(cluster.schema)
     assert whole.missing == placement.partitions_by_node(cluster.topology)["b"]
@@ -584,9 +571,9 @@ async def test_describe_with_an_unreachable_node_names_missing_partitions(
 
 
 async def test_version_changes_with_the_partitions_of_what_is_committed_or_dropped(
-    cluster: Any, direct: Direct, make_observations: Make
+    cluster: Any, direct: Direct
 ) -> None:
-    await fill(cluster, make_observations)
+    await fill(cluster)
     direct.asked.clear()
     first = await direct.explorations["a"].version(cluster.schema)
     assert sorted(name for name, _ in direct.asked) == ["b", "c"]
@@ -616,19 +603,17 @@ def changed(before: Any, after: Any) -> list[int]:
 
 
 async def test_version_with_an_unreachable_node_names_missing_partitions(
-    cluster: Any, direct: Direct, make_observations: Make
+    cluster: Any, direct: Direct
 ) -> None:
-    await fill(cluster, make_observations)
+    await fill(cluster)
     direct.away = {"b"}
     whole = await direct.explorations["a"].version(cluster.schema)
     assert whole.missing == held_by(cluster, "b")
     assert set(whole.value.partitions).isdisjoint(whole.missing)
 
 
-async def test_aggregate_names_the_partitions_that_matter(
-    cluster: Any, direct: Direct, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations)
+async def test_aggregate_names_the_partitions_that_matter(cluster: Any, direct: Direct) -> None:
+    await fill(cluster)
     asked = direct.explorations["a"]
     query = parse("geohash LIKE '9%'", cluster.schema)
     found = await asked.aggregate(AggregateRequest(query, Grouping.of([])))
@@ -680,9 +665,7 @@ LATEST: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
 
 
 @pytest.mark.parametrize("query", ["", "temperature > 280", BOX, DURING, f"{BOX} AND NOT {DURING}"])
-async def test_latest_equals_a_loop_at_every_node(
-    cluster: Any, direct: Direct, make_observations: Make, query: str
-) -> None:
+async def test_latest_equals_a_loop_at_every_node(cluster: Any, direct: Direct, query: str) -> None:
     """With many ties, and with labels of which it is not certain that an observation matches."""
     rng = np.random.default_rng(len(query))
     for batch in range(3):
@@ -723,9 +706,9 @@ async def test_latest_equals_a_loop_at_every_node(
 
 
 async def test_latest_reads_only_paths_that_may_be_newest(
-    cluster: Any, direct: Direct, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, direct: Direct, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await fill(cluster, make_observations)
+    await fill(cluster)
     read, plain = list[int](), newest.NewestMerger.add
 
     def add(merger: newest.NewestMerger, table: pa.Table) -> None:
@@ -742,9 +725,9 @@ async def test_latest_reads_only_paths_that_may_be_newest(
 
 
 async def test_latest_of_too_many_values_is_refused(
-    cluster: Any, direct: Direct, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, direct: Direct, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await fill(cluster, make_observations)
+    await fill(cluster)
     monkeypatch.setattr(newest, "NEWEST_MAX", 50)
     question = LatestRequest(parse("", cluster.schema), parse_key("cell:9"))
     with raises(InputError, parameter="by", bound=50):
@@ -762,9 +745,9 @@ async def test_latest_by_what_is_no_cell_and_no_feature_is_refused(
 
 
 async def test_latest_begins_anew_when_retention_drops_what_may_be_newest(
-    cluster: Any, direct: Direct, make_observations: Make
+    cluster: Any, direct: Direct
 ) -> None:
-    await fill(cluster, make_observations)
+    await fill(cluster)
     shard = cluster["a"].catalog.shard("nam")
     plain, calls = shard.versions, list[int]()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from expected_errors import raises
+from node_cluster import make_observations
 
 from galileo.errors import PartitionMoved, Unavailable, UnknownDataset
 from galileo.model import paths
@@ -23,8 +22,6 @@ from galileo.node.definitions import Definition
 from galileo.node.standing_queries import MatchTask
 from galileo.query import parse
 from galileo.storage.commits import Commit
-
-Make = Callable[..., pa.Table]
 
 AGAIN = Schema("nam", [Feature("depth", "m")], geohash_precision=3)
 
@@ -44,9 +41,7 @@ def directories(cluster: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("at", ["a", "b", "c"])
-async def test_drop_dataset_at_any_node_deletes_it_everywhere(
-    cluster: Any, make_observations: Make, at: str
-) -> None:
+async def test_drop_dataset_at_any_node_deletes_it_everywhere(cluster: Any, at: str) -> None:
     await cluster.ingest(make_observations(500))
     labels = await cluster.ask()
     outcome = await cluster[at].drop_dataset("nam")
@@ -72,9 +67,7 @@ async def test_drop_dataset_of_an_unknown_dataset_is_refused(cluster: Any) -> No
     assert known(cluster) == everywhere("nam")
 
 
-async def test_drop_dataset_frees_the_name_for_a_new_dataset(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_drop_dataset_frees_the_name_for_a_new_dataset(cluster: Any) -> None:
     old = await cluster.ingest(make_observations(300))
     labels = await cluster.ask()
     await cluster["b"].set_retention("nam", Retention(bytes=1 << 40))
@@ -104,9 +97,7 @@ async def test_drop_dataset_frees_the_name_for_a_new_dataset(
     assert cluster["c"].store.load_records(RETENTION_KIND) == {}
 
 
-async def test_drop_dataset_missed_by_a_node_is_learnt_later(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_drop_dataset_missed_by_a_node_is_learnt_later(cluster: Any) -> None:
     await cluster.ingest(make_observations(300))
     at, away = cluster.followers
     cluster.network.away = {away}
@@ -119,9 +110,7 @@ async def test_drop_dataset_missed_by_a_node_is_learnt_later(
     assert directories(cluster) == []
 
 
-async def test_node_that_missed_a_drop_and_a_creation_adopts_the_new_dataset(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_node_that_missed_a_drop_and_a_creation_adopts_the_new_dataset(cluster: Any) -> None:
     await cluster.ingest(make_observations(300))
     at, away = cluster.followers
     cluster.network.away = {away}
@@ -145,7 +134,7 @@ async def test_drop_dataset_without_a_leader_of_the_system_partition_is_unavaila
     assert known(cluster) == everywhere("nam")
 
 
-async def test_drop_dataset_survives_restarts(cluster: Any, make_observations: Make) -> None:
+async def test_drop_dataset_survives_restarts(cluster: Any) -> None:
     await cluster.ingest(make_observations(300))
     await cluster["a"].set_retention("nam", Retention(bytes=1 << 40))
     await cluster["a"].drop_dataset("nam")
@@ -159,9 +148,7 @@ async def test_drop_dataset_survives_restarts(cluster: Any, make_observations: M
         assert (await node.retention("nam")).retention is None
 
 
-async def test_drop_dataset_leaves_ingest_into_others_running(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_drop_dataset_leaves_ingest_into_others_running(cluster: Any) -> None:
     other = Schema("gfs", cluster.schema.features, geohash_precision=2, time_bucket="6h")
     await cluster["a"].create_dataset(other)
 
@@ -187,9 +174,7 @@ async def test_drop_dataset_leaves_ingest_into_others_running(
     assert sum(found) == 600
 
 
-async def test_late_requests_for_a_dropped_dataset_are_refused(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_late_requests_for_a_dropped_dataset_are_refused(cluster: Any) -> None:
     """What a node sends that has not heard of the drop is refused, or finds nothing."""
     rows = make_observations(50)
     await cluster.ingest(rows)
@@ -209,7 +194,7 @@ async def test_late_requests_for_a_dropped_dataset_are_refused(
     assert not node.catalog.shard("nam@1").journals
 
 
-async def test_drop_repeated_gives_the_first_answer(cluster: Any, make_observations: Make) -> None:
+async def test_drop_repeated_gives_the_first_answer(cluster: Any) -> None:
     await cluster.ingest(make_observations(50))
     removed = await cluster["a"].drop_dataset("nam")
     await cluster["a"].create_dataset(AGAIN)
@@ -221,9 +206,7 @@ async def test_drop_repeated_gives_the_first_answer(cluster: Any, make_observati
     assert known(cluster) == everywhere("nam@1")
 
 
-async def test_drop_called_concurrently_gives_one_answer(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_drop_called_concurrently_gives_one_answer(cluster: Any) -> None:
     """A node that follows may hear of the drop before the call of another node comes."""
     await cluster.ingest(make_observations(50))
     node = cluster["a"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from node_cluster import make_observations
 from set_back import EarlierLogs, begin_history
 
 from galileo.cursor import EMPTY_CURSOR, Cursor, continued, lost_positions
@@ -23,7 +23,6 @@ from galileo.node.select import CursorRange
 from galileo.node.standing_queries import Matching, MatchTask
 from galileo.query import parse
 
-Make = Callable[..., pa.Table]
 HISTORY = 7
 TABLE = Table("beds", {"id": "int", "beds": "int"}, key="id").spread(8)
 
@@ -50,7 +49,7 @@ async def ingest(cluster: Any, rows: pa.Table, batch: int) -> Cursor:
 
 
 @pytest.fixture(params=[True, False], ids=["new_commits", "no_new_commits"])
-async def loss(cluster: Any, make_observations: Make, request: pytest.FixtureRequest) -> Loss:
+async def loss(cluster: Any, request: pytest.FixtureRequest) -> Loss:
     earlier = EarlierLogs(cluster, "nam")
     kept = await ingest(cluster, make_observations(200, seed=0), 0)
     await earlier.save()
@@ -111,9 +110,7 @@ async def test_position_of_a_later_history_waits_for_the_node(loss: Loss) -> Non
 
 
 @pytest.mark.parametrize("limit", [7, 10_000])
-async def test_pages_go_on_without_what_is_lost(
-    cluster: Any, make_observations: Make, limit: int
-) -> None:
+async def test_pages_go_on_without_what_is_lost(cluster: Any, limit: int) -> None:
     earlier, query = EarlierLogs(cluster, "nam"), parse("", cluster.schema)
     await ingest(cluster, make_observations(40, seed=0), 0)
     await earlier.save()
@@ -151,7 +148,7 @@ async def test_pages_cross_a_jump(loss: Loss) -> None:
     assert sorted(names) == sorted(f"{batch}-{row}" for batch in batches for row in range(200))
 
 
-async def test_ids_of_lost_commits_are_refused(cluster: Any, make_observations: Make) -> None:
+async def test_ids_of_lost_commits_are_refused(cluster: Any) -> None:
     earlier = EarlierLogs(cluster, "nam")
     kept = await ingest(cluster, make_observations(200, seed=0), 0)
     await earlier.save()

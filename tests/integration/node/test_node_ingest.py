@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from expected_errors import raises
+from node_cluster import make_observations
 
 from galileo.dht import placement
 from galileo.errors import (
@@ -27,8 +28,6 @@ from galileo.model.table import Table
 from galileo.node.catalog import CatalogOptions
 from galileo.node.peers import CommitTask
 from galileo.node.storage_node import NodeOptions
-
-Make = Callable[..., pa.Table]
 
 
 def by_partition(cluster: Any, table: pa.Table) -> dict[int, set[str]]:
@@ -57,9 +56,7 @@ def stored(cluster: Any) -> dict[int, list[list[str]]]:
     return found
 
 
-async def test_ingest_stores_each_row_once_at_its_owner(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_ingest_stores_each_row_once_at_its_owner(cluster: Any) -> None:
     table = make_observations(500)
     answer = await cluster.ingest(table)
     assert answer.rows == 500
@@ -74,9 +71,7 @@ async def test_ingest_stores_each_row_once_at_its_owner(
         assert {owners[partition] for partition in held} == {node.name}
 
 
-async def test_ingest_at_any_node_in_any_row_order_stores_the_same_commits(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_ingest_at_any_node_in_any_row_order_stores_the_same_commits(cluster: Any) -> None:
     table = make_observations(300)
     shuffled = table.take(pa.array(np.random.default_rng(1).permutation(300)))
     chunked = pa.concat_tables([shuffled.slice(0, 100), shuffled.slice(100)])
@@ -88,9 +83,7 @@ async def test_ingest_at_any_node_in_any_row_order_stores_the_same_commits(
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-async def test_ingest_of_a_repeated_batch_is_a_duplicate(
-    cluster: Any, make_observations: Make, is_restarted: bool
-) -> None:
+async def test_ingest_of_a_repeated_batch_is_a_duplicate(cluster: Any, is_restarted: bool) -> None:
     table = make_observations(200)
     first = await cluster.ingest(table)
     before = stored(cluster)
@@ -103,9 +96,7 @@ async def test_ingest_of_a_repeated_batch_is_a_duplicate(
     assert stored(cluster) == before
 
 
-async def test_ingest_retried_after_an_unreachable_node_stores_the_rest(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_ingest_retried_after_an_unreachable_node_stores_the_rest(cluster: Any) -> None:
     table = make_observations(400)
     cluster.network.away = {"b"}
     with raises(Unavailable, node="b"):
@@ -119,9 +110,7 @@ async def test_ingest_retried_after_an_unreachable_node_stores_the_rest(
     assert stored(cluster) == {p: [sorted(r)] for p, r in by_partition(cluster, table).items()}
 
 
-async def test_ingest_retried_after_a_full_queue_stores_the_rest(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_ingest_retried_after_a_full_queue_stores_the_rest(cluster: Any) -> None:
     """Each partition takes its part or refuses it by itself; one that refuses fails the batch."""
     table = make_observations(400)
     cluster.options = NodeOptions(catalog=CatalogOptions(commit_queue_max=0))
@@ -137,9 +126,7 @@ async def test_ingest_retried_after_a_full_queue_stores_the_rest(
     assert stored(cluster) == {p: [sorted(r)] for p, r in by_partition(cluster, table).items()}
 
 
-async def test_ingest_of_one_batch_number_by_two_producers_stores_both(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_ingest_of_one_batch_number_by_two_producers_stores_both(cluster: Any) -> None:
     for producer in ("one", "two"):
         answer = await cluster.ingest(make_observations(100), producer=producer)
         assert answer.duplicate_rows == 0
@@ -153,7 +140,7 @@ def warmer(table: pa.Table) -> pa.Table:
 
 @pytest.mark.parametrize("change", [lambda table: table.slice(0, 150), warmer])
 async def test_ingest_of_other_rows_with_a_used_batch_number_is_a_conflict(
-    cluster: Any, make_observations: Make, change: Callable[[pa.Table], pa.Table]
+    cluster: Any, change: Callable[[pa.Table], pa.Table]
 ) -> None:
     """Else a producer that restarts its numbering would get a duplicate for new rows."""
     table = make_observations(200)
@@ -169,9 +156,7 @@ async def test_ingest_of_other_rows_with_a_used_batch_number_is_a_conflict(
     assert (await cluster.ingest(table)).duplicate_rows == 200
 
 
-async def test_ingest_concurrently_stores_every_batch(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_ingest_concurrently_stores_every_batch(cluster: Any) -> None:
     tables = [make_observations(50, seed=seed) for seed in range(20)]
     nodes = "abcab" * 4
     await asyncio.gather(
@@ -186,9 +171,7 @@ async def test_ingest_concurrently_stores_every_batch(
     assert sum(fact.rows for fact in facts) == 1000
 
 
-async def test_ingest_of_an_empty_table_stores_nothing(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_ingest_of_an_empty_table_stores_nothing(cluster: Any) -> None:
     answer = await cluster.ingest(make_observations(5).slice(0, 0))
     assert (answer.rows, answer.paths, len(answer.reached)) == (0, 0, 0)
 
@@ -201,23 +184,19 @@ async def test_ingest_of_an_empty_table_stores_nothing(
     [("producer", ("", "a b", "x" * 129, "ü", "a/b", "a\n")), ("batch", (-1, 2**63))],
 )
 async def test_ingest_with_an_invalid_producer_or_batch_number_is_refused(
-    cluster: Any, make_observations: Make, parameter: str, values: tuple[Any, ...]
+    cluster: Any, parameter: str, values: tuple[Any, ...]
 ) -> None:
     for value in values:
         with raises(InputError, parameter=parameter):
             await cluster.ingest(make_observations(5), **{parameter: value})
 
 
-async def test_ingest_into_an_unknown_dataset_names_the_nearest(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_ingest_into_an_unknown_dataset_names_the_nearest(cluster: Any) -> None:
     with raises(UnknownDataset, nearest="nam"):
         await cluster["a"].ingest.ingest("nan", make_observations(5), producer="p", batch=0)
 
 
-async def test_ingest_with_one_invalid_row_stores_nothing(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_ingest_with_one_invalid_row_stores_nothing(cluster: Any) -> None:
     good = make_observations(100)
     latitudes = good.column("latitude").to_pylist()
     latitudes[57] = 91.0
@@ -228,9 +207,7 @@ async def test_ingest_with_one_invalid_row_stores_nothing(
     assert (await cluster.ingest(good)).duplicate_rows == 0
 
 
-async def test_ingest_above_batch_rows_max_is_refused(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_ingest_above_batch_rows_max_is_refused(cluster: Any) -> None:
     cluster.options = NodeOptions(batch_rows_max=10)
     await cluster.restart("a")
     with raises(InvalidObservations, bound=10):
@@ -249,9 +226,7 @@ async def test_ingest_of_checked_rows_refuses_long_texts_before_they_are_unpacke
             await cluster["a"].ingest.ingest(table.key, rows, producer="p", batch=0, check=check)
 
 
-async def test_watch_has_what_was_created_or_committed(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_watch_has_what_was_created_or_committed(cluster: Any) -> None:
     catalog = cluster["a"].catalog
     take = catalog.watch()
 
@@ -272,15 +247,13 @@ async def test_watch_has_what_was_created_or_committed(
     assert changed() == {*cluster["a"].catalog.keys}, "it leads other partitions now"
 
 
-async def test_ingest_calls_each_other_owner_once(cluster: Any, make_observations: Make) -> None:
+async def test_ingest_calls_each_other_owner_once(cluster: Any) -> None:
     await cluster.ingest(make_observations(500), at="a")
     commits = [node for node, method in cluster.network.calls if method == "commit"]
     assert sorted(commits) == ["b", "c"]
 
 
-async def test_commit_of_rows_of_another_node_is_refused(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_commit_of_rows_of_another_node_is_refused(cluster: Any) -> None:
     rows = make_observations(500)
     theirs = set(by_partition(cluster, rows)) - placement.partitions_by_node(cluster.topology)["a"]
     with raises(PartitionMoved, partitions=sorted(theirs)):
@@ -288,9 +261,7 @@ async def test_commit_of_rows_of_another_node_is_refused(
     assert stored(cluster) == {}, "no row is stored, not even of own partitions"
 
 
-async def test_ingest_numbers_of_one_principal_are_not_those_of_another(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_ingest_numbers_of_one_principal_are_not_those_of_another(cluster: Any) -> None:
     for seed, principal in enumerate(("ann", "bob")):
         for duplicates in (0, 50):
             answer = await cluster["a"].ingest.ingest(

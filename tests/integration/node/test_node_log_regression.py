@@ -20,9 +20,7 @@ def report(losses: LogRegressions, reported: dict[str, Cursor], times: int = 1) 
         losses.check_report("b", [1, 2, 3], reported=reported, expected=EXPECTED)
 
 
-def test_log_regression_of_a_shorter_log_is_reported_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_regression_of_a_shorter_log_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     losses = LogRegressions()
     report(losses, {"air": Cursor({1: 7, 2: 9}), "rain": Cursor({1: 2})}, REPORTS_MIN)
     assert losses.known == []

@@ -6,22 +6,21 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from expected_errors import raises
 from lone_nodes import LoneOwner
+from node_cluster import SCHEMA, make_observations
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import BatchConflict, Overloaded, PartitionMoved, PartitionReadOnly, Unavailable
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model import paths
-from galileo.model.schema import Schema
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.replication.log_writer import LogWriter
 from galileo.node.shard import Results, Shard
@@ -33,8 +32,6 @@ from galileo.storage.writer import JournalOptions
 
 PARTITION = 3
 TIMEOUT_S = 300.0
-
-Make = Callable[..., pa.Table]
 
 
 class GatedDisk(RealDisk):
@@ -75,7 +72,6 @@ class Bench:
     shard: DatasetShard
     writer: LogWriter
     store: Store
-    make: Make
 
     def start(
         self, batch: int, *, rows: int = 5, seed: int | None = None
@@ -90,7 +86,7 @@ class Bench:
         return self.writer.submit({PARTITION: commit})
 
     def indexed(self, batch: int, *, rows: int = 5, seed: int | None = None) -> Commit:
-        table = self.make(rows, seed=batch if seed is None else seed)
+        table = make_observations(rows, seed=batch if seed is None else seed)
         return Commit("p", batch, *paths.index(self.shard.schema, table))
 
     async def hold(self) -> asyncio.Task[Committed]:
@@ -131,17 +127,17 @@ def writer_of(shard: Shard, executor: Executor, syncing: Executor) -> LogWriter:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path, schema: Schema, make_observations: Make) -> AsyncIterator[Bench]:
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     disk = GatedDisk()
     with Store.open(tmp_path, JournalOptions(disk=disk), wall=lambda: 0.0) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         store.recover(lambda *_: None)
-        shard = DatasetShard(schema)
-        shard.attach(PARTITION, store.journal(schema.name, PARTITION))
+        shard = DatasetShard(SCHEMA)
+        shard.attach(PARTITION, store.journal(SCHEMA.name, PARTITION))
         with ThreadPoolExecutor(4) as executor, ThreadPoolExecutor(4) as syncing:
             disk.forget()
             writer = writer_of(shard, executor, syncing)
-            yield Bench(disk, shard, writer, store, make_observations)
+            yield Bench(disk, shard, writer, store)
             disk.gate.set()
             await writer.drained()
 
@@ -246,9 +242,7 @@ async def test_unexpected_error_settles_each_part_once(
     }
 
 
-async def test_commit_to_a_partition_that_left_fails_alone(
-    bench: Bench,
-) -> None:
+async def test_commit_to_a_partition_that_left_fails_alone(bench: Bench) -> None:
     commit = bench.indexed(1)
     results = await asyncio.wrap_future(bench.writer.submit({PARTITION: commit, 4: commit}))
     assert results[PARTITION] == Committed(1, 5, 5, duplicate=False)
@@ -362,9 +356,7 @@ async def test_submit_after_idle_writes_again(bench: Bench) -> None:
     assert bench.disk.syncs == 3
 
 
-async def test_writer_merges_sorted_runs_after_new_ones(
-    tmp_path: Path, schema: Schema, make_observations: Make
-) -> None:
+async def test_writer_merges_sorted_runs_after_new_ones(tmp_path: Path) -> None:
     class Watched(DatasetShard):
         maintained = 0
 
@@ -373,16 +365,16 @@ async def test_writer_merges_sorted_runs_after_new_ones(
             super().maintain()
 
     with Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         store.recover(lambda *_: None)
-        shard = Watched(schema)
-        shard.index = MetadataGraph(schema, memtable_paths_max=50)
-        shard.attach(PARTITION, store.journal(schema.name, PARTITION))
+        shard = Watched(SCHEMA)
+        shard.index = MetadataGraph(SCHEMA, memtable_paths_max=50)
+        shard.attach(PARTITION, store.journal(SCHEMA.name, PARTITION))
         with ThreadPoolExecutor(2) as executor:
             writer = writer_of(shard, executor, executor)
             for batch in range(40):
                 rows = make_observations(60 if batch else 10, seed=batch)
-                commit = Commit("p", batch, *paths.index(schema, rows))
+                commit = Commit("p", batch, *paths.index(SCHEMA, rows))
                 await asyncio.wrap_future(writer.submit({PARTITION: commit}))
                 if batch == 0:
                     await writer.drained()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from node_cluster import make_observations
 
 from galileo import samplers
 from galileo.errors import InputError, Unavailable
@@ -22,8 +22,6 @@ from galileo.node.row_reader import observed
 from galileo.query import parse
 from galileo.samplers import SamplerSpec, numbered_parts, observed_schema
 from galileo.testing.conformance import identities
-
-Make = Callable[..., pa.Table]
 
 QUERY = "temperature > 260 AND S_INTERSECTS(geometry, BBOX(-100, 10, 40, 33))"
 
@@ -66,7 +64,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, in
 
 
 @pytest.fixture
-async def filled(cluster: Any, make_observations: Make) -> Any:
+async def filled(cluster: Any) -> Any:
     """Twenty-four commits whose labels have several observations each."""
     for batch in range(3):
         table = make_observations(900, seed=batch)

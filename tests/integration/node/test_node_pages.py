@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from node_cluster import make_observations
 from parameters import keep_quick
 
 from galileo.errors import DataExpired, IncompleteAnswer, InputError
 from galileo.node import pages
 from galileo.node.pages import Page, PageStart
 from galileo.query import parse
-
-Make = Callable[..., pa.Table]
 
 BOX = "S_INTERSECTS(geometry, BBOX(-100.5, 10.3, 40.2, 33.1))"
 ID = ("partition", "sequence", "row")
@@ -59,7 +57,7 @@ def ids(tables: list[pa.Table]) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("query", ["", "temperature > 260", BOX, f"NOT {BOX}", "false"])
 @pytest.mark.parametrize("limit", keep_quick([1, 7, 100, 10_000], 1, 100, 10_000))
 async def test_pages_together_are_all_matches_in_the_order_of_ids(
-    cluster: Any, make_observations: Make, query: str, limit: int
+    cluster: Any, query: str, limit: int
 ) -> None:
     rows = 60 if limit == 1 else 600
     whole = make_observations(rows)
@@ -74,7 +72,7 @@ async def test_pages_together_are_all_matches_in_the_order_of_ids(
 
 
 async def test_pages_bound_the_labels_that_they_hold(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "LABELS_HELD", 5)
     monkeypatch.setattr(pages, "ROWS_READ_MIN", 3)
@@ -88,9 +86,7 @@ async def test_pages_bound_the_labels_that_they_hold(
 
 
 @pytest.mark.parametrize("query", ["", BOX])
-async def test_pages_end_amid_the_rows_of_a_path(
-    cluster: Any, make_observations: Make, query: str
-) -> None:
+async def test_pages_end_amid_the_rows_of_a_path(cluster: Any, query: str) -> None:
     """All observations of a block have one temperature, and are one path."""
     few = make_observations(4)
     whole = few.take(pa.array(list(range(4)) * 30))
@@ -103,9 +99,7 @@ async def test_pages_end_amid_the_rows_of_a_path(
     assert ids(tables) == sorted(set(ids(tables)))
 
 
-async def test_pages_have_what_was_committed_at_the_first_one(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_pages_have_what_was_committed_at_the_first_one(cluster: Any) -> None:
     first = make_observations(200)
     await cluster.ingest(first, batch=0)
     found = await page(cluster, limit=10)
@@ -123,7 +117,7 @@ async def test_pages_have_what_was_committed_at_the_first_one(
 
 
 async def test_a_page_reads_few_rows_of_few_commits(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(8):
         await cluster.ingest(make_observations(3_000, seed=number), batch=number)
@@ -140,15 +134,13 @@ async def test_a_page_reads_few_rows_of_few_commits(
     assert sum(read) <= pages.ROWS_READ_MIN
 
 
-async def test_page_has_the_named_columns_and_ids(cluster: Any, make_observations: Make) -> None:
+async def test_page_has_the_named_columns_and_ids(cluster: Any) -> None:
     await cluster.ingest(make_observations(50))
     found = await page(cluster, columns=("station",), limit=5)
     assert found.observations.column_names == ["station", *ID]
 
 
-async def test_first_page_without_a_node_is_incomplete_or_partial(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_first_page_without_a_node_is_incomplete_or_partial(cluster: Any) -> None:
     whole = make_observations(300)
     await cluster.ingest(whole)
     complete = await page(cluster)
@@ -168,7 +160,7 @@ async def test_first_page_without_a_node_is_incomplete_or_partial(
         await rest(cluster, complete)
 
 
-async def test_page_of_dropped_commits_is_refused(cluster: Any, make_observations: Make) -> None:
+async def test_page_of_dropped_commits_is_refused(cluster: Any) -> None:
     for batch in range(2):
         await cluster.ingest(make_observations(300, batch), batch=batch)
     shard = cluster["b"].catalog.shard("nam")
@@ -184,9 +176,7 @@ async def test_page_of_dropped_commits_is_refused(cluster: Any, make_observation
     assert (partition, 1) not in {(p, s) for p, s, _ in ids(again)}
 
 
-async def test_page_with_a_wrong_limit_or_start_is_refused(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_page_with_a_wrong_limit_or_start_is_refused(cluster: Any) -> None:
     await cluster.ingest(make_observations(50))
     for limit in (0, pages.PAGE_ROWS_MAX + 1):
         with raises(InputError, parameter="limit", bound=pages.PAGE_ROWS_MAX):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from node_cluster import make_observations
 from parameters import keep_quick
 from range_histories import EAST, MAPS, WEST, History, Violation
 
@@ -68,9 +69,7 @@ def stored_rows(cluster: Any) -> list[str]:
     ]
 
 
-async def test_ingest_repeated_after_a_cut_stores_nothing_twice(
-    western: Any, make_observations: Callable[..., pa.Table]
-) -> None:
+async def test_ingest_repeated_after_a_cut_stores_nothing_twice(western: Any) -> None:
     table = make_observations(200)
     first = await western.ingest(table)
     cut(western, ALL_EAST)
@@ -80,9 +79,7 @@ async def test_ingest_repeated_after_a_cut_stores_nothing_twice(
     assert len(stored_rows(western)) == 200
 
 
-async def test_ingest_partly_stored_before_a_cut_stores_the_rest(
-    western: Any, make_observations: Callable[..., pa.Table]
-) -> None:
+async def test_ingest_partly_stored_before_a_cut_stores_the_rest(western: Any) -> None:
     table = make_observations(200)
     western.network.away = {"c"}
     with pytest.raises(Unavailable):
@@ -96,9 +93,7 @@ async def test_ingest_partly_stored_before_a_cut_stores_the_rest(
     assert sorted(stored_rows(western)) == sorted(table.column("station").to_pylist())
 
 
-async def test_ingest_after_ranges_went_back_stores_nothing_twice(
-    western: Any, make_observations: Callable[..., pa.Table]
-) -> None:
+async def test_ingest_after_ranges_went_back_stores_nothing_twice(western: Any) -> None:
     tables = [make_observations(100, seed) for seed in range(3)]
     for number, ranges in enumerate([ALL_EAST, ALL_WEST, ALL_EAST]):
         await western.ingest(tables[number], batch=number)
@@ -109,9 +104,7 @@ async def test_ingest_after_ranges_went_back_stores_nothing_twice(
     assert len(stored_rows(western)) == 300
 
 
-async def test_ingest_after_a_cut_and_a_restart_stores_nothing_twice(
-    western: Any, make_observations: Callable[..., pa.Table]
-) -> None:
+async def test_ingest_after_a_cut_and_a_restart_stores_nothing_twice(western: Any) -> None:
     table = make_observations(100)
     await western.ingest(table)
     cut(western, ALL_EAST)
@@ -120,9 +113,7 @@ async def test_ingest_after_a_cut_and_a_restart_stores_nothing_twice(
     assert (await western.ingest(table)).duplicate_rows == 100
 
 
-async def test_ingest_higher_number_of_a_known_producer_asks_no_node(
-    western: Any, make_observations: Callable[..., pa.Table]
-) -> None:
+async def test_ingest_higher_number_of_a_known_producer_asks_no_node(western: Any) -> None:
     await western.ingest(make_observations(100), batch=0)
     cut(western, ALL_EAST)
     await western.ingest(make_observations(100, 1), at="b", batch=1)
@@ -131,9 +122,7 @@ async def test_ingest_higher_number_of_a_known_producer_asks_no_node(
     assert not [call for call in western.network.calls if call[1] == "find_batches"]
 
 
-async def test_ingest_never_sent_before_asks_no_node(
-    western: Any, make_observations: Callable[..., pa.Table]
-) -> None:
+async def test_ingest_never_sent_before_asks_no_node(western: Any) -> None:
     cut(western, ALL_EAST)
     western.network.calls.clear()
     await western["b"].ingest.ingest(
@@ -142,9 +131,7 @@ async def test_ingest_never_sent_before_asks_no_node(
     assert not western.network.calls
 
 
-async def test_ingest_while_the_node_before_is_away_is_unavailable(
-    western: Any, make_observations: Callable[..., pa.Table]
-) -> None:
+async def test_ingest_while_the_node_before_is_away_is_unavailable(western: Any) -> None:
     table = make_observations(100)
     await western.ingest(table)
     cut(western, ALL_EAST)
@@ -154,9 +141,7 @@ async def test_ingest_while_the_node_before_is_away_is_unavailable(
     assert len(stored_rows(western)) == 100
 
 
-async def test_ingest_split_by_earlier_ranges_is_refused(
-    western: Any, make_observations: Callable[..., pa.Table]
-) -> None:
+async def test_ingest_split_by_earlier_ranges_is_refused(western: Any) -> None:
     cut(western, ALL_EAST)
     with pytest.raises(RangesChanged) as caught:
         await western["a"].ingest.ingest(
@@ -168,7 +153,7 @@ async def test_ingest_split_by_earlier_ranges_is_refused(
 
 
 async def test_record_of_a_batch_is_found_after_ranges_and_groups_have_changed(
-    western: Any, make_observations: Callable[..., pa.Table]
+    western: Any,
 ) -> None:
     nothing = make_observations(1).slice(0, 0)
 
@@ -205,9 +190,7 @@ async def test_ingest_into_a_table_does_not_depend_on_the_ranges(
     assert (stored.rows, stored.duplicate_rows) == (50, 0)
 
 
-async def test_ingest_split_by_unknown_ranges_is_unavailable(
-    western: Any, make_observations: Callable[..., pa.Table]
-) -> None:
+async def test_ingest_split_by_unknown_ranges_is_unavailable(western: Any) -> None:
     with pytest.raises(Unavailable):
         await western["a"].ingest.ingest(
             "nam", make_observations(10), producer="p", batch=0, range_epoch=2
@@ -215,7 +198,7 @@ async def test_ingest_split_by_unknown_ranges_is_unavailable(
 
 
 async def test_ingest_of_a_whole_batch_waits_for_ranges_that_another_node_knows(
-    western: Any, make_observations: Callable[..., pa.Table]
+    western: Any,
 ) -> None:
     cut(western, MAPS[0], at="c")
     sending = asyncio.create_task(western.ingest(make_observations(100), at="a"))
@@ -226,7 +209,7 @@ async def test_ingest_of_a_whole_batch_waits_for_ranges_that_another_node_knows(
 
 
 async def test_find_waits_for_commits_that_were_accepted_before(
-    western: Any, make_observations: Callable[..., pa.Table], monkeypatch: pytest.MonkeyPatch
+    western: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writing, goes_on, append = threading.Event(), threading.Event(), PartitionJournal.appending
 
@@ -250,7 +233,7 @@ async def test_find_waits_for_commits_that_were_accepted_before(
 
 
 async def test_commit_that_begins_before_a_find_and_ends_after_is_refused(
-    western: Any, make_observations: Callable[..., pa.Table], monkeypatch: pytest.MonkeyPatch
+    western: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split, goes_on, index_parts = threading.Event(), threading.Event(), paths.index_parts
 
@@ -276,7 +259,7 @@ async def test_commit_that_begins_before_a_find_and_ends_after_is_refused(
 
 @pytest.mark.parametrize("is_sealed", [False, True])
 async def test_find_in_a_partition_that_takes_no_writes_needs_its_seal(
-    western: Any, make_observations: Callable[..., pa.Table], is_sealed: bool
+    western: Any, is_sealed: bool
 ) -> None:
     await western.ingest(make_observations(100))
     partition = min(western["a"].partitions & {0, 1, 2, 3})
@@ -293,9 +276,7 @@ async def test_find_in_a_partition_that_takes_no_writes_needs_its_seal(
             await western["a"].ingest.earlier.find(lookup)
 
 
-async def test_find_seals_each_log_once_in_an_epoch(
-    western: Any, make_observations: Callable[..., pa.Table]
-) -> None:
+async def test_find_seals_each_log_once_in_an_epoch(western: Any) -> None:
     for number in range(3):
         await western.ingest(make_observations(100, number), producer=f"p{number}")
     cut(western, ALL_EAST)
@@ -309,7 +290,7 @@ async def test_find_seals_each_log_once_in_an_epoch(
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 async def test_partitions_with_seals_alone_answer_and_have_no_time(
-    western: Any, make_observations: Callable[..., pa.Table], is_restarted: bool
+    western: Any, is_restarted: bool
 ) -> None:
     cut(western, ALL_EAST)
     table = make_observations(100)
@@ -328,7 +309,7 @@ async def test_partitions_with_seals_alone_answer_and_have_no_time(
 
 
 async def test_ingest_after_a_restart_with_former_ranges_is_refused_by_the_seal(
-    western: Any, make_observations: Callable[..., pa.Table]
+    western: Any,
 ) -> None:
     """As when a node begins with the topology of its file, and has the log of others."""
     former, table = western.topology, make_observations(100)
@@ -353,9 +334,7 @@ async def test_query_while_ranges_are_announced_asks_their_partitions(western: A
     assert asked == [west, west | east, west]
 
 
-async def test_query_after_cuts_finds_rows_where_each_was_stored(
-    western: Any, make_observations: Callable[..., pa.Table]
-) -> None:
+async def test_query_after_cuts_finds_rows_where_each_was_stored(western: Any) -> None:
     for number, ranges in enumerate([MAPS[0], ALL_EAST, MAPS[3]]):
         await western.ingest(make_observations(100, number), batch=number)
         cut(western, ranges)
@@ -418,9 +397,7 @@ MUTANTS = {
 
 
 @pytest.fixture
-def history(
-    western: Any, tmp_path: Path, make_observations: Callable[..., pa.Table]
-) -> Callable[[int], History]:
+def history(western: Any, tmp_path: Path) -> Callable[[int], History]:
     """`await history(seed)` plays one history in a cluster of its own."""
 
     def rows(count: int, name: str) -> pa.Table:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from node_cluster import SCHEMA, make_observations
 from range_histories import EAST, WEST, CopiesHistory, Violation
 from replica_nodes import PATIENT, Host, World, topology_of, under_replicated
 
@@ -33,7 +34,7 @@ WAIT_S = 60.0
 
 
 @pytest.fixture
-def rows(make_observations: Callable[..., pa.Table]) -> Callable[[int, str], pa.Table]:
+def rows() -> Callable[[int, str], pa.Table]:
     """`rows(count, name)`: a table of which each row names its station."""
 
     def made(count: int, name: str) -> pa.Table:
@@ -46,14 +47,12 @@ def rows(make_observations: Callable[..., pa.Table]) -> Callable[[int, str], pa.
 
 
 @pytest.fixture
-def history(
-    tmp_path: Path, schema: Any, rows: Callable[[int, str], pa.Table]
-) -> Callable[[int], Any]:
+def history(tmp_path: Path, rows: Callable[[int, str], pa.Table]) -> Callable[[int], Any]:
     """`await history(seed)` plays one history in a world of its own."""
 
     async def played(seed: int) -> CopiesHistory:
         where = tmp_path / f"{seed}"
-        world = World(where, seed, topology=topology_of(GROUPS), schema=schema, options=PATIENT)
+        world = World(where, seed, topology=topology_of(GROUPS), schema=SCHEMA, options=PATIENT)
         await world.begin()
         history = CopiesHistory(world, random.Random(seed), rows)
         try:
@@ -224,8 +223,8 @@ async def commit_that_the_next_leader_has(scene: Scene) -> None:
 
 
 @pytest.fixture
-async def scene(tmp_path: Path, schema: Any, rows: Callable[[int, str], pa.Table]) -> Any:
-    world = World(tmp_path, 0, topology=topology_of(("abc", "d")), schema=schema)
+async def scene(tmp_path: Path, rows: Callable[[int, str], pa.Table]) -> Any:
+    world = World(tmp_path, 0, topology=topology_of(("abc", "d")), schema=SCHEMA)
     world.topology = replace(world.topology, ranges=(("", WEST),))
     await world.begin()
     world.is_calm = True

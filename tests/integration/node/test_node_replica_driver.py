@@ -11,17 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from fault_injection.damage import flip
 from lone_nodes import NoLine, founded
+from node_cluster import SCHEMA, make_observations
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.dht.topology import Group, Move, NodeInfo, Topology, even_ranges
 from galileo.errors import CorruptData, PartitionMoved, Unavailable
 from galileo.model import paths
-from galileo.model.schema import Schema
 from galileo.node.replication.log_writer import WriteReport
 from galileo.node.replication.protocol import Envelope
 from galileo.node.replication.replicas import ReplicasOptions, load_states
@@ -151,12 +150,12 @@ def append_pending(bench: Bench, commit: Commit) -> None:
 
 
 @pytest.fixture
-def commit_of(schema: Schema, make_observations: Callable[..., pa.Table]) -> MakeCommit:
-    return lambda batch: Commit("p", batch, *paths.index(schema, make_observations(5, seed=batch)))
+def commit_of() -> MakeCommit:
+    return lambda batch: Commit("p", batch, *paths.index(SCHEMA, make_observations(5, seed=batch)))
 
 
 @pytest.fixture
-async def start(tmp_path: Path, schema: Schema) -> AsyncIterator[Start]:
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
     """Starts the node, after it has stopped if it runs; its threads begin nothing yet."""
     benches: list[Bench] = []
 
@@ -165,7 +164,7 @@ async def start(tmp_path: Path, schema: Schema) -> AsyncIterator[Start]:
             await benches.pop().close()
         benches.append(Bench(tmp_path))
         benches[0].connect()
-        benches[0].node.catalog.adopt(schema)
+        benches[0].node.catalog.adopt(SCHEMA)
         return benches[0]
 
     yield start
@@ -173,9 +172,7 @@ async def start(tmp_path: Path, schema: Schema) -> AsyncIterator[Start]:
         await benches.pop().close()
 
 
-async def test_message_to_a_lost_directory_of_the_node_changes_nothing(
-    start: Start,
-) -> None:
+async def test_message_to_a_lost_directory_of_the_node_changes_nothing(start: Start) -> None:
     bench = await start()
     bench.gate.set()
     later, latest = bench.set_of_both(5), bench.set_of_both(6)

@@ -7,13 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from lone_nodes import LoneOwner
+from node_cluster import SCHEMA, make_observations
 
 from galileo.errors import GalileoError, PartitionMoved
 from galileo.model import paths
-from galileo.model.schema import Schema
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.replication.log_writer import LogWriter
 from galileo.node.shard import Results
@@ -57,18 +56,16 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(
-    tmp_path: Path, schema: Schema, make_observations: Callable[..., pa.Table]
-) -> AsyncIterator[Bench]:
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     with Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         store.recover(lambda *_: None)
-        shard = DatasetShard(schema)
-        shard.attach(PARTITION, store.journal(schema.name, PARTITION))
+        shard = DatasetShard(SCHEMA)
+        shard.attach(PARTITION, store.journal(SCHEMA.name, PARTITION))
 
         def commit_of(producer: str, batch: int) -> Commit:
             table = make_observations(5, seed=batch)
-            return Commit(producer, batch, *paths.index(schema, table))
+            return Commit(producer, batch, *paths.index(SCHEMA, table))
 
         with ThreadPoolExecutor(1) as executor:
             machines = OpenLeader()

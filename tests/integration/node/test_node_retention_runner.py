@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from node_cluster import make_observations
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired, Unavailable, UnknownDataset
@@ -53,7 +54,7 @@ def clocks() -> Clocks:
 
 
 @pytest.fixture
-async def kept(cluster: Any, clocks: Clocks, make_observations: Any) -> Any:
+async def kept(cluster: Any, clocks: Clocks) -> Any:
     """The cluster with a dataset of many small files and no reader, about to retain."""
     cluster.journals = dataclasses.replace(cluster.journals, segment_bytes_max=4_000)
     for name in ("a", "b", "c"):
@@ -71,7 +72,7 @@ async def retain(cluster: Any, policy: Retention | None) -> dict[str, Any]:
 
 
 async def test_apply_retention_deletes_old_observations_everywhere(
-    kept: Any, clocks: Clocks, make_observations: Any
+    kept: Any, clocks: Clocks
 ) -> None:
     before = await kept.ask()
     assert len(before) > 100
@@ -98,7 +99,7 @@ async def test_apply_retention_deletes_old_observations_everywhere(
 
 
 async def test_retention_survives_restarts_and_keeps_duplicate_detection(
-    kept: Any, clocks: Clocks, make_observations: Any
+    kept: Any, clocks: Clocks
 ) -> None:
     frontier = (await kept.ask()).frontier
     clocks.pass_(20 * 86400)
@@ -174,9 +175,7 @@ async def test_read_of_deleted_rows_names_their_commits(kept: Any) -> None:
     assert 0 < (await kept.read(left)).num_rows == sum(left.table.column("rows").to_pylist())
 
 
-async def test_synopsis_after_retention_prunes_remaining_commits_only(
-    kept: Any, make_observations: Any
-) -> None:
+async def test_synopsis_after_retention_prunes_remaining_commits_only(kept: Any) -> None:
     [(_, shard)] = kept["a"].catalog.dataset_shards.items()
     query = parse("temperature > 0", kept.schema)
     nothing = parse("temperature > 1000", kept.schema)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from node_cluster import make_observations
 
 from galileo.dht import placement
 from galileo.errors import (
@@ -24,8 +25,6 @@ from galileo.model.rows import FirstRows, RowOptions
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
 from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import RowReader, first_rows
-
-Make = Callable[..., pa.Table]
 
 BOX = "S_INTERSECTS(geometry, BBOX(-100, 10, 40, 33))"
 
@@ -47,9 +46,7 @@ def stations(table: pa.Table) -> list[str]:
     return sorted(table.column("station").to_pylist())
 
 
-async def test_read_exact_returns_matching_observations_only(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_read_exact_returns_matching_observations_only(cluster: Any) -> None:
     table = make_observations(2000)
     await cluster.ingest(table)
     labels = await cluster.ask(f"temperature > 260 AND {BOX}")
@@ -63,7 +60,7 @@ async def test_read_exact_returns_matching_observations_only(
     assert len(whole) == labels.table.column("rows").to_numpy().sum()
 
 
-async def test_read_returns_observations_as_ingested(cluster: Any, make_observations: Make) -> None:
+async def test_read_returns_observations_as_ingested(cluster: Any) -> None:
     table = make_observations(500)
     await cluster.ingest(table)
     back = await cluster.read(await cluster.ask())
@@ -71,7 +68,7 @@ async def test_read_returns_observations_as_ingested(cluster: Any, make_observat
 
 
 async def test_read_finds_partitions_that_moved_meanwhile(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long ago it began, and however often it happens."""
     await cluster.reconfigure(queries=QueryOptions(moved_retry_timeout_s=0.0))
@@ -96,9 +93,7 @@ async def test_read_finds_partitions_that_moved_meanwhile(
     assert back.sort_by("station").equals(table.sort_by("station"))
 
 
-async def test_read_of_some_labels_returns_their_rows_only(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_read_of_some_labels_returns_their_rows_only(cluster: Any) -> None:
     await cluster.ingest(make_observations(500))
     labels = await cluster.ask()
     picked = labels.where(np.arange(len(labels)) % 7 == 3)
@@ -109,14 +104,12 @@ async def test_read_of_some_labels_returns_their_rows_only(
     assert set(stations(found)) < whole
 
 
-async def test_read_of_no_parts_is_empty(cluster: Any, make_observations: Make) -> None:
+async def test_read_of_no_parts_is_empty(cluster: Any) -> None:
     await cluster.ingest(make_observations(50))
     assert (await read(cluster, parts())).num_rows == 0
 
 
-async def test_read_from_an_unreachable_node_is_unavailable(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_read_from_an_unreachable_node_is_unavailable(cluster: Any) -> None:
     await cluster.ingest(make_observations(300))
     labels = await cluster.ask()
     cluster.network.away = {"b"}
@@ -138,9 +131,7 @@ MISSING_PARTS = {
 
 
 @pytest.mark.parametrize("name", MISSING_PARTS)
-async def test_read_of_missing_parts_is_an_input_error(
-    cluster: Any, make_observations: Make, name: str
-) -> None:
+async def test_read_of_missing_parts_is_an_input_error(cluster: Any, name: str) -> None:
     await cluster.ingest(make_observations(300))
     for part in MISSING_PARTS[name]:
         with raises(InputError):
@@ -148,9 +139,7 @@ async def test_read_of_missing_parts_is_an_input_error(
 
 
 @pytest.mark.parametrize("partition", [999, -1])
-async def test_read_local_of_missing_parts_is_an_input_error(
-    cluster: Any, make_observations: Make, partition: int
-) -> None:
+async def test_read_local_of_missing_parts_is_an_input_error(cluster: Any, partition: int) -> None:
     await cluster.ingest(make_observations(50))
     for sequence in (-1, 0, 1):
         task = ReadTask("nam", parts((partition, sequence, 0, 1)), "")
@@ -159,7 +148,7 @@ async def test_read_local_of_missing_parts_is_an_input_error(
 
 
 async def test_read_of_many_missing_partitions_names_some_and_finds_them_in_a_thread(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cluster.ingest(make_observations(50))
     threads = list[threading.Thread]()
@@ -195,9 +184,7 @@ def flip_last_byte(directory: Path) -> Path:
     return path
 
 
-async def test_read_of_a_damaged_block_is_corrupt_data(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_read_of_a_damaged_block_is_corrupt_data(cluster: Any) -> None:
     await cluster.ingest(make_observations(600))
     labels = await cluster.ask()
     victim = min(placement.partitions_by_node(cluster.topology)["b"])
@@ -211,9 +198,7 @@ async def test_read_of_a_damaged_block_is_corrupt_data(
 
 
 @pytest.mark.parametrize("sequence", [0, 2, (1 << 32) - 1])
-async def test_read_commit_that_is_not_there_raises(
-    cluster: Any, make_observations: Make, sequence: int
-) -> None:
+async def test_read_commit_that_is_not_there_raises(cluster: Any, sequence: int) -> None:
     await cluster.ingest(make_observations(500))
     [partition, *_] = (p for node in cluster.nodes for p in node.catalog.shard("nam").journals)
     with raises(InputError, partition=partition, sequence=sequence):

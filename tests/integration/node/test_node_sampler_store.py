@@ -15,6 +15,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from node_cluster import make_observations
 
 from galileo.cursor import Cursor
 from galileo.dht.topology import SYSTEM
@@ -41,8 +42,6 @@ from galileo.sampler_package import SamplerArchive, sampler_archive
 from galileo.sampler_runtime import unavailable_reason
 from galileo.samplers import SamplerSpec, sampler
 from galileo.testing.conformance import identities
-
-Make = Callable[..., pa.Table]
 
 CODE = """
 from galileo.samplers import label_uniforms
@@ -304,7 +303,7 @@ async def test_cleaning_removes_the_archives_of_revoked_samplers(
 
 
 async def test_query_with_a_sent_sampler_samples_at_the_nodes(
-    open_cluster: Any, share: Any, make_observations: Make
+    open_cluster: Any, share: Any
 ) -> None:
     for batch in range(3):
         await open_cluster.ingest(make_observations(100, seed=batch), batch=batch)
@@ -321,7 +320,7 @@ async def test_query_with_a_sent_sampler_samples_at_the_nodes(
 
 @pytest.mark.slow
 async def test_query_with_a_sent_sampler_that_observes_and_merges(
-    open_cluster: Any, made: Callable[..., SamplerArchive], make_observations: Make
+    open_cluster: Any, made: Callable[..., SamplerArchive]
 ) -> None:
     await open_cluster.ingest(make_observations(200))
     archive = made(OBSERVING, name="lottery")
@@ -373,9 +372,7 @@ async def test_revoke_sampler_refuses_every_later_use(open_cluster: Any, share: 
 
 
 @pytest.mark.slow
-async def test_revoke_sampler_ends_running_queries(
-    open_cluster: Any, share: Any, make_observations: Make
-) -> None:
+async def test_revoke_sampler_ends_running_queries(open_cluster: Any, share: Any) -> None:
     """And its process ends, though it was lent out."""
     await open_cluster.ingest(make_observations(100))
     node = open_cluster["a"].samplers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from node_cluster import make_observations
 
 from galileo import samplers
 from galileo.cursor import Cursor
@@ -22,8 +22,6 @@ from galileo.node.query_options import QueryOptions
 from galileo.query import parse
 from galileo.samplers import SamplerSpec
 from galileo.testing.conformance import identities, sample_labels
-
-Make = Callable[..., pa.Table]
 
 RESERVOIR = SamplerSpec("reservoir", {"n": 25}, 7)
 SPECS = [
@@ -73,7 +71,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def filled(cluster: Any, make_observations: Make) -> Any:
+async def filled(cluster: Any) -> Any:
     """Forty commits over eight partitions."""
     for batch in range(5):
         await cluster.ingest(make_observations(120, seed=batch), batch=batch)

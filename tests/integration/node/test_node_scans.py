@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from node_cluster import make_observations
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
@@ -24,8 +25,6 @@ from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
 from galileo.node.query_options import QueryOptions
 from galileo.query import parse
-
-Make = Callable[..., pa.Table]
 
 QUERIES = [
     "",
@@ -61,8 +60,8 @@ def dumb(query: str, frame: pd.DataFrame) -> pd.Series:
     return answers[QUERIES.index(query)]
 
 
-async def fill(cluster: Any, make: Make, batches: int = 3, rows: int = 300) -> pd.DataFrame:
-    tables = [make(rows, seed=seed) for seed in range(batches)]
+async def fill(cluster: Any, batches: int = 3, rows: int = 300) -> pd.DataFrame:
+    tables = [make_observations(rows, seed=seed) for seed in range(batches)]
     for batch, table in enumerate(tables):
         await cluster.ingest(table, batch=batch)
     return pa.concat_tables(tables).to_pandas()
@@ -93,10 +92,8 @@ def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("heard", [False, True], ids=["unheard", "with synopses"])
-async def test_query_at_every_node_equals_a_simple_model(
-    cluster: Any, make_observations: Make, heard: bool
-) -> None:
-    frame = await fill(cluster, make_observations)
+async def test_query_at_every_node_equals_a_simple_model(cluster: Any, heard: bool) -> None:
+    frame = await fill(cluster)
     if heard:
         tell_all(cluster)
     for query in QUERIES:
@@ -108,10 +105,8 @@ async def test_query_at_every_node_equals_a_simple_model(
         assert sorted(rows.column("station").to_pylist()) == expected, query
 
 
-async def test_query_frontier_covers_all_published_commits(
-    cluster: Any, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations)
+async def test_query_frontier_covers_all_published_commits(cluster: Any) -> None:
+    await fill(cluster)
     answer = await cluster.ask("temperature > 1000")
     assert len(answer) == 0
     published = EMPTY_CURSOR
@@ -120,10 +115,8 @@ async def test_query_frontier_covers_all_published_commits(
     assert answer.frontier == published
 
 
-async def test_query_of_one_cell_scans_its_group_only(
-    cluster: Any, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations)
+async def test_query_of_one_cell_scans_its_group_only(cluster: Any) -> None:
+    await fill(cluster)
     cluster.network.calls.clear()
     answer = await cluster.ask("geohash LIKE '9%'")
     assert len(answer) > 0
@@ -133,10 +126,8 @@ async def test_query_of_one_cell_scans_its_group_only(
     assert asked == members - {"a"}
 
 
-async def test_scans_between_successive_cursors_add_up_to_the_query(
-    cluster: Any, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations, batches=4)
+async def test_scans_between_successive_cursors_add_up_to_the_query(cluster: Any) -> None:
+    await fill(cluster, batches=4)
     query = parse("temperature > 270", cluster.schema)
     everyone = frozenset(cluster.topology.partitions)
     after, parts = EMPTY_CURSOR, []
@@ -163,9 +154,9 @@ async def test_scans_between_successive_cursors_add_up_to_the_query(
 
 @pytest.mark.parametrize("away", [{"b"}, {"c"}, {"b", "c"}])
 async def test_query_with_unreachable_nodes_names_missing_partitions(
-    cluster: Any, make_observations: Make, away: set[str]
+    cluster: Any, away: set[str]
 ) -> None:
-    await fill(cluster, make_observations)
+    await fill(cluster)
     whole = await cluster.ask("temperature > 280")
     cluster.network.away = away
     partial = await cluster.ask("temperature > 280")
@@ -179,10 +170,8 @@ async def test_query_with_unreachable_nodes_names_missing_partitions(
 
 
 @pytest.mark.parametrize("labels_max", [0, 1, 100_000])
-async def test_limited_query_reports_unreachable_nodes(
-    cluster: Any, make_observations: Make, labels_max: int
-) -> None:
-    await fill(cluster, make_observations)
+async def test_limited_query_reports_unreachable_nodes(cluster: Any, labels_max: int) -> None:
+    await fill(cluster)
     cluster.network.away = {"b"}
     query, scans = parse("", cluster.schema), cluster["a"].scans
     parts = [part async for part in scans.limited(query, scans.run(query), labels_max)]
@@ -190,10 +179,8 @@ async def test_limited_query_reports_unreachable_nodes(
     assert parts[-1].missing == placement.partitions_by_node(cluster.topology)["b"]
 
 
-async def test_query_of_one_cell_is_complete_without_other_groups(
-    cluster: Any, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations)
+async def test_query_of_one_cell_is_complete_without_other_groups(cluster: Any) -> None:
+    await fill(cluster)
     group = dict(cluster.topology.ranges)["9"]
     elsewhere = {node.name for node in cluster.topology.groups[1 - group].nodes}
     here = next(node.name for node in cluster.topology.groups[group].nodes)
@@ -203,10 +190,10 @@ async def test_query_of_one_cell_is_complete_without_other_groups(
     assert len(answer) > 0
 
 
-async def test_query_drops_labels_of_a_broken_stream(cluster: Any, make_observations: Make) -> None:
+async def test_query_drops_labels_of_a_broken_stream(cluster: Any) -> None:
     """The node had sent some labels; whether they are all is not known, so none count."""
     await cluster.reconfigure(queries=QueryOptions(labels_per_part=20))
-    await fill(cluster, make_observations)
+    await fill(cluster)
     whole = await cluster.ask()
     cluster.network.cut_after = {"b": 2}
     query = parse("", cluster.schema)
@@ -221,18 +208,14 @@ async def test_query_drops_labels_of_a_broken_stream(cluster: Any, make_observat
     assert identities(kept) == {one for one in identities(whole) if one[0] not in theirs}
 
 
-async def test_query_with_a_stream_broken_at_once_is_partial(
-    cluster: Any, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations)
+async def test_query_with_a_stream_broken_at_once_is_partial(cluster: Any) -> None:
+    await fill(cluster)
     cluster.network.cut_after = {"b": 0}
     answer = await cluster.ask()
     assert set(answer.missing) == placement.partitions_by_node(cluster.topology)["b"]
 
 
-async def test_query_of_a_dataset_unknown_to_a_node_is_partial(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_query_of_a_dataset_unknown_to_a_node_is_partial(cluster: Any) -> None:
     late = Schema("late", [Feature("temperature")], geohash_precision=2)
     cluster["a"].catalog.adopt(late)
     parts = [part async for part in cluster["a"].scans.run(parse("", late))]
@@ -241,9 +224,7 @@ async def test_query_of_a_dataset_unknown_to_a_node_is_partial(
 
 
 @pytest.mark.usefixtures("all_large")
-async def test_query_with_an_unexpected_error_raises_it(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_query_with_an_unexpected_error_raises_it(cluster: Any) -> None:
     async def broken(node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
         yield ScanDone(0, EMPTY_CURSOR)
         raise ZeroDivisionError("a mistake of ours")
@@ -254,9 +235,9 @@ async def test_query_with_an_unexpected_error_raises_it(
 
 
 @pytest.mark.usefixtures("all_large")
-async def test_abandoned_query_leaves_no_task(cluster: Any, make_observations: Make) -> None:
+async def test_abandoned_query_leaves_no_task(cluster: Any) -> None:
     await cluster.reconfigure(queries=QueryOptions(labels_per_part=1))
-    await fill(cluster, make_observations, batches=1)
+    await fill(cluster, batches=1)
     before = asyncio.all_tasks()
     parts = cluster["a"].scans.between(
         parse("", cluster.schema),
@@ -270,10 +251,8 @@ async def test_abandoned_query_leaves_no_task(cluster: Any, make_observations: M
     assert asyncio.all_tasks() == before
 
 
-async def test_abandoned_query_ends_its_calls_for_small_answers(
-    cluster: Any, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations, batches=1)
+async def test_abandoned_query_ends_its_calls_for_small_answers(cluster: Any) -> None:
+    await fill(cluster, batches=1)
     calls: list[asyncio.Future[None]] = []
 
     def never(*_: Any) -> asyncio.Future[None]:
@@ -299,10 +278,8 @@ def scanned_after(cluster: Any) -> Cursor:
     return after
 
 
-async def test_query_skips_commits_pruned_by_synopses(
-    cluster: Any, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations)
+async def test_query_skips_commits_pruned_by_synopses(cluster: Any) -> None:
+    await fill(cluster)
     await cluster.ask("temperature > 1000")
     assert scanned_after(cluster) == EMPTY_CURSOR, "nothing is known yet"
     tell_all(cluster)
@@ -318,9 +295,9 @@ async def test_query_skips_commits_pruned_by_synopses(
 
 
 async def test_node_does_not_read_a_query_when_nothing_is_new_since_its_synopsis(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await fill(cluster, make_observations)
+    await fill(cluster)
     tell_all(cluster)
     query = parse("temperature > 1000", cluster.schema)
     there = cluster["b"]
@@ -339,10 +316,8 @@ async def test_node_does_not_read_a_query_when_nothing_is_new_since_its_synopsis
         await there.local_scans.scan_small(replace(task, after=earlier))
 
 
-async def test_query_with_a_stale_synopsis_finds_later_commits(
-    cluster: Any, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations)
+async def test_query_with_a_stale_synopsis_finds_later_commits(cluster: Any) -> None:
+    await fill(cluster)
     tell_all(cluster)
     hot = make_observations(50, seed=9)
     hot = hot.set_column(3, hot.schema.field(3), pa.array([2000.0] * 50))
@@ -352,10 +327,8 @@ async def test_query_with_a_stale_synopsis_finds_later_commits(
     assert answer.frontier.covers(written.reached)
 
 
-async def test_query_pruned_partition_of_an_unreachable_node_is_missing(
-    cluster: Any, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations)
+async def test_query_pruned_partition_of_an_unreachable_node_is_missing(cluster: Any) -> None:
+    await fill(cluster)
     tell_all(cluster)
     cluster.network.away.add("b")
     answer = await cluster.ask("temperature > 1000")
@@ -371,8 +344,8 @@ async def local(cluster: Any, *tasks: ScanTask) -> list[ScanAnswer]:
     return [answer async for answer in cluster["a"].local_scans.scan(tasks)]
 
 
-async def test_scan_tasks_fail_separately(cluster: Any, make_observations: Make) -> None:
-    await fill(cluster, make_observations)
+async def test_scan_tasks_fail_separately(cluster: Any) -> None:
+    await fill(cluster)
     mine = placement.partitions_by_node(cluster.topology)["a"]
     query = parse("temperature > 280", cluster.schema).to_json()
 
@@ -388,10 +361,8 @@ async def test_scan_tasks_fail_separately(cluster: Any, make_observations: Make)
     assert sum(one.table.num_rows for one in alone if isinstance(one, ScanLabels)) > 0
 
 
-async def test_scan_tasks_together_equal_scan_tasks_alone(
-    cluster: Any, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations, batches=4)
+async def test_scan_tasks_together_equal_scan_tasks_alone(cluster: Any) -> None:
+    await fill(cluster, batches=4)
     mine = placement.partitions_by_node(cluster.topology)["a"]
     tasks = [
         ScanTask(
@@ -418,8 +389,8 @@ async def test_scan_tasks_together_equal_scan_tasks_alone(
         assert alone[-1] in together
 
 
-async def test_scan_of_an_unknown_partition_fails(cluster: Any, make_observations: Make) -> None:
-    await fill(cluster, make_observations)
+async def test_scan_of_an_unknown_partition_fails(cluster: Any) -> None:
+    await fill(cluster)
     task = ScanTask(0, "nam", "true", EMPTY_CURSOR, None, frozenset({999}))
     [refused] = await local(cluster, task)
     assert isinstance(refused, ScanFailed)
@@ -428,10 +399,10 @@ async def test_scan_of_an_unknown_partition_fails(cluster: Any, make_observation
 
 @pytest.mark.usefixtures("all_large")
 async def test_query_sends_labels_of_a_moving_partition_once(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sampler that looks at observations may find them gone when it has given some labels."""
-    await fill(cluster, make_observations)
+    await fill(cluster)
     there, breaks = cluster["b"].local_scans, [True]
     scan = there.scan
 
@@ -455,10 +426,10 @@ async def test_query_sends_labels_of_a_moving_partition_once(
 
 @pytest.mark.usefixtures("all_large")
 async def test_query_names_partitions_whose_nodes_refuse_them_for_too_long(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cluster.reconfigure(queries=QueryOptions(moved_retry_timeout_s=0.1))
-    await fill(cluster, make_observations)
+    await fill(cluster)
 
     async def refuse(tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
         for task in tasks:
@@ -480,12 +451,12 @@ async def test_query_of_an_unknown_property_is_refused(cluster: Any) -> None:
 
 @pytest.mark.usefixtures("all_large")
 async def test_query_scans_ahead_of_its_reader_within_the_queue(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ahead of its reader a scan makes only what the queue and one step hold."""
     options = QueryOptions(labels_per_part=1, step_bytes_max=50)
     await cluster.reconfigure(queries=options)
-    await fill(cluster, make_observations, batches=1)
+    await fill(cluster, batches=1)
     made: list[int] = []
     gathered = MetadataGraph._labels
 
@@ -509,11 +480,9 @@ async def test_query_scans_ahead_of_its_reader_within_the_queue(
 
 
 @pytest.mark.usefixtures("all_large")
-async def test_abandoned_scan_ends(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_abandoned_scan_ends(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     await cluster.reconfigure(queries=QueryOptions(step_bytes_max=50))
-    await fill(cluster, make_observations, batches=1)
+    await fill(cluster, batches=1)
     steps: list[int] = []
     step = local_scan._IncrementalScan.step
 
@@ -536,9 +505,9 @@ async def test_abandoned_scan_ends(
 
 @pytest.mark.parametrize("small_bytes_max", [0, 400, 1 << 20])
 async def test_query_with_small_and_large_answers_gives_the_same_labels(
-    cluster: Any, make_observations: Make, small_bytes_max: int
+    cluster: Any, small_bytes_max: int
 ) -> None:
-    await fill(cluster, make_observations)
+    await fill(cluster)
     whole = await cluster.ask("temperature > 300")
     options = QueryOptions(small_bytes_max=small_bytes_max, step_s=60.0)
     await cluster.reconfigure(queries=options)
@@ -550,11 +519,9 @@ async def test_query_with_small_and_large_answers_gives_the_same_labels(
     assert streamed == (0 if small_bytes_max > 400 else 2)
 
 
-async def test_query_in_short_steps_gives_the_same_answer(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_query_in_short_steps_gives_the_same_answer(cluster: Any) -> None:
     """With no time at all each look at a chunk is a step, and the answer is the same."""
-    await fill(cluster, make_observations)
+    await fill(cluster)
     whole = await cluster.ask("temperature > 300")
     await cluster.reconfigure(queries=QueryOptions(step_s=-1.0, inline_s=-1.0))
     assert identities(await cluster.ask("temperature > 300")) == identities(whole)
@@ -564,9 +531,9 @@ async def test_query_in_short_steps_gives_the_same_answer(
 @pytest.mark.parametrize("query", ["", "temperature > 270", "temperature > 1000"])
 @pytest.mark.parametrize("labels_max", [1, 40, 100_000])
 async def test_bounded_scan_equals_a_whole_scan_that_is_cut_afterwards(
-    cluster: Any, make_observations: Make, query: str, labels_max: int
+    cluster: Any, query: str, labels_max: int
 ) -> None:
-    await fill(cluster, make_observations, batches=4)
+    await fill(cluster, batches=4)
     mine = placement.partitions_by_node(cluster.topology)["a"]
     text = parse(query, cluster.schema).to_json()
     after, until = Cursor(dict.fromkeys(mine, 1)), Cursor(dict.fromkeys(mine, 3))
@@ -587,11 +554,11 @@ def labels_of(cluster: Any, answers: list[ScanAnswer]) -> LabelSet:
 
 
 async def test_bounded_scans_of_an_old_token_make_each_label_once(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a bounded scan makes is what it answers, a step at a time, however much there is."""
     await cluster.reconfigure(queries=QueryOptions(step_bytes_max=500))
-    await fill(cluster, make_observations, batches=8, rows=100)
+    await fill(cluster, batches=8, rows=100)
     mine = placement.partitions_by_node(cluster.topology)["a"]
     everything = await local(cluster, ScanTask(0, "nam", "", EMPTY_CURSOR, None, mine))
     made: list[int] = []
@@ -613,10 +580,8 @@ async def test_bounded_scans_of_an_old_token_make_each_label_once(
     assert max(made) <= 12, "a step made the labels of several"
 
 
-async def test_bounded_scans_ask_each_node_for_its_part(
-    cluster: Any, make_observations: Make
-) -> None:
-    await fill(cluster, make_observations, batches=6)
+async def test_bounded_scans_ask_each_node_for_its_part(cluster: Any) -> None:
+    await fill(cluster, batches=6)
     whole, query = await cluster.ask(), parse("", cluster.schema)
     everyone = frozenset(cluster.topology.partitions)
     owned = placement.partitions_by_node(cluster.topology)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from node_cluster import make_observations
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
@@ -24,8 +25,6 @@ from galileo.node.query_options import QueryOptions
 from galileo.node.select import CursorRange
 from galileo.query import parse
 from galileo.storage.journal import PartitionJournal
-
-Make = Callable[..., pa.Table]
 
 BOX = "S_INTERSECTS(geometry, BBOX(-100, 10, 40, 33))"
 QUERIES = (
@@ -57,9 +56,7 @@ def stations(table: pa.Table) -> list[str]:
 
 
 @pytest.mark.parametrize("query", QUERIES)
-async def test_select_equals_a_query_and_an_exact_read(
-    cluster: Any, make_observations: Make, query: str
-) -> None:
+async def test_select_equals_a_query_and_an_exact_read(cluster: Any, query: str) -> None:
     whole = make_observations(3000)
     for number in range(3):
         await cluster.ingest(whole.slice(1000 * number, 1000), batch=number)
@@ -72,9 +69,7 @@ async def test_select_equals_a_query_and_an_exact_read(
     assert stations(await cluster.read(await cluster.ask(query))) == stations(expected)
 
 
-async def test_select_of_many_rows_returns_several_tables(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_select_of_many_rows_returns_several_tables(cluster: Any) -> None:
     await cluster.reconfigure(queries=QueryOptions(rows_per_piece=70, labels_per_part=50))
     whole = make_observations(2000)
     for number in range(20):
@@ -87,9 +82,7 @@ async def test_select_of_many_rows_returns_several_tables(
     assert await cluster["a"].selection.count(query) == expected.num_rows
 
 
-async def test_select_in_short_steps_returns_the_same_rows(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_select_in_short_steps_returns_the_same_rows(cluster: Any) -> None:
     await cluster.reconfigure(queries=QueryOptions(step_s=-1.0))
     whole = make_observations(1000)
     await cluster.ingest(whole)
@@ -100,7 +93,7 @@ async def test_select_in_short_steps_returns_the_same_rows(
 
 @pytest.mark.parametrize("order", ["", "time"])
 async def test_select_limit_reached_early_reports_unreachable_nodes(
-    cluster: Any, make_observations: Make, order: str
+    cluster: Any, order: str
 ) -> None:
     await cluster.ingest(make_observations(300))
     query, options = parse("", cluster.schema), RowOptions(("station",), 1, order)
@@ -113,7 +106,7 @@ async def test_select_limit_reached_early_reports_unreachable_nodes(
     assert missing == set((await cluster.ask("")).missing) != set()
 
 
-async def test_select_returns_the_requested_columns(cluster: Any, make_observations: Make) -> None:
+async def test_select_returns_the_requested_columns(cluster: Any) -> None:
     await cluster.ingest(make_observations(500))
     found = await select(cluster, f"temperature > 260 AND {BOX}", columns=("station", "latitude"))
     assert found.column_names == ["station", "latitude"]
@@ -128,9 +121,7 @@ async def test_select_of_unknown_or_repeated_columns_is_refused(
         await select(cluster, columns=columns)
 
 
-async def test_select_with_an_unreachable_node_is_incomplete(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_select_with_an_unreachable_node_is_incomplete(cluster: Any) -> None:
     await cluster.ingest(make_observations(300))
     cluster.network.away = {"b"}
     missing = sorted(placement.partitions_by_node(cluster.topology)["b"])
@@ -140,9 +131,7 @@ async def test_select_with_an_unreachable_node_is_incomplete(
         await cluster["a"].selection.count(parse("", cluster.schema))
 
 
-async def test_select_partial_names_missing_partitions(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_select_partial_names_missing_partitions(cluster: Any) -> None:
     whole = make_observations(300)
     await cluster.ingest(whole)
     cluster.network.away = {"b"}
@@ -157,9 +146,7 @@ async def test_select_partial_names_missing_partitions(
 
 
 @pytest.mark.parametrize("query", ["", "temperature > 260"])
-async def test_select_partial_of_commits_names_missing_partitions(
-    cluster: Any, make_observations: Make, query: str
-) -> None:
+async def test_select_partial_of_commits_names_missing_partitions(cluster: Any, query: str) -> None:
     """Those of nodes that are away are named; of the others the answer has these commits."""
     cursors = [EMPTY_CURSOR]
     for batch in range(3):
@@ -195,9 +182,7 @@ async def select_commits(cluster: Any, query: str, commits: CursorRange) -> list
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_select_limit_and_order_equal_a_simple_model(
-    cluster: Any, make_observations: Make, seed: int
-) -> None:
+async def test_select_limit_and_order_equal_a_simple_model(cluster: Any, seed: int) -> None:
     """Selected, and read behind labels, at every node; times repeat, so the rest may differ."""
     random = np.random.default_rng(seed)
     held, piece, part = (int(random.integers(*span)) for span in ((1, 300), (20, 500), (20, 300)))
@@ -249,7 +234,7 @@ async def test_select_with_an_invalid_order_or_limit_is_refused(
 
 
 async def test_select_in_order_with_limit_reads_fewer_time_buckets(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = QueryOptions(rows_held_min=0, rows_per_piece=1, labels_per_part=10, step_s=-1.0)
     await cluster.reconfigure(queries=small)
@@ -272,7 +257,7 @@ async def test_select_in_order_with_limit_reads_fewer_time_buckets(
     assert 0 < least < most / 2
 
 
-async def test_select_of_own_partitions_is_local(cluster: Any, make_observations: Make) -> None:
+async def test_select_of_own_partitions_is_local(cluster: Any) -> None:
     whole = make_observations(1000)
     await cluster.ingest(whole)
     cluster.network.away = {"a", "c"}
@@ -303,9 +288,7 @@ def committed(cluster: Any) -> Cursor:
 
 
 @pytest.mark.parametrize("query", ["", f"temperature > 260 AND {BOX}"])
-async def test_select_of_a_commit_range_is_repeatable(
-    cluster: Any, make_observations: Make, query: str
-) -> None:
+async def test_select_of_a_commit_range_is_repeatable(cluster: Any, query: str) -> None:
     whole = make_observations(900)
     cursors = [EMPTY_CURSOR]
     for number in range(3):
@@ -320,7 +303,7 @@ async def test_select_of_a_commit_range_is_repeatable(
     assert await between(cluster, cursors[1], cursors[1], query=query) == []
 
 
-async def test_select_of_future_commits_is_refused(cluster: Any, make_observations: Make) -> None:
+async def test_select_of_future_commits_is_refused(cluster: Any) -> None:
     await cluster.ingest(make_observations(300))
     last = committed(cluster)
     ahead = Cursor({partition: sequence + 1 for partition, sequence in last.items()})
@@ -336,7 +319,7 @@ async def test_error_about_many_partitions_names_some(cluster: Any) -> None:
     assert len(caught.value.message) < 500
 
 
-async def test_select_of_deleted_commits_names_them(cluster: Any, make_observations: Make) -> None:
+async def test_select_of_deleted_commits_names_them(cluster: Any) -> None:
     for batch in range(2):
         await cluster.ingest(make_observations(300, batch), batch=batch)
     last = committed(cluster)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from lone_nodes import commit_alone
+from node_cluster import SCHEMA, make_observations
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError, PartitionReadOnly
@@ -30,8 +30,6 @@ from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
 PARTITION = 3
-
-Make = Callable[..., pa.Table]
 
 
 @contextmanager
@@ -55,14 +53,14 @@ def opened(
 
 
 @pytest.fixture
-def stored(tmp_path: Path, schema: Schema) -> Iterator[DatasetShard]:
+def stored(tmp_path: Path) -> Iterator[DatasetShard]:
     """A shard with an empty partition."""
-    with opened(tmp_path, schema, PARTITION) as shard:
+    with opened(tmp_path, SCHEMA, PARTITION) as shard:
         yield shard
 
 
-def commits_of(shard: DatasetShard, make: Make, count: int, *, rows: int = 3) -> list[Commit]:
-    batches = ((n, make(rows, seed=n)) for n in range(count))
+def commits_of(shard: DatasetShard, count: int, *, rows: int = 3) -> list[Commit]:
+    batches = ((n, make_observations(rows, seed=n)) for n in range(count))
     return [Commit("p", n, *paths.index(shard.schema, table)) for n, table in batches]
 
 
@@ -70,11 +68,9 @@ def write(shard: DatasetShard, commits: list[Commit]) -> list[Committed | Galile
     return commit_alone(shard, {PARTITION: commits})[PARTITION]
 
 
-async def test_scan_during_writes_sees_all_published_commits(
-    stored: DatasetShard, make_observations: Make
-) -> None:
+async def test_scan_during_writes_sees_all_published_commits(stored: DatasetShard) -> None:
     """The reason why a continuous query cannot miss, with a writer in another thread."""
-    commits = commits_of(stored, make_observations, 60)
+    commits = commits_of(stored, 60)
     query = parse("", stored.schema)
 
     def seen(until: Cursor) -> set[int]:
@@ -114,18 +110,18 @@ def _no_memory(*_: Any, **__: Any) -> None:
 
 @pytest.mark.parametrize("has_joined", [True, False])
 def test_replica_is_readable_where_it_has_all_that_is_asked(
-    tmp_path: Path, schema: Schema, make_observations: Make, has_joined: bool
+    tmp_path: Path, has_joined: bool
 ) -> None:
     options = JournalOptions(durability="none", segment_bytes_max=1)
     with opened(
         tmp_path,
-        schema,
+        SCHEMA,
         PARTITION,
         journals=options,
         owned=lambda: (),
         may_follow=lambda _: has_joined,
     ) as shard:
-        for commit in commits_of(shard, make_observations, 6):
+        for commit in commits_of(shard, 6):
             write(shard, [commit])
         shard.drop(PARTITION, 4)
         assert shard.journals[PARTITION].dropped == 4
@@ -141,10 +137,10 @@ def test_replica_is_readable_where_it_has_all_that_is_asked(
 
 
 def test_shard_publishes_nothing_after_a_commit_that_failed_to_index(
-    stored: DatasetShard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    stored: DatasetShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later sequence would make readers skip the missing commit."""
-    commits = commits_of(stored, make_observations, 4)
+    commits = commits_of(stored, 4)
     write(stored, commits[:1])
     with monkeypatch.context() as patched:
         patched.setattr(stored.graph, "insert_many", _no_memory)
@@ -172,9 +168,9 @@ def test_shard_publishes_nothing_after_a_commit_that_failed_to_index(
 
 
 def test_synopsis_after_a_failed_add_counts_all_commits(
-    stored: DatasetShard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    stored: DatasetShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commits = commits_of(stored, make_observations, 2, rows=40)
+    commits = commits_of(stored, 2, rows=40)
     write(stored, commits[:1])
     with monkeypatch.context() as patched:
         patched.setattr(Synopsis, "add", _no_memory)
@@ -187,32 +183,30 @@ def test_synopsis_after_a_failed_add_counts_all_commits(
     assert estimate.low == sum(commit.paths.num_rows for commit in commits)
 
 
-def test_synopses_leave_out_a_detached_partition(tmp_path: Path, schema: Schema) -> None:
+def test_synopses_leave_out_a_detached_partition(tmp_path: Path) -> None:
     def owned() -> range:
         shard.journals = {}  # As `detach` does, in another thread.
         return range(10)
 
-    with opened(tmp_path, schema, PARTITION, owned=owned) as shard:
+    with opened(tmp_path, SCHEMA, PARTITION, owned=owned) as shard:
         assert shard.synopses() == {}
 
 
-def test_shard_journals_iteration_survives_attach(tmp_path: Path, schema: Schema) -> None:
+def test_shard_journals_iteration_survives_attach(tmp_path: Path) -> None:
     """Partitions are opened in threads, while others count over those that are there."""
     with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         store.recover(lambda *_: None)
-        shard = DatasetShard(schema)
-        shard.attach(0, store.journal(schema.name, 0))
+        shard = DatasetShard(SCHEMA)
+        shard.attach(0, store.journal(SCHEMA.name, 0))
         for partition in shard.journals:
-            shard.attach(partition + 1, store.journal(schema.name, partition + 1))
+            shard.attach(partition + 1, store.journal(SCHEMA.name, partition + 1))
         assert sorted(shard.journals) == [0, 1]
 
 
-def test_event_clock_is_the_newest_bucket_after_restart_too(
-    tmp_path: Path, schema: Schema, make_observations: Make
-) -> None:
-    with opened(tmp_path, schema, PARTITION) as shard:
-        commits = commits_of(shard, make_observations, 12)
+def test_event_clock_is_the_newest_bucket_after_restart_too(tmp_path: Path) -> None:
+    with opened(tmp_path, SCHEMA, PARTITION) as shard:
+        commits = commits_of(shard, 12)
         buckets = [int(column_micros(commit.paths.column("bucket")).max()) for commit in commits]
         newest = [max(buckets[: number + 1]) for number in range(12)]
         assert shard.event_clock() == ()
@@ -221,7 +215,7 @@ def test_event_clock_is_the_newest_bucket_after_restart_too(
             (step,) = shard.event_clock()
             assert step.bucket_us == newest[number]
             assert step.sequence == newest.index(step.bucket_us) + 1
-    again = DatasetShard(schema)
+    again = DatasetShard(SCHEMA)
     with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
         store.recover(lambda _, partition, replayed: again.replay(partition, replayed))
     (step,) = again.event_clock()
@@ -229,9 +223,7 @@ def test_event_clock_is_the_newest_bucket_after_restart_too(
     assert newest.index(newest[-1]) < step.sequence <= 12
 
 
-def test_event_clock_advances_before_a_commit_is_published(
-    tmp_path: Path, schema: Schema, make_observations: Make
-) -> None:
+def test_event_clock_advances_before_a_commit_is_published(tmp_path: Path) -> None:
     """Else a reader could hold a commit that the clock of its windows knows nothing of."""
     ahead: list[bool] = []
 
@@ -240,18 +232,18 @@ def test_event_clock_advances_before_a_commit_is_published(
             ahead.append(self.published()[step.partition] >= step.sequence)
             super()._wind(step)
 
-    with opened(tmp_path, schema, PARTITION, cls=Watched) as shard:
-        assert write(shard, commits_of(shard, make_observations, 1))
+    with opened(tmp_path, SCHEMA, PARTITION, cls=Watched) as shard:
+        assert write(shard, commits_of(shard, 1))
     assert ahead[-1:] == [False]
 
 
 def test_event_clock_group_to_several_partitions_has_the_newest_bucket_of_each(
-    tmp_path: Path, schema: Schema, make_observations: Make
+    tmp_path: Path,
 ) -> None:
     """One write has all of them, with commits and paths of different numbers."""
     partitions = (3, 5, 9)
-    with opened(tmp_path, schema, *partitions) as shard:
-        made = commits_of(shard, make_observations, 6)
+    with opened(tmp_path, SCHEMA, *partitions) as shard:
+        made = commits_of(shard, 6)
         groups = dict(zip(partitions, (made[:1], made[1:3], made[3:]), strict=True))
         assert not any(
             isinstance(r, GalileoError) for g in commit_alone(shard, groups).values() for r in g
@@ -268,14 +260,12 @@ def newest_bucket(commit: Commit) -> int:
     return max(column_micros(commit.paths.column("bucket")).tolist())
 
 
-def test_own_published_is_one_object_until_it_changes(
-    tmp_path: Path, schema: Schema, make_observations: Make
-) -> None:
+def test_own_published_is_one_object_until_it_changes(tmp_path: Path) -> None:
     owned = [frozenset({PARTITION, 5})]
     with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         store.recover(lambda *_: None)
-        shard = DatasetShard(schema, owned=lambda: owned[0])
+        shard = DatasetShard(SCHEMA, owned=lambda: owned[0])
         seen = [shard.own_published()]
 
         def is_new() -> bool:
@@ -283,11 +273,11 @@ def test_own_published_is_one_object_until_it_changes(
             return seen[-1] is not seen[-2]
 
         def write(partition: int, batch: int) -> None:
-            commit = Commit("p", batch, *paths.index(schema, make_observations(3)))
+            commit = Commit("p", batch, *paths.index(SCHEMA, make_observations(3)))
             commit_alone(shard, {partition: [commit]})
 
         for partition in (PARTITION, 5):
-            shard.attach(partition, store.journal(schema.name, partition))
+            shard.attach(partition, store.journal(SCHEMA.name, partition))
         assert (is_new(), is_new()) == (True, False)
         write(PARTITION, 0)
         assert (is_new(), is_new()) == (True, False)
@@ -309,21 +299,19 @@ def test_own_published_is_one_object_until_it_changes(
         assert seen[-1] == PublishedCommits(EMPTY_CURSOR, ())
 
 
-def test_own_published_includes_the_last_commit_of_many_threads(
-    tmp_path: Path, schema: Schema, make_observations: Make
-) -> None:
+def test_own_published_includes_the_last_commit_of_many_threads(tmp_path: Path) -> None:
     """Whatever the order in which they end, and however often readers look meanwhile."""
     partitions, batches = range(4), 25
     with Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         store.recover(lambda *_: None)
-        shard = DatasetShard(schema)
+        shard = DatasetShard(SCHEMA)
         for partition in partitions:
-            shard.attach(partition, store.journal(schema.name, partition))
+            shard.attach(partition, store.journal(SCHEMA.name, partition))
 
         def write(partition: int) -> None:
             for batch in range(batches):
-                commit = Commit(f"p{partition}", batch, *paths.index(schema, make_observations(1)))
+                commit = Commit(f"p{partition}", batch, *paths.index(SCHEMA, make_observations(1)))
                 commit_alone(shard, {partition: [commit]})
                 assert shard.own_published().sequences[partition] == batch + 1
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from node_cluster import SCHEMA, make_observations
 
 from galileo.cursor import Cursor
 from galileo.errors import UnknownDataset, UnknownProperty
@@ -28,9 +29,9 @@ TEXTS = (
 
 
 @pytest.fixture
-def texts(schema):
+def texts():
     """The queries as canonical JSON."""
-    return [parse(text, schema).to_json() for text in TEXTS]
+    return [parse(text, SCHEMA).to_json() for text in TEXTS]
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def task_of(texts, *, partitions, after, cursors=None):
     )
 
 
-async def fill(cluster, make_observations, *, batches=4, rows=120):
+async def fill(cluster, *, batches=4, rows=120):
     for batch in range(batches):
         await cluster.ingest(make_observations(rows, seed=batch), batch=batch)
 
@@ -59,12 +60,12 @@ def owned(cluster, node):
     return sorted(cluster[node].catalog.shard("nam").journals)
 
 
-def found_in(answer, schema):
+def found_in(answer):
     """For each answered item the identities of its labels."""
     found = {int(item): set() for part in answer.parts for item in part.items}
     for part in answer.parts:
         for item, table in part.matches.split():
-            labels = LabelSet(schema, table)
+            labels = LabelSet(SCHEMA, table)
             columns = (labels.partitions, labels.sequences, labels.rows)
             mine = list(zip(*(column.tolist() for column in columns), strict=True))
             assert found[item].isdisjoint(mine)
@@ -73,18 +74,16 @@ def found_in(answer, schema):
     return found
 
 
-def expected(cluster, node, text, schema, after):
+def expected(cluster, node, text, after):
     shard = cluster[node].catalog.shard("nam")
-    table = shard.graph.scan(parse(text, schema), after=Cursor(after), partitions=frozenset(after))
-    labels = LabelSet(schema, table)
+    table = shard.graph.scan(parse(text, SCHEMA), after=Cursor(after), partitions=frozenset(after))
+    labels = LabelSet(SCHEMA, table)
     columns = (labels.partitions, labels.sequences, labels.rows)
     return set(zip(*(column.tolist() for column in columns), strict=True))
 
 
-async def test_match_equals_a_scan_of_each_query(
-    cluster, make_observations, matching, texts, schema
-):
-    await fill(cluster, make_observations)
+async def test_match_equals_a_scan_of_each_query(cluster, matching, texts):
+    await fill(cluster)
     partitions = owned(cluster, "a")
     made = matching("a")
     after = [
@@ -100,12 +99,11 @@ async def test_match_equals_a_scan_of_each_query(
     assert [part.reached for part in answer.parts] == [
         Cursor({p: published[p] for p in partitions})
     ]
-    assert found_in(answer, schema) == {
+    assert found_in(answer) == {
         item: expected(
             cluster,
             "a",
             text,
-            schema,
             {
                 p: s
                 for p, s in zip(partitions, after[cursors[item]], strict=True)
@@ -116,10 +114,8 @@ async def test_match_equals_a_scan_of_each_query(
     }
 
 
-async def test_match_of_unregistered_queries_names_them(
-    cluster, make_observations, matching, texts
-):
-    await fill(cluster, make_observations, batches=1)
+async def test_match_of_unregistered_queries_names_them(cluster, matching, texts):
+    await fill(cluster, batches=1)
     made = matching("a")
     wrong = '{"op":">","args":[{"property":"pressure"},1]}'
     await made.register_queries("nam", [texts[0], wrong])
@@ -139,10 +135,10 @@ async def test_match_of_unregistered_queries_names_them(
 
 @pytest.mark.parametrize("pairs_max", [1, 50, 300])
 async def test_match_above_pairs_max_continues_in_later_answers(
-    cluster, make_observations, matching, texts, schema, pairs_max
+    cluster, matching, texts, pairs_max
 ):
     """An answer is bounded, makes progress, and with the others says everything once."""
-    await fill(cluster, make_observations)
+    await fill(cluster)
     partitions = owned(cluster, "a")
     made = matching("a", pairs_max=pairs_max)
     await made.register_queries("nam", texts)
@@ -157,7 +153,7 @@ async def test_match_above_pairs_max_continues_in_later_answers(
         task = task_of(texts, partitions=partitions, after=after, cursors=[*cursors])
         answer = await made.match(task)
         before = {item: dict(cursor) for item, cursor in cursors.items()}
-        for item, identities in found_in(answer, schema).items():
+        for item, identities in found_in(answer).items():
             assert found[item].isdisjoint(identities)
             found[item] |= identities
         for part in answer.parts:
@@ -168,14 +164,12 @@ async def test_match_above_pairs_max_continues_in_later_answers(
         assert cursors != before, "no progress"
         answers += 1
     assert answers > (pairs_max < 300)
-    assert found == {
-        item: expected(cluster, "a", texts[item], schema, start[item]) for item in found
-    }
+    assert found == {item: expected(cluster, "a", texts[item], start[item]) for item in found}
 
 
-async def test_registry_when_full_evicts_least_recently_used(schema, texts):
-    registry = Registry(schema, queries_max=10)
-    many = [parse(f"temperature > {number}", schema).to_json() for number in range(30)]
+async def test_registry_when_full_evicts_least_recently_used(texts):
+    registry = Registry(SCHEMA, queries_max=10)
+    many = [parse(f"temperature > {number}", SCHEMA).to_json() for number in range(30)]
     registry.learn(texts[0])
     for text in many:
         registry.learn(text)
@@ -183,7 +177,7 @@ async def test_registry_when_full_evicts_least_recently_used(schema, texts):
         assert len(registry) <= 10
         assert registry.slots([digest(text)])[0] >= 0
     assert registry.slots([digest(many[0])])[0] == -1
-    small = Registry(schema, text_bytes_max=500)
+    small = Registry(SCHEMA, text_bytes_max=500)
     for text in many:
         small.learn(text)
     assert sum(small.slots([digest(text)])[0] >= 0 for text in many) == len(small)
@@ -191,8 +185,8 @@ async def test_registry_when_full_evicts_least_recently_used(schema, texts):
     assert 200 < kept <= 500, "room of evicted queries is used again"
 
 
-async def test_registry_learns_one_text_from_many_threads_once(schema, texts):
-    registry = Registry(schema)
+async def test_registry_learns_one_text_from_many_threads_once(texts):
+    registry = Registry(SCHEMA)
     await asyncio.gather(*(asyncio.to_thread(registry.learn, texts[2]) for _ in range(8)))
     assert len(registry) == len(registry.standing) == 1
 

@@ -232,9 +232,7 @@ def test_server_pipelined_bytes_do_not_protect_a_stopped_reader() -> None:
         assert app.has_ended.wait(WITHIN_S)
 
 
-def test_server_failed_application_closes_the_connection(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_server_failed_application_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     async def failing(scope: Any, receive: Any, send: Any) -> None:
         await respond(send, b"begun", more=True)
         raise KeyError("of the application")

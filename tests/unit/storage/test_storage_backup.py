@@ -3,12 +3,12 @@ from __future__ import annotations
 import errno
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from expected_errors import raises
+from journals import SCHEMA, make_commit
 
 from galileo.errors import ConfigError, CorruptData, InputError, PartitionReadOnly, Unavailable
 from galileo.model.schema import Feature, Schema
@@ -24,13 +24,10 @@ from galileo.storage.backup import (
 )
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import REAL_DISK
-from galileo.storage.journal import Commit
 from galileo.storage.metadata_files import MetadataFiles
 from galileo.storage.store import Store
 from galileo.storage.verify import verify
 from galileo.storage.writer import JournalOptions
-
-Make = Callable[..., Commit]
 
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
 EVERYTHING = CompactionOptions(bytes_min=1, block_bytes=9_000)
@@ -46,11 +43,11 @@ def opened(directory: Path) -> Store:
 
 
 @pytest.fixture
-def node(tmp_path: Path, schema: Schema, make_commit: Make) -> Path:
+def node(tmp_path: Path) -> Path:
     """A node's directory: a merged partition, a plain one, a record, an empty dataset."""
     directory = tmp_path / "node"
     with opened(directory) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         store.create_dataset(Schema("empty", [Feature("wind", "m/s")]))
         store.save_record("ccq", "one", b"coordinator")
         for partition in (3, 12):
@@ -66,7 +63,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
 
 
-def check_node(directory: Path, make_commit: Make, *, commits: dict[int, int]) -> None:
+def check_node(directory: Path, *, commits: dict[int, int]) -> None:
     assert verify(directory).damages == ()
     with opened(directory) as store:
         assert sorted(store.schemas()) == ["empty", "nam"]
@@ -82,7 +79,7 @@ def check_node(directory: Path, make_commit: Make, *, commits: dict[int, int]) -
 
 @pytest.mark.parametrize("options", [COPY, LINK])
 def test_backup_and_restore_keeps_every_file(
-    node: Path, tmp_path: Path, make_commit: Make, options: BackupOptions
+    node: Path, tmp_path: Path, options: BackupOptions
 ) -> None:
     before, progress = contents(node), []
     manifest = backup(node, tmp_path / "backup", options=options, progress=progress.append)
@@ -103,7 +100,7 @@ def test_backup_and_restore_keeps_every_file(
     )
     assert sum(progress) == manifest.total_bytes
     assert contents(tmp_path / "backup") == stored
-    check_node(tmp_path / "again", make_commit, commits={3: COMMITS, 12: COMMITS + 1})
+    check_node(tmp_path / "again", commits={3: COMMITS, 12: COMMITS + 1})
     with opened(node) as store, opened(tmp_path / "again") as restored:
         assert restored.epoch >= store.epoch + EPOCHS_SKIPPED
 
@@ -142,9 +139,7 @@ def test_backup_by_link_shares_sealed_segments_only(node: Path, tmp_path: Path) 
         assert path.stat().st_nlink == 1
 
 
-def test_backup_by_link_source_merged_and_removed_is_kept(
-    node: Path, tmp_path: Path, make_commit: Make
-) -> None:
+def test_backup_by_link_source_merged_and_removed_is_kept(node: Path, tmp_path: Path) -> None:
     backup(node, tmp_path / "backup", options=LINK)
     before = contents(tmp_path / "backup")
     with opened(node) as store:
@@ -154,10 +149,10 @@ def test_backup_by_link_source_merged_and_removed_is_kept(
         assert journal.merge(EVERYTHING, lambda _: True)
     assert contents(tmp_path / "backup") == before
     restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
-    check_node(tmp_path / "again", make_commit, commits={3: COMMITS, 12: COMMITS + 1})
+    check_node(tmp_path / "again", commits={3: COMMITS, 12: COMMITS + 1})
 
 
-def test_backup_torn_tail_is_left_out(node: Path, tmp_path: Path, make_commit: Make) -> None:
+def test_backup_torn_tail_is_left_out(node: Path, tmp_path: Path) -> None:
     last = sorted((node / "journals/nam/12").glob("*.segment"))[-1]
     last.write_bytes(last.read_bytes()[:-100])
     torn = verify(node).torn_bytes
@@ -168,12 +163,12 @@ def test_backup_torn_tail_is_left_out(node: Path, tmp_path: Path, make_commit: M
     (file,) = (file for file in manifest.files if file.path == str(last.relative_to(node)))
     assert file.bytes == copy.stat().st_size
     restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
-    check_node(tmp_path / "again", make_commit, commits={3: COMMITS, 12: COMMITS})
+    check_node(tmp_path / "again", commits={3: COMMITS, 12: COMMITS})
 
 
 @pytest.mark.parametrize("options", [COPY, pytest.param(LINK, marks=pytest.mark.slow)])
 def test_backup_during_writes_and_merges_has_acknowledged_commits(
-    node: Path, tmp_path: Path, make_commit: Make, options: BackupOptions
+    node: Path, tmp_path: Path, options: BackupOptions
 ) -> None:
     """What was acknowledged before the backup began is in it."""
     done = threading.Event()
@@ -203,11 +198,11 @@ def test_backup_during_writes_and_merges_has_acknowledged_commits(
     for place, last in dict.fromkeys((taken[0], taken[-1])):  # maybe one and the same
         restore(place, place.with_name(f"{place.name} again"), now=1.8e9)
         restored = place.with_name(f"{place.name} again")
-        check_node(restored, make_commit, commits={3: COMMITS, 12: last})
+        check_node(restored, commits={3: COMMITS, 12: last})
 
 
 def test_backup_of_files_that_are_dropped_before_their_mark_is_copied_begins_again(
-    node: Path, tmp_path: Path, make_commit: Make
+    node: Path, tmp_path: Path
 ) -> None:
     with opened(node) as store:
         journal = store.journal("nam", 12)

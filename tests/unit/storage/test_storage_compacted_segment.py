@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from expected_errors import raises
+from journals import open_journal
 
 from galileo.errors import ConfigError, CorruptData
 from galileo.storage.compacted_format import FORMAT_VERSION, TRAILER_BYTES, read_index
@@ -18,14 +17,12 @@ from galileo.storage.journal import Commit
 from galileo.storage.segment_verify import check_compacted
 from galileo.storage.writer import JournalOptions
 
-Open = Callable[..., Any]
-
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
 TWO_BLOCKS = CompactionOptions(bytes_min=1, block_bytes=12_000)
 
 
 @pytest.fixture
-def merged(stored: Path, open_journal: Open) -> Path:
+def merged(stored: Path) -> Path:
     """A merged segment of several blocks."""
     journal = open_journal(stored, SMALL).journal
     journal.merge(TWO_BLOCKS, lambda _: True)
@@ -35,7 +32,7 @@ def merged(stored: Path, open_journal: Open) -> Path:
     return path
 
 
-def outcome(path: Path, commits: list[Commit], open_journal: Open) -> set[int] | None:
+def outcome(path: Path, commits: list[Commit]) -> set[int] | None:
     """The sequences whose observations cannot be read, None where the start is refused."""
     try:
         journal = open_journal(path.parent, SMALL).journal
@@ -53,7 +50,7 @@ def outcome(path: Path, commits: list[Commit], open_journal: Open) -> set[int] |
 
 @pytest.mark.slow
 def test_compacted_segment_any_flipped_byte_is_detected(
-    merged: Path, commits: list[Commit], open_journal: Open
+    merged: Path, commits: list[Commit]
 ) -> None:
     """At the start where paths or index are hit, else when the block is read; verify tells all."""
     stored, index = merged.read_bytes(), read_index(merged)
@@ -76,7 +73,7 @@ def test_compacted_segment_any_flipped_byte_is_detected(
             for b in index.blocks
             if b.observations_offset <= place < b.observations_offset + b.entry.observations_bytes
         ]
-        lost = outcome(merged, commits, open_journal)
+        lost = outcome(merged, commits)
         if data:
             assert lost == set(range(data[0].first_sequence, data[0].last_sequence + 1))
             assert report.flaws[0].sequence == data[0].first_sequence
@@ -85,13 +82,11 @@ def test_compacted_segment_any_flipped_byte_is_detected(
             assert lost is None
             assert report.flaws[0].sequence == (hit[0].first_sequence if hit else None)
     merged.write_bytes(stored)
-    assert outcome(merged, commits, open_journal) == set()
+    assert outcome(merged, commits) == set()
     assert not check_compacted(merged, partition=7).flaws
 
 
-def test_compacted_segment_other_length_raises_corrupt_data(
-    merged: Path, open_journal: Open
-) -> None:
+def test_compacted_segment_other_length_raises_corrupt_data(merged: Path) -> None:
     stored = merged.read_bytes()
     for length in (0, 63, 64, len(stored) // 2, len(stored) - ALIGNMENT, len(stored) - 1):
         merged.write_bytes(stored[:length])
@@ -103,9 +98,7 @@ def test_compacted_segment_other_length_raises_corrupt_data(
         open_journal(merged.parent, SMALL)
 
 
-def test_compacted_segment_wrong_place_raises_corrupt_data(
-    merged: Path, open_journal: Open, tmp_path: Path
-) -> None:
+def test_compacted_segment_wrong_place_raises_corrupt_data(merged: Path, tmp_path: Path) -> None:
     other = tmp_path / "8"
     shutil.copytree(merged.parent, other)
     with raises(CorruptData, offset=0):
@@ -119,9 +112,7 @@ def test_compacted_segment_wrong_place_raises_corrupt_data(
     assert check_compacted(misnamed, partition=7).flaws
 
 
-def test_compacted_segment_later_format_raises_and_is_kept(
-    merged: Path, open_journal: Open
-) -> None:
+def test_compacted_segment_later_format_raises_and_is_kept(merged: Path) -> None:
     stored = bytearray(merged.read_bytes())
     trailer = memoryview(stored)[-TRAILER_BYTES:]
     trailer[8:12] = (FORMAT_VERSION + 1).to_bytes(4, "little")

@@ -16,6 +16,7 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from journal_checks import check_holds
+from journals import make_commit, open_journal
 
 from galileo.errors import ConfigError, CorruptData
 from galileo.storage.compacted_segment import CACHED_BLOCKS_MAX, compacted_segment_paths
@@ -24,9 +25,6 @@ from galileo.storage.disk import RealDisk
 from galileo.storage.frame import Buffer
 from galileo.storage.journal import Commit
 from galileo.storage.writer import JournalOptions
-
-Make = Callable[..., Commit]
-Open = Callable[..., Any]
 
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
 EVERYTHING = CompactionOptions(bytes_min=1, block_bytes=8_000)
@@ -37,9 +35,7 @@ def unhurried(_: int) -> bool:
     return True
 
 
-def test_journal_merge_keeps_commits_and_sequences(
-    stored: Path, commits: list[Commit], make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_merge_keeps_commits_and_sequences(stored: Path, commits: list[Commit]) -> None:
     journal = open_journal(stored, SMALL).journal
     headers = [journal.header(sequence) for sequence in range(1, 13)]
     assert journal.row_sizes(range(1, 13)) == [h.observations_bytes / h.rows for h in headers]
@@ -70,7 +66,7 @@ def test_journal_merge_keeps_commits_and_sequences(
 
 
 def test_journal_read_ranges_of_merged_commits_are_exact(
-    stored: Path, commits: list[Commit], open_journal: Open
+    stored: Path, commits: list[Commit]
 ) -> None:
     journal = open_journal(stored, SMALL).journal
     journal.merge(EVERYTHING, unhurried)
@@ -81,9 +77,7 @@ def test_journal_read_ranges_of_merged_commits_are_exact(
         assert journal.read(sequence, ranges=ranges).equals(wanted)
 
 
-def test_journal_merge_waits_for_bytes_min_and_cuts_at_bytes_max(
-    stored: Path, open_journal: Open
-) -> None:
+def test_journal_merge_waits_for_bytes_min_and_cuts_at_bytes_max(stored: Path) -> None:
     journal = open_journal(stored, SMALL).journal
     sizes = [path.stat().st_size for path in sorted(stored.iterdir())][:-1]
     assert not journal.merge(CompactionOptions(bytes_min=sum(sizes) + 1), unhurried)
@@ -96,13 +90,13 @@ def test_journal_merge_waits_for_bytes_min_and_cuts_at_bytes_max(
     assert not list(stored.glob("*.merging"))
 
 
-def test_journal_merge_open_segment_is_left_alone(tmp_path: Path, open_journal: Open) -> None:
+def test_journal_merge_open_segment_is_left_alone(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, SMALL).journal
     assert not journal.merge(EVERYTHING, unhurried)
 
 
 def test_journal_merge_rate_limit_gets_every_byte_and_can_stop(
-    stored: Path, commits: list[Commit], open_journal: Open
+    stored: Path, commits: list[Commit]
 ) -> None:
     journal = open_journal(stored, SMALL).journal
     before = {path: path.read_bytes() for path in stored.iterdir()}
@@ -136,7 +130,7 @@ class NotedLock:
         self._lock.release()
 
 
-def test_journal_drop_ends_a_merge(stored: Path, commits: list[Commit], open_journal: Open) -> None:
+def test_journal_drop_ends_a_merge(stored: Path, commits: list[Commit]) -> None:
     """The thread that drops writes for all partitions, and a merge takes many seconds."""
     journal = open_journal(stored, SMALL).journal
     journal._merging = lock = NotedLock()
@@ -160,16 +154,14 @@ def test_journal_drop_ends_a_merge(stored: Path, commits: list[Commit], open_jou
     assert rest.equals(commits[last].observations)
 
 
-def test_journal_drop_of_nothing_leaves_a_merge_alone(stored: Path, open_journal: Open) -> None:
+def test_journal_drop_of_nothing_leaves_a_merge_alone(stored: Path) -> None:
     journal = open_journal(stored, SMALL).journal
     assert journal.merge(EVERYTHING, lambda _: journal.drop(0).until == 0)
 
 
 @examples(30)
 @given(data=st.data())
-def test_journal_random_appends_and_merges_equals_list(
-    make_commit: Make, open_journal: Open, data: st.DataObject
-) -> None:
+def test_journal_random_appends_and_merges_equals_list(data: st.DataObject) -> None:
     """Appends, merges of any size and restarts in any order, against a list of commits."""
     segment_bytes_max = data.draw(st.sampled_from([1, 5_000, 12_000]))
     options = JournalOptions(durability="none", segment_bytes_max=segment_bytes_max)
@@ -257,9 +249,7 @@ class KillingDisk(RealDisk):
         self._do("sync_directory", lambda: RealDisk.sync_directory(self, directory))
 
 
-def merge_killed_at(
-    directory: Path, open_journal: Open, *, at: int, after: bool
-) -> tuple[list[str], bool]:
+def merge_killed_at(directory: Path, *, at: int, after: bool) -> tuple[list[str], bool]:
     """Merges with a process that dies at an operation; which ones it did, and whether it died."""
     journal = open_journal(directory, SMALL).journal
     disk = KillingDisk(at, after=after)
@@ -276,15 +266,15 @@ def merge_killed_at(
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 def test_journal_merge_killed_at_any_step_keeps_each_commit_once(
-    stored: Path, tmp_path: Path, commits: list[Commit], open_journal: Open, after: bool
+    stored: Path, tmp_path: Path, commits: list[Commit], after: bool
 ) -> None:
     seen: set[str] = set()
     for at in range(1000):
         copy = tmp_path / f"copy {at}"
         shutil.copytree(stored, copy)
-        names, died = merge_killed_at(copy, open_journal, at=at, after=after)
+        names, died = merge_killed_at(copy, at=at, after=after)
         seen |= set(names)
-        check_one_version(copy, open_journal, commits)
+        check_one_version(copy, commits)
         if not died:
             break
         shutil.rmtree(copy)
@@ -292,7 +282,7 @@ def test_journal_merge_killed_at_any_step_keeps_each_commit_once(
     assert seen == {"create", "write", "fdatasync", "rename", "unlink", "sync_directory"}
 
 
-def check_one_version(directory: Path, open_journal: Open, commits: list[Commit]) -> None:
+def check_one_version(directory: Path, commits: list[Commit]) -> None:
     again = open_journal(directory, SMALL)
     check_holds(again.journal, commits)
     assert [sequence for sequence, _ in again.replayed] == list(range(1, 13))
@@ -308,24 +298,24 @@ def check_one_version(directory: Path, open_journal: Open, commits: list[Commit]
 
 @pytest.mark.slow
 def test_journal_recovery_killed_during_cleanup_is_repeated(
-    tmp_path: Path, commits: list[Commit], open_journal: Open
+    tmp_path: Path, commits: list[Commit]
 ) -> None:
-    make_again(tmp_path / "whole", commits, open_journal)
-    names, _ = merge_killed_at(tmp_path / "whole", open_journal, at=10**6, after=False)
+    make_again(tmp_path / "whole", commits)
+    names, _ = merge_killed_at(tmp_path / "whole", at=10**6, after=False)
     for at in range(names.count("unlink") + 1):
         place = tmp_path / f"{at}"
-        make_again(place, commits, open_journal)
-        merge_killed_at(place, open_journal, at=names.index("unlink"), after=False)
+        make_again(place, commits)
+        merge_killed_at(place, at=names.index("unlink"), after=False)
         left = len(list(place.glob("*.segment")))
         disk = KillingDisk(at + 1, after=True)  # the first one looks for the directory
         with pytest.raises(Killed):
             open_journal(place, JournalOptions(segment_bytes_max=6_000, disk=disk))
         assert disk.names[-1] in ("unlink", "sync_directory")
         assert len(list(place.glob("*.segment"))) == left - disk.names.count("unlink")
-        check_one_version(place, open_journal, commits)
+        check_one_version(place, commits)
 
 
-def make_again(directory: Path, commits: list[Commit], open_journal: Open) -> None:
+def make_again(directory: Path, commits: list[Commit]) -> None:
     journal = open_journal(directory, SMALL).journal
     for commit in commits:
         journal.append([commit])
@@ -334,7 +324,7 @@ def make_again(directory: Path, commits: list[Commit], open_journal: Open) -> No
 
 @pytest.mark.parametrize("operation", ["create", "write", "fdatasync", "rename"])
 def test_journal_merge_disk_error_changes_nothing(
-    stored: Path, commits: list[Commit], open_journal: Open, faulty_disk: Any, operation: str
+    stored: Path, commits: list[Commit], faulty_disk: Any, operation: str
 ) -> None:
     journal = open_journal(stored, SMALL).journal
     before = {path: path.read_bytes() for path in stored.iterdir()}
@@ -350,7 +340,7 @@ def test_journal_merge_disk_error_changes_nothing(
 
 
 def test_journal_merge_undeleted_sources_are_deleted_at_next_open(
-    stored: Path, commits: list[Commit], open_journal: Open, faulty_disk: Any
+    stored: Path, commits: list[Commit], faulty_disk: Any
 ) -> None:
     journal = open_journal(stored, SMALL).journal
     segments = len(list(stored.iterdir()))
@@ -361,12 +351,10 @@ def test_journal_merge_undeleted_sources_are_deleted_at_next_open(
     assert len(list(stored.iterdir())) == segments + 1
     check_holds(journal, commits)
     journal.close()
-    check_one_version(stored, open_journal, commits)
+    check_one_version(stored, commits)
 
 
-def test_journal_merge_damaged_segment_raises_corrupt_data(
-    stored: Path, open_journal: Open
-) -> None:
+def test_journal_merge_damaged_segment_raises_corrupt_data(stored: Path) -> None:
     journal = open_journal(stored, SMALL).journal
     path = sorted(stored.iterdir())[1]
     held = bytearray(path.read_bytes())
@@ -382,11 +370,9 @@ def test_journal_merge_damaged_segment_raises_corrupt_data(
     assert journal.merge(EVERYTHING, unhurried)
 
 
-def test_journal_open_missing_segment_keeps_leftover_of_merge(
-    stored: Path, open_journal: Open
-) -> None:
+def test_journal_open_missing_segment_keeps_leftover_of_merge(stored: Path) -> None:
     """In doubt nothing is deleted."""
-    names, _ = merge_killed_at(stored, open_journal, at=10**6, after=False)
+    names, _ = merge_killed_at(stored, at=10**6, after=False)
     assert names.count("unlink") >= 3
     (newest,) = stored.glob("*.segment")
     leftover = stored / f"{2:020d}.segment"
@@ -396,9 +382,7 @@ def test_journal_open_missing_segment_keeps_leftover_of_merge(
     assert leftover.exists()
 
 
-def test_journal_merge_during_reads_and_writes_is_invisible(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_merge_during_reads_and_writes_is_invisible(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, SMALL).journal
     commits = [make_commit(batch, rows=20) for batch in range(50)]
     for commit in commits[:30]:
@@ -434,7 +418,7 @@ def test_journal_merge_during_reads_and_writes_is_invisible(
 
 
 def test_journal_read_segment_merged_meanwhile_finds_commit(
-    stored: Path, commits: list[Commit], open_journal: Open
+    stored: Path, commits: list[Commit]
 ) -> None:
     journal = open_journal(stored, SMALL).journal
     asked: list[Any] = []
@@ -450,9 +434,7 @@ def test_journal_read_segment_merged_meanwhile_finds_commit(
     assert [segment.path.suffix for segment in asked] == [".segment", ".merged"]
 
 
-def test_journal_merged_blocks_cache_is_bounded(
-    stored: Path, commits: list[Commit], open_journal: Open
-) -> None:
+def test_journal_merged_blocks_cache_is_bounded(stored: Path, commits: list[Commit]) -> None:
     journal = open_journal(stored, SMALL).journal
     journal.merge(CompactionOptions(bytes_min=1, block_bytes=1), unhurried)
     check_holds(journal, commits)
@@ -472,7 +454,7 @@ def test_compaction_options_invalid_threshold_raises(wrong: dict[str, int]) -> N
 
 
 def test_journal_merge_file_reads_differently_is_discarded(
-    stored: Path, commits: list[Commit], open_journal: Open, monkeypatch: pytest.MonkeyPatch
+    stored: Path, commits: list[Commit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that stores other bytes than it was given."""
 
@@ -491,7 +473,7 @@ def test_journal_merge_file_reads_differently_is_discarded(
     check_holds(journal, commits)
 
 
-def test_journal_open_deletes_unfinished_merge(stored: Path, open_journal: Open) -> None:
+def test_journal_open_deletes_unfinished_merge(stored: Path) -> None:
     unfinished = stored / f"{1:020d}.merging"
     unfinished.write_bytes(b"half of it")
     open_journal(stored, SMALL)

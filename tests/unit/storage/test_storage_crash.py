@@ -7,21 +7,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import journals
 import pytest
 from fault_injection import strace
 from fault_injection.disks import MemoryDisk
 from fault_injection.requirements import memory_disk_missing, strace_missing
+from journals import make_commit, open_journal
 
 from galileo.errors import PartitionReadOnly
-from galileo.storage.journal import Commit
 from galileo.storage.writer import JournalOptions
-
-Make = Callable[..., Commit]
-Open = Callable[..., Any]
 
 FIRST = f"{1:020d}.segment"
 
@@ -29,19 +27,19 @@ FIRST = f"{1:020d}.segment"
 # acknowledged commit as "batch sequence"; groups have one or two commits.
 CHILD = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import conftest
+sys.path.insert(0, {str(Path(journals.__file__).parent)!r})
+from journals import make_commit, open_journal
 from pathlib import Path
 from galileo.errors import GalileoError
 from galileo.storage.writer import JournalOptions
 options = JournalOptions(segment_bytes_max=20_000)
-journal = conftest.opened(Path(sys.argv[1]), options).journal
+journal = open_journal(Path(sys.argv[1]), options).journal
 batch, groups = int(sys.argv[2]), int(sys.argv[3])
 print("ready", flush=True)
 done = 0
 while not groups or done < groups:
     done += 1
-    group = [conftest.commit(batch + n, rows=20) for n in range(1 + batch % 3)]
+    group = [make_commit(batch + n, rows=20) for n in range(1 + batch % 3)]
     batch += len(group)
     for commit, result in zip(group, journal.append(group)):
         if isinstance(result, GalileoError):
@@ -55,7 +53,7 @@ def child(directory: Path, *, batch: int, groups: int = 0) -> list[str]:
     return [sys.executable, "-c", CHILD, str(directory), str(batch), str(groups)]
 
 
-def check_holds(journal: Any, reported: dict[int, int], make_commit: Make) -> None:
+def check_holds(journal: Any, reported: dict[int, int]) -> None:
     """All that was reported is there, under its sequence, and no batch is there twice."""
     batches = [journal.header(n).batch for n in range(1, journal.last_sequence + 1)]
     assert len(set(batches)) == len(batches)
@@ -69,7 +67,7 @@ def check_holds(journal: Any, reported: dict[int, int], make_commit: Make) -> No
     "rounds", [(7, 23), pytest.param((1, 7, 23, 2, 40), marks=pytest.mark.slow)]
 )
 def test_journal_process_killed_keeps_reported_commits_once(
-    tmp_path: Path, make_commit: Make, open_journal: Open, rounds: tuple[int, ...]
+    tmp_path: Path, rounds: tuple[int, ...]
 ) -> None:
     """Each child is killed after that many reports."""
     reported: dict[int, int] = {}
@@ -86,7 +84,7 @@ def test_journal_process_killed_keeps_reported_commits_once(
             batch, sequence = map(int, line.split())
             assert reported.setdefault(batch, sequence) == sequence
     assert len(reported) >= rounds[-1]
-    check_holds(open_journal(tmp_path).journal, reported, make_commit)
+    check_holds(open_journal(tmp_path).journal, reported)
 
 
 def injected(tmp_path: Path, fault: tuple[str, str, str], *, groups: int) -> list[str]:
@@ -114,21 +112,19 @@ def injected(tmp_path: Path, fault: tuple[str, str, str], *, groups: int) -> lis
     ],
 )
 def test_journal_process_killed_at_system_call_keeps_reported_commits(
-    tmp_path: Path, make_commit: Make, open_journal: Open, call: str, when: str
+    tmp_path: Path, call: str, when: str
 ) -> None:
     lines = injected(tmp_path, (call, "signal=SIGKILL", when), groups=6)
     reported = {int(batch): int(sequence) for batch, sequence in map(str.split, lines[1:])}
     assert lines[0] == "ready"
     assert len(reported) < 9
     journal = open_journal(tmp_path / "7").journal
-    check_holds(journal, reported, make_commit)
+    check_holds(journal, reported)
     assert journal.append([make_commit(0, rows=20)])[0].sequence == 1
 
 
 @pytest.mark.slow
-def test_journal_failed_sync_stops_writes_for_good(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_failed_sync_stops_writes_for_good(tmp_path: Path) -> None:
     lines = injected(tmp_path, ("fdatasync", "error=EIO", "3"), groups=5)
     reported = [line for line in lines[1:] if not line.startswith("refused")]
     refused = [line for line in lines[1:] if line.startswith("refused")]
@@ -136,7 +132,7 @@ def test_journal_failed_sync_stops_writes_for_good(
     assert len(refused) == 4
     assert all(line.endswith("partition_read_only") for line in refused)
     journal = open_journal(tmp_path / "7").journal
-    check_holds(journal, {0: 1, 1: 2, 2: 3}, make_commit)
+    check_holds(journal, {0: 1, 1: 2, 2: 3})
     assert journal.last_sequence == 3
 
 
@@ -150,9 +146,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield disk.directory
 
 
-def test_journal_full_disk_refuses_then_recovers(
-    small_disk: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_full_disk_refuses_then_recovers(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(30_000))
     directory, options = small_disk / "7", JournalOptions(retry_after_s=0.05)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from journals import SCHEMA, make_commit
 from mortal_disk import Died, MortalDisk
 
 from galileo.errors import DataExpired, PartitionReadOnly, UnknownDataset
 from galileo.model.schema import Feature, Schema
 from galileo.storage.backup import BackupOptions, backup
-from galileo.storage.journal import Commit, Committed
+from galileo.storage.journal import Committed
 from galileo.storage.store import Store
 from galileo.storage.verify import verify
 from galileo.storage.writer import JournalOptions
-
-Make = Callable[..., Commit]
 
 OTHER = Schema("radar", [Feature("reflectivity", "dBZ")])
 NEW = Schema("nam", [Feature("depth", "m")]).of_generation(1)
@@ -31,10 +29,10 @@ def opened(directory: Path, disk: MortalDisk | None = None) -> Store:
 
 
 @pytest.fixture
-def stored(tmp_path: Path, schema: Schema, make_commit: Make) -> Path:
+def stored(tmp_path: Path) -> Path:
     """The directory of a node with two datasets, one of them with two partitions."""
     with opened(tmp_path / "node") as store:
-        for dataset in (schema, OTHER):
+        for dataset in (SCHEMA, OTHER):
             store.create_dataset(dataset)
         for partition in (3, 11):
             store.journal("nam", partition).append([make_commit(n) for n in range(3)])
@@ -101,14 +99,12 @@ def test_dropped_names_are_entries_of_a_log_not_files(tmp_path: Path) -> None:
     assert len(list((tmp_path / "node").rglob("*.record"))) < 300
 
 
-def test_drop_dataset_name_can_be_used_again(
-    stored: Path, schema: Schema, make_commit: Make
-) -> None:
+def test_drop_dataset_name_can_be_used_again(stored: Path) -> None:
     with opened(stored) as store:
         drop(store)
         store.create_dataset(NEW)
         assert store.journal("nam@1", 3).last_sequence == 0
-        again = schema.of_generation(1)
+        again = SCHEMA.of_generation(1)
     with opened(stored) as store:
         assert store.schemas()["nam@1"] == NEW != again
         assert store.drop_dataset("nam", 1) == [], "that was the one before"
@@ -148,9 +144,7 @@ def test_drop_dataset_interrupted_at_any_step_is_whole_or_nothing(
     assert set(outcomes) == {False, True}
 
 
-def test_journal_read_of_dropped_dataset_raises_data_expired(
-    stored: Path, make_commit: Make
-) -> None:
+def test_journal_read_of_dropped_dataset_raises_data_expired(stored: Path) -> None:
     with opened(stored) as store:
         journal = store.journal("nam", 3)
         rows = journal.read(2)

@@ -7,21 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from journals import SCHEMA, make_commit
 from lone_nodes import commit_alone
 from recording_disk import RecordingDisk, Violation
 
-from galileo.model.schema import Schema
 from galileo.node.dataset_shard import DatasetShard
 from galileo.storage import backup as backups
 from galileo.storage import commit_log
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import RealDisk
-from galileo.storage.journal import Commit
 from galileo.storage.metadata_log import MetadataLog
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
-Make = Callable[..., Commit]
 Act = Callable[["Node"], None]
 
 SMALL = JournalOptions(segment_bytes_max=6_000)
@@ -33,8 +31,8 @@ PARTITIONS = (3, 12)
 class Node:
     """A store on a recording disk, with a dataset and, if wanted, some commits."""
 
-    def __init__(self, directory: Path, schema: Schema, make_commit: Make) -> None:
-        self.directory, self.schema, self.commit = directory, schema, make_commit
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         directory.mkdir()
         # What is set aside to be deleted may come back: the next start deletes it.
         self.disk = RecordingDisk(
@@ -48,8 +46,8 @@ class Node:
 
     def open(self) -> None:
         self.store = Store.open(self.directory, SMALL, wall=lambda: 1.5e9)
-        self.store.create_dataset(self.schema)
-        self.shard = DatasetShard(self.schema, log=self.store.log)
+        self.store.create_dataset(SCHEMA)
+        self.shard = DatasetShard(SCHEMA, log=self.store.log)
         self.store.recover(lambda _, partition, replayed: self.shard.replay(partition, replayed))
         for partition in PARTITIONS:
             self.shard.attach(partition, self.store.journal("nam", partition))
@@ -57,12 +55,12 @@ class Node:
     def append(self) -> None:
         for partition in PARTITIONS:
             for batch in range(BATCHES):
-                self.store.journal("nam", partition).append([self.commit(batch, rows=20)])
+                self.store.journal("nam", partition).append([make_commit(batch, rows=20)])
 
 
 @pytest.fixture
-def node(tmp_path: Path, schema: Schema, make_commit: Make) -> Node:
-    return Node(tmp_path / "node", schema, make_commit)
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "node")
 
 
 def commit_directly(node: Node) -> None:
@@ -72,7 +70,7 @@ def commit_directly(node: Node) -> None:
 
 def commit_by_the_log(node: Node) -> None:
     for batch in range(BATCHES):
-        commit_alone(node.shard, {p: [node.commit(batch, rows=20)] for p in PARTITIONS})
+        commit_alone(node.shard, {p: [make_commit(batch, rows=20)] for p in PARTITIONS})
         node.disk.check()
     assert list((node.directory / commit_log.DIRECTORY).iterdir())
     assert node.store.log.checkpoint()
@@ -80,7 +78,7 @@ def commit_by_the_log(node: Node) -> None:
 
 
 def recover_from_the_log(node: Node) -> None:
-    commit_alone(node.shard, {p: [node.commit(0, rows=20)] for p in PARTITIONS})
+    commit_alone(node.shard, {p: [make_commit(0, rows=20)] for p in PARTITIONS})
     [log] = (node.directory / commit_log.DIRECTORY).iterdir()
     node.store.log._files.clear()  # as a killed process leaves it
     node.store.close()

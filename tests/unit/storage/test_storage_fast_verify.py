@@ -1,27 +1,22 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
+from journals import make_commit, open_journal
 
 from galileo.storage.fast_verify import skip_valid_frames
 from galileo.storage.frame import FORMAT_VERSION, HEADER_BYTES_MAX, checksum, decode_header
-from galileo.storage.journal import Commit
 from galileo.storage.writer import JournalOptions
 
 PARTITION = 7
 
 
 @pytest.fixture(scope="module")
-def segment(
-    tmp_path_factory: pytest.TempPathFactory,
-    make_commit: Callable[..., Commit],
-    open_journal: Callable[..., Any],
-) -> bytes:
+def segment(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Five commits, the third by a producer with a long name."""
     directory: Path = tmp_path_factory.mktemp("sound")
     journal = open_journal(directory, JournalOptions(durability="none")).journal

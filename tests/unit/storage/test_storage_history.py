@@ -3,23 +3,21 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from journals import make_commit, open_journal
 
 from galileo.storage.compacted_format import read_index
 from galileo.storage.compacted_segment import compacted_segment_paths
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.frame import FrameHeader
 from galileo.storage.history import RANGE, LogHistory, commit_digests, merged_digests
-from galileo.storage.journal import Commit, PartitionJournal
+from galileo.storage.journal import PartitionJournal
 from galileo.storage.writer import JournalOptions
 
-Make = Callable[..., Commit]
-Open = Callable[..., Any]
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
 EVERYTHING = CompactionOptions(bytes_min=1, block_bytes=8_000)
 COMMITS = 3 * RANGE + 17
@@ -145,9 +143,7 @@ def digest_of(journal: PartitionJournal) -> int:
     return digest
 
 
-def test_journal_history_is_the_same_after_merging_and_restarts(
-    stored: Path, open_journal: Open, make_commit: Make
-) -> None:
+def test_journal_history_is_the_same_after_merging_and_restarts(stored: Path) -> None:
     journal = open_journal(stored, SMALL).journal
     for batch in range(100, 100 + RANGE):
         journal.append([make_commit(batch)])

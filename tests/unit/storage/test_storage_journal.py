@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from journal_checks import check_holds
+from journals import make_commit, open_journal
 
 from galileo.errors import BatchConflict, ConfigError, InputError, InvalidObservations
 from galileo.storage.journal import Commit, Committed
 from galileo.storage.writer import JournalOptions
-
-Make = Callable[..., Commit]
-Open = Callable[..., Any]
 
 TINY = JournalOptions(durability="none", segment_bytes_max=1)
 """A segment for every group."""
@@ -32,7 +29,7 @@ TINY = JournalOptions(durability="none", segment_bytes_max=1)
     segment_bytes_max=st.sampled_from([1, 3000, 64 << 20]),
 )
 def test_journal_random_groups_are_read_after_reopen(
-    make_commit: Make, open_journal: Open, groups: list[list[int]], segment_bytes_max: int
+    groups: list[list[int]], segment_bytes_max: int
 ) -> None:
     options = JournalOptions(durability="none", segment_bytes_max=segment_bytes_max)
     with tempfile.TemporaryDirectory() as name:
@@ -62,9 +59,7 @@ def test_journal_random_groups_are_read_after_reopen(
 
 
 @given(st.integers(1, 30), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8))
-def test_journal_read_random_ranges_keeps_order(
-    make_commit: Make, open_journal: Open, rows: int, pairs: list[tuple[int, int]]
-) -> None:
+def test_journal_read_random_ranges_keeps_order(rows: int, pairs: list[tuple[int, int]]) -> None:
     pairs = [(row, count) for row, count in pairs if row + count <= rows]
     ranges = tuple(np.array([pair[n] for pair in pairs], dtype=np.int32) for n in (0, 1))
     with tempfile.TemporaryDirectory() as name:
@@ -80,7 +75,7 @@ def test_journal_read_random_ranges_keeps_order(
     "ranges", [([-1], [1]), ([0], [4]), ([3], [1]), ([1], [-1]), ([0, 1], [1])]
 )
 def test_journal_read_rows_out_of_range_raises(
-    tmp_path: Path, make_commit: Make, open_journal: Open, ranges: tuple[list[int], list[int]]
+    tmp_path: Path, ranges: tuple[list[int], list[int]]
 ) -> None:
     journal = open_journal(tmp_path).journal
     journal.append([make_commit(0, rows=3)])
@@ -89,9 +84,7 @@ def test_journal_read_rows_out_of_range_raises(
 
 
 @pytest.mark.parametrize("sequence", [-1, 0, 2])
-def test_journal_read_unknown_sequence_raises(
-    tmp_path: Path, make_commit: Make, open_journal: Open, sequence: int
-) -> None:
+def test_journal_read_unknown_sequence_raises(tmp_path: Path, sequence: int) -> None:
     journal = open_journal(tmp_path).journal
     journal.append([make_commit(0)])
     for read in (journal.read, journal.paths, journal.header):
@@ -99,9 +92,7 @@ def test_journal_read_unknown_sequence_raises(
             read(sequence)
 
 
-def test_journal_read_adjacent_ranges_copies_nothing(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_read_adjacent_ranges_copies_nothing(tmp_path: Path) -> None:
     journal = open_journal(tmp_path).journal
     journal.append([make_commit(0, rows=1000)])
     journal.read(1)
@@ -111,9 +102,7 @@ def test_journal_read_adjacent_ranges_copies_nothing(
     assert pa.total_allocated_bytes() == before
 
 
-def test_journal_closed_keeps_tables_valid(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_closed_keeps_tables_valid(tmp_path: Path) -> None:
     journal = open_journal(tmp_path).journal
     commit = make_commit(0, rows=1000)
     journal.append([commit])
@@ -122,9 +111,7 @@ def test_journal_closed_keeps_tables_valid(
     assert table.equals(commit.observations)
 
 
-def test_journal_append_retried_batch_gives_first_result(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_append_retried_batch_gives_first_result(tmp_path: Path) -> None:
     journal = open_journal(tmp_path).journal
     first, other = make_commit(5), make_commit(5, producer="satellite")
     results = journal.append([first, other, first])
@@ -142,9 +129,7 @@ def test_journal_append_retried_batch_gives_first_result(
     assert journal.last_batch("unknown") is None
 
 
-def test_journal_append_reused_batch_number_is_batch_conflict(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_append_reused_batch_number_is_batch_conflict(tmp_path: Path) -> None:
     journal = open_journal(tmp_path).journal
     results = journal.append([make_commit(0), make_commit(0, rows=4), make_commit(1)])
     assert isinstance(results[1], BatchConflict)
@@ -155,9 +140,7 @@ def test_journal_append_reused_batch_number_is_batch_conflict(
     assert journal.last_sequence == 2
 
 
-def test_journal_append_invalid_commit_is_refused_alone(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_append_invalid_commit_is_refused_alone(tmp_path: Path) -> None:
     journal = open_journal(tmp_path).journal
     good = make_commit(0)
     wrong = good.observations.rename_columns(["lat", *good.observations.column_names[1:]])
@@ -178,9 +161,7 @@ def test_journal_append_invalid_commit_is_refused_alone(
     assert journal.read(1).equals(good.observations)
 
 
-def test_journal_append_batch_or_chunks_stores_same_rows(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_append_batch_or_chunks_stores_same_rows(tmp_path: Path) -> None:
     journal = open_journal(tmp_path).journal
     whole = make_commit(0, rows=10)
     table = whole.observations
@@ -195,9 +176,7 @@ def test_journal_append_batch_or_chunks_stores_same_rows(
     assert journal.read(2).equals(table)
 
 
-def test_journal_append_group_beyond_segment_starts_new_one(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_append_group_beyond_segment_starts_new_one(tmp_path: Path) -> None:
     journal = open_journal(tmp_path).journal
     journal.append([make_commit(0)])
     size = journal.bytes_on_disk
@@ -211,9 +190,7 @@ def test_journal_append_group_beyond_segment_starts_new_one(
     assert journal.segments == 3
 
 
-def test_journal_many_segments_are_all_readable(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_many_segments_are_all_readable(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, TINY).journal
     commits = [make_commit(batch) for batch in range(JournalOptions().mapped_segments_max + 3)]
     for commit in commits:
@@ -223,9 +200,7 @@ def test_journal_many_segments_are_all_readable(
     check_holds(journal, commits)
 
 
-def test_journal_read_during_appends_sees_whole_commits(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_read_during_appends_sees_whole_commits(tmp_path: Path) -> None:
     options = JournalOptions(durability="none", segment_bytes_max=20_000)
     journal = open_journal(tmp_path, options).journal
     commits = [make_commit(batch, rows=20) for batch in range(120)]
@@ -252,9 +227,7 @@ def test_journal_read_during_appends_sees_whole_commits(
     check_holds(journal, commits)
 
 
-def test_journal_concurrent_appends_have_gapless_sequences(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_concurrent_appends_have_gapless_sequences(tmp_path: Path) -> None:
     journal = open_journal(tmp_path).journal
     results: dict[str, list[Any]] = {}
 
@@ -276,9 +249,7 @@ def test_journal_concurrent_appends_have_gapless_sequences(
             assert (header.producer, header.batch) == (name, batch)
 
 
-def test_journal_header_has_time_of_commit(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_header_has_time_of_commit(tmp_path: Path) -> None:
     journal = open_journal(tmp_path).journal
     journal.append([make_commit(0)])
     assert journal.header(1).committed_at_us == 1_330_581_600_250_000

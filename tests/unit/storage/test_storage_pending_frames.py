@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from expected_errors import raises
+from journals import SCHEMA, make_commit
 from parameters import keep_quick
 
 from galileo.errors import BatchConflict, CorruptData, InputError
 from galileo.model.forks import NUMBER_BITS, Forks, history_of, next_sequence
-from galileo.model.schema import Schema
 from galileo.replication.values import Epochs
 from galileo.storage.commits import Commit, Committed
 from galileo.storage.compaction import CompactionOptions
@@ -26,10 +25,10 @@ SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
 EVERYTHING = CompactionOptions(bytes_min=1)
 
 
-def opened(schema: Schema, directory: Path) -> PartitionJournal:
+def opened(directory: Path) -> PartitionJournal:
     return PartitionJournal.open(
         directory,
-        schema=schema,
+        schema=SCHEMA,
         partition=7,
         options=SMALL,
         replay=lambda commits: None,
@@ -45,12 +44,12 @@ def lead(journal: PartitionJournal, commits: list[Commit], *, epoch: int) -> lis
     return list(appending.results)
 
 
-def follow(schema: Schema, source: PartitionJournal, target: PartitionJournal, size: int) -> None:
+def follow(source: PartitionJournal, target: PartitionJournal, size: int) -> None:
     """Brings one journal's next frames to another."""
     after = target.end_sequence
     last, data = source.frames(after, source.end_sequence, bytes_max=size)
     epochs = Epochs(source.epochs, source.end_sequence, forks=source.forks)
-    frames = decode_frames(data, schema=schema, partition=7, after=after, epochs=epochs)
+    frames = decode_frames(data, schema=SCHEMA, partition=7, after=after, epochs=epochs)
     with target.appending_frames(after, frames) as appending:
         assert appending.write()
         appending.finish()
@@ -80,13 +79,11 @@ class Frames(list[tuple[int, int, int]]):
 
 
 @pytest.mark.parametrize("seed", keep_quick(range(24), 0, 5, 11, 17))
-def test_journals_of_a_leader_and_a_follower_equal_lists(
-    tmp_path: Path, schema: Schema, make_commit: Callable[..., Commit], seed: int
-) -> None:
+def test_journals_of_a_leader_and_a_follower_equal_lists(tmp_path: Path, seed: int) -> None:
     """Terms and histories begin, frames are cut, and files are merged and dropped at any time."""
     chance, epoch, batch = random.Random(seed), 1, 0
     places = [tmp_path / "leader" / "7", tmp_path / "follower" / "7"]
-    journals = [opened(schema, place) for place in places]
+    journals = [opened(place) for place in places]
     logs = [Frames(), Frames()]
     seen = [0, 0]
     acts = ["lead", "lead", "follow", "publish", "cut", "open", "merge", "drop"]
@@ -101,7 +98,7 @@ def test_journals_of_a_leader_and_a_follower_equal_lists(
         elif act == "follow" and len(logs[1]) < len(log) and logs[1] == log[: len(logs[1])]:
             if logs[1].end < leader.dropped:
                 continue
-            follow(schema, leader, journals[1], chance.choice([1, 4_000, 1 << 20]))
+            follow(leader, journals[1], chance.choice([1, 4_000, 1 << 20]))
             logs[1] = Frames(log.until(journals[1].end_sequence))
         elif act == "publish":
             until = chance.choice([0, *(frame[0] for frame in logs[which])])
@@ -124,7 +121,7 @@ def test_journals_of_a_leader_and_a_follower_equal_lists(
                 seen[0] = logs[0].end
         elif act == "open":
             places[which] = ended(journals[which], places[which], chance)
-            journals[which] = opened(schema, places[which])
+            journals[which] = opened(places[which])
             assert journals[which].last_sequence <= max(seen), "more than any leader knew"
             journals[which].publish(seen[which])
             seen[which] = journals[which].last_sequence
@@ -187,10 +184,8 @@ def check(journal: PartitionJournal, log: Frames, seen: int) -> None:
             journal.read(sequence)
 
 
-def test_appending_of_a_pending_batch_again_names_its_sequence(
-    tmp_path: Path, schema: Schema, make_commit: Callable[..., Commit]
-) -> None:
-    journal = opened(schema, tmp_path / "7")
+def test_appending_of_a_pending_batch_again_names_its_sequence(tmp_path: Path) -> None:
+    journal = opened(tmp_path / "7")
     lead(journal, [make_commit(5)], epoch=3)
     [again] = lead(journal, [make_commit(5)], epoch=3)
     assert again == Committed(1, 3, again.paths, duplicate=True)  # type: ignore[attr-defined]
@@ -200,10 +195,8 @@ def test_appending_of_a_pending_batch_again_names_its_sequence(
     assert isinstance(other, BatchConflict)
 
 
-def test_truncate_lets_the_batch_be_stored_anew(
-    tmp_path: Path, schema: Schema, make_commit: Callable[..., Commit]
-) -> None:
-    journal = opened(schema, tmp_path / "7")
+def test_truncate_lets_the_batch_be_stored_anew(tmp_path: Path) -> None:
+    journal = opened(tmp_path / "7")
     lead(journal, [make_commit(5)], epoch=3)
     journal.truncate(0)
     [stored] = lead(journal, [make_commit(5, rows=9)], epoch=4)
@@ -212,35 +205,29 @@ def test_truncate_lets_the_batch_be_stored_anew(
     assert journal.epochs == ((1, 4),)
 
 
-def test_decode_frames_of_another_epoch_raises_corrupt_data(
-    tmp_path: Path, schema: Schema, make_commit: Callable[..., Commit]
-) -> None:
-    journal = opened(schema, tmp_path / "7")
+def test_decode_frames_of_another_epoch_raises_corrupt_data(tmp_path: Path) -> None:
+    journal = opened(tmp_path / "7")
     lead(journal, [make_commit(1)], epoch=3)
     _, data = journal.frames(0, 1, bytes_max=1)
     with pytest.raises(CorruptData):
-        decode_frames(data, schema=schema, partition=7, after=0, epochs=Epochs(((1, 4),), 1))
+        decode_frames(data, schema=SCHEMA, partition=7, after=0, epochs=Epochs(((1, 4),), 1))
     damaged = bytearray(data)
     damaged[200] ^= 1
     epochs = Epochs(((1, 3),), 1)
     with pytest.raises(CorruptData):
-        decode_frames(bytes(damaged), schema=schema, partition=7, after=0, epochs=epochs)
+        decode_frames(bytes(damaged), schema=SCHEMA, partition=7, after=0, epochs=epochs)
 
 
-def test_read_of_a_pending_frame_raises_input_error(
-    tmp_path: Path, schema: Schema, make_commit: Callable[..., Commit]
-) -> None:
-    journal = opened(schema, tmp_path / "7")
+def test_read_of_a_pending_frame_raises_input_error(tmp_path: Path) -> None:
+    journal = opened(tmp_path / "7")
     lead(journal, [make_commit(1)], epoch=3)
     with raises(InputError, last_sequence=0):
         journal.read(1)
 
 
-def test_truncation_does_not_wait_for_a_merge(
-    tmp_path: Path, schema: Schema, make_commit: Callable[..., Commit]
-) -> None:
+def test_truncation_does_not_wait_for_a_merge(tmp_path: Path) -> None:
     """A new leader is followed at once, also while sealed segments are merged."""
-    journal = opened(schema, tmp_path / "7")
+    journal = opened(tmp_path / "7")
     journal.append([make_commit(batch) for batch in range(4)])
     journal.seal()
     lead(journal, [make_commit(9)], epoch=2)
@@ -254,6 +241,6 @@ def test_truncation_does_not_wait_for_a_merge(
     assert journal.end_sequence == journal.last_sequence == 4
     lead(journal, [make_commit(10)], epoch=3)
     journal.close()
-    again = opened(schema, tmp_path / "7")
+    again = opened(tmp_path / "7")
     assert (again.last_sequence, again.end_sequence) == (4, 5)
     assert again.epochs == ((1, 0), (5, 3))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,14 @@ import pyarrow as pa
 import pytest
 from expected_errors import raises
 from generated import every
+from journals import SCHEMA, make_commit, make_observations, open_journal
 
 from galileo.errors import ConfigError, CorruptData, PartitionReadOnly
 from galileo.model import paths as model_paths
-from galileo.model.schema import Schema
 from galileo.storage.frame import HEADER_BYTES_MAX, decode_header, encode_header
 from galileo.storage.journal import Commit
 from galileo.storage.recovery import PAGE_BYTES
 from galileo.storage.writer import JournalOptions
-
-Make = Callable[..., Commit]
-Open = Callable[..., Any]
 
 FIRST = f"{1:020d}.segment"
 SEALING = JournalOptions(durability="none", segment_bytes_max=1)
@@ -37,7 +33,7 @@ def frame_ends(stored: bytes) -> list[int]:
 
 
 @pytest.fixture
-def three(tmp_path: Path, make_commit: Make, open_journal: Open) -> Path:
+def three(tmp_path: Path) -> Path:
     """A segment of three commits, each synced by itself."""
     journal = open_journal(tmp_path / "whole").journal
     for batch in range(3):
@@ -47,7 +43,7 @@ def three(tmp_path: Path, make_commit: Make, open_journal: Open) -> Path:
 
 
 @pytest.fixture
-def group(tmp_path: Path, make_commit: Make, open_journal: Open) -> Path:
+def group(tmp_path: Path) -> Path:
     """A segment of one commit, and then three large ones that were synced together."""
     journal = open_journal(tmp_path / "group").journal
     journal.append([make_commit(0)])
@@ -56,9 +52,7 @@ def group(tmp_path: Path, make_commit: Make, open_journal: Open) -> Path:
     return tmp_path / "group" / FIRST
 
 
-def test_recovery_torn_tail_is_cut_and_batch_accepted_again(
-    three: Path, tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_recovery_torn_tail_is_cut_and_batch_accepted_again(three: Path, tmp_path: Path) -> None:
     stored = three.read_bytes()
     ends = frame_ends(stored)
     torn = tmp_path / "torn"
@@ -73,7 +67,7 @@ def test_recovery_torn_tail_is_cut_and_batch_accepted_again(
         assert (torn / FIRST).read_bytes() == stored
 
 
-def test_recovery_tail_of_foreign_bytes_is_cut(three: Path, open_journal: Open) -> None:
+def test_recovery_tail_of_foreign_bytes_is_cut(three: Path) -> None:
     stored = three.read_bytes()
     stray = encode_header(replace(decode_header(stored), sequence=10**6))
     for tail in (bytes(5000), b"\xff" * 700, stored[:64], stored[:8] * 50, bytes(64) + stray):
@@ -85,9 +79,7 @@ def test_recovery_tail_of_foreign_bytes_is_cut(three: Path, open_journal: Open) 
         assert three.read_bytes() == stored
 
 
-def test_recovery_empty_segment_is_used(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_recovery_empty_segment_is_used(tmp_path: Path) -> None:
     (tmp_path / FIRST).touch()
     journal = open_journal(tmp_path).journal
     assert journal.append([make_commit(0)])[0].sequence == 1
@@ -99,9 +91,7 @@ def test_recovery_empty_segment_is_used(
     assert again.journal.segments == 2
 
 
-def test_recovery_flipped_byte_in_early_frame_raises_corrupt_data(
-    three: Path, open_journal: Open
-) -> None:
+def test_recovery_flipped_byte_in_early_frame_raises_corrupt_data(three: Path) -> None:
     stored = bytearray(three.read_bytes())
     ends = frame_ends(bytes(stored))
     for place in range(0, ends[1], every(7)):
@@ -115,9 +105,7 @@ def test_recovery_flipped_byte_in_early_frame_raises_corrupt_data(
         stored[place] ^= 1 << place % 8
 
 
-def test_recovery_flipped_byte_in_sealed_segment_is_detected(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_recovery_flipped_byte_in_sealed_segment_is_detected(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, SEALING).journal
     journal.append([make_commit(0)])
     journal.append([make_commit(1)])
@@ -141,9 +129,7 @@ def test_recovery_flipped_byte_in_sealed_segment_is_detected(
         stored[place] ^= 1 << place % 8
 
 
-def test_journal_read_damage_while_open_raises_corrupt_data(
-    three: Path, open_journal: Open
-) -> None:
+def test_journal_read_damage_while_open_raises_corrupt_data(three: Path) -> None:
     journal = open_journal(three.parent).journal
     header = decode_header(three.read_bytes())
     for read, place in ((journal.paths, header.observations_offset - 1), (journal.header, 20)):
@@ -152,9 +138,7 @@ def test_journal_read_damage_while_open_raises_corrupt_data(
             read(1)
 
 
-def test_journal_read_truncated_while_open_raises_corrupt_data(
-    three: Path, open_journal: Open
-) -> None:
+def test_journal_read_truncated_while_open_raises_corrupt_data(three: Path) -> None:
     journal = open_journal(three.parent).journal
     three.write_bytes(three.read_bytes()[:100])
     with raises(CorruptData, offset=2176):
@@ -169,9 +153,7 @@ def flip(path: Path, place: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def test_recovery_truncated_sealed_segment_raises_corrupt_data(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_recovery_truncated_sealed_segment_raises_corrupt_data(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, SEALING).journal
     journal.append([make_commit(0), make_commit(1)])
     journal.append([make_commit(2)])
@@ -187,16 +169,12 @@ def test_recovery_truncated_sealed_segment_raises_corrupt_data(
         open_journal(tmp_path)
 
 
-def test_recovery_files_of_other_partition_raises_corrupt_data(
-    three: Path, open_journal: Open
-) -> None:
+def test_recovery_files_of_other_partition_raises_corrupt_data(three: Path) -> None:
     with raises(CorruptData, offset=0):
         open_journal(three.parent, partition=8)
 
 
-def test_recovery_frame_out_of_sequence_raises_corrupt_data(
-    three: Path, open_journal: Open
-) -> None:
+def test_recovery_frame_out_of_sequence_raises_corrupt_data(three: Path) -> None:
     stored = three.read_bytes()
     ends = frame_ends(stored)
     three.write_bytes(stored[: ends[0]] + stored[ends[1] :])
@@ -204,7 +182,7 @@ def test_recovery_frame_out_of_sequence_raises_corrupt_data(
         open_journal(three.parent)
 
 
-def test_recovery_later_format_raises_and_is_kept(three: Path, open_journal: Open) -> None:
+def test_recovery_later_format_raises_and_is_kept(three: Path) -> None:
     stored = bytearray(three.read_bytes())
     start = frame_ends(bytes(stored))[1]
     size = decode_header(bytes(stored[start:])).header_bytes
@@ -217,9 +195,7 @@ def test_recovery_later_format_raises_and_is_kept(three: Path, open_journal: Ope
     assert three.read_bytes() == stored
 
 
-def test_recovery_frame_within_observations_is_ignored(
-    three: Path, schema: Schema, make_observations: Callable[..., pa.Table], open_journal: Open
-) -> None:
+def test_recovery_frame_within_observations_is_ignored(three: Path) -> None:
     stored = three.read_bytes()
     bait = replace(decode_header(stored), sequence=5, group=5, batch=0, producer="x")
     header = encode_header(bait)
@@ -227,9 +203,9 @@ def test_recovery_frame_within_observations_is_ignored(
     column = pa.StringArray.from_buffers(
         1, pa.py_buffer(struct.pack("<ii", 0, len(header))), pa.py_buffer(header)
     )
-    table = table.set_column(4, schema.observation_schema.field(4), column)
+    table = table.set_column(4, SCHEMA.observation_schema.field(4), column)
     journal = open_journal(three.parent).journal
-    journal.append([Commit("bait", 0, *model_paths.index(schema, table))])
+    journal.append([Commit("bait", 0, *model_paths.index(SCHEMA, table))])
     journal.close()
     baited = three.read_bytes()
     assert baited.count(header) == 1
@@ -247,9 +223,7 @@ def first_page(stored: bytes, frame: int) -> int:
     return -(-start // PAGE_BYTES) * PAGE_BYTES
 
 
-def test_recovery_group_with_lost_page_is_cut_from_there(
-    group: Path, open_journal: Open, make_commit: Make
-) -> None:
+def test_recovery_group_with_lost_page_is_cut_from_there(group: Path) -> None:
     stored = group.read_bytes()
     place = first_page(stored, 2)
     group.write_bytes(stored[:place] + bytes(PAGE_BYTES) + stored[place + PAGE_BYTES :])
@@ -264,7 +238,7 @@ def test_recovery_group_with_lost_page_is_cut_from_there(
     ]
 
 
-def test_recovery_group_with_lost_header_is_cut(group: Path, open_journal: Open) -> None:
+def test_recovery_group_with_lost_header_is_cut(group: Path) -> None:
     stored = group.read_bytes()
     start = frame_ends(stored)[0]
     lost = PAGE_BYTES - start
@@ -272,9 +246,7 @@ def test_recovery_group_with_lost_header_is_cut(group: Path, open_journal: Open)
     assert open_journal(group.parent).journal.last_sequence == 1
 
 
-def test_recovery_flipped_byte_in_group_raises_corrupt_data(
-    group: Path, open_journal: Open
-) -> None:
+def test_recovery_flipped_byte_in_group_raises_corrupt_data(group: Path) -> None:
     stored = group.read_bytes()
     for frame in (1, 2):
         for place in (0, 200, 5000):
@@ -284,9 +256,7 @@ def test_recovery_flipped_byte_in_group_raises_corrupt_data(
             group.write_bytes(stored)
 
 
-def test_recovery_lost_page_before_synced_group_raises_corrupt_data(
-    group: Path, open_journal: Open, make_commit: Make
-) -> None:
+def test_recovery_lost_page_before_synced_group_raises_corrupt_data(group: Path) -> None:
     journal = open_journal(group.parent).journal
     journal.append([make_commit(9)])
     journal.close()
@@ -297,9 +267,7 @@ def test_recovery_lost_page_before_synced_group_raises_corrupt_data(
         open_journal(group.parent)
 
 
-def test_recovery_interrupted_is_repeated(
-    three: Path, open_journal: Open, faulty_disk: Any
-) -> None:
+def test_recovery_interrupted_is_repeated(three: Path, faulty_disk: Any) -> None:
     """What an interrupted recovery leaves is recovered just the same."""
     stored = three.read_bytes()
     three.write_bytes(stored[:-1])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +16,11 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from journal_checks import check_knows, seal_and_drop
+from journals import SCHEMA, make_commit, open_journal
 from mortal_disk import Died, MortalDisk
 
 from galileo.errors import BatchConflict, ConfigError, CorruptData, GalileoError, PartitionReadOnly
 from galileo.model.forks import Forks
-from galileo.model.schema import Schema
 from galileo.storage.commits import Commit, Committed
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.journal import PartitionJournal
@@ -35,9 +34,6 @@ from galileo.storage.retention import (
 )
 from galileo.storage.writer import JournalOptions
 
-Make = Callable[..., Commit]
-Open = Callable[..., Any]
-
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
 EVERYTHING = CompactionOptions(bytes_min=1, block_bytes=8_000)
 
@@ -46,9 +42,7 @@ def unhurried(_: int) -> bool:
     return True
 
 
-def test_journal_drop_prefix_of_files_is_permanent(
-    stored: Path, commits: list[Commit], open_journal: Open
-) -> None:
+def test_journal_drop_prefix_of_files_is_permanent(stored: Path, commits: list[Commit]) -> None:
     journal = open_journal(stored, SMALL).journal
     pieces = journal.log_files()
     assert [piece.sealed for piece in pieces] == [True] * (len(pieces) - 1) + [False]
@@ -72,9 +66,7 @@ def test_journal_drop_prefix_of_files_is_permanent(
     assert again.journal.log_files() == pieces[2:]
 
 
-def test_journal_drop_open_segment_needs_seal(
-    stored: Path, commits: list[Commit], make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_drop_open_segment_needs_seal(stored: Path, commits: list[Commit]) -> None:
     journal = open_journal(stored, SMALL).journal
     last = len(commits)
     assert journal.drop(last).until < last
@@ -91,13 +83,11 @@ def test_journal_drop_open_segment_needs_seal(
     check_knows(again.journal, [*commits, make_commit(99)], dropped=last)
 
 
-def test_log_files_newest_us_is_end_of_newest_bucket(
-    stored: Path, schema: Schema, commits: list[Commit], open_journal: Open
-) -> None:
+def test_log_files_newest_us_is_end_of_newest_bucket(stored: Path, commits: list[Commit]) -> None:
     def newest(first: int, last: int) -> int:
         times = [c.observations.column("time").cast("int64").to_numpy() for c in commits]
         top = int(max(column.max() for column in times[first - 1 : last]))
-        return top - top % schema.time_bucket_us + schema.time_bucket_us
+        return top - top % SCHEMA.time_bucket_us + SCHEMA.time_bucket_us
 
     journal = open_journal(stored, SMALL).journal
     for opened in (journal, open_journal(stored, SMALL).journal):
@@ -110,9 +100,7 @@ def test_log_files_newest_us_is_end_of_newest_bucket(
     assert open_journal(stored, SMALL).journal.log_files() == merged
 
 
-def test_journal_drop_merged_file_is_whole_or_nothing(
-    stored: Path, commits: list[Commit], open_journal: Open
-) -> None:
+def test_journal_drop_merged_file_is_whole_or_nothing(stored: Path, commits: list[Commit]) -> None:
     journal = open_journal(stored, SMALL).journal
     journal.merge(EVERYTHING, unhurried)
     [merged, _] = journal.log_files()
@@ -126,7 +114,7 @@ def test_journal_drop_merged_file_is_whole_or_nothing(
 
 
 def test_journal_append_dropped_batch_with_other_rows_is_batch_conflict(
-    stored: Path, commits: list[Commit], make_commit: Make, open_journal: Open
+    stored: Path, commits: list[Commit]
 ) -> None:
     journal = open_journal(stored, SMALL).journal
     journal.drop(journal.log_files()[0].last)
@@ -146,9 +134,7 @@ def test_journal_append_dropped_batch_with_other_rows_is_batch_conflict(
     assert journal.last_batch("unknown") is None
 
 
-def test_dropped_batch_is_known_however_its_rows_were_sent(
-    stored: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_dropped_batch_is_known_however_its_rows_were_sent(stored: Path) -> None:
     journal = open_journal(stored, SMALL).journal
     sent = make_commit(5, rows=20, producer="other way")
     journal.append([sent])
@@ -246,21 +232,19 @@ steps = st.lists(
 
 @examples(60)
 @given(steps=steps)
-def test_journal_random_appends_and_drops_equals_dict(
-    steps: list[tuple[str, int]], make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_random_appends_and_drops_equals_dict(steps: list[tuple[str, int]]) -> None:
     directory = Path(tempfile.mkdtemp())
     try:
-        play(directory, steps, make_commit, open_journal)
+        play(directory, steps)
     finally:
         shutil.rmtree(directory)
 
 
-def play(directory: Path, steps: list[tuple[str, int]], make: Make, open_journal: Open) -> None:
+def play(directory: Path, steps: list[tuple[str, int]]) -> None:
     journal, history, dropped = open_journal(directory, SMALL).journal, [], 0
     for step, number in steps:
         if step == "append":
-            news = [make(len(history) + n, rows=20) for n in range(number)]
+            news = [make_commit(len(history) + n, rows=20) for n in range(number)]
             results = journal.append(news)
             assert [r.sequence for r in results] == [len(history) + 1 + n for n in range(number)]
             history += news
@@ -288,7 +272,7 @@ def play(directory: Path, steps: list[tuple[str, int]], make: Make, open_journal
 # --- crashes -----------------------------------------------------------------------------------
 
 
-def steps_of(stored: Path, tmp_path: Path, open_journal: Open) -> int:
+def steps_of(stored: Path, tmp_path: Path) -> int:
     """How many operations of the disk a seal with a drop takes."""
     shutil.copytree(stored, tmp_path / "count")
     disk = MortalDisk()
@@ -302,10 +286,10 @@ def steps_of(stored: Path, tmp_path: Path, open_journal: Open) -> int:
 
 @pytest.mark.parametrize("error", [Died, OSError])
 def test_journal_drop_interrupted_at_any_step_is_whole_or_nothing(
-    stored: Path, tmp_path: Path, commits: list[Commit], open_journal: Open, error: type
+    stored: Path, tmp_path: Path, commits: list[Commit], error: type
 ) -> None:
     outcomes = set()
-    for spare in range(steps_of(stored, tmp_path, open_journal)):
+    for spare in range(steps_of(stored, tmp_path)):
         directory = tmp_path / f"{error.__name__} {spare}"
         shutil.copytree(stored, directory)
         disk = MortalDisk(error=error)
@@ -328,7 +312,7 @@ def test_journal_drop_interrupted_at_any_step_is_whole_or_nothing(
 
 
 def test_journal_drop_of_merged_file_interrupted_before_its_deletion_goes_on(
-    stored: Path, commits: list[Commit], open_journal: Open
+    stored: Path, commits: list[Commit]
 ) -> None:
     disk = MortalDisk()
     journal = open_journal(stored, JournalOptions(disk=disk, segment_bytes_max=6_000)).journal
@@ -357,7 +341,7 @@ def check_readable(journal: PartitionJournal, commits: Sequence[Commit]) -> None
 
 
 def test_journal_open_missing_file_raises_unless_dropped(
-    stored: Path, commits: list[Commit], open_journal: Open
+    stored: Path, commits: list[Commit]
 ) -> None:
     journal = open_journal(stored, SMALL).journal
     pieces = journal.log_files()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from journal_checks import check_knows, seal_and_drop
+from journals import SCHEMA, make_commit
 
 from galileo.model.forks import first_of
-from galileo.model.schema import Schema
 from galileo.storage.backup import BackupOptions, backup, restore
-from galileo.storage.commits import Commit
 from galileo.storage.compaction import CompactionOptions, pick_compaction
 from galileo.storage.partition_files import Partition
 from galileo.storage.retention import load_log_start, log_start_path
@@ -21,19 +19,16 @@ from galileo.storage.store import Store
 from galileo.storage.verify import verify
 from galileo.storage.writer import JournalOptions
 
-Make = Callable[..., Commit]
-Open = Callable[..., Any]
-
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
 
 
 @pytest.fixture
-def node(tmp_path: Path, schema: Schema, make_commit: Make) -> Path:
+def node(tmp_path: Path) -> Path:
     """A node's directory whose only partition lost its first files to retention."""
     directory = tmp_path / "node"
     with Store.open(directory, SMALL, wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         journal = store.journal("nam", 3)
         for batch in range(12):
             journal.append([make_commit(batch, rows=20)])
@@ -41,9 +36,7 @@ def node(tmp_path: Path, schema: Schema, make_commit: Make) -> Path:
     return directory
 
 
-def test_verify_and_backup_after_drop_ignore_dropped_commits(
-    node: Path, tmp_path: Path, make_commit: Make
-) -> None:
+def test_verify_and_backup_after_drop_ignore_dropped_commits(node: Path, tmp_path: Path) -> None:
     commits = [make_commit(batch, rows=20) for batch in range(12)]
     until = load_log_start(node / "journals/nam/3").until
     assert until > 0
@@ -77,9 +70,7 @@ def test_verify_missing_file_after_drop_is_damage(node: Path) -> None:
     assert [damage.file for damage in verify(node).damages] == [str(log_start_path(partition))]
 
 
-def test_verify_leftover_below_mark_is_no_damage(
-    node: Path, tmp_path: Path, make_commit: Make
-) -> None:
+def test_verify_leftover_below_mark_is_no_damage(node: Path, tmp_path: Path) -> None:
     partition = node / "journals/nam/3"
     leftover = partition / f"{1:020d}.segment"
     leftover.write_bytes(b"half deleted")
@@ -95,7 +86,7 @@ def test_verify_leftover_below_mark_is_no_damage(
 
 
 def test_backup_during_drop_is_of_before_or_after(
-    node: Path, tmp_path: Path, make_commit: Make, monkeypatch: pytest.MonkeyPatch
+    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The drop happens after the files were listed and copied, before the mark is."""
     commits = [make_commit(batch, rows=20) for batch in range(12)]

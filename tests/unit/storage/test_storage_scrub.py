@@ -5,13 +5,13 @@ import errno
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fault_injection.damage import flip
+from journals import open_journal
 
 from galileo.storage import sequential_reader
 from galileo.storage.compacted_format import read_index
@@ -23,7 +23,6 @@ from galileo.storage.segment_verify import Corruption, check_segment
 from galileo.storage.sequential_reader import DISK_BLOCK_BYTES, DiskReader, SequentialReader
 from galileo.storage.writer import JournalOptions
 
-Open = Callable[..., Any]
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
 EVERYTHING = CompactionOptions(bytes_min=1, block_bytes=8_000)
 
@@ -126,7 +125,7 @@ def test_disk_reader_reads_past_the_page_cache(disk_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cached")
-def test_scrub_file_any_kind_of_file_is_sound(stored: Path, open_journal: Open) -> None:
+def test_scrub_file_any_kind_of_file_is_sound(stored: Path) -> None:
     journal = open_journal(stored, SMALL).journal
     journal.merge(EVERYTHING, lambda _: True)
     assert {path.suffix for path, _ in journal.files()} == {".merged", ".segment"}
@@ -135,7 +134,7 @@ def test_scrub_file_any_kind_of_file_is_sound(stored: Path, open_journal: Open) 
 
 
 @pytest.mark.usefixtures("cached")
-def test_scrub_file_any_flipped_byte_is_damage(stored: Path, open_journal: Open) -> None:
+def test_scrub_file_any_flipped_byte_is_damage(stored: Path) -> None:
     journal = open_journal(stored, SMALL).journal
     journal.merge(EVERYTHING, lambda _: True)
     (merged,) = compacted_segment_paths(stored)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
+from journals import SCHEMA, make_commit, open_journal
 
 from galileo.errors import RangesChanged
 from galileo.model.forks import Forks
-from galileo.model.schema import Schema
 from galileo.model.times import TIME_MIN_US
 from galileo.storage import retention
 from galileo.storage.commits import SEAL, Commit, Committed, record_of, seal_of
@@ -24,9 +22,6 @@ from galileo.storage.retention import BATCHES, LogStart
 from galileo.storage.store import Store
 from galileo.storage.verify import verify
 from galileo.storage.writer import JournalOptions
-
-Make = Callable[..., Commit]
-Open = Callable[..., Any]
 
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
 EVERYTHING = CompactionOptions(bytes_min=1, block_bytes=8_000)
@@ -44,9 +39,7 @@ def outcome(result: object) -> str:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_journal_with_seals_equals_model(
-    tmp_path: Path, schema: Schema, make_commit: Make, open_journal: Open, seed: int
-) -> None:
+def test_journal_with_seals_equals_model(tmp_path: Path, seed: int) -> None:
     """Whatever becomes of the files, a log refuses what is older than its last seal."""
     chance, sealed = random.Random(seed), 1
     known: set[tuple[str, int]] = set()
@@ -64,14 +57,14 @@ def test_journal_with_seals_equals_model(
             known |= set() if wanted == "RangesChanged" else {(name, number)}
         elif act == "record":
             number, digest = chance.randrange(9), chance.choice([1, 2**62 + 2, 2**62 + 3])
-            record = record_of(schema, "p1", number, digest=digest)
+            record = record_of(SCHEMA, "p1", number, digest=digest)
             first = recorded.setdefault(number, digest)
             wanted = "BatchConflict" if first != digest else "known" if number in seen else "new"
             assert outcome(journal.append([record])[0]) == wanted
             seen.add(number)
         elif act == "seal":
             epoch = chance.randint(sealed, EPOCHS)
-            [result] = journal.append([seal_of(schema, epoch)])
+            [result] = journal.append([seal_of(SCHEMA, epoch)])
             assert isinstance(result, Committed)
             if result.sequence > journal.dropped:
                 assert journal.read(result.sequence).num_rows == 0
@@ -89,11 +82,9 @@ def test_journal_with_seals_equals_model(
     journal.close()
 
 
-def test_journal_commit_behind_a_seal_of_its_group_is_refused(
-    tmp_path: Path, schema: Schema, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_commit_behind_a_seal_of_its_group_is_refused(tmp_path: Path) -> None:
     journal = open_journal(tmp_path).journal
-    group = [make_commit(0), seal_of(schema, 2), make_commit(1), seal_of(schema, 2), make_commit(0)]
+    group = [make_commit(0), seal_of(SCHEMA, 2), make_commit(1), seal_of(SCHEMA, 2), make_commit(0)]
     results = journal.append(group)
     assert [outcome(one) for one in results] == ["new", "new", "RangesChanged", "known", "known"]
     assert isinstance(results[2], RangesChanged)
@@ -101,12 +92,10 @@ def test_journal_commit_behind_a_seal_of_its_group_is_refused(
     assert journal.last_sequence == 2
 
 
-def test_journal_pending_seal_refuses_and_is_not_seen(
-    tmp_path: Path, schema: Schema, make_commit: Make
-) -> None:
+def test_journal_pending_seal_refuses_and_is_not_seen(tmp_path: Path) -> None:
     journal = PartitionJournal.open(
         tmp_path,
-        schema=schema,
+        schema=SCHEMA,
         partition=7,
         options=SMALL,
         replay=lambda commits: None,
@@ -120,11 +109,11 @@ def test_journal_pending_seal_refuses_and_is_not_seen(
         return outcome(appending.results[0])
 
     assert lead(make_commit(0)) == "new"
-    assert lead(seal_of(schema, 2)) == "new"
+    assert lead(seal_of(SCHEMA, 2)) == "new"
     assert (lead(make_commit(1)), journal.sealed_epoch) == ("RangesChanged", 1)
     journal.truncate(1)  # Another leader did not have the seal.
     assert lead(make_commit(1)) == "new"
-    assert lead(seal_of(schema, 2)) == "new"
+    assert lead(seal_of(SCHEMA, 2)) == "new"
     journal.publish(3)
     assert (lead(make_commit(2)), journal.sealed_epoch) == ("RangesChanged", 2)
     journal.close()
@@ -148,15 +137,13 @@ def test_log_start_keeps_a_seal_that_is_older_than_the_batches_it_keeps(
 
 
 @pytest.mark.parametrize("is_merged", [False, True])
-def test_verify_directory_with_seals_is_ok(
-    tmp_path: Path, schema: Schema, make_commit: Make, is_merged: bool
-) -> None:
+def test_verify_directory_with_seals_is_ok(tmp_path: Path, is_merged: bool) -> None:
     with Store.open(tmp_path, SMALL, wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         alone, mixed = store.journal("nam", 3), store.journal("nam", 12)
-        alone.append([seal_of(schema, 2)])
-        mixed.append([make_commit(0), seal_of(schema, 2)])
+        alone.append([seal_of(SCHEMA, 2)])
+        mixed.append([make_commit(0), seal_of(SCHEMA, 2)])
         for journal in (alone, mixed) if is_merged else ():
             journal.seal()
             assert journal.merge(EVERYTHING, unhurried)
@@ -169,5 +156,5 @@ def test_verify_directory_with_seals_is_ok(
     assert sorted(len(commits.counts) for commits in replayed) == [1, 2]
 
 
-def test_newest_us_of_seals_alone_is_before_all_times(schema: Schema) -> None:
-    assert schema.newest_us(seal_of(schema, 2).paths) == TIME_MIN_US
+def test_newest_us_of_seals_alone_is_before_all_times() -> None:
+    assert SCHEMA.newest_us(seal_of(SCHEMA, 2).paths) == TIME_MIN_US

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from expected_errors import raises
+from journals import make_commit, open_journal
 
 from galileo.errors import CorruptData, DataExpired
 from galileo.storage import segment as module
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.journal import Commit, PartitionJournal
 from galileo.storage.writer import JournalOptions
-
-Make = Callable[..., Commit]
-Open = Callable[..., Any]
 
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
 
@@ -27,7 +24,7 @@ def decoded(journal: PartitionJournal) -> list[int]:
 
 
 @pytest.fixture
-def commits(make_commit: Make) -> list[Commit]:
+def commits() -> list[Commit]:
     return [make_commit(batch) for batch in range(12)]
 
 
@@ -38,9 +35,7 @@ def options() -> JournalOptions:
 
 
 @pytest.fixture
-def journal(
-    tmp_path: Path, commits: list[Commit], open_journal: Open, options: JournalOptions
-) -> PartitionJournal:
+def journal(tmp_path: Path, commits: list[Commit], options: JournalOptions) -> PartitionJournal:
     made: PartitionJournal = open_journal(tmp_path / "p", options).journal
     for commit in commits:
         made.append([commit])
@@ -86,9 +81,7 @@ def test_journal_decoded_cache_unmapped_segment_is_dropped(
     assert decoded(journal) == [len(commits)]
 
 
-def test_journal_decoded_cache_remapped_segment_is_dropped(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_decoded_cache_remapped_segment_is_dropped(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "p").journal
     for batch in (1, 2):
         journal.append([make_commit(batch)])

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from expected_errors import raises
 from fault_injection.disks import MemoryDisk
 from fault_injection.requirements import memory_disk_missing
+from journals import SCHEMA, make_commit
 
 from galileo.errors import (
     ConfigError,
@@ -24,12 +24,10 @@ from galileo.errors import (
     UnknownDataset,
 )
 from galileo.model.schema import Feature, Schema
-from galileo.storage.journal import Commit, PartitionJournal
+from galileo.storage.journal import PartitionJournal
 from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
-
-Make = Callable[..., Commit]
 
 
 def wall() -> float:
@@ -42,12 +40,10 @@ def opened(directory: Path, options: JournalOptions | None = None) -> Store:
     return store
 
 
-def test_store_reopened_has_datasets_and_commits(
-    tmp_path: Path, schema: Schema, make_commit: Make
-) -> None:
+def test_store_reopened_has_datasets_and_commits(tmp_path: Path) -> None:
     other = Schema("radar", [Feature("reflectivity", "dBZ")])
     with opened(tmp_path / "new" / "node") as store:
-        assert store.create_dataset(schema)
+        assert store.create_dataset(SCHEMA)
         assert store.create_dataset(other)
         for partition, batches in ((3, 2), (11, 1)):
             journal = store.journal("nam", partition)
@@ -56,7 +52,7 @@ def test_store_reopened_has_datasets_and_commits(
 
     replayed: list[tuple[str, int, Replayed]] = []
     with Store.open(tmp_path / "new" / "node", wall=wall) as store:
-        assert store.schemas() == {"nam": schema, "radar": other}
+        assert store.schemas() == {"nam": SCHEMA, "radar": other}
         store.recover(lambda *frame: replayed.append(frame))
         assert [commits[:2] for commits in replayed] == [("nam", 3), ("nam", 11)]
         both = replayed[0][2]
@@ -66,34 +62,32 @@ def test_store_reopened_has_datasets_and_commits(
         assert store.journal("nam", 3).read(2).equals(make_commit(1).observations)
 
 
-def test_store_create_dataset_other_schema_raises(tmp_path: Path, schema: Schema) -> None:
-    different = Schema("nam", schema.features, geohash_precision=6)
+def test_store_create_dataset_other_schema_raises(tmp_path: Path) -> None:
+    different = Schema("nam", SCHEMA.features, geohash_precision=6)
     with opened(tmp_path) as store:
-        assert store.create_dataset(schema)
-        assert not store.create_dataset(schema)
+        assert store.create_dataset(SCHEMA)
+        assert not store.create_dataset(SCHEMA)
         with raises(DatasetExists, same=False):
             store.create_dataset(different)
     with opened(tmp_path) as store:
-        assert not store.create_dataset(schema)
+        assert not store.create_dataset(SCHEMA)
         with pytest.raises(DatasetExists):
             store.create_dataset(different)
 
 
-def test_store_create_dataset_disk_error_leaves_none(
-    tmp_path: Path, schema: Schema, faulty_disk: Any
-) -> None:
+def test_store_create_dataset_disk_error_leaves_none(tmp_path: Path, faulty_disk: Any) -> None:
     with opened(tmp_path, JournalOptions(disk=faulty_disk)) as store:
         faulty_disk.failing = {"fdatasync": 28}
         with pytest.raises(PartitionReadOnly):
-            store.create_dataset(schema)
+            store.create_dataset(SCHEMA)
         assert store.schemas() == {}
         faulty_disk.failing = {}
-        assert store.create_dataset(schema)
+        assert store.create_dataset(SCHEMA)
 
 
-def test_store_journal_unknown_dataset_or_partition_raises(tmp_path: Path, schema: Schema) -> None:
+def test_store_journal_unknown_dataset_or_partition_raises(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         with raises(UnknownDataset, dataset="../nam"):
             store.journal("../nam", 0)
         for partition in (-1, 2**31):
@@ -102,9 +96,9 @@ def test_store_journal_unknown_dataset_or_partition_raises(tmp_path: Path, schem
     assert not (tmp_path / "journals").exists()
 
 
-def test_store_journal_before_recovery_raises(tmp_path: Path, schema: Schema) -> None:
+def test_store_journal_before_recovery_raises(tmp_path: Path) -> None:
     with Store.open(tmp_path, wall=wall) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         with raises(InternalError, expected="recovery"):
             store.journal("nam", 0)
         store.recover(lambda *_: None)
@@ -112,9 +106,9 @@ def test_store_journal_before_recovery_raises(tmp_path: Path, schema: Schema) ->
             store.recover(lambda *_: None)
 
 
-def test_store_journal_concurrent_calls_share_one(tmp_path: Path, schema: Schema) -> None:
+def test_store_journal_concurrent_calls_share_one(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         found: list[PartitionJournal] = []
         threads = [
             threading.Thread(target=lambda: found.append(store.journal("nam", 5))) for _ in range(8)
@@ -135,11 +129,9 @@ def test_store_epoch_increases_with_each_open(tmp_path: Path) -> None:
     assert epochs == [1, 2, 3]
 
 
-def test_store_open_lost_or_damaged_epoch_raises_corrupt_data(
-    tmp_path: Path, schema: Schema
-) -> None:
+def test_store_open_lost_or_damaged_epoch_raises_corrupt_data(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
     path = tmp_path / "node" / "epoch.record"
     path.write_bytes(path.read_bytes()[:-1] + b"9")
     with raises(CorruptData, offset=0):
@@ -149,11 +141,9 @@ def test_store_open_lost_or_damaged_epoch_raises_corrupt_data(
         Store.open(tmp_path, wall=wall)
 
 
-def test_store_recover_commits_without_schema_raises_corrupt_data(
-    tmp_path: Path, schema: Schema, make_commit: Make
-) -> None:
+def test_store_recover_commits_without_schema_raises_corrupt_data(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         store.journal("nam", 0).append([make_commit(0)])
     (tmp_path / "datasets" / "nam.record").unlink()
     with Store.open(tmp_path, wall=wall) as store, raises(CorruptData, offset=0):
@@ -217,11 +207,9 @@ def test_store_open_file_as_directory_raises_config_error(tmp_path: Path) -> Non
         Store.open(tmp_path / "file", wall=wall)
 
 
-def test_store_recover_damaged_partition_raises_with_file_and_offset(
-    tmp_path: Path, schema: Schema, make_commit: Make
-) -> None:
+def test_store_recover_damaged_partition_raises_with_file_and_offset(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         journal = store.journal("nam", 0)
         journal.append([make_commit(0)])
         journal.append([make_commit(1)])
@@ -237,11 +225,9 @@ def test_store_recover_damaged_partition_raises_with_file_and_offset(
         assert error.details == {"file": str(path), "offset": 0}
 
 
-def test_store_deletes_a_partition_and_what_is_left_of_one(
-    tmp_path: Path, schema: Schema, make_commit: Make
-) -> None:
+def test_store_deletes_a_partition_and_what_is_left_of_one(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         for partition in (3, 11):
             store.journal("nam", partition).append([make_commit(0)])
         store.delete_partition(3)
@@ -254,7 +240,7 @@ def test_store_deletes_a_partition_and_what_is_left_of_one(
 
 
 def test_store_save_record_during_delete_partition_does_not_wait(
-    tmp_path: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large files take the file system seconds, and what waits may be the node's event loop."""
     saved, rmtree = threading.Event(), shutil.rmtree
@@ -269,7 +255,7 @@ def test_store_save_record_during_delete_partition_does_not_wait(
         rmtree(path)
 
     with opened(tmp_path) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         store.journal("nam", 3)
         monkeypatch.setattr(shutil, "rmtree", delete)
         store.delete_partition(3)
@@ -277,13 +263,13 @@ def test_store_save_record_during_delete_partition_does_not_wait(
 
 
 def test_store_delete_partition_after_failed_delete_removes_it(
-    tmp_path: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path) -> None:
         raise OSError(5, "the disk has failed")
 
     with opened(tmp_path) as store:
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         store.journal("nam", 3)
         (store.partition_directory("nam", 3) / "left").touch()
         with monkeypatch.context() as patched:

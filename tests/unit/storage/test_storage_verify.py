@@ -15,34 +15,30 @@ from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from journals import SCHEMA, make_commit
 
 from galileo.errors import InputError, Unavailable
 from galileo.model.forks import first_of
-from galileo.model.schema import Schema
 from galileo.storage import partition_files
 from galileo.storage.compacted_format import read_index
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import RealDisk
 from galileo.storage.frame import ALIGNMENT, HEADER_BYTES_MAX, decode_header
-from galileo.storage.journal import Commit
 from galileo.storage.segment_verify import check_segment
 from galileo.storage.sequential_reader import SequentialReader
 from galileo.storage.store import Store
 from galileo.storage.verify import Report, bytes_to_read, verify
 from galileo.storage.writer import JournalOptions
 
-Make = Callable[..., Commit]
-Open = Callable[..., Any]
-
 
 @pytest.fixture
-def node(tmp_path: Path, schema: Schema, make_commit: Make) -> Path:
+def node(tmp_path: Path) -> Path:
     """A node's directory with two partitions of several segments, and a small record."""
     options = JournalOptions(durability="none", segment_bytes_max=6_000)
     directory = tmp_path / "node"
     with Store.open(directory, options, wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         store.save_record("ccq", "one", b"coordinator")
         for partition in (3, 12):
             journal = store.journal("nam", partition)
@@ -129,14 +125,14 @@ def test_verify_damage_has_dataset_partition_sequence_and_offset(node: Path) -> 
 @examples(40)
 @given(data=st.data())
 def test_verify_random_damage_is_never_missed(
-    tmp_path_factory: pytest.TempPathFactory, schema: Schema, make_commit: Make, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """Any stretch overwritten with any bytes but the old ones is found, by an independent model."""
     directory = tmp_path_factory.mktemp("damage")
     options = JournalOptions(durability="none", segment_bytes_max=5_000)
     with Store.open(directory, options, wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
-        store.create_dataset(schema)
+        store.create_dataset(SCHEMA)
         journal = store.journal("nam", 1)
         for batch in range(6):
             journal.append([make_commit(batch, rows=15)])
@@ -220,7 +216,7 @@ def test_verify_damaged_record_is_reported(node: Path, name: str) -> None:
     assert damage.sequence is None
 
 
-def test_verify_during_writes_is_ok(node: Path, make_commit: Make) -> None:
+def test_verify_during_writes_is_ok(node: Path) -> None:
     options = JournalOptions(durability="none", segment_bytes_max=20_000)
     with Store.open(node, options, wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
@@ -304,7 +300,7 @@ def test_verify_segments_merged_meanwhile_are_read(
 
 
 @pytest.mark.slow
-def test_verify_during_merges_is_ok(node: Path, make_commit: Make) -> None:
+def test_verify_during_merges_is_ok(node: Path) -> None:
     options = JournalOptions(durability="none", segment_bytes_max=3_000)
     with Store.open(node, options, wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
@@ -335,9 +331,7 @@ def test_verify_other_directory_raises(tmp_path: Path) -> None:
         verify(tmp_path)
 
 
-def test_verify_log_that_jumps_is_sound_and_its_missing_file_damage(
-    node: Path, make_commit: Make
-) -> None:
+def test_verify_log_that_jumps_is_sound_and_its_missing_file_damage(node: Path) -> None:
     with Store.open(node, JournalOptions(segment_bytes_max=6_000), wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
         journal = store.journal("nam", 3)

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from expected_errors import raises
+from journals import make_commit, open_journal
 
 from galileo.errors import PartitionReadOnly
-from galileo.storage.journal import Commit
 from galileo.storage.writer import JournalOptions
-
-Make = Callable[..., Commit]
-Open = Callable[..., Any]
 
 
 class Time:
@@ -38,7 +34,7 @@ def all_stopped(results: list[Any]) -> bool:
 
 
 def test_journal_append_group_is_synced_once(
-    tmp_path: Path, make_commit: Make, open_journal: Open, options: Any, faulty_disk: Any
+    tmp_path: Path, options: Any, faulty_disk: Any
 ) -> None:
     journal = open_journal(tmp_path, options).journal
     journal.append([make_commit(0)])
@@ -48,9 +44,7 @@ def test_journal_append_group_is_synced_once(
     assert faulty_disk.calls == ["write", "fdatasync"]
 
 
-def test_journal_append_without_durability_syncs_nothing(
-    tmp_path: Path, make_commit: Make, open_journal: Open, faulty_disk: Any
-) -> None:
+def test_journal_append_without_durability_syncs_nothing(tmp_path: Path, faulty_disk: Any) -> None:
     journal = open_journal(tmp_path, JournalOptions(disk=faulty_disk, durability="none")).journal
     journal.append([make_commit(0)])
     assert "fdatasync" not in faulty_disk.calls
@@ -58,13 +52,7 @@ def test_journal_append_without_durability_syncs_nothing(
 
 @pytest.mark.parametrize("operation", ["fdatasync", "sync_directory"])
 def test_journal_append_after_failed_sync_stays_read_only(
-    tmp_path: Path,
-    make_commit: Make,
-    open_journal: Open,
-    options: Any,
-    faulty_disk: Any,
-    time: Time,
-    operation: str,
+    tmp_path: Path, options: Any, faulty_disk: Any, time: Time, operation: str
 ) -> None:
     options = JournalOptions(
         disk=faulty_disk, monotonic=time, retry_after_s=3.0, segment_bytes_max=1
@@ -92,7 +80,7 @@ def test_journal_append_after_failed_sync_stays_read_only(
 
 
 def test_journal_append_retry_of_batch_not_undone_finds_it_once(
-    tmp_path: Path, make_commit: Make, open_journal: Open, options: Any, faulty_disk: Any
+    tmp_path: Path, options: Any, faulty_disk: Any
 ) -> None:
     """It was never acknowledged, but it is whole on the disk, and recovery cannot tell why."""
     journal = open_journal(tmp_path, options).journal
@@ -109,13 +97,7 @@ def test_journal_append_retry_of_batch_not_undone_finds_it_once(
 
 @pytest.mark.parametrize("torn_bytes", [0, 1, 100, 700])
 def test_journal_append_full_disk_pauses_until_room(
-    tmp_path: Path,
-    make_commit: Make,
-    open_journal: Open,
-    options: Any,
-    faulty_disk: Any,
-    time: Time,
-    torn_bytes: int,
+    tmp_path: Path, options: Any, faulty_disk: Any, time: Time, torn_bytes: int
 ) -> None:
     journal = open_journal(tmp_path, options).journal
     kept = make_commit(0)
@@ -148,12 +130,7 @@ def test_journal_append_full_disk_pauses_until_room(
 
 
 def test_journal_append_segment_not_created_pauses(
-    tmp_path: Path,
-    make_commit: Make,
-    open_journal: Open,
-    options: Any,
-    faulty_disk: Any,
-    time: Time,
+    tmp_path: Path, options: Any, faulty_disk: Any, time: Time
 ) -> None:
     journal = open_journal(tmp_path, options).journal
     faulty_disk.failing = {"create": errno.ENOSPC}
@@ -164,12 +141,7 @@ def test_journal_append_segment_not_created_pauses(
 
 
 def test_journal_append_failed_write_not_undone_stays_read_only(
-    tmp_path: Path,
-    make_commit: Make,
-    open_journal: Open,
-    options: Any,
-    faulty_disk: Any,
-    time: Time,
+    tmp_path: Path, options: Any, faulty_disk: Any, time: Time
 ) -> None:
     journal = open_journal(tmp_path, options).journal
     journal.append([make_commit(0)])
@@ -184,9 +156,7 @@ def test_journal_append_failed_write_not_undone_stays_read_only(
     assert (reopened.last_sequence, reopened.torn_bytes) == (1, 200)
 
 
-def test_journal_append_interrupted_leaves_nothing(
-    tmp_path: Path, make_commit: Make, open_journal: Open, faulty_disk: Any
-) -> None:
+def test_journal_append_interrupted_leaves_nothing(tmp_path: Path, faulty_disk: Any) -> None:
     """A whole unacknowledged group behind a shorter new one must not come alive."""
 
     class Interrupted(type(faulty_disk)):  # type: ignore[misc]
@@ -208,9 +178,7 @@ def test_journal_append_interrupted_leaves_nothing(
     assert open_journal(tmp_path).journal.last_sequence == 1
 
 
-def test_journal_append_closed_is_refused(
-    tmp_path: Path, make_commit: Make, open_journal: Open
-) -> None:
+def test_journal_append_closed_is_refused(tmp_path: Path) -> None:
     journal = open_journal(tmp_path).journal
     journal.close()
     assert all_stopped(journal.append([make_commit(0)]))
@@ -218,9 +186,7 @@ def test_journal_append_closed_is_refused(
     journal.close()
 
 
-def test_recovery_syncs_commits_before_they_are_read(
-    tmp_path: Path, make_commit: Make, open_journal: Open, faulty_disk: Any
-) -> None:
+def test_recovery_syncs_commits_before_they_are_read(tmp_path: Path, faulty_disk: Any) -> None:
     journal = open_journal(tmp_path).journal
     journal.append([make_commit(0)])
     journal.close()
