@@ -58,12 +58,13 @@ def refused(
     return Expected(mapping, error=error, details=(("expected", expected), ("row", row)))
 
 
+SECONDS, MILLISECONDS = "time=epoch_s(t)", "time=epoch_ms(t)"
+STATION = "station-0-cfcd208495d565ef66e7dff9f98764da"
+STATIONS = rows(5, ["s:text", "v:float"], (40.5, -105.25), DAY, [STATION, 0.0])
 FILES: dict[str, Expected] = {
     "allnull/a.arrow": rows(1, ["v:float", "s:text"], PLACE, DAY, [1.0, "a"]),
     "allnull/a.csv": rows(1, ["v:float", "s:text"], PLACE, DAY, [1.0, "a"]),
-    "allnull/a.geojson": rows(
-        1, ["v:float", "s:text"], (2.0, 1.0), "2014-03-01T00:00:00Z", [1.0, "a"]
-    ),
+    "allnull/a.geojson": rows(1, ["v:float", "s:text"], (2.0, 1.0), DAY, [1.0, "a"]),
     "allnull/a.ndjson": rows(1, ["v:float", "s:text"], PLACE, DAY, [1.0, "a"]),
     "allnull/a.parquet": rows(1, ["v:float", "s:text"], PLACE, DAY, [1.0, "a"]),
     "empty/e.csv": refused(InputError, "features", None),
@@ -87,9 +88,7 @@ FILES: dict[str, Expected] = {
     "json/empty_coll.geojson": refused(InputError, "features", None),
     "json/empty_point.geojson": refused(InputError, "coordinates", None),
     "json/features_first.geojson": rows(1, ["v:float"], PLACE, DAY, [1.0]),
-    "json/float_then_int.geojson": rows(
-        2, ["v:float"], (40.5, -105.0), "2014-03-01T00:00:00Z", [1.5]
-    ),
+    "json/float_then_int.geojson": rows(2, ["v:float"], (40.5, -105.0), DAY, [1.5]),
     "json/geom_multipoint.geojson": refused(InputError, "points", None),
     "json/huge_int.geojson": rows(2, ["v:float"], PLACE, DAY, [1.2345678901234567e19]),
     "json/id_int_and_prop_id.geojson": rows(1, ["v:float", "id:text"], PLACE, DAY, [1.0, "p"]),
@@ -112,10 +111,8 @@ FILES: dict[str, Expected] = {
     "json/nd_text_date.ndjson": rows(
         1, ["d:text", "v:int"], PLACE, DAY, ["2014-03-01T00:00:00Z", 1]
     ),
-    "json/nd_time_float.ndjson": rows(
-        1, ["v:int"], (40.0, -105.0), "1970-01-17T03:07:12.000500Z", [1]
-    ),
-    "json/nd_time_tz.ndjson": rows(1, ["v:int"], (40.0, -105.0), "2014-02-28T18:30:00Z", [1]),
+    "json/nd_time_float.ndjson": rows(1, ["v:int"], PLACE, "1970-01-17T03:07:12.000500Z", [1]),
+    "json/nd_time_tz.ndjson": rows(1, ["v:int"], PLACE, "2014-02-28T18:30:00Z", [1]),
     "json/nested.geojson": rows(1, ["v:float"], PLACE, DAY, [1.0]),
     "json/null_geometry.geojson": rows(1, ["v:float"], PLACE, DAY, [1.0]),
     "json/null_props.geojson": rows(1, ["v:float"], PLACE, DAY, [1.0]),
@@ -124,45 +121,21 @@ FILES: dict[str, Expected] = {
     "json/text_seq_RS.geojson": refused(InputError, "objects", None),
     "json/time_date.geojson": rows(2, ["v:float"], PLACE, DAY, [1.0]),
     "json/time_epoch_ms_float.geojson": rows(
-        1, ["v:float"], (40.0, -105.0), "2014-03-01T00:00:00.123500Z", [1.0]
+        1, ["v:float"], PLACE, "2014-03-01T00:00:00.123500Z", [1.0]
     ),
     "json/time_epoch_ms_int.geojson": rows(
-        1, ["v:float"], (40.0, -105.0), "2014-03-01T00:00:00.123000Z", [1.0]
+        1, ["v:float"], PLACE, "2014-03-01T00:00:00.123000Z", [1.0]
     ),
-    "json/time_epoch_s_int.geojson": rows(
-        1, ["v:float"], (40.0, -105.0), "1970-01-17T03:07:12Z", [1.0]
-    ),
+    "json/time_epoch_s_int.geojson": rows(1, ["v:float"], PLACE, "1970-01-17T03:07:12Z", [1.0]),
     "json/unicode_esc.geojson": rows(1, ["v:text"], PLACE, DAY, ["é😀"]),
     "parquet/data-polygon-encoding_native.parquet": refused(InputError, "coordinate", None),
     "parquet/delta_length_byte_array.parquet": refused(InputError, "coordinate", None),
-    "pq/NaT_int64_epoch_ms.parquet": refused(
-        InvalidObservations, None, 0, mapping="time=epoch_ms(t)"
-    ),
-    "pq/NaT_int64_epoch_s.parquet": refused(
-        InvalidObservations, None, 0, mapping="time=epoch_s(t)"
-    ),
+    "pq/NaT_int64_epoch_ms.parquet": refused(InvalidObservations, None, 0, mapping=MILLISECONDS),
+    "pq/NaT_int64_epoch_s.parquet": refused(InvalidObservations, None, 0, mapping=SECONDS),
     "pq/all_lists.parquet": refused(InputError, "features", None),
-    "pq/arrow_DELTA_BYTE_ARRAY.parquet": rows(
-        5,
-        ["s:text", "v:float"],
-        (40.5, -105.25),
-        "2014-03-01T00:00:00Z",
-        ["station-0-cfcd208495d565ef66e7dff9f98764da", 0.0],
-    ),
-    "pq/arrow_DELTA_LENGTH_BYTE_ARRAY.parquet": rows(
-        5,
-        ["s:text", "v:float"],
-        (40.5, -105.25),
-        "2014-03-01T00:00:00Z",
-        ["station-0-cfcd208495d565ef66e7dff9f98764da", 0.0],
-    ),
-    "pq/arrow_PLAIN.parquet": rows(
-        5,
-        ["s:text", "v:float"],
-        (40.5, -105.25),
-        "2014-03-01T00:00:00Z",
-        ["station-0-cfcd208495d565ef66e7dff9f98764da", 0.0],
-    ),
+    "pq/arrow_DELTA_BYTE_ARRAY.parquet": STATIONS,
+    "pq/arrow_DELTA_LENGTH_BYTE_ARRAY.parquet": STATIONS,
+    "pq/arrow_PLAIN.parquet": STATIONS,
     "pq/arrow_ext_uuid.arrow": rows(2, ["w:float"], PLACE, DAY, [1.0]),
     "pq/arrow_listview.arrow": rows(2, ["w:float"], PLACE, DAY, [1.0]),
     "pq/arrow_ree.arrow": rows(2, ["v:float", "w:float"], PLACE, DAY, [1.5, 1.0]),
@@ -179,53 +152,40 @@ FILES: dict[str, Expected] = {
     "pq/dup_cols.parquet": refused(InputError, "unique", None),
     "pq/duration.parquet": rows(2, ["w:float"], PLACE, DAY, [1.0]),
     "pq/epoch_f64_precision.parquet": rows(
-        1,
-        ["v:float"],
-        (40.0, -105.0),
-        "2014-03-01T00:00:00.123457Z",
-        [1.0],
-        mapping="time=epoch_s(t)",
+        1, ["v:float"], PLACE, "2014-03-01T00:00:00.123457Z", [1.0], mapping=SECONDS
     ),
     "pq/f16.parquet": rows(2, ["v:float", "w:float"], PLACE, DAY, [1.5, 1.0]),
-    "pq/int64max_ms.parquet": refused(InvalidObservations, None, 0, mapping="time=epoch_ms(t)"),
+    "pq/int64max_ms.parquet": refused(InvalidObservations, None, 0, mapping=MILLISECONDS),
     "pq/int96.parquet": rows(2, ["v:float"], PLACE, DAY, [1.0]),
-    "pq/lat_decimal.parquet": rows(
-        1, ["v:float"], (40.1, -105.10000000000001), "2014-03-01T00:00:00Z", [1.0]
-    ),
+    "pq/lat_decimal.parquet": rows(1, ["v:float"], (40.1, -105.10000000000001), DAY, [1.0]),
     "pq/lat_expr.parquet": rows(
         1,
         ["latitude_value:float", "v:float"],
         (40.1234567, -105.0),
-        "2014-03-01T00:00:00Z",
+        DAY,
         [40.0, 1.0],
         mapping="latitude=e7/10000000",
     ),
     "pq/lat_f32.parquet": rows(
-        1, ["v:float"], (40.099998474121094, -105.0999984741211), "2014-03-01T00:00:00Z", [1.0]
+        1, ["v:float"], (40.099998474121094, -105.0999984741211), DAY, [1.0]
     ),
     "pq/lat_int.parquet": rows(1, ["v:float"], PLACE, DAY, [1.0]),
-    "pq/lat_text.parquet": rows(1, ["v:float"], (40.1, -105.1), "2014-03-01T00:00:00Z", [1.0]),
+    "pq/lat_text.parquet": rows(1, ["v:float"], (40.1, -105.1), DAY, [1.0]),
     "pq/list_struct.parquet": rows(2, ["w:float"], PLACE, DAY, [1.0]),
     "pq/map.parquet": rows(2, ["w:float"], PLACE, DAY, [1.0]),
     "pq/neg_zero_nan.parquet": rows(2, ["v:float", "w:float"], PLACE, DAY, [-0.0, 1.0]),
-    "pq/ns_as_ms.parquet": refused(InvalidObservations, None, 0, mapping="time=epoch_ms(t)"),
+    "pq/ns_as_ms.parquet": refused(InvalidObservations, None, 0, mapping=MILLISECONDS),
     "pq/null.parquet": rows(2, ["w:float"], PLACE, DAY, [1.0]),
-    "pq/parts_2-digit.parquet": rows(1, ["v:float"], (40.0, -105.0), "0014-03-01T00:00:00Z", [1.0]),
+    "pq/parts_2-digit.parquet": rows(1, ["v:float"], PLACE, "0014-03-01T00:00:00Z", [1.0]),
     "pq/parts_day_0.parquet": refused(InvalidObservations, "time_parts", 0),
     "pq/parts_float_fill.parquet": refused(InvalidObservations, "time_parts", 0),
-    "pq/parts_frac_day.parquet": rows(
-        1, ["v:float"], (40.0, -105.0), "2014-03-01T18:00:00Z", [1.0]
-    ),
+    "pq/parts_frac_day.parquet": rows(1, ["v:float"], PLACE, "2014-03-01T18:00:00Z", [1.0]),
     "pq/parts_frac_year.parquet": refused(InvalidObservations, "time_parts", 0),
     "pq/parts_hour_24.parquet": refused(InvalidObservations, "time_parts", 0),
-    "pq/parts_hour_5.5.parquet": rows(
-        1, ["v:float"], (40.0, -105.0), "2014-03-01T05:30:00Z", [1.0]
-    ),
+    "pq/parts_hour_5.5.parquet": rows(1, ["v:float"], PLACE, "2014-03-01T05:30:00Z", [1.0]),
     "pq/parts_inf.parquet": refused(InvalidObservations, "time_parts", 0),
     "pq/parts_neg_min.parquet": refused(InvalidObservations, "time_parts", 0),
-    "pq/parts_sec_60.5.parquet": rows(
-        1, ["v:float"], (40.0, -105.0), "2014-03-01T06:00:00.500000Z", [1.0]
-    ),
+    "pq/parts_sec_60.5.parquet": rows(1, ["v:float"], PLACE, "2014-03-01T06:00:00.500000Z", [1.0]),
     "pq/parts_year_-9999.parquet": refused(InvalidObservations, "time_parts", 0),
     "pq/parts_year_1000000000.parquet": refused(InvalidObservations, "time_parts", 0),
     "pq/parts_year_1000000000000.parquet": refused(InvalidObservations, "time_parts", 0),
@@ -243,48 +203,23 @@ FILES: dict[str, Expected] = {
     ),
     "pq/time32.parquet": rows(2, ["v:text", "w:float"], PLACE, DAY, ["01:02:03.000", 1.0]),
     "pq/time_date32.parquet": rows(1, ["v:float"], PLACE, DAY, [1.0]),
-    "pq/time_dictionary.parquet": rows(
-        1, ["v:float"], (40.0, -105.0), "2014-03-01T06:00:00Z", [1.0]
-    ),
+    "pq/time_dictionary.parquet": rows(1, ["v:float"], PLACE, "2014-03-01T06:00:00Z", [1.0]),
     "pq/time_epoch_ms_float.parquet": rows(
-        1,
-        ["v:float"],
-        (40.0, -105.0),
-        "2014-03-01T00:00:00.123456Z",
-        [1.0],
-        mapping="time=epoch_ms(t)",
+        1, ["v:float"], PLACE, "2014-03-01T00:00:00.123456Z", [1.0], mapping=MILLISECONDS
     ),
-    "pq/time_epoch_s_float_big.parquet": refused(
-        InvalidObservations, None, 0, mapping="time=epoch_s(t)"
-    ),
+    "pq/time_epoch_s_float_big.parquet": refused(InvalidObservations, None, 0, mapping=SECONDS),
     "pq/time_epoch_s_nan.parquet": rows(
-        1,
-        ["v:float"],
-        (41.0, -105.0),
-        "2014-03-01T00:00:00.500000Z",
-        [2.0],
-        mapping="time=epoch_s(t)",
+        1, ["v:float"], (41.0, -105.0), "2014-03-01T00:00:00.500000Z", [2.0], mapping=SECONDS
     ),
-    "pq/time_epoch_s_overflow.parquet": refused(
-        InvalidObservations, None, 0, mapping="time=epoch_s(t)"
-    ),
-    "pq/time_epoch_s_overflow2.parquet": refused(
-        InvalidObservations, None, 0, mapping="time=epoch_s(t)"
-    ),
+    "pq/time_epoch_s_overflow.parquet": refused(InvalidObservations, None, 0, mapping=SECONDS),
+    "pq/time_epoch_s_overflow2.parquet": refused(InvalidObservations, None, 0, mapping=SECONDS),
     "pq/time_epoch_s_text.parquet": rows(
-        1,
-        ["v:float"],
-        (40.0, -105.0),
-        "2014-03-01T00:00:00.250000Z",
-        [1.0],
-        mapping="time=epoch_s(t)",
+        1, ["v:float"], PLACE, "2014-03-01T00:00:00.250000Z", [1.0], mapping=SECONDS
     ),
-    "pq/time_epoch_s_u64.parquet": rows(
-        1, ["v:float"], PLACE, DAY, [1.0], mapping="time=epoch_s(t)"
-    ),
+    "pq/time_epoch_s_u64.parquet": rows(1, ["v:float"], PLACE, DAY, [1.0], mapping=SECONDS),
     "pq/time_int.parquet": rows(1, ["v:float"], PLACE, DAY, [1.0], mapping="time=epoch_s(time)"),
-    "pq/time_large.parquet": rows(1, ["v:float"], (40.0, -105.0), "2014-03-01T06:00:00Z", [1.0]),
-    "pq/time_tz.parquet": rows(1, ["v:float"], (40.0, -105.0), "2014-03-01T06:00:00Z", [1.0]),
+    "pq/time_large.parquet": rows(1, ["v:float"], PLACE, "2014-03-01T06:00:00Z", [1.0]),
+    "pq/time_tz.parquet": rows(1, ["v:float"], PLACE, "2014-03-01T06:00:00Z", [1.0]),
     "pq/ts_ns_text.parquet": rows(
         2, ["v:text", "w:float"], PLACE, DAY, ["2014-03-01 00:00:00.123456789", 1.0]
     ),
