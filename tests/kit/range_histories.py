@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
+from node_cluster import make_observations
 from replica_nodes import await_whole
 
 from galileo.client.routing import Router
@@ -56,6 +58,14 @@ class Violation(AssertionError):
     """What a history must never show."""
 
 
+def named_rows(count: int, name: str) -> pa.Table:
+    """A table of which each row names its station."""
+    table = make_observations(count, zlib.crc32(name.encode()))
+    place = table.schema.get_field_index("station")
+    stations = pa.array([f"{name}-{number}" for number in range(count)])
+    return table.set_column(place, table.schema.field("station"), stations)
+
+
 @dataclass
 class History:
     """One history.
@@ -63,7 +73,6 @@ class History:
     Args:
         cluster: nodes in two groups, with the dataset "nam".
         random: decides everything but the threads of the nodes.
-        rows: makes a table with that many rows, of which each names its station.
 
     Attributes:
         late_s: how much later requests come again at most.
@@ -73,7 +82,6 @@ class History:
 
     cluster: Any
     random: random.Random
-    rows: Callable[..., pa.Table]
     acknowledged: set[str] = field(default_factory=set)
     sent: set[str] = field(default_factory=set)
     duplicates: int = 0
@@ -127,7 +135,7 @@ class History:
     async def _produce(self, producer: str, *, is_fresh: bool) -> None:
         """Sends batches; a named producer gives up now and then, and repeats some of them."""
         router = self._router()
-        tables = [self.rows(ROWS, f"{producer}-{number}") for number in range(BATCHES)]
+        tables = [named_rows(ROWS, f"{producer}-{number}") for number in range(BATCHES)]
         for number, table in enumerate(tables):
             await self._pause(20)
             stations = set(table.column("station").to_pylist())

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import random
 import threading
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -400,20 +399,13 @@ MUTANTS = {
 def history(western: Any, tmp_path: Path) -> Callable[[int], History]:
     """`await history(seed)` plays one history in a cluster of its own."""
 
-    def rows(count: int, name: str) -> pa.Table:
-        table = make_observations(count, zlib.crc32(name.encode()))
-        stations = pa.array([f"{name}-{number}" for number in range(count)])
-        return table.set_column(
-            table.schema.get_field_index("station"), table.schema.field("station"), stations
-        )
-
     async def played(seed: int) -> History:
         topology = replace(topology_changes.pin(western.first), ranges=ALL_WEST)
         made = type(western)(tmp_path / f"history-{seed}", topology)
         for name in "abc":
             made.start(name)
         await made["a"].create_dataset(western.schema)
-        history = History(made, random.Random(seed), rows)
+        history = History(made, random.Random(seed))
         try:
             await history.play()
         finally:

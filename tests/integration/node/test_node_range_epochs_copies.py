@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -14,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from node_cluster import SCHEMA, make_observations
-from range_histories import EAST, WEST, CopiesHistory, Violation
+from node_cluster import SCHEMA
+from range_histories import EAST, WEST, CopiesHistory, Violation, named_rows
 from replica_nodes import PATIENT, Host, World, topology_of, under_replicated
 
 from galileo.dht import placement, topology_changes
@@ -34,27 +33,14 @@ WAIT_S = 60.0
 
 
 @pytest.fixture
-def rows() -> Callable[[int, str], pa.Table]:
-    """`rows(count, name)`: a table of which each row names its station."""
-
-    def made(count: int, name: str) -> pa.Table:
-        table = make_observations(count, zlib.crc32(name.encode()))
-        place = table.schema.get_field_index("station")
-        stations = pa.array([f"{name}-{number}" for number in range(count)])
-        return table.set_column(place, table.schema.field("station"), stations)
-
-    return made
-
-
-@pytest.fixture
-def history(tmp_path: Path, rows: Callable[[int, str], pa.Table]) -> Callable[[int], Any]:
+def history(tmp_path: Path) -> Callable[[int], Any]:
     """`await history(seed)` plays one history in a world of its own."""
 
     async def played(seed: int) -> CopiesHistory:
         where = tmp_path / f"{seed}"
         world = World(where, seed, topology=topology_of(GROUPS), schema=SCHEMA, options=PATIENT)
         await world.begin()
-        history = CopiesHistory(world, random.Random(seed), rows)
+        history = CopiesHistory(world, random.Random(seed))
         try:
             await history.play()
         finally:
@@ -223,12 +209,12 @@ async def commit_that_the_next_leader_has(scene: Scene) -> None:
 
 
 @pytest.fixture
-async def scene(tmp_path: Path, rows: Callable[[int, str], pa.Table]) -> Any:
+async def scene(tmp_path: Path) -> Any:
     world = World(tmp_path, 0, topology=topology_of(("abc", "d")), schema=SCHEMA)
     world.topology = replace(world.topology, ranges=(("", WEST),))
     await world.begin()
     world.is_calm = True
-    scene = Scene(world, rows(40, "p"))
+    scene = Scene(world, named_rows(40, "p"))
     await scene.until(lambda: not {0, 1}.intersection(under_replicated(world)))
     await scene.until(lambda: all(map(world.leader_of, range(4))))
     yield scene
