@@ -6,8 +6,8 @@ from __future__ import annotations
 class StoppedClock:
     """Seconds that stand still unless a test sets `now`."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
 
     def __call__(self) -> float:
         return self.now

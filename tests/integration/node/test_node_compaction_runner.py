@@ -5,40 +5,26 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from lone_nodes import LoneOwner, commit_alone
+from lone_nodes import commit_alone
+from weather_node import COMMITS, SCHEMA, WEATHER, commits, fill, opened, wait_until
 
 from galileo.cursor import Cursor
-from galileo.generate import NamLike
-from galileo.model import paths
-from galileo.node.catalog import Catalog, CatalogOptions
+from galileo.node.catalog import Catalog
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.dataset_shard import DatasetShard
 from galileo.query import parse
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import RealDisk
-from galileo.storage.journal import Commit
 from galileo.storage.recovery import Replayed
-from galileo.storage.store import Store
-from galileo.storage.writer import JournalOptions
 
-WEATHER = NamLike(stride=40)
-SCHEMA = WEATHER.schema()
-COMMITS = 12
-PATIENCE_S = 300.0
 EAGER = CompactionRunnerOptions(
     CompactionOptions(bytes_min=1), bytes_per_s=1 << 30, interval_s=0.01
 )
-
-
-def commits() -> list[Commit]:
-    tables = WEATHER.stream("2012-03-01", hours=COMMITS)
-    return [Commit("model", n, *paths.index(SCHEMA, table)) for n, table in enumerate(tables)]
 
 
 class BrokenDisk(RealDisk):
@@ -52,35 +38,9 @@ class BrokenDisk(RealDisk):
         raise OSError(errno.EIO, "EIO")
 
 
-LIMITS = CatalogOptions()
-
-
-def opened(
-    directory: Path, options: JournalOptions, limits: CatalogOptions = LIMITS
-) -> tuple[Store, Catalog]:
-    store = Store.open(directory, options, wall=lambda: 1.5e9)
-    executor = ThreadPoolExecutor(1)
-    return store, Catalog(
-        store, executor=executor, syncing=executor, machines=LoneOwner(), options=limits
-    )
-
-
 @pytest.fixture
-def options() -> JournalOptions:
-    return JournalOptions(durability="none", segment_bytes_max=50_000)
-
-
-@pytest.fixture
-def directory(tmp_path: Path, options: JournalOptions) -> Path:
-    """Two partitions with the same commits, each in several segments."""
-    with Store.open(tmp_path / "node", options, wall=lambda: 1.5e9) as store:
-        store.recover(lambda *_: None)
-        store.create_dataset(SCHEMA)
-        for partition in (0, 5):
-            for commit in commits():
-                store.journal("nam", partition).append([commit])
-            assert store.journal("nam", partition).segments > 2
-    return tmp_path / "node"
+def directory(tmp_path: Path) -> Path:
+    return fill(tmp_path / "node")
 
 
 @pytest.fixture
@@ -95,13 +55,6 @@ def running() -> Iterator[Callable[[Catalog, CompactionRunnerOptions], Compactio
     yield start
     for merging in started:
         merging.stop()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def labels(catalog: Catalog, text: str) -> pa.Table:
@@ -123,9 +76,9 @@ def check_answers(catalog: Catalog, before: pa.Table) -> None:
 
 
 def test_compaction_merges_every_partition_and_keeps_labels_readable(
-    directory: Path, options: JournalOptions, running: Callable[..., CompactionRunner]
+    directory: Path, running: Callable[..., CompactionRunner]
 ) -> None:
-    store, catalog = opened(directory, options)
+    store, catalog = opened(directory)
     before = labels(catalog, "temperature > 280")
     assert before.num_rows > 100
     merging = running(catalog, EAGER)
@@ -137,15 +90,15 @@ def test_compaction_merges_every_partition_and_keeps_labels_readable(
     store.close()
     assert len(list(directory.glob("journals/nam/*/*.merged"))) == 2
 
-    store, catalog = opened(directory, options)
+    store, catalog = opened(directory)
     check_answers(catalog, before)
     assert catalog.shard("nam").published() == Cursor({0: COMMITS, 5: COMMITS})
     asyncio.run(catalog.close())
     store.close()
 
 
-def test_compaction_stop_ends_a_running_merge(directory: Path, options: JournalOptions) -> None:
-    store, catalog = opened(directory, options)
+def test_compaction_stop_ends_a_running_merge(directory: Path) -> None:
+    store, catalog = opened(directory)
     slow = CompactionRunnerOptions(
         CompactionOptions(bytes_min=1, block_bytes=1), bytes_per_s=1, interval_s=0.01
     )
@@ -159,9 +112,9 @@ def test_compaction_stop_ends_a_running_merge(directory: Path, options: JournalO
 
 
 def test_compaction_skips_a_failed_partition_and_continues(
-    directory: Path, options: JournalOptions, running: Callable[..., CompactionRunner]
+    directory: Path, running: Callable[..., CompactionRunner]
 ) -> None:
-    store, catalog = opened(directory, options)
+    store, catalog = opened(directory)
     journals = catalog.shard("nam").journals
     disk = journals[0]._disk = BrokenDisk()
     running(catalog, EAGER)
@@ -175,7 +128,7 @@ def test_compaction_skips_a_failed_partition_and_continues(
     store.close()
 
 
-def test_replay_restores_graph_and_synopses(directory: Path, options: JournalOptions) -> None:
+def test_replay_restores_graph_and_synopses(directory: Path) -> None:
     """Graph and synopsis, whether the synopsis takes commits in one by one or many at once."""
     written = DatasetShard(SCHEMA)
     for partition in (0, 5):
@@ -184,8 +137,7 @@ def test_replay_restores_graph_and_synopses(directory: Path, options: JournalOpt
             written.replay(partition, Replayed(np.array([sequence]), counts, commit.paths))
             written.synopses()
     for paths_max in (1, 400, 10**9):
-        limits = CatalogOptions(unsummarised_paths_max=paths_max)
-        store, catalog = opened(directory, options, limits)
+        store, catalog = opened(directory, unsummarised_paths_max=paths_max)
         replayed = catalog.shard("nam")
         assert replayed.graph.count() == written.graph.count()
         for partition in (0, 5):

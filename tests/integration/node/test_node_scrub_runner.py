@@ -6,53 +6,28 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from fault_injection.damage import flip, frames
-from lone_nodes import LoneOwner
+from stopped_clock import StoppedClock
+from weather_node import BEGAN, COMMITS, commits, fill, opened, wait_until
 
 from galileo.errors import InternalError
-from galileo.generate import NamLike
-from galileo.model import paths
-from galileo.node.catalog import Catalog, CatalogOptions
 from galileo.node.scrub_runner import KIND, NAME, ScrubOptions, ScrubRunner
 from galileo.storage.compaction import CompactionOptions
-from galileo.storage.journal import Commit
 from galileo.storage.scrub import ScrubState
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
-WEATHER = NamLike(stride=40)
-SCHEMA = WEATHER.schema()
-COMMITS = 12
-PATIENCE_S = 60.0
 DAY_S = 86_400.0
-BEGAN = 1.5e9
-
-
-class Clock:
-    """A wall clock that stands still until it is set."""
-
-    def __init__(self) -> None:
-        self.now = BEGAN
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Node:
     """An opened directory, and the scrub that runs on it."""
 
-    def __init__(self, directory: Path, clock: Clock, **changes: float) -> None:
-        journals = JournalOptions(durability="none", segment_bytes_max=50_000)
-        self.store = Store.open(directory, journals, wall=clock)
-        executor = ThreadPoolExecutor(1)
-        options = CatalogOptions()
-        self.catalog = Catalog(
-            self.store, executor=executor, syncing=executor, machines=LoneOwner(), options=options
-        )
+    def __init__(self, directory: Path, clock: StoppedClock, **changes: float) -> None:
+        self.store, self.catalog = opened(directory, wall=clock)
         fast = ScrubOptions(
             bytes_per_s_min=1e12, bytes_per_s_max=1e12, calm_s=0.0, save_s=0.0, wall=clock
         )
@@ -80,32 +55,18 @@ class Waits(threading.Event):
         return self.is_set()
 
 
-def commits() -> list[Commit]:
-    tables = WEATHER.stream("2012-03-01", hours=COMMITS)
-    return [Commit("model", n, *paths.index(SCHEMA, table)) for n, table in enumerate(tables)]
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> StoppedClock:
+    return StoppedClock(BEGAN)
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Two partitions with the same commits, each in several segments."""
-    options = JournalOptions(durability="none", segment_bytes_max=50_000)
-    with Store.open(tmp_path / "node", options, wall=lambda: BEGAN) as store:
-        store.recover(lambda *_: None)
-        store.create_dataset(SCHEMA)
-        for partition in (0, 5):
-            for commit in commits():
-                store.journal("nam", partition).append([commit])
-            assert store.journal("nam", partition).segments > 3
-    return tmp_path / "node"
+    return fill(tmp_path / "node")
 
 
 @pytest.fixture
-def start(directory: Path, clock: Clock) -> Iterator[Callable[..., Node]]:
+def start(directory: Path, clock: StoppedClock) -> Iterator[Callable[..., Node]]:
     """Starts a node on the directory; closes it at the end."""
     started: list[Node] = []
 
@@ -118,13 +79,6 @@ def start(directory: Path, clock: Clock) -> Iterator[Callable[..., Node]]:
         node.close()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def files(directory: Path) -> list[Path]:
     return sorted(directory.glob("journals/nam/*/*.*"))
 
@@ -135,7 +89,9 @@ def observations_of(path: Path) -> int:
     return offset + header.observations_offset + 100
 
 
-def test_scrub_reads_every_file_once_a_period(start: Callable[..., Node], clock: Clock) -> None:
+def test_scrub_reads_every_file_once_a_period(
+    start: Callable[..., Node], clock: StoppedClock
+) -> None:
     node = start(period_s=DAY_S)
     wait_until(lambda: node.scrub.state.is_over)
     assert node.size <= node.scrub.counts.bytes <= node.size + 4096 * 20
@@ -193,7 +149,10 @@ def test_scrub_rate_is_bounded(start: Callable[..., Node], period_s: float, rate
 
 
 def test_scrub_reports_damage_of_the_only_copy_until_it_is_mended(
-    start: Callable[..., Node], directory: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+    start: Callable[..., Node],
+    directory: Path,
+    clock: StoppedClock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = files(directory)[1]
     flip(path, observations_of(path))
@@ -268,7 +227,7 @@ def test_request_to_failed_scrub_is_refused(
 
 @pytest.mark.parametrize("what", ["merged", "dropped", "dataset dropped"])
 def test_scrub_passes_over_files_that_vanish(
-    start: Callable[..., Node], what: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
+    start: Callable[..., Node], what: str, monkeypatch: pytest.MonkeyPatch, clock: StoppedClock
 ) -> None:
     """The files vanish after the round has listed them, when it has read the first."""
     node = start(calm_s=DAY_S)
