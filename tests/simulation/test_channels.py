@@ -32,6 +32,7 @@ MUTANT_SEEDS = 20
 CONVICTED_FROM = {
     "absent_subscriptions_skipped": 8,
     "cleaned_past_compared": 40,
+    "copies_as_new": 6,
     "deletions_dropped_alone": 839,
     "index_ahead_of_log": 26,
     "matched_by_one_dropped": 10,
@@ -43,7 +44,7 @@ CONVICTED_FROM = {
     "rows_not_followed": 8,
     "rows_read_anew_as_new": 73,
     "subscriptions_before_frontier": 7,
-    "unknown_as_matched": 101,
+    "unknown_as_matched": 109,
     "unmatched_dropped": 10,
 }
 """The first seed to try with a mutant; 0 for others."""

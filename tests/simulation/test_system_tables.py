@@ -14,7 +14,12 @@ SEEDS, PART = 600, 100
 SEEDS_QUICK = range(2, 5)
 """Short worlds that together have everything that is expected."""
 MUTANT_SEEDS = 300
-CONVICTED_FROM = {"answers_before_it_has_read": 3, "answers_without_lease": 7, "sets_again": 4}
+CONVICTED_FROM = {
+    "answers_before_it_has_read": 3,
+    "answers_without_lease": 7,
+    "position_of_another_log": 10,
+    "sets_again": 4,
+}
 """The first seed to try with a mutant; 0 for others."""
 QUICK_MUTANTS = (
     "answers_before_it_has_read",
@@ -23,6 +28,7 @@ QUICK_MUTANTS = (
     "history_not_raised",
     "jump_not_noted",
     "offers_nothing",
+    "position_of_another_log",
     "sequences_used_again",
 )
 EXPECTED = (
