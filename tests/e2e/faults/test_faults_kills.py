@@ -209,7 +209,7 @@ def _refusals(ledger: Ledger, client: Client, *, batches: int = BATCHES) -> list
 
 
 def _fill_segments(cluster: LocalCluster, ledger: Ledger) -> None:
-    """Sends until each partition has segments to merge, and kills the node before it does."""
+    """Sends until each partition of data has segments to merge, and kills the node before it does."""
     (node,) = cluster.nodes
     place = cluster.directory / "node-1"
     client = cluster.client(timeout=PATIENCE)
@@ -223,7 +223,7 @@ def _fill_segments(cluster: LocalCluster, ledger: Ledger) -> None:
 def _segments(place: Path) -> dict[str, int]:
     return {
         str(partition): len(list(partition.glob("*.segment")))
-        for partition in place.glob("journals/*/*")
+        for partition in place.glob(f"journals/{DATASET}/*")
     }
 
 
