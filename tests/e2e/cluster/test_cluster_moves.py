@@ -48,7 +48,7 @@ def restart(client: Client, node: LocalNode, *, meanwhile: Callable[[], None] | 
 def test_cluster_restart_relocation_and_join_deliver_every_label_once(
     tmp_path: Path, evaluator: dict[str, Any]
 ) -> None:
-    """Both nodes come back elsewhere, one after the other; a third takes its share."""
+    """One node comes back elsewhere, the other in its place; a third takes its share."""
     # A machine that is busy with something else makes no node miss another one.
     settings = {"membership": {"failure_timeout_s": 4.0}, "evaluator": evaluator}
     cluster = LocalCluster(2, 1, tmp_path, settings=settings)
@@ -63,7 +63,7 @@ def test_cluster_restart_relocation_and_join_deliver_every_label_once(
         stream.start()
         wait_until(lambda: reader.count() > 0, what="an update", timeout_s=TIMEOUT_S)
         restart(client, one, meanwhile=lambda: cluster.relocate(one.name))
-        restart(client, two, meanwhile=lambda: cluster.relocate(two.name))
+        restart(client, two, meanwhile=None)
         new = cluster.join()
         new.start()
         new.wait()

@@ -209,7 +209,7 @@ def _refusals(ledger: Ledger, client: Client, *, batches: int = BATCHES) -> list
 
 
 def _fill_segments(cluster: LocalCluster, ledger: Ledger) -> None:
-    """Sends until each partition of data has segments to merge, and kills the node before it does."""
+    """Sends until each partition of data can be merged, and kills the node before it is."""
     (node,) = cluster.nodes
     place = cluster.directory / "node-1"
     client = cluster.client(timeout=PATIENCE)

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from galileo.clock import SystemClock
+from galileo.config import Config, from_dict
 from galileo.dht import register, topology_changes
-from galileo.dht.register import Prepare, Register, RegisterState, node_of, seat_of
+from galileo.dht.register import Ballot, Prepare, Register, RegisterState, node_of, seat_of
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_state import TopologyState
+from galileo.server.joining import resolve_topology
 from galileo.server.register_driver import STATE, RegisterDriver
-from galileo.server.topology_register import TopologyRegister, load_state
+from galileo.server.topology_register import TopologyRegister, joined_state, load_state, save_state
 from galileo.storage.store import Store
 
 NODES = tuple(NodeInfo(name, f"h:{port}") for port, name in enumerate("abc", start=1))
@@ -192,3 +194,26 @@ async def test_step_of_a_cancelled_message_is_carried_out_to_its_end() -> None:
     assert [state.promised for state in stored] == [4097]
     await driver.receive("c", Prepare(4098))
     assert (stored[-1].promised, sent) == (4098, ["b", "c"])
+
+
+def _file(directory: Path, ports: dict[str, int]) -> Config:
+    nodes = [{"name": name, "address": f"127.0.0.1:{port}"} for name, port in ports.items()]
+    return from_dict(
+        {
+            "node": {"name": "a", "directory": str(directory)},
+            "cluster": {"groups": [{"name": "west", "nodes": nodes}]},
+        }
+    )
+
+
+async def test_node_starts_with_the_addresses_of_its_file(tmp_path: Path) -> None:
+    """Nodes that have all moved, one after the other, find each other by their files alone."""
+    began, now = {"a": 1001, "b": 1002, "c": 1003}, {"a": 2001, "b": 2002, "c": 1003}
+    first = topology_changes.pin(_file(tmp_path, began).topology)
+    chosen = register.first_state(["a"], first.to_json(), version=2).chosen.entry
+    with Store.open(tmp_path, wall=lambda: 0.0) as store:
+        save_state(store, joined_state(STATE.encode(Ballot(4096, chosen))))
+        config = await resolve_topology(_file(tmp_path, now), store)
+    assert config.topology.version == 2
+    found = {node.name: node.address for node in config.topology.nodes}
+    assert found == {name: f"127.0.0.1:{port}" for name, port in now.items()}
