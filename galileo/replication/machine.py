@@ -26,7 +26,7 @@ Invariants:
 - `joined <= promised`; neither falls on a disk. Both are sent only when they are durable.
 - Who has joined a term holds what its leader began with, and nothing that the leader lacks.
 - A member truncates nothing up to `committed`, so what was published stays. A later history may
-  lack some of it: then the member's log begins anew.
+  lack some of it: the member then drops its log and copies the leader's.
 - A leader acknowledges what is committed in its term, and takes frames only when it is open.
 - Neighbouring sets differ by one voter. A set is changed after a majority of it has installed it
   and has what was committed before it. A member never returns to an earlier set.

@@ -52,7 +52,6 @@ SCENARIOS = {"last_execution_dropped", "own_cut", "unsubscribe_lost_in_take_over
 """Mutants that `test_node_channels.py` convicts."""
 SLOW_MUTANTS = {
     "absent_as_matched",
-    "copies_as_new",
     "deletions_dropped_alone",
     "index_ahead_of_log",
     "rows_read_anew_as_new",

@@ -698,9 +698,9 @@ class Replicas:
             hosted.under_way.pop(effect.log, None)
             writer.truncate(partition, effect.end)
         elif isinstance(effect, ResetLog):
-            # Without frames of a leader it begins with the first commit.
-            log_start = b"" if envelope is None else envelope.log_start
-            writer.restart(partition, log_start or LogStart().to_bytes())
+            assert envelope is not None, "a log begins anew with a leader's message"
+            assert envelope.log_start or not effect.start, "a leader's record of what it dropped"
+            writer.restart(partition, envelope.log_start or LogStart().to_bytes())
         elif isinstance(effect, DropFrames):
             writer.drop(partition, effect.until)
         else:

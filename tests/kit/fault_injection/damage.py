@@ -117,7 +117,7 @@ def _copied(table: pa.Table, paths: pa.RecordBatch) -> tuple[pa.Table, pa.Record
 
 
 def data_of(commits: Commits) -> Commits:
-    """Those of observations, without the rows of system tables."""
+    """The commits of observations, without those of system tables."""
     return {place: both for place, both in commits.items() if place[1] != SYSTEM}
 
 
