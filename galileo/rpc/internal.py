@@ -6,7 +6,9 @@ and its result are values of its own, their dataclasses.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -25,7 +27,7 @@ from galileo.node.sampler_rows import SamplerChange
 from galileo.node.storage_node import StorageNode
 from galileo.node.system_tables import SystemTable
 from galileo.replication.values import Member
-from galileo.rpc.error_mapping import Context, unary
+from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.policy import INTERNAL_SERVICE
 from galileo.wire.typed_service import TypedCall, TypedService, bounded_head
 
@@ -125,29 +127,41 @@ def check_protocol(protocol: int, *, node: str) -> None:
         )
 
 
-def add_internal(servicer: object, server: grpc.aio.Server) -> None:
+def add_internal(
+    servicer: object, server: grpc.aio.Server, service: TypedService = SERVICE
+) -> None:
     """Has a server answer the internal calls.
 
     Args:
         servicer: has the methods of `Internal`.
         server: has not started yet.
+        service: of which they are.
     """
     handlers = {
-        name: grpc.unary_unary_rpc_method_handler(
-            _handler(call, getattr(servicer, name)), request_deserializer=call.decode
-        )
-        for name, call in SERVICE.calls.items()
+        name: _handler(call, getattr(servicer, name)) for name, call in service.calls.items()
     }
-    server.add_registered_method_handlers(SERVICE.full_name, handlers)
+    server.add_registered_method_handlers(service.full_name, handlers)
 
 
 def _handler(
-    call: TypedCall[..., Any], method: Callable[..., Awaitable[Any]]
-) -> Callable[[Sequence[Any], Context], Awaitable[bytes]]:
+    call: TypedCall[..., Any], method: Callable[..., Any]
+) -> grpc.RpcMethodHandler[Any, Any]:
     """Answers a call, whose arguments were decoded, with the method that it names."""
 
     async def answer(_: None, arguments: Sequence[Any], context: Context) -> bytes:
         return call.encode_answer(await method(*arguments))
 
-    guarded = unary(answer)
-    return lambda arguments, context: guarded(None, arguments, context)
+    async def parts(
+        _: None, arguments: Sequence[Any], context: Context
+    ) -> AsyncGenerator[bytes, None]:
+        async with aclosing(method(*arguments)) as answers:
+            async for part in answers:
+                yield call.encode_answer(part)
+
+    if call.is_stream:
+        return grpc.unary_stream_rpc_method_handler(
+            partial(streaming(parts), None), request_deserializer=call.decode
+        )
+    return grpc.unary_unary_rpc_method_handler(
+        partial(unary(answer), None), request_deserializer=call.decode
+    )

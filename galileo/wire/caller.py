@@ -313,6 +313,20 @@ class Connection:
         requests = () if request is None else (request,)
         method_of = getattr(self.channel.stub(service), method)
         call = method_of(*requests, timeout=timeout_s or self.options.stream_s)
+        return self._stream_of(call, part_s)
+
+    def exchange_parts(self, path: str, request: bytes, *, part_s: float) -> Stream:
+        """The encoded parts of the answer to an encoded request; arguments as `exchange`.
+
+        Args:
+            path: of the method.
+            request: encoded.
+            part_s: time to each part.
+        """
+        call = self.channel.encoded(path, is_stream=True)(request, timeout=self.options.stream_s)
+        return self._stream_of(call, part_s)
+
+    def _stream_of(self, call: Any, part_s: float | None) -> Stream:
         asked = self.asked or self.address
         return Stream(call, address=self.address, asked=asked, name=self.name, part_s=part_s)
 

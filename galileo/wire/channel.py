@@ -106,10 +106,10 @@ class InstrumentedChannel:
             self._stubs[service] = stub_of(service, self)
         return self._stubs[service]
 
-    def encoded(self, path: str) -> Callable[..., Any]:
-        """The call of a method whose request and answer are bytes, made once."""
+    def encoded(self, path: str, *, is_stream: bool = False) -> Callable[..., Any]:
+        """The call of a method whose request and answer, or its parts, are bytes; made once."""
         if path not in self._encoded:
-            self._encoded[path] = self.unary_unary(path)
+            self._encoded[path] = (self.unary_stream if is_stream else self.unary_unary)(path)
         return self._encoded[path]
 
     def with_token(self, token: str) -> InstrumentedChannel:

@@ -1,9 +1,10 @@
 """A gRPC service whose calls are the methods of a class, with messages by their annotations.
 
 Each public method of the class is a call: its parameters are the request, what it returns is the
-answer, and a sequence among them arrives as a tuple. A method that is added to the class is a call
-of the service, with nothing else to write but its policy. All messages carry one digest of all
-types of the service; see `galileo.wire.messages`.
+answer, and a sequence among them arrives as a tuple. An asynchronous generator answers with a
+stream of what it yields. A method that is added to the class is a call of the service, with nothing
+else to write but its policy. All messages carry one digest of all types of the service; see
+`galileo.wire.messages`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -39,6 +40,7 @@ class TypedCall(Generic[P, Answer]):
     Attributes:
         name: of the method.
         path: what gRPC calls it, "/service/method".
+        is_stream: whether the answer is a stream of messages.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class TypedCall(Generic[P, Answer]):
         request: type,
         requests: MessageCodec[Any],
         answers: MessageCodec[Answer],
+        is_stream: bool,
     ) -> None:
         self.path = path
+        self.is_stream = is_stream
         self.name = path.rpartition("/")[2]
         self._request = request
         self._names = [field.name for field in dataclasses.fields(request)]
@@ -93,7 +97,7 @@ class TypedService:
         forms = Forms()
         functions = {
             name: function
-            for name, function in inspect.getmembers(contract, inspect.iscoroutinefunction)
+            for name, function in inspect.getmembers(contract, _is_call)
             if not name.startswith("_")
         }
         methods = {
@@ -115,17 +119,25 @@ class TypedService:
                         head_bytes_max=getattr(functions[called], "head_bytes_max", HEAD_BYTES_MAX),
                     ),
                     answers=MessageCodec(answer, digest=self.digest, name=f"{called}'s answer"),
+                    is_stream=inspect.isasyncgenfunction(functions[called]),
                 )
                 for called, (request, answer) in methods.items()
             }
         )
 
     def call(
-        self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, Answer]]
+        self,
+        method: Callable[
+            Concatenate[Any, P], Coroutine[Any, Any, Answer] | AsyncGenerator[Answer, None]
+        ],
     ) -> TypedCall[P, Answer]:
         """The call that is a method of the class."""
         call: TypedCall[P, Answer] = self.calls[method.__name__]  # type: ignore[assignment]
         return call
+
+
+def _is_call(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _request_of(function: Callable[..., Any]) -> type:
@@ -136,8 +148,10 @@ def _request_of(function: Callable[..., Any]) -> type:
 
 
 def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of the parameters and of the result of a method."""
+    """The types of the parameters of a method, and of its result or of the parts of it."""
     hints = typing.get_type_hints(function)
+    if inspect.isasyncgenfunction(function):
+        hints["return"] = typing.get_args(hints["return"])[0]
     return {name: _as_sent(hint) for name, hint in hints.items()}
 
 

@@ -27,7 +27,8 @@ def arguments_of(call: TypedCall[..., Any]) -> st.SearchStrategy[tuple[Any, ...]
 
 
 def answers_of(call: TypedCall[..., Any]) -> st.SearchStrategy[Any]:
-    return values_of(typing.get_type_hints(getattr(Internal, call.name))["return"])
+    kind = typing.get_type_hints(getattr(Internal, call.name))["return"]
+    return values_of(typing.get_args(kind)[0] if call.is_stream else kind)
 
 
 @CALLS
