@@ -97,16 +97,12 @@ def _of_host(path: Path | None, directory: Path | None) -> tuple[list[Finding], 
     """A directory alone is examined for all that a node may need."""
     if path is None:
         assert directory is not None, "there is one of both"
-        host = host_condition(directory, takes_samplers=True, master="")
+        host = host_condition(directory, takes_samplers=True)
         return diagnosis.of_host(str(directory), host), host
     loaded = configuration.load(path)
     name, expected = loaded.node.name, directory or Path(loaded.node.directory).absolute()
     there = next(place for place in (expected, *expected.parents) if _may_be_there(place))
-    host = host_condition(
-        there,
-        takes_samplers=loaded.samplers.uploads == "sandboxed",
-        master=loaded.spark.master,
-    )
+    host = host_condition(there, takes_samplers=loaded.samplers.uploads == "sandboxed")
     missing = [] if there == expected else [diagnosis.missing(name, expected, examined=there)]
     return [*diagnosis.of_host(name, host), *missing], host
 

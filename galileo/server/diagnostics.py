@@ -56,10 +56,7 @@ async def condition(
     config = parts.config
     takes_samplers = config.samplers.uploads == "sandboxed"
     host = await asyncio.to_thread(
-        host_condition,
-        Path(config.node.directory),
-        takes_samplers=takes_samplers,
-        master=config.spark.master,
+        host_condition, Path(config.node.directory), takes_samplers=takes_samplers
     )
     return cluster_pb2.NodeCondition(
         version=parts.version,

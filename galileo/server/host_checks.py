@@ -41,13 +41,12 @@ class HostCondition:
     containment: str
 
 
-def host_condition(directory: Path, *, takes_samplers: bool, master: str) -> HostCondition:
+def host_condition(directory: Path, *, takes_samplers: bool) -> HostCondition:
     """Measures the host; takes a second, so call it in a thread.
 
     Args:
         directory: of the node.
         takes_samplers: whether users may upload samplers.
-        master: of Spark; a remote master needs no Java here.
 
     Raises:
         ConfigError: there is no such directory.
@@ -64,7 +63,7 @@ def host_condition(directory: Path, *, takes_samplers: bool, master: str) -> Hos
         sync_s=sync_s(directory),
         open_files=psutil.Process().num_fds(),
         open_files_max=_open_files_max(),
-        java="" if master.startswith("sc://") else _java(),
+        java=_java(),
         containment=(unavailable_reason() or "") if takes_samplers else "",
     )
 

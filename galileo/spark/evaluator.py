@@ -216,7 +216,7 @@ async def _warm_up(
     try:
         await _first_of(run_jobs(), _until_lost(engine, threads))
     except EngineLost as error:
-        if spark.embedded:
+        if not spark.standalone:
             raise
         raise EngineLost(
             f"{error}. The workers of {spark.master} need a Python with galileo of this version at "

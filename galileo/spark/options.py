@@ -16,12 +16,10 @@ from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles, read_secret
 HEAP_MIN_MB = 450
 HEAP_DEFAULT_MB = 512
 CORES_DEFAULT = 2
-REMOTE_TASKS_DEFAULT = 2
 
 _LOCAL = re.compile(r"local(\[(\d+|\*)\])?")
 _HOST = r"(\[[\da-fA-F:.]+\]|[^\s,/:\[\]]+):\d+"
 _STANDALONE = re.compile(rf"spark://{_HOST}(,{_HOST})*")
-_REMOTE = re.compile(r"sc://[^\s/]+\S*")
 _SETTING = re.compile(r"spark(\.\w[\w-]*)+")
 
 # Settings of Spark that a key of `SparkOptions` sets.
@@ -39,9 +37,8 @@ class SparkOptions:
     """The session in which jobs run: the section [spark] of a node's configuration.
 
     Attributes:
-        master: "local[2]" (embedded, two cores), "spark://host:port" (a standalone cluster, or
-            several masters of one, separated by commas) or "sc://host:port" (Spark Connect, which
-            needs the package `zstandard`).
+        master: "local[2]" (embedded, two cores) or "spark://host:port" (a standalone cluster, or
+            several masters of one, separated by commas).
         heap_mb: upper bound of the heap of the local JVM, and of each executor of a cluster; Spark
             refuses less than 450.
         cores_max: cores of a standalone cluster that the session takes.
@@ -49,7 +46,7 @@ class SparkOptions:
             for the address from which this host reaches the master.
         python: interpreter of the workers; it must exist on each host of a cluster. "" for that
             of this process.
-        tasks: of one job; 0 means one per core of the session, two with Spark Connect.
+        tasks: of one job; 0 means one per core of the session.
         secret_file: file of the secret that a standalone cluster shares with its applications,
             readable by its owner only; "" for no authentication.
         settings: Spark settings that override the defaults.
@@ -65,10 +62,9 @@ class SparkOptions:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not any(form.fullmatch(self.master) for form in (_LOCAL, _STANDALONE, _REMOTE)):
+        if not any(form.fullmatch(self.master) for form in (_LOCAL, _STANDALONE)):
             raise ConfigError(
-                "expected spark.master as 'local[2]', 'spark://host:7077' or 'sc://host:15002', "
-                f"got {self.master!r}",
+                f"expected spark.master as 'local[2]' or 'spark://host:7077', got {self.master!r}",
                 parameter="master",
             )
         if self.tasks < 0:
@@ -90,16 +86,9 @@ class SparkOptions:
             _check_setting(name)
 
     @property
-    def embedded(self) -> bool:
-        return self.master.startswith("local")
-
-    @property
     def standalone(self) -> bool:
+        """Whether jobs run on a standalone cluster; else in an embedded session."""
         return self.master.startswith("spark://")
-
-    @property
-    def remote(self) -> bool:
-        return self.master.startswith("sc://")
 
     @property
     def interpreter(self) -> str:

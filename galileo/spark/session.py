@@ -1,4 +1,4 @@
-"""The Spark session: embedded, on a cluster, or behind Spark Connect.
+"""The Spark session: embedded, or on a standalone cluster.
 
 The only module of the evaluator that imports PySpark.
 """
@@ -19,13 +19,12 @@ from typing import Any
 import pyarrow as pa
 import pyspark
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from galileo.clock import SystemClock
 from galileo.errors import ConfigError, Unavailable
 from galileo.spark.gateway import Gateway, JvmOptions, environment_variables, launch
 from galileo.spark.java import find_java, summarise_error
-from galileo.spark.options import REMOTE_TASKS_DEFAULT, SparkOptions
+from galileo.spark.options import SparkOptions
 from galileo.spark.rdd_task import ArrowRddTask, Shared, TaskFunction, to_table
 from galileo.spark.settings import LOG_CONFIG, settings
 from galileo.spark.standalone import FIRST_EXECUTOR_S, RETRY_S, ExecutorWatch, address_towards
@@ -47,35 +46,21 @@ class SparkEngine:
     engine. `run` blocks; call `cancel` from another thread.
     """
 
-    def __init__(
-        self, session: SparkSession, options: SparkOptions, *, gateway: Gateway | None
-    ) -> None:
-        self._session = session
+    def __init__(self, session: SparkSession, options: SparkOptions, *, gateway: Gateway) -> None:
+        self._context = session.sparkContext
         self._gateway = gateway
         self._tasks = options.tasks
         self._watch = ExecutorWatch(SystemClock()) if options.standalone else None
-        if gateway is None:
-            self._run = self._run_plan
-            methods = (session.addTag, session.removeTag, session.interruptTag)
-        else:
-            # A classic session accepts interruptTag and ignores it.
-            context = session.sparkContext
-            self._run = self._run_rdd
-            self._context = context
-            self._numbers: dict[int, Any] = {}
-            methods = (context.addJobTag, context.removeJobTag, context.cancelJobsWithTag)
-        self._tag, self._untag, self._cancel = methods
+        self._numbers: dict[int, Any] = {}
 
     @property
-    def jvm_pid(self) -> int | None:
-        return self._gateway.pid if self._gateway else None
+    def jvm_pid(self) -> int:
+        return self._gateway.pid
 
     @property
     def tasks(self) -> int:
         """Tasks of a job: as configured, else one for each core that the session has now."""
-        if self._tasks:
-            return self._tasks
-        return REMOTE_TASKS_DEFAULT if self._gateway is None else self._context.defaultParallelism
+        return self._tasks or int(self._context.defaultParallelism)
 
     @property
     def executors(self) -> int:
@@ -85,8 +70,6 @@ class SparkEngine:
 
     def failure(self) -> str:
         """Why the session is lost; "" while it is not. May block as long as the JVM hangs."""
-        if self._gateway is None:
-            return ""
         if not self._gateway.alive():
             return "Spark's JVM ended"
         try:
@@ -108,22 +91,19 @@ class SparkEngine:
             tag: names the job for `cancel`; no comma.
             tasks: their number.
         """
-        self._tag(tag)
+        if tasks not in self._numbers:
+            self._numbers = {tasks: self._context.parallelize(range(tasks), tasks)}
+        self._context.addJobTag(tag)
         try:
-            return self._run(function, row_schema, tasks)
+            with self._broadcast(pickle.dumps(function)) as pickled:
+                streams = self._numbers[tasks].mapPartitions(ArrowRddTask(pickled)).collect()
         finally:
-            self._untag(tag)
+            self._context.removeJobTag(tag)
+        return to_table(streams, row_schema)
 
     def cancel(self, tag: str) -> None:
         """Cancels the job of this tag; its `run` raises."""
-        self._cancel(tag)
-
-    def _run_rdd(self, function: TaskFunction, row_schema: pa.Schema, tasks: int) -> pa.Table:
-        if tasks not in self._numbers:
-            self._numbers = {tasks: self._context.parallelize(range(tasks), tasks)}
-        with self._broadcast(pickle.dumps(function)) as pickled:
-            streams = self._numbers[tasks].mapPartitions(ArrowRddTask(pickled)).collect()
-        return to_table(streams, row_schema)
+        self._context.cancelJobsWithTag(tag)
 
     @contextmanager
     def _broadcast(self, pickled: bytes) -> Iterator[bytes | Shared]:
@@ -135,11 +115,6 @@ class SparkEngine:
             yield shared
         finally:
             shared.destroy()
-
-    def _run_plan(self, function: TaskFunction, row_schema: pa.Schema, tasks: int) -> pa.Table:
-        """As `_run_rdd`, but slower, for Spark Connect, which has no RDDs."""
-        numbers = self._session.range(0, tasks, 1, tasks)
-        return numbers.mapInArrow(function, from_arrow_schema(row_schema)).toArrow()
 
 
 @contextmanager
@@ -155,31 +130,26 @@ def open_engine(options: SparkOptions, *, work_dir: Path) -> Iterator[SparkEngin
         Unavailable: no master of the cluster answers, or it gives no executor in time.
     """
     with ExitStack() as stack:
-        if options.remote:
-            remote_settings = dict(options.settings)
-            session = create_session(SparkSession.builder.remote(options.master), remote_settings)
-            gateway = None
-        else:
-            # First, since Spark itself would try for a minute.
-            address = address_towards(options.master_addresses) if options.standalone else ""
-            sockets = _socket_dir(work_dir, stack)
-            jvm = jvm_options(
-                work_dir,
-                python=options.interpreter,
-                heap_mb=options.heap_mb,
-                is_local=options.embedded,
-                GRPC_ENABLE_FORK_SUPPORT="0",
-            )
-            # On a cluster, where sockets lie in each process's own directory for temporary files.
-            gateway = launch(replace(jvm, work_dir=sockets))
-            stack.callback(gateway.close)
-            session_settings = settings(
-                options,
-                work_dir=work_dir,
-                socket_dir=sockets if options.embedded else None,
-                address=address,
-            )
-            session = _attach(gateway, session_settings)
+        # First, since Spark itself would try for a minute.
+        address = address_towards(options.master_addresses) if options.standalone else ""
+        sockets = _socket_dir(work_dir, stack)
+        jvm = jvm_options(
+            work_dir,
+            python=options.interpreter,
+            heap_mb=options.heap_mb,
+            is_local=not options.standalone,
+            GRPC_ENABLE_FORK_SUPPORT="0",
+        )
+        # On a cluster, where sockets lie in each process's own directory for temporary files.
+        gateway = launch(replace(jvm, work_dir=sockets))
+        stack.callback(gateway.close)
+        session_settings = settings(
+            options,
+            work_dir=work_dir,
+            socket_dir=None if options.standalone else sockets,
+            address=address,
+        )
+        session = _attach(gateway, session_settings)
         stack.callback(_stop, session)
         engine = SparkEngine(session, options, gateway=gateway)
         if options.standalone:

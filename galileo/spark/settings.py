@@ -76,7 +76,7 @@ appender.file.strategy.max = 2
 def settings(
     options: SparkOptions, *, work_dir: Path, socket_dir: Path | None, address: str = ""
 ) -> dict[str, str]:
-    """The settings of a session, except one of Spark Connect.
+    """The settings of a session.
 
     Args:
         options: of the session.
@@ -95,10 +95,10 @@ def settings(
         "spark.pyspark.python": options.interpreter,
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
     }
-    if options.embedded:
-        result |= {**_EMBEDDED, "spark.local.dir": str(work_dir)}
     if options.standalone:
         result |= _of_standalone(options, address=address)
+    else:
+        result |= {**_EMBEDDED, "spark.local.dir": str(work_dir)}
     if socket_dir is not None:
         result["spark.python.unix.domain.socket.dir"] = str(socket_dir)
     return {**result, **options.settings}

@@ -16,18 +16,20 @@ WORK = Path("/var/lib/work")
 SOCKETS = Path("/tmp/s")
 
 
-@pytest.mark.parametrize("master", ["local", "local[4]", "local[*]", "spark://h:7077", "sc://h:1"])
-def test_spark_options_master_is_embedded_or_remote(master):
-    options = SparkOptions(master=master)
-    assert (options.embedded, options.remote) == (
-        master.startswith("local"),
-        master.startswith("sc://"),
-    )
+@pytest.mark.parametrize("master", ["local", "local[4]", "local[*]", "spark://h:7077"])
+def test_spark_options_master_is_embedded_or_a_standalone_cluster(master):
+    assert SparkOptions(master=master).standalone == master.startswith("spark://")
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"master": "yarn"}, {"master": "local[x]"}, {"master": ""}, {"tasks": -1}, {"heap_mb": 449}],
+    [
+        {"master": "sc://h:1"},
+        {"master": "local[x]"},
+        {"master": ""},
+        {"tasks": -1},
+        {"heap_mb": 449},
+    ],
 )
 def test_spark_options_that_are_invalid_are_refused(wrong):
     with raises(ConfigError, parameter=next(iter(wrong))):
