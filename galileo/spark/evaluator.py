@@ -1,8 +1,8 @@
 """The evaluator: the process of a host that owns the Spark session and runs processing cycles.
 
 The coordinators of a host share it. It starts in this order: lock, JVM, session, warm-up, gRPC
-server, runtime file. So a published file names a warm evaluator, and no process forks after gRPC
-started. It ends after a time without calls, and with it the JVM and the Python workers.
+server, socket. So the evaluator behind a socket is warm, and no process forks after gRPC started.
+It ends after a time without calls, and with it the JVM and the Python workers.
 
 A node starts it as `python -m galileo.spark.evaluator LOCK`, with `EvaluatorOptions` as JSON on
 standard input, since they can hold secrets and arguments are visible to all users. LOCK is the
@@ -12,14 +12,12 @@ inherited descriptor of the locked file of the runtime directory.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import hmac
 import logging
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -34,7 +32,7 @@ from galileo.spark.job import JobLimits, request_from_pb
 from galileo.spark.job_queue import JobQueue, QueueOptions
 from galileo.spark.job_runner import Engine, EngineLost, JobRunner
 from galileo.spark.options import EvaluatorOptions, SparkOptions
-from galileo.spark.runtime_dir import TOKEN_KEY, EvaluatorRecord, RuntimeDir
+from galileo.spark.runtime_dir import RuntimeDir
 from galileo.spark.session import open_engine
 from galileo.tracing import tracing
 from galileo.wire.channel import server_options
@@ -105,27 +103,6 @@ class EvaluatorService:
         )
 
 
-class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Rejects callers that do not have the token of the runtime file."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        metadata = dict(handler_call_details.invocation_metadata)
-        if hmac.compare_digest(str(metadata.get(TOKEN_KEY, "")).encode(), self._token):
-            return await continuation(handler_call_details)
-        return grpc.stream_unary_rpc_method_handler(_refuse)  # Reads nothing of the request.
-
-
-async def _refuse(request: Any, context: Context) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected the token of the runtime file")
-
-
 def main(options: EvaluatorOptions, *, lock: int | None = None) -> int:
     """Runs the evaluator of `options.runtime_dir` until its lease ends; returns an exit code.
 
@@ -137,6 +114,7 @@ def main(options: EvaluatorOptions, *, lock: int | None = None) -> int:
         ConfigError: another evaluator uses the directory, or Spark does not start.
     """
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    os.umask(0o077)  # Only its user may connect to the socket.
     runtime = RuntimeDir(options.runtime_dir)
     descriptor = runtime.try_lock() if lock is None else lock
     if descriptor is None:
@@ -162,7 +140,6 @@ def _run(options: EvaluatorOptions, runtime: RuntimeDir) -> int:
             log.error("the evaluator ends: %s", error)
             return EXIT_LOST
         finally:
-            runtime.withdraw(pid=os.getpid())
             threads.shutdown(wait=False, cancel_futures=True)
     return EXIT_OK
 
@@ -181,9 +158,12 @@ async def _serve(
     limits_of_queue = QueueOptions(options.queue_max, keep_warm_s=options.keep_warm_s)
     queue = JobQueue(jobs, threads=threads, options=limits_of_queue)
     lease = Lease(SystemClock(), idle_s=options.idle_timeout_s)
-    server, record = await _open_server(EvaluatorService(queue, lease, jobs))
-    runtime.publish(record)
-    log.info("warm, and listening on %s", record.address)
+    directory = runtime.open()
+    server = grpc.aio.server(options=server_options())
+    add_service(EVALUATOR, EvaluatorService(queue, lease, jobs), server)
+    server.add_insecure_port(runtime.address(directory))
+    await server.start()
+    log.info("warm, and listening in %s", runtime.path)
     try:
         await _first_of(
             queue.serve(),
@@ -192,17 +172,8 @@ async def _serve(
             _until_signal(),
         )
     finally:
-        runtime.withdraw(pid=os.getpid())
-        await server.stop(_GRACE_S)
-
-
-async def _open_server(service: EvaluatorService) -> tuple[grpc.aio.Server, EvaluatorRecord]:
-    draft = EvaluatorRecord.of_this_process("")
-    server = grpc.aio.server(interceptors=[TokenGuard(draft.token)], options=server_options())
-    add_service(EVALUATOR, service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    return server, dataclasses.replace(draft, address=f"127.0.0.1:{port}")
+        await server.stop(_GRACE_S)  # Deletes the socket.
+        os.close(directory)
 
 
 async def _warm_up(

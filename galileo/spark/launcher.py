@@ -22,7 +22,7 @@ import psutil
 from galileo.clock import Clock, SystemClock
 from galileo.errors import DeadlineExceeded, GalileoError, TransientError, Unavailable
 from galileo.spark.options import EvaluatorOptions
-from galileo.spark.runtime_dir import TOKEN_KEY, EvaluatorRecord, RuntimeDir
+from galileo.spark.runtime_dir import RuntimeDir
 from galileo.wire.channel import open_channel
 from galileo.wire.internal.v1 import evaluator_pb2
 from galileo.wire.services import EVALUATOR
@@ -76,8 +76,7 @@ class EvaluatorClient:
         self._clock = clock or SystemClock()
         self._runtime = RuntimeDir(options.runtime_dir)
         self._lock = asyncio.Lock()
-        self._record: EvaluatorRecord | None = None
-        self._channel: grpc.aio.Channel | None = None
+        self._connection: _Connection | None = None
         self._answered_at = float("-inf")
         self._silent_since: float | None = None
         self._missing_since: float | None = None
@@ -94,8 +93,9 @@ class EvaluatorClient:
 
     @property
     def pid(self) -> int | None:
-        """The process of the evaluator that answered last."""
-        return self._record.pid if self._record else None
+        """The process of the evaluator, or of one that becomes it."""
+        holder = self._runtime.holder()
+        return holder.pid if holder else None
 
     @property
     def missing_s(self) -> float:
@@ -174,10 +174,10 @@ class EvaluatorClient:
             self._child = None
 
     async def _disconnect(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
-        self._record = None
+        if self._connection is not None:
+            await self._connection.channel.close()
+            os.close(self._connection.directory)
+            self._connection = None
 
     # --- find ------------------------------------------------------------------------------
 
@@ -199,41 +199,43 @@ class EvaluatorClient:
     async def _answers(self) -> bool:
         if self._clock.monotonic() - self._answered_at < FRESH_S:
             return True
-        record = self._runtime.read()
-        if record is None:
+        published = self._runtime.published()
+        if published is None:
             return False
-        if record != self._record or self._channel is None:
+        if self._connection is None or published != self._connection.published:
             await self._disconnect()
-            self._record, self._channel = record, open_channel(record.address)
+            self._connection = _connect(self._runtime, published)
             self._silent_since = None
         try:
             await self._call("Ping", evaluator_pb2.PingRequest(), timeout_s=PING_TIMEOUT_S)
         except GalileoError:
-            self._replace_if_hung(record)
+            self._replace_if_hung()
             return False
         return True
 
     async def _call(self, method: str, request: Any, *, timeout_s: float) -> Any:
-        assert self._channel is not None
-        assert self._record is not None
-        call = getattr(self._channel.stub(EVALUATOR), method)
-        metadata = ((TOKEN_KEY, self._record.token),)
+        assert self._connection is not None
+        call = getattr(self._connection.channel.stub(EVALUATOR), method)
         try:
-            reply = await call(request, timeout=timeout_s, metadata=metadata)
+            reply = await call(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise error_of_rpc(error, asked="the evaluator") from error
+        if self._child is not None and not self._child.has_answered:
+            self._child.has_answered = self._child.process.pid == self.pid
         self._answered_at, self._silent_since = self._clock.monotonic(), None
         self._missing_since = None
         self._failures = 0
         return reply
 
-    def _replace_if_hung(self, record: EvaluatorRecord) -> None:
+    def _replace_if_hung(self) -> None:
         """Kills an evaluator that has not answered for `hung_s`; the next check starts another."""
         now = self._clock.monotonic()
         self._silent_since = now if self._silent_since is None else self._silent_since
-        process = record.process()
-        if process is not None and now - self._silent_since > self._launching.hung_s:
-            log.warning("the evaluator (process %s) does not answer and is killed", record.pid)
+        if now - self._silent_since <= self._launching.hung_s:
+            return
+        process = self._runtime.holder()
+        if process is not None:
+            log.warning("the evaluator (process %s) does not answer and is killed", process.pid)
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
@@ -257,7 +259,7 @@ class EvaluatorClient:
             self._child = None
             status, tail = child.process.returncode, _tail(child.log)
             child.log.close()
-            if status != 0 and self.pid != child.process.pid:
+            if status != 0 and not child.has_answered:
                 self._retry_at = self._clock.monotonic() + self._pause_s()
                 self._failures += 1
                 self._failure = (
@@ -274,16 +276,38 @@ class EvaluatorClient:
 
 
 @dataclass(frozen=True, slots=True)
+class _Connection:
+    """A connection to an evaluator.
+
+    Attributes:
+        published: identifies its socket.
+        directory: a descriptor of the directory of the socket.
+        channel: of gRPC.
+    """
+
+    published: tuple[int, int]
+    directory: int
+    channel: grpc.aio.Channel
+
+
+@dataclass(slots=True)
 class _Child:
     """An evaluator that this process started.
 
     Attributes:
         process: of it.
         log: its output, which stays readable when another process starts an evaluator.
+        has_answered: whether it was warm.
     """
 
     process: subprocess.Popen[bytes]
     log: IO[bytes]
+    has_answered: bool = False
+
+
+def _connect(runtime: RuntimeDir, published: tuple[int, int]) -> _Connection:
+    directory = runtime.open()
+    return _Connection(published, directory, open_channel(runtime.address(directory)))
 
 
 def _start(options: EvaluatorOptions, runtime: RuntimeDir, lock: int) -> _Child:

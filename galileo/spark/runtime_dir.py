@@ -1,69 +1,31 @@
 """The runtime directory, in which the processes of a host find their evaluator.
 
-It has a lock and a record. The lock is a `flock` on an open file: its holder is the evaluator or a
+It has a lock and a socket. The lock is a `flock` on an open file: its holder is the evaluator or a
 process that becomes it. A launcher passes the locked file to the process that it starts, so the
-lock is never free in between.
+lock is never free in between. The socket is there while the evaluator is warm; only its owner may
+connect to it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import secrets
 import stat
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
 from galileo.errors import ConfigError
 
-TOKEN_KEY = "galileo-evaluator-token"
-"""gRPC metadata key of the token of the runtime file."""
-
-_RECORD = "evaluator.json"
+_SOCKET = "evaluator.sock"
 _LOCK = "evaluator.lock"
 _LOG = "evaluator.log"
-_SAME_START_S = 1.0
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluatorRecord:
-    """The address of the evaluator, and the secret that its callers send.
-
-    Attributes:
-        address: `host:port`.
-        pid: of its process.
-        started: time of the start of the process, which identifies it if the pid is used again.
-        token: a caller that sends it can read this file.
-    """
-
-    address: str
-    pid: int
-    started: float
-    token: str
-
-    @staticmethod
-    def of_this_process(address: str) -> EvaluatorRecord:
-        process = psutil.Process()
-        return EvaluatorRecord(
-            address, process.pid, process.create_time(), secrets.token_urlsafe(32)
-        )
-
-    def process(self) -> psutil.Process | None:
-        """The process of the evaluator; None if it has ended."""
-        try:
-            process = psutil.Process(self.pid)
-            return process if abs(process.create_time() - self.started) < _SAME_START_S else None
-        except psutil.NoSuchProcess:
-            return None
-
-
 class RuntimeDir:
-    """The directory of the lock and the record. Only its owner may write in it."""
+    """The directory of the lock and the socket. Only its owner may write in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -94,36 +56,37 @@ class RuntimeDir:
                 uid=status.st_uid,
             )
 
-    def read(self) -> EvaluatorRecord | None:
-        """The record; None if there is none, or another user wrote it."""
-        try:
-            with (self.path / _RECORD).open() as file:
-                is_trusted = os.fstat(file.fileno()).st_uid in _trusted()
-                return EvaluatorRecord(**json.load(file)) if is_trusted else None
-        except (FileNotFoundError, ValueError, TypeError):
-            return None
+    def open(self) -> int:
+        """A descriptor of the directory, for `address`; its holder closes it.
 
-    def publish(self, record: EvaluatorRecord) -> None:
-        """Writes the record atomically."""
-        draft = self.path / f"{_RECORD}.{os.getpid()}"
-        draft.unlink(missing_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(asdict(record), file)
-        draft.replace(self.path / _RECORD)
-
-    def withdraw(self, *, pid: int | None = None) -> None:
-        """Deletes the record; with `pid`, only the record of that process.
-
-        If the directory was deleted, another evaluator may have published its record.
+        Raises:
+            OSError: there is none.
         """
-        record = self.read() if pid is not None else None
-        if record is not None and record.pid != pid:
-            return
-        with suppress(FileNotFoundError):
-            (self.path / _RECORD).unlink()
+        return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+
+    @staticmethod
+    def address(descriptor: int) -> str:
+        """The address of the socket, for gRPC.
+
+        It names the directory by a descriptor. *Reason:* a path may be too long for an address, and
+        may name another directory once this one was deleted, as temporary directories are.
+        """
+        return f"unix:/proc/self/fd/{descriptor}/{_SOCKET}"
+
+    def published(self) -> tuple[int, int] | None:
+        """Identifies the socket; None if there is none, or another user made it."""
+        try:
+            status = (self.path / _SOCKET).stat()
+        except OSError:
+            return None
+        return (status.st_ino, status.st_ctime_ns) if status.st_uid in _trusted() else None
+
+    def withdraw(self) -> None:
+        """Deletes a socket that an evaluator left; only for the holder of the lock."""
+        (self.path / _SOCKET).unlink(missing_ok=True)
 
     def record_holder(self, lock: int, pid: int) -> None:
-        """Writes the pid of the holder into the locked file, which names it before it publishes."""
+        """Writes the pid of the holder into the locked file."""
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(pid).encode(), 0)
 
@@ -150,6 +113,7 @@ class RuntimeDir:
         except BlockingIOError:
             os.close(descriptor)
             return None
+        os.ftruncate(descriptor, 0)  # Until the holder is recorded, it names no earlier one.
         return descriptor
 
     def _make(self) -> None:

@@ -137,9 +137,7 @@ def applications(spark: Standalone) -> list[dict[str, Any]]:
 
 def family_of(cluster: galileo.LocalCluster | HostNode) -> list[psutil.Process]:
     """The evaluator and its processes, the JVM among them."""
-    record = RuntimeDir(cluster.evaluator_directory).read()
-    assert record is not None
-    process = record.process()
+    process = RuntimeDir(cluster.evaluator_directory).holder()
     assert process is not None
     return [process, *process.children(recursive=True)]
 

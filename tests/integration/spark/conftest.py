@@ -311,8 +311,7 @@ def end_evaluator() -> Callable[[Path], None]:
     """Ends the evaluator of a runtime directory, if one lives there."""
 
     def end(runtime_dir: Path) -> None:
-        record = RuntimeDir(runtime_dir).read()
-        process = record.process() if record else None
+        process = RuntimeDir(runtime_dir).holder()
         if process is not None:
             process.send_signal(signal.SIGTERM)
             with suppress(psutil.NoSuchProcess):

@@ -20,7 +20,7 @@ from galileo.errors import ConfigError, GalileoError, Unavailable
 from galileo.spark import launcher
 from galileo.spark.launcher import EvaluatorClient, LaunchOptions
 from galileo.spark.options import EvaluatorOptions, SparkOptions
-from galileo.spark.runtime_dir import EvaluatorRecord, RuntimeDir
+from galileo.spark.runtime_dir import RuntimeDir
 
 LEASE_S = 4.0
 START_S = 120.0
@@ -65,7 +65,7 @@ async def test_ensure_replaces_a_killed_evaluator_until_its_lease_ends(
         family = [one.pid for one in (second, *children)]
         assert await asyncio.to_thread(ended, *family, within_s=LEASE_S + 60)
     runtime = RuntimeDir(options.runtime_dir)
-    assert runtime.read() is None
+    assert runtime.published() is None
     lock = runtime.try_lock()
     assert lock is not None
     os.close(lock)
@@ -95,12 +95,12 @@ def idle_process():
 
 @pytest.mark.slow
 async def test_ensure_hung_evaluator_is_killed(runtime_dir, idle_process):
-    """A process that holds the lock, has published itself, and hangs."""
+    """A process that holds the lock, has a socket, and hangs."""
     launching = LaunchOptions(hung_s=0.2)
     runtime = RuntimeDir(runtime_dir)
     lock = runtime.try_lock()
-    started = psutil.Process(idle_process.pid).create_time()
-    runtime.publish(EvaluatorRecord("127.0.0.1:1", idle_process.pid, started, "token"))
+    runtime.record_holder(lock, idle_process.pid)
+    (runtime_dir / "evaluator.sock").touch()
     async with EvaluatorClient(EvaluatorOptions(runtime_dir), launching=launching) as handle:
         for _ in range(40):  # one is enough where there is time for a second look at it
             with pytest.raises(Unavailable, match="not warm"):
@@ -132,12 +132,17 @@ async def test_ensure_deleted_directory_is_created_again(runtime_dir, monkeypatc
             await handle.ensure(timeout_s=START_S)
 
 
-async def test_ensure_record_of_another_process_kills_no_process(runtime_dir, idle_process):
+async def test_ensure_kills_no_process_that_is_not_recorded_as_the_holder(
+    runtime_dir, idle_process
+):
+    """The lock of an evaluator that ended is taken by another one, which starts."""
     launching = LaunchOptions(hung_s=0.1)
     runtime = RuntimeDir(runtime_dir)
+    ended_lock = runtime.try_lock()
+    runtime.record_holder(ended_lock, idle_process.pid)
+    os.close(ended_lock)
     lock = runtime.try_lock()
-    started = psutil.Process(idle_process.pid).create_time() - 100
-    runtime.publish(EvaluatorRecord("127.0.0.1:1", idle_process.pid, started, "token"))
+    (runtime_dir / "evaluator.sock").touch()
     async with EvaluatorClient(EvaluatorOptions(runtime_dir), launching=launching) as handle:
         with pytest.raises(Unavailable):
             await handle.ensure(timeout_s=0.8)

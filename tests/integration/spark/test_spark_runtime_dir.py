@@ -1,16 +1,17 @@
 from __future__ import annotations
 
-import dataclasses
 import os
+import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import psutil
 import pytest
 from expected_errors import raises
 
 from galileo.errors import ConfigError
-from galileo.spark.runtime_dir import EvaluatorRecord, RuntimeDir
+from galileo.spark.runtime_dir import RuntimeDir
 
 
 @pytest.fixture
@@ -18,48 +19,55 @@ def runtime(tmp_path):
     return RuntimeDir(tmp_path / "deep" / "run")
 
 
-def test_read_record_returns_what_its_owner_published(runtime):
-    record = EvaluatorRecord.of_this_process("127.0.0.1:5")
-    runtime.publish(record)
-    runtime.publish(record)
-    assert runtime.read() == record
-    assert record.process() == psutil.Process()
-    assert [path.name for path in runtime.path.iterdir()] == ["evaluator.json"]
-    assert (runtime.path / "evaluator.json").stat().st_mode & 0o777 == 0o600
+@contextmanager
+def listening(runtime):
+    """A server on the socket of a directory, as an evaluator is one."""
+    directory = runtime.open()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(runtime.address(directory).removeprefix("unix:"))
+        server.listen()
+        yield
+    os.close(directory)
+
+
+def test_published_names_each_socket_until_it_is_withdrawn(tmp_path):
+    runtime = RuntimeDir(tmp_path / ("long" * 40))
+    assert runtime.published() is None
+    with listening(runtime):
+        first = runtime.published()
+        assert first is not None
+        assert [path.name for path in runtime.path.iterdir()] == ["evaluator.sock"]
+        directory = runtime.open()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(runtime.address(directory).removeprefix("unix:"))
+        os.close(directory)
+    runtime.withdraw()
+    runtime.withdraw()
+    assert runtime.published() is None
+    with listening(runtime):
+        assert runtime.published() not in (None, first)
     assert runtime.path.stat().st_mode & 0o777 == 0o700
-    runtime.withdraw()
-    runtime.withdraw()
-    assert runtime.read() is None
 
 
-def test_withdraw_with_pid_keeps_records_of_others(runtime):
-    record = EvaluatorRecord.of_this_process("127.0.0.1:5")
-    runtime.publish(record)
-    runtime.withdraw(pid=record.pid + 1)
-    assert runtime.read() == record
-    runtime.withdraw(pid=record.pid)
-    runtime.withdraw(pid=record.pid)
-    assert runtime.read() is None
+def test_address_keeps_to_a_directory_that_was_deleted_and_made_again(runtime):
+    directory = runtime.open()
+    runtime.path.rmdir()
+    os.close(runtime.try_lock())
+    with pytest.raises(FileNotFoundError), socket.socket(socket.AF_UNIX) as server:
+        server.bind(runtime.address(directory).removeprefix("unix:"))
+    os.close(directory)
+    assert runtime.published() is None
 
 
-def test_evaluator_records_have_different_tokens():
-    tokens = {EvaluatorRecord.of_this_process("").token for _ in range(10)}
-    assert len(tokens) == 10
-    assert min(map(len, tokens)) >= 32
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"address": "x"}'])
-def test_read_invalid_record_is_none(runtime, text):
-    (runtime.path / "evaluator.json").write_text(text)
-    assert runtime.read() is None
-
-
-def test_record_process_with_reused_pid_is_none():
-    record = EvaluatorRecord.of_this_process("")
-    assert dataclasses.replace(record, started=record.started - 60).process() is None
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
-    assert dataclasses.replace(record, pid=ended.pid).process() is None
+def test_holder_is_the_recorded_process_while_the_lock_is_held(runtime):
+    lock = runtime.try_lock()
+    runtime.record_holder(lock, os.getpid())
+    assert runtime.holder() == psutil.Process()
+    os.close(lock)
+    assert runtime.holder() is None
+    lock = runtime.try_lock()
+    assert runtime.holder() is None, "an earlier holder is forgotten"
+    os.close(lock)
 
 
 def test_try_lock_is_exclusive_and_inherited(runtime):
@@ -104,10 +112,10 @@ def test_runtime_dir_of_another_owner_or_link_is_refused(tmp_path):
     with raises(ConfigError, key="evaluator.directory", mode="0700"):
         RuntimeDir(link)
     runtime = RuntimeDir(place)
-    runtime.publish(EvaluatorRecord.of_this_process("127.0.0.1:5"))
-    assert runtime.read() is not None
-    os.chown(place / "evaluator.json", 4321, 4321)
-    assert runtime.read() is None, "another user wrote the record"
+    with listening(runtime):
+        assert runtime.published() is not None
+        os.chown(place / "evaluator.sock", 4321, 4321)
+        assert runtime.published() is None, "another user made the socket"
     os.chown(place, 4321, 4321)
     with raises(ConfigError, uid=4321):
         runtime.try_lock()
