@@ -28,7 +28,7 @@ from channel_audit import (
     numbers_of,
 )
 from fault_injection.damage import read_all
-from fault_injection.nodes import wait_until
+from waiting import wait_until
 from webhook_receiver import StrictReceiver, pairs_of
 
 import galileo

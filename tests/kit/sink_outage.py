@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import psutil
-from webhook_receiver import StrictReceiver, wait_until
+from waiting import wait_until
+from webhook_receiver import StrictReceiver
 
 import galileo
 from galileo.cluster import LocalCluster

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import socket
-import time
 from urllib.parse import urlencode, urlsplit
 
 ENDLESS = "SELECT (COUNT(*) AS ?n) { ?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l }"
@@ -62,12 +61,3 @@ def hold(url, text=ENDLESS, **how):
     target = f"/sparql?{urlencode({'query': text})}"
     connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return connection
-
-
-def until(condition, *, within_s=60.0):
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False

@@ -129,14 +129,6 @@ def pairs_of(document: dict[str, Any], *columns: str) -> Iterator[tuple[Any, ...
             yield name, *(properties[column] for column in columns)
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = TIMEOUT_S) -> None:
-    """Waits until a condition holds; fails if it does not within a time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition does not hold in time"
-        time.sleep(0.02)
-
-
 def once(values: Sequence[Any]) -> bool:
     """Whether each value is there once."""
     return len(set(values)) == len(values)

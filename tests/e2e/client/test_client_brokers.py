@@ -16,7 +16,8 @@ from pushed_channel import channel as channel
 from pushed_channel import client as client
 from pushed_channel import receiver as receiver
 from standardwebhooks import Webhook as Verifier
-from webhook_receiver import WebhookReceiver, once, wait_until
+from waiting import wait_until
+from webhook_receiver import WebhookReceiver, once
 
 import galileo
 from galileo.cli.main import main

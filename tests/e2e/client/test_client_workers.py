@@ -17,7 +17,8 @@ from pushed_channel import channel as channel
 from pushed_channel import client as client
 from pushed_channel import observe, product, subscribe
 from pushed_channel import receiver as receiver
-from webhook_receiver import WebhookReceiver, wait_until
+from waiting import wait_until
+from webhook_receiver import WebhookReceiver
 
 import galileo
 

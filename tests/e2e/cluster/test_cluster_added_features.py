@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 from expected_errors import raises
-from fault_injection.nodes import wait_until
+from waiting import wait_until
 
 import galileo
 from galileo.cli.main import main

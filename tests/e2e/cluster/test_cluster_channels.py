@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from channel_users import SETTINGS, Users, await_whole, judge_disks, lose_disk
 from executions import await_executed
-from fault_injection.nodes import wait_until
+from waiting import wait_until
 
 import galileo
 from galileo.cluster import LocalCluster

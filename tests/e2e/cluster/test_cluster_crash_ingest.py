@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from fault_injection.ledger import Ledger, Producer, numbered_schema
-from fault_injection.nodes import wait_until
+from waiting import wait_until
 
 import galileo
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from fault_injection.ccq_readers import WatchReader
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import is_whole, wait_until
+from fault_injection.nodes import is_whole
 from fault_injection.stream import Stream
+from waiting import wait_until
 from webhook_receiver import WebhookReceiver
 
 import galileo

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import is_whole, wait_until
+from fault_injection.nodes import is_whole
+from waiting import wait_until
 
 import galileo
 from galileo.client import Client

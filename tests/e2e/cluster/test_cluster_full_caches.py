@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from waiting import wait_until
 
 import galileo
 from galileo import LocalCluster
@@ -25,6 +27,7 @@ BUDGET = 16_000
 BATCHES_MIN = 8
 ROWS = 1_500
 PATIENCE_S = 300.0
+patiently = functools.partial(wait_until, despite=(TransientError,))
 FIRST_CYCLE_S = 150.0
 CYCLE_S = 20.0
 SETTINGS = {
@@ -39,18 +42,6 @@ def tight(evaluator: dict[str, Any]) -> Iterator[LocalCluster]:
     settings = SETTINGS | {"evaluator": evaluator}
     with LocalCluster(nodes=3, groups=2, settings=settings) as running:
         yield running
-
-
-def wait_until(holds: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            if holds():
-                return
-        except TransientError:
-            pass
-        time.sleep(0.05)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
 def forecasts() -> Iterator[pa.Table]:
@@ -103,23 +94,23 @@ def read_all(client: Client, ccq: galileo.Ccq, expected: set[tuple[int, int, int
         token[0] = update.token
         return got >= expected
 
-    wait_until(has_all, "the reader has it all", FIRST_CYCLE_S)
+    patiently(has_all, "the reader has it all", timeout_s=FIRST_CYCLE_S)
     assert got == expected
     return token[0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_200)
-def test_full_cache_hands_off_and_spills_without_losing_labels(
-    tight: LocalCluster,
-) -> None:
+def test_full_cache_hands_off_and_spills_without_losing_labels(tight: LocalCluster) -> None:
     client = tight.client()
     client.create_dataset(NamLike(seed=3, stride=8).schema("crowd"))
     ccq = client.submit("crowd", "", interval="250ms", expiration="1h")
     first = client.submit("crowd", "", interval="250ms", expiration="1h")
     tables = forecasts()
     client.ingest("crowd", next(tables), producer="warm")
-    wait_until(lambda: sum(sizes(client, "cache_bytes")) > 0, "the first cycle", FIRST_CYCLE_S)
+    patiently(
+        lambda: sum(sizes(client, "cache_bytes")) > 0, "the first cycle", timeout_s=FIRST_CYCLE_S
+    )
 
     holders: set[str] = set()
     peak = spilled = 0
@@ -132,7 +123,7 @@ def test_full_cache_hands_off_and_spills_without_losing_labels(
         is_full = number >= BATCHES_MIN and holders and spilled
         if is_full or time.monotonic() > deadline:
             break
-    wait_until(lambda: max(sizes(client, "cache_bytes")) <= BUDGET, "the budget is kept")
+    patiently(lambda: max(sizes(client, "cache_bytes")) <= BUDGET, "the budget is kept")
     assert holders, f"no CCQ was given away; caches grew to {peak} bytes"
     assert spilled, "nothing was written"
     assert peak <= 3 * BUDGET, "no more than what a cycle finds, and what is being written"
@@ -149,8 +140,8 @@ def test_full_cache_hands_off_and_spills_without_losing_labels(
     client.fetch(first.id, token=token)
     client.cancel(ccq.id)
     client.cancel(first.id)
-    wait_until(lambda: not files(tight), "files go with their queries")
-    wait_until(lambda: max(sizes(client, "cache_bytes")) == 0, "so does memory")
+    patiently(lambda: not files(tight), "files go with their queries")
+    patiently(lambda: max(sizes(client, "cache_bytes")) == 0, "so does memory")
 
 
 def kill_a_holder(cluster: LocalCluster, client: Client) -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 from executions import await_executed
-from webhook_receiver import wait_until
+from waiting import wait_until
 
 import galileo
 from galileo.cli.main import main

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import wait_until
+from waiting import wait_until
 
 import galileo
 from galileo.cli.main import main

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 from expected_errors import raises
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import is_whole, wait_until
+from fault_injection.nodes import is_whole
+from waiting import wait_until
 
 from galileo.cli.main import main
 from galileo.client import Client

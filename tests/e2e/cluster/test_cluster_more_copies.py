@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from fault_injection.ccq_readers import WatchReader
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import has_shares, is_whole, wait_until
+from fault_injection.nodes import has_shares, is_whole
 from fault_injection.stream import Stream
+from waiting import wait_until
 
 from galileo.client import Client
 from galileo.cluster import LocalCluster

@@ -12,8 +12,9 @@ import pytest
 from expected_errors import raises
 from fault_injection.ccq_readers import FetchReader
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import has_shares, wait_until
+from fault_injection.nodes import has_shares
 from fault_injection.stream import Stream, StreamOptions
+from waiting import wait_until
 
 import galileo
 from galileo.client import Client

@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from expected_errors import raises
 from fault_injection.ccq_readers import FetchReader, WatchReader
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import has_shares, wait_until
+from fault_injection.nodes import has_shares
 from fault_injection.stream import Stream
+from waiting import wait_until
 
 from galileo.cli.main import main
 from galileo.client import Client

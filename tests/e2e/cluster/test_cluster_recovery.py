@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import wait_until
+from waiting import wait_until
 
 from galileo.cli.main import main
 from galileo.client import Client

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from fault_injection.ccq_readers import WatchReader
 from fault_injection.damage import flip, frames
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import wait_until
 from fault_injection.stream import Stream
+from waiting import wait_until
 
 from galileo.cli.main import main
 from galileo.client import Client

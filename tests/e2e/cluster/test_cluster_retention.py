@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from expected_errors import raises
+from waiting import wait_until
 
 import galileo
 from galileo import LocalCluster, Retention
@@ -22,6 +23,7 @@ from galileo.generate import NamLike
 from galileo.labels import LabelSet
 
 PATIENCE_S = 300.0
+patiently = functools.partial(wait_until, despite=(TransientError,))
 FIRST_CYCLE_S = 120.0
 SETTINGS = {
     "storage": {"retention_check_s": 0.3, "retention_min_age_s": 0.3},
@@ -37,18 +39,6 @@ def keeping(evaluator: dict[str, Any]) -> Iterator[LocalCluster]:
     settings = SETTINGS | {"evaluator": evaluator}
     with LocalCluster(nodes=3, groups=2, settings=settings) as running:
         yield running
-
-
-def wait_until(holds: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            if holds():
-                return
-        except TransientError:
-            pass
-        time.sleep(0.05)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
 def forecasts(count: int) -> list[pa.Table]:
@@ -115,7 +105,7 @@ class Reader:
                 self.fetch(5.0)
             return self.got >= expected
 
-        wait_until(has_all, "the reader has it all", timeout_s)
+        patiently(has_all, "the reader has it all", timeout_s=timeout_s)
         assert self.got == expected
 
 
@@ -134,12 +124,12 @@ def test_retention_spares_readers_or_names_gone_commits(keeping: LocalCluster) -
     assert len(expected) > 50
     reader = Reader(client, ccq.id, ccq.token)
     reader.until(expected, FIRST_CYCLE_S)  # the first cycle waits for Spark
-    wait_until(lambda: held_by(client, "aging") == {ccq.id}, "the reader holds it back")
+    patiently(lambda: held_by(client, "aging") == {ccq.id}, "the reader holds it back")
     assert not covers(marks(client, "aging"), one.reached)
 
     reader.fetch(0.1)
     assert (reader.got, reader.gone) == (expected, set())
-    wait_until(lambda: covers(marks(client, "aging"), one.reached), "what was fetched goes")
+    patiently(lambda: covers(marks(client, "aging"), one.reached), "what was fetched goes")
     assert len(client.query("aging")) == 0
     with raises(DataExpired):
         client.read(labels)
@@ -156,7 +146,7 @@ def check_late_reader(client: Client, ccq: galileo.Ccq, reached: Mapping[int, in
     """Another reader of the same query, from the start: all that it missed is named."""
     late = Reader(client, ccq.id, "")
     everything = {(p, n) for p, last in reached.items() for n in range(1, last + 1)}
-    wait_until(lambda: late.fetch(0.1) or late.gone >= everything, "it is reported")
+    patiently(lambda: late.fetch(0.1) or late.gone >= everything, "it is reported")
     assert (late.got, late.gone) == (set(), everything)
 
 
@@ -170,12 +160,12 @@ def check_coordinator_killed(
     client = reader.client
     client.set_retention("aging", Retention(AGE, past_readers=True))
     lost = client.ingest("aging", tables[0], producer="two")
-    wait_until(lambda: covers(marks(client, "aging"), lost.reached), "unfetched commits go")
+    patiently(lambda: covers(marks(client, "aging"), lost.reached), "unfetched commits go")
     [coordinator] = [one.coordinator for one in client.list_ccqs() if one.id == reader.ccq_id]
     cluster.node(coordinator).kill()
     cluster.node(coordinator).start()
     client.set_retention("aging", None)
-    wait_until(lambda: policies(client, "aging") == [None] * 3, "all nodes are back and know")
+    patiently(lambda: policies(client, "aging") == [None] * 3, "all nodes are back and know")
     client.ingest("aging", tables[1], producer="three")
     reader.until(identities(client.query("aging")), PATIENCE_S)
     # Labels of the first coordinator that were not fetched are lost with it.
@@ -205,7 +195,7 @@ def test_retention_commands_set_show_and_apply(keeping: LocalCluster) -> None:
 
     receipt = client.ingest("policy", forecasts(1)[0])
     run("retention", "set", "policy", "--age", "1h", "--past-readers")
-    wait_until(lambda: covers(marks(client, "policy"), receipt.reached), "it is dropped")
+    patiently(lambda: covers(marks(client, "policy"), receipt.reached), "it is dropped")
     reports = json.loads(run("retention", "apply", "policy", "--json"))
     assert sorted(one["node"] for one in reports) == ["node-1", "node-2", "node-3"]
     assert {one["files"] for one in reports} == {0}

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 from proving import Certified, Tokens, tls_section, token_file
 from spark_standalone import Programs, Standalone, authenticating
+from waiting import wait_until
 
 import galileo
 from galileo.client import Client
@@ -46,13 +47,6 @@ def programs(tmp_path: Path) -> Iterator[Programs]:
     running = Programs(directory)
     yield running
     running.stop()
-
-
-def wait_until(condition: Callable[[], Any], what: str, *, within_s: float = TIMEOUT_S) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(PAUSE_S)
 
 
 def observations(number: int, *, rows: int = 200) -> pa.Table:
@@ -111,7 +105,7 @@ class Reader:
         """Seconds until labels of an evaluation came that was not known at the call."""
         self.fetch()
         begun = time.monotonic()
-        wait_until(self.fetch, what, within_s=within_s)
+        wait_until(self.fetch, what, timeout_s=within_s)
         return time.monotonic() - begun
 
     def wait_for_all(self, dataset: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from fault_injection.nodes import wait_until
+from waiting import wait_until
 
 import galileo
 from galileo.cli.main import main

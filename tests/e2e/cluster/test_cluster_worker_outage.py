@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from pushed_channel import NOON
-from webhook_receiver import WebhookReceiver, wait_until
+from waiting import wait_until
+from webhook_receiver import WebhookReceiver
 
 import galileo
 from galileo.errors import TransientError

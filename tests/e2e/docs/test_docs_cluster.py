@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
+from waiting import wait_until
 
 import galileo
 from galileo.cli.main import main
@@ -115,7 +116,7 @@ def test_cluster_page_sets_up_three_hosts_with_a_failure(hosts: Hosts) -> None:
         done = CliRunner().invoke(main, ["--node", hosts.address("storm-1"), "doctor", "--json"])
         assert done.exit_code == 0, done.output
         assert "copy" not in done.output
-        await_condition(lambda: leaders(client) == [5, 5, 6], "each node leads its share")
+        wait_until(lambda: leaders(client) == [5, 5, 6], "each node leads its share")
         answer = client.query("rain")
         assert answer.complete
         assert len(answer) == 5
@@ -138,15 +139,8 @@ def leaders(client: galileo.Client) -> list[int]:
     return sorted(len(node.partitions) for node in client.status().nodes)
 
 
-def await_condition(is_met: Callable[[], bool], words: str) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not is_met():
-        assert time.monotonic() < deadline, f"not in time: {words}"
-        time.sleep(0.1)
-
-
 def await_copies(client: galileo.Client) -> None:
-    await_condition(lambda: not client.status().under_replicated, "all copies are there")
+    wait_until(lambda: not client.status().under_replicated, "all copies are there")
 
 
 def test_cluster_page_files_name_one_node_of_the_cluster(page: Callable[[str], Any]) -> None:

@@ -18,9 +18,10 @@ from fault_injection.ccq_world import INTERVAL, ccq_world, three_nodes, wait_for
 from fault_injection.control_groups import ControlGroup, control_group
 from fault_injection.delivery import Deliveries
 from fault_injection.ledger import DAY_US, START_US
-from fault_injection.nodes import PATIENCE, wait_until
+from fault_injection.nodes import PATIENCE
 from fault_injection.requirements import ATTACHING, CPU_GROUP, MEMORY_GROUP
 from fault_injection.trial import Trial
+from waiting import wait_until
 
 from galileo.client import Ccq, Client
 from galileo.cluster import LocalCluster

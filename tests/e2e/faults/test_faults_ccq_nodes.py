@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from fault_injection.ccq_readers import WatchReader
 from fault_injection.ccq_world import World, ccq_world, wait_for_updates
-from fault_injection.nodes import has_shares, left_behind, wait_until
+from fault_injection.nodes import has_shares, left_behind
 from fault_injection.trial import Trial
+from waiting import wait_until
 
 from galileo.client import Client
 from galileo.dht import placement

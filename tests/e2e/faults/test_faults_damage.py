@@ -17,8 +17,9 @@ from fault_injection.damage import (
     read_all,
 )
 from fault_injection.ledger import Ledger
-from fault_injection.nodes import MERGING, PATIENCE, SMALL_FILES, one_node, send, wait_until
+from fault_injection.nodes import MERGING, PATIENCE, SMALL_FILES, one_node, send
 from fault_injection.trial import Trial
+from waiting import wait_until
 
 from galileo.cluster import LocalCluster
 from galileo.dht.topology import SYSTEM

@@ -18,10 +18,10 @@ from fault_injection.nodes import (
     producing,
     send,
     wait_acknowledged,
-    wait_until,
 )
 from fault_injection.requirements import LOOP_DISK, MEMORY_DISK
 from fault_injection.trial import Trial
+from waiting import wait_until
 
 from galileo.client import Client
 from galileo.errors import GalileoError, PartitionReadOnly

@@ -12,8 +12,9 @@ from collections import Counter
 import pytest
 from fault_injection.event_readers import EventReaders
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import DATASET, PATIENCE, wait_until
+from fault_injection.nodes import DATASET, PATIENCE
 from fault_injection.trial import Trial
+from waiting import wait_until
 
 from galileo.client import Client
 from galileo.cluster import LocalCluster

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import pytest
 from fault_injection.growth_world import Command, GrowthWorld, growth_world
-from fault_injection.nodes import has_shares, wait_until
+from fault_injection.nodes import has_shares
 from fault_injection.trial import Trial
+from waiting import wait_until
 
 from galileo.dht import placement
 from galileo.errors import Unavailable

@@ -23,10 +23,10 @@ from fault_injection.nodes import (
     producing,
     send,
     wait_acknowledged,
-    wait_until,
 )
 from fault_injection.requirements import ATTACHING
 from fault_injection.trial import Trial
+from waiting import wait_until
 
 from galileo.client import Client
 from galileo.cluster import LocalCluster

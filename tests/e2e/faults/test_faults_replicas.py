@@ -14,10 +14,11 @@ from fault_injection.damage import flip, frames
 from fault_injection.disks import FLAGS, LoopDisk
 from fault_injection.growth_world import GrowthWorld, growth_world
 from fault_injection.ledger import Ledger, numbered_schema
-from fault_injection.nodes import is_whole, send, wait_until
+from fault_injection.nodes import is_whole, send
 from fault_injection.requirements import ATTACHING, LOOP_DISK, Need
 from fault_injection.strace import SYNC, fault, injecting
 from fault_injection.trial import Trial
+from waiting import wait_until
 
 from galileo.dht import placement
 from galileo.local_node import LocalNode

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from channel_rounds import TEMPLATE, Delivered, Rounds, matches
+from waiting import until
 
 from galileo.model.channel import Channel
 from galileo.model.times import MICROS
@@ -361,11 +361,3 @@ async def test_an_attempt_that_failed_is_repeated_within_the_period(cluster: Any
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.01)

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from lone_nodes import commit_alone
-from weather_node import COMMITS, SCHEMA, WEATHER, commits, fill, opened, wait_until
+from waiting import wait_until
+from weather_node import COMMITS, SCHEMA, WEATHER, commits, fill, opened
 
 from galileo.cursor import Cursor
 from galileo.node.catalog import Catalog

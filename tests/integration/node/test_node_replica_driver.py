@@ -15,6 +15,7 @@ import pytest
 from fault_injection.damage import flip
 from lone_nodes import NoLine, founded
 from node_cluster import SCHEMA, make_observations
+from waiting import until
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
@@ -130,12 +131,6 @@ class Bench:
     def set_of_both(self, number: int) -> ReplicaSet:
         """A later set, of which both nodes are members."""
         return ReplicaSet(self.machine.state.promised, number, frozenset({self.replicas.me, OTHER}))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 def files(directory: Path, pattern: str) -> list[Path]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from fault_injection.damage import flip, frames
 from stopped_clock import StoppedClock
-from weather_node import BEGAN, COMMITS, commits, fill, opened, wait_until
+from waiting import wait_until
+from weather_node import BEGAN, COMMITS, commits, fill, opened
 
 from galileo.errors import InternalError
 from galileo.node.scrub_runner import KIND, NAME, ScrubOptions, ScrubRunner

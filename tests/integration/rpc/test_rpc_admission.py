@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 from stopped_clock import StoppedClock
+from waiting import until
 
 from galileo.dht.topology import PARTITIONS_MAX
 from galileo.errors import DeadlineExceeded, GalileoError, InputError, MessageTooLarge, Overloaded
@@ -100,12 +101,6 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             yield b"%d" % len(request)
 
 
-async def looked_for(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.005)
-
-
 @dataclass
 class Served:
     limits: Admission
@@ -128,11 +123,11 @@ class Served:
 
     async def until(self, calls: int) -> None:
         """So many are under way."""
-        await looked_for(lambda: self.limits.calls == calls)
+        await until(lambda: self.limits.calls == calls)
 
     async def begun(self, calls: int) -> None:
         """So many handlers were called."""
-        await looked_for(lambda: self.handlers.begun >= calls)
+        await until(lambda: self.handlers.begun >= calls)
 
 
 OPTIONS = AdmissionOptions(
@@ -209,7 +204,7 @@ async def test_admission_of_unfinished_uploads_admits_other_calls(served: Served
     """An ingest whose request stays away, over HTTP/2 by hand."""
     with socket.create_connection(("127.0.0.1", served.port)) as connection:
         connection.sendall(preface() + opened(INGEST) + data(b"\0\0\0\1\0" + b"x" * 10))
-        await looked_for(lambda: served.limits.requests_bytes == PIECE_BYTES)
+        await until(lambda: served.limits.requests_bytes == PIECE_BYTES)
         served.handlers.go.set()
         assert await served.call(STATUS, b"1") == b"1"
         assert await served.call(INGEST, b"12") == b"2"
@@ -233,12 +228,12 @@ async def test_admission_of_a_slow_request_ends_it_while_others_wait(served: Ser
     clock = StoppedClock()
     served.limits._bulk.monotonic = clock
     slow = served.channel.stream_unary(INGEST)(timeout=TIMEOUT_S)
-    await looked_for(lambda: served.limits.requests_bytes == PIECE_BYTES)
+    await until(lambda: served.limits.requests_bytes == PIECE_BYTES)
     fast = served.channel.stream_unary(INGEST)(timeout=TIMEOUT_S)
     await fast.write(bytes(PIECE_BYTES))
     clock.now = 9.0
     served.limits._bulk.relieve()
-    await looked_for(lambda: served.limits.requests_bytes == 3 * PIECE_BYTES)
+    await until(lambda: served.limits.requests_bytes == 3 * PIECE_BYTES)
     clock.now = 11.0
     served.limits._bulk.relieve()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -246,7 +241,7 @@ async def test_admission_of_a_slow_request_ends_it_while_others_wait(served: Ser
     error = error_of_rpc(caught.value, asked="the node")
     assert isinstance(error, Overloaded)
     assert "1,000 bytes a second" in error.message
-    await looked_for(lambda: served.limits.requests_bytes == 2 * PIECE_BYTES)
+    await until(lambda: served.limits.requests_bytes == 2 * PIECE_BYTES)
     await fast.write(b"12")
     served.handlers.go.set()
     assert await fast == b"%d" % (PIECE_BYTES + 2)
@@ -255,10 +250,10 @@ async def test_admission_of_a_slow_request_ends_it_while_others_wait(served: Ser
 async def test_admission_reserves_room_as_the_pieces_of_a_request_arrive(served: Served) -> None:
     call = served.channel.stream_unary(INGEST)(timeout=TIMEOUT_S)
     for held in range(PIECE_BYTES, 5 * PIECE_BYTES, PIECE_BYTES):
-        await looked_for(lambda held=held: served.limits.requests_bytes == held)  # type: ignore[misc]
+        await until(lambda held=held: served.limits.requests_bytes == held)  # type: ignore[misc]
         await call.write(bytes(PIECE_BYTES))
     await call.write(b"last")
-    await looked_for(lambda: served.limits.requests_bytes == 4 * PIECE_BYTES + 4)
+    await until(lambda: served.limits.requests_bytes == 4 * PIECE_BYTES + 4)
     served.handlers.go.set()
     assert await call == b"%d" % (4 * PIECE_BYTES + 4)
     await served.until(0)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 import pytest
+from waiting import until
 
 from galileo.rpc.call_log import CallTracker
 from galileo.rpc.interceptor import CallInterceptor
@@ -61,12 +62,6 @@ async def served() -> AsyncIterator[tuple[CallTracker, Handlers, grpc.aio.Channe
     await server.stop(None)
 
 
-async def until(calls: CallTracker, wanted: dict[str, int]) -> None:
-    async with asyncio.timeout(60):
-        while calls.counts() != wanted:  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.005)
-
-
 async def test_call_tracker_counts_calls_of_every_kind(
     served: tuple[CallTracker, Handlers, grpc.aio.Channel],
 ) -> None:
@@ -76,12 +71,14 @@ async def test_call_tracker_counts_calls_of_every_kind(
     inward = channel.stream_unary(f"{PREFIX}In")(iter([b""]))
     outward = channel.unary_stream(f"{PREFIX}Out")(b"")
     both = channel.stream_stream(f"{PREFIX}Both")(iter([b""]))
-    await until(calls, {"Query/One": 2, "Query/In": 1, "Query/Out": 1, "Query/Both": 1})
+    await until(
+        lambda: calls.counts() == {"Query/One": 2, "Query/In": 1, "Query/Out": 1, "Query/Both": 1}
+    )
     handlers.go.set()
     assert [await call for call in (*one, inward)] == [b"answer"] * 3
     for stream in (outward, both):
         assert [piece async for piece in stream] == [b"first", b"last"]
-    await until(calls, {})
+    await until(lambda: calls.counts() == {})
 
 
 async def test_call_tracker_forgets_cancelled_and_failed_calls(
@@ -91,13 +88,13 @@ async def test_call_tracker_forgets_cancelled_and_failed_calls(
     waiting = channel.unary_unary(f"{PREFIX}One")(b"")
     stream = channel.unary_stream(f"{PREFIX}Out")(b"")
     assert await stream.read() == b"first"
-    await until(calls, {"Query/One": 1, "Query/Out": 1})
+    await until(lambda: calls.counts() == {"Query/One": 1, "Query/Out": 1})
     waiting.cancel()
     stream.cancel()
-    await until(calls, {})
+    await until(lambda: calls.counts() == {})
     with pytest.raises(grpc.aio.AioRpcError, match="broken"):
         [piece async for piece in channel.unary_stream(f"{PREFIX}Fails")(b"")]
-    await until(calls, {})
+    await until(lambda: calls.counts() == {})
 
 
 async def test_call_tracker_ignores_foreign_and_unknown_methods(

@@ -10,13 +10,14 @@ import contextlib
 import signal
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pandas as pd
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import wait_until
 
 import galileo
 from galileo.cluster import free_ports
@@ -77,13 +78,6 @@ def node() -> Iterator[Node]:
         yield Node(running, port)
 
 
-def await_that(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 @contextlib.contextmanager
 def stopped(*processes: psutil.Process) -> Iterator[None]:
     for one in processes:
@@ -122,15 +116,15 @@ def test_frontier_age_grows_while_the_evaluator_is_stopped(node: Node) -> None:
     node.client.ingest("aging", observations(10))
     some = len(node.client.query("aging", "rain > 0"))
     assert some > 0
-    await_that(lambda: matched() == some, "the evaluator is warm")
-    await_that(lambda: age_in(node.scrape()) == 0, "nothing lies beyond the cache")
+    wait_until(lambda: matched() == some, "the evaluator is warm")
+    wait_until(lambda: age_in(node.scrape()) == 0, "nothing lies beyond the cache")
     process = RuntimeDir(node.cluster.evaluator_directory).holder()
     assert process is not None
     lag_before = node.scrape().value("galileo_ccq_lag_seconds_sum", ccq=made.id)
     with stopped(process):
         began = time.monotonic()
         node.client.ingest("aging", observations(10, first=100_000))
-        await_that(lambda: age_in(node.scrape()) > 0, "something lies beyond it")
+        wait_until(lambda: age_in(node.scrape()) > 0, "something lies beyond it")
         first = node.scrape()
         time.sleep(AWAY_S)
         last = node.scrape()
@@ -141,8 +135,8 @@ def test_frontier_age_grows_while_the_evaluator_is_stopped(node: Node) -> None:
         assert age_in(last) >= AWAY_S
     everything = len(node.client.query("aging", "rain > 0"))
     assert everything > some
-    await_that(lambda: matched() == everything, "the evaluator is back")
-    await_that(lambda: age_in(node.scrape()) == 0, "nothing lies beyond the cache any more")
+    wait_until(lambda: matched() == everything, "the evaluator is back")
+    wait_until(lambda: age_in(node.scrape()) == 0, "nothing lies beyond the cache any more")
     after = node.scrape()
     lag = after.value("galileo_ccq_lag_seconds_sum", ccq=made.id) - lag_before
     assert AWAY_S <= lag <= after.ended - began, "the lag of that cycle is the age that it ended"
@@ -160,7 +154,7 @@ def test_loop_lag_of_a_stopped_process_is_its_pause(node: Node) -> None:
     before = node.scrape()
     with stopped(psutil.Process(node.pid)):
         time.sleep(BLOCKED_S)
-    await_that(lambda: late(node.scrape()) > late(before), "the loop comes to what was due")
+    wait_until(lambda: late(node.scrape()) > late(before), "the loop comes to what was due")
     after = node.scrape()
     sums = [one.value("galileo_loop_lag_seconds_sum") for one in (before, after)]
     lag_s = sums[1] - sums[0]

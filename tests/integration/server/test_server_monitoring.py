@@ -24,6 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import wait_until
 
 import galileo
 from galileo.cluster import free_ports
@@ -101,13 +102,6 @@ def observations(day: int, rows: int = 3) -> pd.DataFrame:
     return frame.assign(time=pd.Timestamp(f"2014-03-{day:02d}T06:00Z"))
 
 
-def await_that(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def test_metrics_exported_are_the_defined_ones(node: Node) -> None:
     scraped = node.scrape()
     own = {name: one for name, one in scraped.items() if name.startswith("galileo_")}
@@ -156,7 +150,7 @@ def test_metrics_follow_ingest_cycles_and_fetches(node: Node) -> None:
     def matched() -> float:
         return node.value("galileo_ccq_labels_matched_total", ccq=made.id)
 
-    await_that(lambda: matched() == 2, "the cycle finds both")
+    wait_until(lambda: matched() == 2, "the cycle finds both")
     assert node.value("galileo_labels_matched_total") == 2
     assert node.value("galileo_ccq_cycle_seconds_count", ccq=made.id) >= 1
     assert node.value("galileo_cycle_seconds_count") >= 1
@@ -176,11 +170,11 @@ def test_metrics_follow_ingest_cycles_and_fetches(node: Node) -> None:
     assert node.value("galileo_ccq_labels_served_again_total", ccq=made.id) == 2
 
     client.ingest("rain", observations(day=9))
-    await_that(lambda: matched() == 4, "the cycle finds two more")
+    wait_until(lambda: matched() == 4, "the cycle finds two more")
     later = client.fetch(made.id, token=update.token)
     assert node.value("galileo_labels_late_total") == 0
     client.ingest("rain", observations(day=1))
-    await_that(lambda: matched() == 6, "the cycle finds the late ones")
+    wait_until(lambda: matched() == 6, "the cycle finds the late ones")
     last = client.fetch(made.id, token=later.token)
     assert [window.state for window in last.windows] == ["reopened"]
     assert node.value("galileo_ccq_labels_late_total", ccq=made.id) == 2
@@ -201,10 +195,10 @@ def test_metric_of_held_bytes_is_what_waits_for_readers(node: Node) -> None:
         client.apply_retention("snow")
         return node.value("galileo_dataset_held_bytes", dataset="snow")
 
-    await_that(lambda: held() > 0, "observations are held")
+    wait_until(lambda: held() > 0, "observations are held")
     assert client.count("snow") == 3
     client.drop_reader("snow", "nightly")
-    await_that(lambda: held() == 0, "none are held")
+    wait_until(lambda: held() == 0, "none are held")
     assert client.count("snow") == 0
 
 
@@ -374,10 +368,10 @@ def test_open_fds_metric_equals_the_kernels(node: Node) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(30):
             stack.enter_context(socket.create_connection((host, int(port)), timeout=TIMEOUT_S))
-        await_that(lambda: opened() >= few + 25, "each connection is a file")
+        wait_until(lambda: opened() >= few + 25, "each connection is a file")
         kernel = len(list(Path(f"/proc/{node.cluster.nodes[0].pid}/fd").iterdir()))
-        await_that(lambda: abs(opened() - kernel) <= 5, "as many as the kernel says")
-    await_that(lambda: opened() <= few + 10, "they are closed")
+        wait_until(lambda: abs(opened() - kernel) <= 5, "as many as the kernel says")
+    wait_until(lambda: opened() <= few + 10, "they are closed")
 
 
 @pytest.mark.slow
@@ -409,7 +403,7 @@ def test_readiness_of_a_node_waiting_for_its_peer_is_not_serving() -> None:
             seen.append(look())
             return seen[-1] == well
 
-        await_that(is_well, "it is ready alone")
+        wait_until(is_well, "it is ready alone")
     finally:
         cluster.stop()
     assert (503, health_pb2.HealthCheckResponse.NOT_SERVING) in seen

@@ -6,7 +6,7 @@ import json
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 from expected_errors import raises
 from proving import Certified, Tokens, keys_in, tls_section, token_file
+from waiting import wait_until
 
 import galileo
 from galileo.cli.main import main
@@ -119,18 +120,10 @@ def submit_all(client: Client) -> int:
     raise AssertionError("none was refused")
 
 
-def until(holds: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + WITHIN_S
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "it never did"
-        time.sleep(0.05)
-    return found
-
-
 @pytest.mark.slow
 def test_callers_leave_continuous_queries_to_others(metered: Metered) -> None:
     with metered.connect("bob") as bob, metered.connect("sue") as sue:
-        until(lambda: not bob.whoami().quotas["ccqs_max"].used)
+        wait_until(lambda: not bob.whoami().quotas["ccqs_max"].used)
         assert CCQS_MAX // 4 <= submit_all(bob) <= CCQS_MAX // 2
         assert 1 <= submit_all(sue) <= CCQS_MAX // 4
         for client in (bob, sue):
@@ -167,10 +160,10 @@ def test_ccqs_max_is_enforced_across_the_cluster(
             assert bob.submit("rain", "", interval="1h", expiration="1h").id
         used = there.whoami().quotas["ccqs_max"]
         assert (used.bound, used.counted) == (4, "cluster")
-        until(lambda: there.whoami().quotas["ccqs_max"].used == 4 + made_meanwhile)
+        wait_until(lambda: there.whoami().quotas["ccqs_max"].used == 4 + made_meanwhile)
         for one in there.list_ccqs():
             there.cancel(one.id)
-        until(lambda: ann.whoami().quotas["ccqs_max"].used == 0)
+        wait_until(lambda: ann.whoami().quotas["ccqs_max"].used == 0)
         assert ann.submit("rain", "", interval="1h", expiration="1h").id
         for one in ann.list_ccqs():
             ann.cancel(one.id)
@@ -263,11 +256,11 @@ def test_calls_max_throttles_concurrent_calls(metered: Metered) -> None:
             waiting = continuous_pb2.FetchRequest(ccq_id=made.id, token=made.token, wait_s=30)
             streams = [stub.Fetch(waiting) for _ in range(3)]
             with metered.connect("ann", timeout="10ms") as hasty:
-                error = until(lambda: throttled(hasty))
+                error = wait_until(lambda: throttled(hasty))
             assert (error.details["quota"], error.details["bound"]) == ("calls_max", 3)
             threading.Timer(0.5, lambda: [one.cancel() for one in streams]).start()
             # It comes back and is let in; soon it is the only one.
-            until(lambda: ann.whoami().quotas["calls_max"].used == 1)
+            wait_until(lambda: ann.whoami().quotas["calls_max"].used == 1)
             go.set()
         ann.cancel(made.id)
 
@@ -358,7 +351,9 @@ def test_audit_log_records_principal_action_and_outcome(metered: Metered) -> Non
     assert metered.events(action="undrain", object=node, principal="root")
     assert [one["object"] for one in metered.events(action="cancel-ccq")] == [made.id]
     # The caller knows first.
-    [refused] = until(lambda: metered.events(action="Cluster/SetRetention", outcome="forbidden"))
+    [refused] = wait_until(
+        lambda: metered.events(action="Cluster/SetRetention", outcome="forbidden")
+    )
     # Its request, which names the dataset, is not read.
     assert (refused["principal"], refused["object"]) == ("bob", "")
     assert metered.events(action="start")
@@ -387,7 +382,7 @@ def test_sent_samplers_shows_queries_to_owner_and_admin_only(
     )
     with metered.channel("bob") as channel:
         list(stub_of(STORAGE, channel).Scan(storage_pb2.ScanRequest(items=[item])))
-    ran = until(lambda: metered.events(action="run-sampler", principal="bob"))
+    ran = wait_until(lambda: metered.events(action="run-sampler", principal="bob"))
     assert [one["object"] for one in ran] == [archive.digest]
     assert not metered.events(action="run-sampler", roles=["node"]), "they do so all the time"
 
@@ -397,7 +392,7 @@ def test_audit_log_records_partition_moves(metered: Metered) -> None:
         steps = stub_of(PARTITIONS, channel).Move(partitions_pb2.MoveRequest(partition=0, to="x"))
         with pytest.raises(grpc.RpcError):
             list(steps)
-    [event] = until(lambda: metered.events(action="move-partition"))
+    [event] = wait_until(lambda: metered.events(action="move-partition"))
     assert (event["principal"], event["object"], event["outcome"]) == (
         "root",
         "0 x",
@@ -412,7 +407,7 @@ def test_audit_log_groups_repeated_refusals(metered: Metered) -> None:
         for _ in range(30):
             with pytest.raises(Unauthenticated):
                 stranger.whoami()
-    events = until(
+    events = wait_until(
         lambda: metered.events(action="Cluster/Status", outcome="unauthenticated", principal="")
     )
     # The first one; the others wait for those that may follow. Some are of another test.
@@ -435,7 +430,7 @@ def test_audit_log_records_reloads_of_the_token_file(metered: Metered) -> None:
         except Unauthenticated:
             return False
 
-    until(is_known)
+    wait_until(is_known)
     events = metered.events(action="reload-principals", outcome="done")
     assert len(events) > before
     text = metered.tokens.path.read_text()
@@ -446,5 +441,5 @@ def test_audit_log_records_reloads_of_the_token_file(metered: Metered) -> None:
             root.whoami()
         return metered.events(action="reload-principals", outcome="config")
 
-    until(is_refused)
+    wait_until(is_refused)
     metered.tokens.path.write_text(text)

@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from waiting import wait_until
 
 from fault_injection.ccq_readers import WatchReader
 from fault_injection.damage import observations, read_all
 from fault_injection.delivery import Deliveries
 from fault_injection.history import Read
 from fault_injection.ledger import Ledger, Producer, numbered_schema
-from fault_injection.nodes import left_behind, wait_until
+from fault_injection.nodes import left_behind
 from fault_injection.trial import Trial
 from galileo.client import Client
 from galileo.cluster import LocalCluster

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_until
 
 from fault_injection.ledger import Ledger, Producer, numbered_schema
 from galileo.client import Client
@@ -59,20 +60,6 @@ def one_node(
 def send(ledger: Ledger, client: Client, *, batches: int) -> None:
     for _ in range(batches):
         ledger.send(client)
-
-
-def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 60.0) -> None:
-    """Looks until it is so, ever less often: looks ask nodes, which are busy with what is awaited.
-
-    Raises:
-        TimeoutError: it never was; says `what`.
-    """
-    deadline, pause_s = time.monotonic() + timeout_s, 0.01
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout_s:.0f} s in vain for {what}")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
 
 def is_whole(client: Client) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from fault_injection.networks import Link, Network, network_missing
-from fault_injection.nodes import wait_until
+from waiting import wait_until
 
 LISTEN = """
 import socket

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 from expected_errors import raises
-from fault_injection.nodes import wait_until
 from fault_injection.stream import RETRIES_TOGETHER, Stream, StreamOptions
+from waiting import wait_until
 
 from galileo.errors import InvalidObservations, Unavailable
 

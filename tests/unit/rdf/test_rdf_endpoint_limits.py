@@ -8,7 +8,8 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
-from sparql_clients import COUNT, ENDLESS, POST_HEAD, connect, get, hold, until
+from sparql_clients import COUNT, ENDLESS, POST_HEAD, connect, get, hold
+from waiting import wait_until
 
 from galileo import rdf
 from galileo.rdf import Endpoint, EndpointOptions
@@ -28,7 +29,7 @@ def test_endpoint_endless_query_times_out(graph):
         assert reply.status == 504
         assert b"took longer" in reply.body
         # On a machine that is busy, a short one may need a second attempt within its limit.
-        assert until(lambda: get(served.url, COUNT).status == 200)
+        wait_until(lambda: get(served.url, COUNT).status == 200)
 
 
 def test_endpoint_answer_beyond_rows_max_is_refused(graph):
@@ -40,7 +41,7 @@ def test_endpoint_answer_beyond_rows_max_is_refused(graph):
 
 def test_endpoint_too_many_queries_are_refused_with_503(graph):
     with Endpoint(graph, EndpointOptions(port=0, queries_max=1)) as served, hold(served.url):
-        assert until(lambda: _running(served._service) == 1)
+        wait_until(lambda: _running(served._service) == 1)
         reply = get(served.url, COUNT)
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
 
@@ -48,10 +49,10 @@ def test_endpoint_too_many_queries_are_refused_with_503(graph):
 def test_endpoint_too_many_connections_are_refused_with_503(graph):
     with Endpoint(graph, EndpointOptions(port=0, connections_max=1)) as served:
         with hold(served.url):
-            assert until(lambda: _running(served._service) == 1)
+            wait_until(lambda: _running(served._service) == 1)
             reply = get(served.url, COUNT)
             assert (reply.status, reply.headers["retry-after"]) == (503, "1")
-        assert until(lambda: get(served.url, COUNT).status == 200)
+        wait_until(lambda: get(served.url, COUNT).status == 200)
 
 
 def test_endpoint_idle_connection_is_closed_for_another(graph):
@@ -84,7 +85,7 @@ def test_endpoint_slow_request_is_disconnected(graph):
         for head in (b"GET /sparql HTTP/1.1\r\nX: ", POST_HEAD % 1_000_000):
             with connect(served.url) as slow:
                 slow.sendall(head)
-                assert until(lambda slow=slow: not takes_a_byte(slow))
+                wait_until(lambda slow=slow: not takes_a_byte(slow))
 
 
 def takes_a_byte(connection):
@@ -123,8 +124,8 @@ def test_endpoint_slow_readers_hold_bounded_memory(graph):
         assert full > 4 << 20
         for _ in range(3):
             stack.enter_context(hold(served.url, text, takes_bytes=4096))
-            assert until(lambda: _running(service) == 0 and limiter.held_bytes >= full)
-        assert until(lambda: limiter.held_bytes == full)
+            wait_until(lambda: _running(service) == 0 and limiter.held_bytes >= full)
+        wait_until(lambda: limiter.held_bytes == full)
         assert len(get(served.url, text).body) == full, "who takes it gets all of it"
 
 
@@ -135,7 +136,7 @@ def test_endpoint_query_of_another_host_replaces_a_waiting_one(graph):
         busy = []
         for number in range(3):
             busy.append(stack.enter_context(hold(served.url)))
-            assert until(lambda number=number: _running(service) == number + 1)
+            wait_until(lambda number=number: _running(service) == number + 1)
         assert get(served.url, COUNT).status == 503, "of the same host"
         other = stack.enter_context(hold(served.url, COUNT, source="127.0.0.2"))
         assert busy[2].recv(12) == b"HTTP/1.1 503"
@@ -148,9 +149,9 @@ def test_endpoint_disconnect_cancels_the_query(graph):
     with Endpoint(graph, EndpointOptions(port=0, timeout_s=60)) as served:
         service = served._service
         with hold(served.url):
-            assert until(lambda: _running(service) == 1)
+            wait_until(lambda: _running(service) == 1)
         started = time.monotonic()
-        assert until(lambda: _running(service) == 0)
+        wait_until(lambda: _running(service) == 0)
         assert get(served.url, COUNT).status == 200
         assert time.monotonic() - started < 50
 
@@ -170,7 +171,7 @@ def test_endpoint_silent_client_is_disconnected(graph):
 def test_endpoint_close_ends_running_queries(graph):
     served = Endpoint(graph, EndpointOptions(port=0, timeout_s=60))
     with hold(served.url) as connection:
-        assert until(lambda: _running(served._service) == 1)
+        wait_until(lambda: _running(served._service) == 1)
         served.close()
         assert connection.recv(12) == b"HTTP/1.1 503"
     with pytest.raises(ConnectionRefusedError):
