@@ -131,7 +131,6 @@ WITH_EXTRA = {
     "cert issue": ("server", "client authority ann"),
     "sparql query": ("rdf", "reports 'ASK {{}}'"),
     "sparql export": ("rdf", "reports labels.ttl"),
-    "sparql serve": ("rdf", "reports"),
     "ingest": ("formats", "grib forecast.grib2 --create"),
 }
 NODES_REFUSE = {"sampler upload", "sampler revoke"}

@@ -13,7 +13,6 @@ from galileo import rdf
 from galileo.cli.lazy import Group
 from galileo.cli.output import Output, counted, handle_errors
 from galileo.cli.session import Session, json_option, require_complete_option
-from galileo.cli.sparql_serve import serve
 from galileo.cli.sparql_sources import STDIN, opened
 from galileo.cli.table_writer import write_table
 from galileo.errors import InputError
@@ -50,7 +49,6 @@ def sparql() -> None:
       galileo sparql query nam --query "temperature > 290" \\
           "SELECT ?cell (COUNT(*) AS ?n) WHERE { ?p g:geohash ?cell }
           GROUP BY ?cell ORDER BY DESC(?n) LIMIT 10"
-      galileo sparql serve nam
     """
 
 
@@ -153,7 +151,7 @@ def query_source(
 def export(
     session: Session, *, source: str, path: Path, query: str, require_complete: bool
 ) -> None:
-    """Write labels as RDF to a file, which can be queried and served again.
+    """Write labels as RDF to a file, which can be queried again.
 
     PATH ends in .nt, .ttl, .rdf or .jsonld. SOURCE is as for `galileo sparql query`.
 
@@ -183,9 +181,6 @@ def ontology(session: Session) -> None:
         session.output.value({"turtle": rdf.ontology()})
     else:
         click.echo(rdf.ontology(), nl=False)
-
-
-sparql.add_command(serve)
 
 
 def _query_text(line: str, file: str | None) -> str:

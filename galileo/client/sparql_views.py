@@ -40,7 +40,7 @@ class SparqlView:
 
     Attributes:
         ccq_id: of the CCQ.
-        graph: what is asked; an `Endpoint` can serve it.
+        graph: what is asked.
     """
 
     def __init__(self, ccq_id: str, graph: IncrementalGraph) -> None:

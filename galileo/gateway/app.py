@@ -42,7 +42,7 @@ from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.page import MapPage
-from galileo.gateway.problems import problem, problem_of
+from galileo.gateway.problems import Refused, problem, problem_of
 from galileo.gateway.request_bodies import RequestBodies, check_change
 from galileo.gateway.routes import LIST_CCQS, ROUTES, Handler, RouteInfo, right_of
 from galileo.gateway.sparql import SparqlQueries
@@ -51,7 +51,6 @@ from galileo.gateway.tiles import NoSuchTile, TileRoutes
 from galileo.http_serving.hosts import LOOPBACK_NAMES, host_name, is_loopback
 from galileo.http_serving.proxies import TrustedProxies
 from galileo.model.schema import Schema
-from galileo.rdf.protocol import Refused
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",

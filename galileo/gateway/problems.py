@@ -42,6 +42,16 @@ STATUSES: dict[str, HTTPStatus] = {
 }
 
 
+class Refused(Exception):
+    """A refused request: the HTTP status, and the reason as plain text."""
+
+    def __init__(self, status: HTTPStatus, text: str, **headers: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
 def status_of(error: GalileoError) -> HTTPStatus:
     """The status of an error: that of its own kind or of its nearest ancestor's."""
     for cls in type(error).__mro__:

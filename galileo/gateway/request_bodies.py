@@ -21,14 +21,15 @@ from galileo.errors import GalileoError, InputError
 from galileo.formats.memory_file import MemoryFile
 from galileo.gateway.crs import CRS84, Crs, body_crs
 from galileo.gateway.documents import JSON
+from galileo.gateway.problems import Refused
 from galileo.model.schema import finite_json
-from galileo.rdf.endpoint import body_of
-from galileo.rdf.protocol import Refused
 from galileo.shares import ArrivingRequest, Caller, Pool
 
 BODY_BYTES_MAX = 64 << 20
 BODIES_BYTES_MAX = 128 << 20
 """Total size of the bodies that are received and handled at a time."""
+DOCUMENT_BYTES_MAX = 1 << 20
+"""Size of a document in JSON, and of a SPARQL query."""
 JSON_SHOWN_MAX = 200
 """Characters of a wrong value that an error shows."""
 ROOM_WITHIN_S = 20.0
@@ -204,9 +205,25 @@ async def json_body(request: Request) -> Any:
         text = f"expected a body of type {JSON}, got {media_type or 'none'}"
         raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
     try:
-        return finite_json(await body_of(request))
+        return finite_json(await document_of(request))
     except (ValueError, RecursionError) as error:
         raise InputError(f"expected a JSON object: {error}", expected="json") from error
+
+
+async def document_of(request: Request) -> bytes:
+    """Reads the body. Raises Refused, and has the connection closed, if it is too large."""
+    headers = request.headers
+    is_post = request.method in ("POST", "PUT", "PATCH")
+    if "transfer-encoding" in headers or ("content-length" not in headers and is_post):
+        raise Refused(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length", Connection="close")
+    length = headers.get("content-length", "0")
+    if not _LENGTH.fullmatch(length) or int(length) > DOCUMENT_BYTES_MAX:
+        raise Refused(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"expected a body of at most {DOCUMENT_BYTES_MAX:,} bytes, got {length[:40]}",
+            Connection="close",
+        )
+    return await request.body()
 
 
 def _check_length(request: Request) -> None:

@@ -1,27 +1,26 @@
 """SPARQL queries of the labels of a dataset, with the rights of the caller.
 
 Each request makes a graph of the labels that its filter matches, and drops it afterwards.
-`galileo sparql serve` keeps one graph for all of its clients.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from galileo.client.async_client import AsyncClient
 from galileo.errors import InputError, Overloaded
-from galileo.gateway import parameters
+from galileo.gateway import parameters, sparql_protocol
 from galileo.gateway.callers import CALLER
+from galileo.gateway.request_bodies import document_of
 from galileo.query.builder import Condition
-from galileo.rdf import protocol
-from galileo.rdf.endpoint import body_of
+from galileo.rdf.cancellation import Cancellation
 from galileo.rdf.graphs import ROWS_MAX, LabelGraph
-from galileo.rdf.protocol import QueryRequest
-from galileo.rdf.service import Answer, QueryRunner
 from galileo.turns import FairTurns
 
 LABELS_MAX = 100_000
@@ -33,8 +32,18 @@ QUERIES_MAX = 256
 """Queries that run or wait; one of them runs."""
 FIRST_TURN_S = 1.0
 """Expected time of the first query of a caller: callers with known short ones go before it."""
+LEFT_MIN_S = 0.001
+"""The minimum time limit of a query at its turn."""
 LOOK_S = 0.1
 """How often a query that runs looks whether other callers wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A serialised answer."""
+
+    media_type: str
+    body: bytes
 
 
 class SparqlQueries:
@@ -48,10 +57,14 @@ class SparqlQueries:
         self._turns = FairTurns(
             1, what="SPARQL queries", first_turn_s=FIRST_TURN_S, waiting_max=QUERIES_MAX - 1
         )
-        self._runner = QueryRunner()
+        self._stopping = Cancellation()
+        # One query at a time, and another one that was cancelled and ends.
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="galileo-sparql")
 
     def stop(self) -> None:
-        self._runner.stop()
+        """Cancels the query that runs and those that wait."""
+        self._stopping.cancel()
+        self._threads.shutdown(wait=False)
         self._turns.close()
 
     async def answer(self, request: Request, client: AsyncClient, dataset: str) -> Response:
@@ -84,9 +97,40 @@ class SparqlQueries:
     ) -> Answer:
         graph = await _graph(client, dataset, condition)
         try:
-            return await self._runner.run(graph, text, accept, until=until, rows_max=ROWS_MAX)
+            return await self._run(graph, text, accept, until=until)
         finally:
             await asyncio.to_thread(graph.close)
+
+    async def _run(self, graph: LabelGraph, text: str, accept: str, *, until: float) -> Answer:
+        """The answer of a graph; a cancelled task cancels its query, and waits until it has ended.
+
+        Args:
+            graph: that is asked.
+            text: of the query.
+            accept: the `Accept` header of the client.
+            until: deadline, by the monotonic clock.
+
+        Raises:
+            Refused: the client accepts no format of the answer.
+            GalileoError: of the query.
+        """
+        cancel = Cancellation()
+
+        def query() -> Answer:
+            timeout_s = max(LEFT_MIN_S, until - time.monotonic())
+            result = graph.sparql(text, timeout_s=timeout_s, rows_max=ROWS_MAX, cancel=cancel)
+            # Within the turn, so that one answer at a time is in memory in two formats.
+            media_type, form = sparql_protocol.negotiate(accept, result.kind)
+            return Answer(media_type, result.serialise(form))
+
+        with self._stopping.calling(cancel.cancel):
+            running = asyncio.get_running_loop().run_in_executor(self._threads, query)
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                cancel.cancel()
+                await asyncio.wait([running])
+                raise
 
     async def _within_share(self, query: asyncio.Task[Answer]) -> Answer:
         """The answer of a query; ends it when it has run longer than its part of the time."""
@@ -111,13 +155,10 @@ class SparqlQueries:
 
 async def _query_text(request: Request) -> str:
     query = request.scope["query_string"].decode("ascii", "replace")
-    sent = protocol.Request(
-        request.method, f"/sparql?{query}", request.headers, await body_of(request)
+    body = await document_of(request)
+    return sparql_protocol.query_text(
+        sparql_protocol.Request(request.method, query, request.headers, body)
     )
-    parsed = protocol.parse_request(sent)
-    if not isinstance(parsed, QueryRequest):
-        raise InputError("expected the parameter query, got none", parameter="query")
-    return parsed.text
 
 
 async def _graph(client: AsyncClient, dataset: str, condition: Condition | None) -> LabelGraph:
@@ -133,7 +174,7 @@ async def _graph(client: AsyncClient, dataset: str, condition: Condition | None)
     if len(labels) > LABELS_MAX:
         raise InputError(
             f"expected a filter that matches at most {LABELS_MAX:,} labels, got one that matches "
-            "more; narrow it, or serve the graph by galileo sparql serve",
+            "more; narrow it, or run galileo sparql query",
             parameter="filter",
             bound=LABELS_MAX,
         )

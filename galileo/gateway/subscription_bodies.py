@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.table_files import open_csv_rows
+from galileo.gateway.problems import Refused
 from galileo.model.channel import ID
 from galileo.model.table import Table, check_names
-from galileo.rdf.protocol import Refused
 
 FORMATS = {
     "application/json": "json",

@@ -1,10 +1,8 @@
-"""RDF: label sets as graphs, SPARQL queries on them, and an HTTP endpoint."""
+"""RDF: label sets as graphs, and SPARQL queries on them."""
 
 from galileo.rdf.cancellation import Cancellation
-from galileo.rdf.endpoint import Endpoint
 from galileo.rdf.graphs import FileGraph, LabelGraph, OpenGraph
 from galileo.rdf.incremental_graph import IncrementalGraph
-from galileo.rdf.service import EndpointOptions
 from galileo.rdf.sparql import open_labels, sparql
 from galileo.rdf.sparql_result import SparqlResult
 from galileo.rdf.terms import FEATURE, NS, PREFIXES, VERTEX, ontology
@@ -17,8 +15,6 @@ __all__ = [
     "PREFIXES",
     "VERTEX",
     "Cancellation",
-    "Endpoint",
-    "EndpointOptions",
     "FileGraph",
     "IncrementalGraph",
     "LabelGraph",

@@ -115,16 +115,6 @@ def rdf_format(name: str) -> ox.RdfFormat:
     return form
 
 
-def turtle_to_ntriples(turtle: bytes) -> bytes:
-    """Converts Turtle to N-Triples."""
-    data = ox.serialize(
-        (quad.triple for quad in ox.parse(turtle, format=ox.RdfFormat.TURTLE)),
-        format=ox.RdfFormat.N_TRIPLES,
-    )
-    assert data is not None, "serialize returns bytes without an output"
-    return data
-
-
 def load(data: bytes) -> ox.Store:
     """N-Triples of `ntriples` in a new in-memory store."""
     store = ox.Store()

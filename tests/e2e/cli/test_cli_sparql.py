@@ -7,12 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import numpy as np
 import pandas as pd
@@ -135,8 +133,6 @@ def test_sparql_with_conflicting_options_is_refused(
     assert "invalid_input" in run("query", str(tmp_path / "no.ttl"), COUNT, fails=2).stderr
     assert "invalid_input" in run("query", str(tmp_path / "no.spool"), COUNT, fails=2).stderr
     assert "invalid_input" in run("export", dataset, str(tmp_path / "x.txt"), fails=2).stderr
-    assert "--spool" in run("serve", dataset, "--spool", str(tmp_path / "a.spool"), fails=2).stderr
-    assert "config" in run("serve", str(exported), "--host", "0.0.0.0", fails=2).stderr
     (tmp_path / "bad.ttl").write_text("this is no Turtle")
     assert "does not parse" in run("query", str(tmp_path / "bad.ttl"), COUNT, fails=2).stderr
     assert "unknown_dataset" in run("query", "nowhere", COUNT, fails=2).stderr
@@ -200,38 +196,6 @@ def started(*words: str, nodes: Sequence[str] = ()) -> Iterator[subprocess.Popen
             yield process
         finally:
             process.kill()
-
-
-def test_sparql_serve_of_a_file_until_interrupted(exported: Path) -> None:
-    with started("serve", str(exported), "--port", "0", "--json") as serving:
-        assert serving.stdout is not None
-        url = json.loads(serving.stdout.readline())["url"]
-        workers = [child.pid for child in psutil.Process(serving.pid).children(recursive=True)]
-        assert workers
-        with urllib.request.urlopen(f"{url}?{urlencode({'query': COUNT})}") as reply:
-            (row,) = json.load(reply)["results"]["bindings"]
-        assert row["n"]["value"] == str(HOT)
-        serving.send_signal(signal.SIGINT)
-        assert serving.wait(60) == 130
-    assert ended(*workers)
-
-
-@pytest.mark.slow
-def test_sparql_serve_warns_when_its_ccq_has_ended(
-    cluster: galileo.LocalCluster, client: galileo.Client, dataset: str
-) -> None:
-    ccq = client.submit(dataset, "temperature > 290", interval="1h", expiration="2h")
-    with started("serve", ccq.id, "--port", "0", "--json", nodes=cluster.addresses) as serving:
-        assert serving.stdout is not None
-        assert serving.stderr is not None
-        url = json.loads(serving.stdout.readline())["url"]
-        client.cancel(ccq.id)
-        assert "no longer grows" in serving.stderr.readline()
-        with urllib.request.urlopen(f"{url}?{urlencode({'query': COUNT})}") as reply:
-            (row,) = json.load(reply)["results"]["bindings"]
-        assert row["n"]["value"] == str(HOT)
-        serving.send_signal(signal.SIGINT)
-        assert serving.wait(60) == 130
 
 
 @pytest.mark.slow

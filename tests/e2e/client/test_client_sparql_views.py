@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
-import urllib.request
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlencode
 
 import numpy as np
 import pandas as pd
@@ -23,7 +20,7 @@ from galileo.client.sparql_views import SparqlView, open_view
 from galileo.cursor import CommitRange
 from galileo.errors import CcqCancelled, InputError, TransientError
 from galileo.labels import LabelSet
-from galileo.rdf import Endpoint, EndpointOptions, IncrementalGraph
+from galileo.rdf import IncrementalGraph
 
 COUNT = "SELECT (COUNT(?p) AS ?n) { ?p a g:Path }"
 ALL = "CONSTRUCT { ?s ?p ?o } WHERE { ?s ?p ?o }"
@@ -96,26 +93,6 @@ def test_sparql_view_with_a_spool_continues(
             assert view.wait(labels=30, timeout_s=SOON_S)
             assert view.sparql(COUNT).rows == [{"n": 30}]
         assert len(spool) == 30
-
-
-@pytest.mark.slow
-def test_sparql_endpoint_over_a_view_sees_new_labels(
-    client: galileo.Client, dataset: str, ccq: galileo.Ccq
-) -> None:
-    with (
-        client.sparql_view(ccq.id) as view,
-        Endpoint(view.graph, EndpointOptions(port=0)) as served,
-    ):
-
-        def count() -> int:
-            with urllib.request.urlopen(f"{served.url}?{urlencode({'query': COUNT})}") as reply:
-                (row,) = json.load(reply)["results"]["bindings"]
-                return int(row["n"]["value"])
-
-        assert count() == 10
-        client.ingest(dataset, reports(1))
-        assert view.wait(labels=20, timeout_s=SOON_S)
-        assert count() == 20
 
 
 async def test_sparql_view_above_labels_max_ends(

@@ -28,7 +28,6 @@ from galileo.cli.main import main
 from galileo.errors import GalileoError, IncompleteAnswer, Unavailable
 from galileo.labels import missing_of
 from galileo.local_services import LocalGateway
-from galileo.rdf import Endpoint, EndpointOptions
 
 ROWS = 200
 COUNT = "SELECT (COUNT(?p) AS ?n) WHERE { ?p f:temperature ?t }"
@@ -256,11 +255,6 @@ def test_tree_with_a_killed_node_names_missing_partitions(halved: Halved) -> Non
 
 def test_sparql_with_a_killed_node_names_missing_partitions(halved: Halved) -> None:
     assert halved.labels.sparql(COUNT).missing == halved.missing
-    graph = galileo.rdf.LabelGraph(halved.labels)
-    with graph, Endpoint(graph, EndpointOptions(port=0)) as endpoint:
-        asked = urllib.parse.urlencode({"query": COUNT})
-        with urllib.request.urlopen(f"{endpoint.url}?{asked}") as answer:
-            assert answer.headers["Galileo-Missing"] == "4, 5, 6, 7"
 
 
 def run(halved: Halved, *words: str) -> Result:

@@ -1,13 +1,12 @@
 """Floods: a server gets far too many requests, must bound its memory and still serve others.
 
-Floods of a node over gRPC and of its metrics over HTTP, and of the SPARQL endpoint. A bystander
-makes calls of its own before, during and after each; its wait for a page includes all attempts.
+Floods of a node over gRPC and of its metrics over HTTP. A bystander makes calls of its own before,
+during and after each; its wait for a page includes all attempts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -15,8 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from urllib.parse import quote, urlsplit
 
 import pytest
 from fault_injection.bystanders import (
@@ -37,21 +34,16 @@ from hostile_soak import UNAVAILABLE, Site, Soak
 
 from galileo.cluster import LocalCluster, free_ports
 
-ROWS, METRICS_ROWS, TRIPLES = 200_000, 20_000, 5_000
+ROWS, METRICS_ROWS = 200_000, 20_000
 HOSTILE, HOSTILE_MINUTES = 100, 0.5
 LASTS_S = 6.0
 """Of each flood, for every round."""
 BEFORE_S = 4.0
 WAIT_MAX_S = 20.0
 """99th percentile of a bystander's waits: the flood takes processors of the same machine, too."""
-QUERY_S = 5
-"""What the endpoint gives a query, so that a bystander waits for one of a flood at most so long."""
-ANSWERS_MIB = 16
-"""What the endpoint holds of answers that are being taken, so that few readers are too many."""
-SAME_HOST, OTHER_HOST = "127.0.0.1", "127.0.0.2"
+HOST = "127.0.0.1"
 SLOW_READERS = "slow or stopped reader"
 PAGES = ("/metrics", "/ready", "/live")
-COUNT_THINGS = f"/sparql?query={quote('SELECT (COUNT(?a) AS ?n) { ?a <urn:is> ?b }')}"
 
 Calls = list[Callable[[], object]]
 
@@ -69,7 +61,6 @@ class Flood:
         has_ccq: whether there is a continuous query, which takes an evaluator.
         is_stopped: whether the flooding process is stopped meanwhile, and so reads nothing.
         over_http: whether it is the port of metrics that is flooded.
-        source: where the bystander comes from; the flood comes from `SAME_HOST`.
     """
 
     kind: str
@@ -80,7 +71,6 @@ class Flood:
     has_ccq: bool = False
     is_stopped: bool = False
     over_http: bool = False
-    source: str = SAME_HOST
 
 
 NODE_FLOODS = (
@@ -106,22 +96,6 @@ NODE_FLOODS = (
     Flood("halves", 100, "2,000 requests that are begun and never end", 200),
     Flood("pages", 200, "metrics over HTTP, asked for and half asked for", 100, over_http=True),
 )
-SPARQL_FLOODS = (
-    Flood("silent", 1_000, "1,000 connections to the endpoint that say nothing", 100),
-    Flood("slow", 500, "500 requests to the endpoint, byte by byte", 100),
-    Flood("endless_heads", 50, "headers to the endpoint that never end", 100),
-    Flood("slow_bodies", 500, "500 bodies to the endpoint, byte by byte", 100),
-    Flood("huge_bodies", 50, "bodies to the endpoint that never end", 200),
-    Flood("expensive", 200, "200 clients with queries that never end", 100, source=OTHER_HOST),
-    Flood(
-        "takers",
-        100,
-        "100 readers that take nothing of a big answer",
-        300,
-        row=SLOW_READERS,
-        source=OTHER_HOST,
-    ),
-)
 METRICS_FLOODS = (
     Flood("silent", 1_000, "1,000 connections to metrics that say nothing", 100),
     Flood("slow", 500, "500 requests for metrics, byte by byte", 100),
@@ -129,12 +103,13 @@ METRICS_FLOODS = (
 )
 
 
-def scenarios(floods: tuple[Flood, ...], *, of: str = "", server: str = "the node") -> list[object]:
+def scenarios(floods: tuple[Flood, ...], *, of: str = "") -> list[object]:
     """Each flood with its mark."""
 
     def marked(flood: Flood) -> object:
-        who = "another client" if flood.source == SAME_HOST else "a client of another host"
-        holds = f"{server} takes at most {flood.over_mib_max} MiB for it, and {who} is served"
+        holds = (
+            f"the node takes at most {flood.over_mib_max} MiB for it, and another client is served"
+        )
         mark = pytest.mark.fault(
             f"flood-{of}{flood.kind.replace('_', '-')}",
             flood.row,
@@ -165,19 +140,12 @@ def test_flood(trial: Trial, flood: Flood) -> None:
 def test_flood_of_metrics(trial: Trial, flood: Flood) -> None:
     with metered_cluster(trial, rows=METRICS_ROWS) as (cluster, address):
         (node,) = cluster.nodes
-        calls = [partial(get_page, address, page, source=SAME_HOST, trial=trial) for page in PAGES]
+        calls = [partial(get_page, address, page, source=HOST, trial=trial) for page in PAGES]
         with repeated(*client_calls(cluster.client(timeout=PATIENCE))) as waits_s:
             play(trial, flood, pid=node.pid, address=address, calls=[*calls])
         trial.expect(node.running, "the node is dead")
         trial.counts["calls over gRPC"] += len(waits_s)
         trial.figures["p99 of gRPC, ms"] = quantile_ms(waits_s, 0.99)
-
-
-@pytest.mark.parametrize("flood", scenarios(SPARQL_FLOODS, of="sparql-", server="the endpoint"))
-def test_flood_of_sparql(trial: Trial, flood: Flood) -> None:
-    with sparql_endpoint(trial.directory) as (pid, address):
-        call = partial(get_page, address, COUNT_THINGS, source=flood.source, trial=trial)
-        play(trial, flood, pid=pid, address=address, calls=[call])
 
 
 @pytest.mark.fault(
@@ -236,30 +204,6 @@ def metered_cluster(trial: Trial, *, rows: int) -> Iterator[tuple[LocalCluster, 
     with LocalCluster(1, 1, trial.directory / "cluster", settings=settings) as cluster:
         fill(cluster.client(timeout=PATIENCE), rows)
         yield cluster, metrics
-
-
-@contextlib.contextmanager
-def sparql_endpoint(directory: Path) -> Iterator[tuple[int, str]]:
-    """`galileo sparql serve` in a process of its own: its id, and host:port."""
-    source = directory / "things.nt"
-    source.write_text("".join(f"<urn:a{n}> <urn:is> <urn:b{n % 7}> .\n" for n in range(TRIPLES)))
-    options = ["--timeout", str(QUERY_S), "--answers-mib", str(ANSWERS_MIB)]
-    command = [sys.executable, "-m", "galileo", "sparql", "serve", str(source)]
-    with (
-        (directory / "endpoint.log").open("w") as errors,
-        subprocess.Popen(
-            [*command, *options, "--port", "0", "--json"],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None, "a pipe was asked for"
-            url = json.loads(process.stdout.readline())["url"]
-            yield process.pid, urlsplit(url).netloc
-        finally:
-            process.kill()
 
 
 @contextlib.contextmanager

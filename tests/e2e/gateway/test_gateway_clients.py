@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ import pandas as pd
 import pyarrow.feather
 import pyogrio
 import pytest
+from rdflib import Graph
+from rdflib.plugins.stores.sparqlstore import SPARQLStore
 
 import galileo
 from galileo.cluster import free_ports
@@ -319,6 +322,21 @@ def test_sparql_asks_the_labels_of_a_filter(served: Served) -> None:
     [row] = json.loads(body)["results"]["bindings"]
     assert int(row["n"]["value"]) == len(labels) > 10
     assert served.get("/sparql?query=SELECT")[0] == 400
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "POST_FORM"])
+@pytest.mark.parametrize("form", ["json", "xml", "csv", "tsv"])
+def test_sparql_answers_store_of_rdflib(served: Served, method: Any, form: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of rdflib's own making
+        store = SPARQLStore(f"{served.url}/sparql", method=method, returnFormat=form)
+        found = Graph(store).query(
+            "SELECT ?s (COUNT(?p) AS ?n) { ?p f:station ?s } GROUP BY ?s",
+            initNs={"f": galileo.rdf.FEATURE},
+        )
+        counts = {str(station): int(count) for station, count in found}  # type: ignore[misc,index]
+    stations = served.client.query(served.dataset, "").to_arrow()["station"].to_pylist()
+    assert counts == {station: stations.count(station) for station in set(stations)}
 
 
 def test_gateway_of_no_cluster_says_so(tmp_path: Any) -> None:

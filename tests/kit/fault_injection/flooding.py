@@ -106,11 +106,11 @@ class Flood:
         high: set at the height of the flood.
     """
 
-    sparql = "/sparql"
-    """Path of SPARQL queries."""
-    upload = "/sparql"
-    """Path and media type of bodies."""
-    media_type = "application/sparql-query"
+    sparql: str
+    """Path of SPARQL queries, of a gateway."""
+    upload: str
+    """Path and media type of bodies, of a gateway."""
+    media_type: str
 
     def __init__(self, address: str, count: int, token: str = "") -> None:
         self.address = address

@@ -18,6 +18,8 @@ from google.protobuf.message import DecodeError, Message
 from fuzzing.targets import Target
 from galileo.cursor import Cursor
 from galileo.errors import InputError, InternalError, QuerySyntaxError
+from galileo.gateway.problems import Refused
+from galileo.gateway.sparql_protocol import Request, negotiate, query_text
 from galileo.geo import cover, geohash, regions
 from galileo.labels import level_texts, level_value, parse_label
 from galileo.model.retention import Retention, VersionedRetention
@@ -25,14 +27,6 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import seconds
 from galileo.model.windows import Window, WindowProgress
 from galileo.query.query import parse
-from galileo.rdf.protocol import (
-    DescriptionRequest,
-    QueryRequest,
-    Refused,
-    Request,
-    negotiate,
-    parse_request,
-)
 from galileo.rpc.storage import match_task_from_pb
 from galileo.sampler_package import MANIFEST, SamplerArchive, archive_of
 from galileo.samplers import SamplerSpec
@@ -294,25 +288,24 @@ def _conversions() -> Iterator[bytes]:
 
 
 def _http(data: bytes) -> None:
-    """Lines: method, target, content type, accept; behind them the body."""
-    method, target, kind, accept, body = (data.split(b"\n", 4) + [b""] * 5)[:5]
+    """Lines: method, query of the URL, content type, accept; behind them the body."""
+    method, query, kind, accept, body = (data.split(b"\n", 4) + [b""] * 5)[:5]
     headers = {"content-type": kind.decode("latin-1")} if kind else {}
-    request = Request(method.decode("latin-1"), target.decode("latin-1"), headers, body)
+    request = Request(method.decode("latin-1"), query.decode("latin-1"), headers, body)
     try:
-        wanted = parse_request(request)
+        text = query_text(request)
         for answer in ("solutions", "boolean", "triples"):
             negotiate(accept.decode("latin-1"), answer)
     except Refused as refusal:
         raise InputError(refusal.text) from None
-    if not isinstance(wanted, QueryRequest | DescriptionRequest):
-        raise InternalError(f"understood {wanted!r}")
+    if not isinstance(text, str):
+        raise InternalError(f"understood {text!r}")
 
 
 def _https() -> Iterator[bytes]:
-    yield b"GET\n/sparql?query=SELECT%20*\n\n*/*\n"
-    yield b"POST\n/sparql\napplication/sparql-query; charset=utf-8\ntext/csv;q=0.5, */*\nASK {}"
-    yield b"POST\n/\napplication/x-www-form-urlencoded\n*/*\nquery=ASK+%7B%7D"
-    yield b"GET\n/ontology\n\n*/*\n"
+    yield b"GET\nquery=SELECT%20*\n\n*/*\n"
+    yield b"POST\n\napplication/sparql-query; charset=utf-8\ntext/csv;q=0.5, */*\nASK {}"
+    yield b"POST\n\napplication/x-www-form-urlencoded\n*/*\nquery=ASK+%7B%7D"
 
 
 TARGETS = (
@@ -341,5 +334,5 @@ TARGETS = (
         _conversions,
         weight=3,
     ),
-    Target("http", "requests to the SPARQL endpoint", _http, _https, 1024, weight=1),
+    Target("http", "requests with SPARQL queries", _http, _https, 1024, weight=1),
 )

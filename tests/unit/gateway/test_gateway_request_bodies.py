@@ -12,9 +12,40 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from galileo.gateway.request_bodies import JSON_SHOWN_MAX, RequestBodies, start_of_json
-from galileo.rdf.protocol import Refused
+from galileo.gateway.problems import Refused
+from galileo.gateway.request_bodies import (
+    DOCUMENT_BYTES_MAX,
+    JSON_SHOWN_MAX,
+    RequestBodies,
+    document_of,
+    start_of_json,
+)
 from galileo.shares import Caller, Pool
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, HTTPStatus.LENGTH_REQUIRED),
+        ({"transfer-encoding": "chunked"}, HTTPStatus.LENGTH_REQUIRED),
+        ({"content-length": str(DOCUMENT_BYTES_MAX + 1)}, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+        *(
+            ({"content-length": length}, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            for length in ("-1", "\xb2", "9" * 5_000, "1_0", "+6")
+        ),
+    ],
+)
+async def test_document_of_unknown_or_excessive_length_is_not_read(
+    headers: dict[str, str], expected: HTTPStatus
+) -> None:
+    async def receive() -> Any:
+        raise AssertionError("the body is read")
+
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    request = Request({"type": "http", "method": "POST", "headers": raw}, receive)
+    with pytest.raises(Refused) as refused:
+        await document_of(request)
+    assert refused.value.status == expected
 
 
 class Sender:

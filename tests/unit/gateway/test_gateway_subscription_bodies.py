@@ -16,9 +16,9 @@ from expected_errors import raises
 
 from galileo.errors import InvalidObservations
 from galileo.gateway import subscription_bodies
+from galileo.gateway.problems import Refused
 from galileo.gateway.subscription_bodies import tables_of
 from galileo.model.table import Table
-from galileo.rdf.protocol import Refused
 
 TABLE = Table(
     "hot.subscriptions",

@@ -1,6 +1,6 @@
 """The SPARQL 1.1 Protocol without a network: parses requests, negotiates formats.
 
-Sources: W3C, "SPARQL 1.1 Protocol", section 2, and "SPARQL 1.1 Service Description".
+Source: W3C, "SPARQL 1.1 Protocol", section 2.
 """
 
 from __future__ import annotations
@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
-from galileo.errors import DeadlineExceeded, GalileoError, InputError, InternalError
-from galileo.rdf import terms
-from galileo.rdf.terms import RDF
+from galileo.errors import InputError
+from galileo.gateway.problems import Refused
 
-BODY_BYTES_MAX = 1 << 20
 FIELDS_MAX = 16
 """Parameters of a request; the protocol knows three."""
-PATHS = ("/sparql", "/")
-ONTOLOGY_PATH = "/ontology"
 FORM = "application/x-www-form-urlencoded"
 QUERY = "application/sparql-query"
 UPDATE = "application/sparql-update"
@@ -47,80 +43,30 @@ TRIPLE_TYPES = {
 TYPES = {"solutions": SOLUTION_TYPES, "boolean": BOOLEAN_TYPES, "triples": TRIPLE_TYPES}
 """Media types and formats for each kind of answer; the first is the default."""
 
-SD = "http://www.w3.org/ns/sparql-service-description#"
-FORMATS_NS = "http://www.w3.org/ns/formats/"
-_FORMATS = (
-    *("SPARQL_Results_JSON", "SPARQL_Results_XML", "SPARQL_Results_CSV", "SPARQL_Results_TSV"),
-    *("Turtle", "N-Triples", "JSON-LD", "RDF_XML"),
-)
-
-
-class Refused(Exception):
-    """A refused request: the HTTP status, and the reason as plain text."""
-
-    def __init__(self, status: HTTPStatus, text: str, **headers: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An HTTP request; header names in lower case."""
+    """An HTTP request; `query` is that of its URL, header names are in lower case."""
 
     method: str
-    target: str
+    query: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class QueryRequest:
-    """A request for the answer to a query."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class DescriptionRequest:
-    """A request for a description: "service" or "ontology"."""
-
-    what: str
-
-
-def parse_request(request: Request) -> QueryRequest | DescriptionRequest:
-    """Parses a request.
+def query_text(request: Request) -> str:
+    """The text of the query that a request asks.
 
     Raises:
-        Refused: it is neither a query of the one graph nor a request for a description.
+        InputError: the request has no parameters.
+        Refused: it is no query of the one graph.
     """
-    try:
-        parts = urlsplit(request.target)
-    except ValueError as error:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"expected the URL of a request: {error}") from error
-    if parts.path == ONTOLOGY_PATH:
-        _check_method(request, "GET", "HEAD")
-        return DescriptionRequest("ontology")
-    if parts.path not in PATHS:
-        raise Refused(HTTPStatus.NOT_FOUND, f"expected a path of {PATHS}, got {parts.path!r}")
-    _check_method(request, "GET", "HEAD", "POST")
-    fields = _fields(parts.query)
+    fields = _fields(request.query)
     if request.method == "POST":
         fields += _fields_of_body(request)
     elif not fields:
-        return DescriptionRequest("service")
-    return QueryRequest(_single_query(fields))
-
-
-def _check_method(request: Request, *methods: str) -> None:
-    if request.method not in methods:
-        allowed = ", ".join((*methods, "OPTIONS"))
-        raise Refused(
-            HTTPStatus.METHOD_NOT_ALLOWED,
-            f"expected a method of {allowed}, got {request.method}",
-            Allow=allowed,
-        )
+        raise InputError("expected the parameter query, got none", parameter="query")
+    return _single_query(fields)
 
 
 def _fields_of_body(request: Request) -> list[tuple[str, str]]:
@@ -168,22 +114,6 @@ def _single_query(fields: Sequence[tuple[str, str]]) -> str:
 
 def _updates_refused() -> Refused:
     return Refused(HTTPStatus.BAD_REQUEST, "expected a query, got an update; results are read-only")
-
-
-# --- answers ---------------------------------------------------------------------------------
-
-
-def refusal(error: GalileoError) -> Refused:
-    """The HTTP response to an error of a query."""
-    if isinstance(error, DeadlineExceeded):
-        status = HTTPStatus.GATEWAY_TIMEOUT
-    elif isinstance(error, InputError):
-        status = HTTPStatus.BAD_REQUEST
-    elif isinstance(error, InternalError):
-        status = HTTPStatus.INTERNAL_SERVER_ERROR
-    else:
-        status = HTTPStatus.SERVICE_UNAVAILABLE
-    return Refused(status, f"{error.message} [{error.kind}]")
 
 
 def negotiate(accept: str, kind: str) -> tuple[str, str]:
@@ -235,21 +165,3 @@ def _quality(name: str, ranges: Iterable[tuple[str, float]]) -> float:
         (kinds[media_range], quality) for media_range, quality in ranges if media_range in kinds
     ]
     return max(matching)[1] if matching else 0.0
-
-
-def service_description(url: str) -> bytes:
-    """The service description of the endpoint at a URL, as N-Triples."""
-    service, data, graph = "_:service", "_:dataset", "_:graph"
-    facts = [
-        (service, f"{RDF}type", f"<{SD}Service>"),
-        (service, f"{SD}endpoint", f"<{url}>"),
-        (service, f"{SD}supportedLanguage", f"<{SD}SPARQL11Query>"),
-        (service, f"{SD}defaultDataset", data),
-        (data, f"{RDF}type", f"<{SD}Dataset>"),
-        (data, f"{SD}defaultGraph", graph),
-        (graph, f"{RDF}type", f"<{SD}Graph>"),
-    ]
-    facts += [(service, f"{SD}resultFormat", f"<{FORMATS_NS}{name}>") for name in _FORMATS]
-    functions = [f"<{terms.GEOF}{name}>" for name in terms.GEOMETRY_FUNCTIONS]
-    facts += [(service, f"{SD}extensionFunction", function) for function in functions]
-    return "".join(f"{s} <{p}> {o} .\n" for s, p, o in facts).encode()
