@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import quote, urlencode
 
 import numpy as np
@@ -39,7 +39,15 @@ from galileo.node.definitions import (
     Definition,
     encode,
 )
-from galileo.node.peers import PARTS_SCHEMA
+from galileo.node.peers import (
+    PARTS_SCHEMA,
+    BatchLookup,
+    CommitTask,
+    ExecutionsTask,
+    ReadTask,
+    ScanTask,
+    TableTask,
+)
 from galileo.node.replication.protocol import CommitRange, Envelope
 from galileo.node.sampler_rows import KeepSampler, UploadedSampler
 from galileo.query.cql_syntax import TEXT_MAX
@@ -47,23 +55,33 @@ from galileo.query.nearest import COUNT_MAX
 from galileo.replication.messages import Acknowledged, NewerSet, PreVote, Vote
 from galileo.replication.values import Epochs, Member, ReplicaSet
 from galileo.rpc.admission import FIELDS_MAX, NAME_CHARACTERS_MAX, SMALL_REQUEST_BYTES_MAX
-from galileo.rpc.internal import REPLICATE_HEAD_BYTES_MAX
-from galileo.rpc.peers import (
+from galileo.rpc.internal import REPLICATE_HEAD_BYTES_MAX, SCAN_ITEMS_MAX
+from galileo.rpc.internal_calls import (
+    APPLY_RETENTION,
     CHANGE_ROW,
     CHANGE_ROWS,
+    COMMIT,
     DROP_GENERATIONS,
+    FIND_BATCHES,
+    HANDED_OFF_CACHE,
     KNOWN_ROW,
     KNOWN_ROWS,
     LEARN_ROW,
+    READ,
+    READ_EXECUTIONS,
+    READ_TABLE,
     ROWS_AFTER,
     SAMPLER_ARCHIVE,
+    SCAN,
+    SCAN_SMALL,
     USAGE,
 )
 from galileo.rpc.replication import DIGESTS, REPLICATE, REPLICATE_FRAMES
 from galileo.sampler_package import ARCHIVE_BYTES_MAX
 from galileo.wire import token
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.messages import SET_ITEMS_MAX
+from galileo.wire.messages import NUMBERS_MAX, SET_ITEMS_MAX
+from galileo.wire.typed_service import TypedCall
 from galileo.wire.v1 import (
     analytics_pb2,
     channels_pb2,
@@ -262,7 +280,7 @@ def _read_table() -> Requests:
     keys = to_ipc(pa.table({"id": [f"k{i}" for i in range(500_000)]}))
     yield storage_pb2.ReadTableRequest(dataset=TABLE, keys=keys)
     yield storage_pb2.ReadTableRequest(
-        dataset=TABLE, partitions=range(MANY), after=cursor(), until=cursor(), local=True
+        dataset=TABLE, partitions=range(MANY), after=cursor(), until=cursor()
     )
 
 
@@ -394,7 +412,6 @@ def _follow() -> Requests:
     yield channels_pb2.FollowRequest(
         dataset=CHANNEL, broker="b", after=cursor(), partitions=range(MANY)
     )
-    yield channels_pb2.FollowRequest(dataset=CHANNEL, broker=NAME, after=cursor(), local=True)
 
 
 def _upload() -> Requests:
@@ -402,16 +419,48 @@ def _upload() -> Requests:
     yield samplers_pb2.UploadSamplerRequest(archive=bytes(7 << 20))
 
 
-def _commit() -> Requests:
-    yield peers_pb2.CommitRequest(
-        dataset=WIDE, observations=observations(8_000, 259), added=0, range_epoch=1, first_epoch=1
-    )
+def _commit() -> Iterator[bytes]:
+    rows = pa.py_buffer(observations(8_000, 259))
+    yield COMMIT.encode(CommitTask(WIDE, "p", 0, rows))
 
 
-def _find_batches() -> Requests:
-    yield peers_pb2.FindBatchesRequest(
-        dataset=WIDE, producer="p", epochs=[1] * MANY, partitions=[0] * MANY
-    )
+def _find_batches() -> Iterator[bytes]:
+    places = tuple((1, 0) for _ in range(SMALL_REQUEST_BYTES_MAX // 3 - 100))
+    yield FIND_BATCHES.encode(BatchLookup(WIDE, "p", 0, range_epoch=1, places=places))
+
+
+def _tasks(call: TypedCall[[Sequence[ScanTask]], Any]) -> Callable[[], Iterator[bytes]]:
+    def requests() -> Iterator[bytes]:
+        nothing, all_places = Cursor(), frozenset(range(NUMBERS_MAX))
+        task = ScanTask(0, WIDE, queries()[1], nothing, None, frozenset())
+        yield call.encode([task] * SCAN_ITEMS_MAX)
+        late = Cursor(dict.fromkeys(range(NUMBERS_MAX), 1))
+        yield call.encode([ScanTask(0, WIDE, "", late, late, all_places)])
+
+    return requests
+
+
+def _read_parts() -> Iterator[bytes]:
+    parts = pa.table([[0] * 100_000] * 4, schema=PARTS_SCHEMA)
+    yield READ.encode(ReadTask(WIDE, parts, queries()[1]), False)
+
+
+def _table_keys() -> Iterator[bytes]:
+    keys = pa.table({"id": [f"k{number}" for number in range(100_000)]})
+    yield READ_TABLE.encode(TableTask(TABLE, keys))
+    late = Cursor(dict.fromkeys(range(NUMBERS_MAX), 1))
+    yield READ_TABLE.encode(TableTask(TABLE, None, late, late, frozenset(range(NUMBERS_MAX))))
+
+
+def _executions() -> Iterator[bytes]:
+    late = Cursor(dict.fromkeys(range(NUMBERS_MAX), 1))
+    task = ExecutionsTask(CHANNEL, NAME, late, frozenset(range(NUMBERS_MAX)))
+    yield READ_EXECUTIONS.encode(task)
+
+
+def _handed_off() -> Iterator[bytes]:
+    late = Cursor(dict.fromkeys(range(NUMBERS_MAX), 1))
+    yield HANDED_OFF_CACHE.encode("absent", 1, late, 1)
 
 
 def _register() -> Requests:
@@ -565,22 +614,26 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "Samplers/Upload": WorstCall("members by bytes", _upload),
         "Samplers/List": WorstCall("samplers", _one(samplers_pb2.ListSamplersRequest())),
         "Samplers/Revoke": WorstCall(_TEXT, _one(samplers_pb2.RevokeSamplerRequest(digest=NAME))),
-        "PeerStorage/Commit": WorstCall("rows by columns", _commit),
-        "PeerStorage/FindBatches": WorstCall("places", _find_batches),
-        "PeerStorage/ScanSmall": WorstCall("items by operators", _scan),
         "PeerStorage/RegisterQueries": WorstCall("queries by operators", _register),
         "PeerStorage/Match": WorstCall("items by partitions", _match),
-        "PeerContinuous/ReadHandedOffCache": WorstCall(
-            "partitions",
-            _one(peers_pb2.ReadHandedOffCacheRequest(ccq_id="absent", after=cursor())),
-        ),
         "PeerCluster/Gossip": WorstCall("messages", _gossip),
         "PeerSamplers/Get": WorstCall(_TEXT, _one(peers_pb2.GetSamplerRequest(digest=NAME))),
+        "internal/commit": WorstCall("rows by columns", _commit),
+        "internal/find_batches": WorstCall("places", _find_batches),
+        "internal/scan": WorstCall("items by operators", _tasks(SCAN)),
+        "internal/scan_small": WorstCall("items by operators", _tasks(SCAN_SMALL)),
+        "internal/read": WorstCall("rows of parts; operators of the query", _read_parts),
+        "internal/read_table": WorstCall("keys by partitions", _table_keys),
+        "internal/read_executions": WorstCall("partitions", _executions),
+        "internal/handed_off_cache": WorstCall("partitions", _handed_off),
         "internal/replicate": WorstCall(
             "messages, logs", _replicate(SMALL_REQUEST_BYTES_MAX, REPLICATE.encode)
         ),
         "internal/replicate_frames": WorstCall(
             "messages, logs", _replicate(REPLICATE_HEAD_BYTES_MAX, REPLICATE_FRAMES.encode)
+        ),
+        "internal/apply_retention": WorstCall(
+            _TEXT, lambda: iter([APPLY_RETENTION.encode(WIDE, "[" * len(LONG))])
         ),
         "internal/digests": WorstCall("ranges", _digests),
         "internal/change_row": WorstCall("features", _change_row),

@@ -331,7 +331,7 @@ class ClusterScans:
                 span.end()
         yield _merge_ends(ends)
 
-    def _scan_small(self, node: str, task: ScanTask) -> Awaitable[list[ScanAnswer] | None]:
+    def _scan_small(self, node: str, task: ScanTask) -> Awaitable[Sequence[ScanAnswer] | None]:
         if node == self._name:
             return self._local.scan_small(task)
         return self._peers.scan_small(node, task)
@@ -479,9 +479,9 @@ class _SmallCall:
     """A call for a small answer that has ended."""
 
     node: str
-    call: asyncio.Future[list[ScanAnswer] | None]
+    call: asyncio.Future[Sequence[ScanAnswer] | None]
 
-    def result(self) -> list[ScanAnswer] | None:
+    def result(self) -> Sequence[ScanAnswer] | None:
         """The answer. Raises the error of the call; PartitionMoved where it was cancelled."""
         if self.call.cancelled():
             raise PartitionMoved("another replica has taken over", after_s=0.0)
@@ -498,7 +498,7 @@ class _Arrivals:
     def __init__(self, waiting_max: int) -> None:
         self._queue: asyncio.Queue[_Part | _SmallCall] = asyncio.Queue()
         self._room = asyncio.Semaphore(waiting_max)
-        self._calls: dict[str, asyncio.Future[list[ScanAnswer] | None]] = {}
+        self._calls: dict[str, asyncio.Future[Sequence[ScanAnswer] | None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -506,7 +506,7 @@ class _Arrivals:
         """The nodes whose small answers have not been taken."""
         return list(self._calls)
 
-    def expect(self, node: str, call: Awaitable[list[ScanAnswer] | None]) -> None:
+    def expect(self, node: str, call: Awaitable[Sequence[ScanAnswer] | None]) -> None:
         """Has the end of a call arrive."""
         self._calls[node] = future = asyncio.ensure_future(call)
         future.add_done_callback(lambda call: self._queue.put_nowait(_SmallCall(node, call)))

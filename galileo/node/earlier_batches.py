@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -106,7 +106,7 @@ class EarlierBatches:
         self._peers = peers
         self._last: OrderedDict[tuple[str, str, Place], int] = OrderedDict()
 
-    async def find(self, lookup: BatchLookup) -> list[FoundBatch]:
+    async def find(self, lookup: BatchLookup) -> Sequence[FoundBatch]:
         """Which of this node's partitions have a batch; seals their logs first.
 
         Raises:
@@ -185,7 +185,11 @@ class EarlierBatches:
         self, node: str, dataset: str, batch: BatchIdentity, places: list[Place]
     ) -> dict[Place, int | GalileoError]:
         lookup = BatchLookup(
-            dataset, batch.producer, batch.number, range_epoch=batch.range_epoch, places=places
+            dataset,
+            batch.producer,
+            batch.number,
+            range_epoch=batch.range_epoch,
+            places=tuple(places),
         )
         try:
             if node == self._name:

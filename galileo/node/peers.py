@@ -28,6 +28,7 @@ from galileo.model.table import Table
 from galileo.node.query_options import QueryOptions
 from galileo.query import Query
 from galileo.samplers import LABEL
+from galileo.wire.attachments import LongText
 
 MOVED_PAUSE_S = 0.05
 OWNER_CHECK_S = 0.1
@@ -74,7 +75,7 @@ class BatchLookup:
     producer: str
     batch: int
     range_epoch: int
-    places: Sequence[tuple[int, int]]
+    places: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class ScanTask:
 
     item: int
     dataset: str
-    query_json: str
+    query_json: LongText
     after: Cursor
     until: Cursor | None
     partitions: frozenset[int]
@@ -164,7 +165,7 @@ class ReadTask:
 
     dataset: str
     parts: pa.Table
-    query_json: str
+    query_json: LongText
     options: RowOptions = _ALL_ROWS
     added: int = 0
 
@@ -283,9 +284,9 @@ class Peers(Protocol):
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer: ...
 
-    async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]: ...
+    async def find_batches(self, node: str, lookup: BatchLookup) -> Sequence[FoundBatch]: ...
 
-    def scan_small(self, node: str, task: ScanTask) -> Awaitable[list[ScanAnswer] | None]: ...
+    def scan_small(self, node: str, task: ScanTask) -> Awaitable[Sequence[ScanAnswer] | None]: ...
 
     def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]: ...
 

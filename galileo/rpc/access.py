@@ -86,7 +86,7 @@ RULES: Mapping[str, frozenset[Role]] = MappingProxyType(
 )
 """Roles that may call each method, "/package.Service/Method"."""
 
-_OF_NODES = {short_name(method) for method in INTERNAL} | {"Storage/Scan"}
+_OF_NODES = {short_name(method) for method in INTERNAL}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class ChannelsServicer:
     async def Follow(  # noqa: N802
         self, request: channels_pb2.FollowRequest, context: Context
     ) -> AsyncIterator[channels_pb2.FollowPart]:
-        if not request.broker and not request.local:
+        if not request.broker:
             raise InputError("expected the name of a broker, got ''", parameter="broker")
         channel = await self._node.stored_schema(request.dataset)
         task = ExecutionsTask(
@@ -35,8 +35,7 @@ class ChannelsServicer:
             cursor_from_pb(request.after),
             frozenset(request.partitions),
         )
-        reader, wait_s = self._node.channel_reader, min(request.wait_s, WAIT_MAX_S)
-        answer = reader.read_local(task) if request.local else reader.follow(task, wait_s=wait_s)
+        answer = self._node.channel_reader.follow(task, wait_s=min(request.wait_s, WAIT_MAX_S))
         async with aclosing(answer) as parts:
             async for part in parts:
                 for message in _messages(part):

@@ -11,7 +11,7 @@ from galileo.dht.topology import NodeInfo
 from galileo.dht.topology_changes import known_node
 from galileo.errors import Forbidden, GalileoError
 from galileo.model.channel import Channel
-from galileo.model.retention import Retention, VersionedRetention
+from galileo.model.retention import Retention
 from galileo.model.schema import SCHEMA_STEPS, Schema, StoredSchema, features_from_json
 from galileo.model.stored_schema import stored_schema_from_json
 from galileo.model.table import Table
@@ -313,12 +313,7 @@ class ClusterServicer:
     async def ApplyRetention(  # noqa: N802
         self, request: cluster_pb2.ApplyRetentionRequest, context: Context
     ) -> cluster_pb2.ApplyRetentionReply:
-        if request.local:
-            numbered = VersionedRetention.from_json(request.numbered_json)
-            own = await self._node.apply_own_retention(request.dataset, numbered)
-            reports = {self._node.name: own}
-        else:
-            reports = await self._node.apply_retention(request.dataset)
+        reports = await self._node.apply_retention(request.dataset)
         return cluster_pb2.ApplyRetentionReply(
             reports=[report_to_pb(node, report) for node, report in reports.items()]
         )

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from galileo.ccq.events import AnswerFetch
 from galileo.ccq.packs import Piece
-from galileo.cursor import CommitRange, Cursor
 from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.quotas import Quotas
@@ -20,12 +19,10 @@ from galileo.rpc.quotas import UNBOUNDED, QuotaResolver
 from galileo.samplers import SamplerSpec
 from galileo.wire.codec import (
     commit_ranges_to_pb,
-    cursor_from_pb,
     cursor_to_pb,
     label_chunks,
     windows_to_pb,
 )
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import continuous_pb2
 
 WAIT_MAX_S = 60.0
@@ -103,21 +100,6 @@ class Update:
     windows: WindowChanges | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CachedRange:
-    """A part of a handed-off cache.
-
-    Attributes:
-        data: the labels, encoded by `galileo.ccq.pack_codec`; empty for none.
-        reached: the end of the labels.
-        gone: commits up to there that retention dropped before they were evaluated.
-    """
-
-    data: bytes
-    reached: Cursor
-    gone: Sequence[CommitRange]
-
-
 class CcqApi(Protocol):
     """Operations of a node on CCQs; `server.continuous` implements them."""
 
@@ -134,10 +116,6 @@ class CcqApi(Protocol):
     ) -> Update | list[continuous_pb2.FetchPart]:
         """An update, or the response of the CCQ's coordinator to the same request."""
         ...
-
-    async def held(
-        self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
-    ) -> CachedRange | None: ...
 
     async def cancel(self, ccq_id: str) -> None: ...
 
@@ -196,26 +174,6 @@ class ContinuousServicer:
             await self._ownership.check(context, following.ccq_id)
             for part in await self._fetch(following):
                 yield part
-
-    @streaming
-    async def ReadHandedOffCache(  # noqa: N802
-        self, request: peers_pb2.ReadHandedOffCacheRequest, context: Context
-    ) -> AsyncIterator[peers_pb2.HandedOffCachePart]:
-        held = await self._face.held(
-            request.ccq_id,
-            term=request.term,
-            after=cursor_from_pb(request.after),
-            labels_max=request.labels_max,
-        )
-        if held is None:
-            yield peers_pb2.HandedOffCachePart(tail=peers_pb2.HandedOffCacheTail(is_held=False))
-            return
-        for start in range(0, len(held.data), self._part_bytes):
-            yield peers_pb2.HandedOffCachePart(data=held.data[start : start + self._part_bytes])
-        tail = peers_pb2.HandedOffCacheTail(
-            is_held=True, reached=cursor_to_pb(held.reached), gone=commit_ranges_to_pb(held.gone)
-        )
-        yield peers_pb2.HandedOffCachePart(tail=tail)
 
     @unary
     async def List(  # noqa: N802

@@ -6,35 +6,110 @@ and its result are values of its own, their dataclasses.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
 import pyarrow as pa
 
 from galileo.ccq.placement import CcqChange
+from galileo.cursor import CommitRange as DroppedRange
+from galileo.cursor import Cursor
 from galileo.election.ranking import UsageStatistics
-from galileo.errors import ConfigError
-from galileo.model.retention import Removed
+from galileo.errors import ConfigError, GalileoError
+from galileo.labels import from_ipc
+from galileo.model.retention import Removed, RetentionReport, VersionedRetention
 from galileo.model.schema import unknown_dataset
 from galileo.model.system_rows import LookUp, OfferRow, Outcome, Page, Position, Row
 from galileo.node.definitions import DefinitionChange
+from galileo.node.peers import (
+    NUMBERED_PARTS_SCHEMA,
+    PARTS_SCHEMA,
+    BatchLookup,
+    CommitAnswer,
+    CommitTask,
+    ExecutionsPart,
+    ExecutionsTask,
+    FoundBatch,
+    ReadTask,
+    ScanAnswer,
+    ScanFailed,
+    ScanLabels,
+    ScanTask,
+    TablePart,
+    TableTask,
+)
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.sampler_rows import SamplerChange
 from galileo.node.storage_node import StorageNode
 from galileo.node.system_tables import SystemTable
+from galileo.offload import offload
 from galileo.replication.values import Member
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.policy import INTERNAL_SERVICE
+from galileo.wire.attachments import AtMost
+from galileo.wire.codec import CHUNK_BYTES_MAX, label_messages, row_messages
 from galileo.wire.typed_service import TypedCall, TypedService, bounded_head
+from galileo.wire.zero_copy import stream_of
 
 REPLICATE_HEAD_BYTES_MAX = 1 << 20
 """Bytes of messages of replicas beside their frames."""
+TASK_HEAD_BYTES_MAX = 1 << 20
+"""Bytes of a task beside its Arrow streams."""
+SCAN_ITEMS_MAX = 256
+SCAN_PARTS_MAX = 256
+"""Answers to the items of a scan that travel together."""
+SCAN_BYTES = 64 << 10
+"""Bytes of labels with which they are sent."""
+ScanTasks: TypeAlias = Annotated[Sequence[ScanTask], AtMost(SCAN_ITEMS_MAX)]
+STEP_BYTES = 64
+"""Bytes of an Arrow stream that are decoded in a step of `offload`, if it has small batches."""
+CACHE_PART_BYTES = 1 << 20
 AnyChange: TypeAlias = DefinitionChange | SamplerChange | CcqChange | OfferRow | LookUp
 """Changes of rows of all system tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRange:
+    """A piece of a handed-off cache.
+
+    Attributes:
+        data: labels, encoded by `galileo.ccq.pack_codec`; together with those of the other pieces.
+        reached: the end of the labels of all pieces.
+        gone: commits up to there that retention dropped before they were evaluated.
+    """
+
+    data: pa.Buffer
+    reached: Cursor
+    gone: tuple[DroppedRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionsPiece:
+    """A piece of an `ExecutionsPart`, whose streams may be too large for one message.
+
+    Attributes:
+        observations: follow those of the pieces before.
+        matches: likewise.
+        part: of the last piece; its execution has no observations and matches of its own.
+    """
+
+    observations: pa.Buffer
+    matches: pa.Buffer
+    part: ExecutionsPart | None = None
+
+
+class HandedOffCaches(Protocol):
+    """What a node keeps of the continuous queries that it coordinated; see `galileo.ccq`."""
+
+    async def held(
+        self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
+    ) -> CachedRange | None: ...
 
 
 class Internal:
@@ -43,11 +118,18 @@ class Internal:
     Args:
         node: this node.
         usage: measures its load.
+        caches: that it has handed off; None: it answers no calls about them.
     """
 
-    def __init__(self, node: StorageNode, usage: Callable[[], UsageStatistics]) -> None:
+    def __init__(
+        self,
+        node: StorageNode,
+        usage: Callable[[], UsageStatistics],
+        caches: HandedOffCaches | None = None,
+    ) -> None:
         self._node = node
         self._usage = usage
+        self._caches = caches
 
     async def replicate(self, envelopes: Sequence[Envelope]) -> None:
         """Takes messages of replicas."""
@@ -108,6 +190,153 @@ class Internal:
     async def drop_generations(self, name: str, generations: int) -> Removed:
         """Drops the first generations of a name at this node."""
         return await self._node.drop(name, generations)
+
+    async def apply_retention(self, dataset: str, numbered_json: str) -> RetentionReport:
+        """Drops what a policy demands to drop, at this node.
+
+        Args:
+            dataset: its key.
+            numbered_json: the policy as the caller knows it, as of `VersionedRetention`.
+        """
+        retention = VersionedRetention.from_json(numbered_json)
+        return await self._node.apply_own_retention(dataset, retention)
+
+    # --- data ----------------------------------------------------------------------------------
+
+    @bounded_head(TASK_HEAD_BYTES_MAX)
+    async def commit(self, task: CommitTask) -> CommitAnswer:
+        """Commits rows that belong to partitions of this node."""
+        schema = await self._node.stored_schema(task.dataset, added=task.added)
+        columns, data = schema.narrowed(task.added).observation_schema, task.observations
+        rows = await offload(data.size // STEP_BYTES, from_ipc, data, columns)
+        return await self._node.ingest.commit(replace(task, observations=rows))
+
+    async def find_batches(self, lookup: BatchLookup) -> Sequence[FoundBatch]:
+        """Whether partitions of this node have a batch of an earlier range epoch.
+
+        The node takes no commits of earlier epochs any more.
+        """
+        schema = await self._node.schema(lookup.dataset)
+        return await self._node.ingest.earlier.find(replace(lookup, dataset=schema.key))
+
+    @bounded_head(TASK_HEAD_BYTES_MAX)
+    async def scan(self, tasks: ScanTasks) -> AsyncGenerator[Sequence[ScanAnswer], None]:
+        """The labels of several queries in partitions of this node."""
+        await self._learn_features(tasks)
+        answers, size = list[ScanAnswer](), 0
+        async with aclosing(self._node.local_scans.scan(tasks)) as scanned:
+            async for answer in scanned:
+                for part in await _scan_parts(answer):
+                    answers.append(part)
+                    size += len(part.table) if isinstance(part, ScanLabels) else 0
+                    if len(answers) >= SCAN_PARTS_MAX or size >= SCAN_BYTES:
+                        yield answers
+                        answers, size = [], 0
+        if answers:
+            yield answers
+
+    @bounded_head(TASK_HEAD_BYTES_MAX)
+    async def scan_small(self, tasks: ScanTasks) -> Sequence[tuple[ScanAnswer, ...] | None]:
+        """The answers of `scan` to tasks without bound and sampler; None where they are large."""
+        await self._learn_features(tasks)
+        scans = await asyncio.gather(*map(self._scan_small, tasks))
+        bytes_left, fitting = CHUNK_BYTES_MAX, list[tuple[ScanAnswer, ...] | None]()
+        for scan in scans:
+            bytes_left -= sum(
+                part.table.size for part in scan or () if isinstance(part, ScanLabels)
+            )
+            fitting.append(scan if bytes_left >= 0 else None)  # Few labels with long texts.
+        return fitting
+
+    async def _scan_small(self, task: ScanTask) -> tuple[ScanAnswer, ...] | None:
+        try:
+            answers = await self._node.local_scans.scan_small(task)
+        except GalileoError as error:
+            return (ScanFailed(task.item, error),)
+        if answers is None:
+            return None
+        tables = [answer.table for answer in answers if isinstance(answer, ScanLabels)]
+        others = [answer for answer in answers if not isinstance(answer, ScanLabels)]
+        if not tables:
+            return tuple(others)
+        labels = stream_of(pa.concat_tables(tables).combine_chunks())
+        return (ScanLabels(task.item, labels), *others)
+
+    async def _learn_features(self, tasks: Iterable[ScanTask]) -> None:
+        """Learns features that a query may name; errors as `StorageNode.schema`."""
+        for dataset, added in {(task.dataset, task.added) for task in tasks if task.added}:
+            await self._node.schema(dataset, added=added)
+
+    @bounded_head(TASK_HEAD_BYTES_MAX)
+    async def read(self, task: ReadTask, is_numbered: bool) -> AsyncGenerator[pa.Buffer, None]:
+        """Observations of partitions of this node as Arrow streams.
+
+        Args:
+            task: what to read.
+            is_numbered: whether its parts have a column `label`.
+        """
+        await self._node.schema(task.dataset, added=task.added)
+        columns = NUMBERED_PARTS_SCHEMA if is_numbered else PARTS_SCHEMA
+        parts = await offload(task.parts.size // STEP_BYTES, from_ipc, task.parts, columns)
+        async with aclosing(self._node.reading.read_local(replace(task, parts=parts))) as tables:
+            async for table in tables:
+                for chunk in await row_messages(table):
+                    yield chunk
+
+    @bounded_head(TASK_HEAD_BYTES_MAX)
+    async def read_table(self, task: TableTask) -> AsyncGenerator[TablePart, None]:
+        """Rows of a table in partitions of this node."""
+        await self._node.stored_schema(task.table)
+        if (keys := task.keys) is not None:
+            columns = self._node.catalog.table_shard(task.table).schema.key_schema
+            keys = await offload(keys.size // STEP_BYTES, from_ipc, keys, columns)
+        async with aclosing(self._node.tables.read_local(replace(task, keys=keys))) as parts:
+            async for part in parts:
+                for chunk in await row_messages(part.rows) or [b""]:
+                    yield replace(part, rows=chunk)
+
+    async def read_executions(self, task: ExecutionsTask) -> AsyncGenerator[ExecutionsPiece, None]:
+        """The executions of a channel, in partitions of this node, with matches of a broker."""
+        channel = await self._node.stored_schema(task.channel)
+        reader = self._node.channel_reader
+        async with aclosing(reader.read_local(replace(task, channel=channel.key))) as parts:
+            async for part in parts:
+                for piece in _executions_pieces(part):
+                    yield piece
+
+    async def handed_off_cache(
+        self, ccq_id: str, term: int, after: Cursor, labels_max: int
+    ) -> AsyncGenerator[CachedRange, None]:
+        """What this node keeps of a continuous query that it coordinated in a term.
+
+        Nothing, if it has none of it any more. It may stop once it has that many labels.
+        """
+        assert self._caches is not None, "a node that is asked keeps caches"
+        held = await self._caches.held(ccq_id, term=term, after=after, labels_max=labels_max)
+        if held is not None:
+            for start in range(0, max(held.data.size, 1), CACHE_PART_BYTES):
+                size = min(CACHE_PART_BYTES, held.data.size - start)
+                yield replace(held, data=held.data.slice(start, size))
+
+
+async def _scan_parts(answer: ScanAnswer) -> list[ScanAnswer]:
+    """An answer with its labels as they are sent, in bounded streams."""
+    if not isinstance(answer, ScanLabels):
+        return [answer]
+    return [replace(answer, table=chunk) for chunk in await label_messages(answer.table)]
+
+
+def _executions_pieces(part: ExecutionsPart) -> Iterator[ExecutionsPiece]:
+    execution, nothing = part.execution, pa.py_buffer(b"")
+    if execution is not None:
+        for start in range(0, len(execution.observations), CHUNK_BYTES_MAX):
+            chunk = execution.observations[start : start + CHUNK_BYTES_MAX]
+            yield ExecutionsPiece(pa.py_buffer(chunk), nothing)
+        for start in range(0, len(execution.matches), CHUNK_BYTES_MAX):
+            chunk = execution.matches[start : start + CHUNK_BYTES_MAX]
+            yield ExecutionsPiece(nothing, pa.py_buffer(chunk))
+        part = replace(part, execution=replace(execution, observations=b"", matches=b""))
+    yield ExecutionsPiece(nothing, nothing, part)
 
 
 SERVICE = TypedService(INTERNAL_SERVICE, Internal)

@@ -15,7 +15,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from galileo.wire.services import NODE_SERVICES
-from galileo.wire.v1.policy_pb2 import BULK, QUERY, Policy, nodes_only, policy
+from galileo.wire.v1.policy_pb2 import BULK, QUERY, READ_SLOT, Policy, nodes_only, policy
 from galileo.wire.zero_copy import Bulk
 
 INTERNAL_SERVICE = "galileo.internal"
@@ -23,17 +23,26 @@ INTERNAL_SERVICE = "galileo.internal"
 # The codec of the service bounds all but the attachments of a request, so fields need no count.
 INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
+        "apply_retention": Policy(nodes=True, single_field=True),
         "change_row": Policy(nodes=True, single_field=True, size=QUERY),
         "change_rows": Policy(nodes=True, single_field=True, size=QUERY),
+        "commit": Policy(nodes=True, single_field=True, size=BULK),
         "digests": Policy(nodes=True, single_field=True),
         "drop_generations": Policy(nodes=True, single_field=True),
+        "find_batches": Policy(nodes=True, single_field=True),
+        "handed_off_cache": Policy(nodes=True, single_field=True),
         "known_rows": Policy(nodes=True, single_field=True),
         "known_row": Policy(nodes=True, single_field=True),
         "learn_row": Policy(nodes=True, single_field=True, size=QUERY),
+        "read": Policy(nodes=True, single_field=True, size=BULK, slot=READ_SLOT),
+        "read_executions": Policy(nodes=True, single_field=True),
+        "read_table": Policy(nodes=True, single_field=True, size=BULK, slot=READ_SLOT),
         "replicate": Policy(nodes=True, single_field=True, heartbeat=True),
         "replicate_frames": Policy(nodes=True, single_field=True, size=BULK),
         "rows_after": Policy(nodes=True, single_field=True),
         "sampler_archive": Policy(nodes=True, single_field=True),
+        "scan": Policy(nodes=True, single_field=True, size=BULK),
+        "scan_small": Policy(nodes=True, single_field=True, size=BULK),
         "usage": Policy(nodes=True, single_field=True),
     }
 )

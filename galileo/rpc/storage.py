@@ -9,22 +9,22 @@ from contextlib import aclosing
 import numpy as np
 import pyarrow as pa
 
-from galileo.errors import Forbidden, GalileoError, InputError, InvalidObservations
+from galileo.errors import Forbidden, InputError, InvalidObservations
 from galileo.hashing import DIGEST_BYTES
-from galileo.labels import from_ipc, to_ipc
+from galileo.labels import from_ipc
 from galileo.model.reader import POSITIONS, READER, split_readers
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema, StoredSchema, unknown_table
-from galileo.model.table import versions_of
+from galileo.model.table import Table, versions_of
 from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
     PARTS_SCHEMA,
-    BatchLookup,
-    CommitTask,
     ReadTask,
     ScanAnswer,
     ScanDone,
     ScanLabels,
+    ScanTask,
+    TableTask,
 )
 from galileo.node.select import CursorRange
 from galileo.node.standing_queries import MatchTask
@@ -35,10 +35,9 @@ from galileo.query import parse_async
 from galileo.rpc.access import check_positions, has_all_rows, usable_positions
 from galileo.rpc.error_mapping import Context, redact_for, streaming, unary
 from galileo.rpc.identity import CALLER
-from galileo.rpc.peers import scan_task_from_pb, table_task_from_pb
+from galileo.rpc.internal import SCAN_ITEMS_MAX, STEP_BYTES
 from galileo.rpc.quotas import QuotaResolver, check_vertices
 from galileo.wire.codec import (
-    CHUNK_BYTES_MAX,
     cursor_from_pb,
     cursor_to_pb,
     label_messages,
@@ -56,11 +55,8 @@ from galileo.wire.zero_copy import Bulk
 
 _READ_TABLE = f"/{STORAGE.full_name}/ReadTable"
 _NOTHING = pa.py_buffer(b"")
-SCAN_ITEMS_MAX = 256
 SCAN_REPLY_PARTS_MAX = 256
 SCAN_REPLY_BYTES = 64 << 10
-STEP_BYTES = 64
-"""Bytes of an Arrow stream that are decoded in a step of `offload`, if it has small batches."""
 MATCH_ITEMS_MAX = 1_000_000
 PARTITION_MAX = 2**31 - 1
 
@@ -104,49 +100,6 @@ class StorageServicer:
             forwarded_rows=answer.forwarded_rows,
         )
 
-    @unary
-    async def Commit(  # noqa: N802
-        self, request: Bulk[peers_pb2.CommitRequest], context: Context
-    ) -> peers_pb2.CommitReply:
-        head = request.head
-        schema = await self._node.stored_schema(head.dataset, added=head.added)
-        columns, data = schema.narrowed(head.added).observation_schema, request.observations
-        task = CommitTask(
-            dataset=head.dataset,
-            producer=head.producer,
-            batch=head.batch,
-            observations=await offload(data.size // STEP_BYTES, from_ipc, data, columns),
-            range_epoch=head.range_epoch,
-            first_epoch=head.first_epoch,
-            added=head.added,
-            brokers=tuple(head.brokers),
-            digest=head.digest,
-        )
-        answer = await self._node.ingest.commit(task)
-        return peers_pb2.CommitReply(
-            rows=answer.rows,
-            paths=answer.paths,
-            duplicate_rows=answer.duplicate_rows,
-            reached=cursor_to_pb(answer.reached),
-        )
-
-    @unary
-    async def FindBatches(  # noqa: N802
-        self, request: peers_pb2.FindBatchesRequest, context: Context
-    ) -> peers_pb2.FindBatchesReply:
-        schema = await self._node.schema(request.dataset)
-        lookup = BatchLookup(
-            schema.key,
-            request.producer,
-            request.batch,
-            range_epoch=request.range_epoch,
-            places=list(zip(request.epochs, request.partitions, strict=True)),
-        )
-        found = await self._node.ingest.earlier.find(lookup)
-        return peers_pb2.FindBatchesReply(
-            sequences=[one.sequence for one in found], last_batches=[one.last for one in found]
-        )
-
     @streaming
     async def Read(  # noqa: N802
         self, request: storage_pb2.ReadRequest, context: Context
@@ -175,16 +128,11 @@ class StorageServicer:
             raise _own_brokers_alone(schema, brokers)
         tables, shard = self._node.tables, self._node.catalog.table_shard(request.dataset)
         steps = len(request.keys) // STEP_BYTES
-        task = await offload(steps, table_task_from_pb, request, shard.schema)
-        is_filtered = schema.key == POSITIONS.key and not request.local
+        task = await offload(steps, _table_task, request, shard.schema)
+        is_filtered = schema.key == POSITIONS.key
         if is_filtered and task.keys is not None:
             await self._check_positions("ReadTable", pa.chunked_array([task.keys[READER]]))
-        answer = (
-            tables.read_local(task)
-            if request.local
-            else tables.read(task, is_partial=request.partial)
-        )
-        async with aclosing(answer) as parts:
+        async with aclosing(tables.read(task, is_partial=request.partial)) as parts:
             async for part in parts:
                 if len(part.reached):
                     yield storage_pb2.ReadTablePart(reached=cursor_to_pb(part.reached))
@@ -256,8 +204,9 @@ class StorageServicer:
     ) -> AsyncIterator[storage_pb2.ScanReply]:
         _check_count(request.items)
         await self._check_vertices([(i.dataset, i.query_json) for i in request.items], context)
-        await self._learn_features(request.items)
-        tasks = [scan_task_from_pb(item) for item in request.items]
+        for dataset, added in {(item.dataset, item.added) for item in request.items if item.added}:
+            await self._node.schema(dataset, added=added)
+        tasks = [_scan_task(item) for item in request.items]
         parts: list[storage_pb2.ScanPart] = []
         async with aclosing(self._node.local_scans.scan(tasks)) as answers:
             async for answer in answers:
@@ -268,44 +217,6 @@ class StorageServicer:
                         parts = []
         if parts:
             yield storage_pb2.ScanReply(parts=parts)
-
-    @unary
-    async def ScanSmall(  # noqa: N802
-        self, request: storage_pb2.ScanRequest, context: Context
-    ) -> peers_pb2.ScanSmallReply:
-        _check_count(request.items)
-        await self._learn_features(request.items)
-        scans = await asyncio.gather(*(self._scan_small(item, context) for item in request.items))
-        bytes_left = CHUNK_BYTES_MAX
-        for scan in scans:
-            bytes_left -= len(scan.labels)
-            if bytes_left < 0:  # Few labels with long texts.
-                scan.CopyFrom(peers_pb2.SmallScan(is_large=True))
-        return peers_pb2.ScanSmallReply(scans=scans)
-
-    async def _scan_small(
-        self, item: storage_pb2.ScanItem, context: Context
-    ) -> peers_pb2.SmallScan:
-        try:
-            answers = await self._node.local_scans.scan_small(scan_task_from_pb(item))
-        except GalileoError as error:
-            return peers_pb2.SmallScan(error=error_to_pb(redact_for(error, context)))
-        if answers is None:
-            return peers_pb2.SmallScan(is_large=True)
-        scan = peers_pb2.SmallScan()
-        tables = [answer.table for answer in answers if isinstance(answer, ScanLabels)]
-        if tables:
-            scan.labels = to_ipc(pa.concat_tables(tables).combine_chunks())
-        for answer in answers:
-            if isinstance(answer, ScanDone):
-                scan.reached.CopyFrom(cursor_to_pb(answer.reached))
-                scan.gone.CopyFrom(cursor_to_pb(answer.gone))
-        return scan
-
-    async def _learn_features(self, items: Iterable[storage_pb2.ScanItem]) -> None:
-        """Learns features that a query may name; errors as `StorageNode.schema`."""
-        for dataset, added in {(item.dataset, item.added) for item in items if item.added}:
-            await self._node.schema(dataset, added=added)
 
     async def _brokers(self, method: str, table: StoredSchema) -> tuple[str, ...]:
         """Patterns of the brokers whose rows of a table the caller may use; none: all rows, or, of
@@ -422,6 +333,35 @@ def _observations(data: pa.Buffer) -> pa.Table:
             f"expected observations as an Arrow IPC stream, got bytes that fail: {error}"
         ) from error
     return table
+
+
+def _table_task(request: storage_pb2.ReadTableRequest, table: Table) -> TableTask:
+    """The task of a request.
+
+    Raises:
+        InputError: the keys are not of the table.
+    """
+    return TableTask(
+        table.key,
+        from_ipc(request.keys, table.key_schema) if request.keys else None,
+        cursor_from_pb(request.after) if request.HasField("after") else None,
+        cursor_from_pb(request.until) if request.HasField("until") else None,
+        frozenset(request.partitions),
+    )
+
+
+def _scan_task(item: storage_pb2.ScanItem) -> ScanTask:
+    return ScanTask(
+        item=item.item,
+        dataset=item.dataset,
+        query_json=item.query_json,
+        after=cursor_from_pb(item.after),
+        until=cursor_from_pb(item.until) if item.bounded else None,
+        partitions=frozenset(item.partitions),
+        labels_max=item.labels_max,
+        sampler_json=item.sampler_json,
+        added=item.added,
+    )
 
 
 async def _scan_parts(answer: ScanAnswer, context: Context) -> list[storage_pb2.ScanPart]:

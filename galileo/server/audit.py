@@ -145,8 +145,6 @@ class Audit:
         find = _ACTS.get(ended.name)
         if find is None:
             return
-        if ended.name in _INTERNAL_CALLS and not _is_client(_caller()):
-            return
         yield from find(ended.request)
 
     def _event(
@@ -173,11 +171,6 @@ class Audit:
 def _caller() -> Principal:
     """The caller of the call that has just ended; its context may be gone."""
     return CALLER.get() or NO_PRINCIPAL
-
-
-def _is_client(caller: Principal) -> bool:
-    """Whether the caller is an authenticated client."""
-    return bool(caller.roles) and not caller.is_node
 
 
 def _object(ended: CallRecord) -> str:
@@ -236,5 +229,3 @@ _ACTS: Mapping[str, Callable[[Any], Iterator[_Act]]] = {
         [("move-partition", f"{request.partition} {request.to}")]
     ),
 }
-_INTERNAL_CALLS = frozenset({"Storage/Scan"})
-"""Calls that nodes make in every cycle; recorded only for clients."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq, Record, dropped_failure, end_reason
 from galileo.ccq.pack_codec import to_bytes
@@ -38,7 +40,8 @@ from galileo.offload import offload
 from galileo.optional_imports import require
 from galileo.packing import Compression
 from galileo.query import Query
-from galileo.rpc.continuous import CachedRange, CcqInfo, Submission, Submitted, Update
+from galileo.rpc.continuous import CcqInfo, Submission, Submitted, Update
+from galileo.rpc.internal import CachedRange
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.quotas import check_times, check_vertices
 from galileo.server.ccq_records import CcqRecords
@@ -453,7 +456,7 @@ class ContinuousQueries:
         data = b""
         if answer.labels is not None:
             data = await asyncio.to_thread(to_bytes, answer.labels, Compression.NONE)
-        return CachedRange(data, answer.reached, answer.gone)
+        return CachedRange(pa.py_buffer(data), answer.reached, tuple(answer.gone))
 
     async def find(self, ccq_id: str) -> Ccq:
         """Finds a CCQ here or at the leader; acknowledges nothing.

@@ -47,8 +47,7 @@ from galileo.samplers import (
 from galileo.server.ccq_records import CcqRecords
 from galileo.server.cycle_executor import CycleExecutor, Evaluate
 from galileo.server.spill_files import SpillFiles
-from galileo.wire.codec import commit_ranges_from_pb, cursor_from_pb, cursor_to_pb
-from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.codec import cursor_from_pb
 
 QUERIES_KEPT = 4_096
 
@@ -244,29 +243,26 @@ class EffectExecutor:
         self, effect: ccq.ReadHandedOffCache
     ) -> ccq.CacheReadAnswered | ccq.CacheReadFailed:
         """Reads a handed-off cache; over the network even at this node."""
-        request = peers_pb2.ReadHandedOffCacheRequest(
-            ccq_id=effect.ccq.id,
+        pieces = self._peers.handed_off_cache(
+            effect.node,
+            effect.ccq.id,
             term=effect.term,
-            after=cursor_to_pb(effect.after),
+            after=effect.after,
             labels_max=effect.labels_max,
         )
-        parts, tail = [], peers_pb2.HandedOffCacheTail()
         try:
-            async for part in self._peers.held(effect.node, request):
-                parts.append(part.data)
-                tail.MergeFrom(part.tail)
+            parts = [piece async for piece in pieces]
+            if not parts:
+                return ccq.CacheReadFailed(effect.request)
             schema = await self._schema(effect.ccq)
-            labels = await asyncio.to_thread(_from_parts, parts, schema)
+            labels = await asyncio.to_thread(_from_parts, [part.data for part in parts], schema)
         except GalileoError as error:
             name = effect.ccq.id
             log.info(
                 "%s does not hold labels of %s: %s", effect.node, name, error, extra={"ccq": name}
             )
             return ccq.CacheReadFailed(effect.request)
-        if not tail.is_held:
-            return ccq.CacheReadFailed(effect.request)
-        reached, gone = cursor_from_pb(tail.reached), tuple(commit_ranges_from_pb(tail.gone))
-        return ccq.CacheReadAnswered(effect.request, labels, reached, gone)
+        return ccq.CacheReadAnswered(effect.request, labels, parts[-1].reached, parts[-1].gone)
 
     # --- confirmations -----------------------------------------------------------------------
 
@@ -343,7 +339,7 @@ async def _chosen(
         raise failed(error, spec, labels=len(labels)) from error
 
 
-def _from_parts(parts: Sequence[bytes], schema: Schema) -> PackedLabels | None:
+def _from_parts(parts: Sequence[pa.Buffer], schema: Schema) -> PackedLabels | None:
     data = b"".join(parts)
     return from_bytes(data, schema) if data else None
 

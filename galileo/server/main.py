@@ -91,7 +91,6 @@ from galileo.wire.services import (
     NODE_SERVICES,
     PARTITIONS,
     PEER_CLUSTER,
-    PEER_CONTINUOUS,
     PEER_SAMPLERS,
     PEER_STORAGE,
     QUERY,
@@ -277,7 +276,8 @@ class NodeProcess:
         servicers = self._servicers()
         for service in NODE_SERVICES:
             add_service(service, servicers[service], server)
-        add_internal(Internal(self.node, lambda: self.machine.usage), server)
+        internal = Internal(self.node, lambda: self.machine.usage, self._queries)
+        add_internal(internal, server)
         names = [service.full_name for service in (*NODE_SERVICES, HEALTH)]
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
         keys = self._config.keys
@@ -325,7 +325,6 @@ class NodeProcess:
             QUERY: QueryServicer(self.node, allowances),
             ANALYTICS: AnalyticsServicer(self.node, self._exploration, allowances),
             CONTINUOUS: continuous,
-            PEER_CONTINUOUS: continuous,
             CLUSTER: cluster,
             PEER_CLUSTER: cluster,
             PARTITIONS: cluster,

@@ -331,15 +331,6 @@ def report_to_pb(node: str, report: RetentionReport) -> cluster_pb2.RetentionRep
     )
 
 
-def report_from_pb(value: cluster_pb2.RetentionReport) -> RetentionReport:
-    held = (
-        HeldBack(one.partition, one.bytes, tuple(one.readers), one.since_us) for one in value.held
-    )
-    return RetentionReport(
-        value.files, value.commits, value.bytes, tuple(held), tuple(value.failures)
-    )
-
-
 def removed_to_pb(
     removed: Mapping[str, Removed | GalileoError], *, ccqs: int = 0
 ) -> cluster_pb2.DropDatasetReply:

@@ -7,7 +7,10 @@ A message is a head and its attachments:
 The head is MessagePack. A dataclass is a map of its fields; a dataclass that is one of a union also
 names its class. A field of type `pyarrow.Buffer` (frames, Arrow streams, packs) is an attachment:
 the head has its length only. An attachment is copied once into the message that is sent, and shares
-memory with the message that was received, where it begins at a multiple of `ALIGNMENT`.
+memory with the message that was received, where it begins at a multiple of `ALIGNMENT`. So is a
+`LongText`, because heads are bounded by what is decoded in time. A field of
+type `pyarrow.Table` is sent as an attachment, too, an Arrow stream. It arrives as `pyarrow.Buffer`:
+decoding takes long and needs the schema that is expected, so it is left to the receiver.
 
 The types are the annotations of the dataclasses. They are checked while a message is decoded, so
 each node must have the same ones: the digest says so before anything is decoded.
@@ -34,15 +37,22 @@ from typing import Any, Generic, TypeVar, Union
 import msgspec
 import numpy as np
 import pyarrow as pa
+from google.protobuf.message import DecodeError
 from msgspec import msgpack
 
-from galileo.errors import ConfigError, InputError, InternalError, MessageTooLarge
-from galileo.wire.zero_copy import ALIGNMENT, aligned
+from galileo.cursor import Cursor
+from galileo.errors import ConfigError, GalileoError, InputError, InternalError, MessageTooLarge
+from galileo.wire.attachments import ATTACHED, AtMost
+from galileo.wire.status import error_from_pb, error_to_pb
+from galileo.wire.v1 import common_pb2
+from galileo.wire.zero_copy import ALIGNMENT, aligned, stream_of
 
 HEAD_BYTES_MAX = 4 << 20
 """Bytes of a head. Its values may take forty times as much memory."""
 SET_ITEMS_MAX = 4_096
 """Items of a set, which is decoded slowly; a longer one is refused before that."""
+NUMBERS_MAX = 1 << 15
+"""Items of a set of numbers, and partitions of a cursor."""
 DIGEST_BYTES = 8
 
 _PREFIX = Struct(f"<{DIGEST_BYTES}sI")
@@ -101,16 +111,24 @@ class Forms:
         Raises:
             TypeError: values of the type do not travel.
         """
-        if kind is pa.Buffer:
-            size = typing.Annotated[int, msgspec.Meta(ge=0)]
-            return Form("buffer", kind, size, _attach, lambda size, attached: attached.take(size))
+        if kind in (pa.Buffer, pa.Table):
+            write = _attach if kind is pa.Buffer else _attach_table
+            return Form("buffer", kind, _SIZE, write, lambda size, attached: attached.take(size))
         if kind in _SCALARS:
             return Form(kind.__name__, kind, kind)
+        if kind is GalileoError:
+            return Form("error", kind, bytes, _write_error, _read_error)
+        if kind is Cursor:
+            return Form("cursor", kind, _CURSOR, None, lambda plain, _: Cursor(plain))
         if dataclasses.is_dataclass(kind):
             return self._mirror(typing.cast(type, kind), is_tagged=False).form
         if isinstance(kind, type) and issubclass(kind, tuple):
             return self._of_named_tuple(kind)
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        if origin is np.ndarray:
+            return _of_column(kind)
+        if origin is typing.Annotated:
+            return self._of_annotated(*arguments)
         if origin in (Union, types.UnionType):
             return self._of_union(kind, arguments)
         if origin is tuple and arguments[-1] is Ellipsis:
@@ -121,11 +139,19 @@ class Forms:
                 return _container("tuple", tuple, inner)
             if origin is frozenset and inner[0].read is None:
                 form = _container("set", frozenset, inner)
-                bound = msgspec.Meta(max_length=SET_ITEMS_MAX)
-                return dataclasses.replace(form, wire=typing.Annotated[form.wire, bound])
+                most = NUMBERS_MAX if inner[0].kind is int else SET_ITEMS_MAX
+                return dataclasses.replace(form, wire=_bounded(form.wire, most))
         if origin in (Mapping, dict) and inner[0].read is None:
             return _of_map(*inner)
         raise TypeError(f"expected a type that nodes send, got {kind}")
+
+    def _of_annotated(self, kind: Any, mark: object) -> Form:
+        form = self.of(kind)
+        if isinstance(mark, AtMost):
+            return dataclasses.replace(form, wire=_bounded(form.wire, mark.items))
+        if (kind, mark) != (str, ATTACHED):
+            raise TypeError(f"expected a mark of a type that nodes send, got {mark}")
+        return Form("text", kind, _SIZE, _attach_text, _take_text)
 
     def _of_named_tuple(self, kind: Any) -> Form:
         """The form of a named tuple of scalars, which msgspec knows."""
@@ -147,7 +173,7 @@ class Forms:
 
     def _mirror(self, kind: type, *, is_tagged: bool) -> _Mirror:
         if (kind, is_tagged) not in self._mirrors:
-            hints = typing.get_type_hints(kind)
+            hints = typing.get_type_hints(kind, include_extras=True)
             fields = {field.name: self.of(hints[field.name]) for field in _fields(kind)}
             self.definitions[kind] = _definition(kind, fields)
             self._mirrors[kind, is_tagged] = _Mirror(kind, fields, is_tagged=is_tagged)
@@ -310,7 +336,7 @@ class _Mirror:
         if not self._reads:
             return self.kind(*self._values(mirrored))
         if not self._writes:
-            return msgspec.convert(mirrored, self.kind, from_attributes=True)
+            return _converted(mirrored, self.kind)
         values = list(self._values(mirrored))
         for place, read in self._reads:
             values[place] = read(values[place], attached)
@@ -408,7 +434,7 @@ def _container(name: str, container: Any, inner: Sequence[Form]) -> Form:
     has_mirrors = any(form.read for form in inner)
 
     def read(mirrored: Any, attached: _Attachments) -> Any:
-        return msgspec.convert(mirrored, kind, from_attributes=True)
+        return _converted(mirrored, kind)
 
     return Form(
         f"{name}[{', '.join(form.text for form in inner)}]",
@@ -419,16 +445,75 @@ def _container(name: str, container: Any, inner: Sequence[Form]) -> Form:
     )
 
 
+_SIZE = typing.Annotated[int, msgspec.Meta(ge=0)]
+_PARTITION = typing.Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_CURSOR: Any = typing.Annotated[dict[_PARTITION, _SIZE], msgspec.Meta(max_length=NUMBERS_MAX)]
+
+
+def _write_error(error: GalileoError, _: Buffers) -> bytes:
+    return error_to_pb(error).SerializeToString()
+
+
+def _read_error(data: bytes, _: Any) -> GalileoError:
+    try:
+        return error_from_pb(common_pb2.Error.FromString(data))
+    except DecodeError as error:
+        raise msgspec.ValidationError(f"Expected an error, got other bytes: {error}") from error
+
+
+def _of_column(kind: Any) -> Form:
+    """The form of an array of numbers in one dimension: their bytes, the lowest first."""
+    dtype = np.dtype(typing.get_args(typing.get_args(kind)[1])[0])
+    return Form(f"column[{dtype.name}]", kind, bytes, None, lambda data, _: _column(data, dtype))
+
+
+def _column(data: bytes, dtype: np.dtype[Any]) -> Any:
+    if len(data) % dtype.itemsize:
+        message = f"Expected `bytes` of whole numbers of type {dtype.name}, got {len(data)} bytes"
+        raise msgspec.ValidationError(message)
+    return np.frombuffer(data, dtype.newbyteorder("<"))
+
+
+def _converted(mirrored: Any, kind: Any) -> Any:
+    return msgspec.convert(mirrored, kind, from_attributes=True, dec_hook=_foreign)
+
+
+def _foreign(kind: Any, plain: Any) -> Any:
+    """Makes the values of types that msgspec does not know."""
+    if kind is Cursor:
+        return Cursor(plain)
+    return _column(plain, np.dtype(typing.get_args(typing.get_args(kind)[1])[0]))
+
+
 def _attach(value: Any, attached: Buffers) -> int:
     buffer = pa.py_buffer(value)
     attached.append(buffer)
     return int(buffer.size)
 
 
+def _bounded(wire: Any, items: int) -> Any:
+    return typing.Annotated[wire, msgspec.Meta(max_length=items)]
+
+
+def _attach_text(value: str, attached: Buffers) -> int:
+    return _attach(value.encode(), attached)
+
+
+def _take_text(size: int, attached: _Attachments) -> str:
+    return str(attached.take(size), "utf-8")
+
+
+def _attach_table(value: Any, attached: Buffers) -> int:
+    """Attaches a table, or what it was encoded to."""
+    return _attach(stream_of(value) if isinstance(value, pa.Table) else value, attached)
+
+
 def _builtin(value: object) -> Any:
     """What msgspec encodes for a value of a type that it does not know."""
     if isinstance(value, Mapping):
-        return dict(value)
+        return dict(value.items())
+    if isinstance(value, np.ndarray):
+        return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"expected a value that nodes send, got {type(value).__name__}")

@@ -149,12 +149,15 @@ def _request_of(function: Callable[..., Any]) -> type:
 
 def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The types of the parameters of a method, and of its result or of the parts of it."""
-    hints = typing.get_type_hints(function)
+    hints = typing.get_type_hints(function, include_extras=True)
     if inspect.isasyncgenfunction(function):
         hints["return"] = typing.get_args(hints["return"])[0]
     return {name: _as_sent(hint) for name, hint in hints.items()}
 
 
 def _as_sent(hint: Any) -> Any:
-    is_sequence = typing.get_origin(hint) is Sequence
-    return types.GenericAlias(tuple, (*typing.get_args(hint), ...)) if is_sequence else hint
+    """A hint with a tuple in place of a sequence."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return typing.Annotated[_as_sent(arguments[0]), arguments[1]]
+    return types.GenericAlias(tuple, (*arguments, ...)) if origin is Sequence else hint

@@ -14,11 +14,10 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 from google.protobuf.message import DecodeError, Message
 
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import storage_pb2
 
 FIELD = "observations"
-BULK = frozenset([storage_pb2.IngestRequest, storage_pb2.SelectPart, peers_pb2.CommitRequest])
+BULK = frozenset([storage_pb2.IngestRequest, storage_pb2.SelectPart])
 """The messages that callers and servers hold as `Bulk`."""
 
 HEAD_FIELDS_MAX = 100

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from definition_calls import DefinitionCalls
+from internal_network import InternalNetwork
 from journals import RELAXED
 from lone_nodes import founded
 
@@ -18,24 +19,14 @@ from galileo.dht import topology_changes
 from galileo.dht.topology import SYSTEM, Topology
 from galileo.errors import Unavailable
 from galileo.labels import LabelSet
-from galileo.model.retention import VersionedRetention
 from galileo.model.schema import Feature, Schema
-from galileo.model.table import Table
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import (
-    BatchLookup,
     CommitAnswer,
-    CommitTask,
-    ExecutionsPart,
-    ExecutionsTask,
-    FoundBatch,
     ReadTask,
-    RetentionReport,
     ScanAnswer,
     ScanTask,
-    TablePart,
-    TableTask,
 )
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.replication.replicas import ReplicasOptions
@@ -84,7 +75,7 @@ class ManualClock:
         return 1_400_000_000.0 + self.now
 
 
-class Network(DefinitionCalls):
+class Network(InternalNetwork):
     """Calls the other node's methods.
 
     Attributes:
@@ -95,6 +86,7 @@ class Network(DefinitionCalls):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.nodes: dict[str, StorageNode] = {}
         self.away: set[str] = set()
         self.cut_after: dict[str, int] = {}
@@ -110,61 +102,22 @@ class Network(DefinitionCalls):
             raise Unavailable(f"node {node} is away", node=node)
         return self.nodes[node]
 
-    async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
-        there = self.reach(node, "commit")
-        await there.stored_schema(task.dataset, added=task.added)
-        return await there.ingest.commit(task)
-
-    async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]:
-        return await self.reach(node, "find_batches").ingest.earlier.find(lookup)
-
-    async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None:
+    async def scan_small(self, node: str, task: ScanTask) -> Sequence[ScanAnswer] | None:
         self.scanned.append(task)
-        there = self.reach(node, "scan_small")
-        await self._learn_features(there, task)
-        return None if node in self.cut_after else await there.local_scans.scan_small(task)
+        if node in self.cut_after:
+            self.reach(node, "scan_small")
+            return None
+        return await super().scan_small(node, task)
 
-    async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
+    async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         self.scanned += tasks
-        there = self.reach(node, "scan")
-        for task in tasks:
-            await self._learn_features(there, task)
-        answers, count = there.local_scans.scan(tasks), 0
-        async for answer in answers:
-            if count == self.cut_after.get(node):
-                raise Unavailable(f"the line to {node} broke")
-            count += 1
-            yield answer
-
-    async def _learn_features(self, there: StorageNode, task: ScanTask) -> None:
-        """As the servicer does before it scans."""
-        if task.added:
-            await there.schema(task.dataset, added=task.added)
-
-    async def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncIterator[pa.Table]:
-        there = self.reach(node, "read")
-        if task.added:
-            await there.schema(task.dataset, added=task.added)
-        async for table in there.reading.read_local(task):
-            yield table
-
-    async def read_table(
-        self, node: str, task: TableTask, table: Table
-    ) -> AsyncIterator[TablePart]:
-        async for part in self.reach(node, "read_table").tables.read_local(task):
-            yield part
-
-    async def read_executions(
-        self, node: str, task: ExecutionsTask
-    ) -> AsyncIterator[ExecutionsPart]:
-        async for part in self.reach(node, "read_executions").channel_reader.read_local(task):
-            yield part
-
-    async def apply_retention(
-        self, node: str, dataset: str, retention: VersionedRetention
-    ) -> RetentionReport:
-        there = self.reach(node, "apply_retention")
-        return await there.apply_own_retention(dataset, retention)
+        async with aclosing(super().scan(node, tasks)) as answers:
+            count = 0
+            async for answer in answers:
+                if count == self.cut_after.get(node):
+                    raise Unavailable(f"the line to {node} broke")
+                count += 1
+                yield answer
 
 
 class Line:

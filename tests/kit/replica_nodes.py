@@ -12,7 +12,7 @@ import errno
 import random
 import shutil
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
-from definition_calls import DefinitionCalls
 from fault_injection.damage import flip
+from internal_network import InternalNetwork
 from running_clock import RunningClock
 
 from galileo.clock import Clock
@@ -37,23 +37,12 @@ from galileo.errors import (
 )
 from galileo.model.schema import Feature, Schema, StoredSchema
 from galileo.model.system import DATASETS
-from galileo.model.table import Table
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import (
-    BatchLookup,
-    CommitAnswer,
-    CommitTask,
-    ExecutionsPart,
-    ExecutionsTask,
-    FoundBatch,
-    ReadTask,
-    ScanAnswer,
     ScanDone,
     ScanLabels,
     ScanTask,
-    TablePart,
-    TableTask,
 )
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.replication.replicas import ReplicasOptions
@@ -194,10 +183,11 @@ class Disk(RealDisk):
             pass
 
 
-class Network(DefinitionCalls):
+class Network(InternalNetwork):
     """Calls of other nodes that are not about replication."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.away: set[str] = set()
         self.nodes: dict[str, StorageNode] = {}
 
@@ -205,37 +195,6 @@ class Network(DefinitionCalls):
         if node not in self.nodes or node in self.away:
             raise Unavailable(f"node {node} is away", node=node)
         return self.nodes[node]
-
-    async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
-        there = self.reach(node, "commit")
-        await there.stored_schema(task.dataset, added=task.added)
-        return await there.ingest.commit(task)
-
-    async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]:
-        return await self.reach(node, "find_batches").ingest.earlier.find(lookup)
-
-    async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None:
-        return await self.reach(node, "scan_small").local_scans.scan_small(task)
-
-    async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
-        async for answer in self.reach(node, "scan").local_scans.scan(tasks):
-            yield answer
-
-    async def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncIterator[pa.Table]:
-        async for table in self.reach(node, "read").reading.read_local(task):
-            yield table
-
-    async def read_table(
-        self, node: str, task: TableTask, table: Table
-    ) -> AsyncIterator[TablePart]:
-        async for part in self.reach(node, "read_table").tables.read_local(task):
-            yield part
-
-    async def read_executions(
-        self, node: str, task: ExecutionsTask
-    ) -> AsyncIterator[ExecutionsPart]:
-        async for part in self.reach(node, "read_executions").channel_reader.read_local(task):
-            yield part
 
 
 class Host:

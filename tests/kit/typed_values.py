@@ -6,10 +6,15 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Union
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
+
+from galileo.cursor import Cursor
+from galileo.errors import GalileoError, InputError
 
 INTS = st.integers(-(2**63), 2**64 - 1)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -21,8 +26,25 @@ _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=99),
     type(None): st.none(),
     pa.Buffer: st.binary(max_size=99).map(pa.py_buffer),
+    pa.Table: st.binary(max_size=99).map(pa.py_buffer),  # As it arrives.
+    Cursor: st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63), max_size=9).map(
+        Cursor
+    ),
+    GalileoError: st.builds(InputError, TEXTS, name=TEXTS),
 }
 MANY_MAX = 3
+
+
+def as_plain(value: Any) -> Any:
+    """A value that equals another one of equal content, whatever classes say of equality."""
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return type(value), [as_plain(getattr(value, field.name)) for field in fields]
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.tolist()
+    if isinstance(value, GalileoError):
+        return type(value), value.message, value.details
+    return [as_plain(one) for one in value] if isinstance(value, tuple | list) else value
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
@@ -33,6 +55,10 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         hints = typing.get_type_hints(kind)
         return st.builds(kind, *(values_of(hint) for hint in hints.values()))
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is np.ndarray:
+        dtype = np.dtype(typing.get_args(inner[1])[0])
+        whole = st.integers(0, np.iinfo(dtype).max)
+        return st.lists(whole, max_size=MANY_MAX).map(partial(np.array, dtype=dtype))
     if origin in (Union, types.UnionType):
         return st.one_of(*map(values_of, inner))
     if origin is Mapping:

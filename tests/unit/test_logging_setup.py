@@ -173,7 +173,7 @@ def test_node_log_request_id_is_same_at_all_nodes(pair: galileo.LocalCluster) ->
         assert len(client.query("rain", "rain > 0")) == 5
         client.status()
     first = found(pair, method="Query/Run", outcome="OK")[0]
-    [other] = found(pair, method="PeerStorage/ScanSmall", request=first["request"])
+    [other] = found(pair, method="internal/scan_small", request=first["request"])
     deadline = time.monotonic() + WITHIN_S
     while len(owners := found(pair, method="Storage/Ingest", outcome="OK")) < 2:
         assert time.monotonic() < deadline, "a batch goes to both owners"

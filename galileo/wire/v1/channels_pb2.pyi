@@ -28,15 +28,11 @@ class FollowRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
-    LOCAL_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     """the key of the channel"""
     broker: _builtins.str
-    """between nodes also none: the last execution of each partition, with its cut as observations"""
     wait_s: _builtins.float
     """how long to wait if there is nothing new"""
-    local: _builtins.bool
-    """between nodes: only the receiver's partitions are named"""
     @_builtins.property
     def after(self) -> _common_pb2.Cursor:
         """of the channel's log"""
@@ -53,11 +49,10 @@ class FollowRequest(_message.Message):
         after: _common_pb2.Cursor | None = ...,
         wait_s: _builtins.float = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
-        local: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "broker", b"broker", "dataset", b"dataset", "local", b"local", "partitions", b"partitions", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "broker", b"broker", "dataset", b"dataset", "partitions", b"partitions", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

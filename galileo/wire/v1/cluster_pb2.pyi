@@ -949,23 +949,15 @@ class ApplyRetentionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DATASET_FIELD_NUMBER: _builtins.int
-    LOCAL_FIELD_NUMBER: _builtins.int
-    NUMBERED_JSON_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
-    local: _builtins.bool
-    """between nodes: only the receiver"""
-    numbered_json: _builtins.str
-    """between nodes: the policy as the sender knows it"""
     def __init__(
         self,
         *,
         dataset: _builtins.str = ...,
-        local: _builtins.bool = ...,
-        numbered_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "local", b"local", "numbered_json", b"numbered_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

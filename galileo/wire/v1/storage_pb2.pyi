@@ -189,14 +189,11 @@ class ReadTableRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     UNTIL_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
-    LOCAL_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     """the key of the table"""
     keys: _builtins.bytes
     """Arrow IPC stream of the key's columns; empty: all keys"""
-    local: _builtins.bool
-    """between nodes: only the receiver's partitions are named"""
     partial: _builtins.bool
     """leave out partitions that cannot be reached, in place of an error"""
     @_builtins.property
@@ -219,12 +216,11 @@ class ReadTableRequest(_message.Message):
         after: _common_pb2.Cursor | None = ...,
         until: _common_pb2.Cursor | None = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
-        local: _builtins.bool = ...,
         partial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "dataset", b"dataset", "keys", b"keys", "local", b"local", "partial", b"partial", "partitions", b"partitions", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "dataset", b"dataset", "keys", b"keys", "partial", b"partial", "partitions", b"partitions", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

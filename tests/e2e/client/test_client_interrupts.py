@@ -414,7 +414,7 @@ def test_status_lists_running_calls(client: galileo.Client, big: str, nodes: Nod
             next(batches)
             counted = [node.calls for node in client.status().nodes]
             assert sum(calls.get("Query/Run", 0) for calls in counted) == 1
-        if sum(calls.get("Storage/Scan", 0) for calls in counted):
+        if sum(calls.get("internal/scan", 0) for calls in counted):
             break
         assert time.monotonic() < deadline
         nodes.await_none()

@@ -25,6 +25,7 @@ from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
 from galileo.node.query_options import QueryOptions
 from galileo.query import parse
+from galileo.rpc import internal
 
 QUERIES = [
     "",
@@ -455,6 +456,7 @@ async def test_query_scans_ahead_of_its_reader_within_the_queue(
 ) -> None:
     """Ahead of its reader a scan makes only what the queue and one step hold."""
     options = QueryOptions(labels_per_part=1, step_bytes_max=50)
+    monkeypatch.setattr(internal, "SCAN_PARTS_MAX", 1)
     await cluster.reconfigure(queries=options)
     await fill(cluster, batches=1)
     made: list[int] = []

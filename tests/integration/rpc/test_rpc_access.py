@@ -241,9 +241,7 @@ async def test_check_method_without_a_rule_is_forbidden() -> None:
 
 # Written out once more, so that an option that is lost by mistake fails here.
 NODES_ONLY = {
-    "ApplyRetentionRequest": ("local", "numbered_json"),
     "ReadRequest": ("local", "digest"),
-    "ReadTableRequest": ("local",),
     "FetchRequest": ("forwarded",),
     "ExplainRequest": ("share",),
     "SummariseRequest": ("share",),
@@ -251,7 +249,6 @@ NODES_ONLY = {
     "NearestRequest": ("share",),
     "DescribeRequest": ("share",),
     "LatestRequest": ("share",),
-    "FollowRequest": ("local",),
     "DescribeChannelRequest": ("local",),
     "VersionRequest": ("share",),
     "ChildrenRequest": ("local",),

@@ -510,8 +510,9 @@ async def test_admission_of_compressed_messages_is_unimplemented(served: Served)
 # Written out once more, so that an option that is lost by mistake fails here.
 BULK = """
     Storage/Ingest Storage/Read Storage/ReadTable Storage/Scan
-    PeerStorage/Commit PeerStorage/RegisterQueries PeerStorage/Match
-    PeerCluster/Gossip internal/replicate_frames PeerStorage/ScanSmall
+    PeerStorage/RegisterQueries PeerStorage/Match PeerCluster/Gossip
+    internal/replicate_frames internal/commit internal/scan internal/scan_small
+    internal/read internal/read_table
 """
 QUERIES = """
     Storage/Select Storage/Page Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch
@@ -530,11 +531,14 @@ def test_policies_of_larger_requests_are_the_expected_ones(size: int, names: str
 
 def test_policies_of_slots_heartbeats_and_single_fields_are_the_expected_ones() -> None:
     reads = {short_name(m) for m, p in POLICIES.items() if p.slot == policy_pb2.READ_SLOT}
-    assert reads == {"Storage/Select", "Storage/Page", "Storage/Read", "Storage/ReadTable"}
+    assert reads == {
+        *("Storage/Select", "Storage/Page", "Storage/Read", "Storage/ReadTable"),
+        *("internal/read", "internal/read_table"),
+    }
     assert {m for m, p in POLICIES.items() if p.slot == policy_pb2.QUERY_SLOT} == {RUN}
     single = {short_name(m) for m, p in POLICIES.items() if p.single_field}
     internal = {f"internal/{name}" for name in SERVICE.calls}
-    assert single == {"Storage/Ingest", "PeerStorage/Commit", "Storage/Read", *internal}
+    assert single == {"Storage/Ingest", "Storage/Read", *internal}
     assert frozenset({HEARTBEAT, REPLICATE.path}) == HEARTBEATS
 
 

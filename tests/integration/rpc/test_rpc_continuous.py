@@ -20,17 +20,18 @@ from galileo.errors import CorruptData, InputError
 from galileo.labels import LabelSet
 from galileo.model.windows import Window, WindowProgress, advance_windows, instant
 from galileo.packing import Compression
-from galileo.rpc.continuous import CachedRange, ContinuousServicer, Update
+from galileo.rpc.continuous import ContinuousServicer, Update
+from galileo.rpc.internal import CachedRange, Internal
 from galileo.wire.caller import Stream
 from galileo.wire.channel import open_channel, server_options
-from galileo.wire.codec import commit_ranges_from_pb, cursor_from_pb, cursor_to_pb
-from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.services import CONTINUOUS, PEER_CONTINUOUS, add_service, stub_of
+from galileo.wire.services import CONTINUOUS, add_service, stub_of
 from galileo.wire.v1 import continuous_pb2
 
 PATHS = [(p, sequence, row, 7) for p in (0, 1) for sequence in (1, 2, 3) for row in range(40)]
 
-HELD = CachedRange(bytes(range(256)) * 10_000, Cursor({0: 3}), (CommitRange(0, 1, 2),))
+HELD = CachedRange(
+    pa.py_buffer(bytes(range(256)) * 10_000), Cursor({0: 3}), (CommitRange(0, 1, 2),)
+)
 
 
 @dataclass
@@ -89,7 +90,6 @@ async def channel(face: Face, part_bytes: int) -> AsyncIterator[Any]:
     server = grpc.aio.server(options=server_options())
     servicer = ContinuousServicer(face, part_bytes=part_bytes)  # type: ignore[arg-type]
     add_service(CONTINUOUS, servicer, server)
-    add_service(PEER_CONTINUOUS, servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with open_channel(f"127.0.0.1:{port}") as channel:
@@ -100,11 +100,6 @@ async def channel(face: Face, part_bytes: int) -> AsyncIterator[Any]:
 @pytest.fixture
 def stub(channel: Any) -> Any:
     return stub_of(CONTINUOUS, channel)
-
-
-@pytest.fixture
-def peers(channel: Any) -> Any:
-    return stub_of(PEER_CONTINUOUS, channel)
 
 
 def request() -> continuous_pb2.FetchRequest:
@@ -206,19 +201,11 @@ async def test_fetch_without_windows_returns_none(stub) -> None:
     assert (update.windows, update.clock_us, update.clock) == ((), None, None)
 
 
-async def test_read_handed_off_cache_streams_parts_or_reports_absence(
-    peers: Any, face: Face
-) -> None:
-    asked = peers_pb2.ReadHandedOffCacheRequest(
-        ccq_id="q", term=7, after=cursor_to_pb(Cursor({0: 1})), labels_max=9
-    )
-    parts = [part async for part in peers.ReadHandedOffCache(asked)]
-    assert b"".join(part.data for part in parts) == HELD.data
-    assert len(parts) > 2
-    tail = parts[-1].tail
-    assert (tail.is_held, cursor_from_pb(tail.reached)) == (True, HELD.reached)
-    assert tuple(commit_ranges_from_pb(tail.gone)) == HELD.gone
+async def test_handed_off_cache_comes_in_pieces_or_not_at_all(face: Face) -> None:
+    internal = Internal(None, None, face)  # type: ignore[arg-type]
+    pieces = [piece async for piece in internal.handed_off_cache("q", 7, Cursor({0: 1}), 9)]
+    assert b"".join(piece.data for piece in pieces) == HELD.data.to_pybytes()
+    assert len(pieces) > 2
+    assert {(piece.reached, piece.gone) for piece in pieces} == {(HELD.reached, HELD.gone)}
     assert face.asked == ["q 7 Cursor({0: 1}) 9"]
-    asked.term = 8
-    (part,) = [part async for part in peers.ReadHandedOffCache(asked)]
-    assert (part.data, part.tail.is_held) == (b"", False)
+    assert not [piece async for piece in internal.handed_off_cache("q", 8, Cursor({0: 1}), 9)]

@@ -14,7 +14,7 @@ from galileo.errors import Overloaded, QuotaExceeded, UnknownCcq
 from galileo.model.system_rows import Outcome, Row
 from galileo.node.sampler_rows import KeepSampler
 from galileo.rpc.internal import AnyChange
-from galileo.rpc.peers import CHANGE_ROW, CHANGE_ROWS
+from galileo.rpc.internal_calls import CHANGE_ROW, CHANGE_ROWS
 
 CHANGES = [cls for cls in get_args(AnyChange) if cls is not KeepSampler]  # It has bytes.
 

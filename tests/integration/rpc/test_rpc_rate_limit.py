@@ -18,7 +18,6 @@ from galileo.model.quotas import NO_RATE, Quotas
 from galileo.rpc.access import ANONYMOUS, ANY_CLIENT, Principal, Role
 from galileo.rpc.quotas import QuotaResolver
 from galileo.rpc.rate_limit import WAIT_MAX_S, Callers, Metering, TokenBucket, metered, size_of
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import continuous_pb2, query_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
 
@@ -133,14 +132,13 @@ def test_meter_of_node_calls_is_none() -> None:
 
     fetch = continuous_pb2.FetchRequest(ccq_id="q")
     forwarded = continuous_pb2.FetchRequest(ccq_id="q", forwarded=True)
-    commit = Bulk(peers_pb2.CommitRequest(), pa.py_buffer(b""))
     ingest = Bulk(storage_pb2.IngestRequest(), pa.py_buffer(b""))
     assert is_counted(ANONYMOUS, "Continuous/Fetch", fetch)
     assert is_counted(ANONYMOUS, "Storage/Ingest", ingest)
     assert is_counted(ANONYMOUS, "Continuous/Watch", object())
     assert not is_counted(ANONYMOUS, "Continuous/Fetch", forwarded)
-    assert not is_counted(ANONYMOUS, "PeerStorage/Commit", commit)
-    assert not is_counted(ANONYMOUS, "Storage/Scan", storage_pb2.ScanRequest())
+    assert not is_counted(ANONYMOUS, "internal/commit", [])
+    assert is_counted(ANONYMOUS, "Storage/Scan", storage_pb2.ScanRequest())
     # Who proves itself to be a client is one, whatever it says.
     assert is_counted(ANY_CLIENT, "Continuous/Fetch", forwarded)
     assert not is_counted(NODE, "Continuous/Fetch", fetch)

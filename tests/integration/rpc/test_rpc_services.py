@@ -37,14 +37,13 @@ from galileo.model.system_rows import PAGE_BYTES_MAX
 from galileo.model.table import Table
 from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.definitions import BYTES_MAX, CreateDataset
-from galileo.node.peers import PARTS_SCHEMA
+from galileo.node.peers import PARTS_SCHEMA, CommitTask
 from galileo.query import Query
 from galileo.query import query as parsing
 from galileo.rpc.internal import PROTOCOL
 from galileo.rpc.storage import SCAN_ITEMS_MAX
 from galileo.wire import codec
 from galileo.wire.codec import CHUNK_BYTES_MAX
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.status import error_of_rpc
 from galileo.wire.v1 import analytics_pb2, cluster_pb2, common_pb2, query_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
@@ -247,8 +246,9 @@ async def test_ingest_of_hostile_geometries_is_refused(company: Any, hostile: by
 async def test_commit_of_another_schema_is_refused(company: Any, make_observations: Make) -> None:
     await create(company)
     for data in (to_ipc(make_observations(5).drop_columns(["station"])), b"rubbish"):
-        request = Bulk(peers_pb2.CommitRequest(dataset="nam", producer="p"), pa.py_buffer(data))
-        assert isinstance(await error(company["a"].peer_storage.Commit(request)), InputError)
+        task = CommitTask("nam", "p", 0, pa.py_buffer(data))
+        with pytest.raises(InputError):
+            await company["b"].peers.commit("a", task)
 
 
 async def test_ingest_with_a_dead_owner_is_unavailable(

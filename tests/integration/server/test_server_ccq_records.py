@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from definition_calls import DefinitionCalls
 from expected_errors import raises
+from internal_network import InternalNetwork
 from lone_nodes import lone_node
 from set_record import SetRecord
 
@@ -54,7 +54,7 @@ USUAL = (100, 100)
 
 
 @dataclass
-class Peers(DefinitionCalls):
+class Peers(InternalNetwork):
     """The other nodes of one; `away` are those that do not answer."""
 
     nodes: dict[str, StorageNode]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import grpc.aio
+import pyarrow as pa
 import pytest
 from simulator.logs import SCHEMA, to_labels, to_paths
 
@@ -16,11 +17,10 @@ from galileo.cursor import CommitRange, Cursor
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.model.schema import Schema
 from galileo.packing import Compression
-from galileo.rpc.continuous import CachedRange, ContinuousServicer
+from galileo.rpc.internal import CachedRange, Internal, add_internal
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.effect_executor import EffectExecutor
 from galileo.wire.channel import server_options
-from galileo.wire.services import PEER_CONTINUOUS, add_service
 
 CCQ = Ccq("q", SCHEMA.name, "", 1.0, 0.0)
 PATHS = [(p, s, row, row * s) for p in (0, 1) for s in (1, 2, 3) for row in range(5_000)]
@@ -38,14 +38,13 @@ class Face:
         assert labels is not None
         data = to_bytes(labels.after(after), Compression.NONE)
         answers = {5: data, 6: b"", 7: data[:-1]}
-        return CachedRange(answers[term], REACHED, GONE) if term in answers else None
+        return CachedRange(pa.py_buffer(answers[term]), REACHED, GONE) if term in answers else None
 
 
 @pytest.fixture
 async def work() -> AsyncIterator[EffectExecutor]:
     server = grpc.aio.server(options=server_options())
-    servicer = ContinuousServicer(Face())  # type: ignore[arg-type]
-    add_service(PEER_CONTINUOUS, servicer, server)
+    add_internal(Internal(None, None, Face()), server)  # type: ignore[arg-type]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     nodes = (NodeInfo("b", f"127.0.0.1:{port}"), NodeInfo("dead", "127.0.0.1:1"))

@@ -138,7 +138,7 @@ def test_trace_of_a_query_reaches_both_nodes(
     pair: galileo.LocalCluster, collector: Collector
 ) -> None:
     pair.client().query("rain", "rain > 0")
-    wanted = {"Query/Run", "merge", "scan", "PeerStorage/ScanSmall"}
+    wanted = {"Query/Run", "merge", "scan", "internal/scan_small"}
 
     def is_whole(trace: list[RecordedSpan]) -> bool:
         return wanted <= names(trace) and {one.node for one in of(trace, "scan")} == NODES

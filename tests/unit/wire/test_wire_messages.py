@@ -8,9 +8,10 @@ import tracemalloc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from expected_errors import raises
@@ -19,10 +20,19 @@ from hypothesis import strategies as st
 from msgspec import msgpack
 from typed_values import values_of
 
+from galileo.cursor import Cursor
 from galileo.errors import ConfigError, GalileoError, InputError, InternalError, MessageTooLarge
+from galileo.packing.arrow_streams import read_stream
 from galileo.wire import messages
-from galileo.wire.messages import HEAD_BYTES_MAX, SET_ITEMS_MAX, Forms, MessageCodec
-from galileo.wire.zero_copy import ALIGNMENT
+from galileo.wire.attachments import ATTACHED, AtMost, LongText
+from galileo.wire.messages import (
+    HEAD_BYTES_MAX,
+    NUMBERS_MAX,
+    SET_ITEMS_MAX,
+    Forms,
+    MessageCodec,
+)
+from galileo.wire.zero_copy import ALIGNMENT, stream_of
 
 
 class Place(NamedTuple):
@@ -231,6 +241,79 @@ def test_messages_with_a_long_set_are_refused_before_it_is_decoded() -> None:
         codec.decode(codec.encode(most | {"more"}))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    numbers: npt.NDArray[np.uint32]
+    bounded: Annotated[tuple[int, ...], AtMost(2)] = ()
+
+
+def test_messages_with_columns_have_the_bytes_of_their_numbers() -> None:
+    codec = codec_of(Column)
+    for dtype in ("<u4", ">u4"):
+        sent = codec.encode(Column(np.array([1, 2**32 - 1], dtype=dtype)))
+        assert codec.decode(sent).numbers.tolist() == [1, 2**32 - 1]
+    whole = msgpack.encode({"numbers": bytes(7), "bounded": []})
+    with raises(InputError, method="post"):
+        codec.decode(headed(whole, digest=sent[:8]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "most", "more"),
+    [
+        (Cursor, Cursor(dict.fromkeys(range(NUMBERS_MAX), 1)), {NUMBERS_MAX: 1}),
+        (frozenset[int], frozenset(range(NUMBERS_MAX)), [NUMBERS_MAX]),
+    ],
+)
+def test_messages_with_many_numbers_are_refused_before_they_are_decoded(
+    kind: Any, most: Any, more: Any
+) -> None:
+    codec = codec_of(kind)
+    sent = codec.encode(most)
+    assert codec.decode(sent) == most
+    plain = {**most, **more} if kind is Cursor else [*most, *more]
+    with raises(InputError, method="post"):
+        codec.decode(headed(msgpack.encode(plain), digest=sent[:8]))
+
+
+def test_messages_with_a_long_sequence_are_refused() -> None:
+    codec, numbers = codec_of(Column), np.zeros(1, np.uint32)
+    assert codec.decode(codec.encode(Column(numbers, (1, 2)))).bounded == (1, 2)
+    with raises(InputError, method="post", path="$.bounded"):
+        codec.decode(codec.encode(Column(numbers, (1, 2, 3))))
+
+
+@pytest.mark.parametrize("plain", [{-1: 1}, {1: -1}, {1 << 31: 1}, {"1": 1}, {1: 0.5}])
+def test_messages_with_a_cursor_of_other_numbers_are_refused(plain: Any) -> None:
+    codec = codec_of(Cursor)
+    with raises(InputError, method="post"):
+        codec.decode(headed(msgpack.encode(plain), digest=codec.encode(Cursor())[:8]))
+
+
+def test_messages_with_a_long_text_have_it_beside_the_head() -> None:
+    codec = codec_of(LongText)
+    text = "ü" * HEAD_BYTES_MAX
+    sent = codec.encode(text)
+    assert codec.decode(sent) == text
+    assert PREFIX.unpack_from(sent)[1] < 10
+    with raises(InputError, method="post"):
+        codec.decode(sent[:-1] + b"\xff")
+
+
+def test_messages_with_a_table_have_its_stream() -> None:
+    codec, table = codec_of(pa.Table), pa.table({"a": [1, 2]})
+    for sent in (table, stream_of(table)):
+        assert read_stream(codec.decode(codec.encode(sent))).equals(table)
+
+
+def test_messages_with_an_error_have_its_class_and_details() -> None:
+    codec = codec_of(GalileoError)
+    decoded = codec.decode(codec.encode(MessageTooLarge("too long", bound=7)))
+    assert (type(decoded), decoded.message) == (MessageTooLarge, "too long")
+    assert decoded.details["bound"] == 7
+    with raises(InputError, method="post"):
+        codec.decode(headed(msgpack.encode(b"\xff"), digest=codec.encode(decoded)[:8]))
+
+
 @pytest.mark.parametrize("size", [b"\xdd", b"\xdf"])
 def test_messages_claimed_sizes_take_no_memory(size: bytes) -> None:
     """A head of some bytes says that it has four billion values."""
@@ -289,7 +372,8 @@ def test_messages_random_bytes_give_an_error(data: bytes, place: int) -> None:
         Mapping[Stop, int],
         frozenset[pa.Buffer],
         tuple[pa.Buffer, int],
-        pa.Table,
+        Annotated[int, ATTACHED],
+        Annotated[str, "another mark"],
     ],
 )
 def test_forms_of_types_that_do_not_travel_raise(kind: Any) -> None:

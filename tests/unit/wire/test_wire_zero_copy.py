@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from galileo.labels import from_ipc
 from galileo.wire import zero_copy
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import ALIGNMENT, Bulk, decoder, encode, stream_of
 
@@ -65,10 +64,10 @@ def test_zero_copy_decode_shares_memory(head: storage_pb2.IngestRequest, data: b
 
 def test_zero_copy_decode_repeated_field_takes_last() -> None:
     twice = b"".join(
-        peers_pb2.CommitRequest(observations=data, batch=place).SerializeToString()
+        storage_pb2.IngestRequest(observations=data, batch=place).SerializeToString()
         for place, data in ((1, b"first"), (2, b"second"))
     )
-    read = decoder(peers_pb2.CommitRequest)(twice)
+    read = decoder(storage_pb2.IngestRequest)(twice)
     assert read.observations.to_pybytes() == b"second"
     assert read.head.batch == 2
 
@@ -125,7 +124,7 @@ def test_zero_copy_table_is_aligned() -> None:
 
 
 def test_zero_copy_padding_field_is_unused() -> None:
-    for kind in (storage_pb2.IngestRequest, peers_pb2.CommitRequest):
+    for kind in zero_copy.BULK:
         assert zero_copy._PADDING_FIELD not in kind.DESCRIPTOR.fields_by_number
         assert zero_copy.FIELD in kind.DESCRIPTOR.fields_by_name
 
