@@ -330,11 +330,15 @@ class ChannelExecutor:
         self._histories: dict[str, dict[Cursor, _History]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
 
-    def query(self, channel: Channel) -> ParameterQuery:
+    async def query(self, channel: Channel) -> ParameterQuery:
         """The template of a channel, bound to its dataset."""
         query = self._queries.get(channel.key)
         if query is None:
-            query = self._queries[channel.key] = ParameterQuery.of(channel)
+            # A long template takes a tenth of a second, for which the loop would stand still.
+            compiled = await asyncio.get_running_loop().run_in_executor(
+                self._executor, ParameterQuery.of, channel
+            )
+            query = self._queries[channel.key] = compiled
         return query
 
     def behind(self, channel: str, progress: Progress) -> int:
@@ -406,7 +410,7 @@ class ChannelExecutor:
         Returns:
             Whether there is more to do at once, since an execution took a part of what is new.
         """
-        work = self._work(channel)
+        work = await self._work(channel)
         if work is None:
             return False
         assert work.channel.schema is not None, "a channel without a dataset"
@@ -500,7 +504,7 @@ class ChannelExecutor:
             if cut in cuts and history.read_at > oldest
         }
 
-    def _work(self, channel: str) -> _Work | None:
+    async def _work(self, channel: str) -> _Work | None:
         """What an execution needs; None if the channel or its table is not here, or is dropped."""
         try:
             shard = self._catalog.channel_shard(channel)
@@ -511,7 +515,7 @@ class ChannelExecutor:
         if schema is None or table is None or not self._catalog.knows(schema.key):
             return None
         due_us = shard.schema.due_us(self._clock.wall())
-        return _Work(shard.schema, shard, self.query(shard.schema), table, due_us)
+        return _Work(shard.schema, shard, await self.query(shard.schema), table, due_us)
 
     async def _read_progress(self, work: _Work, partition: int) -> Progress:
         """The progress of a partition, as its log has it."""

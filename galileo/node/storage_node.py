@@ -497,7 +497,7 @@ class StorageNode:
             checks.append(partial(check_changed, channels, await self._brokers()))
         if channel is not None and table.name == channel.subscription_table:
             checks += [
-                self.channels.query(channel).check,
+                (await self.channels.query(channel)).check,
                 lambda rows: check_names(rows.column(BROKER)),
             ]
 

@@ -453,7 +453,7 @@ async def test_partitions_whose_cuts_differ_fail_alone(
     with monkeypatch.context() as patched:
         patched.setattr(executor._selection, "select", fail)
         await hot.execute("b")
-        assert executor._of(executor._work(CHANNEL), own[0]).failure == "damaged"
+        assert executor._of(await executor._work(CHANNEL), own[0]).failure == "damaged"
     assert hot.cuts("b") == {hot.published(DATASET)}
     await hot.judge()
 
@@ -765,6 +765,23 @@ async def looked_up(cluster: Any) -> Hot:
     return hot
 
 
+async def compared_there_and_back(cluster: Any) -> Hot:
+    """Rows of subscriptions change while a partition is executed at another node."""
+    hot = Hot(cluster)
+    await hot.begin(limits=ExecutorOptions(), new="either", **LOOKUP)
+    await hot.subscribe(dict(zip(IDS, itertools.cycle([("east", 1.0), ("west", 2.0)]))))
+    partition = max(cluster["a"].partitions)  # It has subscriptions.
+    for _ in range(3):
+        await step(hot)
+        await cluster.move(partition, to="c")
+        await hot.upsert(LEVELS)
+        await step(hot, "c")
+        await cluster.move(partition, to="a")
+    await step(hot)
+    await hot.judge()
+    return hot
+
+
 async def made(cluster: Any) -> Hot:
     hot = Hot(cluster)
     await hot.begin(limits=ExecutorOptions())
@@ -778,7 +795,10 @@ async def step(hot: Hot, *names: str) -> None:
     await hot.execute(*names)
 
 
-@pytest.mark.parametrize("scenario", [there_and_back, regained, dropped, enriched, looked_up])
+@pytest.mark.parametrize(
+    "scenario",
+    [there_and_back, regained, dropped, enriched, looked_up, compared_there_and_back],
+)
 async def test_a_channel_goes_on_where_its_log_ends(cluster: Any, scenario: Scenario) -> None:
     await scenario(cluster)
 
@@ -818,7 +838,7 @@ _updated, _numbers = Reference.updated, LookupIndex._find_numbers
 
 async def _rows_first(self: ChannelExecutor, channel: str) -> bool:
     """The tables are read before the frontier of the dataset is taken."""
-    work = self._work(channel)
+    work = await self._work(channel)
     assert work is not None
     read = self._references
     rows, before = await _read_whole(read, work.channel.references), self._view.sequences(DATASET)
@@ -866,6 +886,7 @@ class _AnyNumber(Commit):
         slow(dropped, CHANNEL_MUTANTS["last_execution_dropped"]),
         (regained, {"galileo.node.channel_executor.Commit": _AnyNumber}),
         slow(enriched, {f"{TABLES}.read": _newer_rows(ReferenceTables.read)}),
+        (compared_there_and_back, CHANNEL_MUTANTS["rows_ahead_of_log"]),
         (looked_up, {f"{TABLES}.read_whole": _newer_rows(_read_whole)}),
         (looked_up, {"galileo.node.channel_executor.ChannelExecutor.execute": _rows_first}),
         (looked_up, {"galileo.query.lookup_index.LookupIndex._find_numbers": _changes_ignored}),

@@ -53,7 +53,7 @@ Patches = dict[str, Any]
 
 async def _subscriptions_first(self: Any, channel: str) -> bool:
     """Who subscribes while an execution runs gets what comes afterwards."""
-    work = self._work(channel)
+    work = await self._work(channel)
     if work is None or work.compares:
         return await _execute(self, channel)
     for partition in work.shard.surely_own(range(work.channel.partitions)):

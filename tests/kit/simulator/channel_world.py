@@ -331,6 +331,8 @@ class ChannelWorld(World):
             for key in self.cleaned_tables:
                 runner.clean(catalog.table_shard(key))
             runner.drop_executions(catalog.channel_shard(CHANNEL))
+            # More may have been published while the tables were cleaned.
+            self.audit.remember(catalog)
             if self.plan.drops == "matched":
                 dropped = runner.apply("nam").commits
                 self.counters["matched observations dropped"] += dropped
