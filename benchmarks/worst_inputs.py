@@ -26,6 +26,9 @@ from galileo.ccq.model import Ccq, Record
 from galileo.ccq.placement import PlaceCcq, SaveProgress
 from galileo.ccq.records import encode as encode_record
 from galileo.cursor import Cursor
+from galileo.dht.membership import Gossip
+from galileo.dht.node_states import Digest, StateDelta, StateEntry
+from galileo.dht.topology import Move
 from galileo.graph.quantiles import QUANTILES_MAX
 from galileo.graph.summary import BINS_MAX
 from galileo.labels import to_ipc
@@ -55,7 +58,8 @@ from galileo.query.nearest import COUNT_MAX
 from galileo.replication.messages import Acknowledged, NewerSet, PreVote, Vote
 from galileo.replication.values import Epochs, Member, ReplicaSet
 from galileo.rpc.admission import FIELDS_MAX, NAME_CHARACTERS_MAX, SMALL_REQUEST_BYTES_MAX
-from galileo.rpc.internal import REPLICATE_HEAD_BYTES_MAX, SCAN_ITEMS_MAX
+from galileo.rpc.gossip import MESSAGES_MAX, MOVES_MAX, GossipRequest, Heartbeat
+from galileo.rpc.internal import GOSSIP_HEAD_BYTES_MAX, REPLICATE_HEAD_BYTES_MAX, SCAN_ITEMS_MAX
 from galileo.rpc.internal_calls import (
     APPLY_RETENTION,
     CHANGE_ROW,
@@ -76,6 +80,7 @@ from galileo.rpc.internal_calls import (
     SCAN_SMALL,
     USAGE,
 )
+from galileo.rpc.peers import GOSSIP
 from galileo.rpc.replication import DIGESTS, REPLICATE, REPLICATE_FRAMES
 from galileo.sampler_package import ARCHIVE_BYTES_MAX
 from galileo.wire import token
@@ -481,9 +486,19 @@ def _match() -> Requests:
     )
 
 
-def _gossip() -> Requests:
-    yield peers_pb2.GossipRequest(sender="n2", messages=[b"x"] * MANY)
-    yield peers_pb2.GossipRequest(sender="n2", topology=bytes(8 << 20), topology_version=9)
+def _gossip() -> Iterator[bytes]:
+    many = np.ones(GOSSIP_HEAD_BYTES_MAX // 40, np.uint32)
+    digest = Digest(tuple(f"{i:x}" for i in range(len(many))), many.astype(np.uint64), many, many)
+    entries = tuple(StateEntry("k", i, b"") for i in range(GOSSIP_HEAD_BYTES_MAX // 32))
+    moves = tuple(Move(i, 1, "n") for i in range(MOVES_MAX))
+    for request in (
+        GossipRequest("n2", 0, 0, 1, messages=(b"x",) * MESSAGES_MAX),
+        GossipRequest("n2", 0, 0, 9, topology=bytes(8 << 20)),
+        GossipRequest("n2", 0, 0, 1, heartbeat=Heartbeat(moves=moves)),
+        GossipRequest("n2", 0, 0, 1, states=Gossip(digest)),
+        GossipRequest("n2", 0, 0, 1, states=Gossip(None, (StateDelta("n", 0, 0, 1, entries),))),
+    ):
+        yield GOSSIP.encode(request)
 
 
 def _replicate(
@@ -616,7 +631,6 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "Samplers/Revoke": WorstCall(_TEXT, _one(samplers_pb2.RevokeSamplerRequest(digest=NAME))),
         "PeerStorage/RegisterQueries": WorstCall("queries by operators", _register),
         "PeerStorage/Match": WorstCall("items by partitions", _match),
-        "PeerCluster/Gossip": WorstCall("messages", _gossip),
         "PeerSamplers/Get": WorstCall(_TEXT, _one(peers_pb2.GetSamplerRequest(digest=NAME))),
         "internal/commit": WorstCall("rows by columns", _commit),
         "internal/find_batches": WorstCall("places", _find_batches),
@@ -626,6 +640,7 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "internal/read_table": WorstCall("keys by partitions", _table_keys),
         "internal/read_executions": WorstCall("partitions", _executions),
         "internal/handed_off_cache": WorstCall("partitions", _handed_off),
+        "internal/gossip": WorstCall("nodes, entries, moves", _gossip),
         "internal/replicate": WorstCall(
             "messages, logs", _replicate(SMALL_REQUEST_BYTES_MAX, REPLICATE.encode)
         ),

@@ -50,7 +50,7 @@ class MembershipOptions:
         lag_max_s: between two ticks; a longer pause extends all deadlines.
         fanout: exchanges of a round.
         direct_max: up to so many peers, a round exchanges with all of them.
-        deltas_bytes_max: values of entries in one message; the last state may exceed it.
+        deltas_bytes_max: entries in one message; the last one may exceed it.
     """
 
     heartbeat_interval_s: float = 0.5
@@ -272,7 +272,8 @@ class Membership:
         """What begins an exchange: the digest, and own entries that the peer is known to lack."""
         digest, own = self.states.digest(), self.states.run
         run, version = self._acknowledged.get(to, (own, _ALL))
-        delta = self.states.delta(self.me, base=version if run == own else 0)
+        base, bytes_max = version if run == own else 0, self.options.deltas_bytes_max
+        delta = self.states.delta(self.me, base=base, bytes_max=bytes_max)
         return Gossip(digest, (delta,) if delta.entries else ())
 
     def step(self, event: MembershipEvent, now: float) -> list[MembershipEffect]:

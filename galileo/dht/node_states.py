@@ -21,14 +21,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
+
+from galileo.errors import InputError
 
 Runs = npt.NDArray[np.uint64]
 Counts = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
 
+ENTRY_BYTES = 32
+"""Of an entry in a message, beside key and value."""
 RUN_BITS = 32
 """Lower bits of a run, which are random; those above count the starts."""
 
@@ -49,6 +55,15 @@ class Digest:
     beats: Counts
     versions: Counts
 
+    def check(self) -> None:
+        """Raises InputError where the columns of one that was received differ in length."""
+        sizes = [len(column) for column in (self.runs, self.beats, self.versions)]
+        if sizes != [len(self.names)] * 3:
+            raise InputError(
+                f"expected a digest with {len(self.names)} rows, got columns of {sizes}",
+                expected=len(self.names),
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class StateEntry:
@@ -68,6 +83,11 @@ class StateDelta:
     base: int
     version: int
     entries: tuple[StateEntry, ...]
+
+
+def _size(entry: StateEntry) -> int:
+    """The bytes that an entry takes in a message, about."""
+    return ENTRY_BYTES + len(entry.key) + len(entry.value)
 
 
 class NodeStates:
@@ -166,8 +186,8 @@ class NodeStates:
 
         Args:
             digest: its digest.
-            bytes_max: of the values together; the last delta may exceed it. The others follow
-                in a later exchange.
+            bytes_max: of the entries together; the last one may exceed it. The others follow in a
+                later exchange.
         """
         theirs = self._aligned(digest)
         is_later_run = (self.runs > theirs.runs) & (self.versions > 0)
@@ -177,15 +197,25 @@ class NodeStates:
             if size >= bytes_max:
                 break
             base = int(theirs.versions[row]) if is_behind[row] else 0
-            deltas.append(self.delta(self.names[row], base=base))
-            size += sum(len(entry.value) for entry in deltas[-1].entries)
+            deltas.append(self.delta(self.names[row], base=base, bytes_max=bytes_max - size))
+            size += sum(map(_size, deltas[-1].entries))
         return deltas
 
-    def delta(self, node: str, *, base: int) -> StateDelta:
-        """The entries of a node past a version of its run."""
+    def delta(self, node: str, *, base: int, bytes_max: int | None = None) -> StateDelta:
+        """The entries of a node past a version of its run, in order; the first ones if too many.
+
+        Whoever has those up to some version lacks none of them, for a replaced one has a later one.
+        """
         row = self._at[node]
         past = [entry for entry in self._entries[node].values() if entry.version > base]
-        return StateDelta(node, int(self.runs[row]), base, int(self.versions[row]), tuple(past))
+        past.sort(key=attrgetter("version"))
+        version, sizes = int(self.versions[row]), accumulate(map(_size, past))
+        if bytes_max is not None:
+            fitting = sum(size < bytes_max for size in sizes) + 1
+            if fitting < len(past):
+                past = past[:fitting]
+                version = past[-1].version
+        return StateDelta(node, int(self.runs[row]), base, version, tuple(past))
 
     def check(self) -> None:
         assert list(self.names) == sorted(self._entries), "one state for each node"

@@ -24,7 +24,6 @@ from galileo.rpc.internal import check_protocol
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.quotas import QuotaResolver
 from galileo.wire.codec import removed_to_pb, report_to_pb
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import cluster_pb2, partitions_pb2
 
 SHOWN_TO_ALL = frozenset(
@@ -53,12 +52,6 @@ SHOWN_TO_ALL = frozenset(
     }
 )
 """Fields of a node's status that name no dataset, so that every caller of `Status` may see them."""
-
-
-class PeerInbox(Protocol):
-    """Receives heartbeats and machine messages; `server.peer_messaging` implements it."""
-
-    async def receive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply: ...
 
 
 class ClusterNodes(Protocol):
@@ -99,7 +92,6 @@ class ClusterServicer:
         node: StorageNode,
         *,
         peers: GrpcPeers,
-        mail: PeerInbox,
         nodes: ClusterNodes | None = None,
         ranges: RangeChanges | None = None,
         own_status: Callable[[], Awaitable[cluster_pb2.NodeStatus]],
@@ -113,7 +105,6 @@ class ClusterServicer:
         self._allowances = allowances or QuotaResolver()
         self._node = node
         self._peers = peers
-        self._mail = mail
         self._nodes = nodes
         self._ranges = ranges
         self._own_status = own_status
@@ -317,12 +308,6 @@ class ClusterServicer:
         return cluster_pb2.ApplyRetentionReply(
             reports=[report_to_pb(node, report) for node, report in reports.items()]
         )
-
-    @unary
-    async def Gossip(  # noqa: N802
-        self, request: peers_pb2.GossipRequest, context: Context
-    ) -> peers_pb2.GossipReply:
-        return await self._mail.receive(request)
 
     async def _status_of(self, name: str) -> cluster_pb2.NodeStatus:
         topology = self._node.topology  # The node may be removed meanwhile.

@@ -51,6 +51,7 @@ from galileo.node.system_tables import SystemTable
 from galileo.offload import offload
 from galileo.replication.values import Member
 from galileo.rpc.error_mapping import Context, streaming, unary
+from galileo.rpc.gossip import GossipReply, GossipRequest
 from galileo.rpc.policy import INTERNAL_SERVICE
 from galileo.wire.attachments import AtMost
 from galileo.wire.codec import CHUNK_BYTES_MAX, label_messages, row_messages
@@ -59,6 +60,8 @@ from galileo.wire.zero_copy import stream_of
 
 REPLICATE_HEAD_BYTES_MAX = 1 << 20
 """Bytes of messages of replicas beside their frames."""
+GOSSIP_HEAD_BYTES_MAX = 2 << 20
+"""Bytes of gossip beside synopses and topology."""
 TASK_HEAD_BYTES_MAX = 1 << 20
 """Bytes of a task beside its Arrow streams."""
 SCAN_ITEMS_MAX = 256
@@ -112,6 +115,12 @@ class HandedOffCaches(Protocol):
     ) -> CachedRange | None: ...
 
 
+class PeerInbox(Protocol):
+    """Receives gossip; `server.peer_messaging` implements it."""
+
+    async def receive(self, request: GossipRequest) -> GossipReply: ...
+
+
 class Internal:
     """Answers the calls of other nodes.
 
@@ -119,17 +128,27 @@ class Internal:
         node: this node.
         usage: measures its load.
         caches: that it has handed off; None: it answers no calls about them.
+        inbox: for gossip; None: it answers none.
     """
 
     def __init__(
         self,
         node: StorageNode,
         usage: Callable[[], UsageStatistics],
+        *,
         caches: HandedOffCaches | None = None,
+        inbox: PeerInbox | None = None,
     ) -> None:
         self._node = node
         self._usage = usage
         self._caches = caches
+        self._inbox = inbox
+
+    @bounded_head(GOSSIP_HEAD_BYTES_MAX)
+    async def gossip(self, request: GossipRequest) -> GossipReply:
+        """Takes a heartbeat or messages about the topology."""
+        assert self._inbox is not None, "a node that is asked receives gossip"
+        return await self._inbox.receive(request)
 
     async def replicate(self, envelopes: Sequence[Envelope]) -> None:
         """Takes messages of replicas."""
@@ -339,10 +358,11 @@ def _executions_pieces(part: ExecutionsPart) -> Iterator[ExecutionsPiece]:
     yield ExecutionsPiece(nothing, nothing, part)
 
 
-SERVICE = TypedService(INTERNAL_SERVICE, Internal)
-PROTOCOL = int.from_bytes(SERVICE.digest[:3]) << 8 | 10
-"""Number of the messages between nodes; nodes refuse any other. Its last byte is raised with each
-change of messages in protobuf, the others are of the types of the internal service."""
+PROTOBUF_VERSION = 11
+"""Raised with each change of what nodes send one another in protobuf."""
+SERVICE = TypedService(INTERNAL_SERVICE, Internal, version=PROTOBUF_VERSION)
+PROTOCOL = int.from_bytes(SERVICE.digest[:4])
+"""Number of the messages between nodes; nodes refuse any other."""
 
 
 def check_protocol(protocol: int, *, node: str) -> None:

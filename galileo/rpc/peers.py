@@ -14,6 +14,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import Unavailable
+from galileo.rpc.gossip import GossipReply, GossipRequest
+from galileo.rpc.internal import SERVICE, Internal
 from galileo.rpc.internal_calls import InternalCalls
 from galileo.wire.caller import Caller, Connection, Stream
 from galileo.wire.internal.v1 import peers_pb2
@@ -22,7 +24,6 @@ from galileo.wire.services import (
     CHANNELS,
     CLUSTER,
     CONTINUOUS,
-    PEER_CLUSTER,
     PEER_STORAGE,
 )
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
@@ -79,6 +80,9 @@ _DEADLINES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Fields of the options, by the name of a call; that of the others is `call_s`."""
+
+
+GOSSIP = SERVICE.call(Internal.gossip)
 
 
 class GrpcPeers(InternalCalls):
@@ -176,12 +180,10 @@ class GrpcPeers(InternalCalls):
             while (part := await self._next_part(node, stream)) is not None:
                 yield call.decode_answer(part)
 
-    async def exchange(self, node: str, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
+    async def exchange(self, node: str, request: GossipRequest) -> GossipReply:
         """Sends gossip, also to dead nodes, so that a restarted one is detected."""
-        reply: peers_pb2.GossipReply = await self._connection(node).unary(
-            PEER_CLUSTER, "Gossip", request, timeout_s=self.options.gossip_s
-        )
-        return reply
+        timeout_s = self.options.gossip_s
+        return await self.ask(node, GOSSIP, GOSSIP.encode(request), timeout_s=timeout_s)
 
     def fetch(
         self, node: str, request: continuous_pb2.FetchRequest

@@ -30,6 +30,7 @@ INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
         "digests": Policy(nodes=True, single_field=True),
         "drop_generations": Policy(nodes=True, single_field=True),
         "find_batches": Policy(nodes=True, single_field=True),
+        "gossip": Policy(nodes=True, single_field=True, size=BULK, heartbeat=True),
         "handed_off_cache": Policy(nodes=True, single_field=True),
         "known_rows": Policy(nodes=True, single_field=True),
         "known_row": Policy(nodes=True, single_field=True),

@@ -1,55 +1,67 @@
-"""Gossip and the entries of node states on the wire."""
+"""The entries of node states, as bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from galileo.dht.membership import Gossip
-from galileo.dht.node_states import Digest, StateDelta, StateEntry
+from galileo.cursor import Cursor
 from galileo.errors import InputError
+from galileo.model.windows import ClockStep
 from galileo.node.shard import PublishedCommits
-from galileo.wire.codec import (
-    cursor_from_pb,
-    cursor_to_pb,
-    event_clock_from_pb,
-    event_clock_to_pb,
+from galileo.wire.messages import Forms, MessageCodec
+
+_COUNT = np.dtype("<u4")
+
+
+@dataclass(frozen=True, slots=True)
+class _Commits:
+    """The columns of the last commits of a dataset, and those of its event clock."""
+
+    sequences: Cursor
+    partitions: npt.NDArray[np.int32]
+    commits: npt.NDArray[np.int64]
+    buckets_us: npt.NDArray[np.int64]
+
+
+_FORMS = Forms()
+_COMMITS: MessageCodec[_Commits] = MessageCodec(
+    _FORMS.of(_Commits), digest=_FORMS.digest(""), name="commits"
 )
-from galileo.wire.internal.v1 import peers_pb2
-
-_RUN, _COUNT = np.dtype("<u8"), np.dtype("<u4")
-
-
-def gossip_to_pb(gossip: Gossip) -> peers_pb2.NodeStates:
-    digest = gossip.digest
-    return peers_pb2.NodeStates(
-        digest=None if digest is None else _digest_to_pb(digest),
-        deltas=[_delta_to_pb(delta) for delta in gossip.deltas],
-    )
-
-
-def gossip_from_pb(message: peers_pb2.NodeStates) -> Gossip:
-    """The inverse of `gossip_to_pb`.
-
-    Raises:
-        InputError: the columns of the digest have different lengths.
-    """
-    digest = _digest_from_pb(message.digest) if message.HasField("digest") else None
-    return Gossip(digest, tuple(_delta_from_pb(delta) for delta in message.deltas))
 
 
 def encode_commits(published: PublishedCommits) -> bytes:
     """The last commits of a dataset, as an entry."""
-    message = peers_pb2.PublishedCommits(
-        sequences=cursor_to_pb(published.sequences), clock=event_clock_to_pb(published.clock)
+    clock = published.clock
+    return _COMMITS.encode(
+        _Commits(
+            published.sequences,
+            np.array([step.partition for step in clock], dtype=np.int32),
+            np.array([step.sequence for step in clock], dtype=np.int64),
+            np.array([step.bucket_us for step in clock], dtype=np.int64),
+        )
     )
-    return message.SerializeToString()
 
 
 def decode_commits(value: bytes) -> PublishedCommits:
-    message = peers_pb2.PublishedCommits.FromString(value)
-    return PublishedCommits(cursor_from_pb(message.sequences), event_clock_from_pb(message.clock))
+    """The inverse of `encode_commits`.
+
+    Raises:
+        InputError: the columns of the event clock differ in length, or the bytes are no entry.
+    """
+    entry = _COMMITS.decode(value)
+    columns = [column.tolist() for column in (entry.partitions, entry.commits, entry.buckets_us)]
+    if len({len(column) for column in columns}) != 1:
+        raise InputError(
+            f"expected steps of an event clock in three columns of one length, got "
+            f"{[len(column) for column in columns]}",
+            expected="same_lengths",
+            name="event_clock",
+        )
+    return PublishedCommits(entry.sequences, tuple(map(ClockStep, *columns)))
 
 
 def encode_led(partitions: Iterable[int]) -> bytes:
@@ -59,46 +71,3 @@ def encode_led(partitions: Iterable[int]) -> bytes:
 
 def decode_led(value: bytes) -> frozenset[int]:
     return frozenset(np.frombuffer(value, dtype=_COUNT).tolist())
-
-
-def _digest_to_pb(digest: Digest) -> peers_pb2.NodeDigest:
-    return peers_pb2.NodeDigest(
-        names="\n".join(digest.names).encode(),
-        runs=digest.runs.astype(_RUN).tobytes(),
-        beats=digest.beats.astype(_COUNT).tobytes(),
-        versions=digest.versions.astype(_COUNT).tobytes(),
-    )
-
-
-def _digest_from_pb(message: peers_pb2.NodeDigest) -> Digest:
-    names = tuple(message.names.decode().split("\n"))
-    sizes = [len(message.runs) / 8, len(message.beats) / 4, len(message.versions) / 4]
-    if sizes != [len(names)] * 3:
-        raise InputError(
-            f"expected a digest with {len(names)} rows, got columns of {sizes}",
-            expected=len(names),
-        )
-    return Digest(
-        names,
-        np.frombuffer(message.runs, dtype=_RUN),
-        np.frombuffer(message.beats, dtype=_COUNT),
-        np.frombuffer(message.versions, dtype=_COUNT),
-    )
-
-
-def _delta_to_pb(delta: StateDelta) -> peers_pb2.StateDelta:
-    return peers_pb2.StateDelta(
-        node=delta.node,
-        run=delta.run,
-        base=delta.base,
-        version=delta.version,
-        entries=[
-            peers_pb2.StateEntry(key=entry.key, version=entry.version, value=entry.value)
-            for entry in delta.entries
-        ],
-    )
-
-
-def _delta_from_pb(message: peers_pb2.StateDelta) -> StateDelta:
-    entries = (StateEntry(one.key, one.version, one.value) for one in message.entries)
-    return StateDelta(message.node, message.run, message.base, message.version, tuple(entries))

@@ -90,7 +90,6 @@ from galileo.wire.services import (
     HEALTH,
     NODE_SERVICES,
     PARTITIONS,
-    PEER_CLUSTER,
     PEER_SAMPLERS,
     PEER_STORAGE,
     QUERY,
@@ -276,7 +275,9 @@ class NodeProcess:
         servicers = self._servicers()
         for service in NODE_SERVICES:
             add_service(service, servicers[service], server)
-        internal = Internal(self.node, lambda: self.machine.usage, self._queries)
+        internal = Internal(
+            self.node, lambda: self.machine.usage, caches=self._queries, inbox=self.mail
+        )
         add_internal(internal, server)
         names = [service.full_name for service in (*NODE_SERVICES, HEALTH)]
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
@@ -303,7 +304,6 @@ class NodeProcess:
         cluster = ClusterServicer(
             self.node,
             peers=self._peers,
-            mail=self.mail,
             nodes=self._nodes,
             ranges=RangeChanges(
                 self.node, register=self._register, peers=self._peers, mail=self.mail
@@ -326,7 +326,6 @@ class NodeProcess:
             ANALYTICS: AnalyticsServicer(self.node, self._exploration, allowances),
             CONTINUOUS: continuous,
             CLUSTER: cluster,
-            PEER_CLUSTER: cluster,
             PARTITIONS: cluster,
             CHANNELS: ChannelsServicer(self.node, self._peers),
             SAMPLERS: samplers,

@@ -42,26 +42,29 @@ from galileo.dht.membership import (
 )
 from galileo.dht.node_states import StateEntry
 from galileo.dht.register import Ballot, Entry
-from galileo.dht.topology import Move
 from galileo.errors import ConfigError, GalileoError, InputError
 from galileo.graph.synopsis import Synopsis, SynopsisDelta, Version
 from galileo.node.catalog import AnyShard
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import StorageNode
-from galileo.rpc.internal import PROTOCOL, check_protocol
+from galileo.rpc.gossip import (
+    MESSAGES_MAX,
+    GossipReply,
+    GossipRequest,
+    Heartbeat,
+    HeldSynopsis,
+    SynopsisChange,
+)
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.gossip_codec import (
     decode_commits,
     decode_led,
     encode_commits,
     encode_led,
-    gossip_from_pb,
-    gossip_to_pb,
 )
 from galileo.server.topology_register import MESSAGES as REGISTER_MESSAGES
 from galileo.server.topology_register import TopologyRegister
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.tagged_json import TaggedJson
 
 _ADDRESS, _DISK, _LED, _CCQS, _COMMITS = "address", "disk", "led", "ccqs", "commits/"
@@ -88,7 +91,7 @@ class MessagingOptions:
     """
 
     outbox_max: int = 10_000
-    messages_together_max: int = 1_000
+    messages_together_max: int = MESSAGES_MAX
     messages_bytes_max: int = 2 << 20
     synopsis_look_s: float = 0.5
     synopsis_interval_s: float = 5.0
@@ -116,7 +119,7 @@ class _Peer:
         """Whether anything is to be sent now."""
         return bool(self.outbox) or self.heartbeat_due or self.missing is not None
 
-    def record_reply(self, reply: peers_pb2.GossipReply) -> bool:
+    def record_reply(self, reply: GossipReply) -> bool:
         """Records what the peer has acknowledged; forgets it after a restart of the peer.
 
         Returns:
@@ -127,8 +130,7 @@ class _Peer:
         if is_another:
             self.run, self.acknowledged = reply.run, {}
         for held in reply.synopses:
-            version = Version(held.epoch, held.version)
-            self.acknowledged[held.dataset, held.partition] = version
+            self.acknowledged[held.dataset, held.partition] = held.version
         return is_another
 
 
@@ -361,16 +363,17 @@ class PeerMessenger:
                     log.exception("a message to %s failed", box.name)
                 self._on_gossip(ExchangeFailed(box.name))
 
-    async def _exchange(self, box: _Peer) -> peers_pb2.GossipReply:
+    async def _exchange(self, box: _Peer) -> GossipReply:
         request = self._request(box)
         reply = await self._peers.exchange(box.name, request)
         if box.record_reply(reply):
             box.outdated.update(self._summaries)
-        if reply.topology:
-            await self._register.learn(box.name, reply.topology)
-        if reply.HasField("states"):
-            is_last = not request.HasField("heartbeat")
-            arrived = ReplyArrived(box.name, gossip_from_pb(reply.states), is_last=is_last)
+        if reply.topology.size:
+            await self._register.learn(box.name, reply.topology.to_pybytes())
+        if reply.states is not None:
+            _check(reply.states)
+            is_last = request.heartbeat is None
+            arrived = ReplyArrived(box.name, reply.states, is_last=is_last)
             effects = self._on_gossip(arrived)
             for effect in effects:
                 if isinstance(effect, SendGossip):
@@ -382,33 +385,26 @@ class PeerMessenger:
             box.wake.set()
         return reply
 
-    def _request(self, box: _Peer) -> peers_pb2.GossipRequest:
+    def _request(self, box: _Peer) -> GossipRequest:
         heartbeat, gossip, box.missing = None, box.missing, None
         if box.heartbeat_due:
             box.heartbeat_due = False
             self._write_state()
             heartbeat, gossip = self._heartbeat(box), self._members.heartbeat(box.name)
         version = self._register.version
-        return peers_pb2.GossipRequest(
-            sender=self._node.name,
-            run=self._members.states.run,
-            topology_fingerprint=self._node.topology.fingerprint,
-            heartbeat=heartbeat,
-            states=gossip_to_pb(gossip) if gossip is not None else None,
-            messages=_take_batch(box.outbox, self._options),
-            protocol=PROTOCOL,
-            topology_version=version,
+        return GossipRequest(
+            self._node.name,
+            self._members.states.run,
+            self._node.topology.fingerprint,
+            version,
             topology=self._register.encoded if box.topology_version < version else b"",
+            heartbeat=heartbeat,
+            states=gossip,
+            messages=tuple(_take_batch(box.outbox, self._options)),
         )
 
-    def _heartbeat(self, box: _Peer) -> peers_pb2.Heartbeat:
-        return peers_pb2.Heartbeat(
-            synopses=self._changes(box),
-            moves=[
-                peers_pb2.PartitionMove(partition=one.partition, number=one.number, node=one.node)
-                for one in self._node.topology.moved
-            ],
-        )
+    def _heartbeat(self, box: _Peer) -> Heartbeat:
+        return Heartbeat(tuple(self._changes(box)), tuple(self._node.topology.moved))
 
     def _write_state(self) -> None:
         """Brings the entries of this node up to date; encodes what has changed."""
@@ -435,7 +431,7 @@ class PeerMessenger:
             del self._written[dataset]
             states.write(_COMMITS + dataset, b"")
 
-    def _changes(self, box: _Peer) -> list[peers_pb2.SynopsisChange]:
+    def _changes(self, box: _Peer) -> list[SynopsisChange]:
         changes, size, shards = [], 0, self._node.catalog.shards
         for dataset in list(box.outdated):
             summary = self._summaries.get(dataset)
@@ -452,23 +448,20 @@ class PeerMessenger:
                     continue
                 delta = summary.delta(partition, known)
                 size += len(delta)
-                added = synopsis.schema.added
-                change = peers_pb2.SynopsisChange(dataset=dataset, delta=delta, added=added)
-                changes.append(change)
+                changes.append(SynopsisChange(dataset, delta, synopsis.schema.added))
             if is_up_to_date:
                 box.outdated.discard(dataset)
         return changes
 
     # --- what arrives ------------------------------------------------------------------------
 
-    async def receive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
+    async def receive(self, request: GossipRequest) -> GossipReply:
         """Applies a request of another node.
 
         Raises:
             InputError: the sender is not a node of this cluster.
-            ConfigError: its topology or its protocol differs.
+            ConfigError: its topology differs.
         """
-        check_protocol(request.protocol, node=request.sender)
         if request.topology_fingerprint != self._node.topology.fingerprint:
             raise ConfigError(
                 f"node {request.sender!r} has another topology than node "
@@ -477,8 +470,8 @@ class PeerMessenger:
                 node=request.sender,
                 key="cluster",
             )
-        if request.topology and request.topology_version > self._register.version:
-            await self._register.learn(request.sender, request.topology)
+        if request.topology.size and request.topology_version > self._register.version:
+            await self._register.learn(request.sender, request.topology.to_pybytes())
         if request.topology_version > self._register.version:
             return self._reply(request, is_behind=True)
         if request.sender not in self._boxes:
@@ -489,45 +482,43 @@ class PeerMessenger:
             )
         box = self._boxes[request.sender]
         box.topology_version = min(box.topology_version, request.topology_version)
-        held: list[peers_pb2.SynopsisVersion] = []
-        states: peers_pb2.NodeStates | None = None
-        if request.HasField("heartbeat"):
-            moves = request.heartbeat.moves
-            received = [Move(one.partition, one.number, one.node) for one in moves]
-            self._node.live.adopt(received)
+        held: list[HeldSynopsis] = []
+        states: Gossip | None = None
+        if request.heartbeat is not None:
+            self._node.live.adopt(request.heartbeat.moves)
             box.has_sent_heartbeat = True
             held = self._take_synopses(request.heartbeat)
-        if request.HasField("states"):
-            states = self._answer_gossip(request)
+        if request.states is not None:
+            _check(request.states)
+            states = self._answer_gossip(request.sender, request.states)
         for data in request.messages:
-            await self._register.receive(request.sender, TAGGED.decode(data))
+            await self._register.receive(request.sender, TAGGED.decode(data.to_pybytes()))
         return self._reply(request, held=held, states=states)
 
     def _reply(
         self,
-        request: peers_pb2.GossipRequest,
+        request: GossipRequest,
         *,
-        held: Sequence[peers_pb2.SynopsisVersion] = (),
-        states: peers_pb2.NodeStates | None = None,
+        held: Sequence[HeldSynopsis] = (),
+        states: Gossip | None = None,
         is_behind: bool = False,
-    ) -> peers_pb2.GossipReply:
+    ) -> GossipReply:
         version = self._register.version
-        return peers_pb2.GossipReply(
-            run=self._members.states.run,
-            synopses=held,
-            states=states,
-            topology_version=version,
+        return GossipReply(
+            self._members.states.run,
+            version,
             topology=self._register.encoded if request.topology_version < version else b"",
+            synopses=tuple(held),
+            states=states,
             is_behind=is_behind,
         )
 
-    def _answer_gossip(self, request: peers_pb2.GossipRequest) -> peers_pb2.NodeStates | None:
+    def _answer_gossip(self, sender: str, gossip: Gossip) -> Gossip | None:
         self._write_state()
-        gossip = gossip_from_pb(request.states)
-        effects = self._on_gossip(GossipArrived(request.sender, gossip))
+        effects = self._on_gossip(GossipArrived(sender, gossip))
         self._take_states(effects)
         answers = [effect.gossip for effect in effects if isinstance(effect, AnswerGossip)]
-        return gossip_to_pb(answers[0]) if answers else None
+        return answers[0] if answers else None
 
     def _take_states(self, effects: Iterable[MembershipEffect]) -> None:
         """Takes entries over; compares the commits of nodes with those that they once had."""
@@ -596,24 +587,22 @@ class PeerMessenger:
             )
         view.record_report(node)
 
-    def _take_synopses(self, heartbeat: peers_pb2.Heartbeat) -> list[peers_pb2.SynopsisVersion]:
+    def _take_synopses(self, heartbeat: Heartbeat) -> list[HeldSynopsis]:
         view, catalog, held = self._node.view, self._node.catalog, []
         for change in heartbeat.synopses:
             if not catalog.knows(change.dataset) or catalog.lacks(change.dataset, change.added):
                 self._node.system.wake()
                 continue  # Dropped, or not known yet; the change is sent again.
             schema = catalog.schema(change.dataset)
-            delta = SynopsisDelta.from_bytes(schema, change.delta)
+            delta = SynopsisDelta.from_bytes(schema, change.delta.to_pybytes())
             version = view.apply_synopsis(schema, delta)
-            held.append(
-                peers_pb2.SynopsisVersion(
-                    dataset=change.dataset,
-                    partition=delta.partition,
-                    epoch=version.epoch,
-                    version=version.sequence,
-                )
-            )
+            held.append(HeldSynopsis(change.dataset, delta.partition, version))
         return held
+
+
+def _check(gossip: Gossip) -> None:
+    if gossip.digest is not None:
+        gossip.digest.check()
 
 
 def _take_batch(outbox: deque[bytes], options: MessagingOptions) -> list[bytes]:

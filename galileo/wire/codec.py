@@ -16,8 +16,7 @@ from galileo.model.grouping import CellKey, FeatureKey, Grouping, Key, WindowKey
 from galileo.model.retention import HeldBack, Removed, RetentionReport
 from galileo.model.schema import Schema
 from galileo.model.versions import PartitionVersion
-from galileo.model.windows import STATES, ClockStep, WindowChanges
-from galileo.wire.internal.v1 import peers_pb2
+from galileo.model.windows import STATES, WindowChanges
 from galileo.wire.v1 import (
     analytics_pb2,
     cluster_pb2,
@@ -170,27 +169,6 @@ def commit_ranges_to_pb(ranges: Iterable[CommitRange]) -> list[common_pb2.Sequen
 
 def commit_ranges_from_pb(values: Iterable[common_pb2.SequenceRange]) -> tuple[CommitRange, ...]:
     return tuple(CommitRange(dropped.partition, dropped.first, dropped.last) for dropped in values)
-
-
-def event_clock_to_pb(steps: Sequence[ClockStep]) -> peers_pb2.EventClock:
-    return peers_pb2.EventClock(
-        partitions=[step.partition for step in steps],
-        sequences=[step.sequence for step in steps],
-        buckets_us=[step.bucket_us for step in steps],
-    )
-
-
-def event_clock_from_pb(value: peers_pb2.EventClock) -> tuple[ClockStep, ...]:
-    """Raises InputError if the lists differ in length."""
-    columns = (value.partitions, value.sequences, value.buckets_us)
-    if len({len(column) for column in columns}) != 1:
-        raise InputError(
-            f"expected steps of an event clock in three lists of one length, got "
-            f"{[len(column) for column in columns]}",
-            expected="same_lengths",
-            name="event_clock",
-        )
-    return tuple(ClockStep(*step) for step in zip(*columns, strict=True))
 
 
 def windows_to_pb(changes: WindowChanges) -> continuous_pb2.Windows:

@@ -34,7 +34,6 @@ CHANNELS = channels_pb2.DESCRIPTOR.services_by_name["Channels"]
 CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"]
 CONTINUOUS = continuous_pb2.DESCRIPTOR.services_by_name["Continuous"]
 PARTITIONS = partitions_pb2.DESCRIPTOR.services_by_name["Partitions"]
-PEER_CLUSTER = peers_pb2.DESCRIPTOR.services_by_name["PeerCluster"]
 PEER_SAMPLERS = peers_pb2.DESCRIPTOR.services_by_name["PeerSamplers"]
 PEER_STORAGE = peers_pb2.DESCRIPTOR.services_by_name["PeerStorage"]
 QUERY = query_pb2.DESCRIPTOR.services_by_name["Query"]
@@ -42,7 +41,7 @@ SAMPLERS = samplers_pb2.DESCRIPTOR.services_by_name["Samplers"]
 STORAGE = storage_pb2.DESCRIPTOR.services_by_name["Storage"]
 NODE_SERVICES = (
     *(STORAGE, QUERY, ANALYTICS, CONTINUOUS, CLUSTER, PARTITIONS, CHANNELS, SAMPLERS),
-    *(PEER_STORAGE, PEER_CLUSTER, PEER_SAMPLERS),
+    *(PEER_STORAGE, PEER_SAMPLERS),
 )
 """The services of a node in protobuf, without health and reflection, which are gRPC's own; the
 internal service is in `galileo.rpc.internal`."""

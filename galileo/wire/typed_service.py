@@ -82,6 +82,7 @@ class TypedService:
     Args:
         name: the full name of the service.
         contract: the class.
+        version: of what else has to be equal on both sides.
 
     Attributes:
         full_name: the name.
@@ -92,7 +93,7 @@ class TypedService:
         TypeError: a method has a parameter or result that does not travel.
     """
 
-    def __init__(self, name: str, contract: type) -> None:
+    def __init__(self, name: str, contract: type, *, version: int = 0) -> None:
         self.full_name = name
         forms = Forms()
         functions = {
@@ -106,7 +107,7 @@ class TypedService:
         }
         requests = {name: forms.of(request) for name, (request, _) in methods.items()}
         answers = ", ".join(f"{name} -> {answer.text}" for name, (_, answer) in methods.items())
-        self.digest = forms.digest(answers)
+        self.digest = forms.digest(f"{version}, {answers}")
         self.calls: Mapping[str, TypedCall[..., Any]] = MappingProxyType(
             {
                 called: TypedCall(

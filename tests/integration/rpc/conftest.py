@@ -32,7 +32,6 @@ from galileo.rpc.storage import StorageServicer
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 from galileo.wire.channel import node_server_options, open_channel
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.services import (
     ANALYTICS,
     CHANNELS,
@@ -53,13 +52,6 @@ SCHEMA = Schema(
     geohash_precision=2,
     time_bucket="1d",
 )
-
-
-class NoMail:
-    """These nodes send no heartbeats; what they know of one another the test decides."""
-
-    async def receive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
-        raise AssertionError("no gossip is sent here")
 
 
 @dataclass
@@ -140,7 +132,6 @@ class Company:
         cluster = ClusterServicer(
             node,
             peers=peers,
-            mail=NoMail(),
             own_status=_status_of(node),
             drain=lambda is_on: None,
         )

@@ -30,6 +30,7 @@ from galileo.rpc.admission import (
 from galileo.rpc.call_log import CallTracker
 from galileo.rpc.interceptor import CallInterceptor
 from galileo.rpc.internal import SERVICE
+from galileo.rpc.peers import GOSSIP
 from galileo.rpc.policy import HEARTBEATS, POLICIES
 from galileo.rpc.replication import REPLICATE
 from galileo.shares import Caller
@@ -50,7 +51,7 @@ TIMEOUT_S = 300.0
 INGEST, STATUS, LIST = (
     f"{PACKAGE}{name}" for name in ("Storage/Ingest", "Cluster/Status", "Continuous/List")
 )
-HEARTBEAT = "/galileo.internal.v1.PeerCluster/Gossip"
+HEARTBEAT = GOSSIP.path
 WATCH, RUN, SCAN, SELECT, ECHO = (
     f"{PACKAGE}{name}"
     for name in ("Continuous/Watch", "Query/Run", "Storage/Scan", "Storage/Select", "Storage/Read")
@@ -510,7 +511,7 @@ async def test_admission_of_compressed_messages_is_unimplemented(served: Served)
 # Written out once more, so that an option that is lost by mistake fails here.
 BULK = """
     Storage/Ingest Storage/Read Storage/ReadTable Storage/Scan
-    PeerStorage/RegisterQueries PeerStorage/Match PeerCluster/Gossip
+    PeerStorage/RegisterQueries PeerStorage/Match internal/gossip
     internal/replicate_frames internal/commit internal/scan internal/scan_small
     internal/read internal/read_table
 """

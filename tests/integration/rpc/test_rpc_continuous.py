@@ -202,7 +202,7 @@ async def test_fetch_without_windows_returns_none(stub) -> None:
 
 
 async def test_handed_off_cache_comes_in_pieces_or_not_at_all(face: Face) -> None:
-    internal = Internal(None, None, face)  # type: ignore[arg-type]
+    internal = Internal(None, None, caches=face)  # type: ignore[arg-type]
     pieces = [piece async for piece in internal.handed_off_cache("q", 7, Cursor({0: 1}), 9)]
     assert b"".join(piece.data for piece in pieces) == HELD.data.to_pybytes()
     assert len(pieces) > 2

@@ -18,10 +18,11 @@ from galileo.model.system_rows import Row
 from galileo.model.times import TIME_TYPE
 from galileo.node.peers import CommitAnswer, CommitTask
 from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.rpc.gossip import GossipReply, GossipRequest
+from galileo.rpc.peers import GOSSIP
 from galileo.server.peer_messaging import PeerMessenger
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
-from galileo.wire.internal.v1 import peers_pb2
 
 SCHEMA = Schema("nam", [Feature("temperature", "K")], geohash_precision=2, time_bucket="1d")
 
@@ -40,17 +41,17 @@ class Wire:
     rooms: dict[str, PeerMessenger] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
     replies_lost: set[str] = field(default_factory=set)
-    sent: list[tuple[str, peers_pb2.GossipRequest]] = field(default_factory=list)
+    sent: list[tuple[str, GossipRequest]] = field(default_factory=list)
 
-    async def exchange(self, node: str, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
-        self.sent.append((node, request))
+    async def exchange(self, node: str, request: GossipRequest) -> GossipReply:
+        (arrived,) = GOSSIP.decode(GOSSIP.encode(request))
+        self.sent.append((node, arrived))
         if node in self.away:
             raise Unavailable(f"{node} is away")
-        packed = peers_pb2.GossipRequest.FromString(request.SerializeToString())
-        reply = await self.rooms[node].receive(packed)
+        reply = await self.rooms[node].receive(arrived)
         if node in self.replies_lost:
             raise Unavailable(f"the reply of {node} is lost")
-        return reply
+        return GOSSIP.decode_answer(GOSSIP.encode_answer(reply))
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
         return await self.nodes[node].ingest.commit(task)

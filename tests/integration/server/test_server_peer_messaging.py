@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from expected_errors import raises
@@ -17,20 +18,22 @@ from galileo.cursor import EMPTY_CURSOR
 from galileo.dht import topology_changes
 from galileo.dht.membership import (
     ExchangeFailed,
+    Gossip,
     GossipArrived,
     Membership,
     MembershipEffect,
     MembershipEvent,
 )
-from galileo.dht.node_states import RUN_BITS
+from galileo.dht.node_states import RUN_BITS, Digest
 from galileo.dht.register import Accepted, Ballot, Learn, Prepare, RegisterMessage, first_state
 from galileo.errors import ConfigError, InputError
 from galileo.model.schema import Feature
 from galileo.model.system import SYSTEM_TABLES
 from galileo.node.cluster_view import ClusterView
 from galileo.query import parse
-from galileo.rpc.internal import PROTOCOL
-from galileo.server.gossip_codec import gossip_to_pb
+from galileo.rpc.gossip import GossipReply, GossipRequest, Heartbeat
+from galileo.rpc.internal import PROTOBUF_VERSION, Internal
+from galileo.rpc.peers import GOSSIP
 from galileo.server.peer_messaging import (
     MessagingOptions,
     PeerMessenger,
@@ -38,7 +41,7 @@ from galileo.server.peer_messaging import (
 )
 from galileo.server.register_driver import STATE
 from galileo.server.topology_register import TopologyRegister
-from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.typed_service import TypedService
 
 TIMEOUT_S = 60.0
 
@@ -114,7 +117,7 @@ class Post:
                 self.arrived.clear()
                 await self.arrived.wait()
 
-    async def heartbeat(self, sender: str, receiver: str) -> peers_pb2.GossipRequest:
+    async def heartbeat(self, sender: str, receiver: str) -> GossipRequest:
         """One heartbeat, once its reply has been taken in."""
         self.now += 10.0  # All synopses are due.
         await self[sender].update_synopses()
@@ -125,7 +128,7 @@ class Post:
                 await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)
-        request: peers_pb2.GossipRequest = self.wire.sent[before][1]
+        request: GossipRequest = self.wire.sent[before][1]
         return request
 
 
@@ -476,31 +479,33 @@ async def test_heartbeat_bounds_the_bytes_of_synopses(
     assert sizes == [1] * count + [0], "each takes its turn"
 
 
-async def test_gossip_of_an_unknown_sender_is_refused(post: Post) -> None:
+async def receive(post: Post, request: GossipRequest) -> GossipReply:
+    """The answer of a to a request of b."""
+    return await post["a"].receive(*GOSSIP.decode(GOSSIP.encode(request)))
+
+
+def request_of(post: Post, **parts: Any) -> GossipRequest:
+    """A request of b, with the topology of a."""
     fingerprint = post.wire.nodes["a"].topology.fingerprint
-    same: Any = {"topology_fingerprint": fingerprint, "protocol": PROTOCOL}
-    with raises(InputError, node="z"):
-        await post["a"].receive(peers_pb2.GossipRequest(sender="z", **same))
-    with raises(InputError, node="a"):
-        await post["a"].receive(peers_pb2.GossipRequest(sender="a", **same))
+    return GossipRequest("b", 0, fingerprint, **{"topology_version": 0, **parts})
+
+
+async def test_gossip_of_an_unknown_sender_is_refused(post: Post) -> None:
+    for sender in "za":
+        with raises(InputError, node=sender):
+            await receive(post, replace(request_of(post), sender=sender))
 
 
 async def test_gossip_of_a_later_topology_is_not_processed_before_it_is_known(post: Post) -> None:
-    node = post.wire.nodes["a"]
-    request = peers_pb2.GossipRequest(
-        sender="b",
-        topology_fingerprint=node.topology.fingerprint,
-        protocol=PROTOCOL,
-        topology_version=2,
-        heartbeat=peers_pb2.Heartbeat(),
-        states=gossip_to_pb(post.members["b"].heartbeat("a")),
-    )
-    reply = await post["a"].receive(request)
+    states = post.members["b"].heartbeat("a")
+    request = request_of(post, topology_version=2, heartbeat=Heartbeat(), states=states)
+    reply = await receive(post, request)
     assert reply.is_behind
     assert post.heartbeats == []
-    chosen = first_state(["a", "b"], topology_changes.pin(node.topology).to_json(), version=2)
-    request.topology = STATE.encode(Ballot(4096, chosen.chosen.entry))
-    reply = await post["a"].receive(request)
+    topology = topology_changes.pin(post.wire.nodes["a"].topology)
+    chosen = first_state(["a", "b"], topology.to_json(), version=2)
+    encoded = STATE.encode(Ballot(4096, chosen.chosen.entry))
+    reply = await receive(post, replace(request, topology=encoded))
     assert not reply.is_behind
     assert reply.topology_version == 2
     assert post.heartbeats == [("a", "b")]
@@ -515,22 +520,14 @@ async def test_gossip_of_an_earlier_topology_is_answered_with_the_later_one(post
 
 
 async def test_gossip_with_another_topology_is_refused(post: Post) -> None:
-    request = peers_pb2.GossipRequest(sender="b", protocol=PROTOCOL, topology_fingerprint=1)
     with raises(ConfigError, node="b", key="cluster"):
-        await post["a"].receive(request)
+        await receive(post, replace(request_of(post), topology_fingerprint=1))
 
 
-@pytest.mark.parametrize("protocol", [0, PROTOCOL - 1, PROTOCOL + 1])
-async def test_gossip_of_another_protocol_is_refused(post: Post, protocol: int) -> None:
-    request = peers_pb2.GossipRequest(
-        sender="b",
-        topology_fingerprint=post.wire.nodes["a"].topology.fingerprint,
-        protocol=protocol,
-        heartbeat=peers_pb2.Heartbeat(),
-    )
-    with raises(ConfigError, node="b", expected=PROTOCOL):
-        await post["a"].receive(request)
-    assert post.heartbeats == []
+async def test_gossip_with_other_types_is_refused(post: Post) -> None:
+    other = TypedService("other", Internal, version=PROTOBUF_VERSION + 1)
+    with raises(ConfigError, method="gossip"):
+        GOSSIP.decode(other.call(Internal.gossip).encode(request_of(post)))
 
 
 async def test_gossip_with_a_new_address_relocates_the_sender(post: Post) -> None:
@@ -545,21 +542,17 @@ async def test_gossip_with_a_new_address_relocates_the_sender(post: Post) -> Non
     await post.heartbeat("b", "a")
     await settled(lambda: a.topology.by_name["b"].address == "127.0.0.1:99")
     for request in early:
-        await post["a"].receive(request)
+        await receive(post, request)
     assert a.topology.by_name["b"].address == "127.0.0.1:99"
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_gossip_with_an_invalid_digest_is_refused(post: Post) -> None:
-    request = peers_pb2.GossipRequest(
-        sender="b",
-        topology_fingerprint=post.wire.nodes["a"].topology.fingerprint,
-        protocol=PROTOCOL,
-        states=peers_pb2.NodeStates(digest=peers_pb2.NodeDigest(names=b"a\nb", runs=bytes(8))),
-    )
+    counts = np.zeros(2, np.uint32)
+    digest = Digest(("a", "b"), np.zeros(1, np.uint64), counts, counts)
     with raises(InputError, expected=2):
-        await post["a"].receive(request)
+        await receive(post, request_of(post, states=Gossip(digest)))
 
 
 async def test_exchange_that_fails_is_reported_to_membership(post: Post) -> None:
@@ -569,14 +562,8 @@ async def test_exchange_that_fails_is_reported_to_membership(post: Post) -> None
 
 
 async def test_gossip_with_an_unreadable_message_is_refused(post: Post) -> None:
-    request = peers_pb2.GossipRequest(
-        sender="b",
-        topology_fingerprint=post.wire.nodes["a"].topology.fingerprint,
-        protocol=PROTOCOL,
-        messages=[b'{"$":"Popen"}'],
-    )
     with raises(InputError):
-        await post["a"].receive(request)
+        await receive(post, request_of(post, messages=(b'{"$":"Popen"}',)))
     assert post.messages == []
     post["b"].send("a", Prepare(1))
     await post.until(lambda: bool(post.messages))

@@ -51,8 +51,10 @@ from galileo.errors import (
 from galileo.node.peers import CommitTask
 from galileo.rpc import token_store
 from galileo.rpc.access import Role
+from galileo.rpc.gossip import GossipRequest
 from galileo.rpc.internal import SERVICE
 from galileo.rpc.internal_calls import COMMIT
+from galileo.rpc.peers import GOSSIP
 from galileo.rpc.policy import POLICIES
 from galileo.rpc.replication import REPLICATE
 from galileo.rpc.token_store import TOKEN_PREFIX
@@ -60,8 +62,7 @@ from galileo.sampler_runtime import unavailable_reason
 from galileo.server.main import NodeProcess
 from galileo.version import VERSION
 from galileo.wire.channel import open_blocking_channel
-from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.services import CLUSTER, NODE_SERVICES, PEER_CLUSTER, stub_of
+from galileo.wire.services import CLUSTER, NODE_SERVICES, stub_of
 from galileo.wire.v1 import cluster_pb2
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
@@ -395,11 +396,11 @@ def test_node_diagnostics_require_the_admin_role(guarded: Guarded) -> None:
 def test_node_methods_are_denied_to_an_admin(guarded: Guarded) -> None:
     keys = guarded.tokens.proof("root", tls=guarded.client).keys()
     with open_blocking_channel(guarded.cluster.addresses[0], keys) as channel:
-        mail = peers_pb2.GossipRequest(sender="node-2")
+        mail = GOSSIP.encode(GossipRequest("node-2", 0, 0, 1))
         commit = COMMIT.encode(CommitTask("rain", "p", 0, pa.py_buffer(b"")))
         for call in (
             lambda: channel.unary_unary(REPLICATE.path)(REPLICATE.encode(()), timeout=60),
-            lambda: stub_of(PEER_CLUSTER, channel).Gossip(mail, timeout=60),
+            lambda: channel.unary_unary(GOSSIP.path)(mail, timeout=60),
             lambda: channel.unary_unary(COMMIT.path)(commit, timeout=60),
         ):
             with pytest.raises(grpc.RpcError) as caught:

@@ -32,7 +32,7 @@ from galileo.sampler_package import MANIFEST, SamplerArchive, archive_of
 from galileo.samplers import SamplerSpec
 from galileo.testing.conformance import sample_labels
 from galileo.wire import token
-from galileo.wire.codec import cursor_from_pb, event_clock_from_pb, kept_rows, windows_from_pb
+from galileo.wire.codec import cursor_from_pb, kept_rows, windows_from_pb
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import cursors_from_bytes
 from galileo.wire.status import error_from_pb
@@ -240,7 +240,6 @@ def _error(value: common_pb2.Error) -> None:
 
 _CONVERSIONS: tuple[tuple[type[Message], Callable[[Any], object]], ...] = (
     (common_pb2.Cursor, cursor_from_pb),
-    (peers_pb2.EventClock, event_clock_from_pb),
     (continuous_pb2.Windows, windows_from_pb),
     (common_pb2.Error, _error),
     (peers_pb2.MatchRequest, match_task_from_pb),
@@ -264,7 +263,6 @@ def _conversions() -> Iterator[bytes]:
     cursor = common_pb2.Cursor(partitions=[0, 1], sequences=[4, 5])
     examples: tuple[Message, ...] = (
         cursor,
-        peers_pb2.EventClock(partitions=[1], sequences=[2], buckets_us=[3]),
         continuous_pb2.Windows(
             clock_us=1, size_us=2, starts=bytes(16), labels=bytes(16), states=bytes(2)
         ),

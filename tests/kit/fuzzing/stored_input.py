@@ -10,6 +10,7 @@ import functools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -21,18 +22,28 @@ from fuzzing.targets import Target
 from galileo.ccq import pack_codec
 from galileo.ccq.packs import pack_labels
 from galileo.cursor import Cursor
+from galileo.dht.membership import Gossip
+from galileo.dht.node_states import Digest, StateDelta, StateEntry
+from galileo.dht.topology import Move
 from galileo.errors import CorruptData, InputError
 from galileo.labels import from_ipc, to_ipc
 from galileo.model import paths as model_paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
+from galileo.model.windows import ClockStep
+from galileo.node.peers import ScanTask
 from galileo.node.replication.protocol import Envelope
+from galileo.node.shard import PublishedCommits
 from galileo.packing import Compression, pack, unpack
 from galileo.replication.messages import Append, StartTerm, Vote
 from galileo.replication.values import Epochs, Member, ReplicaSet
+from galileo.rpc.gossip import GossipRequest, Heartbeat, SynopsisChange
 from galileo.rpc.internal import SERVICE
+from galileo.rpc.internal_calls import SCAN
+from galileo.rpc.peers import GOSSIP
 from galileo.rpc.replication import REPLICATE
 from galileo.samplers import SamplerSpec
+from galileo.server.gossip_codec import decode_commits, encode_commits
 from galileo.server.peer_messaging import TAGGED
 from galileo.storage.disk import REAL_DISK
 from galileo.storage.frame import (
@@ -51,6 +62,8 @@ from galileo.storage.writer import JournalOptions
 from galileo.testing.conformance import sample_labels
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import part_from_pb
+from galileo.wire.messages import DIGEST_BYTES
+from galileo.wire.typed_service import TypedCall
 from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import decoder
 
@@ -275,10 +288,22 @@ def _record_batches() -> Iterator[bytes]:
     yield found
 
 
+_CALLS = tuple(SERVICE.calls[name] for name in sorted(SERVICE.calls))
+
+
 def _internal(data: bytes) -> None:
-    """A request of the internal service, with the digest of its types put there."""
-    again = REPLICATE.encode(*REPLICATE.decode(SERVICE.digest + data))
-    assert len(REPLICATE.encode(*REPLICATE.decode(again))) == len(again)
+    """A request of the call that the first byte names, with the digest of all types put there.
+
+    Or an entry of gossip with a node's last commits.
+    """
+    chosen = (data[0] if data else 0) % (len(_CALLS) + 1)
+    if chosen == len(_CALLS):
+        published = decode_commits(_ENTRY[:DIGEST_BYTES] + data[1:])
+        assert decode_commits(encode_commits(published)) == published
+        return
+    call = _CALLS[chosen]
+    again = call.encode(*call.decode(SERVICE.digest + data[1:]))
+    assert len(call.encode(*call.decode(again))) == len(again)
 
 
 def _internals() -> Iterator[bytes]:
@@ -288,7 +313,23 @@ def _internals() -> Iterator[bytes]:
     start = StartTerm(7, ReplicaSet(7, 1, frozenset({a, b})), {"nam": 5}, {"nam": epochs})
     frames = Envelope(3, a, b, append, pa.py_buffer(b"frames"), b"begins", 2)
     for envelopes in ([frames, frames], [Envelope(0, a, b, one) for one in (vote, start)]):
-        yield REPLICATE.encode(envelopes).removeprefix(SERVICE.digest)
+        yield _named(REPLICATE, REPLICATE.encode(envelopes))
+    column = np.ones(2, np.uint32)
+    delta = StateDelta("a", 7, 0, 1, (StateEntry("disk", 1, b"1"),))
+    states = Gossip(Digest(("a", "b"), column.astype(np.uint64), column, column), (delta,))
+    heartbeat = Heartbeat((SynopsisChange("nam", pa.py_buffer(b"delta"), 0),), (Move(0, 1, "a"),))
+    gossip = GossipRequest("a", 7, 1, 2, b"topology", heartbeat, states, (b"message",))
+    yield _named(GOSSIP, GOSSIP.encode(gossip))
+    scan = ScanTask(1, "nam", "true", Cursor({1: 2}), Cursor({1: 3}), frozenset({1, 2}))
+    yield _named(SCAN, SCAN.encode([scan]))
+    yield bytes([len(_CALLS)]) + _ENTRY[DIGEST_BYTES:]
+
+
+def _named(call: TypedCall[..., Any], request: bytes) -> bytes:
+    return bytes([_CALLS.index(call)]) + request.removeprefix(SERVICE.digest)
+
+
+_ENTRY = encode_commits(PublishedCommits(Cursor({0: 1, 7: 2}), (ClockStep(0, 1, 99),)))
 
 
 TARGETS = (
@@ -313,7 +354,7 @@ TARGETS = (
     Target("bulk", "ingest requests, taken apart without a copy", _bulk, _bulks, weight=3),
     Target("matched", "matches of continuous queries", _matched, _matches, weight=2),
     Target("mail", "messages between nodes", _mail, _letters, weight=3),
-    Target("internal", "requests of the internal service", _internal, _internals, weight=3),
+    Target("internal", "requests of the internal service", _internal, _internals, weight=5),
     Target(
         "segment", "files of commits, as they are read at the start", _segment, _segments, weight=4
     ),

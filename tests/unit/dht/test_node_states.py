@@ -1,6 +1,13 @@
 import numpy as np
 
-from galileo.dht.node_states import RUN_BITS, Digest, NodeStates, StateDelta, StateEntry
+from galileo.dht.node_states import (
+    ENTRY_BYTES,
+    RUN_BITS,
+    Digest,
+    NodeStates,
+    StateDelta,
+    StateEntry,
+)
 
 RUN = 5 << RUN_BITS
 
@@ -63,6 +70,24 @@ def test_node_states_deltas_are_bounded_in_bytes_and_follow_later():
         assert [delta.node for delta in deltas] == expected
         for delta in deltas:
             b.apply(delta)
+
+
+def test_node_states_delta_above_its_bound_has_the_first_entries():
+    a, b = states("a"), states("b")
+    for number in range(9):
+        a.write(f"k{number % 4}", b"%d" % number)
+    sent = list[str]()
+    while deltas := a.deltas(b.digest(), bytes_max=ENTRY_BYTES + 4):
+        (delta,) = deltas
+        assert len(delta.entries) <= 2
+        assert b.apply(delta) == delta.entries
+        sent += [entry.key for entry in delta.entries]
+        if len(sent) == 2:
+            a.write("k2", b"late")
+            a.write("k1", b"later")
+    assert sent == ["k1", "k2", "k3", "k0", "k2", "k1"]
+    assert values(a, "a") == values(b, "a")
+    assert a.versions[0] == b.versions[0]
 
 
 def test_node_states_digest_of_other_nodes_is_aligned():

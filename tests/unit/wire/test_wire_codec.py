@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.model.grouping import KEYS_MAX
-from galileo.model.windows import ClockStep, WindowChanges
+from galileo.model.windows import WindowChanges
 from galileo.wire import codec
 from galileo.wire.channel import MESSAGE_BYTES_MAX
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import analytics_pb2, common_pb2, continuous_pb2
 
 cursors = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), max_size=6)
@@ -92,18 +91,6 @@ def test_table_of_no_chunks_is_empty() -> None:
 
 
 micros = st.integers(-(2**62), 2**62)
-
-
-@given(st.lists(st.builds(ClockStep, st.integers(0, 2**31), st.integers(0, 2**62), micros)))
-def test_event_clock_to_pb_random_steps_round_trip(steps: list[ClockStep]) -> None:
-    packed = codec.event_clock_to_pb(steps).SerializeToString()
-    assert codec.event_clock_from_pb(peers_pb2.EventClock.FromString(packed)) == tuple(steps)
-
-
-def test_event_clock_from_pb_unequal_lists_raises() -> None:
-    value = peers_pb2.EventClock(partitions=[1, 2], sequences=[3, 4], buckets_us=[5])
-    with raises(InputError, expected="same_lengths", name="event_clock"):
-        codec.event_clock_from_pb(value)
 
 
 @given(st.none() | micros, st.lists(st.tuples(micros, st.integers(0, 9), st.integers(0, 2))))

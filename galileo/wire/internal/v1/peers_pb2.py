@@ -27,7 +27,7 @@ from galileo.wire.v1 import policy_pb2 as galileo_dot_wire_dot_v1_dot_policy__pb
 from galileo.wire.v1 import samplers_pb2 as galileo_dot_wire_dot_v1_dot_samplers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$galileo/wire/internal/v1/peers.proto\x12\x13galileo.internal.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\x1a\x1egalileo/wire/v1/samplers.proto\"U\n\x0fSynopsisVersion\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\"?\n\x0eSynopsisChange\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05\x64\x65lta\x18\x02 \x01(\x0c\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x03 \x01(\r\"G\n\nEventClock\x12\x12\n\npartitions\x18\x01 \x03(\r\x12\x11\n\tsequences\x18\x02 \x03(\x04\x12\x12\n\nbuckets_us\x18\x03 \x03(\x12\"i\n\x10PublishedCommits\x12%\n\tsequences\x18\x01 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12.\n\x05\x63lock\x18\x02 \x01(\x0b\x32\x1f.galileo.internal.v1.EventClock\"J\n\nNodeDigest\x12\r\n\x05names\x18\x01 \x01(\x0c\x12\x0c\n\x04runs\x18\x02 \x01(\x0c\x12\r\n\x05\x62\x65\x61ts\x18\x03 \x01(\x0c\x12\x10\n\x08versions\x18\x04 \x01(\x0c\"9\n\nStateEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\r\n\x05value\x18\x03 \x01(\x0c\"x\n\nStateDelta\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\x06\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\r\x12\x30\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x1f.galileo.internal.v1.StateEntry\"n\n\nNodeStates\x12/\n\x06\x64igest\x18\x01 \x01(\x0b\x32\x1f.galileo.internal.v1.NodeDigest\x12/\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x1f.galileo.internal.v1.StateDelta\"u\n\tHeartbeat\x12\x35\n\x08synopses\x18\x01 \x03(\x0b\x32#.galileo.internal.v1.SynopsisChange\x12\x31\n\x05moves\x18\x02 \x03(\x0b\x32\".galileo.internal.v1.PartitionMove\"@\n\rPartitionMove\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04node\x18\x03 \x01(\t\"\xfe\x01\n\rGossipRequest\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x1c\n\x14topology_fingerprint\x18\x03 \x01(\x04\x12\x31\n\theartbeat\x18\x04 \x01(\x0b\x32\x1e.galileo.internal.v1.Heartbeat\x12\x10\n\x08messages\x18\x05 \x03(\x0c\x12\x0b\n\x03run\x18\x06 \x01(\x06\x12\x18\n\x10topology_version\x18\x07 \x01(\x04\x12\x10\n\x08topology\x18\x08 \x01(\x0c\x12/\n\x06states\x18\t \x01(\x0b\x32\x1f.galileo.internal.v1.NodeStates\"\xc2\x01\n\x0bGossipReply\x12\x36\n\x08synopses\x18\x01 \x03(\x0b\x32$.galileo.internal.v1.SynopsisVersion\x12\x0b\n\x03run\x18\x02 \x01(\x06\x12\x18\n\x10topology_version\x18\x03 \x01(\x04\x12\x11\n\tis_behind\x18\x04 \x01(\x08\x12/\n\x06states\x18\x05 \x01(\x0b\x32\x1f.galileo.internal.v1.NodeStates\x12\x10\n\x08topology\x18\x06 \x01(\x0c\"7\n\x11GetSamplerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nfacts_only\x18\x02 \x01(\x08\"P\n\x0fGetSamplerReply\x12,\n\x07sampler\x18\x01 \x01(\x0b\x32\x1b.galileo.v1.UploadedSampler\x12\x0f\n\x07\x61rchive\x18\x02 \x01(\x0c\"?\n\x16RegisterQueriesRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x14\n\x0cqueries_json\x18\x02 \x03(\t\"\x16\n\x14RegisterQueriesReply\"\x86\x01\n\x0cMatchRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63ursors\x18\x04 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x05 \x01(\x0c\x12\x11\n\tcommitted\x18\x06 \x01(\x0c\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x07 \x01(\r\"\x96\x01\n\tMatchPart\x12\x10\n\x08\x61nswered\x18\x01 \x01(\x0c\x12#\n\x07reached\x18\x02 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0e\n\x06labels\x18\x03 \x03(\x0c\x12\r\n\x05items\x18\x04 \x01(\x0c\x12\x0e\n\x06places\x18\x05 \x01(\x0c\x12#\n\x07\x64ropped\x18\x06 \x01(\x0b\x32\x12.galileo.v1.Cursor\"?\n\x0cMatchFailure\x12\r\n\x05items\x18\x01 \x01(\x0c\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.galileo.v1.Error\"\xa0\x01\n\nMatchReply\x12\x10\n\x06labels\x18\x01 \x01(\x0cH\x00\x12.\n\x04part\x18\x02 \x01(\x0b\x32\x1e.galileo.internal.v1.MatchPartH\x00\x12\x11\n\x07unknown\x18\x03 \x01(\x0cH\x00\x12\x34\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32!.galileo.internal.v1.MatchFailureH\x00\x42\x07\n\x05reply2\xdb\x01\n\x0bPeerStorage\x12s\n\x0fRegisterQueries\x12+.galileo.internal.v1.RegisterQueriesRequest\x1a).galileo.internal.v1.RegisterQueriesReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x12W\n\x05Match\x12!.galileo.internal.v1.MatchRequest\x1a\x1f.galileo.internal.v1.MatchReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x30\x01\x32i\n\x0bPeerCluster\x12Z\n\x06Gossip\x12\".galileo.internal.v1.GossipRequest\x1a .galileo.internal.v1.GossipReply\"\n\x8a\xb5\x18\x06\x10\x01\x18\x02\x30\x01\x32k\n\x0cPeerSamplers\x12[\n\x03Get\x12&.galileo.internal.v1.GetSamplerRequest\x1a$.galileo.internal.v1.GetSamplerReply\"\x06\x8a\xb5\x18\x02\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$galileo/wire/internal/v1/peers.proto\x12\x13galileo.internal.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\x1a\x1egalileo/wire/v1/samplers.proto\"7\n\x11GetSamplerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nfacts_only\x18\x02 \x01(\x08\"P\n\x0fGetSamplerReply\x12,\n\x07sampler\x18\x01 \x01(\x0b\x32\x1b.galileo.v1.UploadedSampler\x12\x0f\n\x07\x61rchive\x18\x02 \x01(\x0c\"?\n\x16RegisterQueriesRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x14\n\x0cqueries_json\x18\x02 \x03(\t\"\x16\n\x14RegisterQueriesReply\"\x86\x01\n\x0cMatchRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63ursors\x18\x04 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x05 \x01(\x0c\x12\x11\n\tcommitted\x18\x06 \x01(\x0c\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x07 \x01(\r\"\x96\x01\n\tMatchPart\x12\x10\n\x08\x61nswered\x18\x01 \x01(\x0c\x12#\n\x07reached\x18\x02 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0e\n\x06labels\x18\x03 \x03(\x0c\x12\r\n\x05items\x18\x04 \x01(\x0c\x12\x0e\n\x06places\x18\x05 \x01(\x0c\x12#\n\x07\x64ropped\x18\x06 \x01(\x0b\x32\x12.galileo.v1.Cursor\"?\n\x0cMatchFailure\x12\r\n\x05items\x18\x01 \x01(\x0c\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.galileo.v1.Error\"\xa0\x01\n\nMatchReply\x12\x10\n\x06labels\x18\x01 \x01(\x0cH\x00\x12.\n\x04part\x18\x02 \x01(\x0b\x32\x1e.galileo.internal.v1.MatchPartH\x00\x12\x11\n\x07unknown\x18\x03 \x01(\x0cH\x00\x12\x34\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32!.galileo.internal.v1.MatchFailureH\x00\x42\x07\n\x05reply2\xdb\x01\n\x0bPeerStorage\x12s\n\x0fRegisterQueries\x12+.galileo.internal.v1.RegisterQueriesRequest\x1a).galileo.internal.v1.RegisterQueriesReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x12W\n\x05Match\x12!.galileo.internal.v1.MatchRequest\x1a\x1f.galileo.internal.v1.MatchReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x30\x01\x32k\n\x0cPeerSamplers\x12[\n\x03Get\x12&.galileo.internal.v1.GetSamplerRequest\x1a$.galileo.internal.v1.GetSamplerReply\"\x06\x8a\xb5\x18\x02\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,54 +38,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PEERSTORAGE'].methods_by_name['RegisterQueries']._serialized_options = b'\212\265\030\004\020\001\030\002'
   _globals['_PEERSTORAGE'].methods_by_name['Match']._loaded_options = None
   _globals['_PEERSTORAGE'].methods_by_name['Match']._serialized_options = b'\212\265\030\004\020\001\030\002'
-  _globals['_PEERCLUSTER'].methods_by_name['Gossip']._loaded_options = None
-  _globals['_PEERCLUSTER'].methods_by_name['Gossip']._serialized_options = b'\212\265\030\006\020\001\030\0020\001'
   _globals['_PEERSAMPLERS'].methods_by_name['Get']._loaded_options = None
   _globals['_PEERSAMPLERS'].methods_by_name['Get']._serialized_options = b'\212\265\030\002\020\001'
-  _globals['_SYNOPSISVERSION']._serialized_start=153
-  _globals['_SYNOPSISVERSION']._serialized_end=238
-  _globals['_SYNOPSISCHANGE']._serialized_start=240
-  _globals['_SYNOPSISCHANGE']._serialized_end=303
-  _globals['_EVENTCLOCK']._serialized_start=305
-  _globals['_EVENTCLOCK']._serialized_end=376
-  _globals['_PUBLISHEDCOMMITS']._serialized_start=378
-  _globals['_PUBLISHEDCOMMITS']._serialized_end=483
-  _globals['_NODEDIGEST']._serialized_start=485
-  _globals['_NODEDIGEST']._serialized_end=559
-  _globals['_STATEENTRY']._serialized_start=561
-  _globals['_STATEENTRY']._serialized_end=618
-  _globals['_STATEDELTA']._serialized_start=620
-  _globals['_STATEDELTA']._serialized_end=740
-  _globals['_NODESTATES']._serialized_start=742
-  _globals['_NODESTATES']._serialized_end=852
-  _globals['_HEARTBEAT']._serialized_start=854
-  _globals['_HEARTBEAT']._serialized_end=971
-  _globals['_PARTITIONMOVE']._serialized_start=973
-  _globals['_PARTITIONMOVE']._serialized_end=1037
-  _globals['_GOSSIPREQUEST']._serialized_start=1040
-  _globals['_GOSSIPREQUEST']._serialized_end=1294
-  _globals['_GOSSIPREPLY']._serialized_start=1297
-  _globals['_GOSSIPREPLY']._serialized_end=1491
-  _globals['_GETSAMPLERREQUEST']._serialized_start=1493
-  _globals['_GETSAMPLERREQUEST']._serialized_end=1548
-  _globals['_GETSAMPLERREPLY']._serialized_start=1550
-  _globals['_GETSAMPLERREPLY']._serialized_end=1630
-  _globals['_REGISTERQUERIESREQUEST']._serialized_start=1632
-  _globals['_REGISTERQUERIESREQUEST']._serialized_end=1695
-  _globals['_REGISTERQUERIESREPLY']._serialized_start=1697
-  _globals['_REGISTERQUERIESREPLY']._serialized_end=1719
-  _globals['_MATCHREQUEST']._serialized_start=1722
-  _globals['_MATCHREQUEST']._serialized_end=1856
-  _globals['_MATCHPART']._serialized_start=1859
-  _globals['_MATCHPART']._serialized_end=2009
-  _globals['_MATCHFAILURE']._serialized_start=2011
-  _globals['_MATCHFAILURE']._serialized_end=2074
-  _globals['_MATCHREPLY']._serialized_start=2077
-  _globals['_MATCHREPLY']._serialized_end=2237
-  _globals['_PEERSTORAGE']._serialized_start=2240
-  _globals['_PEERSTORAGE']._serialized_end=2459
-  _globals['_PEERCLUSTER']._serialized_start=2461
-  _globals['_PEERCLUSTER']._serialized_end=2566
-  _globals['_PEERSAMPLERS']._serialized_start=2568
-  _globals['_PEERSAMPLERS']._serialized_end=2675
+  _globals['_GETSAMPLERREQUEST']._serialized_start=153
+  _globals['_GETSAMPLERREQUEST']._serialized_end=208
+  _globals['_GETSAMPLERREPLY']._serialized_start=210
+  _globals['_GETSAMPLERREPLY']._serialized_end=290
+  _globals['_REGISTERQUERIESREQUEST']._serialized_start=292
+  _globals['_REGISTERQUERIESREQUEST']._serialized_end=355
+  _globals['_REGISTERQUERIESREPLY']._serialized_start=357
+  _globals['_REGISTERQUERIESREPLY']._serialized_end=379
+  _globals['_MATCHREQUEST']._serialized_start=382
+  _globals['_MATCHREQUEST']._serialized_end=516
+  _globals['_MATCHPART']._serialized_start=519
+  _globals['_MATCHPART']._serialized_end=669
+  _globals['_MATCHFAILURE']._serialized_start=671
+  _globals['_MATCHFAILURE']._serialized_end=734
+  _globals['_MATCHREPLY']._serialized_start=737
+  _globals['_MATCHREPLY']._serialized_end=897
+  _globals['_PEERSTORAGE']._serialized_start=900
+  _globals['_PEERSTORAGE']._serialized_end=1119
+  _globals['_PEERSAMPLERS']._serialized_start=1121
+  _globals['_PEERSAMPLERS']._serialized_end=1228
 # @@protoc_insertion_point(module_scope)
