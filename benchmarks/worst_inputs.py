@@ -44,6 +44,7 @@ from galileo.node.definitions import (
 )
 from galileo.node.peers import (
     PARTS_SCHEMA,
+    PLACES_MAX,
     BatchLookup,
     CommitTask,
     ExecutionsTask,
@@ -59,7 +60,12 @@ from galileo.replication.messages import Acknowledged, NewerSet, PreVote, Vote
 from galileo.replication.values import Epochs, Member, ReplicaSet
 from galileo.rpc.admission import FIELDS_MAX, NAME_CHARACTERS_MAX, SMALL_REQUEST_BYTES_MAX
 from galileo.rpc.gossip import MESSAGES_MAX, MOVES_MAX, GossipRequest, Heartbeat
-from galileo.rpc.internal import GOSSIP_HEAD_BYTES_MAX, REPLICATE_HEAD_BYTES_MAX, SCAN_ITEMS_MAX
+from galileo.rpc.internal import (
+    GOSSIP_HEAD_BYTES_MAX,
+    REPLICATE_HEAD_BYTES_MAX,
+    SCAN_ITEMS_MAX,
+    TASK_HEAD_BYTES_MAX,
+)
 from galileo.rpc.internal_calls import (
     APPLY_RETENTION,
     CHANGE_ROW,
@@ -430,7 +436,7 @@ def _commit() -> Iterator[bytes]:
 
 
 def _find_batches() -> Iterator[bytes]:
-    places = tuple((1, 0) for _ in range(SMALL_REQUEST_BYTES_MAX // 3 - 100))
+    places = ((1, 0),) * PLACES_MAX
     yield FIND_BATCHES.encode(BatchLookup(WIDE, "p", 0, range_epoch=1, places=places))
 
 
@@ -440,7 +446,8 @@ def _tasks(call: TypedCall[[Sequence[ScanTask]], Any]) -> Callable[[], Iterator[
         task = ScanTask(0, WIDE, queries()[1], nothing, None, frozenset())
         yield call.encode([task] * SCAN_ITEMS_MAX)
         late = Cursor(dict.fromkeys(range(NUMBERS_MAX), 1))
-        yield call.encode([ScanTask(0, WIDE, "", late, late, all_places)])
+        last = ScanTask(0, WIDE, "", late, late, all_places)
+        yield call.encode([last] * (TASK_HEAD_BYTES_MAX // len(call.encode([last]))))
 
     return requests
 

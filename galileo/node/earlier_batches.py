@@ -36,7 +36,7 @@ from galileo.errors import GalileoError, TransientError
 from galileo.model import paths
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
-from galileo.node.peers import BatchLookup, CommitAnswer, FoundBatch, Peers
+from galileo.node.peers import PLACES_MAX, BatchLookup, CommitAnswer, FoundBatch, Peers
 from galileo.node.shard import Results, Shard
 from galileo.storage.commits import SEAL, seal_of
 
@@ -184,18 +184,20 @@ class EarlierBatches:
     async def _find_at(
         self, node: str, dataset: str, batch: BatchIdentity, places: list[Place]
     ) -> dict[Place, int | GalileoError]:
-        lookup = BatchLookup(
-            dataset,
-            batch.producer,
-            batch.number,
-            range_epoch=batch.range_epoch,
-            places=tuple(places),
-        )
+        answers = list[FoundBatch]()
         try:
-            if node == self._name:
-                answers = await self.find(lookup)
-            else:
-                answers = await self._peers.find_batches(node, lookup)
+            for start in range(0, len(places), PLACES_MAX):
+                lookup = BatchLookup(
+                    dataset,
+                    batch.producer,
+                    batch.number,
+                    range_epoch=batch.range_epoch,
+                    places=tuple(places[start : start + PLACES_MAX]),
+                )
+                if node == self._name:
+                    answers += await self.find(lookup)
+                else:
+                    answers += await self._peers.find_batches(node, lookup)
         except TransientError as error:
             return dict.fromkeys(places, error)
         for place, answer in zip(places, answers, strict=True):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -28,8 +28,10 @@ from galileo.model.table import Table
 from galileo.node.query_options import QueryOptions
 from galileo.query import Query
 from galileo.samplers import LABEL
-from galileo.wire.attachments import LongText
+from galileo.wire.attachments import AtMost, LongText
 
+PLACES_MAX = 8_192
+"""Places of one question for a batch."""
 MOVED_PAUSE_S = 0.05
 OWNER_CHECK_S = 0.1
 """Pause between two looks at who owns the partitions of a call that is not answered."""
@@ -75,7 +77,7 @@ class BatchLookup:
     producer: str
     batch: int
     range_epoch: int
-    places: tuple[tuple[int, int], ...]
+    places: Annotated[tuple[tuple[int, int], ...], AtMost(PLACES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)

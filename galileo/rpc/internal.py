@@ -62,7 +62,7 @@ REPLICATE_HEAD_BYTES_MAX = 1 << 20
 """Bytes of messages of replicas beside their frames."""
 GOSSIP_HEAD_BYTES_MAX = 2 << 20
 """Bytes of gossip beside synopses and topology."""
-TASK_HEAD_BYTES_MAX = 1 << 20
+TASK_HEAD_BYTES_MAX = 512 << 10
 """Bytes of a task beside its Arrow streams."""
 SCAN_ITEMS_MAX = 256
 SCAN_PARTS_MAX = 256
