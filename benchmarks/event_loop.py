@@ -169,7 +169,8 @@ def _paths() -> dict[str, tuple[str, str]]:
         for method in service.methods
     }
     internal = {
-        short_name(call.path): (call.path, "unary_unary") for call in SERVICE.calls.values()
+        short_name(call.path): (call.path, f"unary_{_KINDS[call.is_stream]}")
+        for call in SERVICE.calls.values()
     }
     return paths | internal
 

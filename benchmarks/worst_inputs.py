@@ -71,6 +71,7 @@ from galileo.rpc.internal_calls import (
     CHANGE_ROW,
     CHANGE_ROWS,
     COMMIT,
+    DESCRIBE_CHANNEL,
     DROP_GENERATIONS,
     FIND_BATCHES,
     HANDED_OFF_CACHE,
@@ -80,6 +81,7 @@ from galileo.rpc.internal_calls import (
     READ,
     READ_EXECUTIONS,
     READ_TABLE,
+    REMOVE_DRAINED,
     ROWS_AFTER,
     SAMPLER_ARCHIVE,
     SCAN,
@@ -653,6 +655,10 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         ),
         "internal/replicate_frames": WorstCall(
             "messages, logs", _replicate(REPLICATE_HEAD_BYTES_MAX, REPLICATE_FRAMES.encode)
+        ),
+        "internal/remove_drained": WorstCall(_TEXT, lambda: iter([REMOVE_DRAINED.encode(NAME)])),
+        "internal/describe_channel": WorstCall(
+            "partitions", lambda: iter([DESCRIBE_CHANNEL.encode(CHANNEL)])
         ),
         "internal/apply_retention": WorstCall(
             _TEXT, lambda: iter([APPLY_RETENTION.encode(WIDE, "[" * len(LONG))])

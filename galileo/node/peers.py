@@ -261,6 +261,35 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelProgress:
+    """How far the executions of a channel are in one partition of its subscriptions.
+
+    Attributes:
+        partition: its number.
+        node: that executes it.
+        execution: the number of the last one.
+        subscriptions: how many it has.
+        index_bytes: memory of their index.
+        behind: commits of the dataset that are not matched yet, as far as the node has heard.
+        executed_at: seconds since 1970; 0: not since this node leads the partition.
+        took_s: how long the last execution took.
+        failure: why the last attempt failed; "" if it did not.
+        cut: the commits of the dataset that are matched.
+    """
+
+    partition: int
+    node: str
+    execution: int
+    subscriptions: int
+    index_bytes: int
+    behind: int
+    executed_at: float
+    took_s: float
+    failure: str
+    cut: Cursor
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutionsPart:
     """A part of an answer.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 
 from galileo.errors import GalileoError, InputError
-from galileo.node.peers import ExecutionsPart, ExecutionsTask
+from galileo.node.peers import ChannelProgress, ExecutionsPart, ExecutionsTask
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.error_mapping import Context, streaming, unary
+from galileo.rpc.internal import channel_progress
 from galileo.rpc.peers import GrpcPeers
 from galileo.wire.codec import CHUNK_BYTES_MAX, cursor_from_pb, cursor_to_pb
 from galileo.wire.v1 import channels_pb2
@@ -46,41 +47,36 @@ class ChannelsServicer:
         self, request: channels_pb2.DescribeChannelRequest, context: Context
     ) -> channels_pb2.DescribeChannelReply:
         channel = await self._node.stored_schema(request.dataset)
-        if request.local:
-            return channels_pb2.DescribeChannelReply(partitions=self._describe(channel.key))
         self._node.catalog.channel_shard(channel.key)
         nodes = [node.name for node in self._node.topology.nodes]
         replies = await asyncio.gather(*(self._ask(node, channel.key) for node in nodes))
-        partitions = [one for reply in replies for one in reply.partitions]
+        partitions = [_progress(one) for reply in replies for one in reply]
         partitions.sort(key=lambda one: one.partition)
         return channels_pb2.DescribeChannelReply(partitions=partitions)
 
-    async def _ask(self, node: str, channel: str) -> channels_pb2.DescribeChannelReply:
+    async def _ask(self, node: str, channel: str) -> Sequence[ChannelProgress]:
         """What a node says; nothing if it cannot be reached."""
         if node == self._node.name:
-            return channels_pb2.DescribeChannelReply(partitions=self._describe(channel))
+            return channel_progress(self._node, channel)
         try:
             return await self._peers.describe_channel(node, channel)
         except GalileoError:
-            return channels_pb2.DescribeChannelReply()
+            return ()
 
-    def _describe(self, channel: str) -> list[channels_pb2.ChannelPartition]:
-        executor = self._node.channels
-        return [
-            channels_pb2.ChannelPartition(
-                partition=partition,
-                node=self._node.name,
-                execution=one.execution,
-                subscriptions=len(one.index),
-                index_bytes=one.index.nbytes,
-                behind=executor.behind(channel, one),
-                executed_at=one.at,
-                took_s=one.took_s,
-                failure=one.failure,
-                cut=cursor_to_pb(one.cut),
-            )
-            for partition, one in executor.progress(channel).items()
-        ]
+
+def _progress(one: ChannelProgress) -> channels_pb2.ChannelPartition:
+    return channels_pb2.ChannelPartition(
+        partition=one.partition,
+        node=one.node,
+        execution=one.execution,
+        subscriptions=one.subscriptions,
+        index_bytes=one.index_bytes,
+        behind=one.behind,
+        executed_at=one.executed_at,
+        took_s=one.took_s,
+        failure=one.failure,
+        cut=cursor_to_pb(one.cut),
+    )
 
 
 def _messages(part: ExecutionsPart) -> Iterator[channels_pb2.FollowPart]:

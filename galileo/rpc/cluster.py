@@ -59,8 +59,6 @@ class ClusterNodes(Protocol):
 
     async def add(self, node: NodeInfo, *, group: str, is_new_group: bool) -> bytes: ...
 
-    async def remove_drained(self, name: str) -> None: ...
-
     async def start(self, *, to: str = "") -> None: ...
 
     async def remove_lost(self, name: str) -> None: ...
@@ -204,9 +202,7 @@ class ClusterServicer:
         self, request: cluster_pb2.RemoveNodeRequest, context: Context
     ) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]:
         assert self._nodes is not None
-        if request.is_drained:
-            await self._nodes.remove_drained(request.node)
-        elif request.lost:
+        if request.lost:
             await self._nodes.remove_lost(request.node)
             yield cluster_pb2.RemoveNodeProgress(stage="done")
         elif known_node(self._node.topology, request.node).name != self._node.name:

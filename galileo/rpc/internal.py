@@ -31,6 +31,7 @@ from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
     PARTS_SCHEMA,
     BatchLookup,
+    ChannelProgress,
     CommitAnswer,
     CommitTask,
     ExecutionsPart,
@@ -121,6 +122,12 @@ class PeerInbox(Protocol):
     async def receive(self, request: GossipRequest) -> GossipReply: ...
 
 
+class DrainedNodes(Protocol):
+    """Removes nodes from the topology; implemented by `server.cluster_nodes.ClusterNodes`."""
+
+    async def remove_drained(self, name: str) -> None: ...
+
+
 class Internal:
     """Answers the calls of other nodes.
 
@@ -129,6 +136,7 @@ class Internal:
         usage: measures its load.
         caches: that it has handed off; None: it answers no calls about them.
         inbox: for gossip; None: it answers none.
+        nodes: of the topology; None: it removes none.
     """
 
     def __init__(
@@ -138,11 +146,13 @@ class Internal:
         *,
         caches: HandedOffCaches | None = None,
         inbox: PeerInbox | None = None,
+        nodes: DrainedNodes | None = None,
     ) -> None:
         self._node = node
         self._usage = usage
         self._caches = caches
         self._inbox = inbox
+        self._nodes = nodes
 
     @bounded_head(GOSSIP_HEAD_BYTES_MAX)
     async def gossip(self, request: GossipRequest) -> GossipReply:
@@ -209,6 +219,16 @@ class Internal:
     async def drop_generations(self, name: str, generations: int) -> Removed:
         """Drops the first generations of a name at this node."""
         return await self._node.drop(name, generations)
+
+    async def remove_drained(self, name: str) -> None:
+        """Removes a node from the topology, which has no partitions and no duties any more."""
+        assert self._nodes is not None, "a node that is asked knows the topology"
+        await self._nodes.remove_drained(name)
+
+    async def describe_channel(self, channel: str) -> Sequence[ChannelProgress]:
+        """How far the partitions of a channel are that this node executes."""
+        known = await self._node.stored_schema(channel)
+        return channel_progress(self._node, known.key)
 
     async def apply_retention(self, dataset: str, numbered_json: str) -> RetentionReport:
         """Drops what a policy demands to drop, at this node.
@@ -336,6 +356,26 @@ class Internal:
             for start in range(0, max(held.data.size, 1), CACHE_PART_BYTES):
                 size = min(CACHE_PART_BYTES, held.data.size - start)
                 yield replace(held, data=held.data.slice(start, size))
+
+
+def channel_progress(node: StorageNode, channel: str) -> list[ChannelProgress]:
+    """How far the partitions of a channel are that a node executes."""
+    executor = node.channels
+    return [
+        ChannelProgress(
+            partition,
+            node.name,
+            one.execution,
+            subscriptions=len(one.index),
+            index_bytes=one.index.nbytes,
+            behind=executor.behind(channel, one),
+            executed_at=one.at,
+            took_s=one.took_s,
+            failure=one.failure,
+            cut=one.cut,
+        )
+        for partition, one in executor.progress(channel).items()
+    ]
 
 
 async def _scan_parts(answer: ScanAnswer) -> list[ScanAnswer]:

@@ -22,6 +22,7 @@ from galileo.model.system_rows import Outcome, Page, Position, Row, RowChange
 from galileo.model.table import Table
 from galileo.node.peers import (
     BatchLookup,
+    ChannelProgress,
     CommitAnswer,
     CommitTask,
     ExecutionsPart,
@@ -53,6 +54,8 @@ READ = SERVICE.call(Internal.read)
 READ_TABLE = SERVICE.call(Internal.read_table)
 READ_EXECUTIONS = SERVICE.call(Internal.read_executions)
 HANDED_OFF_CACHE = SERVICE.call(Internal.handed_off_cache)
+REMOVE_DRAINED = SERVICE.call(Internal.remove_drained)
+DESCRIBE_CHANNEL = SERVICE.call(Internal.describe_channel)
 APPLY_RETENTION = SERVICE.call(Internal.apply_retention)
 CHANGE_ROW = SERVICE.call(Internal.change_row)
 CHANGE_ROWS = SERVICE.call(Internal.change_rows)
@@ -186,6 +189,14 @@ class InternalCalls(ABC):
 
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed:
         return await self._ask(node, DROP_GENERATIONS, name, generations)
+
+    async def remove_drained(self, node: str, leaving: str) -> None:
+        """Has a node remove another from the topology, which has no partitions any more."""
+        await self._ask(node, REMOVE_DRAINED, leaving)
+
+    async def describe_channel(self, node: str, channel: str) -> Sequence[ChannelProgress]:
+        """How far a node's own partitions of a channel are."""
+        return await self._ask(node, DESCRIBE_CHANNEL, channel)
 
     async def apply_retention(
         self, node: str, dataset: str, retention: VersionedRetention

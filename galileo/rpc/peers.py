@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +20,6 @@ from galileo.wire.caller import Caller, Connection, Stream
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.services import (
     ANALYTICS,
-    CHANNELS,
     CLUSTER,
     CONTINUOUS,
     PEER_STORAGE,
@@ -30,7 +28,6 @@ from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.typed_service import Answer, P, TypedCall
 from galileo.wire.v1 import (
     analytics_pb2,
-    channels_pb2,
     cluster_pb2,
     continuous_pb2,
 )
@@ -66,11 +63,11 @@ class PeerOptions:
 
     def deadline_s(self, call: str) -> float:
         """Of an internal call, or of the next part of its answer."""
-        deadline_s: float = getattr(self, _DEADLINES.get(call, "call_s"))
+        deadline_s: float = getattr(self, DEADLINES.get(call, "call_s"))
         return deadline_s
 
 
-_DEADLINES: Mapping[str, str] = MappingProxyType(
+DEADLINES: Mapping[str, str] = MappingProxyType(
     {
         "apply_retention": "retention_s",
         "change_row": "sampler_s",
@@ -120,14 +117,6 @@ class GrpcPeers(InternalCalls):
             )
         return member.address
 
-    async def describe_channel(self, node: str, channel: str) -> channels_pb2.DescribeChannelReply:
-        """How far a node's own partitions of a channel are."""
-        request = channels_pb2.DescribeChannelRequest(dataset=channel, local=True)
-        reply: channels_pb2.DescribeChannelReply = await self._call(
-            node, CHANNELS, "DescribeChannel", request
-        )
-        return reply
-
     async def register_queries(self, node: str, dataset: str, texts: Sequence[str]) -> None:
         """Registers continuous queries at a node."""
         request = peers_pb2.RegisterQueriesRequest(dataset=dataset, queries_json=texts)
@@ -141,13 +130,6 @@ class GrpcPeers(InternalCalls):
     async def drain(self, node: str, request: cluster_pb2.DrainRequest) -> cluster_pb2.DrainReply:
         reply: cluster_pb2.DrainReply = await self._call(node, CLUSTER, "Drain", request)
         return reply
-
-    async def remove_node(self, node: str, leaving: str) -> None:
-        """Has a node remove another from the topology, which has no partitions any more."""
-        request = cluster_pb2.RemoveNodeRequest(node=leaving, is_drained=True)
-        async with aclosing(self._stream(node, CLUSTER, "RemoveNode", request)) as parts:
-            async for _ in parts:
-                pass
 
     def leave(
         self, node: str, request: cluster_pb2.RemoveNodeRequest

@@ -340,7 +340,7 @@ class ClusterNodes:
         await self._leave_sets(self._node.replicas)
         await self._hand_off()
         successor = topology_changes.successor(self._node.topology, name)
-        await self._peers.remove_node(successor, name)
+        await self._peers.remove_drained(successor, name)
         self._on_removed()
 
     async def _leave_sets(self, replicas: Replicas) -> None:

@@ -276,7 +276,11 @@ class NodeProcess:
         for service in NODE_SERVICES:
             add_service(service, servicers[service], server)
         internal = Internal(
-            self.node, lambda: self.machine.usage, caches=self._queries, inbox=self.mail
+            self.node,
+            lambda: self.machine.usage,
+            caches=self._queries,
+            inbox=self.mail,
+            nodes=self._nodes,
         )
         add_internal(internal, server)
         names = [service.full_name for service in (*NODE_SERVICES, HEALTH)]

@@ -26,29 +26,27 @@ from galileo.wire.v1 import common_pb2 as galileo_dot_wire_dot_v1_dot_common__pb
 from galileo.wire.v1 import policy_pb2 as galileo_dot_wire_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egalileo/wire/v1/channels.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\"w\n\rFollowRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0e\n\x06\x62roker\x18\x02 \x01(\t\x12!\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0e\n\x06wait_s\x18\x04 \x01(\x01\x12\x12\n\npartitions\x18\x05 \x03(\r\"\xa0\x01\n\nFollowPart\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x11\n\texecution\x18\x02 \x01(\x04\x12\x14\n\x0cobservations\x18\x03 \x01(\x0c\x12\x0f\n\x07matches\x18\x04 \x01(\x0c\x12#\n\x07reached\x18\x05 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12 \n\x04gone\x18\x06 \x01(\x0b\x32\x12.galileo.v1.Cursor\">\n\x16\x44\x65scribeChannelRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x13\n\x05local\x18\x02 \x01(\x08\x42\x04\x90\xb5\x18\x01\"H\n\x14\x44\x65scribeChannelReply\x12\x30\n\npartitions\x18\x01 \x03(\x0b\x32\x1c.galileo.v1.ChannelPartition\"\xd9\x01\n\x10\x43hannelPartition\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x11\n\texecution\x18\x03 \x01(\x04\x12\x15\n\rsubscriptions\x18\x04 \x01(\x04\x12\x13\n\x0bindex_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x62\x65hind\x18\x06 \x01(\x04\x12\x13\n\x0b\x65xecuted_at\x18\x07 \x01(\x01\x12\x0e\n\x06took_s\x18\x08 \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\t \x01(\t\x12\x1f\n\x03\x63ut\x18\n \x01(\x0b\x32\x12.galileo.v1.Cursor2\xba\x01\n\x08\x43hannels\x12I\n\x06\x46ollow\x12\x19.galileo.v1.FollowRequest\x1a\x16.galileo.v1.FollowPart\"\n\x8a\xb5\x18\x06\x08\x01\x18\x01\x38\x01\x30\x01\x12\x63\n\x0f\x44\x65scribeChannel\x12\".galileo.v1.DescribeChannelRequest\x1a .galileo.v1.DescribeChannelReply\"\n\x8a\xb5\x18\x06\x08\x01\x10\x01\x38\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egalileo/wire/v1/channels.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\"w\n\rFollowRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0e\n\x06\x62roker\x18\x02 \x01(\t\x12!\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0e\n\x06wait_s\x18\x04 \x01(\x01\x12\x12\n\npartitions\x18\x05 \x03(\r\"\xa0\x01\n\nFollowPart\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x11\n\texecution\x18\x02 \x01(\x04\x12\x14\n\x0cobservations\x18\x03 \x01(\x0c\x12\x0f\n\x07matches\x18\x04 \x01(\x0c\x12#\n\x07reached\x18\x05 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12 \n\x04gone\x18\x06 \x01(\x0b\x32\x12.galileo.v1.Cursor\")\n\x16\x44\x65scribeChannelRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\"H\n\x14\x44\x65scribeChannelReply\x12\x30\n\npartitions\x18\x01 \x03(\x0b\x32\x1c.galileo.v1.ChannelPartition\"\xd9\x01\n\x10\x43hannelPartition\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x11\n\texecution\x18\x03 \x01(\x04\x12\x15\n\rsubscriptions\x18\x04 \x01(\x04\x12\x13\n\x0bindex_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x62\x65hind\x18\x06 \x01(\x04\x12\x13\n\x0b\x65xecuted_at\x18\x07 \x01(\x01\x12\x0e\n\x06took_s\x18\x08 \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\t \x01(\t\x12\x1f\n\x03\x63ut\x18\n \x01(\x0b\x32\x12.galileo.v1.Cursor2\xb8\x01\n\x08\x43hannels\x12I\n\x06\x46ollow\x12\x19.galileo.v1.FollowRequest\x1a\x16.galileo.v1.FollowPart\"\n\x8a\xb5\x18\x06\x08\x01\x18\x01\x38\x01\x30\x01\x12\x61\n\x0f\x44\x65scribeChannel\x12\".galileo.v1.DescribeChannelRequest\x1a .galileo.v1.DescribeChannelReply\"\x08\x8a\xb5\x18\x04\x08\x01\x38\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'galileo.wire.v1.channels_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DESCRIBECHANNELREQUEST'].fields_by_name['local']._loaded_options = None
-  _globals['_DESCRIBECHANNELREQUEST'].fields_by_name['local']._serialized_options = b'\220\265\030\001'
   _globals['_CHANNELS'].methods_by_name['Follow']._loaded_options = None
   _globals['_CHANNELS'].methods_by_name['Follow']._serialized_options = b'\212\265\030\006\010\001\030\0018\001'
   _globals['_CHANNELS'].methods_by_name['DescribeChannel']._loaded_options = None
-  _globals['_CHANNELS'].methods_by_name['DescribeChannel']._serialized_options = b'\212\265\030\006\010\001\020\0018\002'
+  _globals['_CHANNELS'].methods_by_name['DescribeChannel']._serialized_options = b'\212\265\030\004\010\0018\002'
   _globals['_FOLLOWREQUEST']._serialized_start=106
   _globals['_FOLLOWREQUEST']._serialized_end=225
   _globals['_FOLLOWPART']._serialized_start=228
   _globals['_FOLLOWPART']._serialized_end=388
   _globals['_DESCRIBECHANNELREQUEST']._serialized_start=390
-  _globals['_DESCRIBECHANNELREQUEST']._serialized_end=452
-  _globals['_DESCRIBECHANNELREPLY']._serialized_start=454
-  _globals['_DESCRIBECHANNELREPLY']._serialized_end=526
-  _globals['_CHANNELPARTITION']._serialized_start=529
-  _globals['_CHANNELPARTITION']._serialized_end=746
-  _globals['_CHANNELS']._serialized_start=749
-  _globals['_CHANNELS']._serialized_end=935
+  _globals['_DESCRIBECHANNELREQUEST']._serialized_end=431
+  _globals['_DESCRIBECHANNELREPLY']._serialized_start=433
+  _globals['_DESCRIBECHANNELREPLY']._serialized_end=505
+  _globals['_CHANNELPARTITION']._serialized_start=508
+  _globals['_CHANNELPARTITION']._serialized_end=725
+  _globals['_CHANNELS']._serialized_start=728
+  _globals['_CHANNELS']._serialized_end=912
 # @@protoc_insertion_point(module_scope)

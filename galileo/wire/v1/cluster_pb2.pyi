@@ -94,15 +94,12 @@ class RemoveNodeRequest(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
     UNDO_FIELD_NUMBER: _builtins.int
-    IS_DRAINED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     to: _builtins.str
     """the node that takes its partitions; empty: those of its group"""
     undo: _builtins.bool
     """stops a removal; partitions that were moved stay where they are"""
-    is_drained: _builtins.bool
-    """between nodes: it has no partitions and no duties any more"""
     lost: _builtins.bool
     """it is gone for good: other nodes have copies of its partitions"""
     def __init__(
@@ -111,12 +108,11 @@ class RemoveNodeRequest(_message.Message):
         node: _builtins.str = ...,
         to: _builtins.str = ...,
         undo: _builtins.bool = ...,
-        is_drained: _builtins.bool = ...,
         lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_drained", b"is_drained", "lost", b"lost", "node", b"node", "to", b"to", "undo", b"undo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "node", b"node", "to", b"to", "undo", b"undo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

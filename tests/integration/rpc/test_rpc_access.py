@@ -249,10 +249,8 @@ NODES_ONLY = {
     "NearestRequest": ("share",),
     "DescribeRequest": ("share",),
     "LatestRequest": ("share",),
-    "DescribeChannelRequest": ("local",),
     "VersionRequest": ("share",),
     "ChildrenRequest": ("local",),
-    "RemoveNodeRequest": ("is_drained",),
 }
 
 
