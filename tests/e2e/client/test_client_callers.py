@@ -19,7 +19,8 @@ from expected_errors import raises
 
 import galileo
 from galileo.client.blocking_portal import BlockingPortal, CallerThreadIterable
-from galileo.errors import Cancelled, InputError
+from galileo.client.queries import gather_or_cancel
+from galileo.errors import Cancelled, InputError, InvalidToken
 
 Fresh = Callable[[str], str]
 Explored = tuple[Callable[[str], Any], Callable[..., pd.DataFrame]]
@@ -259,3 +260,86 @@ def test_async_client_in_another_event_loop_is_refused(
     assert asyncio.run(first())
     with raises(InputError):
         asyncio.run(client.count(explored.name))
+
+
+# --- clients that are dropped without `close` ----------------------------------------------------
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_client_dropped_ends_its_thread(cluster: galileo.LocalCluster, is_used: bool) -> None:
+    before = set(threading.enumerate())
+    client = galileo.Client(cluster.addresses[0])
+    if is_used:
+        assert client.status().complete
+    dropped = weakref.ref(client)
+    threads = [one for one in set(threading.enumerate()) - before if one.name == "galileo-client"]
+    assert len(threads) == 1
+    del client
+    gc.collect()
+    assert dropped() is None
+    threads[0].join(30)
+    assert not threads[0].is_alive()
+
+
+# --- iterators of the blocking client, which are closed however they are left --------------------
+
+
+def test_iterator_interrupted_before_it_waits_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python may raise it between any two instructions."""
+    begun, ended = threading.Event(), threading.Event()
+
+    async def endless() -> AsyncIterator[int]:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+            yield 1
+        finally:
+            ended.set()
+
+    schedule = asyncio.run_coroutine_threadsafe
+    with galileo.connect("127.0.0.1:1") as client:
+
+        def interrupted(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
+            monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", schedule)
+            schedule(work, loop)
+            assert begun.wait(60)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(client._iterate(endless()))
+        assert ended.is_set()
+
+
+# --- calls that are made together, of which one fails --------------------------------------------
+
+
+async def test_gather_or_cancel_cancels_the_others_after_a_failure() -> None:
+    over = []
+
+    async def endless(number: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            over.append(number)
+
+    async def failing() -> None:
+        await asyncio.sleep(0)
+        raise InvalidToken("made up")
+
+    with pytest.raises(InvalidToken):
+        await gather_or_cancel([endless(1), failing(), endless(2)])
+    assert sorted(over) == [1, 2]
+
+
+async def test_gather_or_cancel_returns_results_in_order() -> None:
+    async def later(turns: int) -> int:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return turns
+
+    assert await gather_or_cancel(map(later, [5, 1, 3])) == [5, 1, 3]
+    assert await gather_or_cancel([]) == []

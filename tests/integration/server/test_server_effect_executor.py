@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from simulator.logs import to_labels
 
 from galileo.ccq.events import (
     ChangeRecords,
@@ -19,8 +20,9 @@ from galileo.ccq.events import (
 from galileo.ccq.model import Ccq
 from galileo.ccq.placement import EndCcq
 from galileo.election.election import Candidacy
-from galileo.errors import CorruptData
+from galileo.errors import CorruptData, SamplerFailed, SamplerRevoked
 from galileo.packing import Compression
+from galileo.samplers import SamplerSpec
 from galileo.server.effect_executor import EffectExecutor
 
 
@@ -61,3 +63,45 @@ async def test_change_that_fails_unexpectedly_is_tried_again(effect: Task, event
         records=lambda: unused,
     )
     assert await work(effect) == event
+
+
+# --- what a coordinator tells of a sent sampler that is revoked while it is called ---------------
+
+
+SPEC = SamplerSpec("sent", {}, 1, archive="0" * 64)
+
+
+class Raising:
+    scope = "commit"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def sample(self, labels: Any, *, seed: int) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (SamplerRevoked("the sampler 'sent' was revoked", digest=SPEC.archive), SamplerRevoked),
+        (ValueError("no idea"), SamplerFailed),
+    ],
+)
+async def test_effect_executor_sample_maps_errors_of_the_sampler(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception]
+) -> None:
+    labels = to_labels([(0, 1, 0, 5)])
+    assert labels is not None
+    node: Any = SimpleNamespace(name="a", catalog=None)
+    absent: Any = None
+    work = EffectExecutor(
+        node, absent, evaluate=absent, is_dead=lambda name: False, spills=absent, records=absent
+    )
+
+    async def load(spec: SamplerSpec, *, dataset: str) -> Any:
+        return Raising(error)
+
+    monkeypatch.setattr(work, "load", load)
+    with pytest.raises(expected):
+        await work.sample(labels, SPEC, query=absent)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fault_injection.clocks import READ_AGAIN_S, WallClock, faketime_missing
+from running_clock import RunningClock
+from stopped_clock import StoppedClock
 
 import galileo
 
@@ -89,3 +91,24 @@ def test_wall_clock_jump_of_node_ends_no_ccq(tmp_path: Path) -> None:
         assert before < client.status().nodes[0].uptime_s < HOUR_S / 2
         again = client.submit("gauges", "level > 2", interval="1s", expiration="20m")
         assert again.info.expires_at > ccq.info.expires_at + HOUR_S / 2
+
+
+# --- running clock -------------------------------------------------------------------------------
+
+
+def test_running_clock_stands_still_while_the_main_thread_waits_for_a_processor() -> None:
+    now, waited = StoppedClock(), StoppedClock()
+    clock = RunningClock(now, waited)
+    now.now = 10.0
+    assert clock.monotonic() == 10.0
+    now.now, waited.now = 15.0, 4.0
+    assert clock.monotonic() == 11.0
+
+
+def test_running_clock_never_decreases_when_a_wait_is_counted_late() -> None:
+    now, waited = StoppedClock(), StoppedClock()
+    clock = RunningClock(now, waited)
+    now.now = 10.0
+    assert clock.monotonic() == 10.0
+    now.now, waited.now = 11.0, 5.0
+    assert clock.monotonic() == 10.0

@@ -81,19 +81,6 @@ def test_last_common_equals_shared_prefix_of_whole_logs(seed: int) -> None:
                     assert answer == 0
 
 
-def test_last_common_position_not_reached_in_same_history_is_none() -> None:
-    forks = Forks(((10, first_of(4)),))
-    assert forks.last_common(first_of(4) + 100) is None
-    assert Forks().last_common(100) is None
-
-
-def test_last_common_history_without_commit_is_end_of_log() -> None:
-    forks = Forks().after(7, 2)
-    assert forks.last_common(9) == 7
-    assert forks.last_common(7) is None
-    assert forks.last_common(0) is None
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_are_lost_equals_last_common(seed: int) -> None:
     rng, pairs, last = random.Random(seed), [], 0

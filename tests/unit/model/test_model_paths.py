@@ -149,14 +149,6 @@ def test_index_random_rows_orders_paths_by_level(rows: list[dict[str, Any]]) -> 
     assert keys == sorted(keys)
 
 
-def test_index_one_block_gives_path_per_distinct_tuple() -> None:
-    place = {"latitude": 40.0, "longitude": -105.0, "time": 5, "depth": 1.0}
-    level = {"station": "KDEN", "count": 1, "wet": True}
-    rows = [place | level | {"t": t} for t in (280.0, 290.0, 280.0)]
-    _, found = paths.index(SCHEMA, normalised(rows))
-    assert [(path["t"], path["rows"]) for path in plain(found)] == [(280.0, 2), (290.0, 1)]
-
-
 def test_index_no_indexed_feature_gives_one_path_per_block() -> None:
     schema = Schema("s", [Feature("t", indexed=False)], geohash_precision=3)
     table = pa.table(

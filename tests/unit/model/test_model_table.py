@@ -135,12 +135,6 @@ def test_sent_rows_take_no_more_memory_than_they_say() -> None:
         versions_of(SITES, pa.table({"id": ["a", "b", "c"], "place": views}), is_sent=True)
 
 
-def test_texts_of_any_layout_are_texts() -> None:
-    for kind in (pa.large_string(), pa.string_view()):
-        rows = pa.table({"id": pa.array(["a", "b"], kind)})
-        assert versions_of(SITES, rows).column("id").to_pylist() == ["a", "b"]
-
-
 def test_deletions_of_rows_name_the_key_alone() -> None:
     keys = pa.table({"id": ["a"], "note": ["ignored"]})
     [deleted] = versions_of(SHELTERS, deleted_rows(SHELTERS, keys)).to_pylist()

@@ -92,31 +92,11 @@ def test_row_without_a_value_has_no_data() -> None:
     assert KIND.values([Row("x", "a b"), Row("y", "")]) == {"x": words("a b"), "y": NOTHING}
 
 
-def test_rows_are_in_the_order_of_their_last_changes() -> None:
-    rows = table(y="a", x="a")
-    rows.put("y", words("b"), 3)
-    rows.put("w", words("b"), 3)
-    assert (list(rows), rows.sequences) == (["x", "y", "w"], {"x": 2, "y": 3, "w": 3})
-    assert [*rows.after(2, "")] == [(2, "x"), (3, "w"), (3, "y")]
-    assert [*rows.after(3, "w")] == [(3, "y")]
-
-
 # --- pages ---------------------------------------------------------------------------------------
 
 
 def follow(rows: Rows[Value], after: Position, topic: str, *, until: int, term: int = 1) -> Page:
     return rows.page(after, topic, until=until, term=term)
-
-
-def test_page_has_the_rows_of_a_topic_that_have_changed() -> None:
-    rows = table(x="a", y="b", z="a b")
-    page = follow(rows, Position(term=1), "a", until=3)
-    assert [row.name for row in page.rows] == ["x", "z"]
-    assert (page.is_last, page.is_anew, page.reached) == (True, False, Position(3, "~", 1))
-    rows.put("y", words("a"), 4)
-    again = follow(rows, page.reached, "a", until=4)
-    assert [row.name for row in again.rows] == ["y"]
-    assert follow(rows, again.reached, "a", until=4).rows == ()
 
 
 def test_page_tells_of_a_row_that_has_left_the_topic() -> None:
