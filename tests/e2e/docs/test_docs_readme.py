@@ -193,6 +193,7 @@ def make_files(command: click.Command, arguments: list[str], context: click.Cont
             files = value if isinstance(value, tuple | list) else [value]
             for file in (one for one in files if isinstance(one, str)):
                 if parameter.type.file_okay:
+                    Path(file).parent.mkdir(parents=True, exist_ok=True)
                     Path(file).touch()
                 else:
                     Path(file).mkdir(parents=True, exist_ok=True)
@@ -205,7 +206,8 @@ def test_commands_of_pages_parse(
     for _, block in (block for name in PAGES for block in page(name).blocks("console")):
         for words in filter(None, commands(block)):
             if Path(words[0]).name == "galileo":
-                parse(words[1:])
+                # Files such as /etc/galileo/secrets.toml are made below the temporary directory.
+                parse([word.removeprefix("/") for word in words[1:]])
             scripts = [word for word in words if word.startswith("scripts/")]
             assert all((ROOT / script).is_file() for script in scripts), words
 
