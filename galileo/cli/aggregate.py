@@ -16,8 +16,8 @@ from galileo.cli.data import (
     output_options,
     write_tables,
 )
-from galileo.cli.output import Output, counted, handle_errors
-from galileo.cli.session import Session, json_option, require_complete_option
+from galileo.cli.output import Output, counted
+from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.client import Aggregates, LatestResult
 from galileo.errors import InputError
 from galileo.model.grouping import STATISTICS
@@ -56,9 +56,7 @@ def _statistic_options(command: F) -> F:
 @limit_options
 @output_options("groups")
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def aggregate(
     session: Session,
     /,
@@ -110,9 +108,7 @@ def aggregate(
 @limit_options
 @output_options("observations")
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def latest(
     session: Session,
     *,

@@ -10,8 +10,8 @@ import click
 
 from galileo.cli.ccq import LABELS_SHOWN
 from galileo.cli.lazy import Group
-from galileo.cli.output import Output, counted, handle_errors
-from galileo.cli.session import Session, json_option, require_complete_option
+from galileo.cli.output import Output, counted
+from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.client.analytics_results import FeatureSummary, NodeExplanation, QueryExplanation
 from galileo.client.graph_path import levels_of, parse_vertex
 from galileo.errors import InputError
@@ -26,9 +26,7 @@ _BAR_CHARS = 40
 @click.argument("dataset")
 @click.argument("query", default="")
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def explain(session: Session, *, dataset: str, query: str, require_complete: bool) -> None:
     """Show which nodes answer a query, and how much data each one prunes and scans.
 
@@ -111,9 +109,7 @@ def _condition(condition: str) -> str:
 @click.option("-k", "k", type=int, default=10, show_default=True, help="Number of observations.")
 @click.option("--within", metavar="DISTANCE", help="Greatest distance, in metres or such as 50km.")
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def nearest(
     session: Session,
     *,
@@ -160,9 +156,7 @@ def nearest(
 @click.option("--bins", type=int, help="Number of bins of a histogram, of equal width.")
 @click.option("--edges", metavar="E,E,...", help="Edges of the histogram's bins.")
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def stats(
     session: Session,
     *,
@@ -265,9 +259,7 @@ def graph() -> None:
 )
 @click.option("--after", metavar="VERTEX", help="List the children after this one.")
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def children(
     session: Session,
     *,
@@ -325,9 +317,7 @@ def children(
 @click.option("--feature", help="Feature to compute quantiles for; indexed, with numbers.")
 @click.option("--quantiles", metavar="Q,Q,...", help="From 0 to 1. [default: 0,0.25,0.5,0.75,1]")
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def estimate(
     session: Session,
     *,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from galileo.cli.output import counted, handle_errors
-from galileo.cli.session import Session, json_option
+from galileo.cli.output import counted
+from galileo.cli.session import Session, in_session
 from galileo.storage import backup as backups
 from galileo.storage import verify as checks
 
@@ -20,9 +20,7 @@ _NEW = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("directory", type=_DIRECTORY)
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def verify(session: Session, *, directory: Path) -> None:
     """Check every byte that a node keeps in DIRECTORY; the node may be running.
 
@@ -74,9 +72,7 @@ def _summary(report: checks.Report) -> str:
 @click.option(
     "--link", is_flag=True, help="Hard-link files that are final instead of copying them."
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def backup(session: Session, *, directory: Path, target: Path, link: bool) -> None:
     """Copy a node's DIRECTORY to TARGET, which must not exist; the node may be running.
 
@@ -96,9 +92,7 @@ def backup(session: Session, *, directory: Path, target: Path, link: bool) -> No
 @click.command()
 @click.argument("source", type=_DIRECTORY)
 @click.argument("directory", type=_NEW)
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def restore(session: Session, *, source: Path, directory: Path) -> None:
     """Create a node's DIRECTORY, which must not exist, from the backup SOURCE.
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import click
 
 from galileo.cli.lazy import Group
-from galileo.cli.output import counted, handle_errors, size_of_bytes
+from galileo.cli.output import counted, size_of_bytes
 from galileo.cli.retention import HeldResults, held_results
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, in_session
 from galileo.client import Client
 from galileo.client.results import Delivery
 from galileo.errors import InputError
@@ -68,9 +68,7 @@ def broker() -> None:
     "ever]",
 )
 @click.option("--age-max", help="Try for so long, such as 10m.  [default: for ever]")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def create(
     session: Session,
     *,
@@ -138,9 +136,7 @@ def create(
 
 
 @broker.command("list")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def list_brokers(session: Session) -> None:
     """List the brokers that were created, and what channels keep for them beyond their keep.
 
@@ -175,9 +171,7 @@ def list_brokers(session: Session) -> None:
 
 @broker.command()
 @click.argument("channel")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def status(session: Session, *, channel: str) -> None:
     """Show how far the brokers of CHANNEL are, and why an endpoint takes nothing.
 
@@ -215,9 +209,7 @@ def status(session: Session, *, channel: str) -> None:
 @broker.command()
 @click.argument("name")
 @click.option("--reason", default="paused by hand", show_default=True, help="For lists of brokers.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def pause(session: Session, *, name: str, reason: str) -> None:
     """Stop pushing for the broker NAME; its notifications are kept.
 
@@ -232,9 +224,7 @@ def pause(session: Session, *, name: str, reason: str) -> None:
 
 @broker.command()
 @click.argument("name")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def resume(session: Session, *, name: str) -> None:
     """Go on with pushing for the broker NAME.
 
@@ -251,9 +241,7 @@ def resume(session: Session, *, name: str) -> None:
 @click.argument("channel")
 @click.argument("name")
 @click.option("--token", default="", help="Deliver what came after it; else all that is kept.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def replay(session: Session, *, channel: str, name: str, token: str) -> None:
     """Deliver notifications of CHANNEL to the broker NAME once more.
 
@@ -270,9 +258,7 @@ def replay(session: Session, *, channel: str, name: str, token: str) -> None:
 
 @broker.command()
 @click.argument("name")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def drop(session: Session, *, name: str) -> None:
     """Remove the broker NAME; its subscriptions, notifications and positions stay.
 

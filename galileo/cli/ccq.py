@@ -13,10 +13,10 @@ import click
 
 from galileo.cli.lazy import Group
 from galileo.cli.options import EXISTING_FILE
-from galileo.cli.output import counted, handle_errors, time_left
+from galileo.cli.output import counted, time_left
 from galileo.cli.positions import NOW, START, Position
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, in_session
 from galileo.cli.table_writer import write_table
 from galileo.cli.watch_display import WatchDisplay, stop_when_reader_ends
 from galileo.client import Client, Labels, Spool, SpooledWindow, Update, WindowChange
@@ -66,9 +66,7 @@ def ccq() -> None:
 )
 @click.option("--lateness", help="How far past its end a window stays open, such as 10m.")
 @click.option("--quiet", "-q", is_flag=True, help="Print the id alone.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def submit(
     session: Session,
     *,
@@ -128,9 +126,7 @@ def submit(
 @click.argument("ccq_id")
 @click.option("--token", default="", help="Resume token of the last update; else from the start.")
 @click.option("--wait", help="Wait for up to this long for a new label, such as 10s.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def fetch(session: Session, *, ccq_id: str, token: str, wait: str | None) -> None:
     """Fetch the labels that are new since a token, and the next token.
 
@@ -163,9 +159,7 @@ def fetch(session: Session, *, ccq_id: str, token: str, wait: str | None) -> Non
 @click.option(
     "--closed-only", is_flag=True, help="Print each window with all of its labels when it closes."
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def watch(
     session: Session,
     *,
@@ -248,9 +242,7 @@ def _position(ccq_id: str, begin: str | None, *, token: str, is_stored: bool) ->
 @click.option(
     "--forget", type=click.IntRange(1), metavar="N", help="Delete updates up to number N."
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def spool(session: Session, *, path: Path, output: Path | None, forget: int | None) -> None:
     """Show what a spool holds, write it to a file, or delete processed updates.
 
@@ -285,9 +277,7 @@ def spool(session: Session, *, path: Path, output: Path | None, forget: int | No
 
 
 @ccq.command("list")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def list_ccqs(session: Session) -> None:
     """List the continuous queries of the cluster.
 
@@ -316,9 +306,7 @@ def list_ccqs(session: Session) -> None:
 
 @ccq.command()
 @click.argument("ccq_id")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def cancel(session: Session, *, ccq_id: str) -> None:
     """End a continuous query everywhere.
 

@@ -9,8 +9,7 @@ import click
 
 from galileo import private_ca
 from galileo.cli.lazy import Group
-from galileo.cli.output import handle_errors
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, in_session
 from galileo.errors import InputError
 from galileo.private_ca import Subject
 
@@ -36,9 +35,7 @@ def ca() -> None:
     show_default=True,
     help="Validity in days.",
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def create(session: Session, *, authority: Path, cluster: str, days: int) -> None:
     """Create an authority in the directory AUTHORITY; do not copy its key to the nodes.
 
@@ -82,9 +79,7 @@ def cert() -> None:
     help="Directory for the files.  [default: AUTHORITY/NAME]",
 )
 @click.option("--days", default=private_ca.DAYS, show_default=True, help="Validity in days.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def issue(
     session: Session,
     *,

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from galileo.cli.datasets import drop_stored
 from galileo.cli.lazy import Group
 from galileo.cli.options import EXISTING_FILE, FILE_OR_STDIN, csv_options
-from galileo.cli.output import Output, counted, handle_errors, time_left, to_json
+from galileo.cli.output import Output, counted, time_left, to_json
 from galileo.cli.positions import PositionFile
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, in_session
 from galileo.cli.tables import report_receipt, store_files
 from galileo.cli.watch_display import stop_when_reader_ends
 from galileo.client import ChannelPartition, Client, Notifications
@@ -91,9 +91,7 @@ def channel() -> None:
     metavar="TABLE=:NAME",
     help="A table whose columns TEMPLATE has, as TABLE.COLUMN, and the parameter with its key.",
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def create(
     session: Session,
     *,
@@ -150,9 +148,7 @@ def create(
 
 
 @channel.command("list")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def list_channels(session: Session) -> None:
     """List the channels that you may use.
 
@@ -181,9 +177,7 @@ def list_channels(session: Session) -> None:
 
 @channel.command()
 @click.argument("name")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def show(session: Session, *, name: str) -> None:
     """Show the channel NAME: its definition, and how far its executions are.
 
@@ -224,9 +218,7 @@ def show(session: Session, *, name: str) -> None:
     help="A parameter of the subscription ID.",
 )
 @csv_options
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def subscribe(
     session: Session,
     *,
@@ -267,9 +259,7 @@ def subscribe(
 @click.argument("ids", nargs=-1)
 @click.option("--file", "path", type=EXISTING_FILE, help="A file with the column id.")
 @csv_options
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def unsubscribe(
     session: Session, *, name: str, ids: tuple[str, ...], path: Path | None, csv: dict[str, Any]
 ) -> None:
@@ -310,9 +300,7 @@ def unsubscribe(
 @click.option(
     "--limit", type=click.IntRange(1), help="End with the batch that reaches so many notifications."
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def follow(
     session: Session,
     *,
@@ -374,9 +362,7 @@ def follow(
 @channel.command()
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def drop(session: Session, *, name: str, yes: bool) -> None:
     """Drop the channel NAME with its subscriptions and all results that are kept.
 

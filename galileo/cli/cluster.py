@@ -20,7 +20,7 @@ import pyarrow as pa
 from galileo.cli.lazy import Group
 from galileo.cli.live_display import Frame, Panel, refresh_loop
 from galileo.cli.output import Output, counted, handle_errors, size_of_bytes
-from galileo.cli.session import Session, json_option, require_complete_option
+from galileo.cli.session import Session, in_session, json_option, require_complete_option
 from galileo.client import Client, ClusterStatus, NodeStatus
 from galileo.cluster import LocalCluster
 from galileo.dht import placement
@@ -74,9 +74,7 @@ RESTARTS_MAX = 3
     metavar="SECTION.KEY=VALUE",
     help="Set a key of every node's configuration; repeat it for others.",
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def up(
     session: Session,
     *,
@@ -160,9 +158,7 @@ def _settings(overrides: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @click.option("--interval", default="2s", show_default=True, help="Refresh interval, with --watch.")
 @click.option("--times", type=click.IntRange(1), help="Number of refreshes, with --watch.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def status(session: Session, *, watch: bool, interval: str, times: int | None) -> None:
     """Show every node: its state, load, data and continuous queries.
 
@@ -243,9 +239,7 @@ def remarks(status: ClusterStatus) -> str:
     show_default=True,
     help="Wait for up to this long until the node coordinates none.",
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def drain(session: Session, *, node: str, undo: bool, timeout: str) -> None:
     """Hand a node's continuous queries to other nodes before it is stopped.
 
@@ -300,9 +294,7 @@ def _held_back(node: NodeStatus) -> str:
 
 
 @click.command()
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def whoami(session: Session) -> None:
     """Show the user name the cluster knows you by, your quotas, and what you use of them.
 
@@ -383,9 +375,7 @@ def _show_topology(session: Session) -> None:
     help="How many groups the new cluster will have.  [default: as many as now]",
 )
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def suggest(session: Session, *, dataset: str, groups: int | None, require_complete: bool) -> None:
     """Suggest geohash ranges for data like that of a dataset.
 
@@ -428,9 +418,7 @@ def suggest(session: Session, *, dataset: str, groups: int | None, require_compl
     "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True), required=False
 )
 @click.option("--undo", is_flag=True, help="Take ranges back that are not in force yet.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def cut(session: Session, *, file: str | None, undo: bool) -> None:
     """Cut the geohash ranges of the groups anew, while the cluster works.
 
@@ -466,9 +454,7 @@ def cut(session: Session, *, file: str | None, undo: bool) -> None:
 
 @topology.command()
 @click.argument("count", type=click.IntRange(2, REPLICAS_MAX))
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def replicas(session: Session, *, count: int) -> None:
     """Change the number of copies of each partition to COUNT, while the cluster works.
 

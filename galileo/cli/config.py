@@ -10,8 +10,8 @@ import click
 from galileo import config as configuration
 from galileo.cli import diagnosis
 from galileo.cli.lazy import Group
-from galileo.cli.output import EXIT_INPUT, handle_errors
-from galileo.cli.session import Session, json_option
+from galileo.cli.output import EXIT_INPUT
+from galileo.cli.session import Session, in_session
 from galileo.dht import placement
 from galileo.dht.rack_spread import rack_spread
 from galileo.dht.topology import Topology
@@ -31,9 +31,7 @@ def config() -> None:
 
 @config.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def check(session: Session, *, files: tuple[Path, ...]) -> None:
     """Check FILES: every key and value, and whether their [cluster] tables are the same.
 

@@ -11,9 +11,9 @@ import click
 import pyarrow as pa
 
 from galileo.cli.ccq import LABELS_SHOWN, show_labels
-from galileo.cli.output import Output, counted, handle_errors
+from galileo.cli.output import Output, counted
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
-from galileo.cli.session import Session, json_option, require_complete_option
+from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.cli.table_writer import FORMATS, STDOUT, format_of, writing
 from galileo.client import BlockingLabelBatches, Client, Labels
 from galileo.errors import InputError
@@ -81,9 +81,7 @@ def check_format(output: str | None, file_format: str | None) -> None:
 @sampler_options
 @output_options("labels")
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def query(
     session: Session,
     *,
@@ -184,9 +182,7 @@ class ReadRequest:
     "--whole-blocks", is_flag=True, help="Download all observations of the matching blocks."
 )
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def read(
     session: Session,
     *,
@@ -247,9 +243,7 @@ def _show_rows(output: Output, table: pa.Table, *, limit: int | None) -> None:
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def count(session: Session, *, dataset: str, query: str) -> None:
     """Count the observations that match a query exactly.
 

@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from galileo.cli.lazy import Group
-from galileo.cli.output import Output, counted, handle_errors
+from galileo.cli.output import Output, counted
 from galileo.cli.retention import in_words
-from galileo.cli.session import Session, json_option, require_complete_option
+from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.client import Client, DatasetDescription, DroppedDataset, FeatureDescription
 from galileo.errors import InputError, UnknownDataset
 from galileo.model.channel import SUBSCRIPTIONS
@@ -56,9 +56,7 @@ def dataset() -> None:
 @click.option(
     "--bucket", default="1h", show_default=True, help="Time span of a block, such as 10m."
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def create(
     session: Session, *, name: str, features: tuple[str, ...], precision: int, bucket: str
 ) -> None:
@@ -82,9 +80,7 @@ def create(
 @dataset.command("add-feature")
 @click.argument("name")
 @click.argument("features", nargs=-1, required=True, metavar="FEATURE[:UNIT[:TYPE]]...")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def add_feature(session: Session, *, name: str, features: tuple[str, ...]) -> None:
     """Add features to the dataset NAME; TYPE is float, int, text or bool.
 
@@ -106,9 +102,7 @@ def add_feature(session: Session, *, name: str, features: tuple[str, ...]) -> No
 @dataset.command()
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def drop(session: Session, *, name: str, yes: bool) -> None:
     """Drop the dataset NAME with all of its observations, and end its continuous queries.
 
@@ -219,9 +213,7 @@ def _feature(text: str) -> Feature:
 
 @dataset.command("list")
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def list_datasets(session: Session, *, require_complete: bool) -> None:
     """List the datasets that you may use, with their size, time and place.
 
@@ -248,9 +240,7 @@ def list_datasets(session: Session, *, require_complete: bool) -> None:
 @dataset.command()
 @click.argument("name")
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def show(session: Session, *, name: str, require_complete: bool) -> None:
     """Show the dataset NAME: size, time, place, retention, and statistics of its features.
 

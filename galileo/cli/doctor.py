@@ -11,9 +11,8 @@ import click
 from galileo import config as configuration
 from galileo.cli import diagnosis
 from galileo.cli.diagnosis import Finding
-from galileo.cli.output import handle_errors
 from galileo.cli.retention import held_commits, held_results
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, in_session
 from galileo.client import Client, NodeStatus
 from galileo.client.node_diagnostics import NodeReport, conditions
 from galileo.errors import GalileoError
@@ -36,9 +35,7 @@ _INDENT = " " * 4
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Examine this host for a node's directory, instead of a cluster.",
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def doctor(session: Session, *, path: Path | None, directory: Path | None) -> None:
     """Examine a cluster, or the host of a node, and explain what is wrong.
 

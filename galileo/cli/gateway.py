@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from galileo.cli.options import EXISTING_FILE
-from galileo.cli.output import Output, handle_errors
-from galileo.cli.session import Session, json_option
+from galileo.cli.output import Output
+from galileo.cli.session import Session, in_session
 from galileo.cli.stopping import await_stop
 from galileo.gateway.options import CONNECTIONS_MAX, PORT, GatewayOptions
 from galileo.gateway.serving import GatewayServer
@@ -75,9 +75,7 @@ from galileo.wire.tls_credentials import TlsFiles
     help="Max concurrent connections; idle ones are closed first.",
 )
 @click.option("--parent", default=0, hidden=True, help="Stop when this process is not the parent.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def gateway(
     session: Session,
     *,

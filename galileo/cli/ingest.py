@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from galileo.cli.options import FILE_OR_STDIN, STDIN, csv_options, readable
-from galileo.cli.output import Output, counted, handle_errors
-from galileo.cli.session import Session, json_option
+from galileo.cli.output import Output, counted
+from galileo.cli.session import Session, in_session
 from galileo.client import Client
 from galileo.client.results import Receipt
 from galileo.errors import InputError
@@ -74,9 +74,7 @@ INDEXED_NAMED = 6
     help="Only variables with TEXT in their name, role, units or description (with --list).",
 )
 @csv_options
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def ingest(
     session: Session,
     *,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from galileo.cli.lazy import Group
-from galileo.cli.output import handle_errors
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, in_session
 from galileo.client import Client
 from galileo.client.node_removal import RemovalProgress
 from galileo.client.scrubs import ScrubProgress
@@ -26,9 +25,7 @@ def node() -> None:
 
 
 @node.command("list")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def list_nodes(session: Session) -> None:
     """List the nodes, with their state and their partitions.
 
@@ -70,9 +67,7 @@ def list_nodes(session: Session) -> None:
 )
 @click.option("--rack", default="", help="Its rack; nodes of one rack can fail together.")
 @click.option("--new-group", is_flag=True, help="Make the group, with this node as its first.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def add(
     session: Session,
     *,
@@ -106,9 +101,7 @@ def add(
     "--undo", is_flag=True, help="End the removal; the node gets its share of the partitions again."
 )
 @click.option("--lost", is_flag=True, help="The node is gone for good; others have copies.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def remove(session: Session, *, name: str, undo: bool, lost: bool) -> None:
     """Remove a node: its partitions and continuous queries move to others, then it stops.
 
@@ -135,9 +128,7 @@ def remove(session: Session, *, name: str, undo: bool, lost: bool) -> None:
 @node.command()
 @click.argument("name", metavar="OLD")
 @click.argument("successor", metavar="NEW")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def replace(session: Session, *, name: str, successor: str) -> None:
     """Remove a node after another has taken all its partitions.
 
@@ -157,9 +148,7 @@ def replace(session: Session, *, name: str, successor: str) -> None:
 @node.command()
 @click.argument("name", metavar="NODE")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def forget(session: Session, *, name: str, yes: bool) -> None:
     """Accept the loss of a node's directory: the node then serves its partitions, empty.
 
@@ -181,9 +170,7 @@ def forget(session: Session, *, name: str, yes: bool) -> None:
 
 @node.command()
 @click.argument("names", nargs=-1, metavar="[NODE]...")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def scrub(session: Session, *, names: tuple[str, ...]) -> None:
     """Read all stored commits again from the disks now, and list damaged files.
 

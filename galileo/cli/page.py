@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from galileo.cli.data import Target, check_format, output_options, write_tables
-from galileo.cli.output import counted, handle_errors
-from galileo.cli.session import Session, json_option, require_complete_option
+from galileo.cli.output import counted
+from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.client.pages import Page
 from galileo.errors import InputError
 
@@ -20,9 +20,7 @@ from galileo.errors import InputError
 @click.option("--columns", metavar="NAME,NAME,...", help="Columns to read.  [default: all]")
 @output_options("rows of the page")
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def page(
     session: Session,
     *,

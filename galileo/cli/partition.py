@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from galileo.cli.lazy import Group
-from galileo.cli.output import handle_errors
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, in_session
 from galileo.client import Client
 from galileo.dht import placement
 from galileo.dht.topology import Topology
@@ -33,9 +32,7 @@ def partition() -> None:
     "--from", "source", default="", metavar="NODE", help="Move all partitions of this node."
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be moved, and stop.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def move(
     session: Session, *, partitions: tuple[int, ...], to: str, source: str, dry_run: bool
 ) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from galileo.cli.datasets import is_terminal
-from galileo.cli.output import handle_errors
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, in_session
 from galileo.dht.topology import partition_name
 from galileo.errors import InputError
 from galileo.server import recovery as recoveries
@@ -30,9 +29,7 @@ from galileo.storage.store import Store
     help="A node whose directory is lost for good; may be repeated.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def recover(session: Session, *, directory: Path, lost: Sequence[str], yes: bool) -> None:
     """Go on with the copies in DIRECTORY of a stopped node after a majority of copies is lost.
 

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from galileo.cli.lazy import Group
-from galileo.cli.output import counted, handle_errors
-from galileo.cli.session import Session, json_option
+from galileo.cli.output import counted
+from galileo.cli.session import Session, in_session
 from galileo.client import NodeStatus, RetentionReport
 from galileo.errors import InputError
 from galileo.model.retention import Retention
@@ -79,9 +79,7 @@ def retention() -> None:
     is_flag=True,
     help="Also drop what readers have not fetched, of continuous queries and named ones.",
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def set_(
     session: Session,
     *,
@@ -116,9 +114,7 @@ def set_(
 
 @retention.command()
 @click.argument("dataset")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def show(session: Session, *, dataset: str) -> None:
     """Show a dataset's retention, its named readers, and what is kept for readers.
 
@@ -162,9 +158,7 @@ def show(session: Session, *, dataset: str) -> None:
 @retention.command("drop-reader")
 @click.argument("dataset")
 @click.argument("name")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def drop_reader(session: Session, *, dataset: str, name: str) -> None:
     """Remove the reader NAME of DATASET, for which retention waits no more.
 
@@ -181,9 +175,7 @@ def drop_reader(session: Session, *, dataset: str, name: str) -> None:
 
 @retention.command()
 @click.argument("dataset")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def apply(session: Session, *, dataset: str) -> None:
     """Apply a dataset's retention now.
 

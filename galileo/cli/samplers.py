@@ -10,10 +10,10 @@ import click
 
 from galileo.cli.conformance import checks_of
 from galileo.cli.lazy import Group
-from galileo.cli.output import counted, handle_errors
+from galileo.cli.output import counted
 from galileo.cli.sampler_options import option_of, option_option
 from galileo.cli.sampler_template import write_template
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, in_session
 from galileo.client import UploadedSampler
 from galileo.sampler_package import sampler_archive
 from galileo.samplers import SamplerSpec, describe_installed
@@ -36,9 +36,7 @@ def sampler() -> None:
 
 
 @sampler.command("list")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def list_samplers(session: Session) -> None:
     """List the samplers that are installed on this machine; nodes have their own.
 
@@ -61,9 +59,7 @@ def list_samplers(session: Session) -> None:
 @click.option(
     "--observations", is_flag=True, help="The sampler reads observations, not labels alone."
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def new(session: Session, *, name: str, directory: Path, observations: bool) -> None:
     """Write a new sampler: a Python distribution with ten lines to change, and its test.
 
@@ -89,9 +85,7 @@ def new(session: Session, *, name: str, directory: Path, observations: bool) -> 
 @click.argument("target")
 @option_option
 @click.option("--ignores-seed", is_flag=True, help="Expect the same sample for every seed.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def test(session: Session, *, target: str, options: tuple[str, ...], ignores_seed: bool) -> None:
     """Check that a sampler keeps the rules that exactly-once delivery needs.
 
@@ -132,9 +126,7 @@ def test(session: Session, *, target: str, options: tuple[str, ...], ignores_see
 
 @sampler.command()
 @click.argument("file", type=click.Path(exists=True, path_type=Path))
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def upload(session: Session, *, file: Path) -> None:
     """Upload a sampler's code to the nodes, which store it under its digest.
 
@@ -153,9 +145,7 @@ def upload(session: Session, *, file: Path) -> None:
 
 
 @sampler.command()
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def uploads(session: Session) -> None:
     """List the uploaded samplers: who uploaded them and when, and what uses them.
 
@@ -170,9 +160,7 @@ def uploads(session: Session) -> None:
 
 @sampler.command()
 @click.argument("digest")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def revoke(session: Session, *, digest: str) -> None:
     """Revoke an uploaded sampler permanently, at all nodes.
 

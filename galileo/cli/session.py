@@ -10,7 +10,7 @@ import click
 
 from galileo.cli import TIMEOUT
 from galileo.cli.options import json_option as json_option
-from galileo.cli.output import Output
+from galileo.cli.output import Output, handle_errors
 from galileo.client import Client, Credentials
 from galileo.client.profiles import Profile, resolve
 
@@ -73,6 +73,11 @@ class Session:
     def client(self) -> Client:
         """A client; close it by `with`."""
         return Client(*self.addresses, timeout=self.timeout, proof=self.proof)
+
+
+def in_session(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command its `Session` and the option `--json`, and prints its errors."""
+    return json_option(click.pass_obj(handle_errors(command)))
 
 
 def require_complete_option(command: F) -> F:

@@ -11,8 +11,8 @@ import click
 
 from galileo import rdf
 from galileo.cli.lazy import Group
-from galileo.cli.output import Output, counted, handle_errors
-from galileo.cli.session import Session, json_option, require_complete_option
+from galileo.cli.output import Output, counted
+from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.cli.sparql_sources import STDIN, opened
 from galileo.cli.table_writer import write_table
 from galileo.errors import InputError
@@ -90,9 +90,7 @@ def _query_options(command: F) -> F:
 @click.argument("sparql_query", default="")
 @_query_options
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def query_source(
     session: Session,
     *,
@@ -145,9 +143,7 @@ def query_source(
 @click.argument("path", type=_OUTPUT)
 @click.option("--query", default="", help="CQL2 query; only its result is written.")
 @require_complete_option
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def export(
     session: Session, *, source: str, path: Path, query: str, require_complete: bool
 ) -> None:
@@ -167,9 +163,7 @@ def export(
 
 
 @sparql.command()
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def ontology(session: Session) -> None:
     """Print the ontology of the classes and properties as Turtle.
 

@@ -23,8 +23,8 @@ from galileo.cli.data import (
 from galileo.cli.datasets import drop_stored
 from galileo.cli.lazy import Group
 from galileo.cli.options import EXISTING_FILE, FILE_OR_STDIN, csv_options, readable
-from galileo.cli.output import Output, counted, handle_errors
-from galileo.cli.session import Session, json_option
+from galileo.cli.output import Output, counted
+from galileo.cli.session import Session, in_session
 from galileo.client import Client, Receipt, TableRows
 from galileo.client.table_formats import rows_with_geojson, with_wkt
 from galileo.cursor import Cursor
@@ -67,9 +67,7 @@ def table() -> None:
 @click.option(
     "--key", "key", multiple=True, required=True, metavar="NAME", help="A column of the key."
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def create(session: Session, *, name: str, columns: tuple[str, ...], key: tuple[str, ...]) -> None:
     """Create the table NAME.
 
@@ -94,9 +92,7 @@ def _column(text: str) -> tuple[str, Any]:
 
 
 @table.command("list")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def list_tables(session: Session) -> None:
     """List the tables that you may use.
 
@@ -124,9 +120,7 @@ def list_tables(session: Session) -> None:
 @click.argument("name")
 @click.argument("files", nargs=-1, required=True, type=FILE_OR_STDIN)
 @csv_options
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def upsert(session: Session, *, name: str, files: tuple[Path, ...], csv: dict[str, Any]) -> None:
     """Store the rows of FILES in the table NAME, in place of those with the same keys.
 
@@ -148,9 +142,7 @@ def upsert(session: Session, *, name: str, files: tuple[Path, ...], csv: dict[st
 @click.argument("keys", nargs=-1)
 @click.option("--file", "path", type=EXISTING_FILE, help="A file with the columns of the key.")
 @csv_options
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def delete(
     session: Session, *, name: str, keys: tuple[str, ...], path: Path | None, csv: dict[str, Any]
 ) -> None:
@@ -179,9 +171,7 @@ def delete(
 )
 @limit_options
 @output_options("rows")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def show(
     session: Session,
     *,
@@ -224,9 +214,7 @@ def show(
 @click.option("--until", "until", metavar="CURSOR", help="The cursor of a later one.")
 @limit_options
 @output_options("rows")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def changes(
     session: Session,
     *,
@@ -257,9 +245,7 @@ def changes(
 @table.command()
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def drop(session: Session, *, name: str, yes: bool) -> None:
     """Drop the table NAME with all of its rows.
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import click
 
 from galileo.cli.lazy import Group
-from galileo.cli.output import handle_errors
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, in_session
 from galileo.durable_files import replace_file
 from galileo.errors import ConfigError, InputError
 from galileo.model.quotas import KINDS, parse_quotas
@@ -82,9 +81,7 @@ def token() -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="File for the token, readable by its owner only; by default it is printed.",
 )
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def create(
     session: Session,
     *,
@@ -159,9 +156,7 @@ def _shown(expires_at: float) -> str | None:
 @token.command()
 @click.argument("name")
 @_file
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def revoke(session: Session, *, name: str, path: Path) -> None:
     """Revoke NAME's token; nodes reject it within two seconds.
 
@@ -175,9 +170,7 @@ def revoke(session: Session, *, name: str, path: Path) -> None:
 
 @token.command("list")
 @_file
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def list_(session: Session, *, path: Path) -> None:
     """List the names that have a token, with roles, datasets, brokers and quotas.
 

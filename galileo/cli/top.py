@@ -10,8 +10,8 @@ import click
 from galileo.cli.ccq import query_text
 from galileo.cli.cluster import answered_only, remarks
 from galileo.cli.live_display import Frame, Panel, refresh_loop
-from galileo.cli.output import handle_errors, size_of_bytes, time_left
-from galileo.cli.session import Session, json_option
+from galileo.cli.output import size_of_bytes, time_left
+from galileo.cli.session import Session, in_session
 from galileo.client import CcqInfo, Client, ClusterStatus, NodeStatus
 from galileo.model.times import seconds
 
@@ -23,9 +23,7 @@ QUERY_SHOWN = 48
 @click.option("--interval", default="2s", show_default=True, help="Refresh interval.")
 @click.option("--once", is_flag=True, help="Show the screen once.")
 @click.option("--times", type=click.IntRange(1), help="Number of refreshes.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def top(session: Session, *, interval: str, once: bool, times: int | None) -> None:
     """Show nodes and continuous queries, refreshed until Ctrl-C.
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from galileo.cli.output import Output, handle_errors
-from galileo.cli.session import Session, json_option
+from galileo.cli.output import Output
+from galileo.cli.session import Session, in_session
 from galileo.cli.stopping import await_stop
 from galileo.client import AsyncClient
 from galileo.logging_setup import start_logging
@@ -39,9 +39,7 @@ from galileo.worker.worker import Worker
     help="Address of /metrics, /ready and /live; none by default.",
 )
 @click.option("--parent", default=0, hidden=True, help="Stop when this process is not the parent.")
-@json_option
-@click.pass_obj
-@handle_errors
+@in_session
 def worker(
     session: Session, *, secrets: Path | None, allow: tuple[str, ...], metrics: str, parent: int
 ) -> None:
