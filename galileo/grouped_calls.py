@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -36,21 +37,25 @@ class GroupedCalls(Generic[Item, Result]):
     Args:
         carry_out: a group of items; returns a result or an error for each, in their order. What it
             raises is raised by all calls of the group. It runs in the context of the first call.
-        wait_s: the longest that a group waits for the one before, which may be slow.
-        items_max: of a group.
+        wait_s: the longest that a group waits for the one before, which may be slow; None for
+            groups one after the other.
+        items_max: of a group; of weights, if items have some.
+        weight: of an item. One that is heavier than a group may be is a group of its own.
     """
 
     def __init__(
         self,
         carry_out: Callable[[tuple[Item, ...]], Awaitable[Sequence[Result | Exception]]],
         *,
-        wait_s: float,
+        wait_s: float | None,
         items_max: int,
+        weight: Callable[[Item], int] = lambda _: 1,
     ) -> None:
         self._carry_out = carry_out
         self._wait_s = wait_s
         self._items_max = items_max
-        self._waiting: list[_Call[Item, Result]] = []
+        self._weight = weight
+        self._waiting: deque[_Call[Item, Result]] = deque()
         self._expected = 0
         self._gathered = asyncio.Event()
         self._starting: asyncio.Task[None] | None = None
@@ -72,9 +77,7 @@ class GroupedCalls(Generic[Item, Result]):
 
     async def _start_groups(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            group = self._waiting[: self._items_max]
-            del self._waiting[: self._items_max]
+        while group := self._next_group():
             running = asyncio.create_task(self._run(group), context=group[0].context)
             self._running.add(running)
             running.add_done_callback(self._running.discard)
@@ -82,6 +85,19 @@ class GroupedCalls(Generic[Item, Result]):
             await asyncio.wait({running}, timeout=self._wait_s)
             if len(group) > 1:
                 await self._gather(len(group), (loop.time() - begun) / GATHERED_PART)
+
+    def _next_group(self) -> list[_Call[Item, Result]]:
+        """Takes the calls of the next group; leaves out those that were cancelled."""
+        group, weight = list[_Call[Item, Result]](), 0
+        while self._waiting:
+            call = self._waiting[0]
+            if not call.result.done():
+                weight += self._weight(call.item)
+                if group and weight > self._items_max:
+                    break
+                group.append(call)
+            self._waiting.popleft()
+        return group
 
     async def _gather(self, count: int, longest_s: float) -> None:
         """Returns when so many calls wait, or after some time."""

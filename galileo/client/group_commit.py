@@ -1,22 +1,20 @@
 """Calls that store a few rows of the same table at the same time are sent together.
 
-While one batch is under way, the rows of further calls wait, and are the next batch. So a program
-that stores rows one by one, many calls at a time, is not bound by the time of each call. A call
-that finds none under way is sent at once.
+So a program that stores rows one by one, many calls at a time, is not bound by the time of each
+call; see `galileo.grouped_calls`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import itertools
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
 import pyarrow as pa
 
 from galileo.client.results import Receipt
 from galileo.errors import GalileoError
+from galileo.grouped_calls import GroupedCalls
 from galileo.model.table import Table
 
 CALL_ROWS_MAX = 1_000
@@ -24,10 +22,10 @@ CALL_ROWS_MAX = 1_000
 GROUP_ROWS_MAX = 16_384
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Call:
+    table: Table
     rows: pa.Table
-    receipt: Receipt | None = None
 
 
 class GroupCommit:
@@ -40,8 +38,7 @@ class GroupCommit:
 
     def __init__(self, send: Callable[[Table, Sequence[pa.Table]], Awaitable[Receipt]]) -> None:
         self._send = send
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._waiting: defaultdict[str, dict[_Call, None]] = defaultdict(dict)
+        self._groups: dict[str, GroupedCalls[_Call, Receipt | None]] = {}
 
     async def store(self, table: Table, rows: pa.Table) -> Receipt:
         """Stores rows, in the order of the calls; durable when it returns.
@@ -53,36 +50,26 @@ class GroupCommit:
         Raises:
             GalileoError: as `send`.
         """
-        call, waiting = _Call(rows), self._waiting[table.key]
-        waiting[call] = None
-        try:
-            async with self._locks[table.key]:
-                if call in waiting:
-                    await self._store_group(table, waiting)
-        finally:
-            waiting.pop(call, None)
-        return call.receipt or await self._send(table, [rows])
+        if table.key not in self._groups:
+            self._groups[table.key] = GroupedCalls(
+                self._store_group,
+                wait_s=None,
+                items_max=GROUP_ROWS_MAX,
+                weight=lambda call: call.rows.num_rows,
+            )
+        receipt = await self._groups[table.key].call(_Call(table, rows))
+        return receipt or await self._send(table, [rows])
 
-    async def _store_group(self, table: Table, waiting: dict[_Call, None]) -> None:
-        """Stores what waits; the first call of it is that of the caller."""
-        group, count = list[_Call](), 0
-        for call in waiting:
-            count += call.rows.num_rows
-            if group and count > GROUP_ROWS_MAX:
-                break
-            group.append(call)
+    async def _store_group(self, calls: tuple[_Call, ...]) -> Sequence[Receipt | None]:
+        """The receipt of each call; None if the group was refused."""
         try:
-            receipt = await self._send(table, _pieces([call.rows for call in group]))
+            receipt = await self._send(calls[-1].table, _pieces([call.rows for call in calls]))
         except GalileoError:
-            if len(group) == 1:
+            if len(calls) == 1:
                 raise
-            receipt = None
-        for call in group:
-            waiting.pop(call, None)
-            if receipt is not None:
-                keys = receipt.keys if len(group) == 1 else None
-                rows = call.rows.num_rows
-                call.receipt = dataclasses.replace(receipt, rows=rows, keys=keys)
+            return [None] * len(calls)
+        keys = receipt.keys if len(calls) == 1 else None
+        return [dataclasses.replace(receipt, rows=call.rows.num_rows, keys=keys) for call in calls]
 
 
 def _pieces(tables: Sequence[pa.Table]) -> list[pa.Table]:

@@ -28,7 +28,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from galileo.client.results import Update
 from galileo.errors import (
@@ -41,6 +41,7 @@ from galileo.errors import (
     UnknownCcq,
 )
 from galileo.gateway.callers import CALLER
+from galileo.gateway.shared_calls import SharedCalls
 from galileo.gateway.updates import EVENT_LABELS_MAX, Event, cut, event_of, has_windows, position
 from galileo.turns import FairTurns
 
@@ -233,18 +234,6 @@ class Hub:
                     log.info("cannot check readers of %s: %s", self._ccq_id, error.message)
 
 
-_Fetch: TypeAlias = tuple[QueryClient, str, str, str]
-"""Client, query, and the two tokens."""
-
-
-@dataclass(slots=True)
-class _Shared:
-    """A fetch, and how many readers wait for it."""
-
-    task: asyncio.Task[Fetched]
-    readers: int = 0
-
-
 class Hubs:
     """The hubs of a gateway; belongs to one event loop.
 
@@ -264,7 +253,7 @@ class Hubs:
     ) -> None:
         self.is_stopping = False
         self._fetches = FairTurns(FETCHES_MAX, what="fetches")
-        self._fetching: dict[_Fetch, _Shared] = {}
+        self._fetching = SharedCalls[tuple[QueryClient, str, str, str], Fetched]()
         self._check_interval_s = check_interval_s
         self._kept_bytes_max = kept_bytes_max
         self._hubs: dict[str, Hub] = {}
@@ -319,21 +308,10 @@ class Hubs:
         Raises:
             GalileoError: as `AsyncClient.fetch`.
         """
-        key = (client, ccq_id, token, until)
-        shared = self._fetching.get(key)
-        if shared is None:
-            shared = self._fetching[key] = _Shared(
-                asyncio.create_task(self._fetch(ccq_id, client=client, token=token))
-            )
-        shared.readers += 1
-        try:
-            return await asyncio.shield(shared.task)
-        finally:
-            shared.readers -= 1
-            if shared.task.done() or not shared.readers:
-                shared.task.cancel()
-                if self._fetching.get(key) is shared:
-                    del self._fetching[key]
+        return await self._fetching.call(
+            (client, ccq_id, token, until),
+            lambda: self._fetch(ccq_id, client=client, token=token),
+        )
 
     async def _fetch(self, ccq_id: str, *, client: QueryClient, token: str) -> Fetched:
         async with self._fetches.acquire(CALLER.get(), within_s=FETCH_WITHIN_S):

@@ -16,7 +16,12 @@ from simulator.loop import Violation
 SEEDS, PART = 300, 25
 SEEDS_QUICK = 2
 MUTANT_SEEDS = 3
-CONVICTED_FROM = {"fence-ignored": 12, "lost-release": 36, "retries-end": 2}
+CONVICTED_FROM = {
+    "fence-ignored": 12,
+    "lost-release": 36,
+    "progress-forgotten": 3,
+    "retries-end": 2,
+}
 """The first seed to try with a mutant; 0 for the others."""
 SLOW = {"chunks-together", "lost-release", "retries-end"}
 SOMETIMES = (

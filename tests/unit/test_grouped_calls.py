@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -16,12 +17,20 @@ TRACE: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="")
 class Groups:
     """Records groups; each is carried out when the test says so, and doubles its items."""
 
-    def __init__(self, *, wait_s: float = 60.0, items_max: int = 100) -> None:
+    def __init__(
+        self,
+        *,
+        wait_s: float = 60.0,
+        items_max: int = 100,
+        weight: Callable[[int], int] = lambda _: 1,
+    ) -> None:
         self.begun: list[tuple[int, ...]] = []
         self.traces: list[str] = []
         self.releases: list[asyncio.Future[None]] = []
         self.second = asyncio.Event()
-        self.calls = GroupedCalls(self._carry_out, wait_s=wait_s, items_max=items_max)
+        self.calls = GroupedCalls(
+            self._carry_out, wait_s=wait_s, items_max=items_max, weight=weight
+        )
 
     async def _carry_out(self, items: tuple[int, ...]) -> list[int | Exception]:
         self.begun.append(items)
@@ -169,6 +178,32 @@ async def test_cancelled_call_leaves_others():
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert (results[0], results[2]) == (2, 6)
     assert isinstance(results[1], asyncio.CancelledError)
+
+
+async def test_call_cancelled_before_its_group_is_left_out():
+    groups = Groups()
+    calls = [groups.call(1)]
+    await settle()
+    calls += [groups.call(item) for item in (2, 3)]
+    await settle()
+    calls[1].cancel()
+    groups.releases[0].set_result(None)
+    await settle()
+    groups.releases[1].set_result(None)
+    assert await calls[2] == 6
+    assert groups.begun == [(1,), (3,)]
+
+
+async def test_group_weighs_at_most_its_bound_or_is_one_item():
+    groups = Groups(items_max=10, weight=lambda item: item)
+    calls = [groups.call(20)]
+    await settle()
+    calls += [groups.call(item) for item in (30, 4, 6, 1)]
+    for number in range(4):
+        await settle()
+        groups.releases[number].set_result(None)
+    assert await asyncio.gather(*calls) == [40, 60, 8, 12, 2]
+    assert groups.begun == [(20,), (30,), (4, 6), (1,)]
 
 
 @pytest.mark.usefixtures("clock")
