@@ -21,7 +21,6 @@ from galileo.client.descriptions import DatasetDescription, FeatureDescription
 from galileo.client.json_lines import json_values
 from galileo.errors import InputError
 from galileo.gateway import documents, parameters
-from galileo.gateway.callers import Callers
 from galileo.gateway.formats import (
     GROUP_FORMATS,
     LATEST_FORMATS,
@@ -30,7 +29,7 @@ from galileo.gateway.formats import (
     TableEncoder,
     preferred,
 )
-from galileo.gateway.routes import Handler
+from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.streamed import Streamed
 from galileo.geo import geohash
 from galileo.labels import marked
@@ -46,29 +45,8 @@ PIECE_BYTES = 1 << 16
 _JSON_ONLY = {"json": documents.JSON}
 
 
-class AggregateRoutes:
-    """Answers requests that the nodes answer by aggregates; belongs to one event loop.
-
-    Args:
-        callers: of the gateway.
-        encoders: of the gateway.
-    """
-
-    def __init__(self, callers: Callers, encoders: Encoders) -> None:
-        self._callers = callers
-        self._encoders = encoders
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """By the names of routes."""
-        return {
-            "cells": self.cells,
-            "series": self.series,
-            "latest": self.latest,
-            "summary": self.summary,
-            "estimate": self.estimate,
-            "explain": self.explain,
-        }
+class AggregateRoutes(RouteGroup):
+    """Answers requests that the nodes answer by aggregates."""
 
     async def cells(self, request: Request) -> Response:
         """Groups by geohash cell, and by time window if one is asked for."""

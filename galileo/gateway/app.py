@@ -17,40 +17,36 @@ from starlette.routing import Route
 
 from galileo import request_id
 from galileo.errors import GalileoError, InputError, Overloaded
-from galileo.gateway import documents, edr_documents, html_documents
+from galileo.gateway import html_documents
 from galileo.gateway.aggregates import MISSING_HEADER, AggregateRoutes
-from galileo.gateway.asyncapi import asyncapi
 from galileo.gateway.callers import Callers
-from galileo.gateway.ccq_collections import CCQ_ID, CcqCollections, described, is_ccq
-from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes, visible_ccqs
+from galileo.gateway.ccq_collections import CcqCollections, is_ccq
+from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes
 from galileo.gateway.channels import ChannelRoutes
 from galileo.gateway.cluster import ClusterRoutes
+from galileo.gateway.document_routes import DocumentRoutes
 from galileo.gateway.documents import EVENT_STREAM, HTML
 from galileo.gateway.edr import EdrRoutes
 from galileo.gateway.events import refused_stream
 from galileo.gateway.formats import Encoders
 from galileo.gateway.items import ItemRoutes
 from galileo.gateway.json_answers import (
-    check_json,
     compressed,
     is_worth_compressing,
-    json_answer,
     takes_gzip,
-    url_of,
 )
 from galileo.gateway.metrics import GatewayMetrics
-from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.page import MapPage
 from galileo.gateway.problems import Refused, problem, problem_of
 from galileo.gateway.request_bodies import RequestBodies, check_change
+from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.routes import LIST_CCQS, ROUTES, Handler, RouteInfo, right_of
-from galileo.gateway.sparql import SparqlQueries
+from galileo.gateway.sparql import SparqlRoutes
 from galileo.gateway.subscriptions import SubscriptionRoutes
 from galileo.gateway.tiles import NoSuchTile, TileRoutes
 from galileo.http_serving.hosts import LOOPBACK_NAMES, host_name, is_loopback
 from galileo.http_serving.proxies import TrustedProxies
-from galileo.model.schema import Schema
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
@@ -81,15 +77,22 @@ class Gateway:
         self.callers = Callers(options)
         self._encoders = Encoders()
         self._bodies = RequestBodies()
-        self._sparql_queries = SparqlQueries()
+        self._sparql = SparqlRoutes(self.callers, self._encoders)
         self._continuous = CcqRoutes(self.callers, self._encoders)
         self._channels = ChannelRoutes(self.callers, self._encoders)
         self._ccq_collections = CcqCollections(self.callers, self._encoders)
-        handlers = self._handlers()
+        kinds = (
+            *(DocumentRoutes, AggregateRoutes, TileRoutes, EdrRoutes, ClusterRoutes),
+            *(ItemRoutes, SubscriptionRoutes),
+        )
+        self._groups: list[RouteGroup] = [
+            *(kind(self.callers, self._encoders) for kind in kinds),
+            *(self._sparql, self._continuous, self._channels),
+        ]
         self._routes = [
             Route(
                 _matched(route.path),
-                self._answering(route, handlers[route.name]),
+                self._answering(route, self._handler(route.name)),
                 methods=list(route.methods),
             )
             for route in ROUTES
@@ -130,33 +133,15 @@ class Gateway:
 
     def stop(self) -> None:
         """Cancels queries that run long, and ends streams of events."""
-        self._sparql_queries.stop()
+        self._sparql.stop()
         self._continuous.hubs.stop()
         self._channels.waits.stop()
 
-    def _handlers(self) -> dict[str, Handler]:
-        """By the names of routes."""
-        kinds = (
-            *(AggregateRoutes, TileRoutes, EdrRoutes, ClusterRoutes),
-            *(ItemRoutes, SubscriptionRoutes),
-        )
-        groups = [
-            *(kind(self.callers, self._encoders) for kind in kinds),
-            self._continuous,
-            self._channels,
-        ]
-        own: dict[str, Handler] = {
-            "landing": self._landing,
-            "conformance": self._conformance,
-            "api": self._api,
-            "asyncapi": self._asyncapi,
-            "collections": self._collections,
-            "collection": self._collection,
-            "queryables": self._queryables,
-            "schema": self._schema,
-            "sparql": self._sparql,
-        }
-        return own | dict(pair for group in groups for pair in group.handlers.items())
+    def _handler(self, name: str) -> Handler:
+        """The method of a group that has the name of a route."""
+        handlers = (getattr(group, name, None) for group in self._groups)
+        handler: Handler = next(filter(None, handlers))
+        return handler
 
     def _answering(self, route: RouteInfo, handler: Handler) -> Handler:
         of_ccq: Handler = getattr(self._ccq_collections, route.name, handler)
@@ -208,63 +193,6 @@ class Gateway:
             return await self._encoders.run(lambda: compressed(answer))
         except Overloaded:
             return answer
-
-    # --- documents ---------------------------------------------------------------------------
-
-    async def _landing(self, request: Request) -> Response:
-        return _json(request, documents.landing(url_of(request)))
-
-    async def _conformance(self, request: Request) -> Response:
-        return _json(request, documents.conformance())
-
-    async def _api(self, request: Request) -> Response:
-        return _json(request, openapi(url_of(request)), documents.OPENAPI_JSON)
-
-    async def _asyncapi(self, request: Request) -> Response:
-        return _json(request, asyncapi(url_of(request)), documents.ASYNCAPI_JSON)
-
-    async def _collections(self, request: Request) -> Response:
-        async with self.callers.client(request) as client:
-            datasets = await edr_documents.described(client, await client.datasets())
-            ccqs = await visible_ccqs(client)
-
-        def answer() -> Response:
-            document = documents.collections(url_of(request), datasets)
-            document["collections"] += [
-                described(url_of(request), info) for info in ccqs if CCQ_ID.fullmatch(info.id)
-            ]
-            return _json(request, document)
-
-        return await self._encoders.run(answer)
-
-    async def _collection(self, request: Request) -> Response:
-        async with self.callers.client(request) as client:
-            dataset = await client.describe(request.path_params["collectionId"])
-        return _json(request, documents.collection(url_of(request), dataset))
-
-    async def _queryables(self, request: Request) -> Response:
-        schema = await self._schema_of(request)
-        document = documents.queryables(url_of(request), schema)
-        return _json(request, document, documents.SCHEMA_JSON)
-
-    async def _schema(self, request: Request) -> Response:
-        schema = await self._schema_of(request)
-        document = documents.item_schema(url_of(request), schema)
-        return _json(request, document, documents.SCHEMA_JSON)
-
-    async def _schema_of(self, request: Request) -> Schema:
-        async with self.callers.client(request) as client:
-            return await client.schema(request.path_params["collectionId"])
-
-    async def _sparql(self, request: Request) -> Response:
-        async with self.callers.client(request) as client:
-            dataset = request.path_params["collectionId"]
-            return await self._sparql_queries.answer(request, client, dataset)
-
-
-def _json(request: Request, document: Any, media_type: str = documents.JSON) -> Response:
-    check_json(request, media_type)
-    return json_answer(document, media_type)
 
 
 def _matched(path: str) -> str:

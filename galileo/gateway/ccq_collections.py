@@ -24,11 +24,11 @@ from galileo.client.geo_files import Shapes
 from galileo.client.results import CcqInfo, Labels, Update
 from galileo.errors import IncompleteAnswer, InputError, Unavailable
 from galileo.gateway import documents, parameters
-from galileo.gateway.callers import Callers
 from galileo.gateway.ccqs import info_of
 from galileo.gateway.crs import CRS84
-from galileo.gateway.formats import Encoders, TableEncoder, preferred
+from galileo.gateway.formats import TableEncoder, preferred
 from galileo.gateway.json_answers import check_json, json_answer, url_of
+from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.updates import cut
 from galileo.model.schema import Schema
 
@@ -45,19 +45,11 @@ def is_ccq(request: Request) -> bool:
     return CCQ_ID.fullmatch(request.path_params.get("collectionId", "")) is not None
 
 
-class CcqCollections:
-    """Answers requests about collections that are continuous queries; belongs to one event loop.
+class CcqCollections(RouteGroup):
+    """Answers requests about collections that are continuous queries.
 
     Its methods have the names of the routes that have such collections.
-
-    Args:
-        callers: of the gateway.
-        encoders: of the gateway.
     """
-
-    def __init__(self, callers: Callers, encoders: Encoders) -> None:
-        self._callers = callers
-        self._encoders = encoders
 
     async def collection(self, request: Request) -> Response:
         check_json(request)

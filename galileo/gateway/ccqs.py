@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -23,7 +22,7 @@ from galileo.gateway.formats import Encoders, preferred
 from galileo.gateway.hub import Hubs, QueryReader
 from galileo.gateway.json_answers import check_json, json_answer, url_of
 from galileo.gateway.request_bodies import json_body, start_of_json
-from galileo.gateway.routes import Handler
+from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.updates import (
     LABEL_FORMATS,
     cut,
@@ -47,29 +46,12 @@ SUBMISSION = ("dataset", "query", "interval", "expiration", "sampler", "window")
 """Members of a submission."""
 
 
-class CcqRoutes:
-    """Answers requests about continuous queries; belongs to one event loop.
-
-    Args:
-        callers: of the gateway.
-        encoders: of the gateway.
-    """
+class CcqRoutes(RouteGroup):
+    """Answers requests about continuous queries."""
 
     def __init__(self, callers: Callers, encoders: Encoders) -> None:
-        self._callers = callers
-        self._encoders = encoders
+        super().__init__(callers, encoders)
         self.hubs = Hubs()
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """By the names of routes."""
-        return {
-            "ccqs": self.ccqs,
-            "ccq": self.ccq,
-            "ccq_labels": self.ccq_labels,
-            "ccq_events": self.ccq_events,
-            "events": self.events,
-        }
 
     async def ccqs(self, request: Request) -> Response:
         """Lists the queries of the caller, or submits one."""

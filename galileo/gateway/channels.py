@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -27,32 +26,15 @@ from galileo.gateway.formats import Encoders
 from galileo.gateway.json_answers import check_json, json_answer, url_of
 from galileo.gateway.notifications import WAIT_S, BrokerReader, Waits
 from galileo.gateway.request_bodies import json_body, start_of_json
-from galileo.gateway.routes import Handler
+from galileo.gateway.route_group import RouteGroup
 
 
-class ChannelRoutes:
-    """Answers requests about channels and their brokers; belongs to one event loop.
-
-    Args:
-        callers: of the gateway.
-        encoders: of the gateway.
-    """
+class ChannelRoutes(RouteGroup):
+    """Answers requests about channels and their brokers."""
 
     def __init__(self, callers: Callers, encoders: Encoders) -> None:
-        self._callers = callers
-        self._encoders = encoders
+        super().__init__(callers, encoders)
         self.waits = Waits()
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """By the names of routes."""
-        return {
-            "channels": self.channels,
-            "channel": self.channel,
-            "notifications": self.notifications,
-            "notification_events": self.notification_events,
-            "broker_position": self.broker_position,
-        }
 
     async def channels(self, request: Request) -> Response:
         """Lists the channels that the caller may use."""

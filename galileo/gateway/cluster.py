@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
@@ -15,34 +15,19 @@ from galileo.gateway.callers import Callers
 from galileo.gateway.ccqs import visible_ccqs
 from galileo.gateway.formats import Encoders
 from galileo.gateway.json_answers import check_json, json_answer
-from galileo.gateway.routes import Handler
+from galileo.gateway.route_group import RouteGroup
 from galileo.model.times import iso
 from galileo.samplers import describe_installed
 
 UNREACHABLE = "unreachable"
 
 
-class ClusterRoutes:
-    """Answers requests about the cluster; belongs to one event loop.
-
-    Args:
-        callers: of the gateway.
-        encoders: of the gateway.
-    """
+class ClusterRoutes(RouteGroup):
+    """Answers requests about the cluster."""
 
     def __init__(self, callers: Callers, encoders: Encoders) -> None:
-        self._callers = callers
-        self._encoders = encoders
+        super().__init__(callers, encoders)
         self._installed: list[dict[str, Any]] | None = None
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """By the names of routes."""
-        return {
-            "cluster": self.cluster,
-            "whoami": self.whoami,
-            "samplers": self.samplers,
-        }
 
     async def cluster(self, request: Request) -> Response:
         """Nodes, partitions, and the coordinators of the caller's continuous queries."""

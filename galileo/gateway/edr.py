@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any
 
@@ -18,13 +18,11 @@ from starlette.responses import Response
 from galileo.client.async_client import AsyncClient
 from galileo.errors import InputError
 from galileo.gateway import coverage_json, documents, edr_documents, locations, parameters
-from galileo.gateway.callers import Callers
 from galileo.gateway.crs import CRS84, content_crs, crs_of
 from galileo.gateway.edr_requests import (
     COVERAGE_JSON,
     FORMATS,
     POSITION_M,
-    QUERIES,
     TEXT_FORMATS,
     EdrRequest,
     Positions,
@@ -36,7 +34,7 @@ from galileo.gateway.edr_requests import (
 from galileo.gateway.formats import TEXT_ROWS, Encoders, TableEncoder, preferred
 from galileo.gateway.json_answers import url_of
 from galileo.gateway.problems import problem
-from galileo.gateway.routes import Handler
+from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.streamed import file_answer
 from galileo.geo.corridors import Corridor
 from galileo.geo.geohash import PRECISION_MAX
@@ -51,23 +49,8 @@ BYTES_MAX = 64 << 20
 _GEOHASH = re.compile(rf"[0-9b-hjkmnp-z]{{1,{PRECISION_MAX}}}")
 
 
-class EdrRoutes:
-    """Answers requests of EDR; belongs to one event loop.
-
-    Args:
-        callers: of the gateway.
-        encoders: of the gateway.
-    """
-
-    def __init__(self, callers: Callers, encoders: Encoders) -> None:
-        self._callers = callers
-        self._encoders = encoders
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """By the names of routes."""
-        of_places = {"locations": self.locations, "location": self.location}
-        return dict.fromkeys(QUERIES, self.query) | of_places
+class EdrRoutes(RouteGroup):
+    """Answers requests of EDR."""
 
     async def query(self, request: Request) -> Response:
         """The observations of a position, an area, or another kind of query."""
@@ -88,6 +71,8 @@ class EdrRoutes:
             condition = wanted.condition(where.condition)
             return await answer.of(client, condition, stack, corridor=where.corridor)
 
+    position = area = cube = radius = trajectory = corridor = query
+
     async def location(self, request: Request) -> Response:
         """The observations of a location."""
         async with contextlib.AsyncExitStack() as stack:
@@ -100,6 +85,8 @@ class EdrRoutes:
                 return problem(HTTPStatus.NOT_FOUND, f"there is no location {name!r:.100}")
             answer = _Answer(self._encoders, request, schema, wanted)
             return await answer.of(client, wanted.condition(condition), stack)
+
+    position = area = cube = radius = trajectory = corridor = query
 
     async def locations(self, request: Request) -> Response:
         """The locations that have observations, as GeoJSON."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
@@ -23,7 +22,7 @@ from galileo.gateway.ingestion import IngestRoute
 from galileo.gateway.json_answers import url_of
 from galileo.gateway.parameters import ItemsRequest, items_request
 from galileo.gateway.problems import problem
-from galileo.gateway.routes import Handler
+from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.streamed import file_answer
 from galileo.model.grouping import OBSERVATIONS
 from galileo.model.schema import Schema
@@ -32,23 +31,12 @@ _ID = "#id"
 """A column of ids, named as no feature can be."""
 
 
-class ItemRoutes:
-    """Answers requests for observations; belongs to one event loop.
-
-    Args:
-        callers: of the gateway.
-        encoders: of the gateway.
-    """
+class ItemRoutes(RouteGroup):
+    """Answers requests for observations."""
 
     def __init__(self, callers: Callers, encoders: Encoders) -> None:
-        self._callers = callers
-        self._encoders = encoders
+        super().__init__(callers, encoders)
         self._ingest = IngestRoute(callers, encoders)
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """By the names of routes."""
-        return {"items": self.items, "item": self.item}
 
     async def items(self, request: Request) -> Response:
         if request.method == "POST":

@@ -38,7 +38,7 @@ class RouteInfo:
     """One path.
 
     Attributes:
-        name: of the operation, and of the method of `Gateway` that answers.
+        name: of the operation, and of the method that answers, of a `RouteGroup`.
         path: with parameters in braces.
         summary: what it answers.
         parameters: names in `parameters.TABLE`, besides those of the path.

@@ -16,8 +16,10 @@ from starlette.responses import Response
 from galileo.client.async_client import AsyncClient
 from galileo.errors import InputError, Overloaded
 from galileo.gateway import parameters, sparql_protocol
-from galileo.gateway.callers import CALLER
+from galileo.gateway.callers import CALLER, Callers
+from galileo.gateway.formats import Encoders
 from galileo.gateway.request_bodies import document_of
+from galileo.gateway.route_group import RouteGroup
 from galileo.query.builder import Condition
 from galileo.rdf.cancellation import Cancellation
 from galileo.rdf.graphs import ROWS_MAX, LabelGraph
@@ -46,14 +48,15 @@ class Answer:
     body: bytes
 
 
-class SparqlQueries:
-    """Answers queries, one at a time; belongs to one event loop.
+class SparqlRoutes(RouteGroup):
+    """Answers queries, one at a time.
 
     Among n callers that have or want a turn, one that has run for 1/(2 n) of the time of a request
     is stopped. So the caller that has the last turn of a round still has half of the time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, callers: Callers, encoders: Encoders) -> None:
+        super().__init__(callers, encoders)
         self._turns = FairTurns(
             1, what="SPARQL queries", first_turn_s=FIRST_TURN_S, waiting_max=QUERIES_MAX - 1
         )
@@ -67,7 +70,11 @@ class SparqlQueries:
         self._threads.shutdown(wait=False)
         self._turns.close()
 
-    async def answer(self, request: Request, client: AsyncClient, dataset: str) -> Response:
+    async def sparql(self, request: Request) -> Response:
+        async with self._callers.client(request) as client:
+            return await self._answer(request, client)
+
+    async def _answer(self, request: Request, client: AsyncClient) -> Response:
         """The answer to a request of the SPARQL 1.1 Protocol.
 
         Raises:
@@ -78,6 +85,7 @@ class SparqlQueries:
         accept = request.headers.get("accept", "")
         text = await _query_text(request)
         condition = await parameters.filter_of(request.query_params)
+        dataset = request.path_params["collectionId"]
         async with self._turns.acquire(CALLER.get(), within_s=TIMEOUT_S):
             query = self._query(client, dataset, condition, text, accept=accept, until=until)
             answer = await self._within_share(asyncio.create_task(query))

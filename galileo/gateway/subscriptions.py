@@ -7,7 +7,6 @@ Repeating a request does no harm, since a subscription replaces the one with its
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from http import HTTPStatus
 
 import pyarrow as pa
@@ -21,14 +20,12 @@ from galileo.errors import InputError
 from galileo.formats.json_scan import VALUE_BYTES
 from galileo.formats.memory_file import BODY_UNPACKED_BYTES_MAX, MemoryFile
 from galileo.gateway import documents, parameters
-from galileo.gateway.callers import Callers
 from galileo.gateway.channel_documents import channel_named
-from galileo.gateway.formats import Encoders
 from galileo.gateway.ingestion import BatchKey, batch_key
 from galileo.gateway.json_answers import check_json
 from galileo.gateway.problems import problem
 from galileo.gateway.request_bodies import decoding, format_of, received
-from galileo.gateway.routes import Handler
+from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.subscription_bodies import FORMATS, tables_of
 from galileo.model.channel import Channel
 from galileo.model.table import versions_of
@@ -39,22 +36,8 @@ SUBSCRIPTIONS_MAX = 4_000_000
 NOTHING_STORED = Receipt(0, 0, 0, 0, EMPTY_CURSOR, "")
 
 
-class SubscriptionRoutes:
-    """Answers requests about subscriptions; belongs to one event loop.
-
-    Args:
-        callers: of the gateway.
-        encoders: of the gateway, which decode, too.
-    """
-
-    def __init__(self, callers: Callers, encoders: Encoders) -> None:
-        self._callers = callers
-        self._encoders = encoders
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """By the names of routes."""
-        return {"subscriptions": self.subscriptions, "subscription": self.subscription}
+class SubscriptionRoutes(RouteGroup):
+    """Answers requests about subscriptions."""
 
     async def subscriptions(self, request: Request) -> Response:
         """Stores the subscriptions of a request, all of them or, for a mistake, none.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -19,7 +18,7 @@ from galileo.gateway.aggregates import grouping_of, missing_header
 from galileo.gateway.callers import Callers
 from galileo.gateway.formats import Encoders, preferred
 from galileo.gateway.json_answers import check_json, json_answer, url_of
-from galileo.gateway.routes import Handler
+from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.shared_calls import SharedCalls
 from galileo.gateway.tile_cache import EncodedTile, KnownVersion, TileCache, TileKey, Versions
 from galileo.gateway.tile_matrix_sets import SETS, ZOOM_MAX, Tile, TileMatrixSet
@@ -35,31 +34,14 @@ class NoSuchTile(Exception):
     """A path names a tile, or a tile matrix set, that there is not."""
 
 
-class TileRoutes:
-    """Answers requests for tiles; belongs to one event loop.
-
-    Args:
-        callers: of the gateway.
-        encoders: of the gateway.
-    """
+class TileRoutes(RouteGroup):
+    """Answers requests for tiles."""
 
     def __init__(self, callers: Callers, encoders: Encoders) -> None:
-        self._callers = callers
-        self._encoders = encoders
+        super().__init__(callers, encoders)
         self._versions = Versions()
         self._cache = TileCache()
         self._making = SharedCalls[tuple[AsyncClient, TileKey, float], EncodedTile]()
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """By the names of routes."""
-        return {
-            "tile_matrix_sets": self.tile_matrix_sets,
-            "tile_matrix_set": self.tile_matrix_set,
-            "tilesets": self.tilesets,
-            "tileset": self.tileset,
-            "tile": self.tile,
-        }
 
     async def tile_matrix_sets(self, request: Request) -> Response:
         check_json(request)
