@@ -41,6 +41,7 @@ from galileo.model.schema import unknown_channel
 from galileo.model.table import Table
 from galileo.model.times import Duration, seconds
 from galileo.wire import token as tokens
+from galileo.wire.alike import alike
 from galileo.wire.caller import Connection
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
 from galileo.wire.follow_parts import FollowParts
@@ -322,19 +323,7 @@ class AsyncChannels(AsyncTables):
         request = channels_pb2.DescribeChannelRequest(dataset=known.key)
         reply = await self._caller.unary(CHANNELS, "DescribeChannel", request)
         return [
-            ChannelPartition(
-                partition=one.partition,
-                node=one.node,
-                execution=one.execution,
-                subscriptions=one.subscriptions,
-                index_bytes=one.index_bytes,
-                behind=one.behind,
-                executed_at=one.executed_at,
-                took_s=one.took_s,
-                failure=one.failure,
-                cut=cursor_from_pb(one.cut),
-            )
-            for one in reply.partitions
+            alike(ChannelPartition, one, cut=cursor_from_pb(one.cut)) for one in reply.partitions
         ]
 
     async def _follow(

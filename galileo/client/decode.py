@@ -28,6 +28,7 @@ from galileo.model.times import MICROS
 from galileo.model.windows import Window, WindowChange
 from galileo.packing import unpack
 from galileo.samplers import SamplerSpec
+from galileo.wire.alike import alike
 from galileo.wire.caller import Stream
 from galileo.wire.codec import (
     commit_ranges_from_pb,
@@ -166,33 +167,17 @@ def dropped_dataset(dataset: str, reply: cluster_pb2.DropDatasetReply) -> Droppe
 
 
 def retention_report(value: cluster_pb2.RetentionReport) -> RetentionReport:
-    return RetentionReport(
-        node=value.node,
-        files=value.files,
-        commits=value.commits,
-        bytes=value.bytes,
-        held_back=tuple(held_back(held) for held in value.held),
-        failures=tuple(value.failures),
-    )
+    return alike(RetentionReport, value, held_back=tuple(held_back(held) for held in value.held))
 
 
 def ccq_info(value: continuous_pb2.Ccq) -> CcqInfo:
-    return CcqInfo(
-        id=value.id,
+    return alike(
+        CcqInfo,
+        value,
         dataset=name_of_key(value.dataset),
         query=value.query_json,
-        interval_s=value.interval_s,
-        expires_at=value.expires_at,
-        coordinator=value.coordinator,
-        coordinator_address=value.coordinator_address,
-        term=value.term,
-        state=value.state,
-        compression=value.compression,
         sampler=SamplerSpec.from_json(value.sampler_json) if value.sampler_json else None,
         window=Window.from_json(value.window_json) if value.window_json else None,
-        holders=tuple(value.holders),
-        owner=value.owner,
-        added=value.added,
     )
 
 
@@ -212,32 +197,9 @@ def caller_identity(value: cluster_pb2.Caller) -> CallerIdentity:
 
 
 def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
-    return NodeStatus(
-        name=value.name,
-        group=value.group,
-        address=value.address,
-        state=value.state,
-        cpu_share=value.cpu_share,
-        memory_bytes=value.memory_bytes,
-        memory_free_bytes=value.memory_free_bytes,
-        load=value.load,
-        uptime_s=value.uptime_s,
-        pid=value.pid,
-        ccqs_coordinated=value.ccqs_coordinated,
-        ccqs_overloaded=value.ccqs_overloaded,
-        cache_bytes=value.cache_bytes,
-        held_bytes=value.held_bytes,
-        spilled_bytes=value.spilled_bytes,
-        stopped=tuple(value.stopped),
-        lost=tuple(value.lost),
-        partitions=tuple(value.partitions),
-        under_replicated=tuple(value.under_replicated),
-        replica_lag=value.replica_lag,
-        damaged=tuple(value.damaged),
-        diverged=tuple(value.diverged),
-        channels_failing=tuple(value.channels_failing),
-        pending=tuple(value.pending),
-        evaluator_problem=value.evaluator_problem,
+    return alike(
+        NodeStatus,
+        value,
         calls=dict(value.calls),
         datasets=tuple(
             {
@@ -257,13 +219,4 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
 
 
 def sent_sampler(value: samplers_pb2.UploadedSampler) -> UploadedSampler:
-    return UploadedSampler(
-        digest=value.digest,
-        name=value.name,
-        entry=value.entry,
-        bytes=value.bytes,
-        sent_by=value.sent_by,
-        sent_at=value.sent_at,
-        ccq_ids=tuple(value.ccq_ids),
-        revoked_at=value.revoked_at or None,
-    )
+    return alike(UploadedSampler, value, revoked_at=value.revoked_at or None)

@@ -15,6 +15,7 @@ from galileo.dht import placement
 from galileo.dht.rack_spread import RackSpread, rack_spread
 from galileo.dht.topology import NodeInfo, Topology
 from galileo.errors import GalileoError, NotPermitted
+from galileo.wire.alike import alike
 from galileo.wire.caller import Caller, CallOptions, Connection
 from galileo.wire.services import CLUSTER
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
@@ -147,28 +148,15 @@ async def _clock(node: Connection) -> tuple[float, float]:
 
 def _of(node: NodeInfo, value: cluster_pb2.NodeStatus) -> NodeReport:
     condition = value.condition
-    return NodeReport(
+    return alike(
+        NodeReport,
+        condition,
         name=node.name,
         address=node.address,
         status=node_status(value),
-        version=condition.version,
-        protocol=condition.protocol,
         not_ready=tuple(sorted(condition.not_ready.items())),
-        disk_free_bytes=condition.disk_free_bytes,
-        disk_size_bytes=condition.disk_size_bytes,
-        sync_s=condition.sync_s,
-        open_files=condition.open_files,
-        open_files_max=condition.open_files_max,
-        java=condition.java,
-        containment=condition.containment,
         troubled=tuple(
             CcqProblem(problem.ccq_id, problem.kind, problem.message)
             for problem in condition.troubled
         ),
-        cache_bytes_max=condition.cache_bytes_max,
-        spill_bytes_max=condition.spill_bytes_max,
-        ccqs=condition.ccqs,
-        ccqs_max=condition.ccqs_max,
-        durability=condition.durability,
-        peers_dead=tuple(condition.peers_dead),
     )

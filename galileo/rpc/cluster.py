@@ -23,6 +23,7 @@ from galileo.rpc.identity import Identify, anonymous
 from galileo.rpc.internal import check_protocol
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.quotas import QuotaResolver
+from galileo.wire.alike import alike
 from galileo.wire.codec import removed_to_pb, report_to_pb
 from galileo.wire.v1 import cluster_pb2, partitions_pb2
 
@@ -272,13 +273,7 @@ class ClusterServicer:
         assert self._node.scrub is not None
         if request.begin:
             self._node.scrub.request()
-        progress = self._node.scrub.progress()
-        return cluster_pb2.ScrubReply(
-            bytes_done=progress.bytes_done,
-            bytes_total=progress.bytes_total,
-            is_over=progress.is_over,
-            damages=progress.damages,
-        )
+        return alike(cluster_pb2.ScrubReply, self._node.scrub.progress())
 
     @unary
     async def SetRetention(  # noqa: N802

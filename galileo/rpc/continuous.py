@@ -17,6 +17,7 @@ from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.ownership import Ownership
 from galileo.rpc.quotas import UNBOUNDED, QuotaResolver
 from galileo.samplers import SamplerSpec
+from galileo.wire.alike import alike
 from galileo.wire.codec import (
     commit_ranges_to_pb,
     cursor_to_pb,
@@ -226,22 +227,11 @@ def _submission(request: continuous_pb2.SubmitRequest, owner: str, quotas: Quota
 
 
 def facts_to_pb(facts: CcqInfo) -> continuous_pb2.Ccq:
-    return continuous_pb2.Ccq(
-        id=facts.id,
-        dataset=facts.dataset,
-        query_json=facts.query_json,
-        interval_s=facts.interval_s,
-        expires_at=facts.expires_at,
+    return alike(
+        continuous_pb2.Ccq,
+        facts,
         sampler_json=facts.sampler.to_json() if facts.sampler else "",
-        compression=facts.compression,
-        coordinator=facts.coordinator,
-        coordinator_address=facts.coordinator_address,
-        term=facts.term,
-        state=facts.state,
         window_json=facts.window.to_json() if facts.window else "",
-        holders=facts.holders,
-        owner=facts.owner,
-        added=facts.added,
     )
 
 

@@ -9,6 +9,7 @@ from galileo.node.sampler_store import SamplerStore
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context, unary
 from galileo.rpc.identity import Identify, anonymous
+from galileo.wire.alike import alike
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import samplers_pb2
 
@@ -81,13 +82,4 @@ class SamplersServicer:
 def sampler_to_pb(
     sampler: UploadedSampler, ccq_ids: Sequence[str] = ()
 ) -> samplers_pb2.UploadedSampler:
-    return samplers_pb2.UploadedSampler(
-        digest=sampler.digest,
-        name=sampler.name,
-        entry=sampler.entry,
-        bytes=sampler.bytes,
-        sent_by=sampler.sent_by,
-        sent_at=sampler.sent_at,
-        ccq_ids=ccq_ids,
-        revoked_at=sampler.revoked_at,
-    )
+    return alike(samplers_pb2.UploadedSampler, sampler, ccq_ids=ccq_ids)
