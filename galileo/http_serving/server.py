@@ -162,21 +162,11 @@ class ServerThread:
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
-    def stop(self, before: Callable[[], None] | None = None) -> None:
-        """Stops the server and waits for its thread; a second call does nothing.
-
-        Args:
-            before: called on the loop when the server stops.
-        """
-
-        def begin() -> None:
-            if before is not None:
-                before()
-            self._serving.cancel()
-
+    def stop(self) -> None:
+        """Stops the server and waits for its thread; a second call does nothing."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # The loop is closed.
-                self._loop.call_soon_threadsafe(begin)
+                self._loop.call_soon_threadsafe(self._serving.cancel)
             self._thread.join()
 
 
