@@ -41,7 +41,6 @@ LASTS_S = 6.0
 BEFORE_S = 4.0
 WAIT_MAX_S = 20.0
 """99th percentile of a bystander's waits: the flood takes processors of the same machine, too."""
-HOST = "127.0.0.1"
 SLOW_READERS = "slow or stopped reader"
 PAGES = ("/metrics", "/ready", "/live")
 
@@ -140,7 +139,7 @@ def test_flood(trial: Trial, flood: Flood) -> None:
 def test_flood_of_metrics(trial: Trial, flood: Flood) -> None:
     with metered_cluster(trial, rows=METRICS_ROWS) as (cluster, address):
         (node,) = cluster.nodes
-        calls = [partial(get_page, address, page, source=HOST, trial=trial) for page in PAGES]
+        calls = [partial(get_page, address, page, trial=trial) for page in PAGES]
         with repeated(*client_calls(cluster.client(timeout=PATIENCE))) as waits_s:
             play(trial, flood, pid=node.pid, address=address, calls=[*calls])
         trial.expect(node.running, "the node is dead")

@@ -76,13 +76,12 @@ def client_calls(client: Client, ccq: Ccq | None = None) -> list[Callable[[], ob
     return calls
 
 
-def get_page(address: str, path: str, *, source: str, trial: Trial) -> None:
+def get_page(address: str, path: str, *, trial: Trial) -> None:
     """Get a page over a new connection; count refusals, and repeat the request after one.
 
     Args:
         address: host:port of the server.
         path: of the page.
-        source: source address of the connection.
         trial: counts refusals as "times turned away".
 
     Raises:
@@ -91,9 +90,7 @@ def get_page(address: str, path: str, *, source: str, trial: Trial) -> None:
     until = time.monotonic() + SERVED_WITHIN_S
     host, _, port = address.rpartition(":")
     while time.monotonic() < until:
-        connection = http.client.HTTPConnection(
-            host, int(port), timeout=SERVED_WITHIN_S, source_address=(source, 0)
-        )
+        connection = http.client.HTTPConnection(host, int(port), timeout=SERVED_WITHIN_S)
         try:
             with contextlib.closing(connection):
                 connection.request("GET", path)
