@@ -32,31 +32,43 @@ CQL2_TEXT, CQL2_JSON = "cql2-text", "cql2-json"
 UNITS_M = {"m": 1.0, "km": 1000.0, "mi": 1609.344, "nmi": 1852.0}
 """Metres of the units of distances."""
 _OPEN = ("", "..")
-_CRS = {
-    "type": "string",
-    "format": "uri",
-    "enum": [one.uri for one in crs.ALL],
-    "default": crs.CRS84.uri,
-}
 
 
-def _units(parameter: str) -> dict[str, Any]:
-    return {
-        "in": "query",
-        "required": True,
-        "description": f"The unit of {parameter}.",
-        "schema": {"type": "string", "enum": list(UNITS_M)},
-    }
+def _described(text: str, schema: Mapping[str, Any], *, where: str, **more: Any) -> dict[str, Any]:
+    return {"in": where, **more, "description": text, "schema": schema}
 
 
-def _height() -> dict[str, Any]:
-    text = "Has no meaning, since observations have no height; it is taken because EDR demands it."
-    return {"in": "query", "description": text, "schema": {"type": "string"}}
+def _value(
+    text: str, kind: str = "string", *, required: bool = False, where: str = "query", **bounds: Any
+) -> dict[str, Any]:
+    more = {"required": True} if required else {}
+    return _described(text, {"type": kind, **bounds}, where=where, **more)
 
 
 def _in_path(text: str, kind: str = "string", **bounds: Any) -> dict[str, Any]:
-    schema = {"type": kind, **bounds}
-    return {"in": "path", "required": True, "description": text, "schema": schema}
+    return _value(text, kind, required=True, where="path", **bounds)
+
+
+def _list(text: str, kind: str = "string", **bounds: Any) -> dict[str, Any]:
+    """Values with commas; `minItems` and `maxItems` bound their number, others each of them."""
+    of_list = {name: bounds.pop(name) for name in list(bounds) if name.endswith("Items")}
+    schema = {"type": "array", "items": {"type": kind, **bounds}, **of_list}
+    return _described(text, schema, where="query") | {"style": "form", "explode": False}
+
+
+def _crs(text: str, *, where: str = "query") -> dict[str, Any]:
+    uris = [one.uri for one in crs.ALL]
+    return _value(text, format="uri", enum=uris, default=crs.CRS84.uri, where=where)
+
+
+def _units(parameter: str) -> dict[str, Any]:
+    return _value(f"The unit of {parameter}.", required=True, enum=list(UNITS_M))
+
+
+def _height() -> dict[str, Any]:
+    return _value(
+        "Has no meaning, since observations have no height; it is taken because EDR demands it."
+    )
 
 
 T = TypeVar("T")
@@ -68,196 +80,102 @@ Interval: TypeAlias = tuple[int | None, int | None]
 
 TABLE: dict[str, dict[str, Any]] = {
     "collectionId": _in_path("The name of a dataset."),
-    "f": {
-        "in": "query",
-        "description": "The format of the answer; without it, the header Accept decides.",
-        "schema": {"type": "string"},
-    },
-    "limit": {
-        "in": "query",
-        "description": "Observations at most. By default a page of GeoJSON has the default, and "
+    "f": _value("The format of the answer; without it, the header Accept decides."),
+    "limit": _value(
+        "Observations at most. By default a page of GeoJSON has the default, and "
         "other formats have all observations. A page of notifications ends with the execution "
         "that reaches it.",
-        "schema": {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": PAGE_LIMIT},
-    },
-    "after": {
-        "in": "query",
-        "description": "The token of the last page or update: of pages, as their link next has it.",
-        "schema": {"type": "string"},
-    },
+        "integer",
+        minimum=1,
+        maximum=LIMIT_MAX,
+        default=PAGE_LIMIT,
+    ),
+    "after": _value("The token of the last page or update: of pages, as their link next has it."),
     "featureId": _in_path("The id of an observation."),
-    "bbox": {
-        "in": "query",
-        "description": "West, south, east and north in degrees; west may be greater than east. "
+    "bbox": _list(
+        "West, south, east and north in degrees; west may be greater than east. "
         "With six numbers the third and the last are ignored.",
-        "schema": {
-            "type": "array",
-            "items": {"type": "number"},
-            "minItems": 4,
-            "maxItems": 6,
-        },
-        "style": "form",
-        "explode": False,
-    },
-    "datetime": {
-        "in": "query",
-        "description": "An instant, a day, a month or a year, or an interval start/end of these "
-        "with both ends; '..' is open.",
-        "schema": {"type": "string"},
-    },
-    "filter": {
-        "in": "query",
-        "description": "A condition in CQL2.",
-        "schema": {"type": "string"},
-    },
-    "filter-lang": {
-        "in": "query",
-        "description": "The language of the filter.",
-        "schema": {"type": "string", "enum": [CQL2_TEXT, CQL2_JSON], "default": CQL2_TEXT},
-    },
-    "filter-crs": {
-        "in": "query",
-        "description": "The coordinate reference system of geometries in the filter.",
-        "schema": _CRS,
-    },
-    "bbox-crs": {
-        "in": "query",
-        "description": "The coordinate reference system of bbox.",
-        "schema": _CRS,
-    },
-    "crs": {
-        "in": "query",
-        "description": "The coordinate reference system of geometries in the answer; with coords, "
-        "and with the bbox of a cube, also of these.",
-        "schema": _CRS,
-    },
-    "properties": {
-        "in": "query",
-        "description": "Columns of the answer; all of them without it.",
-        "schema": {"type": "array", "items": {"type": "string"}},
-        "style": "form",
-        "explode": False,
-    },
-    "coords": {
-        "in": "query",
-        "required": True,
-        "description": "The geometry of a query, as well-known text (WKT).",
-        "schema": {"type": "string"},
-    },
-    "within": {
-        "in": "query",
-        "required": True,
-        "description": "The radius about coords.",
-        "schema": {"type": "number", "minimum": 0, "exclusiveMinimum": True},
-    },
+        "number",
+        minItems=4,
+        maxItems=6,
+    ),
+    "datetime": _value(
+        "An instant, a day, a month or a year, or an interval start/end of these "
+        "with both ends; '..' is open."
+    ),
+    "filter": _value("A condition in CQL2."),
+    "filter-lang": _value(
+        "The language of the filter.", enum=[CQL2_TEXT, CQL2_JSON], default=CQL2_TEXT
+    ),
+    "filter-crs": _crs("The coordinate reference system of geometries in the filter."),
+    "bbox-crs": _crs("The coordinate reference system of bbox."),
+    "crs": _crs(
+        "The coordinate reference system of geometries in the answer; with coords, "
+        "and with the bbox of a cube, also of these."
+    ),
+    "properties": _list("Columns of the answer; all of them without it."),
+    "coords": _value("The geometry of a query, as well-known text (WKT).", required=True),
+    "within": _value(
+        "The radius about coords.", "number", minimum=0, exclusiveMinimum=True, required=True
+    ),
     "within-units": _units("within"),
-    "corridor-width": {
-        "in": "query",
-        "required": True,
-        "description": "The whole width of a corridor, with coords in its middle.",
-        "schema": {"type": "number", "minimum": 0, "exclusiveMinimum": True},
-    },
+    "corridor-width": _value(
+        "The whole width of a corridor, with coords in its middle.",
+        "number",
+        minimum=0,
+        exclusiveMinimum=True,
+        required=True,
+    ),
     "width-units": _units("corridor-width"),
     "corridor-height": _height(),
     "height-units": _height(),
     "z": _height(),
-    "parameter-name": {
-        "in": "query",
-        "description": "Features of the answer; all of them without it.",
-        "schema": {"type": "array", "items": {"type": "string"}},
-        "style": "form",
-        "explode": False,
-    },
+    "parameter-name": _list("Features of the answer; all of them without it."),
     "locationId": _in_path("The id of a location: a value of its feature, or a geohash."),
-    "query": {
-        "in": "query",
-        "required": True,
-        "description": "SELECT, ASK, CONSTRUCT or DESCRIBE.",
-        "schema": {"type": "string"},
-    },
+    "query": _value("SELECT, ASK, CONSTRUCT or DESCRIBE.", required=True),
     "ccqId": _in_path("The id of a continuous query."),
     "channelId": _in_path("The name of a channel."),
     "subscriptionId": _in_path("The id of a subscription."),
     "brokerId": _in_path("The name of a broker, as subscriptions have it."),
-    "token": {
-        "in": "query",
-        "description": "The token of the last notifications; without it, all that are kept.",
-        "schema": {"type": "string"},
-    },
-    "until": {
-        "in": "query",
-        "description": "A token of the same query, after which nothing is wanted.",
-        "schema": {"type": "string"},
-    },
-    "wait": {
-        "in": "query",
-        "description": "Seconds to wait for something new.",
-        "schema": {"type": "number", "minimum": 0, "maximum": WAIT_MAX_S},
-    },
+    "token": _value("The token of the last notifications; without it, all that are kept."),
+    "until": _value("A token of the same query, after which nothing is wanted."),
+    "wait": _value("Seconds to wait for something new.", "number", minimum=0, maximum=WAIT_MAX_S),
     "tileMatrixSetId": _in_path("The name of a tile matrix set.", enum=list(SETS)),
     "tileMatrix": _in_path("The zoom.", "integer", minimum=0, maximum=ZOOM_MAX),
     "tileRow": _in_path("The row of the tile, from the north.", "integer", minimum=0),
     "tileCol": _in_path("The column of the tile, from the west.", "integer", minimum=0),
-    "precision": {
-        "in": "query",
-        "required": True,
-        "description": "Characters of the geohashes of cells.",
-        "schema": {"type": "integer", "minimum": 1, "maximum": PRECISION_MAX},
-    },
-    "window": {
-        "in": "query",
-        "description": "The width of time windows, such as 15m, 1h or 1d.",
-        "schema": {"type": "string"},
-    },
-    "by": {
-        "in": "query",
-        "required": True,
-        "description": "Of what the newest observations are wanted: cells such as cell:5, or the "
+    "precision": _value(
+        "Characters of the geohashes of cells.",
+        "integer",
+        minimum=1,
+        maximum=PRECISION_MAX,
+        required=True,
+    ),
+    "window": _value("The width of time windows, such as 15m, 1h or 1d."),
+    "by": _value(
+        "Of what the newest observations are wanted: cells such as cell:5, or the "
         "values of a feature.",
-        "schema": {"type": "string"},
-    },
-    "statistics": {
-        "in": "query",
-        "description": "Statistics of features: count, sum, min, max or mean, such as "
-        "temperature:mean,temperature:max.",
-        "schema": {"type": "array", "items": {"type": "string"}},
-        "style": "form",
-        "explode": False,
-    },
-    "feature": {
-        "in": "query",
-        "description": "An indexed feature, of which statistics are wanted.",
-        "schema": {"type": "string"},
-    },
-    "bins": {
-        "in": "query",
-        "description": "Bins of a histogram of the feature: their number, or their edges.",
-        "schema": {"type": "array", "items": {"type": "number"}},
-        "style": "form",
-        "explode": False,
-    },
-    "quantiles": {
-        "in": "query",
-        "description": "Shares from 0 to 1, such as 0.5 for the median of the feature.",
-        "schema": {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 1}},
-        "style": "form",
-        "explode": False,
-    },
-    "Last-Event-ID": {
-        "in": "header",
-        "description": "As `after` or `token`, and before it.",
-        "schema": {"type": "string"},
-    },
-    "Content-Crs": {
-        "in": "header",
-        "description": "The coordinate reference system of positions in a body of GeoJSON.",
-        "schema": _CRS,
-    },
-    "Idempotency-Key": {
-        "in": "header",
-        "description": "producer:number, or another text: a repetition stores nothing twice.",
-        "schema": {"type": "string"},
-    },
+        required=True,
+    ),
+    "statistics": _list(
+        "Statistics of features: count, sum, min, max or mean, such as "
+        "temperature:mean,temperature:max."
+    ),
+    "feature": _value("An indexed feature, of which statistics are wanted."),
+    "bins": _list("Bins of a histogram of the feature: their number, or their edges.", "number"),
+    "quantiles": _list(
+        "Shares from 0 to 1, such as 0.5 for the median of the feature.",
+        "number",
+        minimum=0,
+        maximum=1,
+    ),
+    "Last-Event-ID": _value("As `after` or `token`, and before it.", where="header"),
+    "Content-Crs": _crs(
+        "The coordinate reference system of positions in a body of GeoJSON.", where="header"
+    ),
+    "Idempotency-Key": _value(
+        "producer:number, or another text: a repetition stores nothing twice.", where="header"
+    ),
 }
 """As OpenAPI describes them, by name; features are parameters, too."""
 
