@@ -204,7 +204,7 @@ class NodeStates:
     def delta(self, node: str, *, base: int, bytes_max: int | None = None) -> StateDelta:
         """The entries of a node past a version of its run, in order; the first ones if too many.
 
-        Whoever has those up to some version lacks none of them, for a replaced one has a later one.
+        A node that has the first ones lacks nothing of them: a replaced entry has a later version.
         """
         row = self._at[node]
         past = [entry for entry in self._entries[node].values() if entry.version > base]
