@@ -17,18 +17,17 @@ from benchmarks.figures import Figure, Peer, Spread, seconds
 from benchmarks.sizes import Bench
 from galileo.client import Client
 from galileo.cursor import Cursor
+from galileo.cycle import CycleRequest
 from galileo.dht.placement import partitions_by_node
 from galileo.dht.topology import Topology
 from galileo.hashing import digest
-from galileo.match_batch import to_bytes
 from galileo.model.schema import Schema
 from galileo.query import parse
-from galileo.spark.job import JobRequest, request_from_pb
+from galileo.spark.calls import JobAnswer
 from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.node_scanner import NodeScanner
 from galileo.wire.channel import open_channel
-from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2
-from galileo.wire.match_codec import part_from_pb, sequences_to_bytes
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.services import PEER_STORAGE, stub_of
 
 DATASET = "nam"
@@ -97,7 +96,7 @@ def of_queries(
 
 def delta_request(
     client: Client, texts: Sequence[str], *, after: Cursor, dataset: str = DATASET
-) -> evaluator_pb2.EvaluateRequest:
+) -> CycleRequest:
     """As a coordinator asks, for all partitions; the nodes have the queries then."""
     schema, topology = client.schema(dataset), Topology.from_json(client.topology_json())
     queries = [parse(text, schema).to_json() for text in texts]
@@ -119,30 +118,31 @@ async def stood(topology: Topology, dataset: str, queries: Sequence[str]) -> Non
 
 def request_of(
     topology: Topology, schema: Schema, queries: Sequence[str], *, after: Cursor
-) -> evaluator_pb2.EvaluateRequest:
+) -> CycleRequest:
     """Asks for what all partitions have for each query after one cursor."""
     owned, partitions = partitions_by_node(topology), sorted(topology.partitions)
-    nodes = [
-        evaluator_pb2.NodeAddress(
-            name=node.name, address=node.address, partitions=sorted(owned[node.name])
-        )
-        for node in topology.nodes
-    ]
-    group = evaluator_pb2.EvaluateGroup(
+    owner = {p: number for number, node in enumerate(topology.nodes) for p in owned[node.name]}
+    count = len(queries)
+    return CycleRequest(
         dataset=schema.name,
         schema_json=schema.to_json(),
-        partitions=partitions,
-        after=sequences_to_bytes(np.array([[after[p] for p in partitions]], dtype=np.int64)),
-        cursors=to_bytes(np.zeros(len(queries), dtype=np.uint32)),
-        digests=b"".join(map(digest, queries)),
-        samplers=to_bytes(np.zeros(len(queries), dtype=np.uint32)),
+        partitions=np.array(partitions, dtype=np.int32),
+        after=np.array([after[p] for p in partitions], dtype=np.int64),
+        cursors=np.zeros(count, dtype=np.int32),
+        digests=np.frombuffer(b"".join(map(digest, queries)), dtype=np.uint8),
+        items=np.arange(count, dtype=np.uint32),
+        samplers_json=(),
+        samplers=np.zeros(count, dtype=np.uint32),
+        is_compressed=np.zeros(count, dtype=np.bool_),
+        addresses=tuple(node.address for node in topology.nodes),
+        owners=np.array([owner[p] for p in partitions], dtype=np.int32),
+        committed=np.zeros(0, dtype=np.int64),
     )
-    return evaluator_pb2.EvaluateRequest(nodes=nodes, groups=[group])
 
 
 def _timed(
     running: galileo.LocalCluster,
-    request: evaluator_pb2.EvaluateRequest,
+    request: CycleRequest,
     bench: Bench,
     *,
     name: str,
@@ -151,7 +151,7 @@ def _timed(
     """The job, the call around it, and the same scans without Spark, in turn."""
     in_job, called, bare = [], [], []
     handle, scanner = EvaluatorClient(clusters.evaluator_options(running)), NodeScanner()
-    work = request_from_pb(request)
+    work = parts_of(request)
     with asyncio.Runner() as runner:
         try:
             for number in range(JOBS_PER_RUN * bench.sizes.runs + JOBS_UNTIMED):
@@ -172,7 +172,7 @@ def _timed(
 
 
 async def call(
-    handle: EvaluatorClient, request: evaluator_pb2.EvaluateRequest, *, labels: int
+    handle: EvaluatorClient, request: CycleRequest, *, labels: int
 ) -> tuple[float, float]:
     """Seconds of the job and of the call.
 
@@ -180,24 +180,29 @@ async def call(
     that nothing reads, which takes longer than all of this where the result is large.
     """
     started = time.perf_counter()
-    reply = await handle.evaluate(request, timeout_s=TIMEOUT_S)
+    answer = await handle.evaluate([request], timeout_s=TIMEOUT_S)
     elapsed = time.perf_counter() - started
-    _check(reply, Schema.from_json(request.groups[0].schema_json), labels=labels)
-    return reply.job_s, elapsed
+    _check(answer, request.schema, labels=labels)
+    return answer.job_s, elapsed
 
 
-def scan(scanner: NodeScanner, work: JobRequest) -> None:
-    """What the tasks of a job do, in this process."""
-    scanner.fetch(work.node_requests(), work.groups, timeout_s=TIMEOUT_S)
+def parts_of(request: CycleRequest) -> list[CycleRequest]:
+    """What each node is asked."""
+    parts = map(request.for_node, range(len(request.addresses)))
+    return [part for part in parts if len(part)]
 
 
-def _check(reply: evaluator_pb2.EvaluateReply, schema: Schema, *, labels: int) -> None:
-    (answer,) = reply.answers
-    parts = [part_from_pb(part, schema.label_schema) for part in answer.parts]
-    found = sum(len(part.matches) for part in parts)
-    reached = {str(part.reached) for part in parts}
-    errors = {failure.error.message for failure in answer.failures}
-    if answer.unknown:
+def scan(scanner: NodeScanner, work: Sequence[CycleRequest]) -> None:
+    """The scans that the tasks of a job make, in this process."""
+    scanner.fetch(work, timeout_s=TIMEOUT_S)
+
+
+def _check(job: JobAnswer, schema: Schema, *, labels: int) -> None:
+    (answers,) = job.answers
+    found = sum(len(own) for answer in answers for own in answer.packs.labels(schema).values())
+    reached = {str(part.reached) for answer in answers for part in answer.parts}
+    errors = {failure.error.message for answer in answers for failure in answer.failures}
+    if any(len(answer.unknown) for answer in answers):
         errors.add("some queries are not known to the nodes")
     if found != labels or errors:
         raise AssertionError(

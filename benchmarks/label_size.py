@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn
 from benchmarks.sizes import Bench
 from galileo.ccq.cache import LabelCache
-from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.placement import partitions_from_cells
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
@@ -28,6 +27,7 @@ from galileo.labels import LabelSet, from_ipc, parse_label, to_ipc
 from galileo.model import paths
 from galileo.model.schema import Schema
 from galileo.packing import Compression
+from galileo.packs import PackedLabels, pack_labels
 from galileo.query import parse
 
 QUERY = "humidity < 60"

@@ -24,7 +24,6 @@ from benchmarks.sizes import Bench
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.topology import Topology
 from galileo.query import parse
-from galileo.spark.job import request_from_pb
 from galileo.spark.node_scanner import NodeScanner
 from galileo.wire.channel import open_channel
 from galileo.wire.codec import cursor_to_pb
@@ -88,15 +87,15 @@ class _Node:
     def match(self, queries: Sequence[str], *, after: Cursor) -> dict[int, int]:
         """Number of labels of each query that has some."""
         request = jobs.request_of(self.topology, schema(DATASET), queries, after=after)
-        work, scanner = request_from_pb(request), NodeScanner()
+        scanner = NodeScanner()
         try:
-            (delta,) = scanner.fetch(work.node_requests(), work.groups, timeout_s=TIMEOUT_S)
+            (matches,) = scanner.fetch(jobs.parts_of(request), timeout_s=TIMEOUT_S)
         finally:
             scanner.close()
-        if delta.answer.errors or len(delta.answer.unknown):
+        if matches.failures or len(matches.unknown):
             raise AssertionError("expected an answer to every query, some failed")
         counts = np.zeros(len(queries), dtype=np.int64)
-        for part in delta.answer.parts:
+        for part in matches.parts:
             counts += part.matches.counts(len(queries))
         return {item: int(counts[item]) for item in np.flatnonzero(counts).tolist()}
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -26,8 +27,6 @@ from galileo.local_node import LocalNode
 from galileo.model.times import micros, times_from_micros
 from galileo.spark.launcher import EvaluatorClient
 from galileo.storage.segment import SUFFIX
-from galileo.wire.internal.v1 import evaluator_pb2
-from galileo.wire.match_codec import sequences_to_bytes
 
 NODES = REPLICAS = 3
 PARTITIONS = 6
@@ -209,13 +208,11 @@ def _jobs_at_replicas(
     committed = client.query(clusters.DATASET).frontier
     _wait_copies(client)
     leaders = jobs.delta_request(client, [""], after=after)
-    near = evaluator_pb2.EvaluateRequest()
-    near.CopyFrom(leaders)
-    (group,) = near.groups
-    first = near.nodes[0]
-    near_replica = group.replicas.add(name=first.name, address=first.address)
-    near_replica.partitions.extend(group.partitions)
-    group.committed = sequences_to_bytes(np.array([committed[p] for p in group.partitions]))
+    near = replace(
+        leaders,
+        owners=np.zeros_like(leaders.owners),
+        committed=np.array([committed[p] for p in leaders.partitions.tolist()], dtype=np.int64),
+    )
     taken: dict[str, list[tuple[float, float]]] = {"near": [], "leaders": []}
     with asyncio.Runner() as runner:
         handle = EvaluatorClient(clusters.evaluator_options(running))

@@ -13,9 +13,9 @@ from spark_standalone import Programs, Standalone
 from benchmarks import clusters, jobs
 from benchmarks.figures import Figure, Goal, Peer, in_turn
 from benchmarks.sizes import Bench
+from galileo.cycle import CycleRequest
 from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.options import EvaluatorOptions, SparkOptions
-from galileo.wire.internal.v1 import evaluator_pb2
 
 NODES = 3
 WORKERS = 2
@@ -67,10 +67,10 @@ def _job(
     runner: asyncio.Runner,
     stack: ExitStack,
     options: EvaluatorOptions,
-    request: evaluator_pb2.EvaluateRequest,
+    request: CycleRequest,
 ) -> Callable[[], object]:
     """Runs the job on the evaluator of these options, which starts now."""
     handle = EvaluatorClient(options)
     stack.callback(lambda: runner.run(handle.close()))
     runner.run(handle.ensure())
-    return lambda: runner.run(handle.evaluate(request, timeout_s=jobs.TIMEOUT_S))
+    return lambda: runner.run(handle.evaluate([request], timeout_s=jobs.TIMEOUT_S))

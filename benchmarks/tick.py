@@ -25,8 +25,8 @@ from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.processes import processor_seconds
 from benchmarks.sizes import Bench
 from galileo.client import Client
+from galileo.spark.calls import JobCounts
 from galileo.spark.launcher import EvaluatorClient
-from galileo.wire.internal.v1 import evaluator_pb2
 
 NODES = 3
 DATASET = jobs.DATASET
@@ -121,19 +121,19 @@ def _nothing_new(bench: Bench, running: galileo.LocalCluster) -> Iterator[Figure
     time.sleep(NOTHING_NEW_S)
     used_s = sum(processor_seconds(one.pid) for one in workers) - seconds
     now, ticks = _jobs(running), NOTHING_NEW_S / INTERVAL_S
-    if now.pid != before.pid:
+    if not evaluator.is_running():
         raise AssertionError("expected one evaluator, another one has taken its place")
     name = f"Spark jobs in {NOTHING_NEW_S:g} s of ticks without news"
     none = (Goal("at most", 0.0),)
-    yield Figure(name, "jobs", Spread.of([now.jobs - before.jobs]), goals=none)
+    yield Figure(name, "jobs", Spread.of([now.evaluations - before.evaluations]), goals=none)
     name = "empty jobs in the same time, which keep Spark's Python processes"
     yield Figure(name, "jobs", Spread.of([now.empty_jobs - before.empty_jobs]))
     name = "processor time of the evaluator and Spark's Python processes for a tick without news"
     yield Figure(name, "s", Spread.of([used_s / ticks]))
 
 
-def _jobs(running: galileo.LocalCluster) -> evaluator_pb2.PingReply:
-    async def ask() -> evaluator_pb2.PingReply:
+def _jobs(running: galileo.LocalCluster) -> JobCounts:
+    async def ask() -> JobCounts:
         async with EvaluatorClient(clusters.evaluator_options(running)) as handle:
             return await handle.ping()
 

@@ -26,6 +26,7 @@ from galileo.ccq.model import Ccq, Record
 from galileo.ccq.placement import PlaceCcq, SaveProgress
 from galileo.ccq.records import encode as encode_record
 from galileo.cursor import Cursor
+from galileo.cycle import ITEMS_MAX, CycleRequest
 from galileo.dht.membership import Gossip
 from galileo.dht.node_states import Digest, StateDelta, StateEntry
 from galileo.dht.topology import Move
@@ -91,6 +92,7 @@ from galileo.rpc.internal_calls import (
 from galileo.rpc.peers import GOSSIP
 from galileo.rpc.replication import DIGESTS, REPLICATE, REPLICATE_FRAMES
 from galileo.sampler_package import ARCHIVE_BYTES_MAX
+from galileo.spark.calls import OWNER
 from galileo.wire import token
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.messages import NUMBERS_MAX, SET_ITEMS_MAX
@@ -484,15 +486,24 @@ def _register() -> Requests:
     )
 
 
-def _match() -> Requests:
-    items = MANY
-    yield peers_pb2.MatchRequest(
+def _match() -> Iterator[bytes]:
+    items, partitions = ITEMS_MAX, np.arange(16, dtype=np.int32)
+    request = CycleRequest(
         dataset=WIDE,
-        partitions=range(16),
-        after=np.zeros((1, 16), dtype="<u8").tobytes(),
-        cursors=np.zeros(items, dtype="<u4").tobytes(),
-        digests=bytes(16 * items),
+        schema_json=wide_schema().to_json(),
+        partitions=partitions,
+        after=np.zeros(16, dtype=np.int64),
+        cursors=np.zeros(items, dtype=np.int32),
+        digests=np.zeros(16 * items, dtype=np.uint8),
+        items=np.arange(items, dtype=np.uint32),
+        samplers_json=(),
+        samplers=np.zeros(items, dtype=np.uint32),
+        is_compressed=np.zeros(items, dtype=np.bool_),
+        addresses=("n1",),
+        owners=np.zeros(16, dtype=np.int32),
+        committed=np.zeros(0, dtype=np.int64),
     )
+    yield OWNER.calls["match"].encode(request)
 
 
 def _gossip() -> Iterator[bytes]:
@@ -639,12 +650,12 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "Samplers/List": WorstCall("samplers", _one(samplers_pb2.ListSamplersRequest())),
         "Samplers/Revoke": WorstCall(_TEXT, _one(samplers_pb2.RevokeSamplerRequest(digest=NAME))),
         "PeerStorage/RegisterQueries": WorstCall("queries by operators", _register),
-        "PeerStorage/Match": WorstCall("items by partitions", _match),
         "PeerSamplers/Get": WorstCall(_TEXT, _one(peers_pb2.GetSamplerRequest(digest=NAME))),
         "internal/commit": WorstCall("rows by columns", _commit),
         "internal/find_batches": WorstCall("places", _find_batches),
         "internal/scan": WorstCall("items by operators", _tasks(SCAN)),
         "internal/scan_small": WorstCall("items by operators", _tasks(SCAN_SMALL)),
+        "internal/match": WorstCall("items by partitions", _match),
         "internal/read": WorstCall("rows of parts; operators of the query", _read_parts),
         "internal/read_table": WorstCall("keys by partitions", _table_keys),
         "internal/read_executions": WorstCall("partitions", _executions),

@@ -28,7 +28,6 @@ from benchmarks.figures import digits, quantity
 from benchmarks.processes import processor_seconds
 from benchmarks.sizes import Bench
 from galileo.client import Client
-from galileo.spark.job import request_from_pb
 from galileo.spark.node_scanner import NodeScanner
 
 PARTITIONS = 32
@@ -163,7 +162,7 @@ class _Measured:
         after = client.query(DATASET).frontier
         client.ingest(DATASET, self._table.slice(rest))
         request = jobs.delta_request(client, [""], after=after, dataset=DATASET)
-        work, scanner = request_from_pb(request), NodeScanner()
+        work, scanner = jobs.parts_of(request), NodeScanner()
         try:
             ticked = _work(
                 running,

@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from galileo.ccq.dropped_ranges import DroppedRanges
-from galileo.ccq.packs import PackedLabels
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.packs import PackedLabels
 
 CHUNK_LABELS = 65_536
 """Small chunks are compacted into one of at most so many labels."""

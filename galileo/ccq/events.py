@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from galileo.ccq.model import Ccq, Record
-from galileo.ccq.packs import PackedLabels
 from galileo.ccq.placement import CcqChange
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.dht.membership import PeerDied, PeerRevived
@@ -18,6 +17,7 @@ from galileo.election.election import Candidacy
 from galileo.election.ranking import UsageStatistics
 from galileo.errors import Failure
 from galileo.model.windows import ClockStep
+from galileo.packs import PackedLabels
 
 # --- events: from the node -----------------------------------------------------------------------
 

@@ -55,11 +55,11 @@ from galileo.ccq.events import (
 )
 from galileo.ccq.model import Holder
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.packs import PackedLabels
 from galileo.ccq.stats import LabelCounts
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import Failure
 from galileo.model.forks import first_of, history_of
+from galileo.packs import PackedLabels
 
 
 @dataclass(frozen=True, slots=True)

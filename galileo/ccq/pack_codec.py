@@ -16,10 +16,10 @@ import struct
 import google_crc32c
 import numpy as np
 
-from galileo.ccq.packs import Commits, Pack, PackedLabels
 from galileo.errors import CorruptData
 from galileo.model.schema import Schema
 from galileo.packing import ROWS_MAX, Compression
+from galileo.packs import Commits, Pack, PackedLabels
 
 FORMAT_VERSION = 1
 _MAGIC = b"GSPL"

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.cycle import MatchBatch
 from galileo.graph.arena import HEAP_BYTES
 from galileo.graph.columns import (
     Commits,
@@ -50,7 +51,6 @@ from galileo.graph.snapshot import Snapshot
 from galileo.graph.sorted_runs import BLOCK_PATHS, SortedRun, compact, compaction_start, seal
 from galileo.graph.standing_match import MatchPass, MatchQuery
 from galileo.graph.summary import Summary, check_summary, rows_by_cell, summarise
-from galileo.match_batch import MatchBatch
 from galileo.model.grouping import Grouping
 from galileo.model.schema import Schema
 from galileo.query.columns import take_rows

@@ -16,15 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.cursor import Cursor
+from galileo.cycle import NOT_REQUESTED, MatchBatch
 from galileo.graph.columns import StringDictionary, to_labels
 from galileo.graph.filter_pipeline import DEFAULTS, chunks
 from galileo.graph.row_ranges import Positions, Rows, count_rows, to_positions
 from galileo.graph.run_scan import BoundQuery, Coverage, RunScan, Window
 from galileo.graph.sorted_runs import SortedRun
-from galileo.match_batch import MatchBatch
 from galileo.query.columns import Columns, TextColumn, take_rows
 from galileo.query.index import MatchHits, MatchRequests, StandingQueries
-from galileo.query.index.requests import NOT_REQUESTED
 from galileo.query.query import Query
 
 SPARSE = 16

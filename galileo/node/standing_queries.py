@@ -19,61 +19,26 @@ import pyarrow as pa
 
 from galileo import spans
 from galileo.cursor import Cursor, LostPosition, history_changed
-from galileo.errors import GalileoError, HistoryChanged, Unavailable
+from galileo.cycle import CycleRequest, ItemFailure, MatchedPartitions, Matches, Numbers
+from galileo.errors import GalileoError, Unavailable
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.standing_match import MatchQuery
 from galileo.hashing import digest, split_digests
-from galileo.match_batch import MatchedPartitions, MatchResponse, Numbers
 from galileo.model.forks import first_of
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
 from galileo.node.dataset_shard import DatasetShard
 from galileo.query import Query, parse
 from galileo.query.index import MatchRequests, StandingQueries
-from galileo.query.index.requests import NOT_REQUESTED
 
 QUERIES_MAX = 200_000
 """Queries that are kept for one dataset."""
 TEXT_BYTES_MAX = 256 << 20
 """Of their texts."""
 PAIRS_MAX = 1 << 22
-"""MatchBatch of one answer; what is past them comes with the next, a single commit excepted."""
+"""Matches of one answer; what is past them comes with the next, a single commit excepted."""
 EVICT_TO_SHARE = 0.9
 """Share of a bound that an eviction leaves filled."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MatchTask:
-    """A request for the new matches of n items in some partitions of this node.
-
-    Attributes:
-        dataset: of all items.
-        partitions: ascending, shape (p,).
-        after: for each cursor the last processed sequence of each partition, `NOT_REQUESTED`
-            where it does not name the partition; shape (c, p).
-        cursors: for each item its row of `after`, shape (n,).
-        digests: of the items' queries, one behind the other.
-        committed: a commit of each partition that a leader has published; a replica that has
-            published it, too, may answer up to there. None: only the leader.
-        added: how many of the features added to the dataset the labels have.
-    """
-
-    dataset: str
-    partitions: npt.NDArray[np.int32]
-    after: npt.NDArray[np.int64]
-    cursors: npt.NDArray[np.int32]
-    digests: bytes
-    committed: npt.NDArray[np.int64] | None = None
-    added: int = 0
-
-    def range(self) -> tuple[Cursor, Cursor | None]:
-        """The smallest of the cursors, and what is known to be committed."""
-        after = self._cursor(self.after.min(axis=0, initial=NOT_REQUESTED))
-        return after, None if self.committed is None else self._cursor(self.committed)
-
-    def _cursor(self, sequences: npt.NDArray[np.int64]) -> Cursor:
-        positions = zip(self.partitions.tolist(), np.maximum(sequences, 0).tolist(), strict=True)
-        return Cursor(dict(positions))
 
 
 class Registry:
@@ -164,7 +129,7 @@ class Registry:
 
 
 class Matching:
-    """Answers match tasks from this node's graphs.
+    """Answers requests of cycles from this node's graphs.
 
     Args:
         catalog: of the node.
@@ -188,10 +153,10 @@ class Matching:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, _learn, registry, texts)
 
-    async def match(self, task: MatchTask) -> MatchResponse:
+    async def match(self, request: CycleRequest) -> Matches:
         """The new matches of each item, up to what is committed now.
 
-        Of partitions that this node does not lead, up to what the task knows to be committed.
+        Of partitions that this node does not lead, up to what the request knows to be committed.
 
         Raises:
             UnknownDataset: there is none of that name here.
@@ -199,8 +164,8 @@ class Matching:
                 what is known to be committed of them.
         """
         loop = asyncio.get_running_loop()
-        with spans.child("scan", dataset=task.dataset, queries=len(task.cursors)):
-            return await loop.run_in_executor(self._executor, self._match, task)
+        with spans.child("scan", dataset=request.dataset, queries=len(request)):
+            return await loop.run_in_executor(self._executor, self._match, request)
 
     def text(self, dataset: str, name: bytes) -> str:
         """The text of a continuous query.
@@ -229,19 +194,19 @@ class Matching:
             self._registries.pop(dataset, None)
         return self._registries.setdefault(dataset, Registry(schema))
 
-    def _match(self, task: MatchTask) -> MatchResponse:
+    def _match(self, task: CycleRequest) -> Matches:
         registry, shard = self.registry(task.dataset), self._catalog.shard(task.dataset)
-        label_schema = registry.schema.narrowed(task.added).label_schema
+        label_schema = registry.schema.narrowed(task.schema.added).label_schema
         # Journals before, and published before the graph is read: it then holds at least this much.
         journals, until = shard.journals, _readable_until(shard, task)
-        names, changes = split_digests(task.digests), _changes(shard, task)
+        names, changes = split_digests(task.digests.tobytes()), _changes(shard, task)
         with registry.lock:
             slots = registry.slots(names)
             wanted = slots >= 0
-            for items, _ in changes:
-                wanted[items] = False
+            for change in changes:
+                wanted[change.items] = False
             known = np.flatnonzero(wanted).astype(np.int32)
-            asks = MatchRequests(slots, task.cursors, task.partitions, task.after)
+            asks = MatchRequests(slots, task.cursors, task.partitions, task.cursor_rows)
             one_pass = _Passes(shard.graph, registry, asks, names, label_schema)
             parts = one_pass.parts(known, until=until, pairs_max=self._pairs_max)
         shard.check_unchanged(journals, until)
@@ -249,7 +214,7 @@ class Matching:
         dropped = Cursor({p: s for p, s in shard.dropped().items() if p in until})
         parts = [replace(part, dropped=dropped) for part in parts]
         answer = _answer(parts, names, slots, registry.wrong)
-        return replace(answer, errors=(*answer.errors, *changes))
+        return replace(answer, failures=(*answer.failures, *changes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -298,7 +263,7 @@ class _Passes:
         return self.parts(some, until=until, pairs_max=pairs_max if len(items) > 1 else None)
 
 
-def _readable_until(shard: DatasetShard, task: MatchTask) -> Cursor:
+def _readable_until(shard: DatasetShard, task: CycleRequest) -> Cursor:
     """Up to where a task is answered.
 
     A replica does not show what its leader may not show yet: a token ahead of the leader would be
@@ -317,7 +282,7 @@ def _readable_until(shard: DatasetShard, task: MatchTask) -> Cursor:
     return Cursor({p: (published if p in own else committed)[p] for p in partitions})
 
 
-def _changes(shard: DatasetShard, task: MatchTask) -> list[tuple[Numbers, HistoryChanged]]:
+def _changes(shard: DatasetShard, task: CycleRequest) -> list[ItemFailure]:
     """The items that have evaluated commits that were lost before a jump of a log.
 
     Each of their errors says to go on behind the latest jump, where the coordinator's cache begins
@@ -325,18 +290,19 @@ def _changes(shard: DatasetShard, task: MatchTask) -> list[tuple[Numbers, Histor
     """
     jumps = {c: shard.jumps(p) for c, p in enumerate(task.partitions.tolist())}
     jumps = {column: forks for column, forks in jumps.items() if forks.pairs}
-    lost = [forks.are_lost(task.after[:, column]) for column, forks in jumps.items()]
+    after = task.cursor_rows
+    lost = [forks.are_lost(after[:, column]) for column, forks in jumps.items()]
     if not np.any(lost):
         return []
     masks, first, mask_of = np.unique(
         np.column_stack(lost), axis=0, return_index=True, return_inverse=True
     )
-    numbers, changes = mask_of.reshape(-1)[task.cursors], []
+    numbers, changes = mask_of.reshape(-1)[task.cursors], list[ItemFailure]()
     for number in np.flatnonzero(masks.any(axis=1)).tolist():
         positions = [
             LostPosition(
                 int(task.partitions[column]),
-                at := int(task.after[first[number], column]),
+                at := int(after[first[number], column]),
                 forks.last_common(at) or 0,
                 first_of(forks.history) - 1,
             )
@@ -344,7 +310,7 @@ def _changes(shard: DatasetShard, task: MatchTask) -> list[tuple[Numbers, Histor
             if is_lost
         ]
         items = np.flatnonzero(numbers == number).astype(np.uint32)
-        changes.append((items, history_changed(task.dataset, positions)))
+        changes.append(ItemFailure(items, history_changed(task.dataset, positions)))
     return changes
 
 
@@ -377,7 +343,7 @@ def _answer(
     names: Sequence[bytes],
     slots: npt.NDArray[np.int32],
     wrong: dict[bytes, GalileoError],
-) -> MatchResponse:
+) -> Matches:
     missing = np.flatnonzero(slots < 0).tolist()
     failed: dict[bytes, list[int]] = {}
     unknown: list[int] = []
@@ -386,8 +352,8 @@ def _answer(
             failed.setdefault(names[item], []).append(item)
         else:
             unknown.append(item)
-    errors = tuple((_numbers(items), wrong[name]) for name, items in failed.items())
-    return MatchResponse(tuple(parts), _numbers(unknown), errors)
+    failures = tuple(ItemFailure(_numbers(items), wrong[name]) for name, items in failed.items())
+    return Matches(tuple(parts), _numbers(unknown), failures)
 
 
 def _numbers(items: Sequence[int]) -> Numbers:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from galileo.ccq.events import AnswerFetch
-from galileo.ccq.packs import Piece
 from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.quotas import Quotas
 from galileo.model.windows import Window, WindowChanges
 from galileo.packing import Compression
+from galileo.packs import Piece
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.ownership import Ownership
 from galileo.rpc.quotas import UNBOUNDED, QuotaResolver

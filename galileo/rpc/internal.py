@@ -20,6 +20,7 @@ import pyarrow as pa
 from galileo.ccq.placement import CcqChange
 from galileo.cursor import CommitRange as DroppedRange
 from galileo.cursor import Cursor
+from galileo.cycle import CycleRequest, Matches
 from galileo.election.ranking import UsageStatistics
 from galileo.errors import ConfigError, GalileoError
 from galileo.labels import from_ipc
@@ -53,9 +54,11 @@ from galileo.offload import offload
 from galileo.replication.values import Member
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.gossip import GossipReply, GossipRequest
-from galileo.rpc.policy import INTERNAL_SERVICE
+from galileo.spark.calls import OWNER
 from galileo.wire.attachments import AtMost
 from galileo.wire.codec import CHUNK_BYTES_MAX, label_messages, row_messages
+from galileo.wire.matches import in_messages
+from galileo.wire.services import INTERNAL_SERVICE
 from galileo.wire.typed_service import TypedCall, TypedService, bounded_head
 from galileo.wire.zero_copy import stream_of
 
@@ -215,6 +218,13 @@ class Internal:
     async def sampler_archive(self, digest: str) -> pa.Buffer:
         """The archive of a sampler, as far as this node has it."""
         return pa.py_buffer(await self._node.samplers.own_archive(digest))
+
+    async def match(self, request: CycleRequest) -> AsyncGenerator[Matches, None]:
+        """What is new for the items of a cycle in partitions of this node."""
+        request.check()
+        await self._node.schema(request.dataset, added=request.schema.added)
+        for message in in_messages(await self._node.matching.match(request)):
+            yield message
 
     async def drop_generations(self, name: str, generations: int) -> Removed:
         """Drops the first generations of a name at this node."""
@@ -400,7 +410,7 @@ def _executions_pieces(part: ExecutionsPart) -> Iterator[ExecutionsPiece]:
 
 PROTOBUF_VERSION = 11
 """Raised with each change of what nodes send one another in protobuf."""
-SERVICE = TypedService(INTERNAL_SERVICE, Internal, version=PROTOBUF_VERSION)
+SERVICE = TypedService(INTERNAL_SERVICE, Internal, version=PROTOBUF_VERSION, shared=OWNER)
 PROTOCOL = int.from_bytes(SERVICE.digest[:4])
 """Number of the messages between nodes; nodes refuse any other."""
 

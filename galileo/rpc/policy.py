@@ -14,12 +14,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from galileo.wire.services import NODE_SERVICES
+from galileo.wire.services import INTERNAL_SERVICE, NODE_SERVICES
 from galileo.wire.v1.policy_pb2 import BULK, QUERY, READ_SLOT, Policy, nodes_only, policy
 from galileo.wire.zero_copy import Bulk
 
-INTERNAL_SERVICE = "galileo.internal"
-"""The full name of the service whose calls `galileo.rpc.internal` defines."""
 # The codec of the service bounds all but the attachments of a request, so fields need no count.
 INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
@@ -36,6 +34,7 @@ INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
         "known_rows": Policy(nodes=True, single_field=True),
         "known_row": Policy(nodes=True, single_field=True),
         "learn_row": Policy(nodes=True, single_field=True, size=QUERY),
+        "match": Policy(nodes=True, single_field=True, size=BULK),
         "read": Policy(nodes=True, single_field=True, size=BULK, slot=READ_SLOT),
         "read_executions": Policy(nodes=True, single_field=True),
         "read_table": Policy(nodes=True, single_field=True, size=BULK, slot=READ_SLOT),

@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 
-import numpy as np
 import pyarrow as pa
 
 from galileo.errors import Forbidden, InputError, InvalidObservations
-from galileo.hashing import DIGEST_BYTES
 from galileo.labels import from_ipc
 from galileo.model.reader import POSITIONS, READER, split_readers
 from galileo.model.rows import RowOptions
@@ -27,7 +25,6 @@ from galileo.node.peers import (
     TableTask,
 )
 from galileo.node.select import CursorRange
-from galileo.node.standing_queries import MatchTask
 from galileo.node.storage_node import StorageNode
 from galileo.offload import offload
 from galileo.packing.arrow_streams import read_stream
@@ -47,7 +44,6 @@ from galileo.wire.codec import (
     row_streams,
 )
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.match_codec import cursors_from_bytes, replies_of, sequences_from_bytes
 from galileo.wire.services import STORAGE
 from galileo.wire.status import error_to_pb
 from galileo.wire.v1 import storage_pb2
@@ -57,8 +53,6 @@ _READ_TABLE = f"/{STORAGE.full_name}/ReadTable"
 _NOTHING = pa.py_buffer(b"")
 SCAN_REPLY_PARTS_MAX = 256
 SCAN_REPLY_BYTES = 64 << 10
-MATCH_ITEMS_MAX = 1_000_000
-PARTITION_MAX = 2**31 - 1
 
 
 class StorageServicer:
@@ -268,15 +262,6 @@ class StorageServicer:
         await self._node.matching.register_queries(request.dataset, request.queries_json)
         return peers_pb2.RegisterQueriesReply()
 
-    @streaming
-    async def Match(  # noqa: N802
-        self, request: peers_pb2.MatchRequest, context: Context
-    ) -> AsyncGenerator[peers_pb2.MatchReply, None]:
-        await self._node.schema(request.dataset, added=request.added)
-        answer = await self._node.matching.match(match_task_from_pb(request))
-        for reply in replies_of(answer):
-            yield reply
-
 
 def _check_count(items: Sequence[storage_pb2.ScanItem]) -> None:
     if len(items) > SCAN_ITEMS_MAX:
@@ -373,47 +358,3 @@ async def _scan_parts(answer: ScanAnswer, context: Context) -> list[storage_pb2.
         reached, gone = cursor_to_pb(answer.reached), cursor_to_pb(answer.gone)
         return [storage_pb2.ScanPart(item=item, reached=reached, gone=gone)]
     return [storage_pb2.ScanPart(item=item, error=error_to_pb(redact_for(answer.error, context)))]
-
-
-def match_task_from_pb(
-    request: peers_pb2.MatchRequest, *, items_max: int = MATCH_ITEMS_MAX
-) -> MatchTask:
-    """The task of a request.
-
-    Raises:
-        InputError: its columns do not fit each other, or there are too many items.
-    """
-    named = list(request.partitions)
-    if not named or named != sorted(set(named)) or named[-1] > PARTITION_MAX:
-        raise InputError(
-            f"expected partitions from 0 to {PARTITION_MAX} in ascending order, at least one; "
-            f"got {named[:10]}"
-        )
-    partitions = np.array(named, dtype=np.int32)
-    after = sequences_from_bytes(request.after, partitions=len(partitions))
-    cursors = cursors_from_bytes(request.cursors, rows=len(after))
-    if len(cursors) > items_max:
-        raise InputError(
-            f"expected at most {items_max:,} items in a match, got {len(cursors):,}",
-            bound=items_max,
-        )
-    if len(request.digests) != DIGEST_BYTES * len(cursors):
-        raise InputError(
-            f"expected {DIGEST_BYTES} bytes of digest for each of {len(cursors):,} items, "
-            f"got {len(request.digests):,} bytes"
-        )
-    committed = sequences_from_bytes(request.committed, partitions=len(partitions))
-    if len(committed) > 1:
-        raise InputError(
-            f"expected one committed sequence for each of {len(partitions)} partitions, got "
-            f"{len(request.committed)} bytes"
-        )
-    return MatchTask(
-        request.dataset,
-        partitions,
-        after,
-        cursors,
-        request.digests,
-        committed[0] if len(committed) else None,
-        request.added,
-    )

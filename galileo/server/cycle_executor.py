@@ -9,38 +9,34 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from galileo import spans
 from galileo.ccq import events as ccq
-from galileo.ccq.pack_many import pack_many
-from galileo.ccq.packs import PackedLabels
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.cycle import NOT_REQUESTED, CycleAnswer, CycleRequest, ReachedPart
 from galileo.dht import placement
 from galileo.dht.topology import RangeMap
 from galileo.errors import Failure, GalileoError
 from galileo.hashing import digest
-from galileo.match_batch import MatchBatch, MatchedPartitions, Numbers, from_bytes, joined, to_bytes
 from galileo.model.forks import history_of
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
+from galileo.packing import Compression
+from galileo.packs import PackedLabels
 from galileo.query import parse
-from galileo.query.index.requests import NOT_REQUESTED
-from galileo.wire.internal.v1 import evaluator_pb2
-from galileo.wire.match_codec import part_from_pb, sequences_to_bytes
-from galileo.wire.status import error_from_pb
+from galileo.spark.calls import JobAnswer
 
 QUERIES_KEPT = 200_000
 STOOD_MAX = 1_000_000
 """Cached digests of queries that nodes know."""
 
-Evaluate = Callable[[evaluator_pb2.EvaluateRequest], Awaitable[evaluator_pb2.EvaluateReply]]
+Evaluate = Callable[[Sequence[CycleRequest]], Awaitable[JobAnswer]]
 RegisterQueries = Callable[[str, str, Sequence[str]], Awaitable[None]]
 FailureOf = Callable[[Exception], Failure]
 Partitions: TypeAlias = frozenset[int]
@@ -162,21 +158,18 @@ class CycleExecutor:
         """
         groups = await asyncio.to_thread(self._grouped, effect.items)
         scanned = [group for group in groups if group.partitions]
-        answers = [evaluator_pb2.EvaluateAnswer()] * len(scanned)
+        answers: dict[int, tuple[CycleAnswer, ...]] = {}
         if scanned:
             for group in scanned:
                 self._choose_replicas(group)
             await self._introduce(scanned)
-            request = evaluator_pb2.EvaluateRequest(
-                nodes=self._live_nodes(), groups=[self._group_to_pb(group) for group in scanned]
-            )
+            requests = await asyncio.to_thread(self._requests, scanned)
             with spans.child("job", datasets=len(scanned)):
-                answers = list((await self._evaluate(request)).answers)
+                answer = await self._evaluate(requests)
+            answers = dict(zip(map(id, scanned), answer.answers, strict=True))
             self._forget(scanned, answers)
-        answer_of = dict(zip(map(id, scanned), answers, strict=True))
-        nothing = evaluator_pb2.EvaluateAnswer()
         results = [
-            await asyncio.to_thread(self._results, group, answer_of.get(id(group), nothing))
+            await asyncio.to_thread(self._results, group, answers.get(id(group), ()))
             for group in groups
         ]
         return ccq.CycleFinished(effect.cycle_id, tuple(one for part in results for one in part))
@@ -274,36 +267,46 @@ class CycleExecutor:
             until=group.committed,
         )
 
-    def _live_nodes(self) -> list[evaluator_pb2.NodeAddress]:
+    def _requests(self, groups: Sequence[_Group]) -> list[CycleRequest]:
         owned = placement.partitions_by_node(self._node.topology)
-        live = (node.name for node in self._node.topology.nodes if not self._is_dead(node.name))
-        return [self._address(name, owned[name]) for name in live]
+        live = [node.name for node in self._node.topology.nodes if not self._is_dead(node.name)]
+        return [
+            self._request(group, [(self._node.name, group.here), *((n, owned[n]) for n in live)])
+            for group in groups
+        ]
 
-    def _address(self, name: str, partitions: Partitions) -> evaluator_pb2.NodeAddress:
-        address = self._node.topology.by_name[name].address
-        return evaluator_pb2.NodeAddress(name=name, address=address, partitions=sorted(partitions))
+    def _request(self, group: _Group, nodes: Iterable[tuple[str, Partitions]]) -> CycleRequest:
+        """What is asked about a group.
 
-    def _group_to_pb(self, group: _Group) -> evaluator_pb2.EvaluateGroup:
+        Args:
+            group: the items.
+            nodes: with the partitions that each can answer about; the first one is asked.
+        """
         partitions = group.partitions
         rows, cursors = np.unique(group.after(partitions), axis=0, return_inverse=True)
+        owner = {p: name for name, owned in reversed([*nodes]) for p in owned}
+        names = list(dict.fromkeys(owner[p] for p in partitions if p in owner))
         samplers = _samplers(group.items)
-        message = evaluator_pb2.EvaluateGroup(
+        committed = [group.committed[p] for p in partitions] if group.here else []
+        return CycleRequest(
             dataset=group.schema.key,
             schema_json=group.schema.to_json(),
-            partitions=partitions,
-            after=sequences_to_bytes(rows),
-            cursors=to_bytes(cursors.reshape(-1)[np.array(group.row_of, dtype=np.intp)]),
-            digests=b"".join(known.digest for known in group.known),
-            samplers_json=list(samplers),
-            samplers=to_bytes(
-                np.array([_number(samplers, item) for item in group.items], dtype=np.int64)
+            partitions=np.array(partitions, dtype=np.int32),
+            after=rows.reshape(-1),
+            cursors=cursors.reshape(-1)[np.array(group.row_of, dtype=np.intp)].astype(np.int32),
+            digests=np.frombuffer(b"".join(known.digest for known in group.known), np.uint8),
+            items=np.arange(len(group.items), dtype=np.uint32),
+            samplers_json=tuple(samplers),
+            samplers=np.array([_number(samplers, item) for item in group.items], dtype=np.uint32),
+            is_compressed=np.array(
+                [item.ccq.compression is Compression.LZ4 for item in group.items], dtype=np.bool_
             ),
+            addresses=tuple(self._node.topology.by_name[name].address for name in names),
+            owners=np.array(
+                [names.index(owner[p]) if p in owner else -1 for p in partitions], dtype=np.int32
+            ),
+            committed=np.array(committed, dtype=np.int64),
         )
-        if group.here:
-            message.replicas.append(self._address(self._node.name, group.here))
-            committed = np.array([group.committed[p] for p in partitions], dtype=np.int64)
-            message.committed = sequences_to_bytes(committed)
-        return message
 
     # --- queries that nodes do not know yet --------------------------------------------------
 
@@ -343,49 +346,39 @@ class CycleExecutor:
         self._stood.update((node, dataset, name) for name in new)
 
     def _forget(
-        self, groups: Sequence[_Group], answers: Sequence[evaluator_pb2.EvaluateAnswer]
+        self, groups: Sequence[_Group], answers: Mapping[int, Sequence[CycleAnswer]]
     ) -> None:
         """Forgets queries that a node no longer knows; the next cycle registers them again."""
-        for group, answer in zip(groups, answers, strict=True):
-            lost = {group.known[i].digest for data in answer.unknown for i in from_bytes(data)}
+        for group in groups:
+            unknown = [item for one in answers[id(group)] for item in one.unknown.tolist()]
+            lost = {group.known[item].digest for item in unknown}
             if lost:
                 self._stood = {one for one in self._stood if one[2] not in lost}
 
     # --- what was answered -------------------------------------------------------------------
 
-    def _results(
-        self, group: _Group, answer: evaluator_pb2.EvaluateAnswer
-    ) -> list[ccq.CycleResult]:
-        """Decodes and packs the matches; takes time in proportion to them."""
-        parts = [part_from_pb(part, group.schema.label_schema) for part in answer.parts]
-        failures = self._failures(answer)
-        matches = joined([part.matches for part in parts], group.schema.label_schema)
-        if failures:
-            failed = np.array([*failures], dtype=np.uint32)
-            matches = matches.where(~np.isin(matches.items, failed))
-        reached = _Reached(group, parts)
-        labels = _packed(group, reached.within(matches))
+    def _results(self, group: _Group, answers: Sequence[CycleAnswer]) -> list[ccq.CycleResult]:
+        """The result of each item; takes time in proportion to the items and their packs."""
+        reached = _Reached(group, [part for answer in answers for part in answer.parts])
+        failures = self._failures(answers)
+        labels: dict[int, list[PackedLabels]] = {}
+        for answer in answers:
+            for at, packed in answer.packs.labels(group.schema).items():
+                labels.setdefault(at, []).append(packed)
         results = []
         for number, (item, key) in enumerate(zip(group.items, reached.keys.tolist(), strict=True)):
             until, gone = reached.cursors[key]
+            failure = failures.get(number)
+            own = PackedLabels.concat(labels.get(number, ())) if failure is None else None
             results.append(
-                ccq.CycleResult(
-                    item.ccq.id,
-                    item.term,
-                    item.after,
-                    labels.get(number),
-                    until,
-                    failures.get(number),
-                    gone,
-                )
+                ccq.CycleResult(item.ccq.id, item.term, item.after, own, until, failure, gone)
             )
         return results
 
-    def _failures(self, answer: evaluator_pb2.EvaluateAnswer) -> dict[int, Failure]:
+    def _failures(self, answers: Sequence[CycleAnswer]) -> dict[int, Failure]:
         failures: dict[int, Failure] = {}
-        for one in answer.failures:
-            failure = self._failure_of(error_from_pb(one.error))
-            failures |= dict.fromkeys(from_bytes(one.items).tolist(), failure)
+        for one in (failure for answer in answers for failure in answer.failures):
+            failures |= dict.fromkeys(one.items.tolist(), self._failure_of(one.error))
         return failures
 
 
@@ -397,7 +390,7 @@ class _Reached:
         cursors: the evaluated cursor, and the end of commits that retention dropped.
     """
 
-    def __init__(self, group: _Group, parts: Sequence[MatchedPartitions]) -> None:
+    def __init__(self, group: _Group, parts: Sequence[ReachedPart]) -> None:
         self._parts = parts
         said = _memberships(len(group.items), parts)
         rows = np.array(group.row_of, dtype=np.int64)
@@ -412,24 +405,6 @@ class _Reached:
                 members[number] = [k for k, part in enumerate(parts) if _holds(part, item)]
             self.cursors.append(self._joined(row, members[number]))
 
-    def within(self, matches: MatchBatch) -> MatchBatch:
-        """Selects the labels after the cursor of their item, up to its evaluated cursor."""
-        if len(matches) == 0:
-            return matches
-        column = matches.rows.column("partition").to_numpy()
-        partitions, at = np.unique(column, return_inverse=True)
-        cursors = [
-            (row.after, until) for row, (until, _) in zip(self._rows, self.cursors, strict=True)
-        ]
-        bounds = np.array(
-            [[[one[p] for p in partitions.tolist()] for one in pair] for pair in cursors],
-            dtype=np.int64,
-        )
-        keys, at = self.keys[matches.items], at[matches.places]
-        sequences = matches.rows.column("sequence").to_numpy()[matches.places]
-        past, not_past = bounds[keys, 0, at], bounds[keys, 1, at]
-        return matches.where((past < sequences) & (sequences <= not_past))
-
     def _joined(self, row: _Row, members: Sequence[int]) -> tuple[Cursor, Cursor]:
         reached, gone = row.certain, EMPTY_CURSOR
         for number in members:
@@ -441,7 +416,7 @@ class _Reached:
         return reached, gone
 
 
-def _memberships(items: int, parts: Sequence[MatchedPartitions]) -> npt.NDArray[np.int64]:
+def _memberships(items: int, parts: Sequence[ReachedPart]) -> npt.NDArray[np.int64]:
     """A number for each item, equal for items in the same parts."""
     said = np.zeros(items, dtype=np.int64)
     for part in parts:
@@ -451,34 +426,9 @@ def _memberships(items: int, parts: Sequence[MatchedPartitions]) -> npt.NDArray[
     return said
 
 
-def _holds(part: MatchedPartitions, item: int) -> bool:
+def _holds(part: ReachedPart, item: int) -> bool:
     at = int(np.searchsorted(part.items, item))
     return at < len(part.items) and int(part.items[at]) == item
-
-
-def _packed(group: _Group, matches: MatchBatch) -> dict[int, PackedLabels]:
-    """The labels of each item with matches."""
-    packs_of: dict[int, PackedLabels] = {}
-    compressions = np.array([item.ccq.compression for item in group.items])
-    for compression in {item.ccq.compression for item in group.items}:
-        part = matches.where(compressions[matches.items] == compression)
-        if len(part) == 0:
-            continue
-        table, items = _in_commit_order(part)
-        starts = np.flatnonzero(np.append(True, items[1:] != items[:-1]))
-        packs = pack_many(group.schema, table, starts, compression=compression)
-        packs_of |= dict(zip(items[starts].tolist(), packs, strict=True))
-    return packs_of
-
-
-def _in_commit_order(matches: MatchBatch) -> tuple[pa.Table, Numbers]:
-    """The rows of all pairs, by item, then partition, sequence and row; and their items."""
-    keys = [matches.rows.column(name).to_numpy() for name in ("row", "sequence", "partition")]
-    rank = np.empty(matches.rows.num_rows, dtype=np.int64)
-    rank[np.lexsort(keys)] = np.arange(len(rank))
-    order = np.lexsort((rank[matches.places], matches.items))
-    places = pa.array(matches.places[order])
-    return matches.rows.take(places).combine_chunks(), matches.items[order]
 
 
 def _in_messages(texts: Iterable[str], options: CycleOptions) -> Iterable[list[str]]:

@@ -14,7 +14,6 @@ import pyarrow as pa
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq
 from galileo.ccq.pack_codec import from_bytes
-from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.cursor import EMPTY_CURSOR, Cursor, continued
 from galileo.dht import placement
 from galileo.errors import (
@@ -32,6 +31,7 @@ from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import ReadTask
 from galileo.node.row_reader import translate_dropped_to_retry
 from galileo.node.storage_node import StorageNode
+from galileo.packs import PackedLabels, pack_labels
 from galileo.query import Query, parse
 from galileo.rpc.peers import GrpcPeers
 from galileo.samplers import (

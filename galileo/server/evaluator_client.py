@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from galileo.config import Config
+from galileo.cycle import CycleRequest
 from galileo.errors import GalileoError
+from galileo.spark.calls import JobAnswer
 from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.options import EvaluatorOptions
-from galileo.wire.internal.v1 import evaluator_pb2
 
 LOOK_S = 5.0
 STARTS_SLOWLY_S = 20.0
@@ -65,19 +66,19 @@ class Evaluation:
         if self._warming is None or self._warming.done():
             self._warming = asyncio.get_running_loop().create_task(self._ensure())
 
-    async def evaluate(self, request: evaluator_pb2.EvaluateRequest) -> evaluator_pb2.EvaluateReply:
+    async def evaluate(self, requests: Sequence[CycleRequest]) -> JobAnswer:
         """Runs one Spark job over all items.
 
         Raises:
             TransientError: there is no evaluator, or it timed out; nothing is lost.
         """
         try:
-            reply = await self._handle.evaluate(request, timeout_s=self._timeout_s)
+            answer = await self._handle.evaluate(requests, timeout_s=self._timeout_s)
         except GalileoError as error:
             self._failure = error.message
             raise
         self._failure = ""
-        return reply
+        return answer
 
     async def keep(self, is_needed: Callable[[], bool]) -> None:
         """Renews the lease of the evaluator while `is_needed`; runs until cancelled."""

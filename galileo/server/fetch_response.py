@@ -8,10 +8,10 @@ import numpy as np
 
 from galileo.ccq.events import AnswerFetch
 from galileo.ccq.model import Ccq
-from galileo.ccq.packs import PackedLabels, Piece
 from galileo.errors import InvalidToken
 from galileo.model.windows import Window, WindowChanges, WindowProgress, advance_windows
 from galileo.packing import Compression
+from galileo.packs import PackedLabels, Piece
 
 
 async def pieces_of(labels: PackedLabels | None, compression: Compression) -> list[Piece]:

@@ -18,10 +18,10 @@ from typing import TypeVar
 from galileo.ccq import events
 from galileo.ccq.model import Ccq
 from galileo.ccq.pack_codec import from_bytes, to_bytes
-from galileo.ccq.packs import PackedLabels
 from galileo.errors import GalileoError
 from galileo.model.schema import Schema
 from galileo.packing import Compression
+from galileo.packs import PackedLabels
 
 DIRECTORY = "spills"
 _NAME = re.compile(r"[0-9]{1,20}\.packs")

@@ -17,8 +17,9 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc
@@ -26,9 +27,11 @@ import grpc.aio
 
 from galileo import spans
 from galileo.clock import Clock, SystemClock
+from galileo.cycle import CycleRequest
 from galileo.errors import ConfigError, GalileoError
 from galileo.logging_setup import start_logging
-from galileo.spark.job import JobLimits, request_from_pb
+from galileo.spark.calls import EVALUATOR, JobAnswer, JobCounts
+from galileo.spark.job import JobLimits
 from galileo.spark.job_queue import JobQueue, QueueOptions
 from galileo.spark.job_runner import Engine, EngineLost, JobRunner
 from galileo.spark.options import EvaluatorOptions, SparkOptions
@@ -37,9 +40,8 @@ from galileo.spark.session import open_engine
 from galileo.tracing import tracing
 from galileo.wire.channel import server_options
 from galileo.wire.context_propagation import begin_request, outgoing_metadata
-from galileo.wire.internal.v1 import evaluator_pb2
-from galileo.wire.services import EVALUATOR, add_service
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
+from galileo.wire.typed_service import TypedCall
 
 EXIT_OK = 0
 EXIT_REFUSED = 2
@@ -70,37 +72,42 @@ class Lease:
 
 
 class EvaluatorService:
-    """Decodes requests, submits them to the queue, and encodes results."""
+    """Answers the calls of `galileo.spark.calls.Evaluator`."""
 
     def __init__(self, queue: JobQueue, lease: Lease, jobs: JobRunner) -> None:
         self._queue = queue
         self._jobs = jobs
         self._lease = lease
 
-    async def Evaluate(  # noqa: N802
-        self, request: evaluator_pb2.EvaluateRequest, context: Context
-    ) -> evaluator_pb2.EvaluateReply:
+    async def evaluate(self, requests: Sequence[CycleRequest]) -> JobAnswer:
+        """Runs the requests in the next job; errors as `JobQueue.submit`."""
         self._lease.renew()
+        for request in requests:
+            request.check()
+        origin = outgoing_metadata()
+        answer = await self._queue.submit(tuple(replace(one, origin=origin) for one in requests))
+        log.debug("a job of %d datasets took %.3f s", len(requests), answer.job_s)
+        return answer
+
+    async def ping(self) -> JobCounts:
+        self._lease.renew()
+        return JobCounts(self._jobs.evaluations, self._jobs.empty_jobs)
+
+
+def _handler(call: TypedCall[..., Any], method: Callable[..., Any]) -> Any:
+    """Answers a call with a method, in the request and the span of the caller."""
+
+    async def answer(request: bytes, context: Context) -> bytes:
         parent = begin_request(dict(context.invocation_metadata() or ()))
         try:
-            with spans.inside(parent), spans.child("evaluate", kind="server"):
-                answer = await self._queue.submit(request_from_pb(request, outgoing_metadata()))
+            with spans.inside(parent), spans.child(call.name, kind="server"):
+                return call.encode_answer(await method(*call.decode(request)))
         except GalileoError as error:
             packed = error_to_pb(error).SerializeToString()
             await context.abort(code_of(error), status_text(error), ((METADATA_KEY, packed),))
-        log.debug("a job of %d datasets took %.3f s", len(request.groups), answer.job_s)
-        return evaluator_pb2.EvaluateReply(answers=answer.outcomes, job_s=answer.job_s)
+            raise  # Not reached: abort raises.
 
-    async def Ping(  # noqa: N802
-        self, request: evaluator_pb2.PingRequest, context: Context
-    ) -> evaluator_pb2.PingReply:
-        self._lease.renew()
-        return evaluator_pb2.PingReply(
-            pid=os.getpid(),
-            warm=True,
-            jobs=self._jobs.evaluations,
-            empty_jobs=self._jobs.empty_jobs,
-        )
+    return grpc.unary_unary_rpc_method_handler(answer)
 
 
 def main(options: EvaluatorOptions, *, lock: int | None = None) -> int:
@@ -160,7 +167,11 @@ async def _serve(
     lease = Lease(SystemClock(), idle_s=options.idle_timeout_s)
     directory = runtime.open()
     server = grpc.aio.server(options=server_options())
-    add_service(EVALUATOR, EvaluatorService(queue, lease, jobs), server)
+    service = EvaluatorService(queue, lease, jobs)
+    handlers = {
+        name: _handler(call, getattr(service, name)) for name, call in EVALUATOR.calls.items()
+    }
+    server.add_registered_method_handlers(EVALUATOR.full_name, handlers)
     server.add_insecure_port(runtime.address(directory))
     await server.start()
     log.info("warm, and listening in %s", runtime.path)

@@ -6,13 +6,15 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from galileo.cycle import CycleAnswer, CycleRequest
 from galileo.errors import GalileoError, Overloaded, Unavailable
-from galileo.spark.job import EMPTY_REQUEST, JobRequest, Outcome
+from galileo.spark.calls import JobAnswer
+from galileo.spark.job import count_items
 from galileo.spark.job_runner import EngineLost, JobRunner, Run
 
 Result = TypeVar("Result")
@@ -39,18 +41,14 @@ class QueueOptions:
     probe_timeout_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One outcome for each group of a request, and the duration of the job."""
-
-    outcomes: Sequence[Outcome]
-    job_s: float
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    request: JobRequest
-    done: asyncio.Future[Answer]
+    requests: tuple[CycleRequest, ...]
+    done: asyncio.Future[JobAnswer]
+
+    def __len__(self) -> int:
+        """Number of items."""
+        return count_items(self.requests)
 
 
 class JobQueue:
@@ -71,22 +69,22 @@ class JobQueue:
     def idle(self) -> bool:
         return not self._running and not self._waiting
 
-    async def submit(self, request: JobRequest) -> Answer:
-        """Evaluates a request; cancelling the caller cancels it.
+    async def submit(self, requests: tuple[CycleRequest, ...]) -> JobAnswer:
+        """Evaluates the requests of a call; cancelling the caller cancels it.
 
         Raises:
-            Overloaded: too many requests wait, or this one has too many items.
+            Overloaded: too many calls wait, or this one has too many items.
             Unavailable: the session ended.
         """
         requests_max, items_max = self._options.requests_max, self._options.items_max
-        if len(self._waiting) >= requests_max or len(request) > items_max:
+        waiting = _Waiting(requests, asyncio.get_running_loop().create_future())
+        if len(self._waiting) >= requests_max or len(waiting) > items_max:
             raise Overloaded(
                 f"expected at most {requests_max} waiting requests of {items_max} queries, "
-                f"got one of {len(request)} behind {len(self._waiting)}; try again later",
+                f"got one of {len(waiting)} behind {len(self._waiting)}; try again later",
                 after_s=1.0,
                 bound=requests_max,
             )
-        waiting = _Waiting(request, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._arrived.set()
         return await waiting.done
@@ -117,11 +115,11 @@ class JobQueue:
         """Removes the oldest requests, as many as fit one job; skips those that were cancelled."""
         batch: list[_Waiting] = []
         room = self._options.items_max
-        while self._waiting and len(self._waiting[0].request) <= room:
+        while self._waiting and len(self._waiting[0]) <= room:
             waiting = self._waiting.popleft()
             if not waiting.done.done():
                 batch.append(waiting)
-                room -= len(waiting.request)
+                room -= len(waiting)
         if not self._waiting:
             self._arrived.clear()
         return batch
@@ -130,7 +128,7 @@ class JobQueue:
         self._running = True
         started = time.monotonic()
         try:
-            outcomes = await self._run(batch)
+            answers = await self._run(batch)
         except GalileoError as error:
             for waiting in batch:
                 _resolve(waiting, error)
@@ -139,17 +137,17 @@ class JobQueue:
                 _resolve(waiting, _ended())
             raise
         else:
-            rest, job_s = iter(outcomes), time.monotonic() - started
+            rest, job_s = iter(answers), time.monotonic() - started
             for waiting in batch:
-                own_outcomes = list(itertools.islice(rest, len(waiting.request.groups)))
-                _resolve(waiting, Answer(own_outcomes, job_s))
+                own = tuple(map(tuple, itertools.islice(rest, len(waiting.requests))))
+                _resolve(waiting, JobAnswer(own, job_s))
         finally:
             self._running = False
 
-    async def _run(self, batch: list[_Waiting]) -> list[Outcome]:
+    async def _run(self, batch: list[_Waiting]) -> list[list[CycleAnswer]]:
         """Runs one job; cancels it when all of its requests are cancelled."""
-        request = sum((waiting.request for waiting in batch), EMPTY_REQUEST)
-        run = Run(request, f"job-{next(self._tags)}")
+        requests = tuple(request for waiting in batch for request in waiting.requests)
+        run = Run(requests, f"job-{next(self._tags)}")
         job = asyncio.ensure_future(self._in_thread(lambda: self._jobs.evaluate(run)))
         while not job.done() and (pending := [w.done for w in batch if not w.done.done()]):
             ends: set[asyncio.Future[Any]] = {job, *pending}
@@ -167,7 +165,7 @@ class JobQueue:
             raise EngineLost(f"an empty job took more than {self._options.probe_timeout_s:g} s")
         probe.result()
 
-    async def _end(self, job: asyncio.Future[list[Outcome]], run: Run) -> None:
+    async def _end(self, job: asyncio.Future[list[list[CycleAnswer]]], run: Run) -> None:
         """Cancels the job until it has ended. Raises EngineLost if it does not end."""
         deadline = time.monotonic() + self._options.cancel_timeout_s
         cancelling: asyncio.Future[None] | None = None
@@ -187,7 +185,7 @@ def _ended() -> Unavailable:
     return Unavailable("the evaluator is ending; try again", after_s=1.0)
 
 
-def _resolve(waiting: _Waiting, result: Answer | GalileoError) -> None:
+def _resolve(waiting: _Waiting, result: JobAnswer | GalileoError) -> None:
     if waiting.done.done():
         return
     if isinstance(result, GalileoError):

@@ -8,26 +8,11 @@ import threading
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-import pyarrow as pa
-
+from galileo.cycle import CycleAnswer, CycleRequest, ItemFailure
 from galileo.errors import Cancelled, GalileoError, InternalError, SamplerFailed
-from galileo.match_batch import to_bytes
+from galileo.packs import PackColumns
 from galileo.spark.java import summarise_error
-from galileo.spark.job import (
-    EMPTY_REQUEST,
-    FAILED,
-    ROW_SCHEMA,
-    Group,
-    Job,
-    JobLimits,
-    JobRequest,
-    Outcome,
-    merge_rows,
-)
-from galileo.spark.task import JobTask
-from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.status import error_to_pb
+from galileo.spark.job import FAILED, Job, JobLimits, count_items, halves
 
 WARM_UP_JOBS = 4
 
@@ -44,9 +29,7 @@ class Engine(Protocol):
         """Why its session is lost; "" while it is not. May block."""
         ...
 
-    def run(
-        self, function: JobTask, *, row_schema: pa.Schema, tag: str, tasks: int
-    ) -> pa.Table: ...
+    def run(self, job: Job, *, tag: str) -> list[tuple[int, CycleAnswer]]: ...
 
     def cancel(self, tag: str) -> None: ...
 
@@ -57,9 +40,9 @@ class EngineLost(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """A request under evaluation, which can be cancelled."""
+    """Requests under evaluation, which can be cancelled."""
 
-    request: JobRequest
+    requests: tuple[CycleRequest, ...]
     tag: str
     cancelled: threading.Event = field(default_factory=threading.Event)
 
@@ -87,7 +70,7 @@ class JobRunner:
     def keep_warm(self) -> None:
         """Runs an empty job. Raises EngineLost if it fails."""
         try:
-            self._run_job(EMPTY_REQUEST, "warm-up")
+            self._run_job((), "warm-up")
         except Exception as error:
             raise EngineLost(f"an empty job failed: {summarise_error(error)}") from error
 
@@ -99,8 +82,8 @@ class JobRunner:
         except Exception as error:
             log.warning("job %s could not be cancelled: %s", run.tag, summarise_error(error))
 
-    def evaluate(self, run: Run) -> list[Outcome]:
-        """One outcome for each group.
+    def evaluate(self, run: Run) -> list[list[CycleAnswer]]:
+        """The answers to each request.
 
         A job that fails as a whole is repeated in halves, so that an item that ends the worker's
         process fails alone, at the cost of some more jobs.
@@ -109,19 +92,20 @@ class JobRunner:
             Cancelled: the run was cancelled.
             EngineLost: the session ended.
         """
-        return self._evaluate(run, run.request)
+        return self._evaluate(run, run.requests)
 
-    def _evaluate(self, run: Run, request: JobRequest) -> list[Outcome]:
+    def _evaluate(self, run: Run, requests: tuple[CycleRequest, ...]) -> list[list[CycleAnswer]]:
         if run.cancelled.is_set():
             raise Cancelled("the caller cancelled this cycle")
         try:
-            return merge_rows(self._run_job(request, run.tag), len(request.groups))
+            return self._run_job(requests, run.tag)
         except Exception as error:
             self._check_usable(run, error)
-            if len(request) < 2:
-                return [_failed_outcome(group, error) for group in request.groups]
-        first, second, split = request.halves()
-        return split.merge(self._evaluate(run, first), self._evaluate(run, second))
+            if count_items(requests) < 2:
+                return [_failed(request, error) for request in requests]
+        first, second = halves(requests)
+        halved = (self._evaluate(run, first), self._evaluate(run, second))
+        return [one + other for one, other in zip(*halved, strict=True)]
 
     def _check_usable(self, run: Run, error: Exception) -> None:
         """Returns if the run can be repeated in parts after an error; raises otherwise."""
@@ -130,32 +114,27 @@ class JobRunner:
         self.keep_warm()  # Raises if the session itself fails.
         log.warning("job %s failed and is repeated in parts: %s", run.tag, summarise_error(error))
 
-    def _run_job(self, request: JobRequest, tag: str) -> pa.Table:
-        if len(request):
+    def _run_job(self, requests: tuple[CycleRequest, ...], tag: str) -> list[list[CycleAnswer]]:
+        if count_items(requests):
             self.evaluations += 1
         else:
             self.empty_jobs += 1
-        job = Job(
-            number=next(self._numbers),
-            groups=request.groups,
-            node_requests=request.node_requests(),
-            tasks=self._engine.tasks,
-            limits=self._limits,
-        )
-        return self._engine.run(JobTask(job), row_schema=ROW_SCHEMA, tag=tag, tasks=job.tasks)
+        job = Job(next(self._numbers), requests, self._engine.tasks, self._limits)
+        answers: list[list[CycleAnswer]] = [[] for _ in requests]
+        for number, answer in self._engine.run(job, tag=tag):
+            answers[number].append(answer)
+        return answers
 
 
-def _failed_outcome(group: Group, error: Exception) -> Outcome:
-    """The failure of the only item of a group; an empty outcome if it has none."""
-    if len(group) == 0:
-        return Outcome()
+def _failed(request: CycleRequest, error: Exception) -> list[CycleAnswer]:
+    """The failure of the only item of a request; nothing if it has none."""
+    if len(request) == 0:
+        return []
     log.error("a job of one query failed", exc_info=error)
     failure: GalileoError = InternalError(FAILED)
-    if group.samplers.any():
+    if request.samplers.any():
         failure = SamplerFailed(
             f"the process that ran the sampler failed: {summarise_error(error)}"
         )
-    message = peers_pb2.MatchFailure(
-        items=to_bytes(np.zeros(1, dtype=np.uint32)), error=error_to_pb(failure)
-    )
-    return Outcome(failures=[message])
+    failures = (ItemFailure(request.items, failure),)
+    return [CycleAnswer((), PackColumns.of({}), request.items[:0], failures)]

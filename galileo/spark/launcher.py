@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
@@ -20,14 +21,15 @@ import grpc.aio
 import psutil
 
 from galileo.clock import Clock, SystemClock
+from galileo.cycle import CycleRequest
 from galileo.errors import DeadlineExceeded, GalileoError, TransientError, Unavailable
+from galileo.spark.calls import EVALUATOR, Evaluator, JobAnswer, JobCounts
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime_dir import RuntimeDir
 from galileo.wire.channel import open_channel
-from galileo.wire.internal.v1 import evaluator_pb2
-from galileo.wire.services import EVALUATOR
 from galileo.wire.status import error_of_rpc
 from galileo.wire.tls_credentials import without_token
+from galileo.wire.typed_service import Answer, TypedCall
 
 # Ten seconds on a quiet machine, four times that on a busy one.
 START_TIMEOUT_S = 120.0
@@ -35,6 +37,7 @@ PING_TIMEOUT_S = 2.0
 PINGS_PER_LEASE = 4
 FRESH_S = 1.0
 _POLL_S = 0.1
+_EVALUATE, _PING = EVALUATOR.call(Evaluator.evaluate), EVALUATOR.call(Evaluator.ping)
 _LOG_TAIL_BYTES = 2_000
 _DOUBLINGS_MAX = 16
 
@@ -125,9 +128,7 @@ class EvaluatorClient:
                     after_s=self._launching.retry_s,
                 ) from error
 
-    async def evaluate(
-        self, request: evaluator_pb2.EvaluateRequest, *, timeout_s: float
-    ) -> evaluator_pb2.EvaluateReply:
+    async def evaluate(self, requests: Sequence[CycleRequest], *, timeout_s: float) -> JobAnswer:
         """The results of one cycle; repeats the call if the evaluator died.
 
         Raises:
@@ -140,21 +141,15 @@ class EvaluatorClient:
             if left_s <= 0:
                 raise DeadlineExceeded(f"the evaluator was not ready within {timeout_s:.0f} s")
             try:
-                reply: evaluator_pb2.EvaluateReply = await self._call(
-                    "Evaluate", request, timeout_s=left_s
-                )
-                return reply
+                return await self._call(_EVALUATE, requests, timeout_s=left_s)
             except Unavailable:
                 self._answered_at = float("-inf")
                 await asyncio.sleep(_POLL_S)
 
-    async def ping(self) -> evaluator_pb2.PingReply:
+    async def ping(self) -> JobCounts:
         """The job counters of the evaluator. Raises Unavailable if none answers."""
         await self.ensure()
-        reply: evaluator_pb2.PingReply = await self._call(
-            "Ping", evaluator_pb2.PingRequest(), timeout_s=PING_TIMEOUT_S
-        )
-        return reply
+        return await self._call(_PING, timeout_s=PING_TIMEOUT_S)
 
     async def run(self) -> None:
         """Starts the evaluator and renews its lease, until cancelled."""
@@ -207,17 +202,19 @@ class EvaluatorClient:
             self._connection = _connect(self._runtime, published)
             self._silent_since = None
         try:
-            await self._call("Ping", evaluator_pb2.PingRequest(), timeout_s=PING_TIMEOUT_S)
+            await self._call(_PING, timeout_s=PING_TIMEOUT_S)
         except GalileoError:
             self._replace_if_hung()
             return False
         return True
 
-    async def _call(self, method: str, request: Any, *, timeout_s: float) -> Any:
+    async def _call(
+        self, call: TypedCall[..., Answer], *arguments: Any, timeout_s: float
+    ) -> Answer:
         assert self._connection is not None
-        call = getattr(self._connection.channel.stub(EVALUATOR), method)
+        request, send = call.encode(*arguments), self._connection.channel.encoded(call.path)
         try:
-            reply = await call(request, timeout=timeout_s)
+            reply = await send(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise error_of_rpc(error, asked="the evaluator") from error
         if self._child is not None and not self._child.has_answered:
@@ -225,7 +222,7 @@ class EvaluatorClient:
         self._answered_at, self._silent_since = self._clock.monotonic(), None
         self._missing_since = None
         self._failures = 0
-        return reply
+        return call.decode_answer(reply)
 
     def _replace_if_hung(self) -> None:
         """Kills an evaluator that has not answered for `hung_s`; the next check starts another."""
@@ -287,7 +284,7 @@ class _Connection:
 
     published: tuple[int, int]
     directory: int
-    channel: grpc.aio.Channel
+    channel: Any
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from galileo.cycle import PAIR_BYTES, MatchBatch, MatchedPartitions
 from galileo.labels import LabelSet, first_commits
-from galileo.match_batch import PAIR_BYTES, MatchBatch, MatchedPartitions
 from galileo.model.schema import Schema
 
 

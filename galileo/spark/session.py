@@ -16,23 +16,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyspark
 from pyspark.sql import SparkSession
 
 from galileo.clock import SystemClock
+from galileo.cycle import CycleAnswer
 from galileo.errors import ConfigError, Unavailable
 from galileo.spark.gateway import Gateway, JvmOptions, environment_variables, launch
 from galileo.spark.java import find_java, summarise_error
+from galileo.spark.job import Job
 from galileo.spark.options import SparkOptions
-from galileo.spark.rdd_task import ArrowRddTask, Shared, TaskFunction, to_table
 from galileo.spark.settings import LOG_CONFIG, settings
 from galileo.spark.standalone import FIRST_EXECUTOR_S, RETRY_S, ExecutorWatch, address_towards
+from galileo.spark.task import JobTask, Shared
 
 STOP_TIMEOUT_S = 5.0
 _POLL_S = 0.1
 INLINE_BYTES_MAX = 512 << 10
-"""Larger functions are broadcast, and the broadcast is destroyed after the job: PySpark itself
+"""Larger jobs are broadcast, and the broadcast is destroyed after the job: PySpark itself
 broadcasts functions above 1 MB and never deletes the file of the broadcast.
 """
 SOCKET_DIR_CHARACTERS_MAX = 60
@@ -79,27 +80,24 @@ class SparkEngine:
         except Exception as error:
             return f"Spark's JVM does not answer: {summarise_error(error)}"
 
-    def run(
-        self, function: TaskFunction, *, row_schema: pa.Schema, tag: str, tasks: int
-    ) -> pa.Table:
-        """Runs one job and returns the rows of its tasks.
+    def run(self, job: Job, *, tag: str) -> list[tuple[int, CycleAnswer]]:
+        """Runs one job; returns the answers of its tasks, each with the number of its request.
 
         Args:
-            function: gets batches with one column of task numbers; pickled by reference, so
-                the workers must be able to import it.
-            row_schema: of the batches that it yields.
+            job: is pickled by reference, so the workers must be able to import what it is made of.
             tag: names the job for `cancel`; no comma.
-            tasks: their number.
         """
-        if tasks not in self._numbers:
-            self._numbers = {tasks: self._context.parallelize(range(tasks), tasks)}
+        if job.tasks not in self._numbers:
+            self._numbers = {job.tasks: self._context.parallelize(range(job.tasks), job.tasks)}
         self._context.addJobTag(tag)
         try:
-            with self._broadcast(pickle.dumps(function)) as pickled:
-                streams = self._numbers[tasks].mapPartitions(ArrowRddTask(pickled)).collect()
+            with self._broadcast(pickle.dumps(job)) as pickled:
+                answers: list[tuple[int, CycleAnswer]] = (
+                    self._numbers[job.tasks].mapPartitions(JobTask(pickled)).collect()
+                )
         finally:
             self._context.removeJobTag(tag)
-        return to_table(streams, row_schema)
+        return answers
 
     def cancel(self, tag: str) -> None:
         """Cancels the job of this tag; its `run` raises."""

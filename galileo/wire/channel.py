@@ -19,7 +19,7 @@ from galileo import spans
 from galileo.errors import ConfigError, MessageTooLarge
 from galileo.wire import forks
 from galileo.wire.context_propagation import outgoing_metadata
-from galileo.wire.services import EVALUATOR, stub_of
+from galileo.wire.services import EVALUATOR_SERVICE, stub_of
 from galileo.wire.tls_credentials import NO_TLS_FILES, LoadedTls, TlsFiles, TlsLoader
 
 MESSAGE_BYTES_MAX = 64 << 20
@@ -55,7 +55,7 @@ TOKEN_KEY = "authorization"
 TOKEN_SCHEME = "Bearer "
 
 _READERS_MAX = 64
-_OF_EVALUATORS = f"/{EVALUATOR.full_name}/"
+_OF_EVALUATORS = f"/{EVALUATOR_SERVICE}/"
 """Evaluators are not nodes, and read requests whole."""
 
 Channel = TypeVar("Channel")

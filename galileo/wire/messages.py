@@ -8,9 +8,10 @@ The head is MessagePack. A dataclass is a map of its fields; a dataclass that is
 names its class. A field of type `pyarrow.Buffer` (frames, Arrow streams, packs) is an attachment:
 the head has its length only. An attachment is copied once into the message that is sent, and shares
 memory with the message that was received, where it begins at a multiple of `ALIGNMENT`. So is a
-`LongText`, because heads are bounded by what is decoded in time. A field of
-type `pyarrow.Table` is sent as an attachment, too, an Arrow stream. It arrives as `pyarrow.Buffer`:
-decoding takes long and needs the schema that is expected, so it is left to the receiver.
+`LongText`, because heads are bounded by what is decoded in time, and so is an array of numbers. A
+field of type `pyarrow.Table` is sent as an attachment, too, an Arrow stream. It arrives as
+`pyarrow.Buffer`: decoding takes long and needs the schema that is expected, so it is left to the
+receiver.
 
 The types are the annotations of the dataclasses. They are checked while a message is decoded, so
 each node must have the same ones: the digest says so before anything is decoded.
@@ -462,16 +463,19 @@ def _read_error(data: bytes, _: Any) -> GalileoError:
 
 
 def _of_column(kind: Any) -> Form:
-    """The form of an array of numbers in one dimension: their bytes, the lowest first."""
-    dtype = np.dtype(typing.get_args(typing.get_args(kind)[1])[0])
-    return Form(f"column[{dtype.name}]", kind, bytes, None, lambda data, _: _column(data, dtype))
+    """The form of an array of numbers in one dimension: an attachment, the lowest byte first."""
+    dtype = np.dtype(typing.get_args(typing.get_args(kind)[1])[0]).newbyteorder("<")
 
+    def read(size: int, attached: _Attachments) -> Any:
+        if size % dtype.itemsize:
+            message = f"Expected whole numbers of type {dtype.name}, got {size} bytes"
+            raise msgspec.ValidationError(message)
+        return np.frombuffer(attached.take(size), dtype)
 
-def _column(data: bytes, dtype: np.dtype[Any]) -> Any:
-    if len(data) % dtype.itemsize:
-        message = f"Expected `bytes` of whole numbers of type {dtype.name}, got {len(data)} bytes"
-        raise msgspec.ValidationError(message)
-    return np.frombuffer(data, dtype.newbyteorder("<"))
+    def write(column: Any, attached: Buffers) -> int:
+        return _attach(np.ascontiguousarray(column, dtype), attached)
+
+    return Form(f"column[{dtype.name}]", kind, _SIZE, write, read)
 
 
 def _converted(mirrored: Any, kind: Any) -> Any:
@@ -480,9 +484,8 @@ def _converted(mirrored: Any, kind: Any) -> Any:
 
 def _foreign(kind: Any, plain: Any) -> Any:
     """Makes the values of types that msgspec does not know."""
-    if kind is Cursor:
-        return Cursor(plain)
-    return _column(plain, np.dtype(typing.get_args(typing.get_args(kind)[1])[0]))
+    assert kind is Cursor, f"{kind} is not among them"
+    return Cursor(plain)
 
 
 def _attach(value: Any, attached: Buffers) -> int:
@@ -512,8 +515,6 @@ def _builtin(value: object) -> Any:
     """What msgspec encodes for a value of a type that it does not know."""
     if isinstance(value, Mapping):
         return dict(value.items())
-    if isinstance(value, np.ndarray):
-        return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"expected a value that nodes send, got {type(value).__name__}")

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
-from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2
+from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import (
     analytics_pb2,
     channels_pb2,
@@ -46,7 +46,10 @@ NODE_SERVICES = (
 """The services of a node in protobuf, without health and reflection, which are gRPC's own; the
 internal service is in `galileo.rpc.internal`."""
 
-EVALUATOR = evaluator_pb2.DESCRIPTOR.services_by_name["Evaluator"]
+INTERNAL_SERVICE = "galileo.internal"
+"""The full name of the service whose calls `galileo.rpc.internal` defines."""
+EVALUATOR_SERVICE = "galileo.evaluator"
+"""The full name of the service whose calls `galileo.spark.calls` defines."""
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 _KINDS = ("unary", "stream")

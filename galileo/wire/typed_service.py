@@ -83,6 +83,8 @@ class TypedService:
         name: the full name of the service.
         contract: the class.
         version: of what else has to be equal on both sides.
+        shared: calls of the service that also those make who do not know all of its types; their
+            messages carry the digest of `shared`.
 
     Attributes:
         full_name: the name.
@@ -93,13 +95,16 @@ class TypedService:
         TypeError: a method has a parameter or result that does not travel.
     """
 
-    def __init__(self, name: str, contract: type, *, version: int = 0) -> None:
+    def __init__(
+        self, name: str, contract: type, *, version: int = 0, shared: TypedService | None = None
+    ) -> None:
         self.full_name = name
+        shared_calls = shared.calls if shared else {}
         forms = Forms()
         functions = {
             name: function
             for name, function in inspect.getmembers(contract, _is_call)
-            if not name.startswith("_")
+            if not name.startswith("_") and name not in shared_calls
         }
         methods = {
             name: (_request_of(function), forms.of(_hints_of(function)["return"]))
@@ -107,7 +112,8 @@ class TypedService:
         }
         requests = {name: forms.of(request) for name, (request, _) in methods.items()}
         answers = ", ".join(f"{name} -> {answer.text}" for name, (_, answer) in methods.items())
-        self.digest = forms.digest(f"{version}, {answers}")
+        others = shared.digest.hex() if shared else ""
+        self.digest: bytes = forms.digest(f"{version}, {answers} {others}")
         self.calls: Mapping[str, TypedCall[..., Any]] = MappingProxyType(
             {
                 called: TypedCall(
@@ -124,6 +130,7 @@ class TypedService:
                 )
                 for called, (request, answer) in methods.items()
             }
+            | {**shared_calls}
         )
 
     def call(

@@ -13,12 +13,12 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from galileo.rpc.access import Role
 from galileo.rpc.internal import SERVICE
-from galileo.wire.services import EVALUATOR, HEALTH, NODE_SERVICES
+from galileo.wire.services import HEALTH, NODE_SERVICES
 from galileo.wire.status import SENDING_FAILED
 from galileo.wire.v1 import channels_pb2, cluster_pb2, storage_pb2
 
 REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
-SERVICES = (*NODE_SERVICES, EVALUATOR, HEALTH, REFLECTION)
+SERVICES = (*NODE_SERVICES, HEALTH, REFLECTION)
 METHODS = {f"/{s.full_name}/{m.name}": m for s in SERVICES for m in s.methods}
 INTERNAL = tuple(call.path for call in SERVICE.calls.values())
 """Methods of the internal service, which has no descriptor."""

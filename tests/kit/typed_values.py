@@ -6,7 +6,6 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Union
 
 import numpy as np
@@ -56,9 +55,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.builds(kind, *(values_of(hint) for hint in hints.values()))
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is np.ndarray:
-        dtype = np.dtype(typing.get_args(inner[1])[0])
-        whole = st.integers(0, np.iinfo(dtype).max)
-        return st.lists(whole, max_size=MANY_MAX).map(partial(np.array, dtype=dtype))
+        return _columns(np.dtype(typing.get_args(inner[1])[0]))
     if origin in (Union, types.UnionType):
         return st.one_of(*map(values_of, inner))
     if origin is Mapping:
@@ -69,3 +66,12 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.lists(values_of(inner[0]), max_size=MANY_MAX).map(tuple)
     assert origin is tuple, f"expected a type that nodes send, got {kind}"
     return st.tuples(*map(values_of, inner))
+
+
+def _columns(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
+    sizes = st.integers(0, MANY_MAX)
+    data = sizes.flatmap(
+        lambda n: st.binary(min_size=n * dtype.itemsize, max_size=n * dtype.itemsize)
+    )
+    numbers = data.map(lambda some: np.frombuffer(some, dtype))
+    return numbers.map(lambda some: some.view(np.uint8) % 2 == 1) if dtype.kind == "b" else numbers

@@ -15,12 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.arrays import within
+from galileo.cycle import NOT_REQUESTED
 from galileo.query.columns import Mask
 from galileo.query.index.candidates import CandidatePairs
 from galileo.query.index.prefixes import Places, Slots
-
-NOT_REQUESTED = int(np.iinfo(np.int64).max)
-"""In place of a sequence: nothing of this partition is requested."""
 
 Sequences: TypeAlias = npt.NDArray[np.int64]
 Partitions: TypeAlias = npt.NDArray[np.int32]

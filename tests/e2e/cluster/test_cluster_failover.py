@@ -23,10 +23,10 @@ from galileo.client import Client, Labels, Update
 from galileo.errors import InputError, TransientError
 from galileo.generate import NamLike
 from galileo.labels import LabelSet
+from galileo.spark.calls import JobCounts
 from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime_dir import RuntimeDir
-from galileo.wire.internal.v1 import evaluator_pb2
 
 KILLS = 1
 QUERY = (
@@ -211,15 +211,16 @@ def test_ccqs_without_new_commits_run_no_job(
     updates = _wait_for_rest(client, ccqs)
     assert all(len(update.labels) and update.interval_s >= 0.25 for update in updates)
     directory = Path(evaluator["directory"])
-    before = _settled(directory)
+    before, process = _settled(directory), RuntimeDir(directory).holder()
     time.sleep(2.5)
     quiet = _jobs(directory)
-    assert (quiet.pid, quiet.jobs) == (before.pid, before.jobs)
+    assert quiet.evaluations == before.evaluations
+    assert RuntimeDir(directory).holder() == process, "the same evaluator"
     _ingest_values(client, "quiet", 500, seed=6)
     for one, update in zip(ccqs, updates, strict=True):
         assert len(client.fetch(one.id, token=update.token, wait="60s").labels)
         client.cancel(one.id)
-    assert _jobs(directory).jobs > quiet.jobs
+    assert _jobs(directory).evaluations > quiet.evaluations
 
 
 def _wait_for_rest(client: Client, ccqs: list[galileo.Ccq]) -> list[Update]:
@@ -242,7 +243,7 @@ def _wait_for_rest(client: Client, ccqs: list[galileo.Ccq]) -> list[Update]:
     return updates
 
 
-def _settled(directory: Path) -> evaluator_pb2.PingReply:
+def _settled(directory: Path) -> JobCounts:
     """The evaluator's counts, once no job has come for two seconds."""
     counts, since = _jobs(directory), time.monotonic()
     deadline = since + UPDATE_TIMEOUT_S
@@ -250,13 +251,13 @@ def _settled(directory: Path) -> evaluator_pb2.PingReply:
         assert time.monotonic() < deadline, "the evaluator does not come to rest"
         time.sleep(0.1)
         now = _jobs(directory)
-        if now.jobs != counts.jobs:
+        if now.evaluations != counts.evaluations:
             counts, since = now, time.monotonic()
     return counts
 
 
-def _jobs(directory: Path) -> evaluator_pb2.PingReply:
-    async def ask() -> evaluator_pb2.PingReply:
+def _jobs(directory: Path) -> JobCounts:
+    async def ask() -> JobCounts:
         async with EvaluatorClient(EvaluatorOptions(directory)) as handle:
             return await handle.ping()
 

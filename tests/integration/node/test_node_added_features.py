@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
+from cycle_requests import cycle_request
 from expected_errors import raises
 from node_cluster import make_observations
 from parameters import keep_quick
@@ -24,7 +24,6 @@ from galileo.errors import (
     UnknownDataset,
     UnknownProperty,
 )
-from galileo.hashing import digest
 from galileo.labels import LabelSet
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Feature, Schema
@@ -34,7 +33,6 @@ from galileo.node.analytics_protocol import PartitionScope, SummaryRequest, Summ
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
-from galileo.node.standing_queries import MatchTask
 from galileo.node.storage_node import StorageNode
 from galileo.query import parse
 from galileo.samplers import numbered_parts, observed_schema
@@ -280,20 +278,16 @@ class History:
 
     async def _match(self, node: StorageNode, one: Continuous) -> None:
         partitions = sorted(placement.partitions_by_node(self.cluster.topology)[node.name])
-        task = MatchTask(
-            "nam",
-            np.array(partitions, dtype=np.int32),
-            np.array([[one.after.get(p, 0) for p in partitions]], dtype=np.int64),
-            np.zeros(1, dtype=np.int32),
-            digest(one.text),
-            added=one.schema.added,
+        after = [[one.after.get(p, 0) for p in partitions]]
+        task = cycle_request(
+            one.schema, [one.text], after=after, partitions=partitions, dataset="nam"
         )
-        await node.schema("nam", added=task.added)
+        await node.schema("nam", added=one.schema.added)
         answer = await node.matching.match(task)
         if len(answer.unknown):
             await node.matching.register_queries("nam", [one.text])
             answer = await node.matching.match(task)
-        assert not answer.errors
+        assert not answer.failures
         for part in answer.parts:
             assert part.matches.rows.schema == one.schema.label_schema
             for label in part.matches.rows.to_pylist():

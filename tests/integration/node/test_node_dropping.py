@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
+from cycle_requests import cycle_request
 from expected_errors import raises
 from node_cluster import make_observations
 
@@ -19,7 +19,6 @@ from galileo.model.system import SYSTEM_TABLES
 from galileo.node import system_tables
 from galileo.node.catalog import RETENTION_KIND
 from galileo.node.definitions import Definition
-from galileo.node.standing_queries import MatchTask
 from galileo.query import parse
 from galileo.storage.commits import Commit
 
@@ -182,8 +181,7 @@ async def test_late_requests_for_a_dropped_dataset_are_refused(cluster: Any) -> 
     await node.matching.register_queries("nam", [""])
     await node.drop_dataset("nam")
     await node.create_dataset(cluster.schema)
-    nothing = np.zeros(0, dtype=np.int32)
-    task = MatchTask("nam", nothing, np.zeros((0, 0), dtype=np.int64), nothing, b"")
+    task = cycle_request(cluster.schema, [], after=[[0]], dataset="nam")
     with pytest.raises(UnknownDataset):
         await node.matching.match(task)
     with pytest.raises(UnknownDataset):

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from cycle_requests import cycle_request
 from node_cluster import make_observations
 from set_back import EarlierLogs, begin_history
 
 from galileo.cursor import EMPTY_CURSOR, Cursor, continued, lost_positions
 from galileo.errors import HistoryChanged, PartitionMoved
-from galileo.hashing import digest
 from galileo.model.forks import first_of
 from galileo.model.rows import RowOptions
 from galileo.model.table import Table
 from galileo.node.peers import TableTask
 from galileo.node.select import CursorRange
-from galileo.node.standing_queries import Matching, MatchTask
+from galileo.node.standing_queries import Matching
 from galileo.query import parse
 
 HISTORY = 7
@@ -201,12 +201,13 @@ async def test_standing_queries_fail_by_cursor(loss: Loss) -> None:
     own = sorted(node.catalog.shards["nam"].own)[:2]
     texts = [parse(text, loss.cluster.schema).to_json() for text in ("true", "temperature > 280")]
     rows = [[loss.kept[p] for p in own], [loss.read[own[0]], loss.kept[own[1]]]]
-    task = MatchTask(
-        "nam",
-        np.array(own, dtype=np.int32),
-        np.array(rows, dtype=np.int64),
-        np.array([0, 1, 1, 0], dtype=np.int32),
-        b"".join(map(digest, texts * 2)),
+    task = cycle_request(
+        loss.cluster.schema,
+        texts * 2,
+        after=rows,
+        partitions=own,
+        cursors=[0, 1, 1, 0],
+        dataset="nam",
     )
     with ThreadPoolExecutor(1) as executor:
         matching = Matching(node.catalog, executor=executor)
@@ -214,12 +215,12 @@ async def test_standing_queries_fail_by_cursor(loss: Loss) -> None:
         answer = await matching.match(task)
     answered = sorted(set(np.concatenate([part.items for part in answer.parts]).tolist()))
     if loss.until == loss.kept:  # Nothing follows what is lost, and there is nothing to cache.
-        assert (answer.errors, answered) == ((), [0, 1, 2, 3])
+        assert (answer.failures, answered) == ((), [0, 1, 2, 3])
         return
-    ((items, error),) = answer.errors
-    assert (items.tolist(), answered) == ([1, 2], [0, 3])
-    assert isinstance(error, HistoryChanged)
-    (lost,) = lost_positions(error)
+    (failure,) = answer.failures
+    assert (failure.items.tolist(), answered) == ([1, 2], [0, 3])
+    assert isinstance(failure.error, HistoryChanged)
+    (lost,) = lost_positions(failure.error)
     assert (lost.partition, lost.common) == (own[0], loss.kept[own[0]])
     assert lost.until == first_of(HISTORY) - 1
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from cycle_requests import cycle_request
 from replica_nodes import (
     PARTITIONS,
     ROWS,
@@ -25,18 +25,17 @@ from replica_nodes import (
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.cycle import CycleRequest
 from galileo.dht.topology import Move
 from galileo.errors import PartitionMoved
-from galileo.hashing import digest
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import PARTS_SCHEMA, ReadTask, ScanDone, ScanFailed, ScanLabels, ScanTask
 from galileo.node.select import CursorRange
-from galileo.node.standing_queries import MatchTask
 from galileo.node.storage_node import StorageNode
 from galileo.query import parse
 from galileo.server.cycle_executor import CycleExecutor
-from galileo.spark.job import request_from_pb
-from galileo.wire.internal.v1 import evaluator_pb2
+from galileo.spark.calls import JobAnswer
+from galileo.spark.job import Job, JobLimits
 
 BATCHES = 4
 ALL = frozenset(range(PARTITIONS))
@@ -97,14 +96,15 @@ async def matched(node: StorageNode, bound: Cursor) -> int:
     return sum(sum(part.matches.rows.column("rows").to_pylist()) for part in answer.parts)
 
 
-def match_task(text: str, committed: Cursor | None) -> MatchTask:
-    return MatchTask(
-        "nam",
-        np.arange(PARTITIONS, dtype=np.int32),
-        np.zeros((1, PARTITIONS), dtype=np.int64),
-        np.zeros(1, dtype=np.int32),
-        digest(text),
-        None if committed is None else np.array([committed[p] for p in range(PARTITIONS)]),
+def match_task(text: str, committed: Cursor | None) -> CycleRequest:
+    partitions = range(PARTITIONS)
+    return cycle_request(
+        SCHEMA,
+        [text],
+        after=[[0] * PARTITIONS],
+        partitions=partitions,
+        dataset="nam",
+        committed=[] if committed is None else [committed[p] for p in partitions],
     )
 
 
@@ -210,11 +210,11 @@ async def asked(host: Host, *, ahead: int = 0) -> dict[str, set[int]]:
         AssertionError: a query was registered at a node that is not asked.
     """
     registered: set[str] = set()
-    requests: list[evaluator_pb2.EvaluateRequest] = []
+    sent: list[CycleRequest] = []
 
-    async def evaluate(request: evaluator_pb2.EvaluateRequest) -> evaluator_pb2.EvaluateReply:
-        requests.append(request)
-        return evaluator_pb2.EvaluateReply(answers=[evaluator_pb2.EvaluateAnswer()])
+    async def evaluate(requests: Sequence[CycleRequest]) -> JobAnswer:
+        sent.extend(requests)
+        return JobAnswer(((),), 0.0)
 
     async def register(node: str, dataset: str, texts: Any) -> None:
         if texts:
@@ -231,10 +231,9 @@ async def asked(host: Host, *, ahead: int = 0) -> dict[str, set[int]]:
     )
     one = Ccq("q", "nam", EVERYTHING.to_json(), interval_s=1.0, expires_at=1e9)
     await cycles.run(ccq.StartCycle(1, (ccq.CycleItem(one, 1, EMPTY_CURSOR, tuple(sorted(ALL))),)))
-    (request,) = requests
-    (group,) = request_from_pb(request).groups
-    names = {node.address: node.name for node in request.nodes}
-    found = {names[at]: set(group.partitions[columns].tolist()) for at, columns in group.nodes}
+    names = {node.address: node.name for node in host.node.topology.nodes}
+    job = Job(1, tuple(sent), 1, JobLimits(1.0, 1.0))
+    found = {names[one.address]: set(one.request.partitions.tolist()) for one in job.of_task(0)}
     assert registered == found.keys()
     return found
 

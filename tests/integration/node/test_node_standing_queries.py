@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
+from cycle_requests import cycle_request
 from node_cluster import SCHEMA, make_observations
 
 from galileo.cursor import Cursor
+from galileo.cycle import NOT_REQUESTED
 from galileo.errors import UnknownDataset, UnknownProperty
 from galileo.hashing import digest
 from galileo.labels import LabelSet
-from galileo.node.standing_queries import Matching, MatchTask, Registry
+from galileo.node.standing_queries import Matching, Registry
 from galileo.query import parse
-from galileo.query.index.requests import NOT_REQUESTED
 
 TEXTS = (
     "true",
@@ -42,12 +42,8 @@ def matching(cluster):
 
 
 def task_of(texts, *, partitions, after, cursors=None):
-    return MatchTask(
-        "nam",
-        np.array(partitions, dtype=np.int32),
-        np.array(after, dtype=np.int64),
-        np.array(cursors or [0] * len(texts), dtype=np.int32),
-        b"".join(map(digest, texts)),
+    return cycle_request(
+        SCHEMA, texts, after=after, partitions=partitions, cursors=cursors, dataset="nam"
     )
 
 
@@ -94,7 +90,7 @@ async def test_match_equals_a_scan_of_each_query(cluster, matching, texts):
     cursors = [number % 3 for number in range(len(texts))]
     await made.register_queries("nam", texts)
     answer = await made.match(task_of(texts, partitions=partitions, after=after, cursors=cursors))
-    assert (len(answer.unknown), answer.errors) == (0, ())
+    assert (len(answer.unknown), answer.failures) == (0, ())
     published = cluster["a"].catalog.shard("nam").published()
     assert [part.reached for part in answer.parts] == [
         Cursor({p: published[p] for p in partitions})
@@ -124,9 +120,9 @@ async def test_match_of_unregistered_queries_names_them(cluster, matching, texts
     answer = await made.match(task)
     assert answer.unknown.tolist() == [0, 3]
     assert [part.items.tolist() for part in answer.parts] == [[1]]
-    ((items, error),) = answer.errors
-    assert items.tolist() == [2, 4]
-    assert isinstance(error, UnknownProperty)
+    (failure,) = answer.failures
+    assert failure.items.tolist() == [2, 4]
+    assert isinstance(failure.error, UnknownProperty)
     await made.register_queries("nam", texts)
     again = await made.match(task)
     assert len(again.unknown) == 0

@@ -511,7 +511,7 @@ async def test_admission_of_compressed_messages_is_unimplemented(served: Served)
 # Written out once more, so that an option that is lost by mistake fails here.
 BULK = """
     Storage/Ingest Storage/Read Storage/ReadTable Storage/Scan
-    PeerStorage/RegisterQueries PeerStorage/Match internal/gossip
+    PeerStorage/RegisterQueries internal/match internal/gossip
     internal/replicate_frames internal/commit internal/scan internal/scan_small
     internal/read internal/read_table
 """

@@ -13,13 +13,13 @@ from expected_errors import raises
 from simulator.logs import SCHEMA, to_labels
 
 from galileo.ccq.events import AnswerFetch
-from galileo.ccq.packs import Piece, pack_labels
 from galileo.client import decode
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import CorruptData, InputError
 from galileo.labels import LabelSet
 from galileo.model.windows import Window, WindowProgress, advance_windows, instant
 from galileo.packing import Compression
+from galileo.packs import Piece, pack_labels
 from galileo.rpc.continuous import ContinuousServicer, Update
 from galileo.rpc.internal import CachedRange, Internal
 from galileo.wire.caller import Stream

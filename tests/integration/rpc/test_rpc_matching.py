@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import grpc
 import numpy as np
 import pyarrow as pa
 import pytest
+from cycle_requests import cycle_request
 from expected_errors import raises
 
 from galileo.dht import placement
 from galileo.errors import InputError, UnknownDataset
-from galileo.hashing import digest
 from galileo.labels import to_ipc
-from galileo.match_batch import to_bytes
 from galileo.query import parse
-from galileo.rpc.storage import match_task_from_pb
+from galileo.spark.calls import OWNER
+from galileo.wire.caller import Caller
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.match_codec import MatchReplies, sequences_to_bytes
+from galileo.wire.matches import MatchReader
 from galileo.wire.status import error_of_rpc
 from galileo.wire.v1 import cluster_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
 
+MATCH = OWNER.calls["match"]
 TEXTS = ("true", "temperature > 280", "geohash LIKE '9%'", "station = 'x'")
 
 
@@ -43,21 +46,26 @@ def mine(company, node="a"):
 
 def request_of(company, queries, **changes):
     partitions = mine(company)
-    columns = {
-        "dataset": "nam",
-        "partitions": partitions,
-        "after": sequences_to_bytes(np.array([[1] * len(partitions)])),
-        "cursors": to_bytes(np.zeros(len(queries), dtype=np.uint32)),
-        "digests": b"".join(map(digest, queries)),
-    }
-    return peers_pb2.MatchRequest(**{**columns, **changes})
+    request = cycle_request(
+        company.schema,
+        queries,
+        after=[[1] * len(partitions)],
+        partitions=partitions,
+        dataset="nam",
+    )
+    return replace(request, **changes)
 
 
 async def matched(company, request):
-    replies = MatchReplies(company.schema.label_schema)
-    async for reply in company["a"].peer_storage.Match(request):
-        replies.take(reply)
-    return replies.answer
+    reader, caller = MatchReader(company.schema.label_schema), Caller()
+    node = caller.connection(company.topology.by_name["a"].address)
+    try:
+        with node.exchange_parts(MATCH.path, MATCH.encode(request), part_s=60.0) as stream:
+            async for message in stream:
+                reader.take(MATCH.decode_answer(message))
+    finally:
+        await caller.close()
+    return reader.matches
 
 
 async def test_match_of_registered_queries_finds_them_by_digest(filled):
@@ -82,42 +90,46 @@ async def test_match_of_registered_queries_finds_them_by_digest(filled):
     assert part.reached == shard.published()
 
 
-async def refusal(call):
-    with pytest.raises(grpc.RpcError) as failed:
-        await call
-    return error_of_rpc(failed.value, asked="the test")
+def column(*numbers, kind=np.int64):
+    return np.array(numbers, dtype=kind)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"partitions": []},
-        {"partitions": [3, 1]},
-        {"partitions": [2**32 - 1]},
-        {"after": b"123"},
-        {"cursors": to_bytes(np.array([0, 0, 0, 7]))},
-        {"cursors": to_bytes(np.array([0]))},
-        {"digests": b"short"},
-        {"committed": b"short"},
-        {"committed": sequences_to_bytes(np.ones((2, 2), dtype=np.int64))},
+        {"partitions": column(kind=np.int32)},
+        {"partitions": column(3, 1, kind=np.int32)},
+        {"partitions": column(-1, kind=np.int32)},
+        {"after": column(1, 2, 3, 4, 5, 6, 7)},
+        {"cursors": column(0, 0, 0, 7, kind=np.int32)},
+        {"cursors": column(0, 0, 0, -1, kind=np.int32)},
+        {"cursors": column(0, kind=np.int32)},
+        {"digests": column(1, 2, kind=np.uint8)},
+        {"items": column(0, 1, 1, 2, kind=np.uint32)},
+        {"samplers": column(0, 0, 0, 1, kind=np.uint32)},
+        {"is_compressed": column(1, kind=np.bool_)},
+        {"owners": column(0, kind=np.int32)},
+        {"addresses": ()},
+        {"committed": column(1)},
+        {"schema_json": "{}"},
     ],
 )
 async def test_match_of_an_invalid_request_is_refused(filled, changes):
-    request = request_of(filled, TEXTS, **changes)
-    assert isinstance(await refusal(matched(filled, request)), InputError)
+    with pytest.raises(InputError):
+        await matched(filled, request_of(filled, TEXTS, **changes))
 
 
 async def test_match_above_items_max_is_refused(filled):
     request = request_of(filled, TEXTS)
-    match_task_from_pb(request, items_max=4)
+    request.check(items_max=4)
     with raises(InputError, bound=3):
-        match_task_from_pb(request, items_max=3)
+        request.check(items_max=3)
 
 
 async def test_match_of_an_unknown_dataset_is_refused(filled):
     request = peers_pb2.RegisterQueriesRequest(dataset="name", queries_json=["true"])
-    assert isinstance(
-        await refusal(filled["a"].peer_storage.RegisterQueries(request)), UnknownDataset
-    )
-    refused = await refusal(matched(filled, request_of(filled, TEXTS, dataset="name")))
-    assert isinstance(refused, UnknownDataset)
+    with pytest.raises(grpc.RpcError) as failed:
+        await filled["a"].peer_storage.RegisterQueries(request)
+    assert isinstance(error_of_rpc(failed.value, asked="the test"), UnknownDataset)
+    with pytest.raises(UnknownDataset):
+        await matched(filled, request_of(filled, TEXTS, dataset="name"))

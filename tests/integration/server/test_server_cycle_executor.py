@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,22 +19,28 @@ from hypothesis import strategies as st
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.cycle import (
+    CycleAnswer,
+    CycleRequest,
+    ItemFailure,
+    MatchBatch,
+    MatchedPartitions,
+    Matches,
+)
 from galileo.dht.topology import Group, NodeInfo, Topology
 from galileo.errors import Failure, SamplerFailed, Unavailable
 from galileo.hashing import digest, split_digests
 from galileo.labels import LabelSet
-from galileo.match_batch import MatchBatch, MatchedPartitions, from_bytes, to_bytes
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.packing import Compression
-from galileo.query.index.requests import NOT_REQUESTED
 from galileo.samplers import SamplerSpec
 from galileo.server.cycle_executor import CycleExecutor, CycleOptions
+from galileo.spark import task
+from galileo.spark.calls import JobAnswer
+from galileo.spark.job import Job, JobLimits
 from galileo.storage.store import Store
-from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2
-from galileo.wire.match_codec import part_to_pb, sequences_from_bytes
-from galileo.wire.status import error_to_pb
 
 SCHEMA = Schema("air", [Feature("t", "K")], geohash_precision=2)
 EVERYWHERE = ""
@@ -46,7 +53,7 @@ class Evaluator:
     """Takes requests down, and answers each item with the commits past its cursor up to 10."""
 
     def __init__(self) -> None:
-        self.requests: list[evaluator_pb2.EvaluateRequest] = []
+        self.requests: list[CycleRequest] = []
         self.stood: list[tuple[str, str, list[str]]] = []
         self.unknown: set[bytes] = set()
         self.failing: set[bytes] = set()
@@ -58,45 +65,43 @@ class Evaluator:
             raise Unavailable("away")
         self.stood.append((node, dataset, texts))
 
-    async def evaluate(self, request: evaluator_pb2.EvaluateRequest) -> evaluator_pb2.EvaluateReply:
-        self.requests.append(request)
-        return evaluator_pb2.EvaluateReply(
-            answers=[self._answer(group, request.nodes) for group in request.groups]
+    async def evaluate(self, requests: Sequence[CycleRequest]) -> JobAnswer:
+        """Runs the requests as a task does, against nodes that answer here."""
+        self.requests.extend(requests)
+        job = Job(1, tuple(requests), 1, JobLimits(1.0, 1.0))
+        answers: list[list[CycleAnswer]] = [[] for _ in requests]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(task, "_scanner", lambda _: self)
+            for number, answer in task.run(job, 0):
+                answers[number].append(answer)
+        return JobAnswer(tuple(map(tuple, answers)), 0.0)
+
+    def fetch(self, requests: Sequence[CycleRequest], *, timeout_s: float) -> list[Matches]:
+        return [self._matches(request) for request in requests]
+
+    def _matches(self, request: CycleRequest) -> Matches:
+        names = split_digests(request.digests.tobytes())
+        lost, failed = (
+            np.array([i for i, name in enumerate(names) if name in some], dtype=np.uint32)
+            for some in (self.unknown, self.failing)
         )
+        failures = (ItemFailure(failed, SamplerFailed("no")),)
+        return Matches((self._part(request, names),), lost, failures)
 
-    def _answer(self, group, nodes) -> evaluator_pb2.EvaluateAnswer:
-        answer = evaluator_pb2.EvaluateAnswer()
-        names = split_digests(group.digests)
-        for node in nodes:
-            columns = [i for i, p in enumerate(group.partitions) if p in node.partitions]
-            if columns:
-                answer.parts.append(part_to_pb(self._part(group, columns, names)))
-        lost = [i for i, name in enumerate(names) if name in self.unknown]
-        answer.unknown.append(to_bytes(np.array(lost, dtype=np.uint32)))
-        failed = np.array([i for i, name in enumerate(names) if name in self.failing], np.uint32)
-        error = error_to_pb(SamplerFailed("no"))
-        answer.failures.append(peers_pb2.MatchFailure(items=to_bytes(failed), error=error))
-        return answer
-
-    def _part(self, group, columns, names) -> MatchedPartitions:
-        after = sequences_from_bytes(group.after, partitions=len(group.partitions))
-        cursors = from_bytes(group.cursors)
-        partitions = [group.partitions[i] for i in columns]
+    def _part(self, request: CycleRequest, names: list[bytes]) -> MatchedPartitions:
+        partitions = request.partitions.tolist()
         rows = labels({p: range(1, 11) for p in partitions})
+        after = request.cursor_rows
         pairs = [
             (item, row)
-            for item, cursor in enumerate(cursors.tolist())
+            for item, cursor in enumerate(request.cursors.tolist())
             if names[item] not in self.unknown
             for row, (p, s) in enumerate(
                 zip(rows.partitions.tolist(), rows.sequences.tolist(), strict=True)
             )
-            if s > max(after[cursor, list(group.partitions).index(p)], self.dropped[p])
+            if s > max(after[cursor, partitions.index(p)], self.dropped[p])
         ]
-        answered = [
-            item
-            for item, cursor in enumerate(cursors.tolist())
-            if (after[cursor, columns] != NOT_REQUESTED).any() and names[item] not in self.unknown
-        ]
+        answered = [item for item in range(len(request)) if names[item] not in self.unknown]
         items, places = np.array([*pairs, (0, 0)], dtype=np.uint32)[:-1].T
         return MatchedPartitions(
             np.array(answered, dtype=np.uint32),
@@ -205,8 +210,8 @@ async def test_cycle_registers_queries_once_and_shares_cursors(node):
     after = Cursor(dict.fromkeys(range(4), 9))
     items = [item(n, (WEST, EAST, EVERYWHERE)[n % 3], after) for n in range(30)]
     results = await cycle(made, *items)
-    (group,) = evaluator.requests[0].groups
-    assert len(sequences_from_bytes(group.after, partitions=4)) == 3
+    (request,) = evaluator.requests
+    assert len(request.cursor_rows) == 3
     assert len({id(result.reached) for result in results}) == 3
     assert Counter(node for node, _, _ in evaluator.stood) == {"a": 1, "b": 1}
     assert {(n, t) for n, _, texts in evaluator.stood for t in texts} == {
@@ -271,7 +276,7 @@ async def test_cycle_names_commits_that_retention_deleted(node):
 async def test_cycle_skips_dead_nodes(node):
     evaluator = Evaluator()
     (result,) = await cycle(cycling(node, evaluator, dead={"b"}), item(0, EVERYWHERE))
-    assert [node.name for node in evaluator.requests[0].nodes] == ["a"]
+    assert evaluator.requests[0].addresses == ("127.0.0.1:1",)
     assert found(result) == commits(EMPTY_CURSOR, range(2))
     assert result.reached == Cursor({0: 10, 1: 10})
 
@@ -289,9 +294,9 @@ async def test_cycle_sends_each_sampler_once(node):
     one, other = (SamplerSpec("uniform", {"fraction": f}, 1) for f in (0.1, 0.2))
     items = [item(n, WEST, sampler=spec) for n, spec in enumerate([None, one, other, one])]
     await cycle(cycling(node, evaluator), *items)
-    (group,) = evaluator.requests[0].groups
-    assert group.samplers_json == [one.to_json(), other.to_json()]
-    assert from_bytes(group.samplers).tolist() == [0, 1, 2, 1]
+    (request,) = evaluator.requests
+    assert request.samplers_json == (one.to_json(), other.to_json())
+    assert request.samplers.tolist() == [0, 1, 2, 1]
 
 
 async def test_cycle_of_two_datasets_keeps_cursors_apart(node):
@@ -308,8 +313,8 @@ async def test_cycle_leaves_later_commits_to_the_next_one(node, monkeypatch):
     evaluator = Evaluator()
     answered = evaluator._part
 
-    def part(group, columns, names):
-        return replace(answered(group, columns, names), reached=Cursor(dict.fromkeys(range(4), 7)))
+    def part(request, names):
+        return replace(answered(request, names), reached=Cursor(dict.fromkeys(range(4), 7)))
 
     monkeypatch.setattr(evaluator, "_part", part)
     (result,) = await cycle(cycling(node, evaluator), item(0, EVERYWHERE, Cursor({0: 2})))
@@ -335,9 +340,9 @@ async def test_cycle_of_queries_with_different_features_has_a_group_for_each(nod
     evaluator = Evaluator()
     answered = evaluator._part
 
-    def part(group, columns, names):
-        made = answered(group, columns, names)
-        matches, schema = made.matches, Schema.from_json(group.schema_json)
+    def part(request, names):
+        made = answered(request, names)
+        matches, schema = made.matches, request.schema
         rows = [row | {"gust": 1.5} for row in matches.rows.to_pylist()]
         table = pa.Table.from_pylist(rows, schema=schema.label_schema)
         return replace(made, matches=MatchBatch.of(matches.items, matches.places, table))
@@ -346,8 +351,7 @@ async def test_cycle_of_queries_with_different_features_has_a_group_for_each(nod
     items = [item(n, WEST, added=added) for n, added in enumerate([0, 1, 0, 2])]
     items = [replace(one, ccq=replace(one.ccq, dataset="grown")) for one in items]
     finished = await cycling(node, evaluator).run(ccq.StartCycle(7, tuple(items)))
-    groups = evaluator.requests[0].groups
-    assert [Schema.from_json(group.schema_json) for group in groups] == [grown, wider]
+    assert [request.schema for request in evaluator.requests] == [grown, wider]
     results = {one.ccq_id: one for one in finished.results}
     assert results.keys() == {"c0", "c1", "c2"}, "features that are not known yet wait"
     for name, schema in (("c0", grown), ("c1", wider), ("c2", grown)):

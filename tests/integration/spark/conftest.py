@@ -19,31 +19,33 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
-from partial_services import add_part
+from cycle_requests import cycle_request
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.cycle import (
+    NOT_REQUESTED,
+    CycleAnswer,
+    CycleRequest,
+    MatchBatch,
+    MatchedPartitions,
+    Matches,
+    ReachedPart,
+)
 from galileo.errors import UnknownDataset
-from galileo.hashing import digest, split_digests
+from galileo.hashing import DIGEST_BYTES, digest, split_digests
 from galileo.labels import LabelSet
-from galileo.match_batch import MatchBatch, MatchedPartitions, MatchResponse, from_bytes, to_bytes
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
-from galileo.query.index.requests import NOT_REQUESTED
+from galileo.packs import PackColumns
 from galileo.samplers import SamplerSpec
-from galileo.spark.job import ROW_SCHEMA, Group, JobLimits, JobRequest, Outcome, TaskRow, to_batches
+from galileo.spark.calls import OWNER
+from galileo.spark.job import Job, JobLimits
 from galileo.spark.job_runner import JobRunner
 from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime_dir import RuntimeDir
 from galileo.wire.channel import server_options
-from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2
-from galileo.wire.match_codec import (
-    part_from_pb,
-    replies_of,
-    sequences_from_bytes,
-    sequences_to_bytes,
-)
-from galileo.wire.services import PEER_STORAGE
+from galileo.wire.matches import in_messages
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
 SAMPLERS = '''
@@ -135,7 +137,10 @@ class LabelNode:
         self.broken = False
         self.address = ""
 
-    async def Match(self, request, context):
+    async def match(self, pieces, context):
+        """Answers a request, which comes in pieces if it is large."""
+        call = OWNER.calls["match"]
+        (request,) = call.decode(b"".join([piece async for piece in pieces]))
         self.scans += 1
         self.asked.set()
         if self.refusal is not None:
@@ -145,19 +150,19 @@ class LabelNode:
             error = UnknownDataset(f"no dataset {request.dataset!r}")
             packed_error = error_to_pb(error).SerializeToString()
             await context.abort(code_of(error), status_text(error), ((METADATA_KEY, packed_error),))
-        for reply in replies_of(self._answer(request)):
-            yield reply
+        for message in in_messages(self._answer(request)):
+            yield call.encode_answer(message)
         if self.broken:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
 
-    def _answer(self, request: peers_pb2.MatchRequest) -> MatchResponse:
+    def _answer(self, request: CycleRequest) -> Matches:
         labels = self.labels[request.dataset]
-        after = sequences_from_bytes(request.after, partitions=len(request.partitions))
-        digests = split_digests(request.digests)
+        digests = split_digests(request.digests.tobytes())
         unknown = [item for item, name in enumerate(digests) if name in self.forgotten]
         pairs = [np.empty((0, 2), dtype=np.int64)]
-        for item, cursor in enumerate(from_bytes(request.cursors).tolist()):
-            mine = dict(zip(request.partitions, after[cursor].tolist(), strict=True))
+        for item, cursor in enumerate(request.cursors.tolist()):
+            sequences = request.cursor_rows[cursor].tolist()
+            mine = dict(zip(request.partitions.tolist(), sequences, strict=True))
             past = Cursor(mine).past(labels.partitions, labels.sequences)
             wanted = [p for p, sequence in mine.items() if sequence != NOT_REQUESTED]
             places = np.flatnonzero(past & np.isin(labels.partitions, wanted))
@@ -167,7 +172,7 @@ class LabelNode:
         known = np.setdiff1d(np.arange(len(digests)), unknown).astype(np.uint32)
         matches = MatchBatch.of(items, places, labels.table)
         part = MatchedPartitions(known, self.claim or frontier(labels), matches, self.dropped)
-        return MatchResponse((part,), np.array(unknown, dtype=np.uint32))
+        return Matches((part,), np.array(unknown, dtype=np.uint32))
 
 
 def frontier(labels: LabelSet) -> Cursor:
@@ -183,7 +188,8 @@ def serve_labels():
     async def serve(labels: Mapping[str, LabelSet]) -> AsyncIterator[LabelNode]:
         node = LabelNode(labels)
         server = grpc.aio.server(options=server_options())
-        add_part(PEER_STORAGE, node, server)
+        handlers = {"match": grpc.stream_stream_rpc_method_handler(node.match)}
+        server.add_registered_method_handlers(OWNER.full_name, handlers)
         node.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:
@@ -207,32 +213,33 @@ class Result:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, and where in it each item is: its group, its number there, its partitions."""
+    """Requests, and where in them each item is: its request, its number there, its partitions."""
 
-    request: evaluator_pb2.EvaluateRequest
+    requests: list[CycleRequest]
     places: list[tuple[int, int, list[int]]]
-    schema: Schema
 
-    def read(self, answers: Sequence[evaluator_pb2.EvaluateAnswer]) -> list[Result]:
-        return [self._read(answers[group], *place) for group, *place in self.places]
+    def read(self, answers: Sequence[Sequence[CycleAnswer]]) -> list[Result]:
+        labels = [
+            [answer.packs.labels(request.schema) for answer in some]
+            for request, some in zip(self.requests, answers, strict=True)
+        ]
+        return [
+            self._read(answers[number], labels[number], *place) for number, *place in self.places
+        ]
 
-    def _read(
-        self, answer: evaluator_pb2.EvaluateAnswer, number: int, partitions: list[int]
-    ) -> Result:
-        for failure in answer.failures:
-            if number in from_bytes(failure.items):
+    def _read(self, answers, packs, number: int, partitions: list[int]) -> Result:
+        for failure in (failure for answer in answers for failure in answer.failures):
+            if number in failure.items:
                 return Result([], EMPTY_CURSOR, failure.error.kind, failure.error.message)
         labels, reached = [], EMPTY_CURSOR
-        for message in answer.parts:
-            part = part_from_pb(message, self.schema.label_schema)
+        for part in (part for answer in answers for part in answer.parts):
             if number in part.items:
                 mine = {p: s for p, s in part.reached.items() if p in partitions}
                 reached = reached.join(mine)
-            tables = dict(part.matches.split())
-            if number in tables:
-                columns = (tables[number].column(n) for n in ("partition", "sequence", "row"))
-                labels += zip(*(column.to_pylist() for column in columns), strict=True)
-        unknown = any(number in from_bytes(items) for items in answer.unknown)
+        for own in (some[number].labels() for some in packs if number in some):
+            columns = (own.partitions, own.sequences, own.rows)
+            labels += zip(*(column.tolist() for column in columns), strict=True)
+        unknown = any(number in answer.unknown for answer in answers)
         return Result(sorted(labels), reached, unknown=unknown)
 
 
@@ -242,10 +249,6 @@ def make_request(schema: Schema):
 
     def make(nodes: Mapping[str, list[int]], items: list[dict]) -> Asked:
         every = sorted({p for partitions in nodes.values() for p in partitions})
-        named = [
-            evaluator_pb2.NodeAddress(name=f"n{i}", address=address, partitions=partitions)
-            for i, (address, partitions) in enumerate(nodes.items())
-        ]
         groups: dict[str, list[dict]] = {}
         places = []
         for item in items:
@@ -254,20 +257,19 @@ def make_request(schema: Schema):
             place = ([*groups].index(dataset), len(members), item.get("partitions", every))
             places.append(place)
             members.append(item)
-        made = [_group(schema, name, every, members) for name, members in groups.items()]
-        return Asked(evaluator_pb2.EvaluateRequest(nodes=named, groups=made), places, schema)
+        made = [_request(schema, name, nodes, every, items=group) for name, group in groups.items()]
+        return Asked(made, places)
 
     return make
 
 
-def _group(schema: Schema, dataset: str, every: list[int], items: list[dict]):
+def _request(schema: Schema, dataset: str, nodes, every: list[int], *, items: list[dict]):
     samplers = [
         SamplerSpec(item["sampler"], item.get("options", {}), 1).to_json()
         if "sampler" in item
         else ""
         for item in items
     ]
-    distinct = sorted({text for text in samplers if text})
     partitions = sorted({*every, *(p for item in items for p in item.get("partitions", []))})
     after = [
         [
@@ -278,15 +280,15 @@ def _group(schema: Schema, dataset: str, every: list[int], items: list[dict]):
         ]
         for item in items
     ]
-    return evaluator_pb2.EvaluateGroup(
-        dataset=dataset,
-        schema_json=schema.to_json(),
+    return cycle_request(
+        schema,
+        [item.get("query_json", "") for item in items],
+        after=after,
         partitions=partitions,
-        after=sequences_to_bytes(np.array(after, dtype=np.int64)),
-        cursors=to_bytes(np.arange(len(items))),
-        digests=b"".join(digest(item.get("query_json", "")) for item in items),
-        samplers_json=distinct,
-        samplers=to_bytes(np.array([distinct.index(t) + 1 if t else 0 for t in samplers])),
+        cursors=range(len(items)),
+        dataset=dataset,
+        samplers=samplers,
+        nodes=nodes,
     )
 
 
@@ -387,34 +389,33 @@ class ThreadEngine:
     def failure(self) -> str:
         return self.lost
 
-    def run(self, function, *, row_schema: pa.Schema, tag: str, tasks: int) -> pa.Table:
-        groups = function.job.groups
-        self.sizes.append(sum(map(len, groups)))
+    def run(self, job: Job, *, tag: str) -> list[tuple[int, CycleAnswer]]:
+        self.sizes.append(sum(map(len, job.requests)))
         self.busy.set()
         while not self.free.wait(0.01):
             if tag in self.cancelled:
                 raise RuntimeError("the job was cancelled")
-        digests = [split_digests(group.digests) for group in groups]
+        digests = [split_digests(request.digests.tobytes()) for request in job.requests]
         if self.lost or tag in self.failing or any(digest(POISON) in names for names in digests):
             raise RuntimeError("a task failed\n\tat deep.inside(Spark)\n")
-        rows = [
-            TaskRow(number, _echo(names).SerializeToString())
-            for number, names in enumerate(digests)
-        ]
-        return pa.Table.from_batches(to_batches(rows), ROW_SCHEMA)
+        return [(number, _echo(request)) for number, request in enumerate(job.requests)]
 
     def cancel(self, tag: str) -> None:
         self.cancelled.add(tag)
 
 
-def _echo(names: list[bytes]) -> Outcome:
-    """Each item as answered by a part of its own, which has its digest for labels."""
-    return Outcome(
-        parts=[
-            peers_pb2.MatchPart(answered=to_bytes(np.array([item])), labels=[name])
-            for item, name in enumerate(names)
-        ]
-    )
+def _echo(request: CycleRequest) -> CycleAnswer:
+    """Each item as answered by a part of its own, whose frontier is the digest of its query."""
+    parts = [
+        ReachedPart(request.items[n : n + 1], _cursor_of(request.digest_of(n)), EMPTY_CURSOR)
+        for n in range(len(request))
+    ]
+    return CycleAnswer(tuple(parts), PackColumns.of({}), request.items[:0], ())
+
+
+def _cursor_of(name: bytes) -> Cursor:
+    assert len(name) == DIGEST_BYTES
+    return Cursor({0: int.from_bytes(name[:7], "big"), 1: int.from_bytes(name[7:14], "big")})
 
 
 @pytest.fixture
@@ -428,49 +429,38 @@ def jobs(engine: ThreadEngine) -> JobRunner:
 
 
 @pytest.fixture(scope="session")
-def make_group() -> Callable[..., Group]:
-    """`make_group(*queries)`: an item for each."""
+def make_group(schema: Schema) -> Callable[..., CycleRequest]:
+    """`make_group(*queries)`: a request with an item for each."""
 
-    def make(*queries: str, sampler: str = "") -> Group:
-        count = len(queries)
-        return Group(
-            dataset="air",
-            schema_json="{}",
-            partitions=np.array([0], dtype=np.int32),
-            after=np.zeros((1, 1), dtype=np.int64),
-            cursors=np.zeros(count, dtype=np.int32),
-            digests=b"".join(map(digest, queries)),
-            samplers_json=(sampler,) if sampler else (),
-            samplers=np.full(count, int(bool(sampler)), dtype=np.uint32),
-            nodes=(),
-        )
+    def make(*queries: str, sampler: str = "") -> CycleRequest:
+        return cycle_request(schema, queries, after=[[0]], samplers=[sampler] * len(queries))
 
     return make
 
 
 @pytest.fixture(scope="session")
-def job_request(make_group) -> Callable[..., JobRequest]:
-    """`job_request(*queries)`: one group; the query "poison" ruins its job."""
+def job_request(make_group) -> Callable[..., tuple[CycleRequest, ...]]:
+    """`job_request(*queries)`: one request; the query "poison" ruins its job."""
 
-    def make(*queries: str, sampler: str = "") -> JobRequest:
-        return JobRequest((make_group(*queries, sampler=sampler),))
+    def make(*queries: str, sampler: str = "") -> tuple[CycleRequest, ...]:
+        return (make_group(*queries, sampler=sampler),)
 
     return make
 
 
 @pytest.fixture(scope="session")
 def echoed() -> Callable[..., list[list[str]]]:
-    """`echoed(outcomes, *queries)`: for each outcome its items' queries, None for failed ones."""
+    """`echoed(answers, *queries)`: for each request its items' queries, None for failed ones."""
 
-    def read(outcomes: Sequence[Outcome], *queries: str) -> list[list[str | None]]:
-        names = {digest(query): query for query in queries}
+    def read(answers: Sequence[Sequence[CycleAnswer]], *queries: str) -> list[list[str | None]]:
+        names = {_cursor_of(digest(query)): query for query in queries}
         echoes = []
-        for outcome in outcomes:
+        for some in answers:
             queries_by_item = {
-                int(from_bytes(part.answered)[0]): names[part.labels[0]] for part in outcome.parts
+                int(part.items[0]): names[part.reached] for answer in some for part in answer.parts
             }
-            for failure in outcome.failures:
-                queries_by_item |= dict.fromkeys(from_bytes(failure.items).tolist())
+            for failure in (failure for answer in some for failure in answer.failures):
+                queries_by_item |= dict.fromkeys(failure.items.tolist())
             echoes.append([queries_by_item[item] for item in sorted(queries_by_item)])
         return echoes
 

@@ -13,12 +13,11 @@ import pytest
 from galileo.cursor import Cursor
 from galileo.errors import DeadlineExceeded, Overloaded
 from galileo.hashing import digest
+from galileo.spark.calls import EVALUATOR, JobAnswer
 from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime_dir import RuntimeDir
 from galileo.spark.session import INLINE_BYTES_MAX
-from galileo.wire.internal.v1 import evaluator_pb2
-from galileo.wire.match_codec import part_from_pb
 
 UNREACHABLE = "127.0.0.1:1"
 TIMEOUT_S = 300.0
@@ -56,7 +55,7 @@ async def test_evaluate_answers_several_queries_from_two_nodes_in_one_job(
                 {"partitions": [1]},
             ],
         )
-        reply = await shared_handle.evaluate(asked.request, timeout_s=TIMEOUT_S)
+        reply = await shared_handle.evaluate(asked.requests, timeout_s=TIMEOUT_S)
         assert (a.scans, b.scans) == (1, 1)
     answers = asked.read(reply.answers)
     everything = {(0, s, r) for s in range(1, 6) for r in range(10)}
@@ -82,7 +81,7 @@ async def test_evaluate_failed_items_do_not_affect_others(
         others = [{"dataset": "water"}, {"sampler": "everyother"}]
         items = [{}, *({"sampler": name} for name in wrong), *others]
         asked = make_request({node.address: [0]}, [*items, {"query_json": "unknown"}])
-        reply = await handle.evaluate(asked.request, timeout_s=TIMEOUT_S)
+        reply = await handle.evaluate(asked.requests, timeout_s=TIMEOUT_S)
     *answers, unknown = asked.read(reply.answers)
     kinds = [answer.error for answer in answers]
     assert kinds == ["", *["sampler_failed"] * 4, "unknown_sampler", "unknown_dataset", ""]
@@ -102,7 +101,7 @@ async def test_evaluate_sampler_that_ends_its_process_fails_alone(
 ):
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
         asked = make_request({node.address: [0]}, [{"sampler": "dies"}, {}])
-        reply = await handle.evaluate(asked.request, timeout_s=TIMEOUT_S)
+        reply = await handle.evaluate(asked.requests, timeout_s=TIMEOUT_S)
     answers = asked.read(reply.answers)
     assert [answer.error for answer in answers] == ["sampler_failed", ""]
     assert len(answers[1].labels) == 20
@@ -113,7 +112,7 @@ async def test_evaluate_unreachable_node_delays_its_partitions_only(
 ):
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
         asked = make_request({UNREACHABLE: [1], node.address: [0]}, [{"after": Cursor({1: 7})}])
-        reply = await shared_handle.evaluate(asked.request, timeout_s=TIMEOUT_S)
+        reply = await shared_handle.evaluate(asked.requests, timeout_s=TIMEOUT_S)
     (answer,) = asked.read(reply.answers)
     assert len(answer.labels) == 20
     assert answer.reached == Cursor({0: 2})
@@ -135,12 +134,12 @@ async def test_evaluate_two_coordinators_share_a_job(
         busy = make_request({node.address: [0]}, [{}])
         node.pause_s = 5.0  # within which the others come to the evaluator
         plain = make_request({node.address: [0]}, [{}, {"after": Cursor({0: 1})}])
-        first = asyncio.create_task(one.evaluate(busy.request, timeout_s=TIMEOUT_S))
+        first = asyncio.create_task(one.evaluate(busy.requests, timeout_s=TIMEOUT_S))
         await node.asked.wait()
         node.pause_s = 0.0
         found = await asyncio.gather(
-            one.evaluate(plain.request, timeout_s=TIMEOUT_S),
-            other.evaluate(plain.request, timeout_s=TIMEOUT_S),
+            one.evaluate(plain.requests, timeout_s=TIMEOUT_S),
+            other.evaluate(plain.requests, timeout_s=TIMEOUT_S),
         )
         await first
         # One scan for the busy job, one for each of those that waited meanwhile.
@@ -158,10 +157,10 @@ async def test_evaluate_cancelled_by_all_callers_cancels_the_job(
         node.pause_s = 300.0
         asked = make_request({node.address: [0]}, [{}])
         with pytest.raises(DeadlineExceeded):
-            await handle.evaluate(asked.request, timeout_s=0.5)
+            await handle.evaluate(asked.requests, timeout_s=0.5)
         node.pause_s = 0.0
         started = time.monotonic()
-        reply = await handle.evaluate(asked.request, timeout_s=2 * TIMEOUT_S)
+        reply = await handle.evaluate(asked.requests, timeout_s=2 * TIMEOUT_S)
         # The scan that was called off would have lasted 60 seconds by itself.
         assert time.monotonic() - started < 50.0
     assert len(asked.read(reply.answers)[0].labels) == 20
@@ -172,12 +171,12 @@ async def test_evaluate_full_queue_refuses(handle, serve_labels, make_labels, ma
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
         node.pause_s = 1.0
         asked = make_request({node.address: [0]}, [{}])
-        calls = [handle.evaluate(asked.request, timeout_s=TIMEOUT_S) for _ in range(12)]
+        calls = [handle.evaluate(asked.requests, timeout_s=TIMEOUT_S) for _ in range(12)]
         found = await asyncio.gather(*calls, return_exceptions=True)
     refused = [one for one in found if isinstance(one, Overloaded)]
     assert refused
     assert all(one.details["after_s"] > 0 for one in refused)
-    answered = [one for one in found if isinstance(one, evaluator_pb2.EvaluateReply)]
+    answered = [one for one in found if isinstance(one, JobAnswer)]
     assert len(answered) + len(refused) == 12
     assert len(answered) >= 4
 
@@ -189,15 +188,16 @@ async def test_evaluate_large_job(handle, serve_labels, make_labels, make_reques
     async with serve_labels({"air": big, "sea": small}) as node:
         items = [{}, *({"dataset": "sea", "query_json": str(n)} for n in range(20_000))]
         asked = make_request({node.address: [0]}, items)
-        reply = await handle.evaluate(asked.request, timeout_s=TIMEOUT_S)
+        reply = await handle.evaluate(asked.requests, timeout_s=TIMEOUT_S)
     air, sea = reply.answers
-    assert not [*air.failures, *sea.failures]
+    assert not [answer.failures for answer in (*air, *sea) if answer.failures]
     assert (
         len(dataclasses.replace(asked, places=asked.places[:1]).read(reply.answers)[0].labels)
         == 100_000
     )
-    counts = [part_from_pb(p, schema.label_schema).matches.counts(20_000) for p in sea.parts]
-    assert set(sum(counts).tolist()) == {10}
+    (found,) = [answer.packs.labels(schema) for answer in sea if len(answer.packs.items)]
+    assert found.keys() == set(range(20_000))
+    assert {len(labels) for labels in found.values()} == {10}
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ async def test_evaluate_stopped_worker_fails_no_item(
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
         item = {"sampler": "sleeps", "options": {"seconds": 1.0}}
         asked = make_request({node.address: [0]}, [item])
-        cycle = asyncio.create_task(handle.evaluate(asked.request, timeout_s=TIMEOUT_S))
+        cycle = asyncio.create_task(handle.evaluate(asked.requests, timeout_s=TIMEOUT_S))
         await node.asked.wait()
         await asyncio.sleep(0.4)
         workers = [
@@ -234,15 +234,16 @@ async def test_evaluate_counts_jobs_and_leaves_no_files(
     place = RuntimeDir(evaluator_options.runtime_dir).work_dir
     async with serve_labels({"air": make_labels(0, range(1, 2))}) as node:
         asked = make_request({node.address: [0]}, [{"query_json": str(n)} for n in range(40_000)])
-        assert asked.request.ByteSize() > 2 * INLINE_BYTES_MAX
+        size = len(EVALUATOR.calls["evaluate"].encode(asked.requests))
+        assert size > 2 * INLINE_BYTES_MAX
         before = await handle.ping()
         sizes = []
         for _ in range(3):
-            await handle.evaluate(asked.request, timeout_s=TIMEOUT_S)
+            await handle.evaluate(asked.requests, timeout_s=TIMEOUT_S)
             sizes.append(sum(one.stat().st_size for one in place.rglob("*") if one.is_file()))
         after = await handle.ping()
-    assert after.jobs - before.jobs == 3
-    assert max(sizes) - min(sizes) < asked.request.ByteSize() // 2
+    assert after.evaluations - before.evaluations == 3
+    assert max(sizes) - min(sizes) < size // 2
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ NAMES = ["first", "second", "a", "b", "c", "d", "e", "gone", "stays"]
 
 @pytest.fixture
 def labels(echoed):
-    """The queries that the outcomes of one piece of job_request were made of."""
-    return lambda outcomes: [name for names in echoed(outcomes, *NAMES) for name in names]
+    """The queries that the answers to one piece of job_request were made of."""
+    return lambda answers: [name for names in echoed(answers, *NAMES) for name in names]
 
 
 @asynccontextmanager
@@ -57,7 +57,7 @@ async def test_submit_waiting_requests_share_one_job(engine, jobs, job_request, 
         others = await submitted(queue, job_request("a", "b"), job_request(), job_request("c"))
         assert not queue.idle
         engine.free.set()
-        found = [labels((await task).outcomes) for task in (first, *others)]
+        found = [labels((await task).answers) for task in (first, *others)]
         assert found == [["first"], ["a", "b"], [], ["c"]]
         assert engine.sizes == [1, 3]
         assert (await first).job_s > 0
@@ -83,7 +83,7 @@ async def test_submit_job_size_is_bounded(engine, jobs, job_request, labels):
             queue, job_request("a", "b"), job_request("c", "d"), job_request("e")
         )
         engine.free.set()
-        found = [labels((await task).outcomes) for task in waiting]
+        found = [labels((await task).answers) for task in waiting]
         await first
     assert found == [["a", "b"], ["c", "d"], ["e"]]
     assert engine.sizes == [1, 2, 3]
@@ -96,7 +96,7 @@ async def test_submit_cancelled_request_is_not_evaluated(engine, jobs, job_reque
         gone.cancel()
         await asyncio.sleep(0)
         engine.free.set()
-        assert labels((await stays).outcomes) == ["stays"]
+        assert labels((await stays).answers) == ["stays"]
         await first
     assert engine.sizes == [1, 1]
 
@@ -109,7 +109,7 @@ async def test_submit_cancelled_by_all_callers_cancels_the_job(engine, jobs, job
             await asyncio.to_thread(threading.Event().wait, 0.01)
         (second,) = await submitted(queue, job_request("second"))
         engine.free.set()
-        assert labels((await second).outcomes) == ["second"]
+        assert labels((await second).answers) == ["second"]
 
 
 async def test_submit_lost_engine_fails_all_requests(engine, jobs, job_request):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from galileo.errors import Cancelled, InternalError, SamplerFailed
-from galileo.spark.job import EMPTY_REQUEST, FAILED, JobRequest, Outcome
+from galileo.spark.job import FAILED
 from galileo.spark.job_runner import EngineLost, Run
 
 POISON = "poison"
@@ -20,8 +20,8 @@ def test_evaluate_item_that_fails_its_job_fails_alone(engine, jobs, make_group, 
     queries = [f"q{n}" for n in range(7)]
     queries[place] = POISON
     groups = (make_group(*queries[:cut]), make_group(), make_group(*queries[cut:]))
-    found = jobs.evaluate(Run(JobRequest(groups), "t"))
-    (failure,) = [failure for outcome in found for failure in outcome.failures]
+    found = jobs.evaluate(Run(groups, "t"))
+    (failure,) = [one for answers in found for answer in answers for one in answer.failures]
     assert (failure.error.kind, failure.error.message) == (InternalError.kind, FAILED)
     expected = [None if query == POISON else query for query in queries]
     assert echoed(found, *queries) == [expected[:cut], [], expected[cut:]]
@@ -29,7 +29,7 @@ def test_evaluate_item_that_fails_its_job_fails_alone(engine, jobs, make_group, 
 
 
 def test_evaluate_failed_job_of_sampler_is_sampler_failed(jobs, job_request):
-    (found,) = jobs.evaluate(Run(job_request(POISON, sampler="{}"), "t"))
+    ((found,),) = jobs.evaluate(Run(job_request(POISON, sampler="{}"), "t"))
     assert [failure.error.kind for failure in found.failures] == [SamplerFailed.kind]
 
 
@@ -52,5 +52,5 @@ def test_evaluate_lost_engine_is_not_used_again(engine, jobs, job_request):
 
 def test_evaluate_failed_job_without_items_returns(engine, jobs, job_request):
     engine.failing = {"t"}
-    assert jobs.evaluate(Run(job_request(), "t")) == [Outcome()]
-    assert jobs.evaluate(Run(EMPTY_REQUEST, "t")) == []
+    assert jobs.evaluate(Run(job_request(), "t")) == [[]]
+    assert jobs.evaluate(Run((), "t")) == []

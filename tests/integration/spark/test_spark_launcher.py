@@ -49,7 +49,7 @@ async def test_ensure_replaces_a_killed_evaluator_until_its_lease_ends(
         assert len(children) >= 2, "a JVM and Python workers"
         first.kill()
         # The call finds the process dead, replaces it and is answered.
-        reply = await handle.evaluate(asked.request, timeout_s=START_S)
+        reply = await handle.evaluate(asked.requests, timeout_s=START_S)
         assert len(asked.read(reply.answers)[0].labels) == 20
         assert handle.pid != first.pid
         family = [one.pid for one in (first, *children)]

@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 
 from galileo.cursor import Cursor
+from galileo.cycle import MatchBatch, MatchedPartitions
 from galileo.errors import NotPermitted, Overloaded, UnknownDataset
 from galileo.hashing import digest
 from galileo.labels import LabelSet
-from galileo.match_batch import MatchBatch, MatchedPartitions
-from galileo.spark.job import NodeQuery, request_from_pb
-from galileo.spark.node_scanner import NodeScanner, fetch, filter_untrusted
+from galileo.spark.node_scanner import NodeScanner, fetch, select_new
 from galileo.wire.caller import Caller
 
 TIMEOUT_S = 300.0
@@ -21,20 +20,14 @@ def ask(make_request):
     """`await ask(node, items)`: the answer of one node to the first group, asked about 0 and 3."""
 
     async def run(node, items, *, timeout_s=TIMEOUT_S, **limits):
-        job_request = request_from_pb(make_request({node.address: [0, 3]}, items).request)
-        (share,) = job_request.node_requests()
+        (request,) = make_request({node.address: [0, 3]}, items).requests
         caller = Caller()
         try:
-            delta = await fetch(
-                caller.connection(share.address),
-                share.queries[0],
-                job_request.groups[0],
-                timeout_s=timeout_s,
-                **limits,
+            return await fetch(
+                caller.connection(node.address), request.for_node(0), timeout_s=timeout_s, **limits
             )
         finally:
             await caller.close()
-        return delta.answer
 
     return run
 
@@ -53,17 +46,17 @@ async def test_fetch_returns_requested_partitions(serve_labels, both, ask):
     async with serve_labels({"air": both}) as node:
         answer = await ask(node, items)
     (part,) = answer.parts
-    assert part.items.tolist() == [1, 2]
+    assert part.items.tolist() == [0, 1], "of those that the node was asked about"
     assert part.reached == Cursor({0: 4, 3: 2})
-    assert counts(answer, range(3)) == [0, 40, 20]
+    assert counts(answer, range(2)) == [40, 20]
 
 
 async def test_fetch_reports_unknown_items(serve_labels, both, ask):
     async with serve_labels({"air": both}) as node:
         node.forgotten = {digest("x")}
         answer = await ask(node, [{"partitions": []}, {}, {"query_json": "x"}, {"query_json": "y"}])
-    assert answer.unknown.tolist() == [2]
-    assert answer.parts[0].items.tolist() == [1, 3]
+    assert answer.unknown.tolist() == [1]
+    assert answer.parts[0].items.tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
@@ -71,14 +64,14 @@ async def test_fetch_lost_node_has_no_answer(serve_labels, both, ask, code):
     async with serve_labels({"air": both}) as node:
         node.refusal = code
         answer = await ask(node, [{}])
-    assert (answer.parts, answer.errors) == ((), ())
+    assert (answer.parts, answer.failures) == ((), ())
 
 
 async def test_fetch_slow_node_has_no_answer(serve_labels, both, ask):
     async with serve_labels({"air": both}) as node:
         node.pause_s = 20.0
         answer = await ask(node, [{}], timeout_s=0.2)
-    assert (answer.parts, answer.errors) == ((), ())
+    assert (answer.parts, answer.failures) == ((), ())
 
 
 async def test_fetch_broken_stream_keeps_complete_parts(serve_labels, both, ask):
@@ -86,7 +79,7 @@ async def test_fetch_broken_stream_keeps_complete_parts(serve_labels, both, ask)
         node.broken = True
         answer = await ask(node, [{}, {}])
     assert [part.items.tolist() for part in answer.parts] == [[0, 1]]
-    assert answer.errors == ()
+    assert answer.failures == ()
 
 
 @pytest.mark.parametrize(
@@ -97,37 +90,34 @@ async def test_fetch_refused_call_fails_its_items(serve_labels, both, ask, datas
     async with serve_labels({"air": both}) as node:
         node.refusal = code
         answer = await ask(node, [{"dataset": dataset, "partitions": []}, {"dataset": dataset}])
-    ((items, error),) = answer.errors
-    assert items.tolist() == [1]
-    assert isinstance(error, kind)
+    (failure,) = answer.failures
+    assert failure.items.tolist() == [0]
+    assert isinstance(failure.error, kind)
 
 
 async def test_fetch_too_large_answer_is_an_error(serve_labels, both, ask):
     async with serve_labels({"air": both}) as node:
         answer = await ask(node, [{}], bytes_max=1_000)
     assert answer.parts == ()
-    ((items, error),) = answer.errors
-    assert items.tolist() == [0]
-    assert isinstance(error, Overloaded)
+    (failure,) = answer.failures
+    assert failure.items.tolist() == [0]
+    assert isinstance(failure.error, Overloaded)
 
 
 def test_node_scanner_bounds_open_channels(make_request):
-    job_request = request_from_pb(
-        make_request({f"127.0.0.1:{n}": [n] for n in range(1, 5)}, [{}]).request
-    )
+    (request,) = make_request({f"127.0.0.1:{n}": [n] for n in range(1, 5)}, [{}]).requests
     scanner = NodeScanner(channels_max=2)
-    found = scanner.fetch(job_request.node_requests(), job_request.groups, timeout_s=5.0)
-    assert [delta.answer.parts for delta in found] == [()] * 4
+    found = scanner.fetch([request.for_node(n) for n in range(4)], timeout_s=5.0)
+    assert [matches.parts for matches in found] == [()] * 4
     assert len(scanner._caller._channels) == 2
     scanner.close()
 
 
-def test_filter_untrusted_keeps_no_label_that_the_node_names_as_dropped(make_group, make_labels):
+def test_select_new_keeps_no_label_that_the_node_names_as_dropped(make_group, make_labels):
     labels = make_labels(0, range(5, 8), rows=2)
     items = np.zeros(len(labels), dtype=np.uint32)
-    matches = MatchBatch.of(items, np.arange(len(labels)), labels.table)
+    matches = MatchBatch(items, np.arange(len(labels)), labels.table)
     part = MatchedPartitions(items[:1], Cursor({0: 7}), matches, Cursor({0: 5}))
-    query = NodeQuery(0, np.array([0]), items[:1])
-    kept = filter_untrusted(part, query, make_group("a"))
+    kept = select_new(part, make_group("a"))
     [(_, table)] = kept.matches.split()
     assert table.column("sequence").unique().to_pylist() == [6, 7]

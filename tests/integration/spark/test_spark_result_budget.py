@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cycle_requests import cycle_request
 from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
+from galileo.cycle import NOT_REQUESTED, CycleRequest, MatchBatch, MatchedPartitions
 from galileo.labels import LabelSet
-from galileo.match_batch import MatchBatch, MatchedPartitions
-from galileo.query.index.requests import NOT_REQUESTED
-from galileo.spark.job import Group, NodeQuery
-from galileo.spark.node_scanner import filter_untrusted
+from galileo.spark.node_scanner import select_new
 from galileo.spark.result_budget import fair_share, fit_to_budget
 
 sizes = st.lists(st.integers(0, 200), max_size=8)
@@ -41,7 +40,7 @@ def test_fair_share_is_the_largest_bound(sizes, room):
     dropped=st.dictionaries(st.sampled_from([0, 1, 5]), st.integers(0, 5)),
     columns=st.sampled_from([[0], [1], [0, 1]]),
 )
-def test_filter_untrusted_keeps_requested_new_commits(
+def test_select_new_keeps_requested_new_commits(
     make_labels, schema, after, claims, dropped, columns
 ):
     labels = LabelSet.concat(schema, [make_labels(p, range(1, 5), rows=2) for p in (0, 1, 5)])
@@ -53,9 +52,7 @@ def test_filter_untrusted_keeps_requested_new_commits(
         MatchBatch(items, places, labels.table),
         Cursor(dropped),
     )
-    group = group_of(schema, after)
-    ask = NodeQuery(0, np.array(columns), np.arange(len(after), dtype=np.uint32))
-    found = filter_untrusted(part, ask, group)
+    found = select_new(part, request_of(schema, after, columns))
     asked = [(0, 1)[column] for column in columns]
     assert found.reached == Cursor({p: s for p, s in claims.items() if p in asked})
     assert found.dropped == Cursor({p: s for p, s in dropped.items() if p in asked})
@@ -70,18 +67,13 @@ def test_filter_untrusted_keeps_requested_new_commits(
     assert said(found, schema) == expected
 
 
-def group_of(schema, after) -> Group:
-    count = len(after)
-    return Group(
-        dataset="air",
-        schema_json=schema.to_json(),
-        partitions=np.array([0, 1], dtype=np.int32),
-        after=np.array(after, dtype=np.int64),
-        cursors=np.arange(count, dtype=np.int32),
-        digests=b"0" * 16 * count,
-        samplers_json=(),
-        samplers=np.zeros(count, dtype=np.uint32),
-        nodes=(),
+def request_of(schema, after, columns) -> CycleRequest:
+    return cycle_request(
+        schema,
+        [""] * len(after),
+        after=np.array(after)[:, columns],
+        partitions=columns,
+        cursors=range(len(after)),
     )
 
 

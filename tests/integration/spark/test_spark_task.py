@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from galileo.cursor import Cursor
+from galileo.cycle import MatchBatch, MatchedPartitions, Matches
 from galileo.errors import Unavailable
-from galileo.match_batch import MatchBatch, MatchedPartitions, MatchResponse
 from galileo.samplers import SamplerSpec
 from galileo.spark import task
-from galileo.spark.job import Job, JobLimits, NodeQuery, merge_rows, to_batches
-from galileo.spark.node_scanner import NodeAnswer
+from galileo.spark.job import Job, JobLimits
 from galileo.spark.sampler_calls import WAIT_S, BackgroundCalls
 from galileo.tracing import TracingOptions
 
@@ -43,26 +42,21 @@ def free():
 
 
 @pytest.fixture
-def job(make_group, make_labels, schema, free, monkeypatch):
+def job(make_group, make_labels, free, monkeypatch):
     """A job of two datasets with an uploaded sampler for each item; its nodes have answered."""
-    groups = tuple(
-        replace(
-            make_group("a", "b", sampler=spec.to_json()), schema_json=schema.to_json(), dataset=name
-        )
+    requests = tuple(
+        replace(make_group("a", "b", sampler=spec.to_json()), dataset=name)
         for spec, name in zip(SPECS, ("air", "sea"), strict=True)
     )
     items, labels = np.arange(2, dtype=np.uint32), make_labels(0, range(1, 3), rows=2)
     matches = MatchBatch.of(
         np.repeat(items, len(labels)), np.tile(np.arange(len(labels)), 2), labels.table
     )
-    answer = MatchResponse((MatchedPartitions(items, Cursor({0: 2}), matches),))
-    node_answers = [
-        NodeAnswer(NodeQuery(number, np.array([0]), items), answer, "node:1") for number in (0, 1)
-    ]
+    answer = Matches((MatchedPartitions(items, Cursor({0: 2}), matches),))
 
     class Nodes:
-        def fetch(self, *_, **__):
-            return node_answers
+        def fetch(self, requests=("one",), **_):
+            return [answer for _ in requests]
 
     class Cache:
         def load(self, *_, **__):
@@ -72,15 +66,14 @@ def job(make_group, make_labels, schema, free, monkeypatch):
     monkeypatch.setattr(task, "_scanner", lambda _: Nodes())
     monkeypatch.setattr(task, "_sampler_cache", lambda *_: Cache())
     monkeypatch.setattr(task, "_background_calls", lambda: calls)
-    return Job(number=1, groups=groups, node_requests=(), tasks=1, limits=JobLimits(1.0, 1.0))
+    return Job(number=1, requests=requests, tasks=1, limits=JobLimits(1.0, 1.0))
 
 
 def answered_items(job):
-    (batch,) = to_batches(task.run(job, 0))
-    outcomes = merge_rows(batch, 2)
-    assert not any(outcome.failures for outcome in outcomes)
-    items = [b"".join(part.answered for part in outcome.parts) for outcome in outcomes]
-    return [np.frombuffer(data, np.uint32).tolist() for data in items]
+    numbers, answers = zip(*task.run(job, 0), strict=True)
+    assert numbers == (0, 1)
+    assert not any(answer.failures for answer in answers)
+    return [[item for part in answer.parts for item in part.items.tolist()] for answer in answers]
 
 
 def test_run_waits_once_for_all_uploaded_samplers(job, free, monkeypatch):
@@ -123,8 +116,8 @@ def test_items_whose_installed_sampler_is_tried_again_keep_their_cursors(job, mo
 
     monkeypatch.setattr(task, "_sample", unreadable)
     spec = SamplerSpec("installed", {}, 1).to_json()
-    groups = tuple(replace(group, samplers_json=(spec,)) for group in job.groups)
-    assert answered_items(replace(job, groups=groups)) == [[], []]
+    requests = tuple(replace(one, samplers_json=(spec,)) for one in job.requests)
+    assert answered_items(replace(job, requests=requests)) == [[], []]
 
 
 @pytest.fixture
@@ -145,7 +138,7 @@ def test_run_without_opentelemetry_warns_once(monkeypatch, caplog):
 
     monkeypatch.setattr(task, "_scanner", lambda _: Nodes())
     limits = JobLimits(1.0, 1.0, tracing=TracingOptions("http://127.0.0.1:4317"))
-    job = Job(number=1, groups=(), node_requests=(), tasks=1, limits=limits)
+    job = Job(number=1, requests=(), tasks=1, limits=limits)
     for _ in range(3):
         assert list(task.run(job, 0)) == []
     (warning,) = caplog.records
@@ -157,23 +150,47 @@ def test_uploaded_call_of_other_cursors_is_another_call(job, free):
     """Else the result of earlier cursors would be taken for that of later ones."""
     keys = []
     for sequence in (0, 0, 1):
-        (group, _) = job.groups
-        after = np.full_like(group.after, sequence)
-        changed = replace(job, groups=(replace(group, after=after), job.groups[1]))
-        (answer, _) = task._scanner(None).fetch()
-        keys.append(
-            task._uploaded_call(
-                SPECS[0], None, answer=answer, item=0, job=changed, part=answer.answer.parts[0]
-            ).key
-        )
+        request = job.requests[0]
+        changed = replace(request, after=np.full_like(request.after, sequence))
+        (asked,) = Job(1, (changed,), 1, job.limits).of_task(0)
+        (part,) = task._scanner(None).fetch()[0].parts
+        keys.append(task._uploaded_call(SPECS[0], None, asked=asked, item=0, part=part).key)
     assert keys[0] == keys[1] != keys[2]
 
 
-def test_uploaded_call_delivers_no_label_that_retention_dropped_meanwhile(job, make_labels, schema):
+def test_uploaded_call_delivers_no_label_that_retention_dropped_meanwhile(job, make_labels):
     """The same range is named as gone."""
     labels = make_labels(0, range(1, 4), rows=2)
-    (answer, _) = task._scanner(None).fetch()
-    part = replace(answer.answer.parts[0], dropped=Cursor({0: 2}))
-    call = task._uploaded_call(SPECS[0], lambda: labels, answer=answer, item=0, job=job, part=part)
-    (result,) = task._run_calls([call], turn=0)
-    assert result.part.matches.rows.column("sequence").unique().to_pylist() == [3]
+    asked = job.of_task(0)[0]
+    (part,) = task._scanner(None).fetch()[0].parts
+    part = replace(part, dropped=Cursor({0: 2}))
+    call = task._uploaded_call(SPECS[0], lambda: labels, asked=asked, item=0, part=part)
+    ((_, result),) = task._run_calls([call], turn=0)
+    assert result.matches.rows.column("sequence").unique().to_pylist() == [3]
+
+
+def test_run_packs_labels_in_commit_order_as_each_item_asks(job, free):
+    """One pack for all items of a compression; several nodes' labels are in it together."""
+    free.set()
+    request = replace(job.requests[0], is_compressed=np.array([False, True]), samplers_json=())
+    plain = replace(request, samplers=np.zeros(2, dtype=np.uint32))
+    answers = dict(task.run(replace(job, requests=(plain, job.requests[1])), 0))
+    packs = answers[0].packs
+    assert len(packs.data) == 2, "one for each compression"
+    for labels in packs.labels(plain.schema).values():
+        own = labels.labels()
+        assert own.sequences.tolist() == [1, 1, 2, 2]
+        assert own.rows.tolist() == [0, 1, 0, 1]
+    shared = answers[1].packs
+    assert (len(shared.data), shared.items.tolist()) == (1, [0, 1])
+
+
+def test_run_commit_above_the_bound_fails_its_item_alone(job, free):
+    free.set()
+    limits = replace(job.limits, result_bytes_max=60)
+    request = replace(job.requests[0], samplers=np.zeros(2, dtype=np.uint32))
+    ((_, answer),) = task.run(replace(job, requests=(request,), limits=limits), 0)
+    kinds = {failure.error.kind for failure in answer.failures}
+    failed = [item for failure in answer.failures for item in failure.items.tolist()]
+    assert (kinds, sorted(failed)) == ({"message_too_large"}, [0, 1])
+    assert len(answer.packs.items) == 0

@@ -167,7 +167,7 @@ def test_trace_of_a_cycle_reaches_spark_workers_and_nodes(
         expiration="1h",
         sampler=galileo.SamplerSpec("every", {"n": 1}),
     )
-    inside = {"tick", "due", "job", "store", "Evaluator/Evaluate", "evaluate", "PeerStorage/Match"}
+    inside = {"tick", "due", "job", "store", "evaluator/evaluate", "evaluate", "internal/match"}
 
     def is_whole(trace: list[RecordedSpan]) -> bool:
         scans = {one.node for one in of(trace, "scan")}
@@ -185,8 +185,8 @@ def test_trace_of_a_cycle_reaches_spark_workers_and_nodes(
     check_family(trace)
     services = {one.service for one in trace}
     assert services == {"galileo-node", "galileo-evaluator", "galileo-worker"}
-    workers = [one for one in of(trace, "PeerStorage/Match") if one.service == "galileo-worker"]
-    nodes = [one for one in of(trace, "PeerStorage/Match") if one.service == "galileo-node"]
+    workers = [one for one in of(trace, "internal/match") if one.service == "galileo-worker"]
+    nodes = [one for one in of(trace, "internal/match") if one.service == "galileo-node"]
     assert {one.id for one in workers} >= {one.parent for one in nodes}
     [tick] = of(trace, "tick")
     assert sum(one.took_s for one in of(trace, "job")) <= tick.took_s
@@ -212,7 +212,7 @@ def check_logs(pair: galileo.LocalCluster, *, request: str, trace: str) -> None:
             (node.name, line)
             for node in pair.nodes
             for line in lines_of(node.log)
-            if line.get("request") == request and line.get("method") == "PeerStorage/Match"
+            if line.get("request") == request and line.get("method") == "internal/match"
         ]
         if {name for name, _ in found} == NODES:
             assert {line["trace"] for _, line in found} == {trace}

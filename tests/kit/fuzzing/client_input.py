@@ -27,14 +27,11 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import seconds
 from galileo.model.windows import Window, WindowProgress
 from galileo.query.query import parse
-from galileo.rpc.storage import match_task_from_pb
 from galileo.sampler_package import MANIFEST, SamplerArchive, archive_of
 from galileo.samplers import SamplerSpec
 from galileo.testing.conformance import sample_labels
 from galileo.wire import token
 from galileo.wire.codec import cursor_from_pb, kept_rows, windows_from_pb
-from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.match_codec import cursors_from_bytes
 from galileo.wire.status import error_from_pb
 from galileo.wire.v1 import common_pb2, continuous_pb2
 from galileo.wire.value_json import values_from_json, values_to_json
@@ -225,13 +222,8 @@ def _archives() -> Iterator[bytes]:
 # --- messages --------------------------------------------------------------------------------
 
 
-def _kept(value: peers_pb2.MatchPart) -> None:
-    rows = (list(value.reached.partitions), list(value.reached.sequences))
-    kept_rows(LABELS.table.slice(0, 20), rows)
-
-
-def _rows(value: peers_pb2.MatchPart) -> None:
-    assert (cursors_from_bytes(value.items, rows=7) < 7).all()
+def _kept(value: common_pb2.Cursor) -> None:
+    kept_rows(LABELS.table.slice(0, 20), (list(value.partitions), list(value.sequences)))
 
 
 def _error(value: common_pb2.Error) -> None:
@@ -242,9 +234,7 @@ _CONVERSIONS: tuple[tuple[type[Message], Callable[[Any], object]], ...] = (
     (common_pb2.Cursor, cursor_from_pb),
     (continuous_pb2.Windows, windows_from_pb),
     (common_pb2.Error, _error),
-    (peers_pb2.MatchRequest, match_task_from_pb),
-    (peers_pb2.MatchPart, _kept),
-    (peers_pb2.MatchPart, _rows),
+    (common_pb2.Cursor, _kept),
 )
 
 
@@ -259,7 +249,6 @@ def _conversion(data: bytes) -> None:
 
 
 def _conversions() -> Iterator[bytes]:
-    numbers = np.arange(3, dtype="<i4").tobytes()
     cursor = common_pb2.Cursor(partitions=[0, 1], sequences=[4, 5])
     examples: tuple[Message, ...] = (
         cursor,
@@ -267,16 +256,7 @@ def _conversions() -> Iterator[bytes]:
             clock_us=1, size_us=2, starts=bytes(16), labels=bytes(16), states=bytes(2)
         ),
         common_pb2.Error(kind="input", message="no", details_json='{"node": "a"}'),
-        peers_pb2.MatchRequest(
-            dataset="nam",
-            partitions=[0, 1],
-            after=bytes(32),
-            cursors=bytes(4),
-            digests=bytes(16),
-            committed=bytes(16),
-        ),
-        peers_pb2.MatchPart(reached=cursor, items=numbers),
-        peers_pb2.MatchPart(items=numbers),
+        cursor,
     )
     for number, message in enumerate(examples):
         yield bytes([number]) + message.SerializeToString()

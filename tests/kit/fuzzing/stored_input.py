@@ -20,8 +20,15 @@ from google.protobuf.message import DecodeError
 from fuzzing.files import scratch
 from fuzzing.targets import Target
 from galileo.ccq import pack_codec
-from galileo.ccq.packs import pack_labels
 from galileo.cursor import Cursor
+from galileo.cycle import (
+    CycleAnswer,
+    CycleRequest,
+    ItemFailure,
+    MatchBatch,
+    MatchedPartitions,
+    Matches,
+)
 from galileo.dht.membership import Gossip
 from galileo.dht.node_states import Digest, StateDelta, StateEntry
 from galileo.dht.topology import Move
@@ -35,6 +42,7 @@ from galileo.node.peers import ScanTask
 from galileo.node.replication.protocol import Envelope
 from galileo.node.shard import PublishedCommits
 from galileo.packing import Compression, pack, unpack
+from galileo.packs import PackColumns, pack_labels
 from galileo.replication.messages import Append, StartTerm, Vote
 from galileo.replication.values import Epochs, Member, ReplicaSet
 from galileo.rpc.gossip import GossipRequest, Heartbeat, SynopsisChange
@@ -45,6 +53,7 @@ from galileo.rpc.replication import REPLICATE
 from galileo.samplers import SamplerSpec
 from galileo.server.gossip_codec import decode_commits, encode_commits
 from galileo.server.peer_messaging import TAGGED
+from galileo.spark.calls import OWNER
 from galileo.storage.disk import REAL_DISK
 from galileo.storage.frame import (
     FrameHeader,
@@ -60,15 +69,18 @@ from galileo.storage.recovery import SegmentScan, scan
 from galileo.storage.segment import segment_name
 from galileo.storage.writer import JournalOptions
 from galileo.testing.conformance import sample_labels
-from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.match_codec import part_from_pb
-from galileo.wire.messages import DIGEST_BYTES
+from galileo.wire.matches import MatchReader
+from galileo.wire.messages import DIGEST_BYTES, Forms, MessageCodec
 from galileo.wire.typed_service import TypedCall
 from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import decoder
 
 LABELS = sample_labels(seed=1).in_commit_order()
 LABEL_SCHEMA = LABELS.table.schema
+MATCH = OWNER.calls["match"]
+ANSWER: MessageCodec[CycleAnswer] = MessageCodec(
+    Forms().of(CycleAnswer), digest=bytes(8), name="answer"
+)
 FEW = LABELS.table.slice(0, 20)
 _CRC_BYTES = 4
 _PACK_START = len(b"GL") + 1 + _CRC_BYTES
@@ -173,21 +185,55 @@ def _bulks() -> Iterator[bytes]:
     ).SerializeToString()
 
 
+def _asked(data: bytes) -> None:
+    (request,) = MATCH.decode(data)
+    request.check()
+    for node in range(len(request.addresses)):
+        request.for_node(node)
+    request.slice(1, 2).range()
+
+
+def _requests() -> Iterator[bytes]:
+    numbers = np.arange(2)
+    request = CycleRequest(
+        dataset="nam",
+        schema_json=SCHEMA.to_json(),
+        partitions=numbers.astype(np.int32),
+        after=np.arange(4),
+        cursors=numbers.astype(np.int32),
+        digests=np.zeros(32, dtype=np.uint8),
+        items=numbers.astype(np.uint32),
+        samplers_json=("{}",),
+        samplers=numbers.astype(np.uint32),
+        is_compressed=numbers.astype(np.bool_),
+        addresses=("a", "b"),
+        owners=numbers.astype(np.int32),
+        committed=numbers,
+    )
+    yield MATCH.encode(request)
+
+
 def _matched(data: bytes) -> None:
-    try:
-        part = peers_pb2.MatchPart.FromString(data)
-    except DecodeError:
-        raise InputError("no message") from None
-    part_from_pb(part, LABEL_SCHEMA)
+    MatchReader(LABEL_SCHEMA).take(MATCH.decode_answer(data))
 
 
 def _matches() -> Iterator[bytes]:
-    numbers = np.arange(3, dtype="<i4").tobytes()
-    part = peers_pb2.MatchPart(answered=numbers, items=numbers, places=numbers)
-    part.labels.append(to_ipc(FEW.slice(0, 3)))
-    part.reached.partitions.extend([0, 1])
-    part.reached.sequences.extend([4, 5])
-    yield part.SerializeToString()
+    numbers = np.arange(3, dtype=np.uint32)
+    batch = MatchBatch(numbers, numbers, FEW.slice(0, 3))
+    part = MatchedPartitions(numbers, Cursor({0: 4, 1: 5}), batch, Cursor({1: 2}))
+    yield MATCH.encode_answer(Matches((part,), numbers, (ItemFailure(numbers, InputError("no")),)))
+
+
+def _answered(data: bytes) -> None:
+    for labels in ANSWER.decode(data).packs.labels(LABELS.schema).values():
+        labels.labels()
+
+
+def _answers() -> Iterator[bytes]:
+    labels = pack_labels(LABELS, Compression.LZ4)
+    assert labels is not None
+    nothing = np.zeros(0, dtype=np.uint32)
+    yield ANSWER.encode(CycleAnswer((), PackColumns.of({1: labels}), nothing, ()))
 
 
 def _mail(data: bytes) -> None:
@@ -353,6 +399,8 @@ TARGETS = (
     ),
     Target("bulk", "ingest requests, taken apart without a copy", _bulk, _bulks, weight=3),
     Target("matched", "matches of continuous queries", _matched, _matches, weight=2),
+    Target("asked", "requests of cycles", _asked, _requests),
+    Target("answered", "answers of cycles", _answered, _answers),
     Target("mail", "messages between nodes", _mail, _letters, weight=3),
     Target("internal", "requests of the internal service", _internal, _internals, weight=5),
     Target(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from galileo.ccq.pack_codec import from_bytes, to_bytes
-from galileo.ccq.packs import PackedLabels
 from galileo.errors import CorruptData
 from galileo.packing import Compression
+from galileo.packs import PackedLabels
 from simulator.logs import SCHEMA
 from simulator.loop import Loop
 

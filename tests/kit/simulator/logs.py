@@ -11,12 +11,12 @@ import pyarrow as pa
 from delivery_audit import Keys, keys_of
 
 from galileo.ccq.model import Ccq
-from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.model.windows import ClockStep
 from galileo.packing import Compression
+from galileo.packs import PackedLabels, pack_labels
 from galileo.samplers import SamplerSpec
 from simulator.loop import Loop
 

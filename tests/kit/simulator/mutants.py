@@ -31,13 +31,13 @@ from galileo.ccq.machine import Continuous
 from galileo.ccq.model import Ending, Record
 from galileo.ccq.moves import Moves
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.ccq.placement import CcqChange, ForgetCcq, Lost, MoveCcq, PlaceCcq, due_change
 from galileo.ccq.records import CCQ_ROWS, NOTHING, merged
 from galileo.ccq.state import NodeState
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.model.system_rows import Draft, Rows
 from galileo.packing import Compression
+from galileo.packs import PackedLabels, pack_labels
 from simulator.evaluator import Evaluate, by_sequence
 from simulator.logs import Log, Path, matches, scan, to_labels
 from simulator.variants import Conduct, Variant

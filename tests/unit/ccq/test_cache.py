@@ -9,10 +9,9 @@ from simulator.logs import to_labels, to_paths
 from galileo.ccq import cache as module
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.fetches import compose
-from galileo.ccq.pack_many import pack_many
-from galileo.ccq.packs import PackedLabels
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.packing import Compression
+from galileo.packs import PackedLabels, pack_many
 
 operations = st.lists(
     st.tuples(

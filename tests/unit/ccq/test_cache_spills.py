@@ -18,12 +18,12 @@ from simulator.logs import SCHEMA, to_labels, to_paths
 from galileo.ccq import cache as module
 from galileo.ccq.cache import CacheUsage, LabelCache, Selection
 from galileo.ccq.pack_codec import from_bytes, to_bytes
-from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import CorruptData
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature
 from galileo.packing import Compression
+from galileo.packs import PackedLabels, pack_labels
 
 STEPS = (
     *("append", "append", "append", "spill", "spill", "written", "refused", "unload"),

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
+from galileo.cycle import NOT_REQUESTED
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.standing_match import MatchQuery
 from galileo.query import parse
 from galileo.query.index import MatchRequests, StandingQueries
-from galileo.query.index.requests import NOT_REQUESTED
 
 PARTITIONS = (0, 1, 2)
 COMMITS = st.lists(

@@ -22,12 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from galileo.wire.v1 import common_pb2 as galileo_dot_wire_dot_v1_dot_common__pb2
 from galileo.wire.v1 import policy_pb2 as galileo_dot_wire_dot_v1_dot_policy__pb2
 from galileo.wire.v1 import samplers_pb2 as galileo_dot_wire_dot_v1_dot_samplers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$galileo/wire/internal/v1/peers.proto\x12\x13galileo.internal.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\x1a\x1egalileo/wire/v1/samplers.proto\"7\n\x11GetSamplerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nfacts_only\x18\x02 \x01(\x08\"P\n\x0fGetSamplerReply\x12,\n\x07sampler\x18\x01 \x01(\x0b\x32\x1b.galileo.v1.UploadedSampler\x12\x0f\n\x07\x61rchive\x18\x02 \x01(\x0c\"?\n\x16RegisterQueriesRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x14\n\x0cqueries_json\x18\x02 \x03(\t\"\x16\n\x14RegisterQueriesReply\"\x86\x01\n\x0cMatchRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63ursors\x18\x04 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x05 \x01(\x0c\x12\x11\n\tcommitted\x18\x06 \x01(\x0c\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x07 \x01(\r\"\x96\x01\n\tMatchPart\x12\x10\n\x08\x61nswered\x18\x01 \x01(\x0c\x12#\n\x07reached\x18\x02 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0e\n\x06labels\x18\x03 \x03(\x0c\x12\r\n\x05items\x18\x04 \x01(\x0c\x12\x0e\n\x06places\x18\x05 \x01(\x0c\x12#\n\x07\x64ropped\x18\x06 \x01(\x0b\x32\x12.galileo.v1.Cursor\"?\n\x0cMatchFailure\x12\r\n\x05items\x18\x01 \x01(\x0c\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.galileo.v1.Error\"\xa0\x01\n\nMatchReply\x12\x10\n\x06labels\x18\x01 \x01(\x0cH\x00\x12.\n\x04part\x18\x02 \x01(\x0b\x32\x1e.galileo.internal.v1.MatchPartH\x00\x12\x11\n\x07unknown\x18\x03 \x01(\x0cH\x00\x12\x34\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32!.galileo.internal.v1.MatchFailureH\x00\x42\x07\n\x05reply2\xdb\x01\n\x0bPeerStorage\x12s\n\x0fRegisterQueries\x12+.galileo.internal.v1.RegisterQueriesRequest\x1a).galileo.internal.v1.RegisterQueriesReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x12W\n\x05Match\x12!.galileo.internal.v1.MatchRequest\x1a\x1f.galileo.internal.v1.MatchReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x30\x01\x32k\n\x0cPeerSamplers\x12[\n\x03Get\x12&.galileo.internal.v1.GetSamplerRequest\x1a$.galileo.internal.v1.GetSamplerReply\"\x06\x8a\xb5\x18\x02\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$galileo/wire/internal/v1/peers.proto\x12\x13galileo.internal.v1\x1a\x1cgalileo/wire/v1/policy.proto\x1a\x1egalileo/wire/v1/samplers.proto\"7\n\x11GetSamplerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nfacts_only\x18\x02 \x01(\x08\"P\n\x0fGetSamplerReply\x12,\n\x07sampler\x18\x01 \x01(\x0b\x32\x1b.galileo.v1.UploadedSampler\x12\x0f\n\x07\x61rchive\x18\x02 \x01(\x0c\"?\n\x16RegisterQueriesRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x14\n\x0cqueries_json\x18\x02 \x03(\t\"\x16\n\x14RegisterQueriesReply2\x82\x01\n\x0bPeerStorage\x12s\n\x0fRegisterQueries\x12+.galileo.internal.v1.RegisterQueriesRequest\x1a).galileo.internal.v1.RegisterQueriesReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x32k\n\x0cPeerSamplers\x12[\n\x03Get\x12&.galileo.internal.v1.GetSamplerRequest\x1a$.galileo.internal.v1.GetSamplerReply\"\x06\x8a\xb5\x18\x02\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,28 +35,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PEERSTORAGE'].methods_by_name['RegisterQueries']._loaded_options = None
   _globals['_PEERSTORAGE'].methods_by_name['RegisterQueries']._serialized_options = b'\212\265\030\004\020\001\030\002'
-  _globals['_PEERSTORAGE'].methods_by_name['Match']._loaded_options = None
-  _globals['_PEERSTORAGE'].methods_by_name['Match']._serialized_options = b'\212\265\030\004\020\001\030\002'
   _globals['_PEERSAMPLERS'].methods_by_name['Get']._loaded_options = None
   _globals['_PEERSAMPLERS'].methods_by_name['Get']._serialized_options = b'\212\265\030\002\020\001'
-  _globals['_GETSAMPLERREQUEST']._serialized_start=153
-  _globals['_GETSAMPLERREQUEST']._serialized_end=208
-  _globals['_GETSAMPLERREPLY']._serialized_start=210
-  _globals['_GETSAMPLERREPLY']._serialized_end=290
-  _globals['_REGISTERQUERIESREQUEST']._serialized_start=292
-  _globals['_REGISTERQUERIESREQUEST']._serialized_end=355
-  _globals['_REGISTERQUERIESREPLY']._serialized_start=357
-  _globals['_REGISTERQUERIESREPLY']._serialized_end=379
-  _globals['_MATCHREQUEST']._serialized_start=382
-  _globals['_MATCHREQUEST']._serialized_end=516
-  _globals['_MATCHPART']._serialized_start=519
-  _globals['_MATCHPART']._serialized_end=669
-  _globals['_MATCHFAILURE']._serialized_start=671
-  _globals['_MATCHFAILURE']._serialized_end=734
-  _globals['_MATCHREPLY']._serialized_start=737
-  _globals['_MATCHREPLY']._serialized_end=897
-  _globals['_PEERSTORAGE']._serialized_start=900
-  _globals['_PEERSTORAGE']._serialized_end=1119
-  _globals['_PEERSAMPLERS']._serialized_start=1121
-  _globals['_PEERSAMPLERS']._serialized_end=1228
+  _globals['_GETSAMPLERREQUEST']._serialized_start=123
+  _globals['_GETSAMPLERREQUEST']._serialized_end=178
+  _globals['_GETSAMPLERREPLY']._serialized_start=180
+  _globals['_GETSAMPLERREPLY']._serialized_end=260
+  _globals['_REGISTERQUERIESREQUEST']._serialized_start=262
+  _globals['_REGISTERQUERIESREQUEST']._serialized_end=325
+  _globals['_REGISTERQUERIESREPLY']._serialized_start=327
+  _globals['_REGISTERQUERIESREPLY']._serialized_end=349
+  _globals['_PEERSTORAGE']._serialized_start=352
+  _globals['_PEERSTORAGE']._serialized_end=482
+  _globals['_PEERSAMPLERS']._serialized_start=484
+  _globals['_PEERSAMPLERS']._serialized_end=591
 # @@protoc_insertion_point(module_scope)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator.logs import Path, to_labels, to_paths
 
-from galileo.ccq import packs as module
+from galileo import packs as module
 from galileo.ccq.events import (
     BackfillFinished,
     CommitsObserved,
@@ -21,10 +21,10 @@ from galileo.ccq.events import (
     FetchRequested,
     StartCycle,
 )
-from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.labels import LabelSet, first_commits
 from galileo.packing import Compression, unpack
+from galileo.packs import PackedLabels, pack_labels
 from galileo.wire.codec import kept_rows
 
 PARTITIONS = (0, 1, 4)

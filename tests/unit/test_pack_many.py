@@ -9,13 +9,12 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.ccq.pack_many import pack_many
-from galileo.ccq.packs import pack_labels
 from galileo.cursor import Cursor
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.packing import Compression
+from galileo.packs import pack_labels, pack_many
 
 SCHEMA = Schema("air", [Feature("t", "K")])
 OWNERS = st.lists(

@@ -3,13 +3,18 @@
 Fetches and cycles decide about labels commit by commit: which are new, which a client has, where an
 answer is cut. The list says where each commit's labels are, so these decisions need no unpacking
 and take time in proportion to the commits. Packing, unpacking and sorting take time in proportion
-to the labels; only `pack_labels`, `labels`, `to_bytes` and `pieces` do it: run them in a thread.
+to the labels; only `pack_labels`, `pack_many`, `labels`, `to_bytes` and `pieces` do it: run them in
+a thread.
+
+Packing costs some milliseconds per pack, and a cycle can find a few labels for each of very many
+CCQs. So their labels are packed as one, and each CCQ's pack lists its commits in it. The memory is
+freed when the last of them is dropped; a CCQ with many small chunks packs its own anew.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -18,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import CorruptData
+from galileo.errors import CorruptData, InputError
 from galileo.labels import CommitSizes, LabelSet
 from galileo.model.schema import Schema
 from galileo.packing import ROWS_MAX, Compression, pack, unpack
@@ -26,6 +31,8 @@ from galileo.packing import ROWS_MAX, Compression, pack, unpack
 PACK_BYTES_MAX = 16 << 20
 """Unpacked size of the labels of one pack; a single label may exceed it."""
 
+SHARED_ROWS = 8_192
+"""Labels of several CCQs that are packed together, about."""
 FEW_COMMITS = 64
 """Up to so many, Python sums numbers faster than NumPy."""
 KEPT_SHARE = 4
@@ -34,6 +41,7 @@ costs more than the reader wastes.
 """
 
 Commits = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int64]
 Ranges: TypeAlias = tuple[Sequence[int], Sequence[int]]
 _PARTITION, _SEQUENCE, _START, _COUNT = range(4)
 
@@ -270,3 +278,157 @@ def _pieces(labels: LabelSet, rows_max: int, bytes_max: int) -> Iterator[LabelSe
     rows = max(1, min(rows_max, len(labels) * bytes_max // max(size, 1)))
     for start in range(0, len(labels), rows):
         yield labels.slice(start, start + rows)
+
+
+def pack_many(
+    schema: Schema,
+    table: pa.Table,
+    starts: Rows,
+    *,
+    compression: Compression,
+    shared_rows: int = SHARED_ROWS,
+) -> list[PackedLabels]:
+    """The labels of each of several CCQs.
+
+    Args:
+        schema: of their dataset.
+        table: the labels of the CCQs, one CCQ after the other, each in commit order.
+        starts: first row of each, ascending from 0 on; each has one at least.
+        compression: of the packs.
+        shared_rows: about so many are packed together; a CCQ with more has its own pack.
+    """
+    stops = np.append(starts[1:], table.num_rows)
+    shared = np.flatnonzero(stops - starts <= shared_rows)
+    packs_by_number: dict[int, PackedLabels] = {}
+    for numbers in _groups(shared, stops - starts, shared_rows):
+        packs_by_number |= _pack_group(
+            schema, table, numbers=numbers, starts=starts, stops=stops, compression=compression
+        )
+    for number, start, stop in zip(
+        range(len(starts)), starts.tolist(), stops.tolist(), strict=True
+    ):
+        if number not in packs_by_number:
+            alone = pack_labels(LabelSet(schema, table.slice(start, stop - start)), compression)
+            assert alone is not None, "a CCQ without labels"
+            packs_by_number[number] = alone
+    return [packs_by_number[number] for number in range(len(starts))]
+
+
+def _groups(numbers: Rows, sizes: Rows, rows: int) -> Iterator[Rows]:
+    """Split `numbers` into groups of about `rows` rows."""
+    if len(numbers):
+        before = np.cumsum(sizes[numbers]) - sizes[numbers]
+        yield from np.split(numbers, np.flatnonzero(np.diff(before // rows)) + 1)
+
+
+def _pack_group(
+    schema: Schema,
+    table: pa.Table,
+    *,
+    numbers: Rows,
+    starts: Rows,
+    stops: Rows,
+    compression: Compression,
+) -> dict[int, PackedLabels]:
+    """The labels of some CCQs; others may lie between them."""
+    sizes = stops[numbers] - starts[numbers]
+    first = np.cumsum(sizes) - sizes
+    parts = [
+        table.slice(start, size) for start, size in _adjacent_rows(starts[numbers], stops[numbers])
+    ]
+    table = pa.concat_tables(parts).combine_chunks()
+    data = pack(table, compression)
+    commits, ends = _commits(LabelSet(schema, table), first)
+    packs_by_number: dict[int, PackedLabels] = {}
+    begin = 0
+    for number, size, end in zip(numbers.tolist(), sizes.tolist(), ends.tolist(), strict=True):
+        shared_pack = Pack(data, table.num_rows, commits[:, begin:end], share=size)
+        packs_by_number[number] = PackedLabels(schema, (shared_pack,))
+        begin = end
+    return packs_by_number
+
+
+def _adjacent_rows(starts: Rows, stops: Rows) -> Iterator[tuple[int, int]]:
+    """Start and length of runs of adjacent rows."""
+    breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
+    firsts = starts[np.append(0, breaks)]
+    lasts = stops[np.append(breaks - 1, len(stops) - 1)]
+    yield from zip(firsts.tolist(), (lasts - firsts).tolist(), strict=True)
+
+
+def _commits(labels: LabelSet, first: Rows) -> tuple[npt.NDArray[np.int64], Rows]:
+    """`Pack.commits`, split by CCQ; and where each CCQ's commits end."""
+    partitions, sequences = labels.partitions, labels.sequences
+    begins = np.zeros(len(labels), dtype=np.bool_)
+    begins[first] = True
+    begins[1:] |= (np.diff(partitions) != 0) | (np.diff(sequences) != 0)
+    starts = np.flatnonzero(begins)
+    counts = np.diff(np.append(starts, len(labels)))
+    commits = np.stack((partitions[starts], sequences[starts], starts, counts)).astype(np.int64)
+    return commits, np.searchsorted(starts, np.append(first[1:], len(labels)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackColumns:
+    """The packs of many items, as they travel.
+
+    Attributes:
+        data: of packs; several items may share one.
+        rows: labels in each of them, shape (d,).
+        items: of each pack its item, ascending, shape (k,).
+        sources: of each pack its data, shape (k,).
+        shares: `Pack.share`, shape (k,).
+        sizes: number of commits of each pack, shape (k,).
+        commits: `Pack.commits` of all packs: four rows, one behind the other.
+    """
+
+    data: tuple[pa.Buffer, ...]
+    rows: npt.NDArray[np.int64]
+    items: npt.NDArray[np.uint32]
+    sources: npt.NDArray[np.uint32]
+    shares: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    commits: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, labels: Mapping[int, PackedLabels]) -> PackColumns:
+        """The packs of items."""
+        packs = [(item, pack) for item in sorted(labels) for pack in labels[item].packs]
+        data = {id(pack.data): pack for _, pack in packs}
+        source = {key: number for number, key in enumerate(data)}
+        commits = [pack.commits for _, pack in packs]
+        return cls(
+            tuple(pack.data for pack in data.values()),
+            np.array([pack.rows for pack in data.values()], dtype=np.int64),
+            np.array([item for item, _ in packs], dtype=np.uint32),
+            np.array([source[id(pack.data)] for _, pack in packs], dtype=np.uint32),
+            np.array([pack.share for _, pack in packs], dtype=np.int64),
+            np.array([one.shape[1] for one in commits], dtype=np.int64),
+            np.concatenate([np.empty((4, 0), dtype=np.int64), *commits], axis=1).reshape(-1),
+        )
+
+    def labels(self, schema: Schema) -> dict[int, PackedLabels]:
+        """The labels of each item; copies the data.
+
+        Raises:
+            InputError: the columns do not fit each other.
+        """
+        self._check()
+        data = [bytes(memoryview(one)) for one in self.data]
+        commits = self.commits.reshape(4, -1)
+        ends = np.cumsum(self.sizes).tolist()
+        packs: dict[int, list[Pack]] = {}
+        columns = (self.items, self.sources, self.shares)
+        rows, begin = self.rows.tolist(), 0
+        for item, source, share, end in zip(*(c.tolist() for c in columns), ends, strict=True):
+            pack = Pack(data[source], rows[source], commits[:, begin:end], share)
+            packs.setdefault(item, []).append(pack)
+            begin = end
+        return {item: PackedLabels(schema, tuple(some)) for item, some in packs.items()}
+
+    def _check(self) -> None:
+        lengths = {len(self.items), len(self.sources), len(self.shares), len(self.sizes)}
+        is_sound = len(lengths) == 1 and len(self.rows) == len(self.data)
+        is_sound &= bool((self.sources < len(self.data)).all() and (self.sizes >= 0).all())
+        if not is_sound or len(self.commits) != 4 * int(self.sizes.sum()):
+            raise InputError("expected packs with their items, data and commits, got others")
