@@ -21,7 +21,7 @@ ADMIT_WITHIN_S = 1.25
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class OpenConnection:
     """One connection.
 
     Attributes:
@@ -66,7 +66,7 @@ class ConnectionLimiter:
         self._admit_within_s = admit_within_s
         self._monotonic = monotonic
         self._removed = asyncio.Event()
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[OpenConnection, None] = {}
         """By time of progress."""
         self._held_bytes = 0
 
@@ -79,7 +79,7 @@ class ConnectionLimiter:
         """Total size of the answers that are being sent."""
         return self._held_bytes
 
-    async def admit(self, connection: Connection) -> bool:
+    async def admit(self, connection: OpenConnection) -> bool:
         """Admits a connection; may close another. Returns False if there is no room."""
         give_up_at = self._monotonic() + self._admit_within_s
         while len(self._connections) >= self._connections_max:
@@ -102,17 +102,17 @@ class ConnectionLimiter:
             async with asyncio.timeout(timeout_s):
                 await self._removed.wait()
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: OpenConnection) -> None:
         """Removes a connection that ended; no effect on one that was closed for another."""
         if connection in self._connections:
             self._forget(connection)
         self._removed.set()
 
-    def record_request(self, connection: Connection) -> None:
+    def record_request(self, connection: OpenConnection) -> None:
         """Records a complete request, or that the server computes the next part of an answer."""
         self._record(connection, is_worked_for=True, held_bytes=0)
 
-    def record_answer(self, connection: Connection, held_bytes: int) -> None:
+    def record_answer(self, connection: OpenConnection, held_bytes: int) -> None:
         """Records a part of an answer to send; closes slow readers if the total is too large."""
         self._record(connection, is_worked_for=False, held_bytes=held_bytes)
         while self.held_bytes > self._held_bytes_max:
@@ -122,15 +122,15 @@ class ConnectionLimiter:
                 return
             self._evict(victim)
 
-    def record_written(self, connection: Connection) -> None:
+    def record_written(self, connection: OpenConnection) -> None:
         """Records progress of the reader."""
         self._record(connection, is_worked_for=False, held_bytes=connection.held_bytes)
 
-    def record_end(self, connection: Connection) -> None:
+    def record_end(self, connection: OpenConnection) -> None:
         """Records that the answer was received."""
         self._record(connection, is_worked_for=False, held_bytes=0)
 
-    def _record(self, connection: Connection, *, is_worked_for: bool, held_bytes: int) -> None:
+    def _record(self, connection: OpenConnection, *, is_worked_for: bool, held_bytes: int) -> None:
         if connection not in self._connections:
             return  # It was closed; its next read or write fails.
         del self._connections[connection]
@@ -140,16 +140,16 @@ class ConnectionLimiter:
         self._held_bytes += held_bytes - connection.held_bytes
         connection.held_bytes = held_bytes
 
-    def _evict(self, victim: Connection) -> None:
+    def _evict(self, victim: OpenConnection) -> None:
         self._forget(victim)
         victim.close()
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: OpenConnection) -> None:
         del self._connections[connection]
         self._held_bytes -= connection.held_bytes
 
 
-def select_victim(connections: Iterable[Connection]) -> Connection | None:
+def select_victim(connections: Iterable[OpenConnection]) -> OpenConnection | None:
     """The connection to close, of connections by time of progress; None if all are active."""
     all_connections = list(connections)
     of_host = Counter(connection.host for connection in all_connections)

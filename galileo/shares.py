@@ -35,7 +35,7 @@ RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class ShareHolder:
     """Who takes room.
 
     Attributes:
@@ -105,10 +105,10 @@ class Pool:
         self._looked_at = -look_s
         self._names: dict[str, int] = {}
         self._hosts: dict[str, int] = {}
-        self._queues: dict[Caller, _Queue] = {}
+        self._queues: dict[ShareHolder, _Queue] = {}
         """In order of the next turn."""
 
-    def take_now(self, caller: Caller, amount: int = 1) -> bool:
+    def take_now(self, caller: ShareHolder, amount: int = 1) -> bool:
         """Takes an amount if the caller may have it and none of its calls waits."""
         if caller in self._queues or not self._fits(caller, amount):
             return False
@@ -117,7 +117,7 @@ class Pool:
 
     async def take(
         self,
-        caller: Caller,
+        caller: ShareHolder,
         amount: int = 1,
         *,
         within_s: float,
@@ -155,7 +155,7 @@ class Pool:
             waiter.granted.cancel()
             self._grant()
 
-    def give_back(self, caller: Caller, amount: int = 1) -> None:
+    def give_back(self, caller: ShareHolder, amount: int = 1) -> None:
         self._add(caller, -amount)
         if self._queues:
             self._grant()
@@ -175,7 +175,7 @@ class Pool:
             self._looked_at = now
             self.relieve()
 
-    def _fits(self, caller: Caller, amount: int) -> bool:
+    def _fits(self, caller: ShareHolder, amount: int) -> bool:
         if caller.is_kept:
             return self.held + amount <= self._most
         free, at_host = self._limit - self.held, self._hosts.get(caller.host, 0) + amount
@@ -184,7 +184,7 @@ class Pool:
         at_name = self._names.get(caller.name, 0) + amount
         return amount <= free and at_name <= free and at_host <= HOST_PART * free
 
-    def _add(self, caller: Caller, amount: int) -> None:
+    def _add(self, caller: ShareHolder, amount: int) -> None:
         self.held += amount
         if caller.is_kept:
             return
@@ -201,7 +201,7 @@ class Pool:
             granted = [self._grant_head(caller) for caller in list(self._queues)]
             is_granted = any(granted) or self._favour()
 
-    def _grant_head(self, caller: Caller) -> bool:
+    def _grant_head(self, caller: ShareHolder) -> bool:
         waiter = self._queues[caller].head()
         if waiter is None:
             del self._queues[caller]
@@ -221,7 +221,7 @@ class Pool:
                     return True
         return False
 
-    def _grant_waiter(self, caller: Caller, waiter: _Waiter) -> None:
+    def _grant_waiter(self, caller: ShareHolder, waiter: _Waiter) -> None:
         self._add(caller, waiter.amount)
         waiter.granted.set_result(None)
         self._queues[caller] = self._queues.pop(caller)  # The others have the next turns.
@@ -240,7 +240,7 @@ class ArrivingRequest:
     """
 
     def __init__(
-        self, pool: Pool, caller: Caller, *, end: Callable[[GalileoError], object]
+        self, pool: Pool, caller: ShareHolder, *, end: Callable[[GalileoError], object]
     ) -> None:
         self.size = 0
         self._pool = pool

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from galileo.cli.ccq import LABELS_SHOWN
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.output import Output, counted
 from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.client.analytics_results import FeatureSummary, NodeExplanation, QueryExplanation
@@ -238,7 +238,7 @@ def _show_histogram(output: Output, result: FeatureSummary) -> None:
     )
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def graph() -> None:
     """The metadata graph of a dataset.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.output import counted, size_of_bytes
 from galileo.cli.retention import HeldResults, held_results
 from galileo.cli.session import Session, in_session
@@ -18,7 +18,7 @@ from galileo.model.broker import Broker, Into, Kafka, Mqtt, Sink, Webhook
 from galileo.model.times import MICROS, duration_text
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def broker() -> None:
     """Brokers of channels, and the sinks that workers push their notifications to.
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.options import EXISTING_FILE
 from galileo.cli.output import counted, time_left
-from galileo.cli.positions import NOW, START, Position
+from galileo.cli.positions import NOW, START, WatchPosition
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, in_session
 from galileo.cli.table_writer import write_table
@@ -28,7 +28,7 @@ from galileo.query.cql_text import to_text
 LABELS_SHOWN = 20
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def ccq() -> None:
     """Continuous queries: submit, fetch, watch and cancel.
 
@@ -219,7 +219,7 @@ def watch(
                 return
 
 
-def _position(ccq_id: str, begin: str | None, *, token: str, is_stored: bool) -> Position:
+def _position(ccq_id: str, begin: str | None, *, token: str, is_stored: bool) -> WatchPosition:
     """A watch that keeps labels keeps all of them; any other begins with new ones."""
     if begin is not None and token:
         raise InputError("expected --from or --token, got both")
@@ -228,7 +228,7 @@ def _position(ccq_id: str, begin: str | None, *, token: str, is_stored: bool) ->
             f"expected --from start with --spool or --closed-only, which keep all labels, "
             f"got {begin!r}"
         )
-    return Position(ccq_id, begin or (START if is_stored or token else NOW))
+    return WatchPosition(ccq_id, begin or (START if is_stored or token else NOW))
 
 
 @ccq.command()

@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from galileo import private_ca
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.session import Session, in_session
 from galileo.errors import InputError
 from galileo.private_ca import Subject
@@ -16,7 +16,7 @@ from galileo.private_ca import Subject
 _authority = click.argument("authority", type=click.Path(file_okay=False, path_type=Path))
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def ca() -> None:
     """A private certificate authority for the cluster's TLS.
 
@@ -51,7 +51,7 @@ def create(session: Session, *, authority: Path, cluster: str, days: int) -> Non
     )
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def cert() -> None:
     """Certificates of nodes and clients.
 

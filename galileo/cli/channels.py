@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.cli.datasets import drop_stored
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.options import EXISTING_FILE, FILE_OR_STDIN, csv_options
 from galileo.cli.output import Output, counted, time_left, to_json
 from galileo.cli.positions import PositionFile
@@ -34,7 +34,7 @@ _READ_AS = {"float": pa.float64(), "int": pa.int64(), "bool": pa.bool_()}
 """The Arrow types of the parameters whose values are read before they are sent."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def channel() -> None:
     """Channels: continuous queries with parameters, their subscriptions and results.
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.live_display import Frame, Panel, refresh_loop
 from galileo.cli.output import Output, counted, handle_errors, size_of_bytes
 from galileo.cli.session import Session, in_session, json_option, require_complete_option
@@ -27,12 +27,12 @@ from galileo.dht import placement
 from galileo.dht.topology import (
     NODES_MAX,
     REPLICAS_MAX,
+    Group,
     NodeInfo,
     Topology,
     balanced_ranges,
     partition_name,
 )
-from galileo.dht.topology import Group as NodeGroup
 from galileo.errors import InputError, TransientError, reason_of
 from galileo.geo import geohash
 from galileo.local_node import LocalNode
@@ -328,7 +328,7 @@ def whoami(session: Session) -> None:
         session.output.value(None, words="The limits of the nodes' configuration apply, too.")
 
 
-@click.group(cls=Group, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @json_option
 @click.pass_context
 def topology(context: click.Context) -> None:
@@ -510,7 +510,7 @@ def _rows_by_cell(
 def _even_groups(cluster: str, ranges: tuple[tuple[str, int], ...]) -> Topology:
     """A topology of groups of equal size with these ranges; its addresses are of no use."""
     groups = (
-        NodeGroup(f"group-{n + 1}", (NodeInfo(f"node-{n + 1}", f"127.0.0.1:{n + 1}"),))
+        Group(f"group-{n + 1}", (NodeInfo(f"node-{n + 1}", f"127.0.0.1:{n + 1}"),))
         for n in range(len(ranges))
     )
     return Topology(cluster, tuple(groups), ranges)

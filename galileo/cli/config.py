@@ -9,7 +9,7 @@ import click
 
 from galileo import config as configuration
 from galileo.cli import diagnosis
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.output import EXIT_INPUT
 from galileo.cli.session import Session, in_session
 from galileo.dht import placement
@@ -19,7 +19,7 @@ from galileo.errors import ConfigError
 from galileo.redaction import redacted
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Configuration files of nodes.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.output import Output, counted
 from galileo.cli.retention import in_words
 from galileo.cli.session import Session, in_session, require_complete_option
@@ -29,7 +29,7 @@ _ROWS = {"dataset": "observations", "table": "rows", "channel": "subscriptions"}
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def dataset() -> None:
     """Datasets: create, extend, list, show and drop them.
 

@@ -68,7 +68,7 @@ class LazyCommands(MutableMapping[str, click.Command]):
         return len({*self.lazy, *self._loaded})
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group that lists its commands with whole first sentences."""
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -82,7 +82,7 @@ class Group(click.Group):
         return self.commands[name].get_short_help_str(limit=1000)
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """A group whose list of commands imports none of its lazy commands.
 
     Args:

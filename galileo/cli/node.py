@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.session import Session, in_session
 from galileo.client import Client
 from galileo.client.node_removal import RemovalProgress
@@ -13,7 +13,7 @@ from galileo.dht import placement
 from galileo.dht.topology import Topology
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def node() -> None:
     """Nodes of the cluster: list, add, remove, replace and scrub them.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.session import Session, in_session
 from galileo.client import Client
 from galileo.dht import placement
@@ -15,7 +15,7 @@ from galileo.dht.topology import Topology
 from galileo.errors import InputError
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def partition() -> None:
     """Partitions: move them between nodes.
 

@@ -52,7 +52,7 @@ class PositionFile:
         replace_file(self._path, f"{token}\n".encode())
 
 
-class Position:
+class WatchPosition:
     """Where a watch begins, and where it has got to.
 
     Args:

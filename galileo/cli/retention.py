@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.output import counted
 from galileo.cli.session import Session, in_session
 from galileo.client import NodeStatus, RetentionReport
@@ -58,7 +58,7 @@ class HeldCommits:
     since: dt.datetime
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def retention() -> None:
     """Retention: how long observations are kept, by age, by size or by both.
 

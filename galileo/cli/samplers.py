@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from galileo.cli.conformance import checks_of
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.output import counted
 from galileo.cli.sampler_options import option_of, option_option
 from galileo.cli.sampler_template import write_template
@@ -22,7 +22,7 @@ from galileo.testing.conformance import verdicts
 EXIT_FAILED = 1
 
 
-@click.group("sampler", cls=Group)
+@click.group("sampler", cls=CommandGroup)
 def sampler() -> None:
     """Samplers: list, write, test, upload and revoke them.
 

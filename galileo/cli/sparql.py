@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from galileo import rdf
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.output import Output, counted
 from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.cli.sparql_sources import STDIN, opened
@@ -27,7 +27,7 @@ _FORMATS = tuple(dict.fromkeys((*SOLUTION_FORMATS, *rdf.FORMATS)))
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
-class DefaultCommandGroup(Group):
+class DefaultCommandGroup(CommandGroup):
     """A group that runs `query` if the first word is no command."""
 
     def resolve_command(

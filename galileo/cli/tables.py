@@ -21,7 +21,7 @@ from galileo.cli.data import (
     write_tables,
 )
 from galileo.cli.datasets import drop_stored
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.options import EXISTING_FILE, FILE_OR_STDIN, csv_options, readable
 from galileo.cli.output import Output, counted
 from galileo.cli.session import Session, in_session
@@ -42,7 +42,7 @@ WKT_DECIMALS_SHOWN = 6
 """Of degrees: a tenth of a metre."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def table() -> None:
     """Tables: create, fill, show and drop keyed rows, which are replaced and deleted.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from galileo.cli.lazy import Group
+from galileo.cli.lazy import CommandGroup
 from galileo.cli.session import Session, in_session
 from galileo.durable_files import replace_file
 from galileo.errors import ConfigError, InputError
@@ -32,7 +32,7 @@ _file = click.option(
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def token() -> None:
     """Tokens: create, list and revoke the credentials of users and nodes.
 

@@ -118,11 +118,11 @@ def to_geopandas(data: GeoData) -> Any:
     table = _table(data)
     if geoarrow.geometry_columns(table.schema):
         return geopandas.GeoDataFrame.from_arrow(table)
-    shapes = Shapes.of(table)
+    shapes = RowShapes.of(table)
     return geopandas.GeoDataFrame(table.to_pandas(), geometry=shapes.drawn(), crs="EPSG:4326")
 
 
-class Shapes:
+class RowShapes:
     """The geometries of a table's rows.
 
     Attributes:
@@ -138,7 +138,7 @@ class Shapes:
         self.bounds: tuple[Any, ...] = bounds
 
     @staticmethod
-    def of(table: pa.Table) -> Shapes:
+    def of(table: pa.Table) -> RowShapes:
         """The first column of geometries; else points where there are latitudes and longitudes,
         and the rectangles of geohashes.
 
@@ -150,11 +150,11 @@ class Shapes:
             return StoredShapes(table, name)
         if "latitude" in names and "longitude" in names:
             y, x = (table.column(name).to_numpy() for name in ("latitude", "longitude"))
-            return Shapes(("Point",), ("latitude", "longitude"), (x, y, x, y))
+            return RowShapes(("Point",), ("latitude", "longitude"), (x, y, x, y))
         if "geohash" in names:
             texts = table.column("geohash").combine_chunks()
             precision = pc.max(pc.utf8_length(texts)).as_py() or 1
-            return Shapes(("Polygon",), (), geohash.bounds(geohash.from_text(texts), precision))
+            return RowShapes(("Polygon",), (), geohash.bounds(geohash.from_text(texts), precision))
         raise InputError(
             "expected a column of geometries, the columns latitude and longitude, or geohash, got "
             f"{', '.join(names)}; read them too"
@@ -188,7 +188,7 @@ class Shapes:
         return pc.if_else(pc.and_(pc.is_finite(x), pc.is_finite(y)), points, "null")
 
 
-class StoredShapes(Shapes):
+class StoredShapes(RowShapes):
     """Geometries that are a column of the table, as WKB."""
 
     def __init__(self, table: pa.Table, name: str) -> None:
@@ -220,7 +220,7 @@ class _ColumnSummary:
         self._kinds: set[str] = set()
         self._bounds = np.array([np.inf, np.inf, -np.inf, -np.inf])
 
-    def add(self, shapes: Shapes) -> None:
+    def add(self, shapes: RowShapes) -> None:
         self._kinds.update(shapes.kinds)
         bounds = np.array(shapes.bounds)
         bounds = bounds[:, ~np.isnan(bounds[0])]
@@ -250,7 +250,7 @@ class GeoParquetWriter:
         self._schema = schema
         self._summaries = {name: _ColumnSummary() for name in self._stored}
         if not self._stored:
-            kinds = list(Shapes.of(schema.empty_table()).kinds)
+            kinds = list(RowShapes.of(schema.empty_table()).kinds)
             drawn = _ColumnSummary(geometry_types=kinds, orientation="counterclockwise")
             self._summaries = {GEOMETRY: drawn}
             self._schema = schema.append(pa.field(GEOMETRY, pa.binary(), nullable=False))
@@ -261,7 +261,7 @@ class GeoParquetWriter:
         for name in self._stored:
             self._summaries[name].add(StoredShapes(table, name))
         if not self._stored:
-            shapes = Shapes.of(table)
+            shapes = RowShapes.of(table)
             self._summaries[GEOMETRY].add(shapes)
             table = table.append_column(self._schema.field(GEOMETRY), shapes.wkb())
         self._file.write_table(table.cast(self._schema))
@@ -288,7 +288,7 @@ class GeoJsonWriter:
     """
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
-        Shapes.of(schema.empty_table())
+        RowShapes.of(schema.empty_table())
         self.members: dict[str, Any] = {}
         self.id_column = ""
         self.constants = ""
@@ -299,7 +299,7 @@ class GeoJsonWriter:
         """Writes a feature for each row."""
         if not table.num_rows:
             return
-        shapes = Shapes.of(table)
+        shapes = RowShapes.of(table)
         apart = {*shapes.columns, self.id_column}
         rest = [name for name in table.column_names if name not in apart]
         head: tuple[Any, ...] = ('{"type":"Feature","geometry":',)

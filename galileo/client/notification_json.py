@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from galileo.client.geo_files import Shapes
+from galileo.client.geo_files import RowShapes
 from galileo.client.json_lines import joined_texts, json_lines, json_values
 from galileo.client.results import Notifications
 from galileo.cursor import CommitRange
@@ -67,7 +67,7 @@ def _bodies(observations: pa.Table) -> pa.Array:
     names = observations.column_names
     place = ("latitude", "longitude")
     has_place = all(name in names for name in place)
-    geometries = Shapes.of(observations).geojson() if has_place else "null"
+    geometries = RowShapes.of(observations).geojson() if has_place else "null"
     rest = [name for name in names if not has_place or name not in place]
     properties = json_lines(observations.select(rest)) if rest else "{}"
     parts = ('"geometry":', geometries, ',"properties":', properties, "}", "")

@@ -92,7 +92,7 @@ class Gossip:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
+class MembershipTicked:
     """Time has passed; due at `Membership.due_at` at the latest."""
 
 
@@ -127,7 +127,7 @@ class ExchangeFailed:
     node: str
 
 
-MembershipEvent = Ticked | PeersChanged | GossipArrived | ReplyArrived | ExchangeFailed
+MembershipEvent = MembershipTicked | PeersChanged | GossipArrived | ReplyArrived | ExchangeFailed
 
 
 # --- effects -----------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class Membership:
         return Gossip(digest, (delta,) if delta.entries else ())
 
     def step(self, event: MembershipEvent, now: float) -> list[MembershipEffect]:
-        if isinstance(event, Ticked):
+        if isinstance(event, MembershipTicked):
             return self._on_tick(now)
         if isinstance(event, PeersChanged):
             return self._on_peers(event, now)

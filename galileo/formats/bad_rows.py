@@ -12,7 +12,7 @@ import numpy as np
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.csv_options import CsvOptions
-from galileo.formats.expressions import Columns
+from galileo.formats.expressions import FileColumns
 
 Result = TypeVar("Result")
 
@@ -25,7 +25,7 @@ DIVIDED_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CsvRecord:
     """A row of a CSV file as it is written.
 
     Attributes:
@@ -70,13 +70,13 @@ class BadRows:
 
     path: Path
     source: Path
-    records: Callable[[], Iterator[Record]]
+    records: Callable[[], Iterator[CsvRecord]]
     mistakes: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, options: CsvOptions, source: Path, records: Callable[[], Iterator[Record]]
+        cls, options: CsvOptions, source: Path, records: Callable[[], Iterator[CsvRecord]]
     ) -> BadRows | None:
         """None if a bad row is an error."""
         if options.bad_rows is None:
@@ -96,7 +96,7 @@ class BadRows:
             )
 
     def evaluate(
-        self, columns: Columns, evaluate: Callable[[Columns], Result], *, first_row: int
+        self, columns: FileColumns, evaluate: Callable[[FileColumns], Result], *, first_row: int
     ) -> Result:
         """What a function makes of the good ones of some rows; the bad ones are noted.
 

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 
 from galileo.errors import InputError, InvalidObservations
-from galileo.formats.bad_rows import BadRows, Record
+from galileo.formats.bad_rows import BadRows, CsvRecord
 from galileo.formats.columns import check_width, coordinates_of, is_identifier
 from galileo.formats.csv_options import CsvOptions
 from galileo.formats.mapping import Mapping
@@ -86,7 +86,7 @@ class CsvFile:
             except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
                 raise self._mistake(error) from error
 
-    def records(self, *, characters_max: int | None = None) -> Iterator[Record]:
+    def records(self, *, characters_max: int | None = None) -> Iterator[CsvRecord]:
         """The rows one by one, for messages: slow. Of a row that is no text, what is text.
 
         Ends before the first row that has more characters than `characters_max`.
@@ -111,7 +111,7 @@ class CsvFile:
                 if characters_max is not None and characters > characters_max:
                     return  # The row is cut off.
                 if fields:
-                    yield Record(line, tuple(fields), "".join(taken), len(self.names))
+                    yield CsvRecord(line, tuple(fields), "".join(taken), len(self.names))
                 line, characters = self.first_line + reader.line_num, 0
                 taken.clear()
         except csv.Error as error:

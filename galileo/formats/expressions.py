@@ -53,7 +53,7 @@ class Literal:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """A function, or an operator, of expressions."""
 
     function: str
@@ -66,7 +66,7 @@ class Call:
         return f"{self.function}({', '.join(texts)})"
 
 
-Expression: TypeAlias = Name | Literal | Call
+Expression: TypeAlias = Name | Literal | FunctionCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +181,16 @@ def _from_tree(tree: ast.expr, tokens: list[Token], *, text: str) -> Expression:
                     return Literal(int(word) if word.isdigit() else float(word))
                 return Name(word) if kind in ("name", "quoted") else Literal(word)
             case ast.BinOp(left, operator, right) if type(operator) in _SIGNS:
-                return Call(_SIGNS[type(operator)], (build(left), build(right)))
+                return FunctionCall(_SIGNS[type(operator)], (build(left), build(right)))
             case ast.UnaryOp(ast.USub(), operand):
                 negated = build(operand)
                 if isinstance(negated, Literal) and not isinstance(negated.value, str):
                     return Literal(-negated.value)
-                return Call(NEGATIVE, (negated,))
+                return FunctionCall(NEGATIVE, (negated,))
             case ast.Call(ast.Name(name), arguments, []) if token(name)[0] == "name":
                 built = [build(argument) for argument in arguments]
                 _check_call(token(name)[1], built, text=text)
-                return Call(token(name)[1], tuple(built))
+                return FunctionCall(token(name)[1], tuple(built))
         raise SyntaxError("it has something other than names, numbers, texts and functions")
 
     return build(tree)
@@ -228,7 +228,7 @@ def _check_call(name: str, arguments: list[Expression], *, text: str) -> None:
 
 def names(expression: Expression) -> tuple[str, ...]:
     """The variables that an expression reads, each once."""
-    if isinstance(expression, Call):
+    if isinstance(expression, FunctionCall):
         return tuple(
             dict.fromkeys(name for argument in expression.arguments for name in names(argument))
         )
@@ -237,8 +237,8 @@ def names(expression: Expression) -> tuple[str, ...]:
 
 def renamed(expression: Expression, new: Mapping[str, str]) -> Expression:
     """The expression with other names of its variables."""
-    if isinstance(expression, Call):
-        return Call(
+    if isinstance(expression, FunctionCall):
+        return FunctionCall(
             expression.function, tuple(renamed(argument, new) for argument in expression.arguments)
         )
     return Name(new[expression.text]) if isinstance(expression, Name) else expression
@@ -278,14 +278,14 @@ def unit_of(expression: Expression, units: Mapping[str, str]) -> str:
 
 
 def _keeps_type(expression: Expression) -> bool:
-    return not isinstance(expression, Call) or expression.function in (NULLIF, COALESCE)
+    return not isinstance(expression, FunctionCall) or expression.function in (NULLIF, COALESCE)
 
 
 # --- values ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class FileColumns:
     """The variables of some rows, as their file has them.
 
     Attributes:
@@ -296,10 +296,10 @@ class Columns:
     rows: int
     csv: CsvOptions | None = None
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Columns:
+    def take(self, rows: npt.NDArray[np.int64]) -> FileColumns:
         """Some of the rows, by their numbers."""
         arrays = {name: array.take(pa.array(rows)) for name, array in self.arrays.items()}
-        return Columns(arrays, len(rows), self.csv)
+        return FileColumns(arrays, len(rows), self.csv)
 
     def evaluate(self, expression: Expression, kind: FeatureType) -> pa.Array:
         """The values of an expression, of the Arrow type of `kind`.
@@ -329,7 +329,7 @@ class Columns:
             return self._converted(null_sentinels(values, sentinels), kind, expression)
         return self._converted(self._computed(expression), kind, expression)
 
-    def _computed(self, call: Call) -> pa.Array:
+    def _computed(self, call: FunctionCall) -> pa.Array:
         function = _OPERATORS.get(call.function) or FUNCTIONS[call.function]
         assert function.apply is not None, "the others are handled by type"
         numbers: list[Any] = [

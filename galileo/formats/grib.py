@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from galileo.errors import InputError
 from galileo.formats.expressions import Name
-from galileo.formats.grib_fields import POINTS_MAX, Field, Step, open_fields, scan
+from galileo.formats.grib_fields import POINTS_MAX, Field, FieldStep, open_fields, scan
 from galileo.formats.grib_split import read_fields
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Coordinates, Reader, library_errors
@@ -95,7 +95,7 @@ def _scan(
     path: Path, fields: Sequence[Field], names: Sequence[str], *, eccodes: Any
 ) -> Iterator[pa.Table]:
     """The rows of each step that has a field of one of the names."""
-    steps: dict[Step, dict[str, Field]] = defaultdict(dict)
+    steps: dict[FieldStep, dict[str, Field]] = defaultdict(dict)
     for field in fields:
         if field.name in names:
             steps[field.step][field.name] = field
@@ -109,7 +109,7 @@ def _scan(
 
 def _columns(
     file: BinaryIO,
-    step: Step,
+    step: FieldStep,
     fields: AbstractMapping[str, Field],
     *,
     points: dict[str, tuple[Floats, Floats]],

@@ -27,7 +27,7 @@ _HOURS_OF_MONTH = 720
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Step:
+class FieldStep:
     """The common properties of a table's rows: times in microseconds, member, grid."""
 
     reference_us: int
@@ -41,7 +41,7 @@ class Field:
     """A field: the name of its variable, its step, and its position in the file."""
 
     name: str
-    step: Step
+    step: FieldStep
     place: MessageOffset
     number: int
     points: int
@@ -115,7 +115,7 @@ def _field(
     reference_us = _time_us(get("dataDate"), get("dataTime")) + get("second", 0) * MICROS
     return Field(
         name=qualified_name(base, ((get("typeOfLevel", "unknown"), _level(get)),)),
-        step=Step(
+        step=FieldStep(
             reference_us=reference_us,
             valid_us=_valid_us(get, reference_us),
             member=int(get("perturbationNumber", 0)),
@@ -211,7 +211,7 @@ def _disambiguate(fields: Sequence[Field]) -> list[Field]:
     """Adds the interval, then a number, to names of fields with the same variable and step."""
     counts = Counter((field.name, field.step) for field in fields)
     clashing = {name for (name, _), count in counts.items() if count > 1}
-    seen = Counter[tuple[str, Step]]()
+    seen = Counter[tuple[str, FieldStep]]()
     result: list[Field] = []
     for field in fields:
         name = qualified_name(field.name, field.interval if field.name in clashing else ())

@@ -23,7 +23,7 @@ from galileo.formats.expressions import Name
 from galileo.formats.mapping import Mapping
 from galileo.formats.netcdf_grid import (
     SINCE,
-    Grid,
+    CoordinateGrid,
     attribute,
     decode_times,
     find_grid,
@@ -141,7 +141,9 @@ def _reader(
     )
 
 
-def _column(dataset: Any, variable_slice: VariableSlice, *, grid: Grid, window: Window) -> pa.Array:
+def _column(
+    dataset: Any, variable_slice: VariableSlice, *, grid: CoordinateGrid, window: Window
+) -> pa.Array:
     """The values of a variable, or of a coordinate, in the rows of a window."""
     name = variable_slice.variable
     variable = dataset[name]
@@ -168,7 +170,7 @@ def _column(dataset: Any, variable_slice: VariableSlice, *, grid: Grid, window: 
 # --- windows ---------------------------------------------------------------------------------
 
 
-def windows(grid: Grid, *, rows_max: int) -> Iterator[Window]:
+def windows(grid: CoordinateGrid, *, rows_max: int) -> Iterator[Window]:
     """Splits the rows into consecutive windows of at most `rows_max` rows."""
     axis = 0
     while axis < len(grid.shape) - 1 and math.prod(grid.shape[axis + 1 :]) > rows_max:
@@ -277,7 +279,7 @@ def _related(dataset: Any) -> set[Any]:
     return related & set(dataset.variables)
 
 
-def _list_variables(dataset: Any, grid: Grid) -> list[tuple[VariableInfo, VariableSlice]]:
+def _list_variables(dataset: Any, grid: CoordinateGrid) -> list[tuple[VariableInfo, VariableSlice]]:
     """Every measured variable on the grid, once for each place along its other dimensions."""
     measured = [
         (variable, slices)
@@ -309,7 +311,9 @@ def _info(variable: Any, name: str, *, default: bool) -> VariableInfo:
     )
 
 
-def _variable_slices(dataset: Any, variable: Any, *, grid: Grid) -> list[tuple[str, VariableSlice]]:
+def _variable_slices(
+    dataset: Any, variable: Any, *, grid: CoordinateGrid
+) -> list[tuple[str, VariableSlice]]:
     extra = [dim for dim in variable.dims if dim not in grid.dims]
     if math.prod(variable.sizes[dim] for dim in extra) > LEVELS_MAX:
         return []

@@ -51,7 +51,7 @@ _LEAP_CALENDARS = ("tai", "utc")
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class CoordinateGrid:
     """The coordinate variables and their dimensions, slowest first.
 
     Attributes:
@@ -75,7 +75,7 @@ class Grid:
         return self.latitude, self.longitude, self.time
 
 
-def find_grid(dataset: Any, mapping: Mapping) -> Grid:
+def find_grid(dataset: Any, mapping: Mapping) -> CoordinateGrid:
     """The coordinates of the mapping, else those that most variables share.
 
     Raises:
@@ -105,7 +105,7 @@ def find_grid(dataset: Any, mapping: Mapping) -> Grid:
     _refuse_ragged(dataset, dims)
     place_dims = tuple(dict.fromkeys((*dataset[latitude].dims, *dataset[longitude].dims)))
     shape = tuple(int(dataset.sizes[dim]) for dim in dims)
-    return Grid(latitude, longitude, time, constant, dims, shape, place_dims)
+    return CoordinateGrid(latitude, longitude, time, constant, dims, shape, place_dims)
 
 
 def with_constants(dataset: Any, mapping: Mapping) -> tuple[Any, Mapping]:

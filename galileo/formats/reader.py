@@ -14,7 +14,7 @@ import pyarrow as pa
 from galileo.errors import GalileoError, InputError, InvalidObservations
 from galileo.formats.bad_rows import BadRows
 from galileo.formats.csv_options import CsvOptions
-from galileo.formats.expressions import Columns, Expression, Literal, names
+from galileo.formats.expressions import Expression, FileColumns, Literal, names
 from galileo.formats.mapping import Mapping
 from galileo.formats.type_conversion import null_sentinels, one_array, time_columns, times
 from galileo.formats.variables import VariableInfo
@@ -48,7 +48,7 @@ class Coordinates:
             | dict.fromkeys(names(self.latitude), "latitude")
         )
 
-    def evaluate(self, columns: Columns) -> list[pa.Array]:
+    def evaluate(self, columns: FileColumns) -> list[pa.Array]:
         """Latitude and longitude as doubles and time as `TIME_TYPE`, null where rows have none."""
         degrees = [columns.evaluate(e, "float") for e in (self.latitude, self.longitude)]
         if self.constant_us is not None:
@@ -107,7 +107,7 @@ class Reader:
     def evaluate(
         self,
         names: Iterable[str],
-        evaluate: Callable[[Columns], Result],
+        evaluate: Callable[[FileColumns], Result],
         missing: Mapping | None = None,
     ) -> Iterator[Result]:
         """What a function makes of the rows, a piece at a time.
@@ -131,7 +131,7 @@ class Reader:
                 name: null_sentinels(one_array(table.column(name)), sentinels[name])
                 for name in wanted
             }
-            columns = Columns(arrays, table.num_rows, self.csv)
+            columns = FileColumns(arrays, table.num_rows, self.csv)
             try:
                 if self.bad_rows is None:
                     result = evaluate(columns)

@@ -29,8 +29,8 @@ from galileo.errors import (
     UnknownProperty,
 )
 from galileo.formats.expressions import (
-    Columns,
     Expression,
+    FileColumns,
     Name,
     kind_of,
     names,
@@ -157,7 +157,7 @@ class Source:
         where = self._reader.coordinates
         roles = {} if where.error else where.roles
 
-        def sample(columns: Columns) -> dict[str, list[Any]]:
+        def sample(columns: FileColumns) -> dict[str, list[Any]]:
             first = columns.take(np.arange(min(columns.rows, SAMPLE_ROWS)))
             values = dict(first.arrays)
             if not where.error:
@@ -241,7 +241,7 @@ class Source:
             self.lacking.update(lacking)
             yield table.filter(pa.array(is_valid))
 
-    def _observations(self, columns: Columns) -> tuple[Columns, pa.Table]:
+    def _observations(self, columns: FileColumns) -> tuple[FileColumns, pa.Table]:
         """Some rows, and their coordinates and features."""
         coordinates = self._reader.coordinates.evaluate(columns)
         features = [
@@ -252,7 +252,7 @@ class Source:
         ]
         return columns, table_of(coordinates, features, names=[b.feature for b in self.bindings])
 
-    def _search_sentinels(self, columns: Columns, table: pa.Table) -> None:
+    def _search_sentinels(self, columns: FileColumns, table: pa.Table) -> None:
         for binding in self.bindings:
             if isinstance(binding.expression, Name):
                 feature = one_array(table.column(binding.feature))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from galileo.arrays import rebatch
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.detection import READERS
-from galileo.formats.expressions import Columns, Name
+from galileo.formats.expressions import FileColumns, Name
 from galileo.formats.geojson import ELEVATION
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Reader, table_of
@@ -84,7 +84,7 @@ class StrictSource:
         except InputError as error:
             self._explain(error)
 
-    def _observations(self, columns: Columns) -> pa.Table:
+    def _observations(self, columns: FileColumns) -> pa.Table:
         coordinates = self._reader.coordinates.evaluate(columns)
         features = [
             columns.evaluate(Name(feature.name), feature.type)

@@ -14,7 +14,7 @@ from galileo.errors import GalileoWarning, InputError
 from galileo.formats.arrow_files import scan_arrow, scan_parquet
 from galileo.formats.csv import ROW_BYTES_MAX, open_delimited
 from galileo.formats.csv_options import CsvOptions
-from galileo.formats.expressions import Columns, Name
+from galileo.formats.expressions import FileColumns, Name
 from galileo.formats.mapping import Mapping
 from galileo.formats.type_conversion import feature_type, times
 
@@ -56,7 +56,7 @@ def open_csv_rows(path: Path, columns: pa.Schema, options: CsvOptions = _CSV) ->
     """
     reader = open_delimited(path, Mapping(csv=options))
 
-    def typed(rows: Columns) -> pa.Table:
+    def typed(rows: FileColumns) -> pa.Table:
         return pa.table({name: _column(rows, name, columns) for name in reader.names})
 
     yield from reader.evaluate(reader.names, typed)
@@ -64,7 +64,7 @@ def open_csv_rows(path: Path, columns: pa.Schema, options: CsvOptions = _CSV) ->
         warnings.warn(GalileoWarning(words), stacklevel=1)
 
 
-def _column(rows: Columns, name: str, columns: pa.Schema) -> pa.Array:
+def _column(rows: FileColumns, name: str, columns: pa.Schema) -> pa.Array:
     """Texts as the type of a column; geometries stay WKT, which is parsed later."""
     kind = columns.field(name).type if name in columns.names else pa.string()
     if pa.types.is_timestamp(kind):

@@ -17,12 +17,12 @@ from galileo.client.client_pool import ClientPool
 from galileo.errors import Forbidden, GalileoError, Overloaded, Unauthenticated
 from galileo.gateway.options import REQUESTS_OF_CALLER_MAX, GatewayOptions
 from galileo.gateway.rights import Principals, Right
-from galileo.shares import Caller
+from galileo.shares import ShareHolder
 from galileo.wire.tls_credentials import TOKEN_BYTES_MAX
 
 NODE_ROLE = "node"
-_NOBODY = Caller("")
-CALLER: ContextVar[Caller] = ContextVar("galileo_gateway_caller", default=_NOBODY)
+_NOBODY = ShareHolder("")
+CALLER: ContextVar[ShareHolder] = ContextVar("galileo_gateway_caller", default=_NOBODY)
 """Who sent the request that this task answers; shares of pools and turns are by it."""
 _TOKEN, _CALLER = "galileo_token", "galileo_caller"
 """Members of the scope of a request that was let in."""
@@ -41,8 +41,8 @@ class Callers:
             options.nodes, keys=options.cluster_keys, patience_s=options.patience_s
         )
         self._principals = Principals(self._clients.identity)
-        self._requests: Counter[Caller] = Counter()
-        self._readers: dict[Callable[[], object], Caller] = {}
+        self._requests: Counter[ShareHolder] = Counter()
+        self._readers: dict[Callable[[], object], ShareHolder] = {}
         """What ends each reader of events, the newest last."""
         self._is_checked = not options.cluster_keys.is_tls
 
@@ -54,7 +54,7 @@ class Callers:
     async def close(self) -> None:
         await self._clients.close()
 
-    async def admit(self, request: Request, right: Right) -> Caller:
+    async def admit(self, request: Request, right: Right) -> ShareHolder:
         """Lets the caller of a request in, whose body is not read before.
 
         Args:
@@ -65,7 +65,7 @@ class Callers:
             NotPermitted: the request has no token, or one without the right.
             GalileoError: no node can be asked.
         """
-        caller = Caller(request.client.host if request.client else "")
+        caller = ShareHolder(request.client.host if request.client else "")
         CALLER.set(caller)
         if right.call:
             token = await self._token(request)
@@ -73,7 +73,7 @@ class Callers:
             right.check(principal, request.path_params)
             if principal.name and token != self._options.anonymous_token:
                 # One caller at whatever hosts, and none of those that share a host with it.
-                caller = Caller(principal.name, principal.name)
+                caller = ShareHolder(principal.name, principal.name)
             request.scope[_TOKEN], request.scope[_CALLER] = token, caller
             CALLER.set(caller)
         return caller
@@ -127,7 +127,7 @@ class Callers:
         finally:
             self._readers.pop(revoke, None)
 
-    def _make_room(self, caller: Caller) -> None:
+    def _make_room(self, caller: ShareHolder) -> None:
         """Ends the newest reader of the caller with the most, where all places are taken."""
         if len(self._readers) < self._options.readers_max:
             return

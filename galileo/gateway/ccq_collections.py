@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from galileo.client.async_client import AsyncClient
-from galileo.client.geo_files import Shapes
+from galileo.client.geo_files import RowShapes
 from galileo.client.results import CcqInfo, Labels, Update
 from galileo.errors import IncompleteAnswer, InputError, Unavailable
 from galileo.gateway import documents, parameters
@@ -268,7 +268,7 @@ class LabelFilter:
         mask: npt.NDArray[np.bool_] = np.ones(len(labels), dtype=np.bool_)
         if self.bounds is not None and len(labels):
             west, south, east, north = self.bounds
-            left, low, right, high = Shapes.of(labels.to_arrow()).bounds
+            left, low, right, high = RowShapes.of(labels.to_arrow()).bounds
             is_east, is_west = right >= west, left <= east
             mask &= (is_east & is_west) if west <= east else (is_east | is_west)
             mask &= (high >= south) & (low <= north)

@@ -25,8 +25,8 @@ from galileo.gateway.edr_requests import (
     POSITION_M,
     TEXT_FORMATS,
     EdrRequest,
+    EdrSelection,
     Positions,
-    Selection,
     edr_request,
     features_of,
     location_feature,
@@ -66,7 +66,7 @@ class EdrRoutes(RouteGroup):
                 if not places:
                     text = f"there is no observation within {POSITION_M / 1000:g} km of coords"
                     return problem(HTTPStatus.NOT_FOUND, text)
-                where = Selection(functools.reduce(operator.or_, places))
+                where = EdrSelection(functools.reduce(operator.or_, places))
             answer = _Answer(self._encoders, request, schema, wanted)
             condition = wanted.condition(where.condition)
             return await answer.of(client, condition, stack, corridor=where.corridor)

@@ -61,7 +61,7 @@ class Positions:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class EdrSelection:
     """The observations that match a condition, and that lie in a corridor if there is one."""
 
     condition: Condition
@@ -80,7 +80,7 @@ class EdrRequest:
         format: of `FORMATS`.
     """
 
-    where: Positions | Selection | None
+    where: Positions | EdrSelection | None
     conditions: tuple[Condition, ...]
     features: tuple[Feature, ...]
     crs: Crs
@@ -145,31 +145,31 @@ def _position(given: Mapping[str, str], crs: Crs) -> Positions:
     return Positions(_points(given, crs, ("Point", "MultiPoint"), POSITIONS_MAX))
 
 
-def _area(given: Mapping[str, str], crs: Crs) -> Selection:
+def _area(given: Mapping[str, str], crs: Crs) -> EdrSelection:
     kinds = ("Polygon", "MultiPolygon")
-    return Selection(within(_geometry(given, crs, kinds, POLYGON_VERTICES_MAX)))
+    return EdrSelection(within(_geometry(given, crs, kinds, POLYGON_VERTICES_MAX)))
 
 
-def _cube(given: Mapping[str, str], crs: Crs) -> Selection:
+def _cube(given: Mapping[str, str], crs: Crs) -> EdrSelection:
     _required(given, "bbox")
     [condition] = parameters.bbox_conditions(given, crs)
-    return Selection(condition)
+    return EdrSelection(condition)
 
 
-def _radius(given: Mapping[str, str], crs: Crs) -> Selection:
+def _radius(given: Mapping[str, str], crs: Crs) -> EdrSelection:
     [[longitude, latitude]] = _points(given, crs, ("Point",), 1).tolist()
-    return Selection(near(latitude, longitude, _distance_m(given, "within", "within-units")))
+    return EdrSelection(near(latitude, longitude, _distance_m(given, "within", "within-units")))
 
 
-def _trajectory(given: Mapping[str, str], crs: Crs) -> Selection:
+def _trajectory(given: Mapping[str, str], crs: Crs) -> EdrSelection:
     return _beside(given, crs, TRAJECTORY_M)
 
 
-def _corridor(given: Mapping[str, str], crs: Crs) -> Selection:
+def _corridor(given: Mapping[str, str], crs: Crs) -> EdrSelection:
     return _beside(given, crs, _distance_m(given, "corridor-width", "width-units") / 2)
 
 
-_WHERE: dict[str, Callable[[Mapping[str, str], Crs], Positions | Selection]] = {
+_WHERE: dict[str, Callable[[Mapping[str, str], Crs], Positions | EdrSelection]] = {
     "position": _position,
     "area": _area,
     "cube": _cube,
@@ -179,13 +179,13 @@ _WHERE: dict[str, Callable[[Mapping[str, str], Crs], Positions | Selection]] = {
 }
 
 
-def _beside(given: Mapping[str, str], crs: Crs, radius_m: float) -> Selection:
+def _beside(given: Mapping[str, str], crs: Crs, radius_m: float) -> EdrSelection:
     path = _geometry(given, crs, ("LineString", "MultiLineString"), LINE_VERTICES_MAX)
     try:
         corridor = Corridor.along(path, radius_m)
     except InputError as error:
         raise InputError(error.message, parameter="coords") from error
-    return Selection(within(corridor.cover), corridor)
+    return EdrSelection(within(corridor.cover), corridor)
 
 
 def _points(given: Mapping[str, str], crs: Crs, kinds: tuple[str, ...], points_max: int) -> Floats:

@@ -82,7 +82,7 @@ class Fetched:
     event: Event | None
 
 
-class Step(Enum):
+class ReaderStep(Enum):
     """What a reader without a next event does."""
 
     WAIT = "wait"
@@ -126,13 +126,13 @@ class EventLog:
             _, dropped = self._events.popitem(last=False)
             self._bytes -= len(dropped.frame)
 
-    def next_step(self, token: str) -> Event | Step:
+    def next_step(self, token: str) -> Event | ReaderStep:
         """The next step of a reader with a token."""
         event = self._events.get(token)
         if event is not None:
             return event
         is_behind = token != self.token and self._position.covers(position(token, self._ccq_id))
-        return Step.FETCH if is_behind else Step.WAIT
+        return ReaderStep.FETCH if is_behind else ReaderStep.WAIT
 
 
 class Hub:
@@ -408,7 +408,7 @@ class QueryReader:
             step = hub.log.next_step(self.token)
             if isinstance(step, Event):
                 yield step
-            elif step is Step.FETCH and hub.log.token != fetched_until:
+            elif step is ReaderStep.FETCH and hub.log.token != fetched_until:
                 until = hub.log.token
                 event, is_complete = await self._between(until)
                 fetched_until = until if is_complete else ""

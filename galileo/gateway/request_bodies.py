@@ -23,7 +23,7 @@ from galileo.gateway.crs import CRS84, Crs, body_crs
 from galileo.gateway.documents import JSON
 from galileo.gateway.problems import Refused
 from galileo.model.schema import finite_json
-from galileo.shares import ArrivingRequest, Caller, Pool
+from galileo.shares import ArrivingRequest, Pool, ShareHolder
 
 BODY_BYTES_MAX = 64 << 20
 BODIES_BYTES_MAX = 128 << 20
@@ -46,7 +46,7 @@ class RequestBodies:
         self._pool = Pool(BODIES_BYTES_MAX, kept=0)
 
     @contextlib.asynccontextmanager
-    async def admitted(self, request: Request, caller: Caller) -> AsyncIterator[Request]:
+    async def admitted(self, request: Request, caller: ShareHolder) -> AsyncIterator[Request]:
         """The request of a caller that was let in, with room for its body, for the block."""
         body = _ArrivingBody(request.receive, self._pool, caller)
         try:
@@ -58,7 +58,7 @@ class RequestBodies:
 class _ArrivingBody:
     """The body of a request, which takes room of a pool piece by piece."""
 
-    def __init__(self, receive: Receive, pool: Pool, caller: Caller) -> None:
+    def __init__(self, receive: Receive, pool: Pool, caller: ShareHolder) -> None:
         self.room = ArrivingRequest(pool, caller, end=self._end)
         self._receive = receive
         self._has_begun = self._is_whole = False

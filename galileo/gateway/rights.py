@@ -28,7 +28,7 @@ from galileo.rpc.access import (
     check_positions,
     check_request,
 )
-from galileo.shares import Caller, Pool
+from galileo.shares import Pool, ShareHolder
 from galileo.wire.services import NODE_SERVICES
 
 KNOWN_S = 5.0
@@ -119,12 +119,12 @@ class Principals:
         key = hashlib.sha256(token.encode()).digest()
         at, answer = self._answers.get(key, (-inf, ANONYMOUS))
         if at <= self._monotonic() - KNOWN_S:
-            answer = await self._calls.call(key, lambda: self._check(key, token, Caller(host)))
+            answer = await self._calls.call(key, lambda: self._check(key, token, ShareHolder(host)))
         if isinstance(answer, NotPermitted):
             raise type(answer)(answer.message, **answer.details)
         return answer
 
-    async def _check(self, key: bytes, token: str, caller: Caller) -> Principal | NotPermitted:
+    async def _check(self, key: bytes, token: str, caller: ShareHolder) -> Principal | NotPermitted:
         """Asks a node, and keeps its answer."""
         if not await self._checks.take(caller, within_s=CHECK_WITHIN_S):
             raise Overloaded("too many tokens are checked at the moment; try again", after_s=1.0)

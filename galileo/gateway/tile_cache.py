@@ -46,7 +46,7 @@ class KnownVersion:
 
     Attributes:
         version: of the dataset.
-        asked_s: when it was asked for, on the clock of `Versions`.
+        asked_s: when it was asked for, on the clock of `ClientVersions`.
     """
 
     version: DatasetVersion
@@ -85,7 +85,7 @@ class KnownVersion:
         return hashlib.blake2b(repr(parts).encode(), digest_size=_DIGEST_BYTES).digest()
 
 
-class Versions:
+class ClientVersions:
     """What each client knows of the versions of datasets; belongs to one event loop.
 
     Args:

@@ -20,7 +20,7 @@ from galileo.gateway.formats import Encoders, preferred
 from galileo.gateway.json_answers import check_json, json_answer, url_of
 from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.shared_calls import SharedCalls
-from galileo.gateway.tile_cache import EncodedTile, KnownVersion, TileCache, TileKey, Versions
+from galileo.gateway.tile_cache import ClientVersions, EncodedTile, KnownVersion, TileCache, TileKey
 from galileo.gateway.tile_matrix_sets import SETS, ZOOM_MAX, Tile, TileMatrixSet
 from galileo.geo import geohash
 from galileo.model.grouping import OBSERVATIONS, CellKey
@@ -39,7 +39,7 @@ class TileRoutes(RouteGroup):
 
     def __init__(self, callers: Callers, encoders: Encoders) -> None:
         super().__init__(callers, encoders)
-        self._versions = Versions()
+        self._versions = ClientVersions()
         self._cache = TileCache()
         self._making = SharedCalls[tuple[AsyncClient, TileKey, float], EncodedTile]()
 

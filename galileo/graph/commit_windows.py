@@ -21,7 +21,7 @@ import numpy.typing as npt
 from galileo.cursor import Cursor
 from galileo.graph.columns import Commits
 from galileo.graph.row_ranges import Rows, concat_rows, count_rows, select_rows
-from galileo.graph.run_scan import Coverage, RunScan, Window
+from galileo.graph.run_scan import CommitWindow, Coverage, RunScan
 from galileo.graph.sorted_runs import SortedRun
 from galileo.labels import CommitSizes
 from galileo.query.columns import take_rows
@@ -34,11 +34,11 @@ WINDOW_PATHS_MAX = 1 << 22
 _EVERY = 2**62
 
 Match: TypeAlias = tuple[SortedRun, Rows]
-Plan: TypeAlias = Callable[[Window], Iterable[RunScan]]
+Plan: TypeAlias = Callable[[CommitWindow], Iterable[RunScan]]
 
 
 def first_matches(
-    parts: Sequence[SortedRun], plan: Plan, *, window: Window, until: Cursor, labels_max: int
+    parts: Sequence[SortedRun], plan: Plan, *, window: CommitWindow, until: Cursor, labels_max: int
 ) -> Generator[None, None, tuple[list[Match], Cursor]]:
     """The matches of the first commits of a window, up to a number of labels.
 
@@ -69,7 +69,7 @@ def first_matches(
         found = []
         while True:
             end = left.cut(reached=until, labels_max=paths)
-            found += yield from _matches(plan(Window(begin, end)))
+            found += yield from _matches(plan(CommitWindow(begin, end)))
             begin, left = end, left.past(end)
             wanted = labels_max - _count(found)
             if wanted <= 0 or not len(left):
@@ -104,7 +104,7 @@ def _window_paths(scanned: int, *, matches: int, wanted: int) -> int:
     return min(max(2 * expected, WINDOW_PATHS_MIN), max(wanted, WINDOW_PATHS_MAX))
 
 
-def _path_counts(parts: Sequence[SortedRun], window: Window) -> CommitSizes:
+def _path_counts(parts: Sequence[SortedRun], window: CommitWindow) -> CommitSizes:
     """How many paths each commit of a window has."""
     held = [
         (run, window.holds(run.commits))

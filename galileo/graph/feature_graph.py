@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError
-from galileo.graph.quantiles import Bounded, Quantile, check_quantiles, quantiles
+from galileo.graph.quantiles import Bounded, QuantileBounds, check_quantiles, quantiles
 from galileo.graph.synopsis import SynopsisDelta, SynopsisState, Version
 from galileo.graph.synopsis_entries import Counts, Entries, log_bucket_ends, zones_from_bounds
 from galileo.model.schema import Schema
@@ -40,7 +40,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class PathBounds:
     """Bounds of the number of paths that match a query, from the synopses.
 
     Attributes:
@@ -143,7 +143,7 @@ class FeatureGraph:
         since = {partition: known.states[partition].since for partition in pruned}
         return Candidates(requested - pruned.keys(), pruned, since)
 
-    def estimate(self, query: Query) -> Estimate:
+    def estimate(self, query: Query) -> PathBounds:
         """Bounds on the number of matching paths in all known partitions.
 
         An entry in which every path matches counts in the lower bound, one in which a path may
@@ -152,14 +152,14 @@ class FeatureGraph:
         known = self._current()
         covered = Cursor({p: state.version.sequence for p, state in known.states.items()})
         if len(known.zones) == 0:
-            return Estimate(0, 0, covered)
+            return PathBounds(0, 0, covered)
         might, must = query.may_match_zones(known.zones), _must_match(query, known.zones)
         high = int(log_bucket_ends(known.paths[might]).sum())
-        return Estimate(int(known.paths[must].sum()), high, covered)
+        return PathBounds(int(known.paths[must].sum()), high, covered)
 
     def quantiles(
         self, query: Query, feature: str, shares: Sequence[float]
-    ) -> tuple[Quantile, ...]:
+    ) -> tuple[QuantileBounds, ...]:
         """Bounds on quantiles of a feature over the matching paths that have a value.
 
         Args:

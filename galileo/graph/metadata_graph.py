@@ -42,9 +42,9 @@ from galileo.graph.row_ranges import Rows, count_rows, to_positions
 from galileo.graph.run_scan import (
     BoundQuery,
     Check,
+    CommitWindow,
     Coverage,
     RunScan,
-    Window,
     never_cancelled,
 )
 from galileo.graph.snapshot import Snapshot
@@ -256,16 +256,18 @@ class MetadataGraph:
         Returns:
             A table of the `label_schema` of the query's schema, from one snapshot of the graph.
         """
-        tasks = self._tasks(query, Window(after, until, partitions))
+        tasks = self._tasks(query, CommitWindow(after, until, partitions))
         return self._table(tasks, query.schema.label_schema)
 
     def _tasks(
-        self, query: Query, window: Window, *, snapshot: Snapshot | None = None
+        self, query: Query, window: CommitWindow, *, snapshot: Snapshot | None = None
     ) -> list[RunScan]:
         """The scans of the runs of one snapshot; None: the current one."""
         return list(self._plans(query, window, snapshot=snapshot or self._snapshot))
 
-    def _plans(self, query: Query, window: Window, *, snapshot: Snapshot) -> Iterator[RunScan]:
+    def _plans(
+        self, query: Query, window: CommitWindow, *, snapshot: Snapshot
+    ) -> Iterator[RunScan]:
         """`_tasks`, one run at a time."""
         search = BoundQuery.of(query, self._texts)
         window = replace(window, after=snapshot.since(window.after))
@@ -300,7 +302,7 @@ class MetadataGraph:
         Returns:
             Non-empty batches of the `label_schema` of the query's schema, and None.
         """
-        plans = self._plans(query, Window(after, until, partitions), snapshot=self._snapshot)
+        plans = self._plans(query, CommitWindow(after, until, partitions), snapshot=self._snapshot)
         matches = (
             None if rows is None else (task.run, rows)
             for task in plans
@@ -340,7 +342,7 @@ class MetadataGraph:
         found, reached = yield from first_matches(
             snapshot.parts,
             lambda window: self._plans(query, window, snapshot=snapshot),
-            window=Window(snapshot.since(after), until),
+            window=CommitWindow(snapshot.since(after), until),
             until=until,
             labels_max=labels_max,
         )
@@ -434,7 +436,7 @@ class MetadataGraph:
 
         `check` is called between portions of work and raises to cancel it, here as below.
         """
-        snapshot, window = self._snapshot, Window(after, until, partitions)
+        snapshot, window = self._snapshot, CommitWindow(after, until, partitions)
         return build_explanation(
             snapshot.parts,
             lambda: self._tasks(query, window, snapshot=snapshot),
@@ -468,7 +470,7 @@ class MetadataGraph:
             and None.
         """
         label_schema = query.schema.label_schema
-        window = Window(after, until, partitions)
+        window = CommitWindow(after, until, partitions)
         is_certain = not any(leaf.feature is None for leaf in leaves(query.tree))
         read = {*grouping.features, *(() if is_certain else query.features)}
         for task in self._plans(query, window, snapshot=self._snapshot):
@@ -508,7 +510,7 @@ class MetadataGraph:
         check: Check = never_cancelled,
     ) -> pa.Table:
         """Count the observations of matching paths by cell; see `summary.rows_by_cell`."""
-        window = Window(after, until, partitions)
+        window = CommitWindow(after, until, partitions)
         return rows_by_cell(self._tasks(query, window), check=check)
 
     def summarise(
@@ -539,7 +541,7 @@ class MetadataGraph:
                 bins is given and a value is infinite.
         """
         check_summary(self.schema, feature, bins)
-        tasks = self._tasks(query, Window(after, until, partitions))
+        tasks = self._tasks(query, CommitWindow(after, until, partitions))
         return summarise(tasks, feature, bins=bins, check=check)
 
     def describe(

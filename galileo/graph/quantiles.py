@@ -27,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Quantile:
+class QuantileBounds:
     """Bounds of one quantile of the matching paths that have a value.
 
     The quantile of n values is the one at position ceil(share * n), at least 1, in ascending order.
@@ -84,7 +84,7 @@ def check_quantiles(schema: Schema, feature: str | None, shares: Sequence[float]
         )
 
 
-def quantiles(groups: Bounded, shares: Sequence[float]) -> tuple[Quantile, ...]:
+def quantiles(groups: Bounded, shares: Sequence[float]) -> tuple[QuantileBounds, ...]:
     """Bounds of quantiles over all groups; empty without groups.
 
     It takes the time of sorting k groups three times, and O(log k) for each share.
@@ -95,7 +95,7 @@ def quantiles(groups: Bounded, shares: Sequence[float]) -> tuple[Quantile, ...]:
     low, high = _lowest(groups, wanted), _highest(groups, wanted)
     values = np.minimum(np.maximum(_guess(groups, wanted), low), high)
     columns = (column.tolist() for column in (low, high, values))
-    return tuple(map(Quantile, shares, *columns))
+    return tuple(map(QuantileBounds, shares, *columns))
 
 
 def _highest(groups: Bounded, shares: Floats) -> Floats:

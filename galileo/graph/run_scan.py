@@ -63,7 +63,7 @@ class Coverage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CommitWindow:
     """The commits after one cursor, up to and including another.
 
     Attributes:

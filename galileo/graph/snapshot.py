@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.graph.run_scan import Coverage, Window
+from galileo.graph.run_scan import CommitWindow, Coverage
 from galileo.graph.sorted_runs import SortedRun
 from galileo.query.columns import Mask
 
@@ -38,7 +38,7 @@ class Snapshot:
         """Runs and memtable, each with a mask of its live commits in the partitions; None: all."""
         if partitions is None:
             return [(run, self.live_commits(run)) for run in self.parts]
-        window = Window(self.dropped, None, partitions)
+        window = CommitWindow(self.dropped, None, partitions)
         return [(run, window.holds(run.commits)) for run in self.parts]
 
     def since(self, after: Cursor) -> Cursor:
@@ -47,7 +47,7 @@ class Snapshot:
 
     def live_commits(self, run: SortedRun) -> Mask | None:
         """Mask of the commits of a run that were not deleted; None: all."""
-        window = Window(self.dropped)
+        window = CommitWindow(self.dropped)
         if not self.dropped or window.coverage(run) is Coverage.ALL:
             return None
         return window.holds(run.commits)

@@ -20,7 +20,7 @@ from galileo.cycle import NOT_REQUESTED, MatchBatch
 from galileo.graph.columns import StringDictionary, to_labels
 from galileo.graph.filter_pipeline import DEFAULTS, chunks
 from galileo.graph.row_ranges import Positions, Rows, count_rows, to_positions
-from galileo.graph.run_scan import BoundQuery, Coverage, RunScan, Window
+from galileo.graph.run_scan import BoundQuery, CommitWindow, Coverage, RunScan
 from galileo.graph.sorted_runs import SortedRun
 from galileo.query.columns import Columns, TextColumn, take_rows
 from galileo.query.index import MatchHits, MatchRequests, StandingQueries
@@ -115,12 +115,14 @@ class MatchPass:
                 return
         self._take(run, MatchHits.concat(parts))
 
-    def _window(self, after: npt.NDArray[np.int64]) -> Window:
+    def _window(self, after: npt.NDArray[np.int64]) -> CommitWindow:
         """The commits past these sequences, one for each partition of the requests."""
         requested = after != NOT_REQUESTED
         partitions = self.match_query.requests.partitions[requested].tolist()
         cursor = Cursor(dict(zip(partitions, after[requested].tolist(), strict=True)))
-        return Window(cursor.join(self.dropped), self.match_query.until, frozenset(partitions))
+        return CommitWindow(
+            cursor.join(self.dropped), self.match_query.until, frozenset(partitions)
+        )
 
     def _match_one_by_one(self, run: SortedRun, number: int) -> MatchHits:
         requests, match_query = self.match_query.requests, self.match_query
@@ -179,7 +181,7 @@ def _requests_for_run(run: SortedRun, requests: MatchRequests) -> npt.NDArray[np
     return np.flatnonzero(news[requests.cursors]).astype(np.int32)
 
 
-def _new_rows(run: SortedRun, window: Window) -> Rows:
+def _new_rows(run: SortedRun, window: CommitWindow) -> Rows:
     coverage = window.coverage(run)
     if coverage is Coverage.NONE:
         return slice(0, 0)

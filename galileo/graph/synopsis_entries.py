@@ -35,7 +35,7 @@ _LEADING_BITS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class EntryGrid:
     """The resolution of the entries of a synopsis.
 
     Attributes:
@@ -55,13 +55,13 @@ class Grid:
         return (cell.astype(np.int64) << _TIME_BITS) | time
 
 
-def grids(schema: Schema) -> tuple[Grid, ...]:
+def grids(schema: Schema) -> tuple[EntryGrid, ...]:
     """From fine to coarse, each nested in the next; the last has at most 32 entries."""
     fine = min(_PRECISION_MAX, schema.geohash_precision)
     day = max(_DAY_US, schema.time_bucket_us)
     month = _MONTH_DAYS * day
     steps = [(fine, day), (fine, month), (min(fine, 2), month), (1, month), (1, None)]
-    return tuple(dict.fromkeys(Grid(precision, width) for precision, width in steps))
+    return tuple(dict.fromkeys(EntryGrid(precision, width) for precision, width in steps))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +88,7 @@ class Entries:
         return cls(nothing, nothing, bounds)
 
     @classmethod
-    def of(cls, schema: Schema, columns: Columns, *, grid: Grid, sequence: int) -> Entries:
+    def of(cls, schema: Schema, columns: Columns, *, grid: EntryGrid, sequence: int) -> Entries:
         """The entries of the paths of one commit."""
         keys = grid.keys(columns, schema)
         order = np.argsort(keys, kind="stable")
@@ -154,7 +154,7 @@ class Entries:
         changed = upsert(self.changed, newer.changed)
         return Entries(upsert(self.key, newer.key), changed, tuple(bounds))
 
-    def coarsen(self, schema: Schema, *, grid: Grid, sequence: int) -> Entries:
+    def coarsen(self, schema: Schema, *, grid: EntryGrid, sequence: int) -> Entries:
         """The entries on a coarser grid; all of them count as changed."""
         cell_lo, _, bucket_lo, _ = self.bounds[:4]
         keys = grid.keys(Columns(cell_lo, bucket_lo, {}), schema)

@@ -35,7 +35,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from galileo.connection_limits import Connection, ConnectionLimiter
+from galileo.connection_limits import ConnectionLimiter, OpenConnection
 
 HEAD_BYTES_MAX = 64 << 10
 """Size of the first line and the headers of a request."""
@@ -106,7 +106,7 @@ class BoundedProtocol(H11Protocol):
         state: ServerState,
         *,
         limiter: ConnectionLimiter,
-        connection: Connection,
+        connection: OpenConnection,
     ) -> None:
         super().__init__(config, state, {})
         self.logger = _uvicorn_log

@@ -15,7 +15,7 @@ from typing import Any
 import h11
 from uvicorn.server import ServerState
 
-from galileo.connection_limits import Connection, ConnectionLimiter
+from galileo.connection_limits import ConnectionLimiter, OpenConnection
 from galileo.http_serving.protocol import BoundedProtocol, HttpLimits, protocol_config
 
 RETRY_AFTER_S = 1
@@ -93,7 +93,7 @@ class HttpServer:
                 log.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            connection = Connection(str(address[0]), functools.partial(_close, client))
+            connection = OpenConnection(str(address[0]), functools.partial(_close, client))
             if not await self.limiter.admit(connection):
                 self._refuse(client)
                 continue
@@ -108,7 +108,7 @@ class HttpServer:
                 client.shutdown(socket.SHUT_WR)
                 client.recv(1 << 16)  # Unread bytes would make a reset of the answer.
 
-    async def _connect(self, client: socket.socket, connection: Connection) -> None:
+    async def _connect(self, client: socket.socket, connection: OpenConnection) -> None:
         """Makes the protocol of an admitted connection; with TLS after the handshake."""
         is_tls = self._tls is not None
         handshake_s = self._limits.idle_timeout_s if is_tls else None

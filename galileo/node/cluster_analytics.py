@@ -24,10 +24,10 @@ from galileo.errors import GalileoError, InputError, PartitionMoved
 from galileo.graph import drill_down
 from galileo.graph.description import merge_descriptions
 from galileo.graph.explain import Explanation
-from galileo.graph.feature_graph import Estimate
+from galileo.graph.feature_graph import PathBounds
 from galileo.graph.group_merger import GroupMerger
 from galileo.graph.newest import NewestMerger, check_key
-from galileo.graph.quantiles import Quantile, check_quantiles
+from galileo.graph.quantiles import QuantileBounds, check_quantiles
 from galileo.graph.summary import Summary, check_summary, equal_edges, merge_summaries
 from galileo.model.schema import Schema
 from galileo.node.analytics_protocol import (
@@ -128,8 +128,8 @@ class ClusterEstimate:
         unheard: partitions of nodes that have sent no report since this one started.
     """
 
-    count: Estimate
-    quantiles: tuple[Quantile, ...]
+    count: PathBounds
+    quantiles: tuple[QuantileBounds, ...]
     behind: int
     unheard: frozenset[int]
 
@@ -427,7 +427,7 @@ class ClusterAnalytics:
             node.name for node in self._node.topology.nodes if view.has_reported(node.name)
         }
 
-        def bounds() -> tuple[Estimate, tuple[Quantile, ...]]:
+        def bounds() -> tuple[PathBounds, tuple[QuantileBounds, ...]]:
             return (
                 graph.estimate(query),
                 graph.quantiles(query, feature, shares) if feature and shares else (),

@@ -79,7 +79,7 @@ class ScrubCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class ScrubProgress:
+class ScrubRound:
     """How far a round is.
 
     Attributes:
@@ -155,7 +155,7 @@ class ScrubRunner:
             self._is_requested = True
             self._woken.set()
 
-    def progress(self) -> ScrubProgress:
+    def progress(self) -> ScrubRound:
         """How far the round under way, or the last one, is."""
         is_over = not self._is_requested and self.state.is_over
         last = None if self._is_requested else self.state.last
@@ -164,7 +164,7 @@ class ScrubRunner:
             total += file.length
             is_read = last is not None and order(file.place) <= order(last)
             done += file.length if is_over or is_read else 0
-        return ScrubProgress(done, total, is_over, tuple(self._found[:MESSAGES_MAX]))
+        return ScrubRound(done, total, is_over, tuple(self._found[:MESSAGES_MAX]))
 
     @property
     def age_s(self) -> float | None:

@@ -45,8 +45,8 @@ from galileo.storage.journal import (
     Appending,
     Commit,
     Committed,
-    Epochs,
     FollowedFrame,
+    FrameEpochs,
     PartitionJournal,
     decode_frames,
 )
@@ -73,7 +73,7 @@ class PublishedCommits:
     clock: tuple[ClockStep, ...]
 
 
-class Index(Protocol):
+class PathIndex(Protocol):
     """The paths of the commits that readers see.
 
     Attributes:
@@ -114,7 +114,7 @@ class Shard:
     def __init__(
         self,
         schema: StoredSchema,
-        index: Index,
+        index: PathIndex,
         *,
         owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
         log: CommitLog | None = None,
@@ -477,7 +477,7 @@ class Shard:
 
     def append_frames(
         self,
-        parts: Mapping[int, Sequence[tuple[Epochs, Buffer]]],
+        parts: Mapping[int, Sequence[tuple[FrameEpochs, Buffer]]],
         *,
         executor: Executor | None = None,
     ) -> dict[int, GalileoError | None]:

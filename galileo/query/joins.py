@@ -52,7 +52,7 @@ from galileo.query.subscriptions.spatial_tests import (
     SpatialTest,
     circle_reach,
 )
-from galileo.query.subscriptions.value_columns import Shapes, Vector, fields_of
+from galileo.query.subscriptions.value_columns import ShapeColumn, Vector, fields_of
 from galileo.query.subscriptions.wkb import read_areas
 
 PAIRS_MAX = 1 << 22
@@ -395,7 +395,7 @@ def _test(
     geometry = geometry_column(step, reference.table)
     if isinstance(step, Within):
         *bounds, shapes = reference.areas(geometry)
-        fields = [*map(Vector, bounds), Shapes(shapes)]
+        fields = [*map(Vector, bounds), ShapeColumn(shapes)]
         return AreaTest(fields, interior=False), lambda places, _: np.zeros(len(places))
     x, y = reference.points(geometry)
     reach = circle_reach(y, np.full(len(y), step.within_m))

@@ -20,13 +20,13 @@ GATHER_BELOW_SHARE = 4
 """A later part tests only undecided rows once these are fewer than one in so many."""
 
 
-class Rows(Protocol):
+class Selectable(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, rows: Any) -> Self: ...
 
 
-R = TypeVar("R", bound=Rows)
+R = TypeVar("R", bound=Selectable)
 
 
 def verdicts(node: Node, rows: R, test: Callable[[Leaf, R], Mask]) -> Mask:

@@ -32,7 +32,7 @@ from galileo.errors import (
 from galileo.rpc.access import ANONYMOUS, Principal
 from galileo.rpc.error_mapping import Context, refuse
 from galileo.rpc.policy import INTERNAL, POLICIES
-from galileo.shares import RETRY_AFTER_S, ArrivingRequest, Caller, Pool
+from galileo.shares import RETRY_AFTER_S, ArrivingRequest, Pool, ShareHolder
 from galileo.wire.channel import MESSAGE_BYTES_MAX, PIECE_BYTES
 from galileo.wire.v1 import policy_pb2
 from galileo.wire.v1.policy_pb2 import Policy
@@ -116,7 +116,7 @@ class StreamSlots(Pool):
         self._gives_way_s = gives_way_s
         self._running: set[StreamSlot] = set()
 
-    async def begin(self, caller: Caller, *, within_s: float) -> StreamSlot | None:
+    async def begin(self, caller: ShareHolder, *, within_s: float) -> StreamSlot | None:
         """Acquires a slot for the rest of this task; None on a timeout."""
         if not await self.take(caller, within_s=within_s):
             return None
@@ -125,7 +125,7 @@ class StreamSlots(Pool):
         slot.task.add_done_callback(lambda _: self._end(slot, caller))
         return slot
 
-    def _end(self, slot: StreamSlot, caller: Caller) -> None:
+    def _end(self, slot: StreamSlot, caller: ShareHolder) -> None:
         self._running.discard(slot)
         self.give_back(caller)
 
@@ -214,7 +214,7 @@ class AdmittedCall:
         options: AdmissionOptions,
         policy: Policy,
         context: Context,
-        caller: Caller,
+        caller: ShareHolder,
         requests: Pool,
         slots: StreamSlots | None,
     ) -> None:
@@ -356,14 +356,14 @@ def _is_inflated(data: bytes, policy: Policy) -> bool:
     return not is_small and not policy.single_field and has_more_fields(data, FIELDS_MAX)
 
 
-def _caller(method: str, principal: Principal | None, context: Context) -> Caller:
+def _caller(method: str, principal: Principal | None, context: Context) -> ShareHolder:
     """Who takes the room of a call."""
     host = context.peer().rpartition(":")[0]
     if principal is None:
-        return Caller(host)
+        return ShareHolder(host)
     # Without authentication, calls between nodes are recognised by their methods.
     is_node = method in INTERNAL if principal is ANONYMOUS else principal.is_node
-    return Caller(host, principal.name, is_kept=is_node)
+    return ShareHolder(host, principal.name, is_kept=is_node)
 
 
 def _current_task() -> asyncio.Task[Any]:

@@ -193,7 +193,7 @@ class Driver:
         while True:
             self._wake.clear()
             now = self._clock.monotonic()
-            self.gossip(membership.Ticked())
+            self.gossip(membership.MembershipTicked())
             self.announce_commits(self._new_commits(), now)
             self.feed(ccq.Ticked(self._clock.wall()))
             if now >= self._idle_at:

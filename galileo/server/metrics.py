@@ -27,7 +27,7 @@ Measured: TypeAlias = "tuple[str, tuple[str, ...], Value]"
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class MetricEntry:
     """One metric; units and kind follow Prometheus' conventions for names.
 
     Attributes:
@@ -53,201 +53,203 @@ _DATASET = ("dataset",)
 _PARTITION = ("dataset", "partition")
 DEFINITIONS = (
     # --- of the node
-    Definition(
+    MetricEntry(
         "galileo_build_info",
         "gauge",
         "1; the labels say what runs here",
         ("version", "node", "group", "cluster"),
     ),
-    Definition("galileo_ready", "gauge", "1 while the node is ready, as /ready reports it"),
-    Definition(
+    MetricEntry("galileo_ready", "gauge", "1 while the node is ready, as /ready reports it"),
+    MetricEntry(
         "galileo_loop_lag_seconds",
         "histogram",
         "How late the node's event loop came to a task that was due",
     ),
-    Definition(
+    MetricEntry(
         "galileo_events_waiting", "gauge", "Events that wait for the continuous-query machine"
     ),
-    Definition("galileo_calls_under_way", "gauge", "Calls that are being answered", ("method",)),
-    Definition(
+    MetricEntry("galileo_calls_under_way", "gauge", "Calls that are being answered", ("method",)),
+    MetricEntry(
         "galileo_calls_refused",
         "counter",
         "Calls that were refused by who called or how much it used, by kind of the error",
         ("kind",),
     ),
-    Definition(
+    MetricEntry(
         "galileo_audit_failures", "counter", "Events that could not be written to the audit log"
     ),
-    Definition("galileo_peers", "gauge", "Other nodes, by whether they are heard from", ("state",)),
-    Definition("galileo_elections", "counter", "Elections of nodes for CCQs that this node held"),
-    Definition("galileo_elections_failed", "counter", "Elections that found no node for the CCQ"),
-    Definition("galileo_memory_available_bytes", "gauge", "Memory that the node may still take"),
-    Definition(
+    MetricEntry(
+        "galileo_peers", "gauge", "Other nodes, by whether they are heard from", ("state",)
+    ),
+    MetricEntry("galileo_elections", "counter", "Elections of nodes for CCQs that this node held"),
+    MetricEntry("galileo_elections_failed", "counter", "Elections that found no node for the CCQ"),
+    MetricEntry("galileo_memory_available_bytes", "gauge", "Memory that the node may still take"),
+    MetricEntry(
         "galileo_disk_free_bytes", "gauge", "Free on the file system of the node's directory"
     ),
-    Definition("galileo_disk_size_bytes", "gauge", "Size of the file system of the directory"),
+    MetricEntry("galileo_disk_size_bytes", "gauge", "Size of the file system of the directory"),
     # --- of replicated partitions
-    Definition(
+    MetricEntry(
         "galileo_replicas",
         "gauge",
         "Partitions of which this node has a copy, by whether it leads, follows, or still learns",
         ("role",),
     ),
-    Definition(
+    MetricEntry(
         "galileo_under_replicated",
         "gauge",
         "Partitions of this node with too few copies that are up to date, or without a leader",
     ),
-    Definition(
+    MetricEntry(
         "galileo_leaderless",
         "gauge",
         "Partitions of which this node has a copy and hears no leader",
     ),
-    Definition(
+    MetricEntry(
         "galileo_replica_lag_commits",
         "gauge",
         "Commits that the copy which is furthest behind this node's leaders lacks of a dataset",
     ),
-    Definition("galileo_terms_led", "counter", "Elections of a partition's leader that it won"),
-    Definition("galileo_replica_bytes_sent", "counter", "Bytes of commits sent to other copies"),
-    Definition(
+    MetricEntry("galileo_terms_led", "counter", "Elections of a partition's leader that it won"),
+    MetricEntry("galileo_replica_bytes_sent", "counter", "Bytes of commits sent to other copies"),
+    MetricEntry(
         "galileo_logs_set_aside", "counter", "Damaged logs that were copied again from others"
     ),
-    Definition(
+    MetricEntry(
         "galileo_replicas_diverged",
         "gauge",
         "Copies whose commits differ from those of this node, which leads them, without damage",
     ),
     # --- of stored bytes
-    Definition(
+    MetricEntry(
         "galileo_damaged_files",
         "gauge",
         "Damaged files that are known and that no other copy has replaced",
     ),
-    Definition("galileo_scrub_bytes", "counter", "Bytes that the scrub has read from the disk"),
-    Definition("galileo_scrub_damages", "counter", "Damaged files that the scrub has found"),
-    Definition(
+    MetricEntry("galileo_scrub_bytes", "counter", "Bytes that the scrub has read from the disk"),
+    MetricEntry("galileo_scrub_damages", "counter", "Damaged files that the scrub has found"),
+    MetricEntry(
         "galileo_scrub_age_seconds",
         "gauge",
         "All that was stored so long ago was read again since",
     ),
     # --- of all continuous queries that the node coordinates
-    Definition(
+    MetricEntry(
         "galileo_ccqs",
         "gauge",
         "CCQs that this node coordinates: all, those whose cycles take longer than their interval, "
         "those that fail",
         ("state",),
     ),
-    Definition("galileo_cycle_seconds", "histogram", "How long jobs of processing cycles took"),
-    Definition("galileo_cycles_failed", "counter", "Jobs of processing cycles that failed"),
-    Definition(
+    MetricEntry("galileo_cycle_seconds", "histogram", "How long jobs of processing cycles took"),
+    MetricEntry("galileo_cycles_failed", "counter", "Jobs of processing cycles that failed"),
+    MetricEntry(
         "galileo_lag_seconds",
         "histogram",
         "From when commits may have lain beyond a cache until they were taken into it",
     ),
-    Definition("galileo_labels_matched", "counter", "Labels that cycles found and cached"),
-    Definition("galileo_labels_delivered", "counter", "Labels in answers to fetches"),
-    Definition(
+    MetricEntry("galileo_labels_matched", "counter", "Labels that cycles found and cached"),
+    MetricEntry("galileo_labels_delivered", "counter", "Labels in answers to fetches"),
+    MetricEntry(
         "galileo_labels_served_again",
         "counter",
         "Delivered labels that an earlier answer had passed already",
     ),
-    Definition(
+    MetricEntry(
         "galileo_labels_late", "counter", "Delivered labels of windows that were reported as closed"
     ),
-    Definition("galileo_cache_bytes", "gauge", "Memory of all caches"),
-    Definition(
+    MetricEntry("galileo_cache_bytes", "gauge", "Memory of all caches"),
+    MetricEntry(
         "galileo_cache_held_bytes", "gauge", "Of that, caches of CCQs that others coordinate by now"
     ),
-    Definition("galileo_cache_limit_bytes", "gauge", "What all caches may take: cache_bytes_max"),
-    Definition("galileo_spilled_bytes", "gauge", "Cached labels in files"),
-    Definition("galileo_spilled_limit_bytes", "gauge", "What they may take: spill_bytes_max"),
-    Definition("galileo_ccqs_shown", "gauge", "CCQs of which there are metrics of their own"),
+    MetricEntry("galileo_cache_limit_bytes", "gauge", "What all caches may take: cache_bytes_max"),
+    MetricEntry("galileo_spilled_bytes", "gauge", "Cached labels in files"),
+    MetricEntry("galileo_spilled_limit_bytes", "gauge", "What they may take: spill_bytes_max"),
+    MetricEntry("galileo_ccqs_shown", "gauge", "CCQs of which there are metrics of their own"),
     # --- of single continuous queries
-    Definition(
+    MetricEntry(
         "galileo_ccq_frontier_age_seconds",
         "gauge",
         "Since when something may lie beyond the cache; 0 while nothing does",
         _CCQ,
     ),
-    Definition("galileo_ccq_interval_seconds", "gauge", "The update interval as submitted", _CCQ),
-    Definition(
+    MetricEntry("galileo_ccq_interval_seconds", "gauge", "The update interval as submitted", _CCQ),
+    MetricEntry(
         "galileo_ccq_lag_seconds",
         "histogram",
         "From when commits may have lain beyond the cache until they were taken into it",
         _CCQ,
     ),
-    Definition("galileo_ccq_cycle_seconds", "summary", "Processing cycles that are over", _CCQ),
-    Definition("galileo_ccq_cycles_failed", "counter", "Cycles that came to nothing", _CCQ),
-    Definition("galileo_ccq_failing", "gauge", "1 while fetches end with an error", _CCQ),
-    Definition("galileo_ccq_labels_matched", "counter", "Labels that cycles found", _CCQ),
-    Definition("galileo_ccq_labels_delivered", "counter", "Labels in answers to fetches", _CCQ),
-    Definition(
+    MetricEntry("galileo_ccq_cycle_seconds", "summary", "Processing cycles that are over", _CCQ),
+    MetricEntry("galileo_ccq_cycles_failed", "counter", "Cycles that came to nothing", _CCQ),
+    MetricEntry("galileo_ccq_failing", "gauge", "1 while fetches end with an error", _CCQ),
+    MetricEntry("galileo_ccq_labels_matched", "counter", "Labels that cycles found", _CCQ),
+    MetricEntry("galileo_ccq_labels_delivered", "counter", "Labels in answers to fetches", _CCQ),
+    MetricEntry(
         "galileo_ccq_labels_served_again",
         "counter",
         "Delivered labels that an earlier answer had passed already",
         _CCQ,
     ),
-    Definition(
+    MetricEntry(
         "galileo_ccq_labels_late",
         "counter",
         "Delivered labels of windows that were reported as closed",
         _CCQ,
     ),
-    Definition("galileo_ccq_cache_bytes", "gauge", "Memory of the cache", _CCQ),
-    Definition("galileo_ccq_spilled_bytes", "gauge", "Cached labels in files", _CCQ),
+    MetricEntry("galileo_ccq_cache_bytes", "gauge", "Memory of the cache", _CCQ),
+    MetricEntry("galileo_ccq_spilled_bytes", "gauge", "Cached labels in files", _CCQ),
     # --- of channels
-    Definition(
+    MetricEntry(
         "galileo_channel_execution_seconds",
         "histogram",
         "How long executions took, each of one partition of a channel",
     ),
-    Definition(
+    MetricEntry(
         "galileo_channel_subscriptions", "gauge", "Subscriptions that this node matches", _CHANNEL
     ),
-    Definition("galileo_channel_index_bytes", "gauge", "Memory of their index", _CHANNEL),
-    Definition(
+    MetricEntry("galileo_channel_index_bytes", "gauge", "Memory of their index", _CHANNEL),
+    MetricEntry(
         "galileo_channel_behind_commits",
         "gauge",
         "Commits of the dataset that are not matched yet, of the partition that is furthest behind",
         _CHANNEL,
     ),
-    Definition(
+    MetricEntry(
         "galileo_channel_failing", "gauge", "Partitions that are not executed now", _CHANNEL
     ),
     # --- of stored data
-    Definition("galileo_dataset_rows", "gauge", "Observations that this node stores", _DATASET),
-    Definition("galileo_dataset_paths", "gauge", "Paths in them", _DATASET),
-    Definition("galileo_dataset_disk_bytes", "gauge", "Length of the journals", _DATASET),
-    Definition("galileo_dataset_graph_bytes", "gauge", "Memory of the metadata graph", _DATASET),
-    Definition(
+    MetricEntry("galileo_dataset_rows", "gauge", "Observations that this node stores", _DATASET),
+    MetricEntry("galileo_dataset_paths", "gauge", "Paths in them", _DATASET),
+    MetricEntry("galileo_dataset_disk_bytes", "gauge", "Length of the journals", _DATASET),
+    MetricEntry("galileo_dataset_graph_bytes", "gauge", "Memory of the metadata graph", _DATASET),
+    MetricEntry(
         "galileo_dataset_held_bytes",
         "gauge",
         "Files that retention would delete if no reader held them, at the last check",
         _DATASET,
     ),
-    Definition(
+    MetricEntry(
         "galileo_commit_log_fsync_seconds",
         "histogram",
         "How long the disk took to make groups of commits durable in the commit log",
     ),
-    Definition("galileo_partitions_shown", "gauge", "Partitions of which there are metrics"),
-    Definition("galileo_partition_sequence", "gauge", "Sequence of the newest commit", _PARTITION),
-    Definition(
+    MetricEntry("galileo_partitions_shown", "gauge", "Partitions of which there are metrics"),
+    MetricEntry("galileo_partition_sequence", "gauge", "Sequence of the newest commit", _PARTITION),
+    MetricEntry(
         "galileo_partition_fsync_seconds",
         "histogram",
         "How long the disk took to sync a segment",
         _PARTITION,
     ),
-    Definition(
+    MetricEntry(
         "galileo_partition_waiting_commits", "gauge", "Commits that wait for the disk", _PARTITION
     ),
-    Definition(
+    MetricEntry(
         "galileo_partition_stopped", "gauge", "1 while the partition takes no writes", _PARTITION
     ),
 )
-BY_NAME: Mapping[str, Definition] = {one.name: one for one in DEFINITIONS}
+BY_NAME: Mapping[str, MetricEntry] = {one.name: one for one in DEFINITIONS}
 
 
 class _Measurements(Collector):
@@ -263,7 +265,7 @@ class _Measurements(Collector):
             yield _family(BY_NAME[name], samples)
 
 
-def _family(made: Definition, samples: Iterable[tuple[tuple[str, ...], Value]]) -> Metric:
+def _family(made: MetricEntry, samples: Iterable[tuple[tuple[str, ...], Value]]) -> Metric:
     family: Any = _FAMILIES[made.kind](made.name, made.help, labels=made.labels)
     for labels, value in samples:
         if isinstance(value, DurationHistogram):

@@ -107,7 +107,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Index:
+class SegmentIndex:
     """The index of a merged segment.
 
     Attributes:
@@ -178,7 +178,7 @@ def encode_index(headers: list[FrameHeader], entries: list[BlockEntry]) -> list[
     return [*index, covered + _CRC.pack(checksum([covered]))]
 
 
-def read_index(path: Path, *, open_file: OpenFile = _open_for_index) -> Index:
+def read_index(path: Path, *, open_file: OpenFile = _open_for_index) -> SegmentIndex:
     """Reads and checks the end of a merged segment; no block is looked at.
 
     Args:
@@ -202,7 +202,7 @@ def read_index(path: Path, *, open_file: OpenFile = _open_for_index) -> Index:
     blocks = _place_entries(decode_batch(data[commits_bytes:], _BLOCKS), first_sequence=first)
     if blocks[-1].next_commit != commits.num_rows or _end(blocks[-1]) != offset:
         raise CorruptData("the index does not describe its file")
-    return Index(partition, first, commits, blocks, length)
+    return SegmentIndex(partition, first, commits, blocks, length)
 
 
 def _trailer(data: bytes) -> tuple[int, int, int, int, int, int]:

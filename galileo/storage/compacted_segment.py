@@ -17,7 +17,7 @@ import pyarrow as pa
 from galileo.errors import CorruptData
 from galileo.model.schema import StoredSchema
 from galileo.model.times import TIME_MIN_US
-from galileo.storage.compacted_format import Block, Index, decode_batch, read_index
+from galileo.storage.compacted_format import Block, SegmentIndex, decode_batch, read_index
 from galileo.storage.disk import read_at
 from galileo.storage.frame import (
     Buffer,
@@ -110,7 +110,7 @@ class CompactedSegment:
     )
 
     def __init__(
-        self, path: Path, index: Index, *, schema: StoredSchema, cache: BlockCache
+        self, path: Path, index: SegmentIndex, *, schema: StoredSchema, cache: BlockCache
     ) -> None:
         self.path = path
         self.first_sequence = index.first_sequence
@@ -242,7 +242,7 @@ class CompactedSegment:
             raise corrupt_error(self.path, offset, reason=error.message) from error
 
 
-def load_index(path: Path) -> Index:
+def load_index(path: Path) -> SegmentIndex:
     """The index of a merged segment of a partition.
 
     Raises:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.hashing import mix64, text64
-from galileo.storage.compacted_format import Index
+from galileo.storage.compacted_format import SegmentIndex
 from galileo.storage.frame import FrameHeader
 
 RANGE = 128
@@ -41,7 +41,7 @@ def commit_digests(headers: list[FrameHeader]) -> Digests:
     return _digests(b"".join(map(_fields, headers)))
 
 
-def merged_digests(index: Index) -> Digests:
+def merged_digests(index: SegmentIndex) -> Digests:
     """The digests of all commits of a merged segment."""
     commits = index.commits
     producers = commits.column("producer")
@@ -123,7 +123,7 @@ class LogHistory:
         self._marks.append(sequence)
         self._sums.append(total)
 
-    def add_merged(self, index: Index) -> None:
+    def add_merged(self, index: SegmentIndex) -> None:
         """Adds the commits of a merged segment, which follow."""
         digests = merged_digests(index)
         with self._lock:

@@ -45,7 +45,7 @@ from galileo.storage.commits import (
 )
 from galileo.storage.commits import Commit as Commit
 from galileo.storage.commits import Committed as Committed
-from galileo.storage.compacted_format import Index
+from galileo.storage.compacted_format import SegmentIndex
 from galileo.storage.compacted_segment import (
     BlockCache,
     CompactedSegment,
@@ -168,7 +168,7 @@ class FollowedFrame:
     paths: pa.RecordBatch
 
 
-class Epochs(Protocol):
+class FrameEpochs(Protocol):
     """The epoch of each frame of a log, and where it jumps."""
 
     @property
@@ -734,7 +734,7 @@ class PartitionJournal:
             self._maps.evict(source.path)
 
     def _compacted_segments(
-        self, index: Index, path: Path, *, newest: int = TIME_MIN_US
+        self, index: SegmentIndex, path: Path, *, newest: int = TIME_MIN_US
     ) -> CompactedSegment:
         merged = CompactedSegment(path, index, schema=self._schema, cache=self._blocks)
         merged.newest_us = newest
@@ -810,7 +810,7 @@ class PartitionJournal:
             reason = f"expected the segment of sequence {end + 1} next; one is missing or misplaced"
             raise corrupt_error(path, 0, reason=reason)
 
-    def _index_compacted(self, index: Index) -> None:
+    def _index_compacted(self, index: SegmentIndex) -> None:
         """Takes the commits of a merged segment into the indices, all at once."""
         self._producers.add_merged(index)
         self.history.add_merged(index)
@@ -1058,7 +1058,7 @@ def _row_sizes(sequences: Sequence[int], segment: Segment | CompactedSegment) ->
 
 
 def decode_frames(
-    data: Buffer, *, schema: StoredSchema, partition: int, after: int, epochs: Epochs
+    data: Buffer, *, schema: StoredSchema, partition: int, after: int, epochs: FrameEpochs
 ) -> list[FollowedFrame]:
     """Frames of a leader, checked whole; those up to `after` are left out.
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from galileo.storage.compacted_format import Index
+from galileo.storage.compacted_format import SegmentIndex
 
 Numbers: TypeAlias = npt.NDArray[np.integer[Any]]
 
@@ -54,7 +54,7 @@ class ProducerIndex:
             known.numbers.frombytes(numbers.tobytes())
             known.sequences.frombytes(places.tobytes())
 
-    def add_merged(self, index: Index) -> None:
+    def add_merged(self, index: SegmentIndex) -> None:
         """Adds all batches of a merged segment."""
         sequences = np.arange(index.commits.num_rows) + index.first_sequence
         producers = index.commits.column("producer")

@@ -117,7 +117,7 @@ class Pair:
         return f"{self.channel.name}/{self.broker.name}"
 
 
-class Delivery:
+class PairDelivery:
     """Pushes for one pair until it is cancelled.
 
     Args:

@@ -35,7 +35,7 @@ from galileo.hashing import text64
 from galileo.model.broker import BROKERS, WORKERS, Broker, Sink, stored_broker
 from galileo.model.table import Table
 from galileo.worker.addresses import AddressPolicy
-from galileo.worker.delivery import Delivery, Pair
+from galileo.worker.delivery import Pair, PairDelivery
 from galileo.worker.endpoints import Endpoint, open_endpoint
 from galileo.worker.metrics import WorkerMetrics
 from galileo.worker.options import WorkerOptions
@@ -187,8 +187,8 @@ class Worker:
         living = {self.name, *(worker for worker in self._beats if self.is_alive(worker))}
         return max(living, key=lambda worker: text64(pair.name, worker))
 
-    def _delivery(self, pair: Pair) -> Delivery:
-        return Delivery(
+    def _delivery(self, pair: Pair) -> PairDelivery:
+        return PairDelivery(
             self._client,
             pair,
             worker=self.name,

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.connection_limits import Connection, ConnectionLimiter, select_victim
+from galileo.connection_limits import ConnectionLimiter, OpenConnection, select_victim
 
 HOSTS = ("a", "b", "c")
 
 
-class Line(Connection):
+class Line(OpenConnection):
     """A connection that knows whether it was closed."""
 
     def __init__(self, host: str) -> None:
@@ -114,7 +114,7 @@ async def compare(connections_max: int, what: list[tuple[str, int, str, int]]) -
         assert limiter.held_bytes == sum(one.held for one in model.all)
 
 
-class Counted(Connection):
+class Counted(OpenConnection):
     """A connection that counts how often its size is read."""
 
     reads = 0

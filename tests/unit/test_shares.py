@@ -11,11 +11,11 @@ import pytest
 from stopped_clock import StoppedClock
 
 from galileo.errors import GalileoError, Overloaded
-from galileo.shares import HOST_PART, SLOW_AFTER_S, ArrivingRequest, Caller, Pool
+from galileo.shares import HOST_PART, SLOW_AFTER_S, ArrivingRequest, Pool, ShareHolder
 
-ANN, BOB, EVE = (Caller("a", "ann"), Caller("a", "bob"), Caller("b", "eve"))
-NODE = Caller("a", "n1", is_kept=True)
-CALLERS = (ANN, BOB, EVE, NODE, Caller("a"), Caller("c"))
+ANN, BOB, EVE = (ShareHolder("a", "ann"), ShareHolder("a", "bob"), ShareHolder("b", "eve"))
+NODE = ShareHolder("a", "n1", is_kept=True)
+CALLERS = (ANN, BOB, EVE, NODE, ShareHolder("a"), ShareHolder("c"))
 MOST, KEPT = 40, 6
 FAR = 1e9
 
@@ -24,7 +24,7 @@ FAR = 1e9
 class Waiting:
     """A call that waits in the pool and in the model."""
 
-    caller: Caller
+    caller: ShareHolder
     amount: int
     task: asyncio.Task[bool] | None = None
 
@@ -35,9 +35,9 @@ class Model:
 
     held: list[Waiting] = field(default_factory=list)
     waiting: list[Waiting] = field(default_factory=list)
-    turns: list[Caller] = field(default_factory=list)
+    turns: list[ShareHolder] = field(default_factory=list)
 
-    def total(self, of: Iterable[Caller]) -> int:
+    def total(self, of: Iterable[ShareHolder]) -> int:
         callers = set(of)
         return sum(one.amount for one in self.held if one.caller in callers)
 
@@ -110,7 +110,7 @@ async def test_pool_grants_what_a_plain_list_grants(seed: int) -> None:
 def test_pool_keeps_room_for_one_more_caller() -> None:
     pool = Pool(60, kept=0)
     for callers in range(1, 6):
-        caller = Caller(f"h{callers}", f"p{callers}")
+        caller = ShareHolder(f"h{callers}", f"p{callers}")
         taken = 0
         while pool.take_now(caller):
             taken += 1
@@ -119,7 +119,7 @@ def test_pool_keeps_room_for_one_more_caller() -> None:
 
 
 def test_pool_gives_equal_shares_to_callers_that_take_in_turns() -> None:
-    pool, callers = Pool(110, kept=0), [Caller("h", f"p{number}") for number in range(10)]
+    pool, callers = Pool(110, kept=0), [ShareHolder("h", f"p{number}") for number in range(10)]
     taken = dict.fromkeys(callers, 0)
     while any([pool.take_now(caller) for caller in callers]):  # noqa: C419
         taken = {caller: pool._names.get(caller.name, 0) for caller in callers}
@@ -130,7 +130,7 @@ def test_pool_gives_equal_shares_to_callers_that_take_in_turns() -> None:
 def test_pool_keeps_room_for_processes_of_the_cluster() -> None:
     pool = Pool(16)
     for number in range(100):
-        while pool.take_now(Caller(f"h{number}", f"p{number}")):
+        while pool.take_now(ShareHolder(f"h{number}", f"p{number}")):
             pass
     assert pool.held == 14
     assert [pool.take_now(NODE) for _ in range(3)] == [True, True, False]
@@ -156,7 +156,7 @@ class Sender:
     """A request and the error that it was ended with."""
 
     pool: Pool
-    caller: Caller
+    caller: ShareHolder
     errors: list[GalileoError] = field(default_factory=list)
     request: ArrivingRequest = field(init=False)
 
@@ -199,7 +199,7 @@ async def test_requests_that_grow_in_step_all_arrive(seed: int) -> None:
     draw, pool = random.Random(seed), Pool(100, kept=0)
     largest, exceeding = 40, 0
 
-    async def upload(caller: Caller) -> None:
+    async def upload(caller: ShareHolder) -> None:
         nonlocal exceeding
         sender = Sender(pool, caller)
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from galileo.query.index.bound_columns import BoundColumns, Rows
+from galileo.query.index.bound_columns import BoundColumns, PathRows
 from galileo.query.index.prefixes import CandidateRanges, Places, Slots
 
 FEW = 8
@@ -28,7 +28,7 @@ class _AccessPath:
 
 
 def candidates_by_access_path(
-    slots: Slots, constants: BoundColumns, rows: Rows
+    slots: Slots, constants: BoundColumns, rows: PathRows
 ) -> Iterator[tuple[CandidateRanges, Places | None]]:
     """The rows that may match each query, as ranges of an order of rows.
 
@@ -55,7 +55,7 @@ def candidates_by_access_path(
         )
 
 
-def _access_paths(slots: Slots, constants: BoundColumns, rows: Rows) -> Iterator[_AccessPath]:
+def _access_paths(slots: Slots, constants: BoundColumns, rows: PathRows) -> Iterator[_AccessPath]:
     """The access path of all rows, then those of conditions."""
     everyone = np.arange(len(slots))
     yield _AccessPath(None, everyone, np.zeros_like(everyone), np.full_like(everyone, len(rows)))

@@ -92,7 +92,7 @@ class TextEquality:
         return int(self.wanted.nbytes) + object_bytes * len(self._codes)
 
 
-class Rows:
+class PathRows:
     """A batch of paths, with cached conversions of its features."""
 
     __slots__ = ("_numbers", "_texts", "columns")
@@ -179,7 +179,7 @@ class BoundColumns:
         for texts in self.texts.values():
             texts.compact(alive)
 
-    def filter(self, pairs: CandidatePairs, rows: Rows) -> CandidatePairs:
+    def filter(self, pairs: CandidatePairs, rows: PathRows) -> CandidatePairs:
         """The pairs whose row satisfies the constants of the query."""
         pairs = pairs.where(self._filter_by_time(pairs, rows.columns.bucket))
         for name, column in self.numbers.items():
@@ -204,7 +204,7 @@ class BoundColumns:
 
 
 def _filter_by_interval(
-    pairs: CandidatePairs, column: NumberIntervals, rows: Rows, name: str
+    pairs: CandidatePairs, column: NumberIntervals, rows: PathRows, name: str
 ) -> CandidatePairs:
     bound = column.bound.take(pairs.slots)
     if not bound.any():
@@ -216,7 +216,7 @@ def _filter_by_interval(
 
 
 def _filter_by_text(
-    pairs: CandidatePairs, texts: TextEquality, rows: Rows, key: TextKey
+    pairs: CandidatePairs, texts: TextEquality, rows: PathRows, key: TextKey
 ) -> CandidatePairs:
     expected: Slots = texts.wanted.take(pairs.slots)
     if not (expected >= 0).any():

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from galileo.geo.geohash import Cells
 from galileo.query import visitors
 from galileo.query.columns import Columns, Mask
-from galileo.query.index.bound_columns import Rows, grow
+from galileo.query.index.bound_columns import PathRows, grow
 from galileo.query.index.candidates import CandidatePairs
 from galileo.query.index.normal_form import by_cell_alone
 from galileo.query.index.prefixes import Places
@@ -78,7 +78,7 @@ class ResidualFilters:
         self._release(int(self._of[slot]))
         self._of[slot] = NONE if node is None else self._number(node)
 
-    def filter(self, pairs: CandidatePairs, rows: Rows) -> CandidatePairs:
+    def filter(self, pairs: CandidatePairs, rows: PathRows) -> CandidatePairs:
         """The pairs whose row satisfies the condition."""
         numbers = self._of.take(pairs.slots)
         open_pairs = np.flatnonzero(numbers != NONE)
@@ -91,7 +91,7 @@ class ResidualFilters:
             mask[places] = self._verdicts(int(numbers[places[0]]), pairs.rows[places], rows)
         return pairs.where(mask)
 
-    def _verdicts(self, number: int, places: Places, rows: Rows) -> Mask:
+    def _verdicts(self, number: int, places: Places, rows: PathRows) -> Mask:
         distinct, inverse = np.unique(places, return_inverse=True)
         verdicts: Mask = self._conditions[number].accepts(rows.columns.take(distinct))[inverse]
         return verdicts

@@ -16,7 +16,7 @@ import numpy as np
 from galileo.model.schema import Schema
 from galileo.query.columns import Columns, Mask
 from galileo.query.index.access_path import candidates_by_access_path
-from galileo.query.index.bound_columns import BoundColumns, Rows, grow
+from galileo.query.index.bound_columns import BoundColumns, PathRows, grow
 from galileo.query.index.candidates import CandidatePairs, pairs_from_ranges
 from galileo.query.index.normal_form import PREFIXES_MAX, normal_form
 from galileo.query.index.prefixes import CandidateRanges, Places, PrefixIndex, Slots
@@ -131,7 +131,7 @@ class StandingQueries:
         if len(columns) == 0 or not requested.any():
             return
         order = _cell_order(columns)
-        rows = Rows(columns if order is None else columns.take(order))
+        rows = PathRows(columns if order is None else columns.take(order))
         for hits, way in self._candidates(rows, requested):
             for pairs in pairs_from_ranges(hits, way):
                 matches = self._rest.filter(self._constants.filter(pairs, rows), rows)
@@ -150,7 +150,7 @@ class StandingQueries:
         return requested & self._alive
 
     def _candidates(
-        self, rows: Rows, requested: Mask
+        self, rows: PathRows, requested: Mask
     ) -> Iterator[tuple[CandidateRanges, Places | None]]:
         buckets = rows.columns.bucket
         timely = requested & (self._constants.first <= buckets.max())

@@ -23,7 +23,7 @@ from galileo.model.sort_keys import differs
 from galileo.query.index.candidates import CandidatePairs, pairs_from_ranges
 from galileo.query.index.prefixes import CandidateRanges, Places
 from galileo.query.subscriptions.blocks import Numbers
-from galileo.query.subscriptions.conjuncts import Comparison, InArea, InCircle
+from galileo.query.subscriptions.conjuncts import InArea, InCircle, ParameterComparison
 from galileo.query.subscriptions.hash_index import HashIndex
 from galileo.query.subscriptions.parameter_query import ParameterQuery
 from galileo.query.subscriptions.point_grid import GroupBoxes
@@ -153,11 +153,11 @@ class ColumnGroups:
             merged = HashIndex(np.concatenate([run.hashes for run in (oldest, *others)]))
             self._runs[-RUNS:] = [merged]
 
-    def _comparisons(self) -> list[tuple[Comparison, FieldColumn]]:
+    def _comparisons(self) -> list[tuple[ParameterComparison, FieldColumn]]:
         return [
             (part, self._columns[part.parameter][0])
             for part in self._parts
-            if isinstance(part, Comparison)
+            if isinstance(part, ParameterComparison)
         ]
 
     def _spatial_tests(self) -> list[SpatialTest]:
@@ -199,7 +199,7 @@ class _Scan:
     def __init__(
         self,
         rows: RowIndex,
-        comparisons: Sequence[tuple[Comparison, FieldColumn]],
+        comparisons: Sequence[tuple[ParameterComparison, FieldColumn]],
         spatial_tests: Sequence[SpatialTest],
     ) -> None:
         self._rows, self._comparisons, self._tests = rows, comparisons, spatial_tests

@@ -17,7 +17,7 @@ _OTHER = {"and": "or", "or": "and"}
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ParameterComparison:
     """A feature or the time, compared with a parameter.
 
     Attributes:
@@ -54,7 +54,7 @@ class InCircle:
     radius: str | float
 
 
-SimplePart: TypeAlias = Comparison | InArea | InCircle
+SimplePart: TypeAlias = ParameterComparison | InArea | InCircle
 
 
 def constant_part(tree: Any, *, negated: bool = False) -> Any:
@@ -116,7 +116,7 @@ def _simple_part(tree: Any, schema: Schema) -> SimplePart | None:
     return None
 
 
-def _comparison(op: str, args: list[Any], schema: Schema) -> Comparison | None:
+def _comparison(op: str, args: list[Any], schema: Schema) -> ParameterComparison | None:
     left, right = args
     if has_parameter(left):
         left, right, op = right, left, MIRRORED[op]
@@ -128,7 +128,7 @@ def _comparison(op: str, args: list[Any], schema: Schema) -> Comparison | None:
     parameter = parameter_of(right)
     if parameter is None or (about.feature is None and about.name != DATETIME):
         return None
-    return Comparison(about.name, op, parameter, about.folded)
+    return ParameterComparison(about.name, op, parameter, about.folded)
 
 
 def _in_circle(tree: Any, schema: Schema) -> InCircle | None:

@@ -13,7 +13,7 @@ from galileo.query.subscriptions.blocks import Numbers
 from galileo.query.subscriptions.row_index import RowIndex
 
 
-class Groups(Protocol):
+class ValueGroups(Protocol):
     """The distinct values of the parameters, each with a number; not thread-safe."""
 
     def __len__(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from galileo.errors import InputError
 from galileo.model.enrichment import Lookup
 from galileo.model.table import Table
-from galileo.query.subscriptions.parameters import CONDITION, KEYS, Place, property_names
+from galileo.query.subscriptions.parameters import CONDITION, KEYS, ParameterPlace, property_names
 
 
 def add_columns(
@@ -69,7 +69,9 @@ def column_names(lookups: Sequence[Lookup]) -> tuple[str, ...]:
 
 
 def check_columns(
-    places: Mapping[str, Set[Place]], lookups: Sequence[Lookup], tables: Mapping[str, Table]
+    places: Mapping[str, Set[ParameterPlace]],
+    lookups: Sequence[Lookup],
+    tables: Mapping[str, Table],
 ) -> None:
     """Raises InputError if columns of tables stand where other types or conditions are expected."""
     if lookups and any(CONDITION in several for several in places.values()):
@@ -88,7 +90,7 @@ def check_columns(
 
 def key_parameters(
     lookups: Sequence[Lookup], tables: Mapping[str, Table]
-) -> Iterator[tuple[str, Place]]:
+) -> Iterator[tuple[str, ParameterPlace]]:
     """The parameters with keys of rows, and what each is."""
     for step in lookups:
         kinds, key = dict(tables[step.table].columns), tables[step.table].key_columns
@@ -97,8 +99,10 @@ def key_parameters(
 
 
 def own_parameters(
-    places: Mapping[str, Set[Place]], lookups: Sequence[Lookup], tables: Mapping[str, Table]
-) -> dict[str, frozenset[Place]]:
+    places: Mapping[str, Set[ParameterPlace]],
+    lookups: Sequence[Lookup],
+    tables: Mapping[str, Table],
+) -> dict[str, frozenset[ParameterPlace]]:
     """The places of the parameters that subscriptions have: of the template, then those of keys.
 
     Raises:

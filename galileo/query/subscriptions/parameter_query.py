@@ -33,7 +33,7 @@ from galileo.query.subscriptions.parameters import (
     CONDITION,
     NAME,
     REGION,
-    Place,
+    ParameterPlace,
     check_names,
     places_of,
     property_names,
@@ -219,12 +219,14 @@ class ParameterQuery:
         return mask
 
 
-def _sample(places: Set[Place]) -> Any:
+def _sample(places: Set[ParameterPlace]) -> Any:
     """A value that fits all places of a parameter; a geohash is no condition."""
     return (CONDITION if CONDITION in places else next(iter(places))).sample
 
 
-def _features(tree: Any, schema: Schema, places: Mapping[str, Set[Place]]) -> tuple[str, ...]:
+def _features(
+    tree: Any, schema: Schema, places: Mapping[str, Set[ParameterPlace]]
+) -> tuple[str, ...]:
     if any(CONDITION in several for several in places.values()):
         return tuple(feature.name for feature in schema.indexed)
     named = set(property_names(tree))
@@ -232,7 +234,7 @@ def _features(tree: Any, schema: Schema, places: Mapping[str, Set[Place]]) -> tu
 
 
 def _simple_parts(
-    tree: Any, schema: Schema, places: Mapping[str, Set[Place]]
+    tree: Any, schema: Schema, places: Mapping[str, Set[ParameterPlace]]
 ) -> tuple[SimplePart, ...] | None:
     is_both = any({REGION, CENTRE} <= several for several in places.values())
     return None if is_both else simple_parts(tree, schema)

@@ -22,7 +22,7 @@ PARAMETERS_MAX = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class ParameterPlace:
     """A kind of place in which a parameter can stand.
 
     Attributes:
@@ -34,25 +34,25 @@ class Place:
     sample: Any
 
 
-CONDITION = Place("text", "true")
-REGION = Place("geometry", shapely.Point(0, 0))
-CENTRE = Place("geometry", shapely.Point(0, 0))
-DISTANCE = Place("float", 0.0)
-NUMBER = Place("float", 0.0)
-TEXT = Place("text", "0" * PRECISION_MAX)
+CONDITION = ParameterPlace("text", "true")
+REGION = ParameterPlace("geometry", shapely.Point(0, 0))
+CENTRE = ParameterPlace("geometry", shapely.Point(0, 0))
+DISTANCE = ParameterPlace("float", 0.0)
+NUMBER = ParameterPlace("float", 0.0)
+TEXT = ParameterPlace("text", "0" * PRECISION_MAX)
 """The sample is a geohash, too."""
-NAME = Place("text", "me")
+NAME = ParameterPlace("text", "me")
 """Of a broker; it is never empty."""
-FLAG = Place("bool", True)
-SOUTH, NORTH = Place("float", -90.0), Place("float", 90.0)
-TIME = Place("time", dt.datetime(2000, 1, 1, tzinfo=dt.UTC))
-START = Place("time", dt.datetime(1, 1, 1, tzinfo=dt.UTC))
-END = Place("time", dt.datetime(9999, 12, 31, tzinfo=dt.UTC))
+FLAG = ParameterPlace("bool", True)
+SOUTH, NORTH = ParameterPlace("float", -90.0), ParameterPlace("float", 90.0)
+TIME = ParameterPlace("time", dt.datetime(2000, 1, 1, tzinfo=dt.UTC))
+START = ParameterPlace("time", dt.datetime(1, 1, 1, tzinfo=dt.UTC))
+END = ParameterPlace("time", dt.datetime(9999, 12, 31, tzinfo=dt.UTC))
 
 KEYS = {
-    "int": Place("int", 0),
-    "text": Place("text", ""),
-    "time": Place("time", dt.datetime(2000, 1, 1, tzinfo=dt.UTC)),
+    "int": ParameterPlace("int", 0),
+    "text": ParameterPlace("text", ""),
+    "time": ParameterPlace("time", dt.datetime(2000, 1, 1, tzinfo=dt.UTC)),
 }
 """Of parameters that are keys of rows, by their types."""
 
@@ -60,13 +60,13 @@ _PLACES = {"float": NUMBER, "int": NUMBER, "text": TEXT, "bool": FLAG}
 _SPECIAL = {DATETIME: TIME, "time": TIME, GEOHASH: TEXT}
 
 
-def places_of(template: Template, schema: Schema) -> dict[str, frozenset[Place]]:
+def places_of(template: Template, schema: Schema) -> dict[str, frozenset[ParameterPlace]]:
     """The places of each parameter, in the order of the text.
 
     Raises:
         InputError: a parameter stands in places for different types.
     """
-    places: dict[str, set[Place]] = {name: set() for name in template.parameters}
+    places: dict[str, set[ParameterPlace]] = {name: set() for name in template.parameters}
     for name, place in _in_condition(tree_of(template), schema):
         places[name].add(place)
     for name, several in places.items():
@@ -117,7 +117,7 @@ def check_names(names: Collection[str]) -> None:
             )
 
 
-def _in_condition(tree: Any, schema: Schema) -> Iterator[tuple[str, Place]]:
+def _in_condition(tree: Any, schema: Schema) -> Iterator[tuple[str, ParameterPlace]]:
     if (name := parameter_of(tree)) is not None:
         yield name, CONDITION
     elif isinstance(tree, dict) and "op" in tree:
@@ -134,7 +134,7 @@ def _in_condition(tree: Any, schema: Schema) -> Iterator[tuple[str, Place]]:
             yield from _in_operand(args, _place_beside(args, schema))
 
 
-def _in_operand(raw: Any, place: Place) -> Iterator[tuple[str, Place]]:
+def _in_operand(raw: Any, place: ParameterPlace) -> Iterator[tuple[str, ParameterPlace]]:
     if (name := parameter_of(raw)) is not None:
         yield name, place
     elif isinstance(raw, list):
@@ -146,7 +146,7 @@ def _in_operand(raw: Any, place: Place) -> Iterator[tuple[str, Place]]:
                 yield from _in_operand(part, inner)
 
 
-def _in_parts(key: str, item: Any, place: Place) -> list[tuple[Place, Any]]:
+def _in_parts(key: str, item: Any, place: ParameterPlace) -> list[tuple[ParameterPlace, Any]]:
     """The parts of an operand, each with the place that it is."""
     if key == "interval":
         return list(zip((START, END), item, strict=False))
@@ -157,7 +157,7 @@ def _in_parts(key: str, item: Any, place: Place) -> list[tuple[Place, Any]]:
     return [(place, item)]
 
 
-def _place_beside(args: list[Any], schema: Schema) -> Place:
+def _place_beside(args: list[Any], schema: Schema) -> ParameterPlace:
     """The place of what is compared with a property; of none, errors follow when it is bound."""
     for name in property_names(args):
         feature = schema.feature(name)

@@ -3,7 +3,7 @@
 Subscriptions with equal parameters are a *group*. Matching finds pairs of a group and a row; the
 work does not depend on how many subscriptions a group has. What each is for:
 
-- `Groups` has the values of the parameters, once for each group, and matches them;
+- `ValueGroups` has the values of the parameters, once for each group, and matches them;
 - `SubscriptionBlocks` has the subscriptions of each group, in columns;
 - here are the names of the brokers, and how many subscriptions each group has.
 """
@@ -27,7 +27,7 @@ from galileo.query.index.candidates import CandidatePairs
 from galileo.query.subscriptions.blocks import Numbers, Runs, SubscriptionBlocks, Subscriptions
 from galileo.query.subscriptions.column_groups import ColumnGroups
 from galileo.query.subscriptions.distinct import distinct_rows
-from galileo.query.subscriptions.groups import Groups
+from galileo.query.subscriptions.groups import ValueGroups
 from galileo.query.subscriptions.parameter_query import ParameterQuery
 from galileo.query.subscriptions.query_groups import QueryGroups
 from galileo.query.subscriptions.row_index import RowIndex
@@ -57,7 +57,9 @@ class SubscriptionIndex:
 
     def __init__(self, query: ParameterQuery) -> None:
         self.query = query
-        self._groups: Groups = QueryGroups(query) if query.simple is None else ColumnGroups(query)
+        self._groups: ValueGroups = (
+            QueryGroups(query) if query.simple is None else ColumnGroups(query)
+        )
         self._blocks = SubscriptionBlocks()
         self._counts: Numbers = np.zeros(0, dtype=np.int32)
         self._brokers: dict[str, int] = {}

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from galileo.geo.regions import Mask
 from galileo.model.times import TIME_MAX_US, TIME_MIN_US, column_micros, iso
-from galileo.query.subscriptions.parameters import CENTRE, DISTANCE, NAME, Place
+from galileo.query.subscriptions.parameters import CENTRE, DISTANCE, NAME, ParameterPlace
 from galileo.query.subscriptions.wkb import read_points
 
 
@@ -30,7 +30,7 @@ class Fault:
     got: str
 
 
-def fitting(values: pa.Array, places: Set[Place]) -> Mask:
+def fitting(values: pa.Array, places: Set[ParameterPlace]) -> Mask:
     """Mask of the values that are there and fit a query, whatever the other parameters are.
 
     Args:
@@ -42,7 +42,7 @@ def fitting(values: pa.Array, places: Set[Place]) -> Mask:
     return mask
 
 
-def first_fault(values: pa.Array, places: Set[Place], *, name: str) -> Fault | None:
+def first_fault(values: pa.Array, places: Set[ParameterPlace], *, name: str) -> Fault | None:
     """The first value that is null or fits no query, whatever the other parameters are.
 
     Args:
@@ -69,7 +69,7 @@ def first_fault(values: pa.Array, places: Set[Place], *, name: str) -> Fault | N
     return Fault(row, f"a point as {name!r}", "another geometry")
 
 
-def _fit(values: pa.Array, places: Set[Place]) -> Mask:
+def _fit(values: pa.Array, places: Set[ParameterPlace]) -> Mask:
     """Mask of the values that fit, none of which is null."""
     kind = next(iter(places)).type
     if kind == "float":

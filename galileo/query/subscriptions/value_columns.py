@@ -17,7 +17,7 @@ import shapely
 
 from galileo.geo.regions import Mask
 from galileo.model.times import column_micros
-from galileo.query.subscriptions.parameters import CENTRE, Place
+from galileo.query.subscriptions.parameters import CENTRE, ParameterPlace
 from galileo.query.subscriptions.wkb import read_areas, read_points
 
 Field: TypeAlias = npt.NDArray[Any] | pa.Array
@@ -71,7 +71,7 @@ class Vector:
         self._length = len(self._array)
 
 
-class Shapes(Vector):
+class ShapeColumn(Vector):
     """Geometries, of which those of boxes are None."""
 
     __slots__ = ("_shape_bytes",)
@@ -123,10 +123,10 @@ def column_of(field: Field) -> FieldColumn:
     """A column that begins with these values."""
     if isinstance(field, pa.Array):
         return Texts(field)
-    return Shapes(field) if field.dtype == np.object_ else Vector(field)
+    return ShapeColumn(field) if field.dtype == np.object_ else Vector(field)
 
 
-def fields_of(values: pa.Array, places: Set[Place]) -> tuple[Field, ...]:
+def fields_of(values: pa.Array, places: Set[ParameterPlace]) -> tuple[Field, ...]:
     """The fields of values.
 
     Args:

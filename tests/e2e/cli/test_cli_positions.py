@@ -14,7 +14,7 @@ from expected_errors import raises
 
 import galileo
 from galileo.cli.main import main
-from galileo.cli.positions import Position
+from galileo.cli.positions import WatchPosition
 from galileo.errors import InputError
 
 Fresh = Callable[[str], str]
@@ -55,7 +55,7 @@ def test_ccq_watch_from_a_name_resumes_after_the_last_update(
         return sorted(label["t"] for label in json.loads(done.stdout)["labels"])
 
     assert watched("start") == watched("alarms") == [1, 2, 3]
-    now = Position(ccq_id, "now").token(client)
+    now = WatchPosition(ccq_id, "now").token(client)
     assert len(client.fetch(ccq_id, token=now).labels) == 0
     client.ingest(dataset, table(4, 5))
     assert len(client.fetch(ccq_id, token=now, wait="60s").labels) == 2
@@ -69,7 +69,7 @@ def test_position_damaged_is_refused(
 ) -> None:
     environment = {"XDG_STATE_HOME": str(tmp_path)}
     file = tmp_path / "galileo" / "positions" / "ccq-1" / "alarms"
-    position = Position("ccq-1", "alarms", environment=environment)
+    position = WatchPosition("ccq-1", "alarms", environment=environment)
     assert position.token(client) == ""
     position.save("")
     file.write_bytes(content)
@@ -82,7 +82,7 @@ def test_position_of_another_query_is_refused(
 ) -> None:
     made = client.submit(dataset, interval="1h", expiration="1h")
     client.cancel(made.id)
-    position = Position("ccq-1", "alarms", environment={"XDG_STATE_HOME": str(tmp_path)})
+    position = WatchPosition("ccq-1", "alarms", environment={"XDG_STATE_HOME": str(tmp_path)})
     position.save(made.token)
     with raises(InputError, reader="ccq-1"):
         position.token(client)
@@ -91,4 +91,4 @@ def test_position_of_another_query_is_refused(
 @pytest.mark.parametrize("begin", ["", "../x", ".hidden", "a/b", "x" * 65])
 def test_position_with_a_path_as_name_is_refused(begin: str) -> None:
     with raises(InputError, parameter="from"):
-        Position("ccq-1", begin)
+        WatchPosition("ccq-1", begin)

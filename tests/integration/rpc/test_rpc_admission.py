@@ -33,7 +33,7 @@ from galileo.rpc.internal import SERVICE
 from galileo.rpc.peers import GOSSIP
 from galileo.rpc.policy import HEARTBEATS, POLICIES
 from galileo.rpc.replication import REPLICATE
-from galileo.shares import Caller
+from galileo.shares import ShareHolder
 from galileo.wire.channel import (
     PIECE_BYTES,
     node_server_options,
@@ -56,7 +56,7 @@ WATCH, RUN, SCAN, SELECT, ECHO = (
     f"{PACKAGE}{name}"
     for name in ("Continuous/Watch", "Query/Run", "Storage/Scan", "Storage/Select", "Storage/Read")
 )
-ANN = Caller("ipv4:10.0.0.1", "ann")
+ANN = ShareHolder("ipv4:10.0.0.1", "ann")
 
 
 @dataclass

@@ -42,7 +42,7 @@ from galileo.rpc.query import QueryServicer
 from galileo.rpc.quotas import QuotaResolver
 from galileo.rpc.rate_limit import Metering, metered
 from galileo.server.elections import Elections
-from galileo.shares import Caller
+from galileo.shares import ShareHolder
 from galileo.turns import FairTurns
 from galileo.wire.channel import PIECE_BYTES
 
@@ -273,7 +273,7 @@ def bodies() -> Case:
 
     async def call() -> None:
         scope = {"type": "http", "headers": []}
-        async with bodies.admitted(Request(scope, receive), Caller("h")) as request:
+        async with bodies.admitted(Request(scope, receive), ShareHolder("h")) as request:
             async for _ in request.stream():
                 await go.wait()
                 return
@@ -285,7 +285,7 @@ def callers() -> Case:
     made, go = Callers.__new__(Callers), asyncio.Event()
     made._requests = Counter()
     made._clients = SimpleNamespace(client=lambda token: None)  # type: ignore[assignment]
-    scope = {"type": "http", "headers": [], _CALLER: Caller("h"), _TOKEN: ""}
+    scope = {"type": "http", "headers": [], _CALLER: ShareHolder("h"), _TOKEN: ""}
 
     async def call() -> None:
         async with made.client(Request(scope)):

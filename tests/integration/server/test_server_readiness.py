@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from expected_errors import raises
 
-from galileo.dht.membership import GossipArrived, Membership, Ticked
+from galileo.dht.membership import GossipArrived, Membership, MembershipTicked
 from galileo.errors import ConfigError
 from galileo.server.monitoring import Monitoring
 from galileo.server.readiness import Readiness, ReadinessChecks
@@ -30,7 +30,7 @@ class Checks:
     def __init__(self, directory: Path, *peers: str) -> None:
         self.clock = Clock()
         self.members = Membership("a", peers)
-        self.members.step(Ticked(), 0.0)
+        self.members.step(MembershipTicked(), 0.0)
         self.checks = ReadinessChecks(
             directory,
             unheard=lambda: self.members.never_heard,
@@ -56,7 +56,7 @@ def test_readiness_waits_until_peers_report_or_are_dead(tmp_path: Path) -> None:
     made.members.step(GossipArrived("b", other.heartbeat("a")), 0.1)
     assert "yet from c" in made.checks.look().checks["peers"]
     for now in (0.9, 1.8, 2.5):
-        made.members.step(Ticked(), now)
+        made.members.step(MembershipTicked(), now)
     assert "c" in made.members.dead
     assert made.checks.look().is_ready
 

@@ -10,11 +10,11 @@ from typing import Any
 from galileo.client.numbered_rows import read_row, replace_row
 from galileo.client.results import Notifications
 from galileo.model.reader import POSITIONS
-from galileo.worker.delivery import Delivery
+from galileo.worker.delivery import PairDelivery
 from galileo.worker.endpoints import Chunk, DeliveryError, RefusedError
 
 
-class StoresPositionFirst(Delivery):
+class StoresPositionFirst(PairDelivery):
     """At most once: a crash in between loses notifications."""
 
     async def _deliver_execution(self, batch: Notifications) -> None:
@@ -22,7 +22,7 @@ class StoresPositionFirst(Delivery):
         await super()._deliver_execution(batch)
 
 
-class IgnoresOthers(Delivery):
+class IgnoresOthers(PairDelivery):
     """Without compare-and-set, a worker that was replaced moves the position back."""
 
     async def _store(self, **changes: Any) -> None:
@@ -33,7 +33,7 @@ class IgnoresOthers(Delivery):
         pass
 
 
-class CountsFromEachChunk(Delivery):
+class CountsFromEachChunk(PairDelivery):
     """Two chunks of an execution have the same keys."""
 
     def _chunk(self, batch: Notifications, start: int, stop: int) -> Chunk:
@@ -46,7 +46,7 @@ class _NamedByBegin(Chunk):
         return self.key_of(0)
 
 
-class NamesHalvesAsTheWhole(Delivery):
+class NamesHalvesAsTheWhole(PairDelivery):
     """The first half of a refused chunk has the key of the whole."""
 
     def _chunk(self, batch: Notifications, start: int, stop: int) -> Chunk:
@@ -54,7 +54,7 @@ class NamesHalvesAsTheWhole(Delivery):
         return _NamedByBegin(**{one.name: getattr(chunk, one.name) for one in fields(chunk)})
 
 
-class TakesFailuresForSuccess(Delivery):
+class TakesFailuresForSuccess(PairDelivery):
     """What the endpoint has not accepted is lost."""
 
     async def _attempt(self, chunk: Chunk) -> DeliveryError | None:
@@ -62,7 +62,7 @@ class TakesFailuresForSuccess(Delivery):
         return error if isinstance(error, RefusedError) else None
 
 
-class BuriesWholeChunks(Delivery):
+class BuriesWholeChunks(PairDelivery):
     """What is in a chunk with poison is lost with it."""
 
     async def _attempt(self, chunk: Chunk) -> DeliveryError | None:
@@ -70,14 +70,14 @@ class BuriesWholeChunks(Delivery):
         return RefusedError(error.reason, [0]) if isinstance(error, RefusedError) else error
 
 
-class GivesUp(Delivery):
+class GivesUp(PairDelivery):
     """An endpoint that is away for long gets dead letters in place of notifications."""
 
     def _is_over(self, attempts: int, failing_since: float) -> bool:
         return attempts >= 3
 
 
-class SendsChunksTogether(Delivery):
+class SendsChunksTogether(PairDelivery):
     """Chunks overtake each other."""
 
     async def _deliver_execution(self, batch: Notifications) -> None:
@@ -90,7 +90,7 @@ class SendsChunksTogether(Delivery):
         )
 
 
-class WaitsForEver(Delivery):
+class WaitsForEver(PairDelivery):
     """A living worker whose release was lost keeps a pair that it does not push for."""
 
     async def _claim(self) -> None:
@@ -98,7 +98,7 @@ class WaitsForEver(Delivery):
         await super()._claim()
 
 
-class ForgetsProgress(Delivery):
+class ForgetsProgress(PairDelivery):
     """Who takes over within an execution begins it again."""
 
     async def _claim(self) -> None:
@@ -106,7 +106,7 @@ class ForgetsProgress(Delivery):
         self._progress = {}
 
 
-class ReportsChunksEarly(Delivery):
+class ReportsChunksEarly(PairDelivery):
     """The position is past a chunk before it is accepted."""
 
     async def _deliver(
@@ -116,7 +116,7 @@ class ReportsChunksEarly(Delivery):
         await super()._deliver(batch, start, stop, **since)
 
 
-DELIVERY_MUTANTS: dict[str, type[Delivery]] = {
+DELIVERY_MUTANTS: dict[str, type[PairDelivery]] = {
     "position-before-acceptance": StoresPositionFirst,
     "fence-ignored": IgnoresOthers,
     "keys-of-chunks": CountsFromEachChunk,

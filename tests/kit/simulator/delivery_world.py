@@ -49,7 +49,7 @@ from galileo.wire import token as tokens
 from galileo.wire.caller import Backoff, BackoffClock
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.v1 import channels_pb2, storage_pb2
-from galileo.worker.delivery import Delivery
+from galileo.worker.delivery import PairDelivery
 from galileo.worker.endpoints import Chunk, DeliveryError, DisabledError, RefusedError
 from galileo.worker.options import WorkerOptions
 from galileo.worker.worker import Worker
@@ -726,7 +726,7 @@ def run_deliveries(
 ) -> Counter[str]:
     """Plays one world; raises Violation."""
 
-    delivery = DELIVERY_MUTANTS.get(variant, Delivery)
+    delivery = DELIVERY_MUTANTS.get(variant, PairDelivery)
     names = map("w{}".format, itertools.count())  # Those of production are of host and chance.
     with (
         patch.object(asyncio, "sleep", _sleep),

@@ -18,6 +18,7 @@ from galileo.dht.membership import (
     MembershipEffect,
     MembershipEvent,
     MembershipOptions,
+    MembershipTicked,
     PeerDied,
     PeerRevived,
     PeersChanged,
@@ -25,7 +26,6 @@ from galileo.dht.membership import (
     SendGossip,
     SendHeartbeat,
     StateChanged,
-    Ticked,
 )
 from galileo.dht.node_states import RUN_BITS, Digest, Mask, NodeStates, StateDelta, StateEntry
 from galileo.rpc.gossip import GossipRequest
@@ -233,7 +233,7 @@ class GossipNode:
         loop = self.world.loop
         pause_s = 0.0
         if not self.is_paused:
-            self.feed(Ticked())
+            self.feed(MembershipTicked())
             pause_s = min(max(self.membership.due_at - loop.now, 0.0), TICK_S)
         lag_s = loop.random.uniform(0.0, self.world.lag_s)
         loop.after(

@@ -533,7 +533,7 @@ class Node:
         self._loop.after(delay_s, lambda: self.receive(act))
 
     def _tick(self) -> None:
-        self._step_membership(membership.Ticked())
+        self._step_membership(membership.MembershipTicked())
         self.feed(Ticked(self.wall))
         self.later(TICK_S, self._tick)
 

@@ -10,6 +10,7 @@ from galileo.dht.membership import (
     GossipArrived,
     Membership,
     MembershipOptions,
+    MembershipTicked,
     PeerDied,
     PeerRevived,
     PeersChanged,
@@ -17,7 +18,6 @@ from galileo.dht.membership import (
     SendGossip,
     SendHeartbeat,
     StateChanged,
-    Ticked,
 )
 from galileo.dht.node_states import Digest
 
@@ -26,7 +26,7 @@ OPTIONS = MembershipOptions(heartbeat_interval_s=0.25, failure_timeout_s=2.0, la
 
 def started(*peers: str) -> Membership:
     membership = Membership("a", ["a", *peers], options=OPTIONS)
-    membership.step(Ticked(), 0.0)
+    membership.step(MembershipTicked(), 0.0)
     return membership
 
 
@@ -45,7 +45,7 @@ def tick(membership: Membership, *, until: float, since: float, step_s: float = 
     effects, now = [], since
     while now < until:
         now = min(now + step_s, until)
-        effects += membership.step(Ticked(), now)
+        effects += membership.step(MembershipTicked(), now)
         membership.check()
     return [effect for effect in effects if not isinstance(effect, SendHeartbeat)]
 
@@ -69,17 +69,17 @@ def answered(membership: Membership, event: GossipArrived, now: float) -> Gossip
 
 def test_membership_few_peers_get_a_heartbeat_each_interval():
     membership = Membership("a", ["c", "b"], options=OPTIONS)
-    assert membership.step(Ticked(), 0.0) == [SendHeartbeat("b"), SendHeartbeat("c")]
-    assert membership.step(Ticked(), 0.1) == []
+    assert membership.step(MembershipTicked(), 0.0) == [SendHeartbeat("b"), SendHeartbeat("c")]
+    assert membership.step(MembershipTicked(), 0.1) == []
     assert membership.due_at == 0.25
-    assert membership.step(Ticked(), 0.25) == [SendHeartbeat("b"), SendHeartbeat("c")]
+    assert membership.step(MembershipTicked(), 0.25) == [SendHeartbeat("b"), SendHeartbeat("c")]
 
 
 def test_membership_many_peers_get_heartbeats_in_turn():
     peers = [f"n{number}" for number in range(9)]
     patient = MembershipOptions(heartbeat_interval_s=0.25, failure_timeout_s=60.0)
     membership = Membership("a", peers, options=patient)
-    rounds = [membership.step(Ticked(), 0.25 * number) for number in range(18)]
+    rounds = [membership.step(MembershipTicked(), 0.25 * number) for number in range(18)]
     assert [len(effects) for effects in rounds] == [1] * 18
     targets = [effect.to for (effect,) in rounds]
     assert sorted(targets[:9]) == sorted(targets[9:]) == peers
@@ -149,7 +149,7 @@ def test_membership_tries_one_that_is_away_besides_the_ring():
     membership.step(ExchangeFailed("n4"), 0.1)
     rounds = []
     for number in range(1, 9):
-        effects = membership.step(Ticked(), 0.25 * number)
+        effects = membership.step(MembershipTicked(), 0.25 * number)
         rounds.append([one.to for one in effects if isinstance(one, SendHeartbeat)])
     assert [len(targets) for targets in rounds] == [2] * 8
     assert {targets[1] for targets in rounds[:2]} == {"n1", "n4"}
@@ -201,7 +201,7 @@ def test_membership_random_events_alternate_death_and_revival(steps):
     dead: set[str] = set()
     for beats, (pause_s, kind, run) in enumerate(steps):
         now += pause_s
-        event = Ticked() if kind == "t" else heartbeat(kind, beats=beats, run=run)
+        event = MembershipTicked() if kind == "t" else heartbeat(kind, beats=beats, run=run)
         for effect in membership.step(event, now):
             if isinstance(effect, PeerDied):
                 assert effect.node not in dead

@@ -9,7 +9,7 @@ from expected_errors import raises
 
 from galileo.errors import InputError
 from galileo.formats import Mapping
-from galileo.formats.expressions import Call, Columns, Literal, Name, parse
+from galileo.formats.expressions import FileColumns, FunctionCall, Literal, Name, parse
 from galileo.model.schema import FeatureType
 
 
@@ -38,7 +38,7 @@ def test_mapping_parse_duplicate_feature_raises() -> None:
 
 def test_expression_parse_gives_tree() -> None:
     assert parse(" t@surface ") == Name("t@surface")
-    assert parse("wind_speed( u , v )") == Call("wind_speed", (Name("u"), Name("v")))
+    assert parse("wind_speed( u , v )") == FunctionCall("wind_speed", (Name("u"), Name("v")))
     assert str(parse("hypot(a,b)")) == "hypot(a, b)"
     assert parse("`Temp (C)`") == Name("Temp (C)")
     assert parse("10u") == Name("10u")
@@ -93,7 +93,7 @@ def test_expression_parse_invalid_text_raises(text: str, expected: str) -> None:
 
 def evaluated(text: str, kind: FeatureType = "float", **columns: pa.Array) -> list[Any]:
     rows = len(next(iter(columns.values())))
-    result: list[Any] = Columns(columns, rows=rows).evaluate(parse(text), kind).to_pylist()
+    result: list[Any] = FileColumns(columns, rows=rows).evaluate(parse(text), kind).to_pylist()
     return result
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from galileo.errors import InputError, InvalidObservations, UnknownProperty
 from galileo.formats import Mapping, Source, netcdf, open_source, suggest_schema
 from galileo.formats.netcdf import open_netcdf, windows
-from galileo.formats.netcdf_grid import Grid, decode_times
+from galileo.formats.netcdf_grid import CoordinateGrid, decode_times
 
 netCDF4 = pytest.importorskip("netCDF4", reason="netCDF4 is not installed")
 xarray = pytest.importorskip("xarray", reason="xarray is not installed")
@@ -623,7 +623,7 @@ def test_netcdf_damaged_file_raises(path: Path) -> None:
 @given(st.lists(st.integers(1, 5), max_size=3), st.integers(1, 70))
 def test_netcdf_windows_random_shape_cover_rows_once(shape: list[int], rows_max: int) -> None:
     dims = tuple("abc"[: len(shape)])
-    grid = Grid("lat", "lon", "time", None, dims, tuple(shape), dims)
+    grid = CoordinateGrid("lat", "lon", "time", None, dims, tuple(shape), dims)
     numbers = np.arange(math.prod(shape)).reshape(shape)
     parts = [
         numbers[tuple(window[dim] for dim in dims)].ravel()

@@ -17,7 +17,7 @@ from starlette.routing import Match
 
 from galileo import errors
 from galileo.client.results import CallerIdentity
-from galileo.connection_limits import Connection
+from galileo.connection_limits import OpenConnection
 from galileo.errors import ConfigError
 from galileo.gateway.app import Gateway, _Outer
 from galileo.gateway.events import refused_stream
@@ -156,7 +156,7 @@ async def test_turns_of_hosts_are_those_of_the_clients_of_a_proxy() -> None:
 
 
 async def test_connection_of_a_named_proxy_is_one_of_the_host_that_it_says() -> None:
-    connection = Connection("127.0.0.1", lambda: None)
+    connection = OpenConnection("127.0.0.1", lambda: None)
     scope = {"type": "http", "path": "/", "scheme": "http", "client": ("127.0.0.1", 1)}
     scope |= {"headers": [(b"x-forwarded-for", b"192.0.2.7")], "galileo_connection": connection}
     options = GatewayOptions(nodes=("127.0.0.1:1",), host="0.0.0.0", insecure=True)

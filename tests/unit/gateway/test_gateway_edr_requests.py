@@ -13,8 +13,8 @@ from galileo.gateway.edr_requests import (
     PARAMETERS,
     POLYGON_VERTICES_MAX,
     TRAJECTORY_M,
+    EdrSelection,
     Positions,
-    Selection,
     edr_request,
     location_feature,
 )
@@ -56,7 +56,7 @@ RING = "0 0," + ",".join(f"{x} 1" for x in range(POLYGON_VERTICES_MAX))
 )
 def test_edr_request_has_the_condition(kind: str, text: str, query: str) -> None:
     wanted = edr_request(kind, QueryParams(text), SCHEMA, "")
-    assert isinstance(wanted.where, Selection)
+    assert isinstance(wanted.where, EdrSelection)
     assert str(wanted.condition(wanted.where.condition)) == query
     assert wanted.features == SCHEMA.features
     assert wanted.format == "coveragejson"
@@ -75,7 +75,7 @@ def test_edr_request_of_a_line_has_its_corridor() -> None:
     text = f"coords={LINE}&corridor-width=20&width-units=km&corridor-height=1&height-units=m"
     corridor = edr_request("corridor", QueryParams(text), SCHEMA, "").where
     for where in (trajectory, corridor):
-        assert isinstance(where, Selection)
+        assert isinstance(where, EdrSelection)
         assert where.corridor is not None
         assert where.corridor.radius_m == TRAJECTORY_M == 10_000
         assert np.array_equal(where.corridor.ends, [[1, 1]])

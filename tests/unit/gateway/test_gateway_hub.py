@@ -34,7 +34,7 @@ from galileo.errors import (
 from galileo.gateway import events as event_streams
 from galileo.gateway import hub, updates
 from galileo.gateway.events import MergedEvents
-from galileo.gateway.hub import EventLog, Hubs, QueryReader, Step
+from galileo.gateway.hub import EventLog, Hubs, QueryReader, ReaderStep
 from galileo.gateway.updates import Event, cut, event_of, merged_frame
 from galileo.wire import token as tokens
 
@@ -356,13 +356,13 @@ def test_next_step_of_readers_at_behind_and_ahead_of_the_events() -> None:
     chained = [tokens.encode(CCQ, Cursor({1: n})) for n in range(1, 8)]
     log = chain(chained, bytes_max=250)
     assert len(log) == 2, "the newest that fit"
-    assert [log.next_step(token) for token in chained[:4]] == [Step.FETCH] * 4
+    assert [log.next_step(token) for token in chained[:4]] == [ReaderStep.FETCH] * 4
     step = log.next_step(chained[4])
     assert isinstance(step, Event)
     assert step.after == chained[5]
-    assert log.next_step(chained[6]) is Step.WAIT
+    assert log.next_step(chained[6]) is ReaderStep.WAIT
     for ahead in ({1: 8}, {1: 7, 2: 1}, {2: 1}):
-        assert log.next_step(tokens.encode(CCQ, Cursor(ahead))) is Step.WAIT
+        assert log.next_step(tokens.encode(CCQ, Cursor(ahead))) is ReaderStep.WAIT
     with pytest.raises(InputError):
         log.next_step(tokens.encode("ccq-2", Cursor({1: 1})))
 

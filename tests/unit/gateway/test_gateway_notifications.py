@@ -25,7 +25,7 @@ from galileo.gateway.notifications import BrokerReader, Waits, item_document, wi
 from galileo.gateway.updates import Event
 from galileo.model.channel import LEFT, MATCHES_SCHEMA
 from galileo.model.times import TIME_TYPE
-from galileo.shares import Caller
+from galileo.shares import ShareHolder
 from galileo.wire import token as tokens
 
 NAMES = ["a", "b", 'c"', "d\\\n", "é", "f,g", "[h]"]
@@ -247,7 +247,7 @@ async def test_first_call_of_one_caller_is_before_most_calls_of_a_greedy_one() -
     names: Any = (executions, "hot", "me")
 
     async def ask(caller: str) -> None:
-        CALLER.set(Caller(caller))
+        CALLER.set(ShareHolder(caller))
         await BrokerReader(*names, token="", waits=waits, encoders=encoders).first()
 
     asked = [asyncio.create_task(ask("greedy")) for _ in range(5 * FETCHES_MAX)]

@@ -20,7 +20,7 @@ from galileo.gateway.request_bodies import (
     document_of,
     start_of_json,
 )
-from galileo.shares import Caller, Pool
+from galileo.shares import Pool, ShareHolder
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ async def test_document_of_unknown_or_excessive_length_is_not_read(
 class Sender:
     """A client that sends a body in pieces, as a test says."""
 
-    def __init__(self, bodies: RequestBodies, caller: Caller) -> None:
+    def __init__(self, bodies: RequestBodies, caller: ShareHolder) -> None:
         self.pieces: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
         self.received: list[bytes] = []
         self.task = asyncio.create_task(self._answer(bodies, caller))
@@ -60,7 +60,7 @@ class Sender:
         body, has_more = await self.pieces.get()
         return {"type": "http.request", "body": body, "more_body": has_more}
 
-    async def _answer(self, bodies: RequestBodies, caller: Caller) -> None:
+    async def _answer(self, bodies: RequestBodies, caller: ShareHolder) -> None:
         request = Request({"type": "http", "headers": []}, self._receive)
         async with bodies.admitted(request, caller) as admitted:
             async for piece in admitted.stream():
@@ -81,18 +81,18 @@ def bodies_of(size: int, clock: Any) -> RequestBodies:
 async def test_slow_bodies_hold_no_others_up_and_end_while_others_wait() -> None:
     now = 0.0
     bodies = bodies_of(100_000, lambda: now)
-    slow = [Sender(bodies, Caller("h", f"slow {number}")) for number in range(4)]
+    slow = [Sender(bodies, ShareHolder("h", f"slow {number}")) for number in range(4)]
     for sender in slow:
         await sender.send(b"x" * 100)
-    quick = Sender(bodies, Caller("h", "quick"))
+    quick = Sender(bodies, ShareHolder("h", "quick"))
     await quick.send(b"y" * 40_000, has_more=False)
     await quick.task
     assert bodies._pool.held == 400, "room for what has arrived"
     now = 30.0
     assert not any(sender.task.done() for sender in slow), "no other body waits"
-    fast = Sender(bodies, Caller("h", "fast"))
+    fast = Sender(bodies, ShareHolder("h", "fast"))
     await fast.send(b"y" * 49_000)
-    waiting = Sender(bodies, Caller("h", "waiting"))
+    waiting = Sender(bodies, ShareHolder("h", "waiting"))
     await waiting.send(b"z" * 60_000, has_more=False)
     assert not waiting.task.done()
     for sender in slow:
@@ -108,7 +108,7 @@ async def test_slow_bodies_hold_no_others_up_and_end_while_others_wait() -> None
 async def test_room_is_given_back_however_a_request_ends() -> None:
     bodies = bodies_of(100_000, lambda: 0.0)
     for end in ("whole", "cancelled", "failed"):
-        sender = Sender(bodies, Caller("h", "a"))
+        sender = Sender(bodies, ShareHolder("h", "a"))
         await sender.send(b"x" * 1_000)
         assert bodies._pool.held == 1_000
         if end == "whole":

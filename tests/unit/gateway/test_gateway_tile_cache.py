@@ -10,7 +10,7 @@ import pytest
 import galileo
 from galileo.errors import Unavailable
 from galileo.gateway.shared_calls import SharedCalls
-from galileo.gateway.tile_cache import EncodedTile, KnownVersion, TileCache, TileKey, Versions
+from galileo.gateway.tile_cache import ClientVersions, EncodedTile, KnownVersion, TileCache, TileKey
 from galileo.model.versions import DatasetVersion, PartitionVersion
 
 SCHEMA = galileo.Schema("air", [galileo.Feature("temperature")])
@@ -110,7 +110,7 @@ class Client:
 
 async def test_version_is_asked_for_once_in_its_age_by_each_client() -> None:
     now, client, other = 0.0, Client(), Client()
-    versions = Versions(monotonic=lambda: now, age_max_s=1.0)
+    versions = ClientVersions(monotonic=lambda: now, age_max_s=1.0)
     client.open.set()
     other.open.set()
     for at, calls in ((0.0, 1), (0.9, 1), (1.0, 2), (1.9, 2)):
@@ -125,7 +125,7 @@ async def test_version_is_asked_for_once_in_its_age_by_each_client() -> None:
 
 async def test_version_is_as_old_as_its_question() -> None:
     now, client = 0.0, Client()
-    versions = Versions(monotonic=lambda: now, age_max_s=1.0)
+    versions = ClientVersions(monotonic=lambda: now, age_max_s=1.0)
     asking = [asyncio.create_task(versions.known(client, "air")) for _ in range(5)]
     await settled()
     now = 5.0
@@ -138,7 +138,7 @@ async def test_version_is_as_old_as_its_question() -> None:
 async def test_version_that_cannot_be_had_is_an_error_each_time() -> None:
     now, client = 0.0, Client()
     client.open.set()
-    versions = Versions(monotonic=lambda: now, age_max_s=1.0)
+    versions = ClientVersions(monotonic=lambda: now, age_max_s=1.0)
     await versions.known(client, "air")
     now, client.error = 2.0, Unavailable("no node answers")
     for calls in (2, 3):

@@ -14,7 +14,7 @@ import galileo
 from galileo.client.analytics_results import Aggregates
 from galileo.cursor import Cursor
 from galileo.gateway.formats import Encoders
-from galileo.gateway.tile_cache import Versions
+from galileo.gateway.tile_cache import ClientVersions
 from galileo.gateway.tiles import TileRoutes
 from galileo.model.versions import DatasetVersion, PartitionVersion
 
@@ -51,7 +51,7 @@ async def test_request_with_a_newer_version_does_not_share_an_older_tile() -> No
     client, now = SlowClient(), 0.0
     encoders = Encoders()
     routes = TileRoutes(client, encoders)  # type: ignore[arg-type]
-    routes._versions = Versions(monotonic=lambda: now)
+    routes._versions = ClientVersions(monotonic=lambda: now)
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
     scope |= {"path_params": PATH, "server": ("127.0.0.1", 80), "scheme": "http"}
 

@@ -16,7 +16,7 @@ from galileo.errors import InputError, InternalError
 from galileo.graph.columns import columns_from_batch
 from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.synopsis import Synopsis, SynopsisDelta, Version
-from galileo.graph.synopsis_entries import Entries, Grid, grids, log_bucket_ends, log_buckets
+from galileo.graph.synopsis_entries import Entries, EntryGrid, grids, log_bucket_ends, log_buckets
 from galileo.model.schema import Feature, Schema
 from galileo.query.query import parse
 
@@ -246,8 +246,8 @@ def test_synopsis_many_entries_stays_within_limit(world, seed, limit):
 def test_grids_any_schema_nest_and_end(precision, bucket):
     schema = Schema("g", [Feature("a")], geohash_precision=precision, time_bucket=bucket)
     steps = grids(schema)
-    assert steps[0] == Grid(min(precision, 3), max(86_400_000_000, schema.time_bucket_us))
-    assert steps[-1] == Grid(1, None)
+    assert steps[0] == EntryGrid(min(precision, 3), max(86_400_000_000, schema.time_bucket_us))
+    assert steps[-1] == EntryGrid(1, None)
     assert len(set(steps)) == len(steps)
     for fine, coarse in itertools.pairwise(steps):
         assert coarse.precision <= fine.precision

@@ -20,7 +20,7 @@ from galileo.graph.columns import (
 from galileo.graph.filter_pipeline import PredicateFilter
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.row_ranges import RowRanges, count_rows
-from galileo.graph.run_scan import BoundQuery, Coverage, RunScan, Window
+from galileo.graph.run_scan import BoundQuery, CommitWindow, Coverage, RunScan
 from galileo.graph.sorted_runs import SortedRun, seal
 from galileo.query.query import parse
 
@@ -28,7 +28,7 @@ CURSORS = st.builds(
     Cursor, st.fixed_dictionaries({p: st.integers(0, 6) for p in (0, 1)} | {2: st.just(9)})
 )
 WINDOWS = st.builds(
-    Window, CURSORS, st.none() | CURSORS, st.none() | st.frozensets(st.integers(0, 2))
+    CommitWindow, CURSORS, st.none() | CURSORS, st.none() | st.frozensets(st.integers(0, 2))
 )
 PLACES = st.sets(st.tuples(st.integers(0, 1), st.integers(1, 6)), min_size=1, max_size=6)
 STRETCHES = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), max_size=8)
@@ -80,11 +80,11 @@ def test_window_coverage_random_commits_equals_test_of_each(world, places, windo
 )
 def test_window_coverage_run_outside_is_none(world, sequences, after, more):
     run = _run(world, [(0, s) for s in sorted(sequences)], texts=StringDictionary(), sealed=True)
-    beyond = Window(Cursor({0: max(sequences) + more}))
-    before = Window(until=Cursor({0: min(sequences) - 1}))
+    beyond = CommitWindow(Cursor({0: max(sequences) + more}))
+    before = CommitWindow(until=Cursor({0: min(sequences) - 1}))
     assert beyond.coverage(run) is before.coverage(run) is Coverage.NONE
     if after < max(sequences):
-        assert Window(Cursor({0: after})).coverage(run) is not Coverage.NONE
+        assert CommitWindow(Cursor({0: after})).coverage(run) is not Coverage.NONE
 
 
 def _stretches(pieces):
