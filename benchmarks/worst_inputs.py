@@ -76,6 +76,7 @@ from galileo.rpc.internal_calls import (
     DROP_GENERATIONS,
     FIND_BATCHES,
     HANDED_OFF_CACHE,
+    HELD_PARTITIONS,
     KNOWN_ROW,
     KNOWN_ROWS,
     LEARN_ROW,
@@ -686,6 +687,9 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
             "bytes of a row", lambda: iter([KNOWN_ROW.encode(CCQS.key, "large")])
         ),
         "internal/usage": WorstCall(_NOTHING, lambda: iter([USAGE.encode()])),
+        "internal/held_partitions": WorstCall(
+            "partitions", lambda: iter([HELD_PARTITIONS.encode()])
+        ),
         "internal/known_rows": WorstCall(
             "bytes of a page", lambda: iter([KNOWN_ROWS.encode(DATASETS.key, "")])
         ),

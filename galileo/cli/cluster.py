@@ -453,20 +453,23 @@ def cut(session: Session, *, file: str | None, undo: bool) -> None:
 
 
 @topology.command()
-@click.argument("count", type=click.IntRange(2, REPLICAS_MAX))
+@click.argument("count", type=click.IntRange(1, REPLICAS_MAX))
 @in_session
 def replicas(session: Session, *, count: int) -> None:
     """Change the number of copies of each partition to COUNT, while the cluster works.
 
-    Nodes make or delete copies at once; galileo status says how many partitions lack some.
+    Nodes make or delete copies at once; galileo status says how many partitions lack some. Copies
+    are deleted when the remaining ones have everything. With one copy, a lost disk loses its data.
 
     \b
     Example:
       galileo topology replicas 3
+      galileo topology replicas 1
     """
     with session.client() as client:
         client.set_replicas(count)
-    words = f"each partition has {count} copies, as soon as they are made; see galileo status"
+    copies = "1 copy" if count == 1 else f"{count} copies"
+    words = f"each partition has {copies}, as soon as that is done; see galileo status"
     session.output.value({"replicas": count}, words=words)
 
 

@@ -292,10 +292,10 @@ class AsyncClient(AsyncReaders):
         """Changes the number of copies of each partition; nodes make or delete copies at once.
 
         Args:
-            replicas: from 2 to 5; 1 only where it is so already.
+            replicas: from 1 to 5.
 
         Raises:
-            InputError: there cannot be so many, or 1 where there are more.
+            InputError: there cannot be so many.
             Unavailable: too few nodes can be reached.
 
         Example:
@@ -308,8 +308,8 @@ class AsyncClient(AsyncReaders):
     async def forget_node(self, node: str) -> tuple[int, ...]:
         """Accepts the loss of a node's directory; the node then serves its partitions, empty.
 
-        For clusters with one copy of each partition. A node that starts with an empty directory
-        does not serve the partitions of its lost one, until this call says that they are lost.
+        For partitions of which no node has a copy. A node that starts with an empty directory does
+        not serve such partitions of its lost one, until this call says that they are lost.
 
         Returns:
             The partitions.

@@ -59,19 +59,15 @@ def pin(topology: Topology) -> Topology:
 def set_replicas(topology: Topology, count: int) -> Topology:
     """Changes the number of copies of each partition.
 
+    Leaders then add members to the sets of their partitions, or drop some, one after the other.
+
     Raises:
-        InputError: there cannot be so many, or copies are to be given up.
+        InputError: there cannot be so many.
     """
     if count == topology.replicas:
         return topology
     if not 1 <= count <= REPLICAS_MAX:
         raise InputError(f"expected 1 to {REPLICAS_MAX} copies, got {count}", parameter="replicas")
-    if count == 1:
-        raise InputError(
-            f"expected at least 2 copies in a cluster that has {topology.replicas}, got 1; create "
-            "a new cluster for one copy, and copy the data",
-            parameter="replicas",
-        )
     return replace(pin(topology), replicas=count)
 
 

@@ -46,7 +46,12 @@ from galileo.node.peers import (
     TablePart,
     TableTask,
 )
-from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
+from galileo.node.replication.protocol import (
+    CommitRange,
+    Envelope,
+    HeldPartitions,
+    RangeDigest,
+)
 from galileo.node.sampler_rows import SamplerChange
 from galileo.node.storage_node import StorageNode
 from galileo.node.system_tables import SystemTable
@@ -180,6 +185,10 @@ class Internal:
         if member != replicas.me:
             return [None] * len(ranges)
         return replicas.comparison.digests(ranges)
+
+    async def held_partitions(self) -> HeldPartitions:
+        """What this node has of partitions."""
+        return self._node.replicas.held()
 
     async def change_row(self, table: str, change: AnyChange) -> Row:
         """Changes a row of a system table, as the leader of the system partition."""

@@ -36,6 +36,7 @@ from galileo.node.peers import (
     TablePart,
     TableTask,
 )
+from galileo.node.replication.protocol import HeldPartitions
 from galileo.packing.arrow_streams import read_stream
 from galileo.rpc.internal import SERVICE, AnyChange, CachedRange, Internal
 from galileo.samplers import observed_schema
@@ -65,6 +66,7 @@ KNOWN_ROW = SERVICE.call(Internal.known_row)
 LEARN_ROW = SERVICE.call(Internal.learn_row)
 KNOWN_ROWS = SERVICE.call(Internal.known_rows)
 SAMPLER_ARCHIVE = SERVICE.call(Internal.sampler_archive)
+HELD_PARTITIONS = SERVICE.call(Internal.held_partitions)
 DROP_GENERATIONS = SERVICE.call(Internal.drop_generations)
 
 
@@ -183,6 +185,10 @@ class InternalCalls(ABC):
     async def usage(self, node: str) -> UsageStatistics:
         """The load of a node, for elections."""
         return await self._ask(node, USAGE)
+
+    async def held_partitions(self, node: str) -> HeldPartitions:
+        """What a node has of partitions."""
+        return await self._ask(node, HELD_PARTITIONS)
 
     async def sampler_archive(self, node: str, digest: str) -> pa.Buffer:
         return await self._ask(node, SAMPLER_ARCHIVE, digest)

@@ -31,6 +31,7 @@ INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
         "find_batches": Policy(nodes=True, single_field=True),
         "gossip": Policy(nodes=True, single_field=True, size=BULK, heartbeat=True),
         "handed_off_cache": Policy(nodes=True, single_field=True),
+        "held_partitions": Policy(nodes=True, single_field=True),
         "known_rows": Policy(nodes=True, single_field=True),
         "known_row": Policy(nodes=True, single_field=True),
         "learn_row": Policy(nodes=True, single_field=True, size=QUERY),

@@ -7,9 +7,10 @@ have replaced it in all replica sets; hands off its CCQs; and asks another node 
 remove it. Until the last step the removal can be undone; the node then gets its share of
 the partitions again.
 
-A node that is gone for good cannot do so. If others have copies of its partitions, the register
+A node that is gone for good cannot do so. If others lead all that it may have had, the register
 removes it at once; leaders then make copies elsewhere. A node that has lost its directory with the
-only copies does not serve them as empty, until a command accepts the loss (`forget`).
+only copies does not serve them as empty, until a command accepts the loss (`forget`). Both ask the
+other nodes what they have: the number of copies that there should be says nothing about the sets.
 
 At each step the disk of this node or the register says what comes next, so whatever crashes, the
 removal goes on when the node is back.
@@ -25,8 +26,9 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from functools import partial
 
 from galileo.dht import placement, topology_changes
-from galileo.dht.topology import SYSTEM, NodeInfo
-from galileo.errors import GalileoError, InputError, Unavailable
+from galileo.dht.topology import SYSTEM, NodeInfo, partition_name
+from galileo.errors import NAMED_MAX, GalileoError, InputError, Unavailable, listed
+from galileo.node.replication.protocol import HeldPartitions
 from galileo.node.replication.replicas import Replicas
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.peers import GrpcPeers
@@ -109,13 +111,12 @@ class ClusterNodes:
         """Removes another node that is gone for good, of whose partitions others have copies.
 
         Raises:
-            InputError: there is no such node, it is alive, the only one of its group, or the only
-                one with its partitions.
-            Unavailable: another node of its group does not answer, or too few voters of the
-                register do.
+            InputError: there is no such node, it is alive, the only one of its group, or no other
+                node leads a partition of which it may have a copy.
+            Unavailable: a node that may lead such a partition does not answer, or too few voters
+                of the register do.
         """
-        topology = self._node.topology
-        topology_changes.known_node(topology, name)
+        topology_changes.known_node(self._node.topology, name)
         deadline = time.monotonic() + SILENT_S
         while self._is_alive(name):
             if time.monotonic() > deadline:
@@ -125,44 +126,108 @@ class ClusterNodes:
                     node=name,
                 )
             await asyncio.sleep(PROGRESS_S)
-        if topology.replicas == 1 and self._only_at(name):
-            raise InputError(
-                f"node {name!r} has the only copy of its partitions; start it again, or a node of "
-                "this name with what is left of its directory or with an empty one, whose loss "
-                "galileo node forget accepts",
-                node=name,
-            )
+        # Other members may still elect the leaders that take over from it.
+        while needed := await self._unled_without(name):
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"no other node can lead partitions "
+                    f"{listed(sorted(needed), text_of=partition_name)} without node "
+                    f"{name!r}; start it again, or a node of this name with what is left of its "
+                    "directory or with an empty one, whose loss galileo node forget accepts, or "
+                    "galileo recover where another node has a copy",
+                    node=name,
+                    partitions=sorted(needed)[:NAMED_MAX],
+                )
+            await asyncio.sleep(PROGRESS_S)
         await self.remove_drained(name)
 
-    def _only_at(self, name: str) -> frozenset[int]:
-        """The partitions of which a node has the only copies; those that no other node leads.
-
-        A node that does not answer may lead some of them, though it has not been heard to.
+    async def _unled_without(self, name: str) -> frozenset[int]:
+        """The partitions that a node may have a copy of, and that no other node leads for sure.
 
         Raises:
-            Unavailable: there is such a node.
+            Unavailable: a node that may lead some of them does not answer.
         """
-        live, topology = self._node.live, self._node.topology
-        group = topology.group_of(name)
-        others = [one for one in group.nodes if one.name not in (name, self._node.name)]
-        silent = [
-            one.name
-            for one in others
-            if not topology_changes.is_expected(one)
-            and not (self._is_alive(one.name) and self._mail.has_answered(one.name))
-        ]
-        if silent:
+        held = await self._held()
+        others = {node: one for node, one in held.items() if node != name}
+        voting = frozenset[int]().union(*(one.voting for one in others.values()))
+        led = frozenset[int]().union(*(one.led for one in others.values()))
+        silent = self._silent(held)
+        unled = frozenset(
+            partition
+            for partition, owner in self._last_leaders(name).items()
+            if partition not in led and (partition in voting or owner == name or owner in silent)
+        )
+        self._check_answers(name, unled, held)
+        return unled
+
+    async def _lost_with(self, name: str) -> frozenset[int]:
+        """The partitions of which the lost directory of a node had the only copy.
+
+        The number of copies that there should be does not say so: sets of several members are
+        left after it was reduced, and sets of one after it was raised.
+
+        Raises:
+            Unavailable: a node that may have a copy of some of them does not answer.
+        """
+        held = await self._held()
+        voting = frozenset[int]().union(*(one.voting for one in held.values()))
+        lost = frozenset(
+            partition
+            for partition, owner in self._last_leaders(name).items()
+            if partition not in voting and owner == name
+        )
+        self._check_answers(name, lost, held)
+        return lost
+
+    async def _held(self) -> dict[str, HeldPartitions]:
+        """What each node that answers has of partitions, by its name."""
+        names = [node.name for node in self._node.topology.nodes if node.name != self._node.name]
+        asked = [name for name in names if self._is_alive(name)]
+        answers = await asyncio.gather(
+            *(self._peers.held_partitions(name) for name in asked), return_exceptions=True
+        )
+        held = {self._node.name: self._node.replicas.held()}
+        for name, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, HeldPartitions):
+                held[name] = answer
+            elif not isinstance(answer, GalileoError):
+                raise answer
+        return held
+
+    def _last_leaders(self, name: str) -> dict[int, str]:
+        """Who has led each partition of a node's group, and the system partition, as last heard.
+
+        One of which no leader was heard counts as the node's own, if it has begun anywhere.
+        """
+        topology, live = self._node.topology, self._node.live
+        number = topology.groups.index(topology.group_of(name))
+        partitions = [*placement.partitions_of_group(topology, number), SYSTEM]
+        moves = {p: live.move_of(p) for p in partitions}
+        unfounded = topology_changes.unfounded(topology, partitions)
+        return {
+            p: name if move is None else move.node
+            for p, move in moves.items()
+            if p not in unfounded or move is not None
+        }
+
+    def _silent(self, held: Collection[str]) -> list[str]:
+        """The nodes that do not answer; those that have not joined yet have nothing."""
+        nodes = self._node.topology.nodes
+        return [n.name for n in nodes if n.name not in held and not topology_changes.is_expected(n)]
+
+    def _check_answers(self, name: str, partitions: Collection[int], held: Collection[str]) -> None:
+        """Raises Unavailable if a node does not answer that may have copies of some partitions."""
+        topology = self._node.topology
+        nodes = topology.nodes if SYSTEM in partitions else topology.group_of(name).nodes
+        may_have = {node.name for node in nodes if node.name != name}
+        silent = [node for node in self._silent(held) if node in may_have]
+        if partitions and silent:
             raise Unavailable(
                 f"whether {', '.join(silent)} has partitions of node {name!r} is not known while "
                 "it does not answer; start it first",
                 nodes=silent,
                 after_s=PAUSE_S,
             )
-        partitions = [*placement.partitions_of_group(topology, topology.groups.index(group))]
-        if topology_changes.system_copies(topology) == 1:
-            partitions.append(SYSTEM)
-        leaders = {p: move.node for p in partitions if (move := live.move_of(p)) is not None}
-        return frozenset(p for p in partitions if leaders.get(p, name) == name)
 
     async def set_replicas(self, count: int) -> None:
         """Changes the number of copies of each partition.
@@ -210,17 +275,11 @@ class ClusterNodes:
 
         Raises:
             InputError: there is no such node, it has its directory, or others have copies.
-            Unavailable: it does not run, another node of its group does not, or too few voters of
-                the register answer.
+            Unavailable: it does not run, another node that may have a copy does not, or too few
+                voters of the register answer.
         """
         topology = self._node.topology
         known, identity = topology_changes.known_node(topology, name), self._mail.identity_of(name)
-        if topology.replicas > 1:
-            raise InputError(
-                "expected a cluster with one copy of each partition; here other nodes have copies, "
-                f"of which node {name!r} gets its own again by itself",
-                node=name,
-            )
         if not identity or (name != self._node.name and not self._is_alive(name)):
             raise Unavailable(
                 f"node {name!r} does not answer; start it with an empty directory first",
@@ -232,7 +291,14 @@ class ClusterNodes:
                 f"expected a node that has lost its directory, got {name!r}, which has it",
                 node=name,
             )
-        lost = self._only_at(name)
+        lost = await self._lost_with(name)
+        if not lost:
+            raise InputError(
+                f"expected a node whose lost directory had the only copy of a partition, got "
+                f"{name!r}; other nodes have copies of all its partitions, and it gets its own "
+                "again by itself",
+                node=name,
+            )
         await self._register.change(
             partial(
                 topology_changes.found_anew,

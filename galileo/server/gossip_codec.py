@@ -64,10 +64,10 @@ def decode_commits(value: bytes) -> PublishedCommits:
     return PublishedCommits(entry.sequences, tuple(map(ClockStep, *columns)))
 
 
-def encode_led(partitions: Iterable[int]) -> bytes:
-    """The partitions that a node leads, as an entry."""
+def encode_partitions(partitions: Iterable[int]) -> bytes:
+    """Some partitions, as an entry."""
     return np.array(sorted(partitions), dtype=_COUNT).tobytes()
 
 
-def decode_led(value: bytes) -> frozenset[int]:
+def decode_partitions(value: bytes) -> frozenset[int]:
     return frozenset(np.frombuffer(value, dtype=_COUNT).tolist())

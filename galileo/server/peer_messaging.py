@@ -59,15 +59,15 @@ from galileo.rpc.gossip import (
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.gossip_codec import (
     decode_commits,
-    decode_led,
+    decode_partitions,
     encode_commits,
-    encode_led,
+    encode_partitions,
 )
 from galileo.server.topology_register import MESSAGES as REGISTER_MESSAGES
 from galileo.server.topology_register import TopologyRegister
 from galileo.wire.tagged_json import TaggedJson
 
-_ADDRESS, _DISK, _LED, _CCQS, _COMMITS = "address", "disk", "led", "ccqs", "commits/"
+_ADDRESS, _DISK, _LONE, _CCQS, _COMMITS = "address", "disk", "lone", "ccqs", "commits/"
 """Keys of entries of a node's state; `_COMMITS` is followed by the key of a dataset."""
 
 log = logging.getLogger(__name__)
@@ -141,14 +141,14 @@ class _Report:
     Attributes:
         run: that run.
         identity: of its directory.
-        led: the partitions that the node leads; it reports the commits of these.
+        lone: the partitions that the node leads in a set without other members.
         has_ccqs: whether the node coordinates continuous queries.
         sequences: its last commits, by dataset.
     """
 
     run: int = 0
     identity: str = ""
-    led: frozenset[int] = frozenset()
+    lone: frozenset[int] = frozenset()
     has_ccqs: bool = False
     sequences: dict[str, Cursor] = field(default_factory=dict)
 
@@ -224,7 +224,7 @@ class PeerMessenger:
         self._take_unwritten, self._take_unsummarised = node.catalog.watch(), node.catalog.watch()
         self._shards: Mapping[str, AnyShard] = {}
         self._summarised: Mapping[str, DatasetShard] = {}
-        self._led: frozenset[int] | None = None
+        self._lone: frozenset[int] | None = None
         self._had_ccqs = False
         self._summaries: dict[str, _Summary] = {}
         self._unsummarised: dict[str, tuple[PublishedCommits | None, float]] = {}
@@ -411,10 +411,10 @@ class PeerMessenger:
         states, node = self._members.states, self._node
         states.write(_ADDRESS, node.topology.by_name[node.name].address.encode())
         states.write(_DISK, node.store.identity.encode())
-        led = node.replicas.led
-        if led is not self._led:
-            self._led = led
-            states.write(_LED, encode_led(led))
+        lone = node.replicas.lone
+        if lone is not self._lone:
+            self._lone = lone
+            states.write(_LONE, encode_partitions(lone))
         if self._has_ccqs() is not self._had_ccqs:
             self._had_ccqs = not self._had_ccqs
             states.write(_CCQS, b"1" if self._had_ccqs else b"")
@@ -545,8 +545,8 @@ class PeerMessenger:
                 self._relocate(effect.node, entry.value.decode(), run=effect.run)
             elif entry.key == _DISK:
                 report.identity = entry.value.decode()
-            elif entry.key == _LED:
-                report.led = decode_led(entry.value)
+            elif entry.key == _LONE:
+                report.lone = decode_partitions(entry.value)
             elif entry.key == _CCQS:
                 report.has_ccqs = bool(entry.value)
         self._take_commits(commits, report)
@@ -574,14 +574,15 @@ class PeerMessenger:
     def _check_report(self, node: str) -> None:
         """Compares all commits that a node has reported with those that it once had.
 
-        It reports those of partitions that it leads. Partitions that it has handed over are its own
-        in the topology here until the next leader is known.
+        Only commits of a set of one can be lost unnoticed by its members. In a larger set, also one
+        that is yet to become a set of one, a leader that was replaced reports less. Partitions that
+        a node has handed over are its own in the topology here until the next leader is known.
         """
         view, report = self._node.view, self._reports[node]
-        if not self._node.topology.is_replicated:  # A leader that was replaced reports less.
+        if not self._node.topology.is_replicated:
             view.losses.check_report(
                 node,
-                self._node.live.partitions(node) & report.led,
+                self._node.live.partitions(node) & report.lone,
                 reported=report.sequences,
                 expected=view.all_sequences,
             )

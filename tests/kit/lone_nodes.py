@@ -57,7 +57,8 @@ def lead_all_of(node: StorageNode) -> None:
 
 def leave_all(node: StorageNode) -> None:
     """Has a node lead nothing any more, as one that has left all replica sets."""
-    node.replicas.led, node.replicas.terms, node.replicas.alone = frozenset(), {}, frozenset()
+    node.replicas.led = node.replicas.lone = node.replicas.alone = frozenset()
+    node.replicas.terms = {}
 
 
 class Everything(frozenset[int]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from simulator.replica_cluster import Stalled
+from simulator.replica_cluster import Stalled, expect_progress
 from simulator.replica_mutants import REPLICA_MUTANTS
 from simulator.replica_scenario import A, B, C, D, E, Scenario, X, Y
 
@@ -432,6 +432,43 @@ def acknowledgement_arrives_after_a_restart(s: Scenario) -> None:
     s.expect(s.nodes[B].published.get((0, Y), 0) == 0, "B knows of the commit")
 
 
+def last_member_lacks_a_commit(s: Scenario) -> None:
+    """A alone is to stay, and crashes before it has durably what B and C have committed."""
+    s.elect(A)
+    s.nodes[A].holds_syncs = True
+    s.write(A)
+    s.expect_committed(A, 1)
+    s.want(A)
+    s.nodes[A].holds_syncs = False
+    s.restart(A)
+    s.elect(A)
+
+
+def leader_is_to_go(s: Scenario) -> None:
+    """B alone is to stay of three members, and A leads them."""
+    s.elect(A)
+    s.beat(A)
+    s.want(B)
+    s.want(B)
+    s.expect(s.voters(B) == {B}, "A or C is still a voter")
+    s.isolate(A)
+    s.write(B)
+    s.judge_reads()
+
+
+def learner_misses_what_was_stored_alone(s: Scenario) -> None:
+    """A is alone, and what it sends to B, which is to become a voter, is lost."""
+    s.campaign(A)
+    s.write(A)
+    s.hold(A, B, Append)
+    s.want(A, B)
+    s.drop()
+    s.write(A)
+    for _ in range(4):
+        s.beat(A)
+    expect_progress(s.voters(A) == {A, B}, "B is no voter")
+
+
 SCRIPTS: dict[Callable[[Scenario], None], tuple[str, ...]] = {
     member_lacks_another_log: ("counts_unjoined",),
     member_joins_without_a_committed_frame: ("joins_early",),
@@ -455,16 +492,24 @@ SCRIPTS: dict[Callable[[Scenario], None], tuple[str, ...]] = {
     voter_is_lost_before_the_leader_is_elected: (),
     learner_is_lost_as_it_becomes_a_voter: ("replaces_by_unheard",),
     acknowledgement_arrives_after_a_restart: ("trusts_late_acknowledgements",),
+    last_member_lacks_a_commit: ("drops_at_once",),
+    leader_is_to_go: (),
+    learner_misses_what_was_stored_alone: ("alone_with_learners",),
     disk_is_lost: ("keeps_identity",),
     log_is_damaged: ("ignores_suspects", "takes_rot_for_torn"),
     log_of_the_latest_term_is_damaged: ("takes_damaged",),
 }
 """The mutants that each history convicts."""
-ONLY_STALL = {"promotes_at_once", "replaces_by_unheard", "trusts_late_acknowledgements"}
+ONLY_STALL = {
+    "alone_with_learners",
+    "promotes_at_once",
+    "replaces_by_unheard",
+    "trusts_late_acknowledgements",
+}
 """Mutants that break no promise about data, but commit nothing where production does."""
 
 
-VOTERS = {learner_is_lost_as_it_becomes_a_voter: 2}
+VOTERS = {learner_is_lost_as_it_becomes_a_voter: 2, learner_misses_what_was_stored_alone: 1}
 """The first voters of histories that do not begin with three."""
 
 

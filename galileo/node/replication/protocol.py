@@ -57,6 +57,19 @@ class RangeDigest:
     digest: int
 
 
+@dataclass(frozen=True, slots=True)
+class HeldPartitions:
+    """What a node has of partitions, whatever the number of copies that there should be.
+
+    Attributes:
+        voting: those of whose set its directory is a voter, as far as it knows.
+        led: those that it leads for sure.
+    """
+
+    voting: frozenset[int]
+    led: frozenset[int]
+
+
 class ReplicaLink(Protocol):
     """Sends to another node by name; raises `Unavailable` where it cannot be reached."""
 

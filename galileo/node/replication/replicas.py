@@ -44,7 +44,7 @@ from galileo.model.forks import first_of, history_of
 from galileo.node.catalog import Catalog
 from galileo.node.replication.comparison import Comparison
 from galileo.node.replication.log_writer import LogWriter, WriteReport
-from galileo.node.replication.protocol import Envelope, ReplicaLink
+from galileo.node.replication.protocol import Envelope, HeldPartitions, ReplicaLink
 from galileo.node.shard import partition_moved
 from galileo.replication.machine import Replica
 from galileo.replication.messages import (
@@ -285,6 +285,7 @@ class Replicas:
         terms: the term of each partition in which this node takes commits.
         alone: the partitions whose writers commit without their machines.
         led: the partitions that this node leads, and whose frames readers see.
+        lone: those of them in whose sets there is no other member.
         given_up: the partitions that were founded anew while this directory counted as lost.
         restored: the partitions that wait for `lead_restored`.
         counts: since the node started.
@@ -306,6 +307,7 @@ class Replicas:
         self.terms: Mapping[int, int] = {}
         self.alone = frozenset[int]()
         self.led: frozenset[int] = frozenset()
+        self.lone: frozenset[int] = frozenset()
         self.given_up: frozenset[int] = frozenset()
         self.restored: frozenset[int] = frozenset()
         self.counts = ReplicaCounts()
@@ -493,6 +495,17 @@ class Replicas:
         """The partitions of whose replica set this node is a member, as far as it knows."""
         sets = {p: hosted.machine.state.set for p, hosted in self._hosted.items()}
         return sorted(p for p, one in sets.items() if one is not None and self.me in one.members)
+
+    def held(self) -> HeldPartitions:
+        """What this directory has of partitions, without old copies, which it does not serve."""
+        voting = frozenset(
+            partition
+            for partition, hosted in self._hosted.items()
+            if (current := hosted.machine.saved.set) is not None
+            and self.me in current.voters
+            and (hosted.failed_at != inf or partition in self.restored - self.given_up)
+        )
+        return HeldPartitions(voting, frozenset(filter(self.holds_lease, self.led)))
 
     def gauges(self) -> ReplicaGauges:
         machines = [hosted.machine for hosted in self._hosted.values()]
@@ -720,9 +733,16 @@ class Replicas:
             hosted.lease_until = machine.lease_until
             if lead.is_open and hosted.announced != lead.term and self._is_published(partition):
                 self._announce(partition, hosted, lead.term)
+        self._note_lone(partition, hosted)
         if hosted.announced and not hosted.is_alone and machine.is_alone:
             hosted.is_alone = True
             self.alone |= {partition}
+
+    def _note_lone(self, partition: int, hosted: _Hosted) -> None:
+        current = hosted.machine.saved.set
+        is_lone = hosted.announced > 0 and current is not None and current.members == {self.me}
+        if is_lone != (partition in self.lone):
+            self.lone ^= {partition}
 
     def _is_published(self, partition: int) -> bool:
         """Whether readers see all that the leader knows to be committed."""
@@ -746,6 +766,7 @@ class Replicas:
         hosted.announced, hosted.lease_until = 0, -inf
         hosted.under_way.clear()
         self.led = self.led - {partition}
+        self.lone = self.lone - {partition}
         error = partition_moved([partition])
         for writer in self._writers().values():
             writer.refuse(partition, error)

@@ -1,4 +1,4 @@
-"""A cluster that began with one copy of each partition gets more."""
+"""A cluster that began with one copy of each partition gets more, and goes back to one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fault_injection.ccq_readers import WatchReader
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import has_shares, is_whole
+from fault_injection.nodes import has_shares, is_whole, left_behind
 from fault_injection.stream import Stream
 from waiting import wait_until
 
@@ -17,7 +17,6 @@ from galileo.client import Client
 from galileo.cluster import LocalCluster
 from galileo.dht import placement
 from galileo.dht.topology import Topology
-from galileo.errors import InputError
 
 QUERY, EVERYTHING = "temperature > 260", "temperature > -100"
 TIMEOUT_S = 60.0
@@ -88,8 +87,6 @@ def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Pat
         lost.start()
         lost.wait()
         wait_until(lambda: is_whole(client), what="all copies again", timeout_s=TIMEOUT_S)
-        with pytest.raises(InputError):
-            client.set_replicas(1)
         client.set_replicas(2)
         assert rows(client) == 2_000
     with LocalCluster(3, 1, tmp_path) as cluster:
@@ -114,7 +111,7 @@ def test_running_cluster_gets_copies(tmp_path: Path, no_evaluator: dict[str, Any
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_running_cluster_gets_copies_amid_a_stream(
+def test_running_cluster_gets_copies_and_gives_them_up_amid_a_stream(
     tmp_path: Path, evaluator: dict[str, Any]
 ) -> None:
     settings = {"evaluator": evaluator}
@@ -131,6 +128,12 @@ def test_running_cluster_gets_copies_amid_a_stream(
         wait_until(lambda: reader.count() > 0, what="an update", timeout_s=FIRST_S)
         client.set_replicas(3)
         wait_until(lambda: is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
+        client.set_replicas(1)
+        wait_until(
+            lambda: not left_behind(Topology.from_json(client.topology_json()), cluster),
+            what="old copies to go",
+            timeout_s=2 * TIMEOUT_S,
+        )
         stream.finish()
         assert rows(client) == stream.sent
         wanted = client.query("numbered", QUERY)

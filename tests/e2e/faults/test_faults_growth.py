@@ -1,4 +1,4 @@
-"""A cluster grows from one node to eight and shrinks to three under load, by the commands."""
+"""A cluster gets nodes and copies and gives them up under load, by the commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from fault_injection.growth_world import Command, GrowthWorld, growth_world
-from fault_injection.nodes import has_shares
+from fault_injection.nodes import has_shares, is_whole, left_behind
 from fault_injection.trial import Trial
 from waiting import wait_until
 
@@ -25,6 +25,7 @@ HOLDS = (
     "complete answer has all that was acknowledged before, and every label is delivered once"
 )
 NODES_MAX, NODES_MIN = 8, 3
+COPIES_MAX = 3
 SECOND, SECOND_FROM = "east", 7
 """The second group, and the number of nodes from which on nodes join it."""
 STEP_S = 300.0
@@ -74,6 +75,38 @@ def test_cluster_growth_kills(trial: Trial) -> None:
             _grow(world, deck.killing)
             _cut(world, deck.killing)
             _shrink(world, deck.killing)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.fault(
+    "cluster-copies",
+    ROW,
+    rounds=1,
+    holds="three nodes with one copy of each partition get three copies, and give them up again, "
+    f"by the command: {HOLDS}",
+)
+def test_cluster_copies(trial: Trial) -> None:
+    with growth_world(trial, nodes=COPIES_MAX) as world:
+        for _ in trial.each_round():
+            _change_copies(world, lambda kind, victims: contextlib.nullcontext())
+    trial.expect(not trial.counts["queries incomplete"], "answers were incomplete")
+    trial.expect(not trial.counts["commands repeated"], "commands failed")
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.fault(
+    "cluster-copies-kills",
+    ROW,
+    rounds=2,
+    holds="the same, and amid each change a node that leads partitions, a voter of the register, "
+    "the node that the command talks to, the command or the coordinator of most continuous queries "
+    f"is killed: {HOLDS}",
+)
+def test_cluster_copies_kills(trial: Trial) -> None:
+    with growth_world(trial, nodes=COPIES_MAX) as world:
+        deck = Deck(trial)
+        for _ in trial.each_round():
+            _change_copies(world, deck.killing)
 
 
 @dataclass(slots=True)
@@ -194,6 +227,30 @@ def _shrink(world: GrowthWorld, hurt: Hurt) -> None:
         wait_until(lambda count=count: _is_complete(world, count), what="all nodes", timeout_s=60.0)
         _spread(world, hurt)
         world.check()
+
+
+def _change_copies(world: GrowthWorld, hurt: Hurt) -> None:
+    """Has leaders make copies of all partitions, and drop them again."""
+    for count in (COPIES_MAX, 1):
+        contact, leader = world.trial.random.sample(world.cluster.nodes, 2)
+        with world.step(f"change to {count} copies"):
+            command = Command(world.trial, contact, "topology", "replicas", str(count))
+            victims = {
+                "command": lambda command=command: command.kill,
+                "leader": lambda node=leader: _node(world, node),
+                **_others(world, contact),
+            }
+            with hurt("change of copies", victims):
+                command.complete()
+            wait_until(lambda: _has_copies(world), what=f"{count} copies", timeout_s=STEP_S)
+        world.check()
+
+
+def _has_copies(world: GrowthWorld) -> bool:
+    """Whether each partition has its copies, and its nodes alone have its files."""
+    topology = world.topology
+    is_tidy = topology.is_replicated or not left_behind(topology, world.cluster)
+    return is_tidy and is_whole(world.client)
 
 
 def _others(world: GrowthWorld, contact: LocalNode) -> Victims:

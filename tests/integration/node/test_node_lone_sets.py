@@ -36,7 +36,7 @@ from galileo.storage.metadata_files import MetadataFiles
 from galileo.storage.store import HISTORY
 
 LONE = replace(TOPOLOGY, replicas=1)
-FAULTS = ("crash", "cut", "full", "all", "move", "move", "grow")
+FAULTS = ("crash", "cut", "full", "all", "move", "move", "copies", "copies")
 STEPS = 12
 
 
@@ -90,6 +90,31 @@ async def test_writer_that_is_alone_tells_its_machine_when_another_member_is_to_
         await world.send(number)
     await await_condition(world, World.is_settled)
     world.judge()
+
+
+async def test_copies_that_are_given_up_are_deleted_and_leaders_are_alone_again(
+    world: World,
+) -> None:
+    owners = leaders(world)
+    works = [asyncio.create_task(world.produce(n)) for n in range(3)]
+    for copies in (3, 1, 2, 1):
+        world.change(partial(topology_changes.set_replicas, count=copies))
+        await await_condition(world, World.is_settled)
+    world.is_over = True
+    await asyncio.gather(*works)
+    assert leaders(world) == owners
+    await until(world, lambda: all(machine_of(world, p).is_alone for p in owners))
+    for name, host in world.hosts.items():
+        own = {p for p, owner in owners.items() if owner == name}
+        assert host.replicas.lone - {SYSTEM} == own
+        journals = host.node.catalog.shards["nam"]
+        await until(world, lambda one=journals, own=own: one.journals.keys() == own)
+        assert host.replicas.held().voting - {SYSTEM} == own
+    world.judge()
+    for name in NAMES:
+        await world.crash(name, is_lost=False)
+        world.start(name)
+    assert leaders(world) == owners, "sets of one wait for no other node"
 
 
 async def test_partition_moves_to_the_node_it_is_pinned_to_and_its_files_are_deleted(
@@ -289,8 +314,8 @@ async def test_random_history_of_lone_sets_keeps_each_batch_once(
         if kind == "move":
             partition = world.random.randrange(PARTITIONS)
             move(world, partition, world.random.choice(NAMES))
-        elif kind == "grow":
-            copies = world.random.choice((2, 3))
+        elif kind == "copies":
+            copies = world.random.choice((1, 1, 2, 3))
             world.change(partial(topology_changes.set_replicas, count=copies))
         else:
             await hurt(world, [kind])

@@ -234,7 +234,7 @@ async def test_heartbeat_carries_own_entries_that_the_peer_lacks_only(
         return [entry.key for delta in deltas for entry in delta.entries]
 
     stored = [*sorted(SYSTEM_TABLES), "gfs", "nam"]
-    whole = ["address", "disk", "led", *(f"commits/{key}" for key in stored)]
+    whole = ["address", "disk", "lone", *(f"commits/{key}" for key in stored)]
     assert [await reported() for _ in range(2)] == [whole, []]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     post.wire.replies_lost.add("b")
@@ -287,7 +287,7 @@ async def test_partitions_that_a_node_leads_no_more_are_not_reported_as_lost(
     a, b = post.wire.nodes["a"], post.wire.nodes["b"]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     await post.heartbeat("a", "b")
-    a.replicas.led = frozenset()
+    a.replicas.led = a.replicas.lone = frozenset()
     for _ in range(4):
         await post.heartbeat("a", "b")
     await post.until(lambda: len(post.heartbeats) >= 5)

@@ -60,6 +60,7 @@ FAULTS = (
     "move",
     "move",
     "move",
+    "copies",
     "hand_over",
 )
 WATCHED = (
@@ -333,6 +334,19 @@ class FaultyReplicas(ReplicaCluster):
         if kind == "replace many":
             wanted = set(self.loop.random.sample(self.hosts, len(wanted)))
         self.wanted[partition] = wanted or {outside[0]}
+        self._tell_wanted()
+
+    def _copies(self, _: ReplicaNode) -> None:
+        """The operator changes the number of copies of a partition, also to one and back."""
+        partition = self.loop.random.choice(self.partitions)
+        if any(self._damaged(one, partition) for one in self._sets(partition)):
+            return
+        wanted, count = sorted(self.wanted[partition]), self.loop.random.choice((1, 1, 2, 3))
+        outside = sorted(set(self.hosts) - set(wanted))
+        kept = self.loop.random.sample(wanted, min(count, len(wanted)))
+        added = self.loop.random.sample(outside, min(count - len(kept), len(outside)))
+        self.loop.counters["copies given up"] += len(wanted) - len(kept)
+        self.wanted[partition] = {*kept, *added}
         self._tell_wanted()
 
     def _tell_wanted(self) -> None:

@@ -241,6 +241,32 @@ class _SwapsVoters(Replica):
         return replace(current, number=current.number + 1, voters=voters, learners=frozenset())
 
 
+class _DropsAtOnce(Replica):
+    """Drops all members that are to go at once, before the others have what these committed."""
+
+    def _next_set(
+        self, lead: _Leadership, current: ReplicaSet, alive: set[Member], now: float
+    ) -> ReplicaSet | None:
+        assert self.wanted is not None
+        staying = current.voters & (self.wanted | {self.me})
+        if staying != current.voters:
+            return replace(current, number=current.number + 1, voters=staying)
+        return super()._next_set(lead, current, alive, now)
+
+
+class _DropsItself(Replica):
+    """Drops itself when it is to go, and leads on."""
+
+    def _next_set(
+        self, lead: _Leadership, current: ReplicaSet, alive: set[Member], now: float
+    ) -> ReplicaSet | None:
+        assert self.wanted is not None
+        if self.me in current.voters - self.wanted and len(current.voters) > 1:
+            voters = current.voters - {self.me}
+            return replace(current, number=current.number + 1, voters=voters)
+        return super()._next_set(lead, current, alive, now)
+
+
 class _PromotesAtOnce(Replica):
     """Makes learners voters before they have anything, and drops voters for them."""
 
@@ -282,6 +308,16 @@ class _AloneWithOthers(Replica):
     @property
     def is_alone(self) -> bool:
         return self.is_open
+
+
+class _AloneWithLearners(Replica):
+    """Has its writer commit alone while members copy what it has."""
+
+    @property
+    def is_alone(self) -> bool:
+        current = self.state.set
+        is_only_voter = current is not None and current.voters == {self.me}
+        return self.is_open and self.saved == self.state and is_only_voter
 
 
 class _CampaignsOn(Replica):
@@ -326,6 +362,9 @@ REPLICA_MUTANTS: dict[str, tuple[type[Replica], ReplicaConduct]] = {
     "changes_uncopied": (_ChangesUncopied, ReplicaConduct()),
     "replaces_by_unheard": (_ReplacesByUnheard, ReplicaConduct()),
     "swaps_voters": (_SwapsVoters, ReplicaConduct()),
+    "drops_at_once": (_DropsAtOnce, ReplicaConduct()),
+    "drops_itself": (_DropsItself, ReplicaConduct()),
+    "alone_with_learners": (_AloneWithLearners, ReplicaConduct()),
     "promotes_at_once": (_PromotesAtOnce, ReplicaConduct()),
     "leases_from_reply": (_LeasesFromReply, ReplicaConduct()),
     "ignores_support": (_IgnoresSupport, ReplicaConduct()),

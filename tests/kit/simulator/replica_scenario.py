@@ -184,9 +184,9 @@ class Scenario(ReplicaCluster):
         self.loop.now += seconds
 
     def tick(self, *names: str) -> None:
-        """Let nodes see the time, then run."""
+        """Let nodes see the time, then run; machines that are alone get no ticks."""
         for name in names:
-            if self.nodes[name].is_up:
+            if self.nodes[name].is_up and 0 not in self.nodes[name].alone:
                 self.nodes[name].step(0, ReplicaTicked())
         self.run()
 

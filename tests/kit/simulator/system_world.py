@@ -84,7 +84,7 @@ FAULTS = (
     *("pause", "pause", "stall", "member", "disk"),
 )
 SIZES = (2, 3, 3, 3, 4, 5)
-"""Numbers of nodes; of two, one alone has the system table, and of four, three."""
+"""Numbers of nodes; of two, one or both have the system table, and of four, three."""
 T = TypeVar("T")
 
 
@@ -677,12 +677,19 @@ class SystemWorld(World):
             threads.stalled_until = self.loop.time() + for_s
 
     def change_members(self, name: str) -> None:
-        """A node is to leave, or to stay after all; its partition of data stays where it is."""
+        """A node is to leave, or to stay after all; of two nodes, one or both have the copies."""
+        if len(self.names) == 2:
+            self.change_copies(3 - self.topology.replicas)
+            return
         is_leaving = not self.topology.by_name[name].leaving
         staying = [node for node in self.topology.nodes if not node.leaving]
         if is_leaving and len(staying) <= 3:
             return
         self.change(partial(topology_changes.set_leaving, name=name, is_leaving=is_leaving))
+
+    def change_copies(self, count: int) -> None:
+        self.counters[f"copies changed to {count}"] += self.topology.replicas != count
+        self.change(partial(topology_changes.set_replicas, count=count))
 
     def _survives(self, name: str) -> bool:
         """Whether all commits are left when a node loses its directory."""
@@ -702,6 +709,8 @@ class SystemWorld(World):
         Of four, the two copies are lost that had the last commits.
         """
         self.is_held = True
+        if len(self.names) == 2:
+            self.change_copies(1)
         await asyncio.sleep(2 * PATIENCE_S)
         await self.settle()
         before = self._rows_of_leader()

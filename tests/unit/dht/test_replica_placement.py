@@ -123,9 +123,17 @@ def test_set_replicas_of_copies_changes_the_number_alone() -> None:
     topology = identify(cluster(3, replicas=2), "n0", "disk")
     assert topology_changes.set_replicas(topology, 3) == replace(topology, replicas=3)
     assert topology_changes.set_replicas(topology, 2) is topology
+    assert topology_changes.set_replicas(topology, 1) == replace(topology, replicas=1)
 
 
-@pytest.mark.parametrize("count", [0, 1, REPLICAS_MAX + 1])
+def test_set_replicas_to_one_keeps_the_leaders() -> None:
+    """So the copies that go are those of the other members, and no partition moves."""
+    three = placement.rankings(cluster(5))
+    one = placement.rankings(topology_changes.set_replicas(cluster(5), 1))
+    assert {p: ranking[0] for p, ranking in one.items()} == {p: r[0] for p, r in three.items()}
+
+
+@pytest.mark.parametrize("count", [0, REPLICAS_MAX + 1])
 def test_set_replicas_to_other_numbers_raises(count: int) -> None:
     with raises(InputError, parameter="replicas"):
         topology_changes.set_replicas(cluster(3), count)
