@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from galileo.ccq.events import (
     ChangeRecords,
@@ -41,10 +41,12 @@ class _Move:
     Attributes:
         deadline: after it the move is forgotten.
         is_transfer: this node keeps its cache as a holder.
+        is_sent: nodes are elected, and the leader has to name them.
     """
 
     deadline: float
     is_transfer: bool
+    is_sent: bool = False
 
 
 class Moves:
@@ -116,13 +118,23 @@ class Moves:
                 moved += self._transferred(ccq_id, elected, now)
             else:
                 moved += self._repaired(record, elected, now)
-        return _changed(moved)
+        return self._send(moved)
 
     def on_changed(self, event: RecordsChanged, now: float) -> None:
-        """The answers to changes have come; look again at what was not changed."""
-        known = {record.id for record in event.records}
+        """Look again at the moves whose answers have come, unless they were made.
+
+        Not known is a change that reached no leader, and refused one that began with an older
+        revision of the record.
+        """
+        known = {record.id: record for record in event.records}
         for ccq_id in event.names:
-            if self._running.pop(ccq_id, None) is not None and ccq_id not in known:
+            move = self._running.get(ccq_id)
+            # While nodes are being elected, the answer is that of a save of positions.
+            if move is None or not move.is_sent:
+                continue
+            del self._running[ccq_id]
+            record = known.get(ccq_id)
+            if record is None or self._staying(record, now)[0] != record.nodes:
                 self._look_again(now + self._state.options.repair_after_s / 2)
 
     def check(self) -> None:
@@ -160,7 +172,7 @@ class Moves:
                 candidacies.append(Candidacy(ccq_id, count=missing, excluded=excluded))
             else:
                 moved += self._repaired(record, (), now)
-        effects = _changed(moved)
+        effects = self._send(moved)
         return [*effects, ElectNodes(tuple(candidacies))] if candidacies else effects
 
     def _staying(self, record: Record, now: float) -> tuple[tuple[str, ...], bool]:
@@ -211,8 +223,8 @@ class Moves:
         holders = (state.holder_of(led),) if self._leaving and led is not None else ()
         return [moved_to(known, nodes, holders=holders)]
 
-
-def _changed(records: list[Record]) -> list[ContinuousEffect]:
-    if not records:
-        return []
-    return [ChangeRecords(tuple(map(move, records)))]
+    def _send(self, records: list[Record]) -> list[ContinuousEffect]:
+        """Have the leader make these moves."""
+        for record in records:
+            self._running[record.id] = replace(self._running[record.id], is_sent=True)
+        return [ChangeRecords(tuple(map(move, records)))] if records else []

@@ -131,7 +131,8 @@ class NodeState:
         if mine is None or mine.nodes != record.nodes:
             self.newly_named.append(ccq_id)
         self._put(record, now)
-        if record != incoming:
+        # The leader takes no progress of a query that it knows to be over.
+        if record != incoming and incoming.ended is None:
             self.dirty.setdefault(ccq_id, now)
         else:
             self.dirty.pop(ccq_id, None)
@@ -178,9 +179,10 @@ class NodeState:
         self._deadlines.pop(ccq_id, None)
 
     def acknowledge(self, ccq_id: str, cursor: Cursor, now: float) -> None:
-        """Join a cursor that clients have acknowledged to the record."""
+        """Join a cursor that clients have acknowledged to the record of a query that runs."""
         mine = self.records[ccq_id]
-        if mine.retrieved is cursor or mine.retrieved.covers(cursor):
+        is_over = mine.ended is not None
+        if is_over or mine.retrieved is cursor or mine.retrieved.covers(cursor):
             return
         joined = mine.retrieved.join(cursor)
         # Keep equal cursors one object: identity is cheap to compare.

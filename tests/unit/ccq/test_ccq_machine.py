@@ -219,6 +219,12 @@ def test_older_record_of_the_leader_has_progress_saved_again():
     assert changes(driver.tick(6.0)) == saved
 
 
+def test_progress_of_a_query_that_the_leader_has_ended_is_not_saved():
+    driver = saving()
+    driver.learn(Record(CCQ, 1, ("a", "b", "c"), ended="cancelled", ended_at=WALL))
+    assert changes(driver.tick(4.0)) == []
+
+
 def test_progress_is_saved_in_pages_after_a_while_the_longest_waiting_first():
     driver = Driver(save_interval_s=0.5, save_after_s=2.0, saved_max=2)
     for name in "pqrs":

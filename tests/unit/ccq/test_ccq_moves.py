@@ -174,6 +174,25 @@ def test_failed_change_is_tried_again():
     assert late == [7]
 
 
+def test_answer_to_a_save_does_not_end_an_election():
+    driver = leading()
+    driver.feed(DrainRequested(), now=1.0)
+    assert sought(driver.tick(1.0))
+    driver.feed(RecordsChanged(("q",), (replace(RECORD, retrieved=Cursor({0: 1})),)))
+    (record,) = moved(driver.feed(NodesElected({"q": ("e",)})))
+    assert record.nodes == ("b", "c", "e")
+
+
+def test_move_that_the_leader_refuses_is_tried_again():
+    driver = leading(repair_after_s=10.0)
+    driver.feed(DrainRequested(), now=1.0)
+    assert sought(driver.tick(1.0))
+    assert moved(driver.feed(NodesElected({"q": ("e",)})))
+    driver.feed(RecordsChanged(("q",), (replace(RECORD, revision=2),)), now=2.0)
+    late = [now for now in range(2, 10) if sought(driver.tick(float(now)))]
+    assert late == [7]
+
+
 def test_nodes_that_are_elected_too_late_are_not_named():
     driver = leading(change_timeout_s=5.0)
     driver.feed(MembersChanged((("a", "b", "d"),)), now=1.0)
