@@ -33,10 +33,11 @@ from galileo.dht.topology import Move
 from galileo.graph.quantiles import QUANTILES_MAX
 from galileo.graph.summary import BINS_MAX
 from galileo.labels import to_ipc
+from galileo.model.grouping import STATISTICS, CellKey, Grouping
 from galileo.model.schema import FEATURES_MAX, features_to_json
 from galileo.model.system import CCQS, DATASETS, SAMPLERS
 from galileo.model.system_rows import CALL_CHANGES_MAX, OfferRow, Position, Row
-from galileo.node.cluster_analytics import CHILDREN_MAX
+from galileo.node.analyses.children import CHILDREN_MAX
 from galileo.node.definitions import (
     AddFeatures,
     CreateDataset,
@@ -46,15 +47,18 @@ from galileo.node.definitions import (
 from galileo.node.peers import (
     PARTS_SCHEMA,
     PLACES_MAX,
+    AnalysisTask,
     BatchLookup,
     CommitTask,
     ExecutionsTask,
+    PartitionScope,
     ReadTask,
     ScanTask,
     TableTask,
 )
 from galileo.node.replication.protocol import CommitRange, Envelope
 from galileo.node.sampler_rows import KeepSampler, UploadedSampler
+from galileo.query import questions
 from galileo.query.cql_syntax import TEXT_MAX
 from galileo.query.nearest import COUNT_MAX
 from galileo.replication.messages import Acknowledged, NewerSet, PreVote, Vote
@@ -68,6 +72,7 @@ from galileo.rpc.internal import (
     TASK_HEAD_BYTES_MAX,
 )
 from galileo.rpc.internal_calls import (
+    ANALYSE,
     APPLY_RETENTION,
     CHANGE_ROW,
     CHANGE_ROWS,
@@ -97,6 +102,7 @@ from galileo.spark.calls import OWNER
 from galileo.wire import token
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.messages import NUMBERS_MAX, SET_ITEMS_MAX
+from galileo.wire.questions import question_to_pb
 from galileo.wire.typed_service import TypedCall
 from galileo.wire.v1 import (
     analytics_pb2,
@@ -239,10 +245,6 @@ def cursor(partitions: int = MANY) -> common_pb2.Cursor:
     return common_pb2.Cursor(partitions=range(partitions), sequences=range(1, partitions + 1))
 
 
-def scope() -> analytics_pb2.PartitionScope:
-    return analytics_pb2.PartitionScope(partitions=range(MANY), after=cursor())
-
-
 def names() -> list[str]:
     """The names of all columns, many times over."""
     return [f"n{i % NUMBERS:03}" for i in range(MANY)]
@@ -317,38 +319,44 @@ def _run() -> Requests:
     yield query_pb2.QueryRequest(dataset=WIDE, sampler_json=json.dumps({"name": LONG}))
 
 
-def _explain() -> Requests:
-    for query in queries():
-        yield analytics_pb2.ExplainRequest(dataset=WIDE, query=query)
-    yield analytics_pb2.ExplainRequest(dataset=WIDE, share=scope())
-
-
-def _summarise() -> Requests:
-    for query in queries():
-        yield analytics_pb2.SummariseRequest(
-            dataset=WIDE, query=query, feature="n000", count=BINS_MAX
-        )
-    edges = analytics_pb2.Edges(edges=range(1_000_000))
-    yield analytics_pb2.SummariseRequest(dataset=WIDE, feature="n000", edges=edges)
-
-
-def _aggregate() -> Requests:
-    statistics = [
-        analytics_pb2.GroupStatistics(
-            feature=f"n{i:03}", statistics=["count", "sum", "min", "max", "mean"]
-        )
-        for i in range(NAMED)
-    ]
-    key = analytics_pb2.GroupKey(cell_bits=30)
+def _analyse() -> Requests:
     for query in ("", *queries()):
-        yield analytics_pb2.AggregateRequest(
-            dataset=WIDE, query=query, by=[key], statistics=statistics
-        )
-    yield analytics_pb2.AggregateRequest(
-        dataset=WIDE,
-        by=[key] * MANY,
-        statistics=[analytics_pb2.GroupStatistics(feature=f"n{i}") for i in range(MANY)],
-    )
+        for question in _about_queries():
+            yield _asking(question, query)
+    edges = tuple(float(edge) for edge in range(1_000_000))
+    yield _asking(questions.Summarise("n000", edges=edges))
+    statistics = tuple((f"n{i}", ("mean",)) for i in range(MANY))
+    yield _asking(questions.Aggregate(Grouping((CellKey(30),) * MANY, statistics)))
+    yield _asking(questions.Children(limit=CHILDREN_MAX))
+    yield _asking(questions.Children(limit=CHILDREN_MAX, order=(TEXT,)))
+    yield _asking(questions.Children("[1]", tuple(names())))
+    yield _asking(questions.Children(f"[{'1,' * 400_000}1]"))
+    yield _asking(questions.Describe())
+    yield _asking(questions.Version())
+
+
+def _about_queries() -> Iterator[questions.Question]:
+    statistics = tuple((f"n{i:03}", STATISTICS) for i in range(NAMED))
+    yield questions.Explain()
+    yield questions.Summarise("n000", bins=BINS_MAX)
+    yield questions.Aggregate(Grouping((CellKey(30),), statistics))
+    yield questions.Nearest(0.0, 0.0, COUNT_MAX, None)
+    yield questions.Latest(CellKey(60))
+
+
+def _asking(question: questions.Question, query: str = "") -> analytics_pb2.AnalyseRequest:
+    request = question_to_pb(question)
+    request.dataset, request.query = WIDE, query
+    return request
+
+
+def _analyse_share() -> Iterator[bytes]:
+    scope = PartitionScope(frozenset(range(MANY)), Cursor({p: p + 1 for p in range(MANY)}))
+    for query in ("", *queries()):
+        for question in _about_queries():
+            yield ANALYSE.encode(AnalysisTask(WIDE, query, question, scope))
+    for question in (questions.Describe(), questions.Version()):
+        yield ANALYSE.encode(AnalysisTask(WIDE, "", question, scope))
 
 
 def _estimate() -> Requests:
@@ -358,35 +366,6 @@ def _estimate() -> Requests:
             dataset=WIDE, query=query, feature="n000", quantiles=shares
         )
     yield analytics_pb2.EstimateRequest(dataset=WIDE, feature="n000", quantiles=[2.0] * MANY)
-
-
-def _children() -> Requests:
-    yield analytics_pb2.ChildrenRequest(dataset=WIDE, limit=CHILDREN_MAX)
-    yield analytics_pb2.ChildrenRequest(dataset=WIDE, limit=CHILDREN_MAX, order=[TEXT])
-    yield analytics_pb2.ChildrenRequest(dataset=WIDE, order=names(), prefix_json="[1]")
-    yield analytics_pb2.ChildrenRequest(dataset=WIDE, prefix_json=f"[{'1,' * 400_000}1]")
-
-
-def _nearest() -> Requests:
-    for query in ("", *queries()):
-        yield analytics_pb2.NearestRequest(dataset=WIDE, query=query, count=COUNT_MAX)
-
-
-def _latest() -> Requests:
-    for query in ("", *queries()):
-        yield analytics_pb2.LatestRequest(
-            dataset=WIDE, query=query, by=analytics_pb2.GroupKey(cell_bits=60)
-        )
-
-
-def _version() -> Requests:
-    yield analytics_pb2.VersionRequest(dataset=WIDE)
-    yield analytics_pb2.VersionRequest(dataset=WIDE, share=scope())
-
-
-def _describe() -> Requests:
-    yield analytics_pb2.DescribeRequest(dataset=WIDE)
-    yield analytics_pb2.DescribeRequest(dataset=WIDE, share=scope())
 
 
 def _submit() -> Requests:
@@ -599,15 +578,10 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "Storage/ReadTable": WorstCall("keys by partitions", _read_table),
         "Storage/Scan": WorstCall("items by operators", _scan),
         "Query/Run": WorstCall(f"{_QUERY}; partitions", _run),
-        "Analytics/Explain": WorstCall(_QUERY, _explain),
-        "Analytics/Summarise": WorstCall(f"{_QUERY}; bins", _summarise),
-        "Analytics/Aggregate": WorstCall(f"{_QUERY}; statistics by groups", _aggregate),
+        "Analytics/Analyse": WorstCall(
+            f"{_QUERY}; bins; statistics by groups; children, rows or features by nodes", _analyse
+        ),
         "Analytics/Estimate": WorstCall(f"{_QUERY}; quantiles by groups", _estimate),
-        "Analytics/Children": WorstCall("children by nodes", _children),
-        "Analytics/Nearest": WorstCall(f"{_QUERY}; rows by nodes", _nearest),
-        "Analytics/Latest": WorstCall(f"{_QUERY}; cells by columns", _latest),
-        "Analytics/Version": WorstCall("partitions", _version),
-        "Analytics/Describe": WorstCall("features by values", _describe),
         "Continuous/Submit": WorstCall(_QUERY, _submit),
         "Continuous/Fetch": WorstCall(_TEXT, _fetch),
         "Continuous/Watch": WorstCall(_TEXT, _fetch),
@@ -652,6 +626,7 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "Samplers/Revoke": WorstCall(_TEXT, _one(samplers_pb2.RevokeSamplerRequest(digest=NAME))),
         "PeerStorage/RegisterQueries": WorstCall("queries by operators", _register),
         "PeerSamplers/Get": WorstCall(_TEXT, _one(peers_pb2.GetSamplerRequest(digest=NAME))),
+        "internal/analyse": WorstCall(f"{_QUERY}; partitions", _analyse_share),
         "internal/commit": WorstCall("rows by columns", _commit),
         "internal/find_batches": WorstCall("places", _find_batches),
         "internal/scan": WorstCall("items by operators", _tasks(SCAN)),

@@ -1,11 +1,12 @@
-"""Analytics on the metadata graphs: explain, statistics, children, estimates, nearest."""
+"""Analytics on the metadata graphs: questions, what their answers say, estimates and the tree."""
 
 from __future__ import annotations
 
+import json
 import operator
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,27 +18,22 @@ from galileo.client.analytics_results import (
     ConditionStep,
     Estimate,
     FeatureSummary,
-    LatestResult,
-    NearestResult,
     NodeExplanation,
     Quantile,
     QueryExplanation,
     Vertex,
 )
 from galileo.client.graph_path import levels_of, parse_vertex, value_texts
+from galileo.cursor import Cursor
 from galileo.errors import InputError
-from galileo.model.grouping import Grouping, Key
 from galileo.model.schema import Schema
-from galileo.model.versions import DatasetVersion
+from galileo.model.versions import DatasetVersion, PartitionVersion
 from galileo.packing.arrow_streams import read_stream
+from galileo.query import questions
+from galileo.query.questions import Question
 from galileo.wire.caller import Caller, Connection
-from galileo.wire.codec import (
-    cursor_from_pb,
-    grouping_to_pb,
-    key_to_pb,
-    number_from_pb,
-    versions_from_pb,
-)
+from galileo.wire.codec import cursor_from_pb
+from galileo.wire.questions import question_to_pb
 from galileo.wire.services import ANALYTICS
 from galileo.wire.v1 import analytics_pb2
 from galileo.wire.value_json import values_from_json, values_to_json
@@ -45,86 +41,129 @@ from galileo.wire.value_json import values_from_json, values_to_json
 CHILDREN = 10_000
 """Children of a page by default."""
 
+Result = TypeVar("Result", bound=completeness.Partial)
 
-async def explain(
-    caller: Caller, dataset: str, query: str, *, require_complete: bool
-) -> QueryExplanation:
-    request = analytics_pb2.ExplainRequest(dataset=dataset, query=query)
 
-    async def attempt(node: Connection) -> QueryExplanation:
-        reply = await analytics_of(node, "Explain", request)
-        return QueryExplanation(
-            dataset=dataset,
-            query=reply.query_json,
-            groups=tuple(reply.groups),
-            partitions=tuple(reply.partitions),
-            pruned=cursor_from_pb(reply.pruned),
-            nodes=tuple(_node(value) for value in reply.nodes),
-            plan_s=reply.plan_s,
-            total_s=reply.total_s,
-        )
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """The answer to a question.
+
+    Attributes:
+        tail: what its last part says; see `analytics.proto`.
+        rows: None of an answer without rows.
+    """
+
+    tail: Mapping[str, Any]
+    rows: pa.Table | None
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the question asks for besides rows."""
+        facts: Mapping[str, Any] = self.tail["facts"]
+        return facts
+
+    @property
+    def frontier(self) -> Cursor:
+        return cursor_of(self.tail["frontier"])
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        return tuple(self.tail["missing"])
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What results of queries have in common."""
+        return {"query": self.tail["query"], "frontier": self.frontier, "missing": self.missing}
+
+
+def cursor_of(positions: Mapping[str, int]) -> Cursor:
+    """The cursor of an object in JSON."""
+    return Cursor({int(partition): sequence for partition, sequence in positions.items()})
+
+
+async def analyse(
+    caller: Caller,
+    dataset: str,
+    query: str,
+    question: Question,
+    decode: Callable[[Answer], Result],
+    *,
+    require_complete: bool,
+    added: int = 0,
+) -> Result:
+    """The result of a question about what matches a query.
+
+    Args:
+        caller: calls nodes.
+        dataset: its name or key.
+        query: CQL2.
+        question: it.
+        decode: makes the result of the answer.
+        require_complete: whether a partial answer is an error.
+        added: added features that the dataset has at least.
+    """
+    request = question_to_pb(question)
+    request.dataset, request.query, request.added = dataset, query, added
+
+    async def attempt(node: Connection) -> Result:
+        return decode(await _answer(node, request))
 
     return await completeness.call(caller, attempt, require_complete=require_complete)
 
 
-def _node(value: analytics_pb2.ExplainedNode) -> NodeExplanation:
-    node = (value.node, value.group, tuple(value.partitions))
-    if value.HasField("error"):
-        failure = f"{value.error.message} [{value.error.kind}]"
-        return NodeExplanation(*node, error=failure, seconds=value.seconds)
-    scan = value.scan
-    return NodeExplanation(
-        *node,
-        seconds=value.seconds,
-        runs=scan.runs,
-        runs_pruned=scan.runs_pruned,
-        zones=scan.zones,
-        zones_scanned=scan.zones_scanned,
-        paths=scan.paths,
-        paths_examined=scan.paths_examined,
-        cells_tested=scan.cells_tested,
-        found=scan.found,
-        plan_s=scan.plan_s,
-        sift_s=scan.sift_s,
-        gather_s=scan.gather_s,
-        steps=tuple(ConditionStep(s.condition, s.tested, s.passed) for s in scan.steps),
+async def _answer(node: Connection, request: analytics_pb2.AnalyseRequest) -> Answer:
+    tables, timeout_s = list[pa.Table](), node.options.analytics_s
+    with node.stream(ANALYTICS, "Analyse", request, timeout_s=timeout_s) as stream:
+        while True:
+            part: analytics_pb2.AnswerPart = await stream.next()
+            if part.rows:
+                tables.append(read_stream(part.rows))
+            if part.tail_json:
+                rows = pa.concat_tables(tables) if tables else None
+                return Answer(json.loads(part.tail_json), rows)
+
+
+def explanation_of(answer: Answer, dataset: str) -> QueryExplanation:
+    facts = answer.facts
+    return QueryExplanation(
+        dataset=dataset,
+        query=answer.tail["query"],
+        groups=tuple(facts["groups"]),
+        partitions=tuple(answer.tail["partitions"]),
+        pruned=cursor_of(facts["pruned"]),
+        nodes=tuple(_node(entry) for entry in facts["nodes"]),
+        plan_s=facts["plan_s"],
+        total_s=facts["total_s"],
     )
 
 
-async def nearest(
-    caller: Caller, request: analytics_pb2.NearestRequest, *, require_complete: bool
-) -> NearestResult:
-    async def attempt(node: Connection) -> NearestResult:
-        head, table, tail = await _collect(node, "Nearest", request)
-        frontier = cursor_from_pb(tail.frontier)
-        return NearestResult(table, head.query_json, frontier, tuple(tail.missing))
+def _node(entry: Mapping[str, Any]) -> NodeExplanation:
+    scan = dict(entry.get("scan", {}))
+    steps = tuple(ConditionStep(**step) for step in scan.pop("steps", ()))
+    return NodeExplanation(
+        entry["node"],
+        entry["group"],
+        tuple(entry["partitions"]),
+        error=entry.get("error"),
+        seconds=entry["seconds"],
+        steps=steps,
+        **scan,
+    )
 
-    return await completeness.call(caller, attempt, require_complete=require_complete)
 
-
-def nearest_request(
-    dataset: str,
-    query: str,
-    *,
-    latitude: float,
-    longitude: float,
-    k: int,
-    within_m: float | None,
-) -> analytics_pb2.NearestRequest:
-    """Raises `InputError` for values that the message cannot hold; the node checks the rest."""
+def nearest_question(
+    *, latitude: float, longitude: float, k: int, within_m: float | None
+) -> questions.Nearest:
+    """Raises `InputError` for values that a message cannot hold; the node checks the rest."""
     if not isinstance(k, int | np.integer) or not 0 <= k < 1 << 32:
         raise InputError(f"expected a number k of observations, got {k!r}", parameter="k")
     east = _number(longitude, "a longitude")
-    request = analytics_pb2.NearestRequest(
-        dataset=dataset,
-        query=query,
-        latitude=_number(latitude, "a latitude"),
-        longitude=east - 360.0 if 180.0 < east <= 360.0 else east,
-        count=int(k),
+    return questions.Nearest(
+        _number(latitude, "a latitude"),
+        east - 360.0 if 180.0 < east <= 360.0 else east,
+        int(k),
+        None if within_m is None else _number(within_m, "a greatest distance in metres"),
     )
-    if within_m is not None:
-        request.within_m = _number(within_m, "a greatest distance in metres")
-    return request
 
 
 def _number(value: Any, about: str) -> float:
@@ -141,90 +180,46 @@ def _numbers(values: Any, expected: str) -> list[float]:
         raise InputError(f"expected {expected}, got {values!r}") from error
 
 
-async def summarise(
-    caller: Caller,
-    dataset: str,
-    query: str,
-    *,
-    feature: str,
-    bins: int | Sequence[float] | None,
-    require_complete: bool,
-) -> FeatureSummary:
-    request = analytics_pb2.SummariseRequest(dataset=dataset, query=query, feature=feature)
+def summary_question(feature: str, bins: int | Sequence[float] | None) -> questions.Summarise:
+    """Raises `InputError` for values that a message cannot hold; the node checks the rest."""
     if isinstance(bins, int | np.integer):
         if not 0 <= bins < 1 << 32:
             raise InputError(f"expected a number of bins, got {bins}", parameter="bins")
-        request.count = int(bins)
-    elif bins is not None:
-        request.edges.edges.extend(_numbers(bins, "a whole number of bins, or their edges"))
-
-    async def attempt(node: Connection) -> FeatureSummary:
-        reply = await analytics_of(node, "Summarise", request)
-        return _summary(reply, feature)
-
-    return await completeness.call(caller, attempt, require_complete=require_complete)
+        return questions.Summarise(feature, bins=int(bins))
+    if bins is None:
+        return questions.Summarise(feature)
+    edges = _numbers(bins, "a whole number of bins, or their edges")
+    return questions.Summarise(feature, edges=tuple(edges))
 
 
-def _summary(reply: analytics_pb2.SummariseReply, feature: str) -> FeatureSummary:
+def summary_of(answer: Answer, feature: str) -> FeatureSummary:
+    facts = answer.facts
     return FeatureSummary(
         feature=feature,
-        query=reply.query_json,
-        paths=reply.paths,
-        observations=reply.observations,
-        nulls=reply.nulls,
-        minimum=number_from_pb(reply.minimum),
-        maximum=number_from_pb(reply.maximum),
-        total=reply.total,
-        edges=tuple(reply.edges),
-        counts=tuple(reply.counts),
-        frontier=cursor_from_pb(reply.frontier),
-        missing=tuple(reply.missing),
+        paths=facts["paths"],
+        observations=facts["observations"],
+        nulls=facts["missing"],
+        minimum=facts["minimum"],
+        maximum=facts["maximum"],
+        total=facts["total"],
+        edges=tuple(facts["edges"] or ()),
+        counts=tuple(facts["counts"] or ()),
+        **answer.about,
     )
 
 
-async def aggregate(
-    caller: Caller, dataset: str, query: str, *, grouping: Grouping, require_complete: bool
-) -> Aggregates:
-    request = grouping_to_pb(grouping)
-    request.dataset, request.query = dataset, query
-
-    async def attempt(node: Connection) -> Aggregates:
-        head, table, tail = await _collect(node, "Aggregate", request)
-        frontier = cursor_from_pb(tail.frontier)
-        return Aggregates(
-            table=table,
-            query=head.query_json,
-            frontier=frontier,
-            missing=tuple(tail.missing),
-            partitions=tuple(tail.partitions),
-            ranges=tail.ranges,
-        )
-
-    return await completeness.call(caller, attempt, require_complete=require_complete)
+def aggregates_of(answer: Answer) -> Aggregates:
+    partitions = tuple(answer.tail["partitions"])
+    return Aggregates(
+        table=answer.rows, partitions=partitions, ranges=answer.tail["ranges"], **answer.about
+    )
 
 
-async def latest(
-    caller: Caller, dataset: str, query: str, *, by: Key, require_complete: bool
-) -> LatestResult:
-    request = analytics_pb2.LatestRequest(dataset=dataset, query=query, by=key_to_pb(by))
-
-    async def attempt(node: Connection) -> LatestResult:
-        head, table, tail = await _collect(node, "Latest", request)
-        frontier = cursor_from_pb(tail.frontier)
-        return LatestResult(table, head.query_json, frontier, tuple(tail.missing))
-
-    return await completeness.call(caller, attempt, require_complete=require_complete)
-
-
-async def version(caller: Caller, dataset: str, *, require_complete: bool) -> DatasetVersion:
-    request = analytics_pb2.VersionRequest(dataset=dataset)
-
-    async def attempt(node: Connection) -> DatasetVersion:
-        reply: analytics_pb2.VersionReply = await analytics_of(node, "Version", request)
-        schema = Schema.from_json(reply.schema_json)
-        return DatasetVersion(schema, versions_from_pb(reply), reply.ranges, tuple(reply.missing))
-
-    return await completeness.call(caller, attempt, require_complete=require_complete)
+def version_of(answer: Answer) -> DatasetVersion:
+    facts = answer.facts
+    versions = {partition: PartitionVersion(*rest) for partition, *rest in facts["versions"]}
+    schema = Schema.from_json(facts["schema"])
+    return DatasetVersion(schema, versions, answer.tail["ranges"], answer.missing)
 
 
 async def estimate(
@@ -244,7 +239,8 @@ async def estimate(
     )
 
     async def attempt(node: Connection) -> Estimate:
-        reply = await analytics_of(node, "Estimate", request)
+        timeout_s = node.options.analytics_s
+        reply = await node.unary(ANALYTICS, "Estimate", request, timeout_s=timeout_s)
         return Estimate(
             query=reply.query_json,
             low=reply.low,
@@ -299,28 +295,33 @@ class Tree:
             raise InputError(
                 f"expected a limit of at least 1 child, got {limit!r}", parameter="limit"
             )
-        request = analytics_pb2.ChildrenRequest(
-            dataset=self.schema.key,
-            added=self.schema.added,
+        question = questions.Children(
             prefix_json=values_to_json(prefix),
             order=self.order,
             limit=limit,
             after_json="" if after is None else values_to_json([after]),
         )
 
-        async def attempt(node: Connection) -> Children:
-            _, table, tail = await _collect(node, "Children", request)
+        def page(answer: Answer) -> Children:
             return Children(
                 schema=self.schema,
                 order=self.order,
-                prefix=values_from_json(request.prefix_json),
-                table=table,
-                more=tail.more,
-                missing=tuple(tail.missing),
+                prefix=values_from_json(question.prefix_json),
+                table=answer.rows,
+                more=answer.facts["more"],
+                missing=answer.missing,
                 above=self.text(prefix),
             )
 
-        return await completeness.call(self.caller, attempt, require_complete=self.require_complete)
+        return await analyse(
+            self.caller,
+            self.schema.key,
+            "",
+            question,
+            page,
+            require_complete=self.require_complete,
+            added=self.schema.added,
+        )
 
     async def walk(
         self, prefix: tuple[Any, ...], *, depth: int | None
@@ -360,26 +361,3 @@ def _text(value: Any, schema: Schema, level: str) -> str:
         return str(text)
     column = pa.array([value], feature.arrow_type)
     return str(value_texts(column, schema, level=level)[0].as_py())
-
-
-async def analytics_of(node: Connection, method: str, request: Any) -> Any:
-    """The answer of a node's analytics service."""
-    return await node.unary(ANALYTICS, method, request, timeout_s=node.options.analytics_s)
-
-
-async def _collect(
-    node: Connection, method: str, request: Any
-) -> tuple[analytics_pb2.AnalyticsHead, pa.Table, analytics_pb2.AnalyticsTail]:
-    """The parts of a streamed answer."""
-    head, tables = analytics_pb2.AnalyticsHead(), []
-    timeout_s = node.options.analytics_s
-    with node.stream(ANALYTICS, method, request, timeout_s=timeout_s) as stream:
-        while True:
-            part = await stream.next()
-            kind = part.WhichOneof("part")
-            if kind == "head":
-                head = part.head
-            elif kind == "rows":
-                tables.append(read_stream(part.rows))
-            else:
-                return head, pa.concat_tables(tables), part.tail

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
-from galileo.client import analytics, descriptions
-from galileo.client.analytics import CHILDREN, Tree
+from galileo.client import analytics
+from galileo.client.analytics import CHILDREN, Answer, Result, Tree
 from galileo.client.analytics_results import (
     Aggregates,
     Children,
@@ -20,12 +20,14 @@ from galileo.client.analytics_results import (
     Vertex,
 )
 from galileo.client.arguments import dataset_name
-from galileo.client.descriptions import DatasetDescription
+from galileo.client.descriptions import DatasetDescription, description_of
 from galileo.model.grouping import Grouping, Key, parse_key
 from galileo.model.schema import Schema
 from galileo.model.versions import DatasetVersion
+from galileo.query import questions
 from galileo.query.builder import QueryLike, query_text
 from galileo.query.operands import DATETIME, GEOHASH
+from galileo.query.questions import LatestKey, Question
 from galileo.wire.caller import Caller
 
 
@@ -44,6 +46,25 @@ class AsyncAnalytics(ABC):
     @abstractmethod
     async def _schema_with(self, dataset: str, names: Iterable[str]) -> Schema: ...
 
+    async def _analyse(
+        self,
+        dataset: str,
+        query: QueryLike,
+        question: Question,
+        decode: Callable[[Answer], Result],
+        *,
+        require_complete: bool,
+    ) -> Result:
+        """The result of a question; arguments as `analytics.analyse`."""
+        return await analytics.analyse(
+            self._caller,
+            dataset_name(dataset),
+            query_text(query),
+            question,
+            decode,
+            require_complete=require_complete,
+        )
+
     async def explain(
         self, dataset: str, query: QueryLike = "", *, require_complete: bool = False
     ) -> QueryExplanation:
@@ -54,10 +75,11 @@ class AsyncAnalytics(ABC):
             >>> explanation.found
             2
         """
-        return await analytics.explain(
-            self._caller,
-            dataset_name(dataset),
-            query_text(query),
+        return await self._analyse(
+            dataset,
+            query,
+            questions.Explain(),
+            lambda answer: analytics.explanation_of(answer, dataset),
             require_complete=require_complete,
         )
 
@@ -82,7 +104,13 @@ class AsyncAnalytics(ABC):
             (4, 292.5)
         """
         schema = await self.schema(dataset)
-        return await descriptions.describe(self._caller, schema, require_complete=require_complete)
+        return await self._analyse(
+            schema.key,
+            "",
+            questions.Describe(),
+            lambda answer: description_of(answer, schema),
+            require_complete=require_complete,
+        )
 
     async def nearest(
         self,
@@ -115,15 +143,16 @@ class AsyncAnalytics(ABC):
             >>> nearest.to_pandas()["station"].to_list()
             ['EDDB']
         """
-        request = analytics.nearest_request(
-            dataset_name(dataset),
-            query_text(query),
-            latitude=latitude,
-            longitude=longitude,
-            k=k,
-            within_m=within_m,
+        question = analytics.nearest_question(
+            latitude=latitude, longitude=longitude, k=k, within_m=within_m
         )
-        return await analytics.nearest(self._caller, request, require_complete=require_complete)
+        return await self._analyse(
+            dataset,
+            query,
+            question,
+            lambda answer: NearestResult(answer.rows, **answer.about),
+            require_complete=require_complete,
+        )
 
     async def summarise(
         self,
@@ -151,12 +180,11 @@ class AsyncAnalytics(ABC):
             >>> summary.mean
             287.625
         """
-        return await analytics.summarise(
-            self._caller,
-            dataset_name(dataset),
-            query_text(query),
-            feature=feature,
-            bins=bins,
+        return await self._analyse(
+            dataset,
+            query,
+            analytics.summary_question(feature, bins),
+            lambda answer: analytics.summary_of(answer, feature),
             require_complete=require_complete,
         )
 
@@ -196,11 +224,11 @@ class AsyncAnalytics(ABC):
             >>> means.to_pandas()["temperature_mean"].to_list()
             [279.0, 292.5, 289.5]
         """
-        return await analytics.aggregate(
-            self._caller,
-            dataset_name(dataset),
-            query_text(query),
-            grouping=Grouping.of(by, statistics),
+        return await self._analyse(
+            dataset,
+            query,
+            questions.Aggregate(Grouping.of(by, statistics)),
+            analytics.aggregates_of,
             require_complete=require_complete,
         )
 
@@ -237,11 +265,11 @@ class AsyncAnalytics(ABC):
             >>> newest.to_pandas()["temperature"].to_list()
             [279.0, 292.5, 291.0]
         """
-        return await analytics.latest(
-            self._caller,
-            dataset_name(dataset),
-            query_text(query),
-            by=parse_key(by),
+        return await self._analyse(
+            dataset,
+            query,
+            questions.Latest(cast(LatestKey, parse_key(by))),  # The node refuses a window.
+            lambda answer: LatestResult(answer.rows, **answer.about),
             require_complete=require_complete,
         )
 
@@ -264,8 +292,12 @@ class AsyncAnalytics(ABC):
             >>> before == await client.version("weather")
             True
         """
-        return await analytics.version(
-            self._caller, dataset_name(dataset), require_complete=require_complete
+        return await self._analyse(
+            dataset,
+            "",
+            questions.Version(),
+            analytics.version_of,
+            require_complete=require_complete,
         )
 
     async def children(

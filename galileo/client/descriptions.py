@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from galileo.client import completeness, notebook_repr
-from galileo.client.analytics import analytics_of
+from galileo.client import notebook_repr
+from galileo.client.analytics import Answer
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.model.schema import Feature, Schema
 from galileo.model.windows import instant
 from galileo.optional_imports import library
-from galileo.wire.caller import Caller, Connection
-from galileo.wire.codec import cursor_from_pb, number_from_pb
-from galileo.wire.v1 import analytics_pb2
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,57 +130,41 @@ class DatasetDescription:
         return notebook_repr.card(title, facts, rows=self._rows())
 
 
-async def describe(caller: Caller, schema: Schema, *, require_complete: bool) -> DatasetDescription:
+def description_of(answer: Answer, schema: Schema) -> DatasetDescription:
     """See `AsyncClient.describe`."""
-    request = analytics_pb2.DescribeRequest(dataset=schema.key)
-
-    async def attempt(node: Connection) -> DatasetDescription:
-        return _description(await analytics_of(node, "Describe", request), schema)
-
-    return await completeness.call(caller, attempt, require_complete=require_complete)
-
-
-def _description(reply: analytics_pb2.DescribeReply, schema: Schema) -> DatasetDescription:
-    values = {value.name: value for value in reply.features}
-    extent = reply.extent if reply.HasField("extent") else None
+    facts, extent = answer.facts, answer.facts["extent"]
     return DatasetDescription(
         schema=schema,
-        observations=reply.observations,
-        paths=reply.paths,
-        bytes=reply.bytes,
-        bbox=(extent.west, extent.south, extent.east, extent.north) if extent else None,
-        start=instant(extent.start_us) if extent else None,
-        end=instant(extent.end_us) if extent else None,
-        features=tuple(
-            _feature(feature, values.get(feature.name), reply.observations)
-            for feature in schema.features
-        ),
-        frontier=cursor_from_pb(reply.frontier),
-        missing=tuple(reply.missing),
+        observations=facts["observations"],
+        paths=facts["paths"],
+        bytes=facts["bytes"],
+        bbox=tuple(extent[side] for side in ("west", "south", "east", "north")) if extent else None,
+        start=instant(extent["start_us"]) if extent else None,
+        end=instant(extent["end_us"]) if extent else None,
+        features=tuple(_feature(feature, facts) for feature in schema.features),
+        frontier=answer.frontier,
+        missing=answer.missing,
     )
 
 
-def _feature(
-    feature: Feature, value: analytics_pb2.FeatureStatistics | None, observations: int
-) -> FeatureDescription:
+def _feature(feature: Feature, facts: Mapping[str, Any]) -> FeatureDescription:
     named = (feature.name, feature.unit, feature.type, feature.indexed)
-    if value is None:
-        return FeatureDescription(*named)
-    count = observations - value.nulls
-    if feature.type == "text":
-        by_count = sorted(value.values, key=lambda counted: (-counted.observations, counted.value))
+    if (texts := facts["texts"].get(feature.name)) is not None:
+        counts = sorted(texts["counts"].items(), key=lambda counted: (-counted[1], counted[0]))
         return FeatureDescription(
             *named,
-            count=count,
-            nulls=value.nulls,
-            distinct=None if value.many_values else len(by_count),
-            values={counted.value: counted.observations for counted in by_count},
+            count=facts["observations"] - texts["nulls"],
+            nulls=texts["nulls"],
+            distinct=None if texts["has_more"] else len(counts),
+            values=dict(counts),
         )
-    return FeatureDescription(
-        *named,
-        count=count,
-        nulls=value.nulls,
-        minimum=number_from_pb(value.minimum),
-        maximum=number_from_pb(value.maximum),
-        mean=value.total / count if count else None,
-    )
+    if (numbers := facts["numbers"].get(feature.name)) is not None:
+        return FeatureDescription(
+            *named,
+            count=facts["observations"] - numbers["missing"],
+            nulls=numbers["missing"],
+            minimum=numbers["minimum"],
+            maximum=numbers["maximum"],
+            mean=numbers["mean"],
+        )
+    return FeatureDescription(*named)

@@ -313,12 +313,11 @@ ROUTES = (
 
 
 _SUBSCRIPTIONS = f"{{channelId}}{SUBSCRIPTIONS}"
-_DESCRIBE, _SELECT, _AGGREGATE, _READ, _QUERY = (
+_ANALYSE, _SELECT, _READ, _QUERY = (
     Right(call, "{collectionId}")
     for call in (
-        "Analytics/Describe",
+        "Analytics/Analyse",
         "Storage/Select",
-        "Analytics/Aggregate",
         "Storage/Read",
         "Query/Run",
     )
@@ -326,13 +325,11 @@ _DESCRIBE, _SELECT, _AGGREGATE, _READ, _QUERY = (
 _FOLLOW = Right("Channels/Follow", "{channelId}", "{brokerId}")
 LIST_CCQS, _READ_CCQ = Right("Continuous/List"), Right("Continuous/Watch")
 RIGHTS: Mapping[str, tuple[Right, ...]] = {
-    **dict.fromkeys(("collection", "queryables", "schema", "summary"), (_DESCRIBE,)),
-    **dict.fromkeys(("tilesets", "tileset"), (_DESCRIBE,)),
+    **dict.fromkeys(("collection", "queryables", "schema", "summary"), (_ANALYSE,)),
+    **dict.fromkeys(("tilesets", "tileset", "explain", "latest"), (_ANALYSE,)),
     **dict.fromkeys((*edr_requests.QUERIES, "location"), (_SELECT,)),
-    **dict.fromkeys(("locations", "cells", "series", "tile"), (_AGGREGATE,)),
-    "latest": (Right("Analytics/Latest", "{collectionId}"),),
+    **dict.fromkeys(("locations", "cells", "series", "tile"), (_ANALYSE,)),
     "estimate": (Right("Analytics/Estimate", "{collectionId}"),),
-    "explain": (Right("Analytics/Explain", "{collectionId}"),),
     "items": (_SELECT, Right("Storage/Ingest", "{collectionId}")),
     "item": (_READ,),
     "sparql": (_QUERY, _QUERY),

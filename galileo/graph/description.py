@@ -7,8 +7,8 @@ memtable, new runs, and runs of which retention dropped commits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,27 @@ class Description:
     extent: Extent | None
     numbers: Mapping[str, Summary]
     texts: Mapping[str, TextCounts]
+
+    def facts(self) -> dict[str, Any]:
+        """All of it in the types of JSON."""
+        return {
+            "observations": self.observations,
+            "paths": self.paths,
+            "extent": None if self.extent is None else asdict(self.extent),
+            "numbers": {name: summary.facts() for name, summary in self.numbers.items()},
+            "texts": {name: asdict(counts) for name, counts in self.texts.items()},
+        }
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Description:
+        """The inverse of `facts`; takes more of them, too."""
+        return cls(
+            facts["observations"],
+            facts["paths"],
+            None if facts["extent"] is None else Extent(**facts["extent"]),
+            {name: Summary.of(summary) for name, summary in facts["numbers"].items()},
+            {name: TextCounts(**counts) for name, counts in facts["texts"].items()},
+        )
 
 
 def merge_descriptions(schema: Schema, parts: Sequence[Description]) -> Description:

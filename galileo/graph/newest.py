@@ -22,6 +22,7 @@ from galileo.model.grouping import CellKey, FeatureKey, Grouping
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
 from galileo.query.query import Query
+from galileo.query.questions import LatestKey
 
 NEWEST_MAX = 100_000
 """Observations of one answer."""
@@ -30,8 +31,6 @@ MERGE_ROWS = 1 << 18
 CELL = "geohash"
 """The column of cells in an answer."""
 _KEY = "key"
-
-LatestKey = CellKey | FeatureKey
 
 
 def check_key(key: LatestKey, schema: Schema) -> None:

@@ -7,9 +7,9 @@ A path with n observations counts n times, so the statistics are those of the ob
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,23 @@ class Summary:
     total: float
     mean: float | None
     histogram: Histogram | None
+
+    def facts(self) -> dict[str, Any]:
+        """All of it in the types of JSON; without a histogram, its edges and counts are None."""
+        names = ("paths", "observations", "missing", "minimum", "maximum", "total", "mean")
+        facts = {name: getattr(self, name) for name in names}
+        edges = counts = None
+        if self.histogram is not None:
+            edges, counts = self.histogram.edges.tolist(), self.histogram.counts.tolist()
+        return {**facts, "edges": edges, "counts": counts}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Summary:
+        """The inverse of `facts`."""
+        fields = dict(facts)
+        edges, counts = fields.pop("edges"), fields.pop("counts")
+        histogram = None if edges is None else Histogram(np.array(edges), np.array(counts))
+        return cls(**fields, histogram=histogram)
 
 
 def check_summary(schema: Schema, feature: str, bins: int | Sequence[float] | None) -> None:

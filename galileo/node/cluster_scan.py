@@ -29,11 +29,11 @@ from galileo.errors import (
     listed,
 )
 from galileo.node import sampling
-from galileo.node.analytics_protocol import PartitionScope
 from galileo.node.cluster_view import ClusterView
 from galileo.node.local_scan import LocalScans, split_table
 from galileo.node.peers import (
     OWNER_CHECK_S,
+    PartitionScope,
     Peers,
     RetryWhileMoving,
     ScanAnswer,

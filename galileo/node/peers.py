@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
@@ -27,6 +35,7 @@ from galileo.model.system_rows import Outcome, Page, Position, Row, RowChange
 from galileo.model.table import Table
 from galileo.node.query_options import QueryOptions
 from galileo.query import Query
+from galileo.query.questions import Question
 from galileo.samplers import LABEL
 from galileo.wire.attachments import AtMost, LongText
 
@@ -104,6 +113,47 @@ class CommitAnswer:
     duplicate_rows: int
     reached: Cursor
     forwarded_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionScope:
+    """The scope of a request to one node: the commits (after, until] of some of its partitions.
+
+    `until` None means: up to what is committed when the work starts.
+    """
+
+    partitions: frozenset[int]
+    after: Cursor = EMPTY_CURSOR
+    until: Cursor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisTask:
+    """A question about what matches a query in some partitions of one node.
+
+    The query may name the first `added` of the features that were added to the dataset.
+    """
+
+    dataset: str
+    query_json: LongText
+    question: Question
+    scope: PartitionScope
+    added: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What an analysis finds, at one node or at all of them.
+
+    Attributes:
+        facts: in the types of JSON.
+        table: rows; None for an analysis without rows.
+        reached: up to which commit of each partition they speak.
+    """
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    table: pa.Table | None = None
+    reached: Cursor = EMPTY_CURSOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +380,8 @@ class Peers(Protocol):
     def read_executions(
         self, node: str, task: ExecutionsTask
     ) -> AsyncGenerator[ExecutionsPart, None]: ...
+
+    async def analyse(self, node: str, task: AnalysisTask) -> Findings: ...
 
     async def change_row(self, node: str, table: str, change: RowChange) -> Row: ...
 

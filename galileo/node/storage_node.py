@@ -57,10 +57,12 @@ from galileo.model.schema import (
 from galileo.model.system import SYSTEM_TABLES
 from galileo.model.table import Table
 from galileo.node import row_checks
+from galileo.node.analyses.local_graphs import LocalGraphs
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped
 from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
 from galileo.node.channel_reader import ChannelReader
+from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.cluster_scan import ClusterScans, ScanEnd
 from galileo.node.cluster_view import ClusterView
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
@@ -72,6 +74,7 @@ from galileo.node.definitions import (
     DropDataset,
     SetRetention,
 )
+from galileo.node.estimates import Estimates
 from galileo.node.ingest import Ingest
 from galileo.node.local_scan import LocalScans
 from galileo.node.log_regression import LogRegression
@@ -99,6 +102,8 @@ THREADS = 4
 SYNC_THREADS = 8
 SCAN_THREADS = 4
 """Scans have threads of their own, so that no query waits behind the disk."""
+ANALYTICS_THREADS = 2
+"""Threads for analytics alone, so that commits and scans keep theirs."""
 
 EXECUTION_TIMEOUT_S = 1.0
 """For so long an execution of a channel looks for the owner of a partition of the dataset."""
@@ -230,6 +235,25 @@ class StorageNode:
         self.on_dropped: OnDropped = self.catalog.on_dropped
         self.catalog.on_dropped = self._forget
         self.scans, self.reading, self.selection = self._make_readers(queries)
+        self._exploring = make_executor(ANALYTICS_THREADS, thread_name_prefix="exploration")
+        self.analytics = ClusterAnalytics(
+            name,
+            topology,
+            graphs=LocalGraphs(
+                self.catalog, reading=self.reading, executor=self._exploring, options=queries
+            ),
+            scans=self.scans,
+            peers=peers,
+            executor=self._exploring,
+        )
+        self.estimates = Estimates(
+            name,
+            topology,
+            catalog=self.catalog,
+            view=self.view,
+            scans=self.scans,
+            executor=self._exploring,
+        )
         self.tables = TableReader(
             name,
             topology,
@@ -886,6 +910,7 @@ class StorageNode:
             await asyncio.to_thread(self._merging.stop)
         if self._retaining is not None:
             await asyncio.to_thread(self._retaining.stop)
+        await asyncio.to_thread(self._exploring.shutdown, cancel_futures=True)
         await self.catalog.close()
         self._scanning.shutdown(wait=True)
         self._executor.shutdown(wait=True)

@@ -7,6 +7,7 @@ and its result are values of its own, their dataclasses.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -18,8 +19,8 @@ import grpc.aio
 import pyarrow as pa
 
 from galileo.ccq.placement import CcqChange
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.cursor import CommitRange as DroppedRange
-from galileo.cursor import Cursor
 from galileo.cycle import CycleRequest, Matches
 from galileo.election.ranking import UsageStatistics
 from galileo.errors import ConfigError, GalileoError
@@ -31,6 +32,7 @@ from galileo.node.definitions import DefinitionChange
 from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
     PARTS_SCHEMA,
+    AnalysisTask,
     BatchLookup,
     ChannelProgress,
     CommitAnswer,
@@ -56,12 +58,13 @@ from galileo.node.sampler_rows import SamplerChange
 from galileo.node.storage_node import StorageNode
 from galileo.node.system_tables import SystemTable
 from galileo.offload import offload
+from galileo.query import parse_async
 from galileo.replication.values import Member
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.gossip import GossipReply, GossipRequest
 from galileo.spark.calls import OWNER
-from galileo.wire.attachments import AtMost
-from galileo.wire.codec import CHUNK_BYTES_MAX, label_messages, row_messages
+from galileo.wire.attachments import AtMost, LongText
+from galileo.wire.codec import CHUNK_BYTES_MAX, label_messages, row_messages, table_messages
 from galileo.wire.matches import in_messages
 from galileo.wire.services import INTERNAL_SERVICE
 from galileo.wire.typed_service import TypedCall, TypedService, bounded_head
@@ -114,6 +117,21 @@ class ExecutionsPiece:
     observations: pa.Buffer
     matches: pa.Buffer
     part: ExecutionsPart | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FindingsPart:
+    """A part of `Findings`.
+
+    Attributes:
+        rows: an Arrow stream, which follows those of the parts before; empty without rows.
+        facts_json: empty but in the last part.
+        reached: as in the findings, in the last part.
+    """
+
+    rows: pa.Buffer
+    facts_json: LongText = ""
+    reached: Cursor = EMPTY_CURSOR
 
 
 class HandedOffCaches(Protocol):
@@ -352,6 +370,18 @@ class Internal:
             async for part in parts:
                 for chunk in await row_messages(part.rows) or [b""]:
                     yield replace(part, rows=chunk)
+
+    @bounded_head(TASK_HEAD_BYTES_MAX)
+    async def analyse(self, task: AnalysisTask) -> AsyncGenerator[FindingsPart, None]:
+        """What this node finds about a question in its partitions: rows, and in the end facts."""
+        schema = await self._node.narrowed(task.dataset, task.added)
+        query = await parse_async(task.query_json, schema)
+        findings = await self._node.analytics.local(query, task.question, task.scope)
+        rows = [] if findings.table is None else await table_messages(findings.table)
+        for chunk in rows[:-1]:
+            yield FindingsPart(pa.py_buffer(chunk))
+        last = pa.py_buffer(rows[-1] if rows else b"")
+        yield FindingsPart(last, json.dumps(findings.facts), findings.reached)
 
     async def read_executions(self, task: ExecutionsTask) -> AsyncGenerator[ExecutionsPiece, None]:
         """The executions of a channel, in partitions of this node, with matches of a broker."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from galileo.cursor import Cursor
 from galileo.election.ranking import UsageStatistics
-from galileo.errors import MessageTooLarge
+from galileo.errors import MessageTooLarge, Unavailable
 from galileo.grouped_calls import GroupedCalls
 from galileo.labels import from_ipc
 from galileo.model.retention import Removed, RetentionReport, VersionedRetention
@@ -21,12 +22,14 @@ from galileo.model.schema import Schema
 from galileo.model.system_rows import Outcome, Page, Position, Row, RowChange
 from galileo.model.table import Table
 from galileo.node.peers import (
+    AnalysisTask,
     BatchLookup,
     ChannelProgress,
     CommitAnswer,
     CommitTask,
     ExecutionsPart,
     ExecutionsTask,
+    Findings,
     FoundBatch,
     ReadTask,
     ScanAnswer,
@@ -65,6 +68,7 @@ ROWS_AFTER = SERVICE.call(Internal.rows_after)
 KNOWN_ROW = SERVICE.call(Internal.known_row)
 LEARN_ROW = SERVICE.call(Internal.learn_row)
 KNOWN_ROWS = SERVICE.call(Internal.known_rows)
+ANALYSE = SERVICE.call(Internal.analyse)
 SAMPLER_ARCHIVE = SERVICE.call(Internal.sampler_archive)
 HELD_PARTITIONS = SERVICE.call(Internal.held_partitions)
 DROP_GENERATIONS = SERVICE.call(Internal.drop_generations)
@@ -161,6 +165,17 @@ class InternalCalls(ABC):
                     part = dataclasses.replace(part, execution=whole)
                 observations, matches = [], []
                 yield part
+
+    async def analyse(self, node: str, task: AnalysisTask) -> Findings:
+        tables = list[pa.Table]()
+        async with aclosing(self._parts(node, ANALYSE, task)) as parts:
+            async for part in parts:
+                if part.rows.size:
+                    tables.append(read_stream(part.rows))
+                if part.facts_json:
+                    table = pa.concat_tables(tables) if tables else None
+                    return Findings(json.loads(part.facts_json), table, part.reached)
+        raise Unavailable(f"the answer of node {node} is incomplete", node=node)
 
     async def change_row(self, node: str, table: str, change: RowChange) -> Row:
         return await self._ask(node, CHANGE_ROW, table, cast(AnyChange, change))

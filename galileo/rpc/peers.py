@@ -19,7 +19,6 @@ from galileo.rpc.internal_calls import InternalCalls
 from galileo.wire.caller import Caller, Connection, Stream
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.services import (
-    ANALYTICS,
     CLUSTER,
     CONTINUOUS,
     PEER_STORAGE,
@@ -27,7 +26,6 @@ from galileo.wire.services import (
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.typed_service import Answer, P, TypedCall
 from galileo.wire.v1 import (
-    analytics_pb2,
     cluster_pb2,
     continuous_pb2,
 )
@@ -73,7 +71,8 @@ DEADLINES: Mapping[str, str] = MappingProxyType(
         "change_row": "sampler_s",
         "sampler_archive": "sampler_s",
         **dict.fromkeys(("commit", "find_batches"), "commit_s"),
-        **dict.fromkeys(("scan", "scan_small", "read", "read_table", "read_executions"), "scan_s"),
+        **dict.fromkeys(("analyse", "scan", "scan_small"), "scan_s"),
+        **dict.fromkeys(("read", "read_table", "read_executions"), "scan_s"),
     }
 )
 """Fields of the options, by the name of a call; that of the others is `call_s`."""
@@ -172,16 +171,6 @@ class GrpcPeers(InternalCalls):
     ) -> AsyncIterator[continuous_pb2.FetchPart]:
         part_s = self.options.scan_s + request.wait_s
         return self._stream(node, CONTINUOUS, "Fetch", request, part_s)
-
-    async def explore(self, node: str, method: str, request: Any) -> Any:
-        """Calls a unary method of the analytics service."""
-        return await self._call(node, ANALYTICS, method, request, self.options.scan_s)
-
-    def explore_parts(
-        self, node: str, method: str, request: Any
-    ) -> AsyncGenerator[analytics_pb2.AnalyticsPart, None]:
-        """Calls a streaming method of the analytics service."""
-        return self._stream(node, ANALYTICS, method, request)
 
     async def _call(
         self,

@@ -21,6 +21,7 @@ from galileo.wire.zero_copy import Bulk
 # The codec of the service bounds all but the attachments of a request, so fields need no count.
 INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
+        "analyse": Policy(nodes=True, single_field=True, size=QUERY),
         "apply_retention": Policy(nodes=True, single_field=True),
         "change_row": Policy(nodes=True, single_field=True, size=QUERY),
         "change_rows": Policy(nodes=True, single_field=True, size=QUERY),

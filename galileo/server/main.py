@@ -35,7 +35,6 @@ from galileo.election.ranking import Suitability
 from galileo.errors import ConfigError, GalileoError
 from galileo.histogram import LOOP_BOUNDS_S, DurationHistogram
 from galileo.node.catalog import CatalogOptions
-from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.compaction_runner import CompactionRunnerOptions
 from galileo.node.retention_plan import ReaderProgress
 from galileo.node.retention_runner import RetentionRunnerOptions
@@ -46,7 +45,6 @@ from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.access import Principal
 from galileo.rpc.admission import BULK_BYTES_MAX, Admission, AdmissionOptions
 from galileo.rpc.analytics import AnalyticsServicer
-from galileo.rpc.analytics_client import GrpcAnalyticsPeer
 from galileo.rpc.channels import ChannelsServicer
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.continuous import ContinuousServicer
@@ -155,7 +153,6 @@ class NodeProcess:
             options=_node_options(config, clock),
             clock=clock,
         )
-        self._exploration = ClusterAnalytics(self.node, peers=GrpcAnalyticsPeer(self._peers))
         self.machine = self._make_machine()
         self.node.retain(self._readers, _retaining(config.storage, clock))
         self._evaluation = Evaluation(config)
@@ -262,7 +259,6 @@ class NodeProcess:
             await asyncio.gather(*ended, return_exceptions=True)
             await self._peers.close()
             await self._evaluation.close()
-            await self._exploration.close()
             await asyncio.to_thread(self._spills.close)
             await self.node.close()
             self._security.close()
@@ -327,7 +323,7 @@ class NodeProcess:
             STORAGE: storage,
             PEER_STORAGE: storage,
             QUERY: QueryServicer(self.node, allowances),
-            ANALYTICS: AnalyticsServicer(self.node, self._exploration, allowances),
+            ANALYTICS: AnalyticsServicer(self.node, allowances),
             CONTINUOUS: continuous,
             CLUSTER: cluster,
             PARTITIONS: cluster,

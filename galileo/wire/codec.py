@@ -12,13 +12,9 @@ import pyarrow as pa
 from galileo.cursor import CommitRange, Cursor, PageStart
 from galileo.errors import GalileoError, InputError, Unavailable
 from galileo.labels import from_ipc, to_ipc
-from galileo.model.grouping import CellKey, FeatureKey, Grouping, Key, WindowKey, check_counts
 from galileo.model.retention import HeldBack, Removed, RetentionReport
-from galileo.model.schema import Schema
-from galileo.model.versions import PartitionVersion
 from galileo.model.windows import STATES, WindowChanges
 from galileo.wire.v1 import (
-    analytics_pb2,
     cluster_pb2,
     common_pb2,
     continuous_pb2,
@@ -54,87 +50,6 @@ def cursor_from_pb(value: common_pb2.Cursor) -> Cursor:
             name="cursor",
         )
     return Cursor(dict(zip(value.partitions, value.sequences, strict=True)))
-
-
-def number_to_pb(value: float | None) -> analytics_pb2.Number | None:
-    """A number, exact if it is whole; None stays None."""
-    if value is None:
-        return None
-    if isinstance(value, int):
-        return analytics_pb2.Number(whole=value)
-    return analytics_pb2.Number(real=value)
-
-
-def number_from_pb(value: analytics_pb2.Number) -> float | None:
-    """A number; None if the message has none."""
-    return {"whole": value.whole, "real": value.real}.get(value.WhichOneof("number") or "")
-
-
-def grouping_to_pb(grouping: Grouping) -> analytics_pb2.AggregateRequest:
-    """A request with the keys and statistics of a grouping."""
-    return analytics_pb2.AggregateRequest(
-        by=[key_to_pb(key) for key in grouping.keys],
-        statistics=[
-            analytics_pb2.GroupStatistics(feature=name, statistics=statistics)
-            for name, statistics in grouping.statistics
-        ],
-    )
-
-
-def grouping_from_pb(request: analytics_pb2.AggregateRequest) -> Grouping:
-    """The grouping of a request; `Grouping.check` says whether a dataset has it.
-
-    Raises:
-        InputError: a key is empty, a feature is named twice, or there are too many.
-    """
-    check_counts(keys=len(request.by), features=len(request.statistics))
-    named = [one.feature for one in request.statistics]
-    if len(set(named)) < len(named):
-        raise InputError(
-            f"expected statistics of each feature once, got those of {', '.join(named)}",
-            parameter="statistics",
-        )
-    return Grouping(
-        tuple(key_from_pb(key) for key in request.by),
-        tuple((one.feature, tuple(one.statistics)) for one in request.statistics),
-    )
-
-
-def key_to_pb(key: Key) -> analytics_pb2.GroupKey:
-    if isinstance(key, CellKey):
-        return analytics_pb2.GroupKey(cell_bits=key.bits)
-    if isinstance(key, WindowKey):
-        return analytics_pb2.GroupKey(window_us=key.width_us)
-    return analytics_pb2.GroupKey(feature=key.name)
-
-
-def key_from_pb(key: analytics_pb2.GroupKey) -> Key:
-    match key.WhichOneof("key"):
-        case "cell_bits":
-            return CellKey(key.cell_bits)
-        case "window_us":
-            return WindowKey(key.window_us)
-        case "feature":
-            return FeatureKey(key.feature)
-    raise InputError("expected a cell, a window or a feature as key, got none", parameter="by")
-
-
-def versions_to_pb(
-    versions: Mapping[int, PartitionVersion], schema: Schema
-) -> analytics_pb2.VersionReply:
-    reply = analytics_pb2.VersionReply(schema_json=schema.to_json())
-    for partition, version in sorted(versions.items()):
-        reply.partitions.add(
-            partition=partition, epoch=version.epoch, dropped=version.dropped, last=version.last
-        )
-    return reply
-
-
-def versions_from_pb(reply: analytics_pb2.VersionReply) -> dict[int, PartitionVersion]:
-    return {
-        value.partition: PartitionVersion(value.epoch, value.dropped, value.last)
-        for value in reply.partitions
-    }
 
 
 def page_start_to_pb(start: PageStart) -> storage_pb2.PageStart:
@@ -265,6 +180,11 @@ async def label_messages(table: pa.Table) -> list[bytes]:
 async def row_messages(table: pa.Table) -> list[bytes]:
     """Observations as Arrow IPC streams, each for one message."""
     return await _messages(table, ROWS_PER_MESSAGE)
+
+
+async def table_messages(table: pa.Table) -> list[bytes]:
+    """As `row_messages`; at least one, which has the columns."""
+    return await row_messages(table) if table.num_rows else [to_ipc(table)]
 
 
 async def row_streams(table: pa.Table) -> AsyncGenerator[pa.Buffer, None]:

@@ -25,9 +25,7 @@ PAUSES = {"sleep", "_wait_after", "poll", *OF_BACKOFF}
 NEXT_PIECE = {
     "client/blocking_portal:serve": "each item is asked for by the reader",
     "node/channel_executor:_fetch": "the next read begins after what retention dropped",
-    "node/local_analytics:aggregate": "the search begins with what the index has now",
-    "node/local_analytics:latest": "the search begins with what the index has now",
-    "node/local_analytics:nearest": "the search begins with what the index has now",
+    "node/cluster_analytics:_local": "the search begins with what the index has now",
     "node/table_reader:_read": "the rows are looked for anew where the cleaner has put them",
     "node/system_tables:run": "news or the end of a wait begins the next look",
     "node/scrub_runner:_run": "a request ends the wait and begins a round",

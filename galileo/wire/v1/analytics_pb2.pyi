@@ -20,488 +20,97 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class PartitionScope(_message.Message):
+class AnalyseRequest(_message.Message):
+    """A question about what matches a query."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    PARTITIONS_FIELD_NUMBER: _builtins.int
-    AFTER_FIELD_NUMBER: _builtins.int
-    UNTIL_FIELD_NUMBER: _builtins.int
-    BOUNDED_FIELD_NUMBER: _builtins.int
+    DATASET_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
     ADDED_FIELD_NUMBER: _builtins.int
-    bounded: _builtins.bool
-    """whether `until` holds; else up to what is committed"""
+    AGGREGATE_FIELD_NUMBER: _builtins.int
+    LATEST_FIELD_NUMBER: _builtins.int
+    NEAREST_FIELD_NUMBER: _builtins.int
+    SUMMARISE_FIELD_NUMBER: _builtins.int
+    DESCRIBE_FIELD_NUMBER: _builtins.int
+    CHILDREN_FIELD_NUMBER: _builtins.int
+    EXPLAIN_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    query: _builtins.str
+    """CQL2, text or JSON; empty: everything, which children, description and version are about"""
     added: _builtins.int
-    """added features of the schema that the answer has"""
+    """added features that the dataset has at least"""
     @_builtins.property
-    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def aggregate(self) -> Global___Aggregate: ...
     @_builtins.property
-    def after(self) -> _common_pb2.Cursor: ...
+    def latest(self) -> Global___Latest: ...
     @_builtins.property
-    def until(self) -> _common_pb2.Cursor: ...
+    def nearest(self) -> Global___Nearest: ...
+    @_builtins.property
+    def summarise(self) -> Global___Summarise: ...
+    @_builtins.property
+    def describe(self) -> Global___Describe: ...
+    @_builtins.property
+    def children(self) -> Global___Children: ...
+    @_builtins.property
+    def explain(self) -> Global___Explain: ...
+    @_builtins.property
+    def version(self) -> Global___Version: ...
     def __init__(
         self,
         *,
-        partitions: _abc.Iterable[_builtins.int] | None = ...,
-        after: _common_pb2.Cursor | None = ...,
-        until: _common_pb2.Cursor | None = ...,
-        bounded: _builtins.bool = ...,
+        dataset: _builtins.str = ...,
+        query: _builtins.str = ...,
         added: _builtins.int = ...,
+        aggregate: Global___Aggregate | None = ...,
+        latest: Global___Latest | None = ...,
+        nearest: Global___Nearest | None = ...,
+        summarise: Global___Summarise | None = ...,
+        describe: Global___Describe | None = ...,
+        children: Global___Children | None = ...,
+        explain: Global___Explain | None = ...,
+        version: Global___Version | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "until", b"until"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "children", b"children", "describe", b"describe", "explain", b"explain", "latest", b"latest", "nearest", b"nearest", "question", b"question", "summarise", b"summarise", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "after", b"after", "bounded", b"bounded", "partitions", b"partitions", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "aggregate", b"aggregate", "children", b"children", "dataset", b"dataset", "describe", b"describe", "explain", b"explain", "latest", b"latest", "nearest", b"nearest", "query", b"query", "question", b"question", "summarise", b"summarise", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["aggregate", "latest", "nearest", "summarise", "describe", "children", "explain", "version"]  # noqa: Y015
+    _WhichOneofArgType_question: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_question) -> _WhichOneofReturnType_question | None: ...
 
-Global___PartitionScope: _TypeAlias = PartitionScope  # noqa: Y015
+Global___AnalyseRequest: _TypeAlias = AnalyseRequest  # noqa: Y015
 
 @_typing.final
-class AnalyticsHead(_message.Message):
+class AnswerPart(_message.Message):
+    """The rows of an answer, if it has any, and then the rest of it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    SCHEMA_JSON_FIELD_NUMBER: _builtins.int
-    QUERY_JSON_FIELD_NUMBER: _builtins.int
-    ORDER_FIELD_NUMBER: _builtins.int
-    schema_json: _builtins.str
-    query_json: _builtins.str
-    @_builtins.property
-    def order(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """of the levels of a tree"""
-
-    def __init__(
-        self,
-        *,
-        schema_json: _builtins.str = ...,
-        query_json: _builtins.str = ...,
-        order: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "query_json", b"query_json", "schema_json", b"schema_json"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AnalyticsHead: _TypeAlias = AnalyticsHead  # noqa: Y015
-
-@_typing.final
-class AnalyticsTail(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    FRONTIER_FIELD_NUMBER: _builtins.int
-    MISSING_FIELD_NUMBER: _builtins.int
-    MORE_FIELD_NUMBER: _builtins.int
-    PARTITIONS_FIELD_NUMBER: _builtins.int
-    RANGES_FIELD_NUMBER: _builtins.int
-    more: _builtins.bool
-    """whether a next page has more"""
-    ranges: _builtins.int
-    """likewise: see VersionReply"""
-    @_builtins.property
-    def frontier(self) -> _common_pb2.Cursor: ...
-    @_builtins.property
-    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """partitions that could not be asked"""
-
-    @_builtins.property
-    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of Aggregate: that could hold a match"""
-
-    def __init__(
-        self,
-        *,
-        frontier: _common_pb2.Cursor | None = ...,
-        missing: _abc.Iterable[_builtins.int] | None = ...,
-        more: _builtins.bool = ...,
-        partitions: _abc.Iterable[_builtins.int] | None = ...,
-        ranges: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier", "missing", b"missing", "more", b"more", "partitions", b"partitions", "ranges", b"ranges"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AnalyticsTail: _TypeAlias = AnalyticsTail  # noqa: Y015
-
-@_typing.final
-class AnalyticsPart(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HEAD_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
-    TAIL_FIELD_NUMBER: _builtins.int
+    TAIL_JSON_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
-    """Arrow IPC stream"""
-    @_builtins.property
-    def head(self) -> Global___AnalyticsHead:
-        """first"""
-
-    @_builtins.property
-    def tail(self) -> Global___AnalyticsTail:
-        """last"""
-
+    """Arrow IPC stream; empty: none"""
+    tail_json: _builtins.str
+    """Of the last part: an object with "query" (CQL2 JSON), "frontier" (the last commit of each partition),
+    "missing" (partitions that could not be asked), "partitions" (that matter to the answer), "ranges" (a hash of
+    the rule by which cells are placed), and "facts", an object of what the question asks for besides rows.
+    Numbers may be NaN, Infinity and -Infinity.
+    """
     def __init__(
         self,
         *,
-        head: Global___AnalyticsHead | None = ...,
         rows: _builtins.bytes = ...,
-        tail: Global___AnalyticsTail | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "part", b"part", "rows", b"rows", "tail", b"tail"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "part", b"part", "rows", b"rows", "tail", b"tail"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["head", "rows", "tail"]  # noqa: Y015
-    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
-
-Global___AnalyticsPart: _TypeAlias = AnalyticsPart  # noqa: Y015
-
-@_typing.final
-class ExplainRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DATASET_FIELD_NUMBER: _builtins.int
-    QUERY_FIELD_NUMBER: _builtins.int
-    SHARE_FIELD_NUMBER: _builtins.int
-    dataset: _builtins.str
-    query: _builtins.str
-    """CQL2, text or JSON"""
-    @_builtins.property
-    def share(self) -> Global___PartitionScope: ...
-    def __init__(
-        self,
-        *,
-        dataset: _builtins.str = ...,
-        query: _builtins.str = ...,
-        share: Global___PartitionScope | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["share", b"share"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "query", b"query", "share", b"share"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
-
-@_typing.final
-class ExplainStep(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CONDITION_FIELD_NUMBER: _builtins.int
-    TESTED_FIELD_NUMBER: _builtins.int
-    PASSED_FIELD_NUMBER: _builtins.int
-    condition: _builtins.str
-    tested: _builtins.int
-    passed: _builtins.int
-    def __init__(
-        self,
-        *,
-        condition: _builtins.str = ...,
-        tested: _builtins.int = ...,
-        passed: _builtins.int = ...,
+        tail_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "passed", b"passed", "tested", b"tested"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "tail_json", b"tail_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ExplainStep: _TypeAlias = ExplainStep  # noqa: Y015
-
-@_typing.final
-class GraphScan(_message.Message):
-    """What the scan of one node's graph did; seconds."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RUNS_FIELD_NUMBER: _builtins.int
-    RUNS_PRUNED_FIELD_NUMBER: _builtins.int
-    ZONES_FIELD_NUMBER: _builtins.int
-    ZONES_SCANNED_FIELD_NUMBER: _builtins.int
-    PATHS_FIELD_NUMBER: _builtins.int
-    PATHS_EXAMINED_FIELD_NUMBER: _builtins.int
-    CELLS_TESTED_FIELD_NUMBER: _builtins.int
-    FOUND_FIELD_NUMBER: _builtins.int
-    PLAN_S_FIELD_NUMBER: _builtins.int
-    SIFT_S_FIELD_NUMBER: _builtins.int
-    GATHER_S_FIELD_NUMBER: _builtins.int
-    STEPS_FIELD_NUMBER: _builtins.int
-    runs: _builtins.int
-    runs_pruned: _builtins.int
-    zones: _builtins.int
-    zones_scanned: _builtins.int
-    paths: _builtins.int
-    paths_examined: _builtins.int
-    cells_tested: _builtins.int
-    found: _builtins.int
-    plan_s: _builtins.float
-    sift_s: _builtins.float
-    gather_s: _builtins.float
-    @_builtins.property
-    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExplainStep]: ...
-    def __init__(
-        self,
-        *,
-        runs: _builtins.int = ...,
-        runs_pruned: _builtins.int = ...,
-        zones: _builtins.int = ...,
-        zones_scanned: _builtins.int = ...,
-        paths: _builtins.int = ...,
-        paths_examined: _builtins.int = ...,
-        cells_tested: _builtins.int = ...,
-        found: _builtins.int = ...,
-        plan_s: _builtins.float = ...,
-        sift_s: _builtins.float = ...,
-        gather_s: _builtins.float = ...,
-        steps: _abc.Iterable[Global___ExplainStep] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells_tested", b"cells_tested", "found", b"found", "gather_s", b"gather_s", "paths", b"paths", "paths_examined", b"paths_examined", "plan_s", b"plan_s", "runs", b"runs", "runs_pruned", b"runs_pruned", "sift_s", b"sift_s", "steps", b"steps", "zones", b"zones", "zones_scanned", b"zones_scanned"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GraphScan: _TypeAlias = GraphScan  # noqa: Y015
-
-@_typing.final
-class ExplainedNode(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NODE_FIELD_NUMBER: _builtins.int
-    GROUP_FIELD_NUMBER: _builtins.int
-    PARTITIONS_FIELD_NUMBER: _builtins.int
-    SECONDS_FIELD_NUMBER: _builtins.int
-    SCAN_FIELD_NUMBER: _builtins.int
-    ERROR_FIELD_NUMBER: _builtins.int
-    node: _builtins.str
-    group: _builtins.str
-    seconds: _builtins.float
-    """until its answer was there"""
-    @_builtins.property
-    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def scan(self) -> Global___GraphScan: ...
-    @_builtins.property
-    def error(self) -> _common_pb2.Error: ...
-    def __init__(
-        self,
-        *,
-        node: _builtins.str = ...,
-        group: _builtins.str = ...,
-        partitions: _abc.Iterable[_builtins.int] | None = ...,
-        seconds: _builtins.float = ...,
-        scan: Global___GraphScan | None = ...,
-        error: _common_pb2.Error | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "outcome", b"outcome", "scan", b"scan"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "group", b"group", "node", b"node", "outcome", b"outcome", "partitions", b"partitions", "scan", b"scan", "seconds", b"seconds"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["scan", "error"]  # noqa: Y015
-    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
-
-Global___ExplainedNode: _TypeAlias = ExplainedNode  # noqa: Y015
-
-@_typing.final
-class ExplainReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    QUERY_JSON_FIELD_NUMBER: _builtins.int
-    GROUPS_FIELD_NUMBER: _builtins.int
-    PARTITIONS_FIELD_NUMBER: _builtins.int
-    PRUNED_FIELD_NUMBER: _builtins.int
-    PLAN_S_FIELD_NUMBER: _builtins.int
-    TOTAL_S_FIELD_NUMBER: _builtins.int
-    NODES_FIELD_NUMBER: _builtins.int
-    REACHED_FIELD_NUMBER: _builtins.int
-    query_json: _builtins.str
-    plan_s: _builtins.float
-    total_s: _builtins.float
-    @_builtins.property
-    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """that can hold a match"""
-
-    @_builtins.property
-    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """likewise"""
-
-    @_builtins.property
-    def pruned(self) -> _common_pb2.Cursor:
-        """no match up to here, says the feature graph"""
-
-    @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExplainedNode]:
-        """with a share, the receiver alone"""
-
-    @_builtins.property
-    def reached(self) -> _common_pb2.Cursor:
-        """with a share"""
-
-    def __init__(
-        self,
-        *,
-        query_json: _builtins.str = ...,
-        groups: _abc.Iterable[_builtins.str] | None = ...,
-        partitions: _abc.Iterable[_builtins.int] | None = ...,
-        pruned: _common_pb2.Cursor | None = ...,
-        plan_s: _builtins.float = ...,
-        total_s: _builtins.float = ...,
-        nodes: _abc.Iterable[Global___ExplainedNode] | None = ...,
-        reached: _common_pb2.Cursor | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pruned", b"pruned", "reached", b"reached"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "nodes", b"nodes", "partitions", b"partitions", "plan_s", b"plan_s", "pruned", b"pruned", "query_json", b"query_json", "reached", b"reached", "total_s", b"total_s"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ExplainReply: _TypeAlias = ExplainReply  # noqa: Y015
-
-@_typing.final
-class Edges(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    EDGES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def edges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
-    def __init__(
-        self,
-        *,
-        edges: _abc.Iterable[_builtins.float] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edges", b"edges"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Edges: _TypeAlias = Edges  # noqa: Y015
-
-@_typing.final
-class SummariseRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DATASET_FIELD_NUMBER: _builtins.int
-    QUERY_FIELD_NUMBER: _builtins.int
-    FEATURE_FIELD_NUMBER: _builtins.int
-    COUNT_FIELD_NUMBER: _builtins.int
-    EDGES_FIELD_NUMBER: _builtins.int
-    SHARE_FIELD_NUMBER: _builtins.int
-    dataset: _builtins.str
-    query: _builtins.str
-    feature: _builtins.str
-    count: _builtins.int
-    @_builtins.property
-    def edges(self) -> Global___Edges: ...
-    @_builtins.property
-    def share(self) -> Global___PartitionScope: ...
-    def __init__(
-        self,
-        *,
-        dataset: _builtins.str = ...,
-        query: _builtins.str = ...,
-        feature: _builtins.str = ...,
-        count: _builtins.int = ...,
-        edges: Global___Edges | None = ...,
-        share: Global___PartitionScope | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bins", b"bins", "count", b"count", "edges", b"edges", "share", b"share"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bins", b"bins", "count", b"count", "dataset", b"dataset", "edges", b"edges", "feature", b"feature", "query", b"query", "share", b"share"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_bins: _TypeAlias = _typing.Literal["count", "edges"]  # noqa: Y015
-    _WhichOneofArgType_bins: _TypeAlias = _typing.Literal["bins", b"bins"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_bins) -> _WhichOneofReturnType_bins | None: ...
-
-Global___SummariseRequest: _TypeAlias = SummariseRequest  # noqa: Y015
-
-@_typing.final
-class Number(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REAL_FIELD_NUMBER: _builtins.int
-    WHOLE_FIELD_NUMBER: _builtins.int
-    real: _builtins.float
-    whole: _builtins.int
-    """of a feature of integers, which doubles would round"""
-    def __init__(
-        self,
-        *,
-        real: _builtins.float = ...,
-        whole: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "real", b"real", "whole", b"whole"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "real", b"real", "whole", b"whole"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_number: _TypeAlias = _typing.Literal["real", "whole"]  # noqa: Y015
-    _WhichOneofArgType_number: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_number) -> _WhichOneofReturnType_number | None: ...
-
-Global___Number: _TypeAlias = Number  # noqa: Y015
-
-@_typing.final
-class SummariseReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    QUERY_JSON_FIELD_NUMBER: _builtins.int
-    PATHS_FIELD_NUMBER: _builtins.int
-    OBSERVATIONS_FIELD_NUMBER: _builtins.int
-    NULLS_FIELD_NUMBER: _builtins.int
-    MINIMUM_FIELD_NUMBER: _builtins.int
-    MAXIMUM_FIELD_NUMBER: _builtins.int
-    TOTAL_FIELD_NUMBER: _builtins.int
-    EDGES_FIELD_NUMBER: _builtins.int
-    COUNTS_FIELD_NUMBER: _builtins.int
-    FRONTIER_FIELD_NUMBER: _builtins.int
-    MISSING_FIELD_NUMBER: _builtins.int
-    query_json: _builtins.str
-    paths: _builtins.int
-    observations: _builtins.int
-    nulls: _builtins.int
-    total: _builtins.float
-    @_builtins.property
-    def minimum(self) -> Global___Number:
-        """absent: no value"""
-
-    @_builtins.property
-    def maximum(self) -> Global___Number: ...
-    @_builtins.property
-    def edges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """none: no histogram"""
-
-    @_builtins.property
-    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """one less"""
-
-    @_builtins.property
-    def frontier(self) -> _common_pb2.Cursor: ...
-    @_builtins.property
-    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    def __init__(
-        self,
-        *,
-        query_json: _builtins.str = ...,
-        paths: _builtins.int = ...,
-        observations: _builtins.int = ...,
-        nulls: _builtins.int = ...,
-        minimum: Global___Number | None = ...,
-        maximum: Global___Number | None = ...,
-        total: _builtins.float = ...,
-        edges: _abc.Iterable[_builtins.float] | None = ...,
-        counts: _abc.Iterable[_builtins.int] | None = ...,
-        frontier: _common_pb2.Cursor | None = ...,
-        missing: _abc.Iterable[_builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier", "maximum", b"maximum", "minimum", b"minimum"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "edges", b"edges", "frontier", b"frontier", "maximum", b"maximum", "minimum", b"minimum", "missing", b"missing", "nulls", b"nulls", "observations", b"observations", "paths", b"paths", "query_json", b"query_json", "total", b"total"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SummariseReply: _TypeAlias = SummariseReply  # noqa: Y015
+Global___AnswerPart: _TypeAlias = AnswerPart  # noqa: Y015
 
 @_typing.final
 class GroupKey(_message.Message):
@@ -559,161 +168,234 @@ class GroupStatistics(_message.Message):
 Global___GroupStatistics: _TypeAlias = GroupStatistics  # noqa: Y015
 
 @_typing.final
-class AggregateRequest(_message.Message):
+class Aggregate(_message.Message):
+    """Statistics of groups of the observations that match exactly: a row for each."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    DATASET_FIELD_NUMBER: _builtins.int
-    QUERY_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
-    SHARE_FIELD_NUMBER: _builtins.int
-    dataset: _builtins.str
-    query: _builtins.str
     @_builtins.property
     def by(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupKey]:
         """none: all observations are one group"""
 
     @_builtins.property
     def statistics(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStatistics]: ...
-    @_builtins.property
-    def share(self) -> Global___PartitionScope: ...
     def __init__(
         self,
         *,
-        dataset: _builtins.str = ...,
-        query: _builtins.str = ...,
         by: _abc.Iterable[Global___GroupKey] | None = ...,
         statistics: _abc.Iterable[Global___GroupStatistics] | None = ...,
-        share: Global___PartitionScope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["share", b"share"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "dataset", b"dataset", "query", b"query", "share", b"share", "statistics", b"statistics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "statistics", b"statistics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AggregateRequest: _TypeAlias = AggregateRequest  # noqa: Y015
+Global___Aggregate: _TypeAlias = Aggregate  # noqa: Y015
 
 @_typing.final
-class LatestRequest(_message.Message):
+class Latest(_message.Message):
+    """The newest matching observation of each cell or value of a feature: a row for each."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    DATASET_FIELD_NUMBER: _builtins.int
-    QUERY_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
-    SHARE_FIELD_NUMBER: _builtins.int
-    dataset: _builtins.str
-    query: _builtins.str
     @_builtins.property
     def by(self) -> Global___GroupKey:
         """a cell or a feature"""
 
-    @_builtins.property
-    def share(self) -> Global___PartitionScope: ...
     def __init__(
         self,
         *,
-        dataset: _builtins.str = ...,
-        query: _builtins.str = ...,
         by: Global___GroupKey | None = ...,
-        share: Global___PartitionScope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "share", b"share"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "dataset", b"dataset", "query", b"query", "share", b"share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LatestRequest: _TypeAlias = LatestRequest  # noqa: Y015
+Global___Latest: _TypeAlias = Latest  # noqa: Y015
 
 @_typing.final
-class VersionRequest(_message.Message):
+class Nearest(_message.Message):
+    """The observations nearest to a point, and their distances: a row for each."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    DATASET_FIELD_NUMBER: _builtins.int
-    SHARE_FIELD_NUMBER: _builtins.int
-    dataset: _builtins.str
+    LATITUDE_FIELD_NUMBER: _builtins.int
+    LONGITUDE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    WITHIN_M_FIELD_NUMBER: _builtins.int
+    latitude: _builtins.float
+    longitude: _builtins.float
+    count: _builtins.int
+    within_m: _builtins.float
+    def __init__(
+        self,
+        *,
+        latitude: _builtins.float = ...,
+        longitude: _builtins.float = ...,
+        count: _builtins.int = ...,
+        within_m: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_within_m", b"_within_m", "within_m", b"within_m"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_within_m", b"_within_m", "count", b"count", "latitude", b"latitude", "longitude", b"longitude", "within_m", b"within_m"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__within_m: _TypeAlias = _typing.Literal["within_m"]  # noqa: Y015
+    _WhichOneofArgType__within_m: _TypeAlias = _typing.Literal["_within_m", b"_within_m"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__within_m) -> _WhichOneofReturnType__within_m | None: ...
+
+Global___Nearest: _TypeAlias = Nearest  # noqa: Y015
+
+@_typing.final
+class Edges(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def share(self) -> Global___PartitionScope: ...
+    def edges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
         self,
         *,
-        dataset: _builtins.str = ...,
-        share: Global___PartitionScope | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["share", b"share"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "share", b"share"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___VersionRequest: _TypeAlias = VersionRequest  # noqa: Y015
-
-@_typing.final
-class PartitionVersion(_message.Message):
-    """What readers see of a partition is a function of these numbers."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PARTITION_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
-    DROPPED_FIELD_NUMBER: _builtins.int
-    LAST_FIELD_NUMBER: _builtins.int
-    partition: _builtins.int
-    epoch: _builtins.int
-    """of the owner's log: changes where numbers might be given to other commits"""
-    dropped: _builtins.int
-    """commits up to here are deleted"""
-    last: _builtins.int
-    """the last commit"""
-    def __init__(
-        self,
-        *,
-        partition: _builtins.int = ...,
-        epoch: _builtins.int = ...,
-        dropped: _builtins.int = ...,
-        last: _builtins.int = ...,
+        edges: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "epoch", b"epoch", "last", b"last", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edges", b"edges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PartitionVersion: _TypeAlias = PartitionVersion  # noqa: Y015
+Global___Edges: _TypeAlias = Edges  # noqa: Y015
 
 @_typing.final
-class VersionReply(_message.Message):
+class Summarise(_message.Message):
+    """Statistics of a feature over the observations under the paths that match: "paths", "observations", "missing"
+    (without a value), "minimum", "maximum", "total", "mean", and of a histogram "edges" and "counts".
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    SCHEMA_JSON_FIELD_NUMBER: _builtins.int
-    PARTITIONS_FIELD_NUMBER: _builtins.int
-    RANGES_FIELD_NUMBER: _builtins.int
-    MISSING_FIELD_NUMBER: _builtins.int
-    schema_json: _builtins.str
-    ranges: _builtins.int
-    """a hash of the rule by which cells are placed"""
+    FEATURE_FIELD_NUMBER: _builtins.int
+    BINS_FIELD_NUMBER: _builtins.int
+    EDGES_FIELD_NUMBER: _builtins.int
+    feature: _builtins.str
+    bins: _builtins.int
+    """of a histogram: so many of equal width"""
     @_builtins.property
-    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionVersion]: ...
-    @_builtins.property
-    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """partitions that could not be asked"""
+    def edges(self) -> Global___Edges:
+        """in place of their number"""
 
     def __init__(
         self,
         *,
-        schema_json: _builtins.str = ...,
-        partitions: _abc.Iterable[Global___PartitionVersion] | None = ...,
-        ranges: _builtins.int = ...,
-        missing: _abc.Iterable[_builtins.int] | None = ...,
+        feature: _builtins.str = ...,
+        bins: _builtins.int | None = ...,
+        edges: Global___Edges | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bins", b"_bins", "bins", b"bins", "edges", b"edges"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bins", b"_bins", "bins", b"bins", "edges", b"edges", "feature", b"feature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bins: _TypeAlias = _typing.Literal["bins"]  # noqa: Y015
+    _WhichOneofArgType__bins: _TypeAlias = _typing.Literal["_bins", b"_bins"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bins) -> _WhichOneofReturnType__bins | None: ...
+
+Global___Summarise: _TypeAlias = Summarise  # noqa: Y015
+
+@_typing.final
+class Describe(_message.Message):
+    """Statistics of a whole dataset: "observations", "paths", "bytes", "extent"; of each indexed feature in "numbers" or
+    "texts".
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "partitions", b"partitions", "ranges", b"ranges", "schema_json", b"schema_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___VersionReply: _TypeAlias = VersionReply  # noqa: Y015
+Global___Describe: _TypeAlias = Describe  # noqa: Y015
+
+@_typing.final
+class Children(_message.Message):
+    """The vertices below one of the metadata graph: a row for each; and whether there are "more"."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_JSON_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    AFTER_JSON_FIELD_NUMBER: _builtins.int
+    prefix_json: _builtins.str
+    """values from the root to the vertex"""
+    limit: _builtins.int
+    """children of a page; 0: as the node likes"""
+    after_json: _builtins.str
+    """the last value of the page before; empty: the first page"""
+    @_builtins.property
+    def order(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the levels; none: as the graph has them"""
+
+    def __init__(
+        self,
+        *,
+        prefix_json: _builtins.str = ...,
+        order: _abc.Iterable[_builtins.str] | None = ...,
+        limit: _builtins.int = ...,
+        after_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_json", b"after_json", "limit", b"limit", "order", b"order", "prefix_json", b"prefix_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Children: _TypeAlias = Children  # noqa: Y015
+
+@_typing.final
+class Explain(_message.Message):
+    """How the query is answered: "groups", "pruned", "plan_s", "total_s", and of each of "nodes" its scan or error."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Explain: _TypeAlias = Explain  # noqa: Y015
+
+@_typing.final
+class Version(_message.Message):
+    """Which commits of a dataset readers see: "schema" (JSON), and "versions", rows of the partition, the epoch of its
+    log, the last deleted commit and the last commit. While these stay the same, so do answers.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Version: _TypeAlias = Version  # noqa: Y015
 
 @_typing.final
 class EstimateRequest(_message.Message):
@@ -821,266 +503,3 @@ class EstimateReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EstimateReply: _TypeAlias = EstimateReply  # noqa: Y015
-
-@_typing.final
-class ChildrenRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DATASET_FIELD_NUMBER: _builtins.int
-    PREFIX_JSON_FIELD_NUMBER: _builtins.int
-    ORDER_FIELD_NUMBER: _builtins.int
-    LIMIT_FIELD_NUMBER: _builtins.int
-    AFTER_JSON_FIELD_NUMBER: _builtins.int
-    LOCAL_FIELD_NUMBER: _builtins.int
-    PARTITIONS_FIELD_NUMBER: _builtins.int
-    ADDED_FIELD_NUMBER: _builtins.int
-    dataset: _builtins.str
-    prefix_json: _builtins.str
-    """values from the root to the vertex"""
-    limit: _builtins.int
-    """children of a page; 0: as the node likes"""
-    after_json: _builtins.str
-    """the last value of the page before; empty: the first page"""
-    local: _builtins.bool
-    """between nodes: of the receiver's graph alone"""
-    added: _builtins.int
-    """added features that the dataset has at least"""
-    @_builtins.property
-    def order(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """of the levels; none: as the graph has them"""
-
-    @_builtins.property
-    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """with `local`: that the sender takes for the receiver's"""
-
-    def __init__(
-        self,
-        *,
-        dataset: _builtins.str = ...,
-        prefix_json: _builtins.str = ...,
-        order: _abc.Iterable[_builtins.str] | None = ...,
-        limit: _builtins.int = ...,
-        after_json: _builtins.str = ...,
-        local: _builtins.bool = ...,
-        partitions: _abc.Iterable[_builtins.int] | None = ...,
-        added: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "after_json", b"after_json", "dataset", b"dataset", "limit", b"limit", "local", b"local", "order", b"order", "partitions", b"partitions", "prefix_json", b"prefix_json"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ChildrenRequest: _TypeAlias = ChildrenRequest  # noqa: Y015
-
-@_typing.final
-class NearestRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DATASET_FIELD_NUMBER: _builtins.int
-    QUERY_FIELD_NUMBER: _builtins.int
-    LATITUDE_FIELD_NUMBER: _builtins.int
-    LONGITUDE_FIELD_NUMBER: _builtins.int
-    COUNT_FIELD_NUMBER: _builtins.int
-    WITHIN_M_FIELD_NUMBER: _builtins.int
-    SHARE_FIELD_NUMBER: _builtins.int
-    dataset: _builtins.str
-    query: _builtins.str
-    latitude: _builtins.float
-    longitude: _builtins.float
-    count: _builtins.int
-    within_m: _builtins.float
-    @_builtins.property
-    def share(self) -> Global___PartitionScope: ...
-    def __init__(
-        self,
-        *,
-        dataset: _builtins.str = ...,
-        query: _builtins.str = ...,
-        latitude: _builtins.float = ...,
-        longitude: _builtins.float = ...,
-        count: _builtins.int = ...,
-        within_m: _builtins.float | None = ...,
-        share: Global___PartitionScope | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_within_m", b"_within_m", "share", b"share", "within_m", b"within_m"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_within_m", b"_within_m", "count", b"count", "dataset", b"dataset", "latitude", b"latitude", "longitude", b"longitude", "query", b"query", "share", b"share", "within_m", b"within_m"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__within_m: _TypeAlias = _typing.Literal["within_m"]  # noqa: Y015
-    _WhichOneofArgType__within_m: _TypeAlias = _typing.Literal["_within_m", b"_within_m"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__within_m) -> _WhichOneofReturnType__within_m | None: ...
-
-Global___NearestRequest: _TypeAlias = NearestRequest  # noqa: Y015
-
-@_typing.final
-class DescribeRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DATASET_FIELD_NUMBER: _builtins.int
-    SHARE_FIELD_NUMBER: _builtins.int
-    dataset: _builtins.str
-    @_builtins.property
-    def share(self) -> Global___PartitionScope: ...
-    def __init__(
-        self,
-        *,
-        dataset: _builtins.str = ...,
-        share: Global___PartitionScope | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["share", b"share"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "share", b"share"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
-
-@_typing.final
-class Extent(_message.Message):
-    """Places in degrees, times in microseconds since 1970-01-01 UTC; to the width of a block."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SOUTH_FIELD_NUMBER: _builtins.int
-    WEST_FIELD_NUMBER: _builtins.int
-    NORTH_FIELD_NUMBER: _builtins.int
-    EAST_FIELD_NUMBER: _builtins.int
-    START_US_FIELD_NUMBER: _builtins.int
-    END_US_FIELD_NUMBER: _builtins.int
-    south: _builtins.float
-    west: _builtins.float
-    north: _builtins.float
-    east: _builtins.float
-    start_us: _builtins.int
-    end_us: _builtins.int
-    """exclusive"""
-    def __init__(
-        self,
-        *,
-        south: _builtins.float = ...,
-        west: _builtins.float = ...,
-        north: _builtins.float = ...,
-        east: _builtins.float = ...,
-        start_us: _builtins.int = ...,
-        end_us: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["east", b"east", "end_us", b"end_us", "north", b"north", "south", b"south", "start_us", b"start_us", "west", b"west"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Extent: _TypeAlias = Extent  # noqa: Y015
-
-@_typing.final
-class ValueCount(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    VALUE_FIELD_NUMBER: _builtins.int
-    OBSERVATIONS_FIELD_NUMBER: _builtins.int
-    value: _builtins.str
-    observations: _builtins.int
-    def __init__(
-        self,
-        *,
-        value: _builtins.str = ...,
-        observations: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["observations", b"observations", "value", b"value"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ValueCount: _TypeAlias = ValueCount  # noqa: Y015
-
-@_typing.final
-class FeatureStatistics(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    NULLS_FIELD_NUMBER: _builtins.int
-    MINIMUM_FIELD_NUMBER: _builtins.int
-    MAXIMUM_FIELD_NUMBER: _builtins.int
-    TOTAL_FIELD_NUMBER: _builtins.int
-    VALUES_FIELD_NUMBER: _builtins.int
-    MANY_VALUES_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    nulls: _builtins.int
-    total: _builtins.float
-    many_values: _builtins.bool
-    @_builtins.property
-    def minimum(self) -> Global___Number:
-        """absent: no value"""
-
-    @_builtins.property
-    def maximum(self) -> Global___Number: ...
-    @_builtins.property
-    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___ValueCount]:
-        """of a text feature: all that it has, unless `many_values`"""
-
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        nulls: _builtins.int = ...,
-        minimum: Global___Number | None = ...,
-        maximum: Global___Number | None = ...,
-        total: _builtins.float = ...,
-        values: _abc.Iterable[Global___ValueCount] | None = ...,
-        many_values: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["maximum", b"maximum", "minimum", b"minimum"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["many_values", b"many_values", "maximum", b"maximum", "minimum", b"minimum", "name", b"name", "nulls", b"nulls", "total", b"total", "values", b"values"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FeatureStatistics: _TypeAlias = FeatureStatistics  # noqa: Y015
-
-@_typing.final
-class DescribeReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OBSERVATIONS_FIELD_NUMBER: _builtins.int
-    PATHS_FIELD_NUMBER: _builtins.int
-    BYTES_FIELD_NUMBER: _builtins.int
-    EXTENT_FIELD_NUMBER: _builtins.int
-    FEATURES_FIELD_NUMBER: _builtins.int
-    FRONTIER_FIELD_NUMBER: _builtins.int
-    MISSING_FIELD_NUMBER: _builtins.int
-    observations: _builtins.int
-    paths: _builtins.int
-    bytes: _builtins.int
-    """of files"""
-    @_builtins.property
-    def extent(self) -> Global___Extent:
-        """absent: nothing is stored"""
-
-    @_builtins.property
-    def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureStatistics]:
-        """indexed ones, in the order of the schema"""
-
-    @_builtins.property
-    def frontier(self) -> _common_pb2.Cursor: ...
-    @_builtins.property
-    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    def __init__(
-        self,
-        *,
-        observations: _builtins.int = ...,
-        paths: _builtins.int = ...,
-        bytes: _builtins.int = ...,
-        extent: Global___Extent | None = ...,
-        features: _abc.Iterable[Global___FeatureStatistics] | None = ...,
-        frontier: _common_pb2.Cursor | None = ...,
-        missing: _abc.Iterable[_builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["extent", b"extent", "frontier", b"frontier"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "extent", b"extent", "features", b"features", "frontier", b"frontier", "missing", b"missing", "observations", b"observations", "paths", b"paths"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DescribeReply: _TypeAlias = DescribeReply  # noqa: Y015

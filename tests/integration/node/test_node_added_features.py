@@ -29,12 +29,11 @@ from galileo.model.rows import RowOptions
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.node import system_tables
-from galileo.node.analytics_protocol import PartitionScope, SummaryRequest, SummaryResult
-from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
 from galileo.node.storage_node import StorageNode
 from galileo.query import parse
+from galileo.query.questions import Summarise
 from galileo.samplers import numbered_parts, observed_schema
 
 GUST = Feature("gust", "m/s")
@@ -109,18 +108,6 @@ def table_of(rows: list[Row], schema: Schema) -> pa.Table:
 def comparable(rows: list[Row], names: list[str]) -> list[str]:
     """Rows as sorted texts, in which an absent feature is None."""
     return sorted(repr([row.get(name) for name in names]) for row in rows)
-
-
-class Summaries:
-    """Summaries of other nodes, as `AnalyticsPeer`."""
-
-    def __init__(self, nodes: dict[str, ClusterAnalytics]) -> None:
-        self._nodes = nodes
-
-    async def summarise(
-        self, node: str, question: SummaryRequest, share: PartitionScope
-    ) -> SummaryResult:
-        return await self._nodes[node].local.summarise(question, share)
 
 
 @dataclass
@@ -242,23 +229,15 @@ class History:
         feature = self.chance.choice(["temperature", *[f.name for f in MORE[:2]]])
         if self.schemas[-1].feature(feature) is None:
             return
-        nodes: dict[str, ClusterAnalytics] = {}
-        peers: Any = Summaries(nodes)
-        nodes |= {n.name: ClusterAnalytics(n, peers=peers) for n in self.cluster.nodes}
-        try:
-            for node in self.cluster.nodes:  # As their servicers do.
-                await node.schema("nam", added=self.schemas[-1].added)
-            query = parse(text, self.schemas[-1])
-            answer = await nodes[self.node.name].summarise(SummaryRequest(query, feature))
-        finally:
-            for one in nodes.values():
-                await one.close()
+        for node in self.cluster.nodes:  # As their servicers do.
+            await node.schema("nam", added=self.schemas[-1].added)
+        query = parse(text, self.schemas[-1])
+        summary = (await self.node.analytics.answer(query, Summarise(feature))).facts
         values = [row.get(feature) for row in self.rows if matches(row)]
         present = [value for value in values if value is not None]
-        summary = answer.value
-        assert (summary.observations, summary.missing) == (len(values), values.count(None))
-        assert summary.minimum == (min(present) if present else None)
-        assert summary.maximum == (max(present) if present else None)
+        assert (summary["observations"], summary["missing"]) == (len(values), values.count(None))
+        assert summary["minimum"] == (min(present) if present else None)
+        assert summary["maximum"] == (max(present) if present else None)
 
     # --- continuous queries ----------------------------------------------------------------------
 

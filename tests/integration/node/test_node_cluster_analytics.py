@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,87 +20,42 @@ from galileo.dht import placement
 from galileo.errors import Cancelled, DataExpired, InputError, Overloaded, Unavailable
 from galileo.geo import geohash
 from galileo.graph import group_merger, newest
-from galileo.graph.drill_down import default_order
 from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model.grouping import Grouping, parse_key
-from galileo.model.schema import Schema
-from galileo.node import local_analytics
-from galileo.node.analytics_protocol import (
-    AggregateRequest,
-    Children,
-    ChildrenRequest,
-    Described,
-    ExplainResult,
-    LatestRequest,
-    LatestRows,
-    NearestRows,
-    PartialGroups,
-    PartitionScope,
-    SummaryRequest,
-    SummaryResult,
-    Versioned,
-)
-from galileo.node.cluster_analytics import ClusterAnalytics
+from galileo.node.analyses import nearest
+from galileo.node.analyses.nearest import NearestAnalysis
+from galileo.node.cluster_analytics import ClusterAnswer
 from galileo.node.dataset_shard import DatasetShard
+from galileo.node.peers import AnalysisTask, PartitionScope
 from galileo.node.query_options import QueryOptions
-from galileo.query import Query, parse, visitors
-from galileo.query.nearest import NearestTo
+from galileo.query import parse, visitors
+from galileo.query.questions import (
+    Aggregate,
+    Children,
+    Describe,
+    Explain,
+    Latest,
+    Nearest,
+    Question,
+    Summarise,
+    Version,
+)
+from galileo.wire.value_json import values_to_json
 
 
-@dataclass
-class Direct:
-    """Calls the other node's methods; `away` are those that cannot be reached."""
-
-    explorations: dict[str, ClusterAnalytics] = field(default_factory=dict)
-    away: set[str] = field(default_factory=set)
-    asked: list[tuple[str, Any]] = field(default_factory=list)
-    before_answer: Callable[[str], None] = lambda node: None
-
-    def _reach(self, node: str, question: Any) -> Any:
-        self.asked.append((node, question))
-        if node in self.away:
-            raise Unavailable(f"node {node} is away", node=node)
-        self.before_answer(node)
-        return self.explorations[node].local
-
-    async def explain(self, node: str, query: Query, share: PartitionScope) -> ExplainResult:
-        return await self._reach(node, share).explain(query, share)
-
-    async def summarise(
-        self, node: str, question: SummaryRequest, share: PartitionScope
-    ) -> SummaryResult:
-        return await self._reach(node, question).summarise(question, share)
-
-    async def aggregate(
-        self, node: str, question: AggregateRequest, share: PartitionScope
-    ) -> PartialGroups:
-        return await self._reach(node, question).aggregate(question, share)
-
-    async def children(self, node: str, question: ChildrenRequest) -> Children:
-        return await self._reach(node, question).children(question)
-
-    async def nearest(self, node: str, sought: NearestTo, share: PartitionScope) -> NearestRows:
-        return await self._reach(node, sought).nearest(sought, share)
-
-    async def latest(self, node: str, question: LatestRequest, share: PartitionScope) -> LatestRows:
-        return await self._reach(node, question).latest(question, share)
-
-    async def describe(self, node: str, schema: Schema, share: PartitionScope) -> Described:
-        return await self._reach(node, share).describe(schema.name, share)
-
-    async def version(self, node: str, schema: Schema, share: PartitionScope) -> Versioned:
-        return await self._reach(node, share).version(schema.name, share)
+async def answer(
+    cluster: Any, question: Question, query: str = "", *, at: str = "a"
+) -> ClusterAnswer:
+    asked: ClusterAnswer = await cluster[at].analytics.answer(
+        parse(query, cluster.schema), question
+    )
+    return asked
 
 
-@pytest.fixture
-async def direct(cluster: Any) -> AsyncIterator[Direct]:
-    made = Direct()
-    for node in cluster.nodes:
-        made.explorations[node.name] = ClusterAnalytics(node, peers=made)
-    yield made
-    for exploration in made.explorations.values():
-        await exploration.close()
+def asked_nodes(cluster: Any) -> list[str]:
+    """The other nodes that were asked."""
+    return [node for node, method in cluster.network.calls if method == "analyse"]
 
 
 async def fill(cluster: Any, batches: int = 3) -> pd.DataFrame:
@@ -115,58 +69,51 @@ def held_by(cluster: Any, node: str) -> set[int]:
     return set(placement.partitions_by_node(cluster.topology)[node])
 
 
-def children_of(
-    cluster: Any, *prefix: Any, order: Any = None, limit: int = 10_000
-) -> ChildrenRequest:
-    levels = default_order(cluster.schema) if order is None else order
-    return ChildrenRequest(cluster.schema, prefix, levels, limit)
+def children_of(*prefix: Any, order: Any = (), limit: int = 10_000) -> Children:
+    return Children(values_to_json(prefix), order, limit)
 
 
-async def test_analytics_give_the_same_answer_at_every_node(cluster: Any, direct: Direct) -> None:
+async def test_analytics_give_the_same_answer_at_every_node(cluster: Any) -> None:
     frame = await fill(cluster)
-    query = parse("temperature > 280", cluster.schema)
-    sought = NearestTo(20.0, 179.0, 25, query)
-    question = SummaryRequest(query, "temperature", 5)
     warm = frame[frame["temperature"] > 280]
     near, counts = [], []
-    for exploration in direct.explorations.values():
-        found = await exploration.nearest(sought)
-        near.append(found.value.observations.to_pylist())
-        summary = (await exploration.summarise(question)).value
-        assert (summary.observations, summary.maximum) == (len(warm), warm["temperature"].max())
-        counts.append(summary.histogram.counts.tolist())
-        explanation = await exploration.explain(query)
-        assert sum(node.explanation.found for node in explanation.nodes) == summary.paths
+    for at in "abc":
+        found = await answer(cluster, Nearest(20.0, 179.0, 25, None), "temperature > 280", at=at)
+        near.append(found.table.to_pylist())
+        question = Summarise("temperature", bins=5)
+        summary = (await answer(cluster, question, "temperature > 280", at=at)).facts
+        assert (summary["observations"], summary["maximum"]) == (
+            len(warm),
+            warm["temperature"].max(),
+        )
+        counts.append(summary["counts"])
+        explanation = (await answer(cluster, Explain(), "temperature > 280", at=at)).facts
+        assert sum(node["scan"]["found"] for node in explanation["nodes"]) == summary["paths"]
         assert found.missing == frozenset()
     assert near[0] == near[1] == near[2]
     assert counts[0] == counts[1] == counts[2] == np.histogram(warm["temperature"], 5)[0].tolist()
 
 
-async def test_analytics_with_an_unreachable_node_are_partial(cluster: Any, direct: Direct) -> None:
+async def test_analytics_with_an_unreachable_node_are_partial(cluster: Any) -> None:
     await fill(cluster)
-    everything = parse("", cluster.schema)
-    direct.away.add("b")
-    gone, asked = held_by(cluster, "b"), direct.explorations["a"]
+    gone = held_by(cluster, "b")
     labels = (await cluster.ask("", at="a")).table
+    cluster.network.away.add("b")
     kept = labels.filter(pa.array(~np.isin(labels.column("partition").to_numpy(), list(gone))))
     rows = sum(kept.column("rows").to_pylist())
 
-    summary = await asked.summarise(SummaryRequest(everything, "temperature", 4))
-    assert (summary.value.observations, summary.missing) == (rows, gone)
+    summary = await answer(cluster, Summarise("temperature", bins=4))
+    assert (summary.facts["observations"], summary.missing) == (rows, gone)
     assert gone.isdisjoint(summary.frontier)
-    children = await asked.children(children_of(cluster))
-    assert sum(children.value.table.column("observations").to_pylist()) == rows
+    children = await answer(cluster, children_of())
+    assert sum(children.table.column("observations").to_pylist()) == rows
     assert children.missing == gone
-    near = await asked.nearest(NearestTo(0.0, 0.0, 10_000, everything))
-    assert (near.value.observations.num_rows, near.missing) == (rows, gone)
+    near = await answer(cluster, Nearest(0.0, 0.0, 10_000, None))
+    assert (near.table.num_rows, near.missing) == (rows, gone)
     assert gone.isdisjoint(near.frontier)
-    explanation = await asked.explain(everything)
-    errors = {node.node: node.error for node in explanation.nodes}
-    assert {name for name, error in errors.items() if error} == {"b"}
-    assert (
-        sum(node.explanation.found for node in explanation.nodes if node.explanation)
-        == kept.num_rows
-    )
+    nodes = (await answer(cluster, Explain())).facts["nodes"]
+    assert {node["node"] for node in nodes if "error" in node} == {"b"}
+    assert sum(node["scan"]["found"] for node in nodes if "scan" in node) == kept.num_rows
 
 
 def aggregated(cluster: Any, frame: pd.DataFrame, query: str) -> list[dict[str, Any]]:
@@ -188,18 +135,16 @@ DURING = "T_DURING(datetime, INTERVAL('2012-03-01T03:30:00Z', '2012-03-01T05:20:
 @pytest.mark.parametrize("query", ["", "temperature > 280", BOX, f"NOT {BOX}", DURING])
 @pytest.mark.parametrize("by", [["cell:2", "window:6h"], ["cell:9", "window:90m"]])
 async def test_aggregate_equals_pandas_at_every_node(
-    cluster: Any, direct: Direct, query: str, by: list[str]
+    cluster: Any, query: str, by: list[str]
 ) -> None:
     """Finer groups than blocks are made of observations, and count the same in all."""
     frame = await fill(cluster)
     expected = aggregated(cluster, frame, query)
-    question = AggregateRequest(
-        parse(query, cluster.schema), Grouping.of(by, {"temperature": "max"})
-    )
-    answers = [await e.aggregate(question) for e in direct.explorations.values()]
-    assert all(answer.missing == frozenset() for answer in answers)
-    assert all(answer.value.equals(answers[0].value) for answer in answers)
-    rows = answers[0].value.to_pylist()
+    question = Aggregate(Grouping.of(by, {"temperature": "max"}))
+    answers = [await answer(cluster, question, query, at=at) for at in "abc"]
+    assert all(each.missing == frozenset() for each in answers)
+    assert all(each.table.equals(answers[0].table) for each in answers)
+    rows = answers[0].table.to_pylist()
     if question.grouping.is_in_graph(cluster.schema):
         assert rows == expected
     else:
@@ -208,34 +153,28 @@ async def test_aggregate_equals_pandas_at_every_node(
         )
 
 
-async def test_aggregate_with_an_unreachable_node_lacks_its_partitions(
-    cluster: Any, direct: Direct
-) -> None:
+async def test_aggregate_with_an_unreachable_node_lacks_its_partitions(cluster: Any) -> None:
     await fill(cluster)
-    direct.away.add("b")
     gone, labels = held_by(cluster, "b"), (await cluster.ask("", at="a")).table
+    cluster.network.away.add("b")
     kept = labels.filter(pa.array(~np.isin(labels.column("partition").to_numpy(), list(gone))))
     for by in ([], ["cell:1"], ["cell:9"]):
-        question = AggregateRequest(parse("", cluster.schema), Grouping.of(by))
-        found = await direct.explorations["a"].aggregate(question)
-        counted = sum(found.value.column("observations").to_pylist())
+        found = await answer(cluster, Aggregate(Grouping.of(by)))
+        counted = sum(found.table.column("observations").to_pylist())
         assert (counted, found.missing) == (sum(kept.column("rows").to_pylist()), gone)
         assert gone.isdisjoint(found.frontier)
 
 
 async def test_aggregate_of_too_many_groups_is_refused(
-    cluster: Any, direct: Direct, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(cluster)
     monkeypatch.setattr(group_merger, "GROUPS_MAX", 500)
-    question = AggregateRequest(parse("", cluster.schema), Grouping.of(["cell:9"]))
     with raises(InputError, parameter="by", bound=500):
-        await direct.explorations["a"].aggregate(question)
+        await answer(cluster, Aggregate(Grouping.of(["cell:9"])))
 
 
-async def test_aggregate_begins_anew_when_retention_drops_what_it_reads(
-    cluster: Any, direct: Direct
-) -> None:
+async def test_aggregate_begins_anew_when_retention_drops_what_it_reads(cluster: Any) -> None:
     """The labels at the edge of a region were found, and then their commits are dropped."""
     await fill(cluster)
     shard = cluster["a"].catalog.shard("nam")
@@ -246,128 +185,122 @@ async def test_aggregate_begins_anew_when_retention_drops_what_it_reads(
             dropped.append(True)
             raise DataExpired("it is gone", partitions=[0], until=[1])
 
-    query = parse(BOX, cluster.schema)
-    question = AggregateRequest(query, Grouping.of(["cell:1"]))
-    whole = await direct.explorations["a"].aggregate(question)
+    question = Aggregate(Grouping.of(["cell:1"]))
+    whole = await answer(cluster, question, BOX)
     shard.journal = lambda p: read(p) if dropped else Dropping()
-    again = await direct.explorations["a"].aggregate(question)
+    again = await answer(cluster, question, BOX)
     assert dropped == [True]
-    assert again.value.equals(whole.value)
+    assert again.table.equals(whole.table)
     assert again.missing == frozenset()
 
 
-async def test_summarise_node_lost_between_rounds_is_missing(cluster: Any, direct: Direct) -> None:
+async def test_summarise_node_lost_between_rounds_is_missing(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fill(cluster)
-    rounds = []
+    rounds, analyse = list[str](), cluster.network.analyse
 
-    def lose(node: str) -> None:
+    async def lose(node: str, task: AnalysisTask) -> Any:
         rounds.append(node)
         if rounds.count(node) == 2 and node == "b":
             raise Unavailable("gone in the meantime")
+        return await analyse(node, task)
 
-    direct.before_answer = lose
-    question = SummaryRequest(parse("", cluster.schema), "temperature", 6)
-    found = await direct.explorations["a"].summarise(question)
+    monkeypatch.setattr(cluster.network, "analyse", lose)
+    question = Summarise("temperature", bins=6)
+    found = await answer(cluster, question)
     assert rounds.count("b") == 2
     assert found.missing == held_by(cluster, "b")
-    value = found.value
-    assert value.histogram.counts.sum() == value.observations - value.missing > 0
-    whole = await direct.explorations["c"].summarise(question)
+    value = found.facts
+    assert sum(value["counts"]) == value["observations"] - value["missing"] > 0
+    whole = await answer(cluster, question, at="c")
     assert whole.missing == frozenset()
-    assert whole.value.observations > value.observations
+    assert whole.facts["observations"] > value["observations"]
 
 
 async def test_summarise_histogram_counts_the_commits_of_its_first_round(
-    cluster: Any, direct: Direct
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame = await fill(cluster)
     late = make_observations(50, seed=9)
     loop = asyncio.get_running_loop()
-    ingested: list[asyncio.Task[Any]] = []
+    ingested, analyse = list[asyncio.Task[Any]](), cluster.network.analyse
 
-    def commit_more(_: str) -> None:
+    async def commit_more(node: str, task: AnalysisTask) -> Any:
         if not ingested:
             ingested.append(loop.create_task(cluster.ingest(late, batch=9)))
+        return await analyse(node, task)
 
-    question = SummaryRequest(parse("", cluster.schema), "temperature", 6)
-    whole = await direct.explorations["a"].summarise(question)
-    direct.before_answer = commit_more
-    again = await direct.explorations["a"].summarise(question)
+    question = Summarise("temperature", bins=6)
+    whole = await answer(cluster, question)
+    monkeypatch.setattr(cluster.network, "analyse", commit_more)
+    again = await answer(cluster, question)
     await ingested[0]
-    for found in (whole, again):
-        value = found.value
-        assert value.histogram.counts.sum() == value.observations - value.missing
-        assert value.histogram.edges[-1] == value.maximum
-    assert whole.value.observations == len(frame)
+    for value in (whole.facts, again.facts):
+        assert sum(value["counts"]) == value["observations"] - value["missing"]
+        assert value["edges"][-1] == value["maximum"]
+    assert whole.facts["observations"] == len(frame)
 
 
-async def test_analytics_skip_partitions_pruned_by_the_feature_graph(
-    cluster: Any, direct: Direct
-) -> None:
+async def test_analytics_skip_partitions_pruned_by_the_feature_graph(cluster: Any) -> None:
     await fill(cluster)
-    cold, exploration = parse("temperature > 1000", cluster.schema), direct.explorations["a"]
-    before = await exploration.explain(cold)
-    assert before.pruned == Cursor()
+    cold = "temperature > 1000"
+    before = await answer(cluster, Explain(), cold)
+    assert before.facts["pruned"] == {}
     published = Cursor()
     for owner in cluster.nodes:
         shard = owner.catalog.shard("nam")
         published = published.join(shard.published())
         for synopsis in shard.synopses().values():
             cluster["a"].view.apply_synopsis(cluster.schema, synopsis.changes_since(None))
-    after = await exploration.explain(cold)
-    assert after.pruned == published
-    assert sum(node.explanation.paths_examined for node in after.nodes) == 0
-    summary = await exploration.summarise(SummaryRequest(cold, "temperature", 3))
-    assert (summary.value.paths, summary.frontier) == (0, published)
-    near = await exploration.nearest(NearestTo(0.0, 0.0, 5, cold))
-    assert (near.value.observations.num_rows, near.frontier) == (0, published)
-    direct.away.add("b")
+    after = await answer(cluster, Explain(), cold)
+    assert after.facts["pruned"] == dict(published)
+    assert sum(node["scan"]["paths_examined"] for node in after.facts["nodes"]) == 0
+    summary = await answer(cluster, Summarise("temperature", bins=3), cold)
+    assert (summary.facts["paths"], summary.frontier) == (0, published)
+    near = await answer(cluster, Nearest(0.0, 0.0, 5, None), cold)
+    assert (near.table.num_rows, near.frontier) == (0, published)
     gone = held_by(cluster, "b")
-    for answer in (
-        await exploration.summarise(SummaryRequest(cold, "temperature", 3)),
-        await exploration.nearest(NearestTo(0.0, 0.0, 5, cold)),
-    ):
-        assert answer.missing == gone
-        assert dict(answer.frontier) == {p: last for p, last in published.items() if p not in gone}
+    cluster.network.away.add("b")
+    for question in (Summarise("temperature", bins=3), Nearest(0.0, 0.0, 5, None)):
+        partial = await answer(cluster, question, cold)
+        assert partial.missing == gone
+        assert dict(partial.frontier) == {p: last for p, last in published.items() if p not in gone}
 
 
-async def test_children_calls_only_nodes_that_can_hold_the_vertex(
-    cluster: Any, direct: Direct
-) -> None:
+async def test_children_calls_only_nodes_that_can_hold_the_vertex(cluster: Any) -> None:
     await fill(cluster)
     labels = await cluster.ask("", at="a")
     row = labels.to_arrow().slice(0, 1).to_pylist()[0]
-    asked = direct.explorations["a"]
     for prefix in ((row["geohash"],), (row["geohash"], row["time"])):
-        direct.asked.clear()
-        found = await asked.children(children_of(cluster, *prefix))
-        nodes = {node for node, _ in direct.asked}
+        cluster.network.calls.clear()
+        found = await answer(cluster, children_of(*prefix))
+        nodes = {*asked_nodes(cluster)}
         owner = placement.owner(cluster.topology, row["partition"])
         members = {node.name for node in cluster.topology.group_of(owner).nodes}
         assert nodes == (members if len(prefix) == 1 else {owner}) - {"a"}
-        assert found.value.table.num_rows > 0
+        assert found.table.num_rows > 0
 
 
-async def test_children_merges_the_first_pages_of_all_nodes(cluster: Any, direct: Direct) -> None:
+async def test_children_merges_the_first_pages_of_all_nodes(cluster: Any) -> None:
     frame = await fill(cluster)
     counted = frame["temperature"].value_counts().sort_index()
-    found = await direct.explorations["a"].children(
-        children_of(cluster, order=("temperature",), limit=7)
-    )
-    table = found.value.table
-    assert found.value.more
+    found = await answer(cluster, children_of(order=("temperature",), limit=7))
+    table = found.table
+    assert found.facts["more"]
     assert table.column("value").to_pylist() == counted.index[:7].tolist()
     assert table.column("observations").to_pylist() == counted.iloc[:7].tolist()
 
 
-async def test_estimate_calls_no_node_and_names_silent_ones(cluster: Any, direct: Direct) -> None:
+async def test_estimate_calls_no_node_and_names_silent_ones(cluster: Any) -> None:
     await fill(cluster)
     everything, node = parse("", cluster.schema), cluster["a"]
-    mine, exploration = held_by(cluster, "a"), direct.explorations["a"]
+    mine, estimates = held_by(cluster, "a"), cluster["a"].estimates
     own = [p for p in (await cluster.ask("", at="a")).partitions.tolist() if p in mine]
 
-    estimate = await exploration.estimate(everything, feature="temperature", shares=[0.5])
-    assert direct.asked == []
+    cluster.network.calls.clear()
+    estimate = await estimates.estimate(everything, feature="temperature", shares=[0.5])
+    assert cluster.network.calls == []
     assert estimate.unheard == frozenset(cluster.topology.partitions) - mine
     assert estimate.count.low <= len(own) <= estimate.count.high
     assert len(estimate.quantiles) == 1
@@ -375,7 +308,7 @@ async def test_estimate_calls_no_node_and_names_silent_ones(cluster: Any, direct
     for other in "bc":
         node.view.record_report(other)
         node.view.update_sequences("nam", cluster[other].catalog.shard("nam").published())
-    estimate = await exploration.estimate(everything, feature=None, shares=[])
+    estimate = await estimates.estimate(everything, feature=None, shares=[])
     assert estimate.unheard == frozenset()
     theirs = [cluster[other].catalog.shard("nam").published() for other in "bc"]
     assert estimate.behind == sum(sum(cursor.values()) for cursor in theirs) > 0
@@ -383,14 +316,14 @@ async def test_estimate_calls_no_node_and_names_silent_ones(cluster: Any, direct
     for other in "bc":
         for synopsis in cluster[other].catalog.shard("nam").synopses().values():
             node.view.apply_synopsis(cluster.schema, synopsis.changes_since(None))
-    estimate = await exploration.estimate(everything, feature=None, shares=[])
+    estimate = await estimates.estimate(everything, feature=None, shares=[])
     assert estimate.behind == 0
     whole = len((await cluster.ask("", at="a")).partitions)
     assert estimate.count.low <= whole <= estimate.count.high
 
 
 async def test_estimate_is_calculated_outside_the_event_loop(
-    cluster: Any, direct: Direct, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: set[int] = set()
 
@@ -404,7 +337,7 @@ async def test_estimate_is_calculated_outside_the_event_loop(
     for name in ("estimate", "quantiles"):
         monkeypatch.setattr(FeatureGraph, name, record(getattr(FeatureGraph, name)))
     monkeypatch.setattr(DatasetShard, "synopses", record(DatasetShard.synopses))
-    await direct.explorations["a"].estimate(
+    await cluster["a"].estimates.estimate(
         parse("", cluster.schema), feature="temperature", shares=[0.5]
     )
     assert threads
@@ -412,7 +345,7 @@ async def test_estimate_is_calculated_outside_the_event_loop(
 
 
 async def test_nearest_writes_its_queries_outside_the_event_loop(
-    cluster: Any, direct: Direct, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(cluster)
     threads, write = list[int](), visitors.json_value
@@ -423,28 +356,24 @@ async def test_nearest_writes_its_queries_outside_the_event_loop(
 
     query = parse("temperature > 280", cluster.schema)
     monkeypatch.setattr(visitors, "json_value", note)
-    await direct.explorations["a"].nearest(NearestTo(20.0, 179.0, 25, query))
+    await cluster["a"].analytics.answer(query, Nearest(20.0, 179.0, 25, None))
     assert threads
     assert threading.get_ident() not in threads
 
 
-async def test_children_with_a_value_of_the_wrong_type_is_refused(
-    cluster: Any, direct: Direct
-) -> None:
+async def test_children_with_a_value_of_the_wrong_type_is_refused(cluster: Any) -> None:
     await fill(cluster, batches=1)
     with raises(InputError, level="temperature", expected="float"):
-        await direct.explorations["a"].children(
-            children_of(cluster, "warm", order=("temperature", "geohash"))
-        )
+        await answer(cluster, children_of("warm", order=("temperature", "geohash")))
 
 
 # --- cancellation and bounds ---------------------------------------------------------------------
 
 
-async def test_cancelled_analytics_stop_their_work(cluster: Any, direct: Direct) -> None:
+async def test_cancelled_analytics_stop_their_work(cluster: Any) -> None:
     """The thread meets the check after the caller went away, and ends with it."""
-    local = direct.explorations["a"].local
-    working, outcome = threading.Event(), []
+    graphs = cluster["a"].analytics.graphs
+    working, outcome, ended = threading.Event(), list[Cancelled](), threading.Event()
 
     def endless(check: Callable[[], None]) -> None:
         try:
@@ -454,30 +383,30 @@ async def test_cancelled_analytics_stop_their_work(cluster: Any, direct: Direct)
         except Cancelled as error:
             outcome.append(error)
             raise
+        finally:
+            ended.set()
 
-    task = asyncio.create_task(local._run(endless))
+    task = asyncio.create_task(graphs.run(endless))
     await asyncio.to_thread(working.wait)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await direct.explorations["a"].close()
+    await asyncio.to_thread(ended.wait)
     assert [type(error) for error in outcome] == [Cancelled]
 
 
 async def test_analytics_above_waiting_max_are_overloaded(cluster: Any) -> None:
     await cluster.reconfigure(queries=QueryOptions(analytics_waiting_max=2))
-    exploration, go_on = ClusterAnalytics(cluster["a"], peers=Direct()), threading.Event()
-    local = exploration.local
-    tasks = [asyncio.create_task(local._run(lambda check: go_on.wait())) for _ in range(2)]
+    graphs, go_on = cluster["a"].analytics.graphs, threading.Event()
+    tasks = [asyncio.create_task(graphs.run(lambda check: go_on.wait())) for _ in range(2)]
     await asyncio.sleep(0)
     try:
         with raises(Overloaded, after_s=0.5):
-            await local._run(lambda check: None)
+            await graphs.run(lambda check: None)
     finally:
         go_on.set()
     assert await asyncio.gather(*tasks) == [True, True]
-    assert await local._run(lambda check: 7) == 7
-    await exploration.close()
+    assert await graphs.run(lambda check: 7) == 7
 
 
 async def test_nearest_holds_few_observations_more_than_requested(
@@ -485,20 +414,19 @@ async def test_nearest_holds_few_observations_more_than_requested(
 ) -> None:
     await fill(cluster, batches=6)
     await cluster.reconfigure(queries=QueryOptions(rows_held_min=10))
-    exploration = ClusterAnalytics(cluster["b"], peers=Direct())
     sizes: list[int] = []
-    plain = local_analytics.first
+    plain = nearest.first
 
-    def measured(tables: list[pa.Table], sought: NearestTo) -> Any:
+    def measured(tables: list[pa.Table], sought: Any) -> Any:
         sizes.append(sum(table.num_rows for table in tables))
         return plain(tables, sought)
 
-    monkeypatch.setattr(local_analytics, "first", measured)
-    sought = NearestTo(0.0, 0.0, 5, parse("", cluster.schema), first_m=3e7)
-    share = PartitionScope(frozenset(held_by(cluster, "b")))
-    found = await exploration.local.nearest(sought, share)
-    await exploration.close()
-    assert found.observations.num_rows == 5
+    monkeypatch.setattr(nearest, "first", measured)
+    analysis = NearestAnalysis(Nearest(0.0, 0.0, 5, None), parse("", cluster.schema))
+    analysis.sought = dataclasses.replace(analysis.sought, first_m=3e7)
+    scope = PartitionScope(frozenset(held_by(cluster, "b")))
+    found = await analysis.local(cluster["b"].analytics.graphs, scope)
+    assert found.table.num_rows == 5
     assert len(sizes) >= 1
     frame = (await cluster.read(await cluster.ask("", at="b"))).to_pandas()
     assert len(frame) == 1800
@@ -512,8 +440,6 @@ async def test_nearest_starts_again_after_retention_deleted_rows(
     for name in "abc":
         await cluster.restart(name)
     await fill(cluster)
-    direct = Direct()
-    direct.explorations["a"] = exploration = ClusterAnalytics(cluster["a"], peers=direct)
     shard, plain = cluster["a"].catalog.shard("nam"), MetadataGraph.scan
     dropped: list[int] = []
     dropping = threading.Lock()
@@ -529,59 +455,59 @@ async def test_nearest_starts_again_after_retention_deleted_rows(
         return found
 
     monkeypatch.setattr(MetadataGraph, "scan", scan)
-    sought = NearestTo(0.0, 0.0, 10_000, parse("", cluster.schema))
-    share = PartitionScope(frozenset(held_by(cluster, "a")))
-    found = (await exploration.local.nearest(sought, share)).observations
+    everything = parse("", cluster.schema)
+    scope = PartitionScope(frozenset(held_by(cluster, "a")))
+    local = cluster["a"].analytics.local
+    found = (await local(everything, Nearest(0.0, 0.0, 10_000, None), scope)).table
     assert dropped
-    left = plain(shard.graph, sought.among, partitions=share.partitions)
+    left = plain(shard.graph, everything, partitions=scope.partitions)
     assert found.num_rows == sum(left.column("rows").to_pylist()) > 0
-    await exploration.close()
 
 
-async def test_describe_at_every_node_covers_the_whole_dataset(
-    cluster: Any, direct: Direct
-) -> None:
+async def test_describe_at_every_node_covers_the_whole_dataset(cluster: Any) -> None:
     frame = await fill(cluster)
     for node in "abc":
-        direct.asked.clear()
-        whole = await direct.explorations[node].describe(cluster.schema)
-        assert sorted(name for name, _ in direct.asked) == sorted({*"abc"} - {node})
-        description, temperatures = whole.value.description, frame["temperature"]
-        assert description.observations == len(frame)
-        numbers = description.numbers["temperature"]
-        assert numbers.missing == temperatures.isna().sum()
-        assert (numbers.minimum, numbers.maximum) == (temperatures.min(), temperatures.max())
-        assert numbers.mean == pytest.approx(temperatures.mean())
-        assert description.extent is not None
-        assert description.extent.south <= frame["latitude"].min()
-        assert description.extent.east >= frame["longitude"].max()
-        assert whole.value.bytes > 0
+        cluster.network.calls.clear()
+        whole = await answer(cluster, Describe(), at=node)
+        assert sorted(asked_nodes(cluster)) == sorted({*"abc"} - {node})
+        facts, temperatures = whole.facts, frame["temperature"]
+        assert facts["observations"] == len(frame)
+        numbers = facts["numbers"]["temperature"]
+        assert numbers["missing"] == temperatures.isna().sum()
+        assert (numbers["minimum"], numbers["maximum"]) == (temperatures.min(), temperatures.max())
+        assert numbers["mean"] == pytest.approx(temperatures.mean())
+        assert facts["extent"]["south"] <= frame["latitude"].min()
+        assert facts["extent"]["east"] >= frame["longitude"].max()
+        assert facts["bytes"] > 0
         assert not whole.missing
 
 
-async def test_describe_with_an_unreachable_node_names_missing_partitions(
-    cluster: Any, direct: Direct
-) -> None:
+async def test_describe_with_an_unreachable_node_names_missing_partitions(cluster: Any) -> None:
     frame = await fill(cluster)
-    direct.away = {"b"}
-    whole = await direct.explorations["a"].describe(cluster.schema)
-    assert whole.missing == placement.partitions_by_node(cluster.topology)["b"]
-    assert 0 < whole.value.description.observations < len(frame)
+    cluster.network.away = {"b"}
+    whole = await answer(cluster, Describe())
+    assert whole.missing == held_by(cluster, "b")
+    assert 0 < whole.facts["observations"] < len(frame)
     assert set(whole.frontier).isdisjoint(whole.missing)
 
 
+async def test_describe_of_a_query_is_refused(cluster: Any) -> None:
+    with raises(InputError, parameter="query"):
+        await answer(cluster, Describe(), "temperature > 280")
+
+
 async def test_version_changes_with_the_partitions_of_what_is_committed_or_dropped(
-    cluster: Any, direct: Direct
+    cluster: Any,
 ) -> None:
     await fill(cluster)
-    direct.asked.clear()
-    first = await direct.explorations["a"].version(cluster.schema)
-    assert sorted(name for name, _ in direct.asked) == ["b", "c"]
-    assert set(first.value.partitions) == set(cluster.topology.partitions)
-    assert await direct.explorations["b"].version(cluster.schema) == first
+    cluster.network.calls.clear()
+    first = await answer(cluster, Version())
+    assert sorted(asked_nodes(cluster)) == ["b", "c"]
+    assert set(versions(first)) == set(cluster.topology.partitions)
+    assert await answer(cluster, Version(), at="b") == first
 
     await cluster.ingest(make_observations(1, seed=99), batch=3)
-    second = await direct.explorations["c"].version(cluster.schema)
+    second = await answer(cluster, Version(), at="c")
     [grown] = changed(first, second)
     assert second.frontier[grown] == first.frontier[grown] + 1
     assert second.ranges == first.ranges
@@ -590,40 +516,41 @@ async def test_version_changes_with_the_partitions_of_what_is_committed_or_dropp
     shard = node.catalog.shard(cluster.schema.key)
     shard.journals[grown].seal()
     await cluster.ingest(make_observations(300, seed=100), batch=4)
-    third = await direct.explorations["a"].version(cluster.schema)
+    third = await answer(cluster, Version())
     shard.drop(grown, second.frontier[grown])
-    fourth = await direct.explorations["a"].version(cluster.schema)
+    fourth = await answer(cluster, Version())
     assert changed(third, fourth) == [grown]
     assert fourth.frontier == third.frontier
 
 
-def changed(before: Any, after: Any) -> list[int]:
-    was, now = before.value.partitions, after.value.partitions
+def versions(answer: ClusterAnswer) -> dict[int, tuple[int, ...]]:
+    return {partition: tuple(rest) for partition, *rest in answer.facts["versions"]}
+
+
+def changed(before: ClusterAnswer, after: ClusterAnswer) -> list[int]:
+    was, now = versions(before), versions(after)
     return [p for p in sorted({*was, *now}) if was.get(p) != now.get(p)]
 
 
-async def test_version_with_an_unreachable_node_names_missing_partitions(
-    cluster: Any, direct: Direct
-) -> None:
+async def test_version_with_an_unreachable_node_names_missing_partitions(cluster: Any) -> None:
     await fill(cluster)
-    direct.away = {"b"}
-    whole = await direct.explorations["a"].version(cluster.schema)
+    cluster.network.away = {"b"}
+    whole = await answer(cluster, Version())
     assert whole.missing == held_by(cluster, "b")
-    assert set(whole.value.partitions).isdisjoint(whole.missing)
+    assert set(versions(whole)).isdisjoint(whole.missing)
 
 
-async def test_aggregate_names_the_partitions_that_matter(cluster: Any, direct: Direct) -> None:
+async def test_aggregate_names_the_partitions_that_matter(cluster: Any) -> None:
     await fill(cluster)
-    asked = direct.explorations["a"]
     query = parse("geohash LIKE '9%'", cluster.schema)
-    found = await asked.aggregate(AggregateRequest(query, Grouping.of([])))
-    version = await asked.version(cluster.schema)
+    found = await answer(cluster, Aggregate(Grouping.of([])), "geohash LIKE '9%'")
+    version = await answer(cluster, Version())
     assert found.ranges == version.ranges
-    assert found.candidates == placement.candidates(
+    assert found.partitions == placement.candidates(
         cluster.topology, cluster.schema, query.cell_ranges()
     )
-    assert {p: version.frontier[p] for p in found.candidates} == {
-        p: found.frontier[p] for p in found.candidates
+    assert {p: version.frontier[p] for p in found.partitions} == {
+        p: found.frontier[p] for p in found.partitions
     }
 
 
@@ -665,7 +592,7 @@ LATEST: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
 
 
 @pytest.mark.parametrize("query", ["", "temperature > 280", BOX, DURING, f"{BOX} AND NOT {DURING}"])
-async def test_latest_equals_a_loop_at_every_node(cluster: Any, direct: Direct, query: str) -> None:
+async def test_latest_equals_a_loop_at_every_node(cluster: Any, query: str) -> None:
     """With many ties, and with labels of which it is not certain that an observation matches."""
     rng = np.random.default_rng(len(query))
     for batch in range(3):
@@ -692,11 +619,10 @@ async def test_latest_equals_a_loop_at_every_node(cluster: Any, direct: Direct, 
     matching = table.filter(pa.array(parsed.match_observations(table))).to_pandas()
     for text, key in LATEST:
         expected = newest_by_loop(matching, key)
-        question = LatestRequest(parsed, parse_key(text))
-        for exploration in direct.explorations.values():
-            found = await exploration.latest(question)
+        for at in "abc":
+            found = await answer(cluster, Latest(parse_key(text)), query, at=at)
             assert found.missing == frozenset()
-            rows = found.value.to_pandas().to_dict("records")
+            rows = found.table.to_pandas().to_dict("records")
             names = [None if pd.isna(key(row)) else key(row) for row in rows]
             assert names == sorted(expected, key=lambda name: (name is None, name or 0)), text
             for name, row in zip(names, rows, strict=True):
@@ -706,7 +632,7 @@ async def test_latest_equals_a_loop_at_every_node(cluster: Any, direct: Direct, 
 
 
 async def test_latest_reads_only_paths_that_may_be_newest(
-    cluster: Any, direct: Direct, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(cluster)
     read, plain = list[int](), newest.NewestMerger.add
@@ -717,36 +643,29 @@ async def test_latest_reads_only_paths_that_may_be_newest(
 
     monkeypatch.setattr(newest.NewestMerger, "add", add)
     everything = parse("", cluster.schema)
-    share = PartitionScope(frozenset(held_by(cluster, "a")))
-    question = LatestRequest(everything, parse_key("cell:1"))
-    found = await direct.explorations["a"].local.latest(question, share)
-    stored = (await direct.explorations["a"].local.describe("nam", share)).description
-    assert found.observations.num_rows <= sum(read) < stored.observations / 2
+    scope = PartitionScope(frozenset(held_by(cluster, "a")))
+    local = cluster["a"].analytics.local
+    found = await local(everything, Latest(parse_key("cell:1")), scope)
+    stored = (await local(everything, Describe(), scope)).facts
+    assert found.table.num_rows <= sum(read) < stored["observations"] / 2
 
 
 async def test_latest_of_too_many_values_is_refused(
-    cluster: Any, direct: Direct, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(cluster)
     monkeypatch.setattr(newest, "NEWEST_MAX", 50)
-    question = LatestRequest(parse("", cluster.schema), parse_key("cell:9"))
     with raises(InputError, parameter="by", bound=50):
-        await direct.explorations["a"].latest(question)
+        await answer(cluster, Latest(parse_key("cell:9")))
 
 
 @pytest.mark.parametrize("key", ["window:1h", "bits:7", "wind"])
-async def test_latest_by_what_is_no_cell_and_no_feature_is_refused(
-    cluster: Any, direct: Direct, key: str
-) -> None:
+async def test_latest_by_what_is_no_cell_and_no_feature_is_refused(cluster: Any, key: str) -> None:
     with pytest.raises(InputError):
-        await direct.explorations["a"].latest(
-            LatestRequest(parse("", cluster.schema), parse_key(key))
-        )
+        await answer(cluster, Latest(parse_key(key)))
 
 
-async def test_latest_begins_anew_when_retention_drops_what_may_be_newest(
-    cluster: Any, direct: Direct
-) -> None:
+async def test_latest_begins_anew_when_retention_drops_what_may_be_newest(cluster: Any) -> None:
     await fill(cluster)
     shard = cluster["a"].catalog.shard("nam")
     plain, calls = shard.versions, list[int]()
@@ -758,9 +677,9 @@ async def test_latest_begins_anew_when_retention_drops_what_may_be_newest(
             found = {p: dataclasses.replace(v, dropped=v.dropped + 1) for p, v in found.items()}
         return found
 
-    question = LatestRequest(parse("", cluster.schema), parse_key("cell:1"))
-    whole = await direct.explorations["a"].latest(question)
+    question = Latest(parse_key("cell:1"))
+    whole = await answer(cluster, question)
     shard.versions = versions
-    again = await direct.explorations["a"].latest(question)
+    again = await answer(cluster, question)
     assert len(calls) == 4
-    assert again.value.equals(whole.value)
+    assert again.table.equals(whole.table)

@@ -17,10 +17,8 @@ from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.election.ranking import UsageStatistics
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
-from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.analytics import AnalyticsServicer
-from galileo.rpc.analytics_client import GrpcAnalyticsPeer
 from galileo.rpc.call_log import CallTracker
 from galileo.rpc.channels import ChannelsServicer
 from galileo.rpc.cluster import ClusterServicer
@@ -59,7 +57,6 @@ class Served:
     """One node, its server, and stubs to call it with."""
 
     node: StorageNode
-    exploration: ClusterAnalytics
     peers: GrpcPeers
     server: grpc.aio.Server
     channel: grpc.aio.Channel
@@ -88,7 +85,6 @@ class Served:
         await self.channel.close()
         await self.server.stop(None)
         await self.peers.close()
-        await self.exploration.close()
         await self.node.close()
 
 
@@ -124,9 +120,7 @@ class Company:
         add_service(STORAGE, storage, server)
         add_service(PEER_STORAGE, storage, server)
         add_service(QUERY, self.query_servicer(node), server)
-        exploration = ClusterAnalytics(node, peers=GrpcAnalyticsPeer(peers))
-        explore = AnalyticsServicer(node, exploration)
-        add_service(ANALYTICS, explore, server)
+        add_service(ANALYTICS, AnalyticsServicer(node), server)
         channels = ChannelsServicer(node, peers)
         add_service(CHANNELS, channels, server)
         cluster = ClusterServicer(
@@ -139,7 +133,7 @@ class Company:
         add_internal(Internal(node, UsageStatistics), server)
         await server.start()
         channel = open_channel(self.topology.by_name[name].address)
-        self.members[name] = Served(node, exploration, peers, server, channel)
+        self.members[name] = Served(node, peers, server, channel)
 
 
 def _status_of(node: StorageNode) -> Callable[[], Awaitable[cluster_pb2.NodeStatus]]:

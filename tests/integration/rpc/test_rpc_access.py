@@ -243,14 +243,6 @@ async def test_check_method_without_a_rule_is_forbidden() -> None:
 NODES_ONLY = {
     "ReadRequest": ("local", "digest"),
     "FetchRequest": ("forwarded",),
-    "ExplainRequest": ("share",),
-    "SummariseRequest": ("share",),
-    "AggregateRequest": ("share",),
-    "NearestRequest": ("share",),
-    "DescribeRequest": ("share",),
-    "LatestRequest": ("share",),
-    "VersionRequest": ("share",),
-    "ChildrenRequest": ("local",),
 }
 
 

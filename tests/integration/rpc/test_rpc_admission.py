@@ -518,8 +518,7 @@ BULK = """
 QUERIES = """
     Storage/Select Storage/Page Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch
     Samplers/Upload Channels/Follow
-    Analytics/Explain Analytics/Summarise Analytics/Aggregate Analytics/Latest
-    Analytics/Estimate Analytics/Nearest
+    Analytics/Analyse Analytics/Estimate internal/analyse
     internal/change_row internal/change_rows internal/learn_row
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -18,25 +19,24 @@ from galileo.dht import placement
 from galileo.errors import Cancelled, GalileoError, InputError, UnknownDataset
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.labels import from_ipc, to_ipc
-from galileo.rpc.analytics import _rows
+from galileo.model.grouping import CellKey, FeatureKey, Grouping, WindowKey
+from galileo.query import questions
+from galileo.query.questions import Question
 from galileo.wire import codec
+from galileo.wire.questions import question_to_pb
 from galileo.wire.status import error_of_rpc
 from galileo.wire.v1 import analytics_pb2, cluster_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
 
 Make = Callable[..., pa.Table]
 
-REQUESTS: dict[str, Any] = {
-    "Explain": analytics_pb2.ExplainRequest(dataset="nam"),
-    "Summarise": analytics_pb2.SummariseRequest(dataset="nam", feature="temperature", count=4),
-    "Aggregate": analytics_pb2.AggregateRequest(
-        dataset="nam", by=[analytics_pb2.GroupKey(cell_bits=10)]
-    ),
-    "Estimate": analytics_pb2.EstimateRequest(dataset="nam"),
-    "Children": analytics_pb2.ChildrenRequest(dataset="nam"),
-    "Nearest": analytics_pb2.NearestRequest(dataset="nam", count=1000),
+QUESTIONS: dict[str, Question] = {
+    "Explain": questions.Explain(),
+    "Summarise": questions.Summarise("temperature", bins=4),
+    "Aggregate": questions.Aggregate(Grouping((CellKey(10),))),
+    "Children": questions.Children(),
+    "Nearest": questions.Nearest(0.0, 0.0, 1000, None),
 }
-STREAMS = ("Aggregate", "Children", "Nearest")
 
 
 @pytest.fixture
@@ -51,16 +51,20 @@ async def filled(company: Any, make_observations: Make) -> Any:
     return company
 
 
-async def ask(company: Any, method: str, request: Any = None, *, at: str = "a") -> Any:
-    """The reply, or the rows and the tail of a stream."""
-    call = getattr(company[at].explore, method)(request or REQUESTS[method])
-    if method not in STREAMS:
-        return await call
-    parts = [part async for part in call]
-    kinds = [part.WhichOneof("part") for part in parts]
-    assert kinds == ["head", *["rows"] * (len(parts) - 2), "tail"]
-    tables = [pa.ipc.open_stream(part.rows).read_all() for part in parts[1:-1]]
-    return pa.concat_tables(tables), parts[-1].tail
+def request_of(question: Question, *, dataset: str = "nam", query: str = "") -> Any:
+    request = question_to_pb(question)
+    request.dataset, request.query = dataset, query
+    return request
+
+
+async def ask(company: Any, request: Any, *, at: str = "a") -> tuple[Any, Any]:
+    """The rows of an answer and its tail, or those of one with a name."""
+    if isinstance(request, str):
+        request = request_of(QUESTIONS[request])
+    parts = [part async for part in company[at].explore.Analyse(request)]
+    assert [bool(part.tail_json) for part in parts] == [*[False] * (len(parts) - 1), True]
+    tables = [pa.ipc.open_stream(part.rows).read_all() for part in parts if part.rows]
+    return pa.concat_tables(tables) if tables else None, json.loads(parts[-1].tail_json)
 
 
 async def error(call: Awaitable[Any]) -> GalileoError:
@@ -76,101 +80,117 @@ async def test_analytics_at_every_node_cover_the_cluster(
     temperatures = table.column("temperature").to_numpy()
     counts, edges = np.histogram(temperatures, 4)
     for name in "abc":
-        summary = await ask(filled, "Summarise", at=name)
-        assert (summary.observations, list(summary.counts)) == (400, counts.tolist())
-        assert list(summary.edges) == edges.tolist()
-        assert not summary.missing
+        _, tail = await ask(filled, "Summarise", at=name)
+        summary = tail["facts"]
+        assert (summary["observations"], summary["counts"]) == (400, counts.tolist())
+        assert summary["edges"] == edges.tolist()
+        assert not tail["missing"]
         near, tail = await ask(filled, "Nearest", at=name)
         assert sorted(near.column("station").to_pylist()) == sorted(
             table.column("station").to_pylist()
         )
-        assert not tail.missing
-        children, tail = await ask(filled, "Children", at=name)
+        assert not tail["missing"]
+        children, _ = await ask(filled, "Children", at=name)
         assert sum(children.column("observations").to_pylist()) == 400
         groups, tail = await ask(filled, "Aggregate", at=name)
         assert sum(groups.column("observations").to_pylist()) == 400
-        assert not tail.missing
-        reply = await ask(filled, "Explain", at=name)
-        assert [node.node for node in reply.nodes] == ["a", "b", "c"]
-        assert sum(node.scan.found for node in reply.nodes) == 400
+        assert not tail["missing"]
+        _, tail = await ask(filled, "Explain", at=name)
+        nodes = tail["facts"]["nodes"]
+        assert [node["node"] for node in nodes] == ["a", "b", "c"]
+        assert sum(node["scan"]["found"] for node in nodes) == 400
 
 
 async def test_analytics_with_a_stopped_node_are_partial(filled: Any) -> None:
     await filled["b"].server.stop(None)
     theirs = sorted(placement.partitions_by_node(filled.topology)["b"])
-    for method in ("Summarise", "Aggregate", "Children", "Nearest"):
-        reply = await ask(filled, method)
-        tail = reply[1] if method in STREAMS else reply
-        assert list(tail.missing) == theirs
-    reply = await ask(filled, "Explain")
-    outcomes = {node.node: node.WhichOneof("outcome") for node in reply.nodes}
-    assert outcomes == {"a": "scan", "b": "error", "c": "scan"}
-    assert next(node for node in reply.nodes if node.node == "b").error.kind == "unavailable"
+    for name in QUESTIONS:
+        _, tail = await ask(filled, name)
+        assert tail["missing"] == theirs
+    nodes = {node.pop("node"): node for node in tail_nodes(await ask(filled, "Explain"))}
+    assert {name: "scan" in node for name, node in nodes.items()} == {
+        "a": True,
+        "b": False,
+        "c": True,
+    }
+    assert nodes["b"]["error"].endswith("[unavailable]")
+
+
+def tail_nodes(answer: tuple[Any, Any]) -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = answer[1]["facts"]["nodes"]
+    return nodes
 
 
 async def test_estimate_at_a_node_without_reports_names_missing_partitions(filled: Any) -> None:
-    reply = await ask(filled, "Estimate", at="c")
+    reply = await filled["c"].explore.Estimate(analytics_pb2.EstimateRequest(dataset="nam"))
     owned = placement.partitions_by_node(filled.topology)
     assert (reply.node, list(reply.missing)) == ("c", sorted(owned["a"] | owned["b"]))
     assert 0 < reply.low <= reply.high < 400
 
 
-@pytest.mark.parametrize("method", REQUESTS)
-async def test_analytics_of_an_unknown_dataset_are_refused(filled: Any, method: str) -> None:
-    request = type(REQUESTS[method])()
-    request.CopyFrom(REQUESTS[method])
-    request.dataset = "nan"
-    refused = await error(ask(filled, method, request))
+@pytest.mark.parametrize("name", QUESTIONS)
+async def test_analytics_of_an_unknown_dataset_are_refused(filled: Any, name: str) -> None:
+    refused = await error(ask(filled, request_of(QUESTIONS[name], dataset="nan")))
     assert type(refused) is UnknownDataset
 
 
-INVALID: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("Explain", {"query": "temp > 1"}, {"property": "temp"}),
-    ("Nearest", {"count": 0}, {"parameter": "count"}),
-    ("Children", {"prefix_json": "{}"}, {}),
-    ("Children", {"limit": 10**6}, {"parameter": "limit"}),
-    ("Children", {"after_json": "[7]"}, {"expected": "string"}),
-    ("Children", {"prefix_json": "[7]"}, {"level": "geohash"}),
-    ("Summarise", {"feature": "station"}, {"feature": "station"}),
-    ("Summarise", {"feature": "temperature", "count": 0}, {"parameter": "bins"}),
-    ("Estimate", {"quantiles": [0.5]}, {"feature": None}),
-    ("Aggregate", {"by": [analytics_pb2.GroupKey()]}, {"parameter": "by"}),
-    ("Aggregate", {"by": [analytics_pb2.GroupKey(cell_bits=61)]}, {"parameter": "by"}),
-    ("Aggregate", {"by": [analytics_pb2.GroupKey(window_us=2**63)]}, {"parameter": "by"}),
-    ("Aggregate", {"by": [analytics_pb2.GroupKey(feature="nan")]}, {"feature": "nan"}),
+async def test_estimate_of_an_unknown_dataset_or_feature_is_refused(filled: Any) -> None:
+    estimate = filled["a"].explore.Estimate
+    refused = await error(estimate(analytics_pb2.EstimateRequest(dataset="nan")))
+    assert type(refused) is UnknownDataset
+    without = analytics_pb2.EstimateRequest(dataset="nam", quantiles=[0.5])
+    refused = await error(estimate(without))
+    assert isinstance(refused, InputError)
+    assert refused.details["feature"] is None
+
+
+EMPTY_KEY = analytics_pb2.Aggregate(by=[analytics_pb2.GroupKey()])
+INVALID: list[tuple[Any, dict[str, Any]]] = [
+    (request_of(questions.Explain(), query="temp > 1"), {"property": "temp"}),
+    (request_of(questions.Nearest(0.0, 0.0, 0, None)), {"parameter": "count"}),
+    (request_of(questions.Children(prefix_json="{}")), {}),
+    (request_of(questions.Children(limit=10**6)), {"parameter": "limit"}),
+    (request_of(questions.Children(after_json="[7]")), {"expected": "string"}),
+    (request_of(questions.Children(prefix_json="[7]")), {"level": "geohash"}),
+    (request_of(questions.Children(), query="temperature > 1"), {"parameter": "query"}),
+    (request_of(questions.Summarise("station")), {"feature": "station"}),
+    (request_of(questions.Summarise("temperature", bins=0)), {"parameter": "bins"}),
+    (analytics_pb2.AnalyseRequest(dataset="nam"), {"parameter": "question"}),
+    (analytics_pb2.AnalyseRequest(dataset="nam", aggregate=EMPTY_KEY), {"parameter": "by"}),
+    (request_of(questions.Aggregate(Grouping((CellKey(61),)))), {"parameter": "by"}),
+    (request_of(questions.Aggregate(Grouping((WindowKey(2**63),)))), {"parameter": "by"}),
+    (request_of(questions.Aggregate(Grouping((FeatureKey("nan"),)))), {"feature": "nan"}),
     (
-        "Aggregate",
-        {"statistics": [analytics_pb2.GroupStatistics(feature="station", statistics=["mean"])]},
+        request_of(questions.Aggregate(Grouping((), (("station", ("mean",)),)))),
         {"feature": "station"},
     ),
     (
-        "Aggregate",
-        {"statistics": 2 * [analytics_pb2.GroupStatistics(feature="t", statistics=["min"])]},
+        request_of(questions.Aggregate(Grouping((), 2 * (("t", ("min",)),)))),
         {"parameter": "statistics"},
     ),
 ]
 
 
-@pytest.mark.parametrize(("method", "fields", "details"), INVALID)
+@pytest.mark.parametrize(("request_", "details"), INVALID)
 async def test_analytics_with_an_invalid_request_are_refused(
-    filled: Any, method: str, fields: dict[str, Any], details: dict[str, Any]
+    filled: Any, request_: Any, details: dict[str, Any]
 ) -> None:
-    refused = await error(ask(filled, method, type(REQUESTS[method])(dataset="nam", **fields)))
+    refused = await error(ask(filled, request_))
     assert isinstance(refused, InputError)
     assert details.items() <= refused.details.items()
 
 
 @pytest.mark.parametrize("how", ["cancelled", pytest.param("out of time", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("method", "work"),
+    ("name", "work"),
     [("Summarise", "summarise"), ("Nearest", "rows_by_cell"), ("Aggregate", "group_pieces")],
 )
 async def test_analytics_cancelled_or_timed_out_stop_at_every_node(
-    filled: Any, monkeypatch: pytest.MonkeyPatch, how: str, method: str, work: str
+    filled: Any, monkeypatch: pytest.MonkeyPatch, how: str, name: str, work: str
 ) -> None:
     working, stopped = endless(monkeypatch, work)
-    call = getattr(filled["a"].explore, method)(
-        REQUESTS[method], timeout=120.0 if how == "cancelled" else 5.0
+    call = filled["a"].explore.Analyse(
+        request_of(QUESTIONS[name]), timeout=120.0 if how == "cancelled" else 5.0
     )
     waiting = asyncio.ensure_future(call.code())
     await thrice(working)
@@ -237,7 +257,7 @@ async def test_rows_of_large_answers_are_encoded_in_a_thread(
 
     monkeypatch.setattr(codec, "to_ipc", encode)
     table = pa.table({"n": range(codec.INLINE_ROWS_MAX + 1)})
-    parts = [from_ipc(part.rows, table.schema) async for part in _rows(table)]
+    parts = [from_ipc(rows, table.schema) for rows in await codec.table_messages(table)]
     assert pa.concat_tables(parts).equals(table)
     assert threads
     assert threading.get_ident() not in threads

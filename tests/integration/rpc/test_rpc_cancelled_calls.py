@@ -31,7 +31,7 @@ from galileo.gateway.hub import Hubs
 from galileo.gateway.request_bodies import RequestBodies
 from galileo.gateway.shared_calls import SharedCalls
 from galileo.model.quotas import Quotas
-from galileo.node.local_analytics import LocalAnalytics
+from galileo.node.analyses.local_graphs import LocalGraphs
 from galileo.node.query_options import QueryOptions
 from galileo.node.replication.log_writer import LogWriter
 from galileo.rpc.access import ANONYMOUS, Principal, Role
@@ -169,7 +169,7 @@ def analytics() -> Case:
     anything: Any = None
     executor = ThreadPoolExecutor(1)
     answers, go = (
-        LocalAnalytics(anything, reading=anything, executor=executor, options=QueryOptions()),
+        LocalGraphs(anything, reading=anything, executor=executor, options=QueryOptions()),
         asyncio.Event(),
     )
     loop = asyncio.get_running_loop()
@@ -179,7 +179,7 @@ def analytics() -> Case:
         check()
 
     async def call() -> None:
-        await answers._run(work)
+        await answers.run(work)
 
     return Case(call, lambda: answers._working, go)
 

@@ -423,7 +423,9 @@ async def test_long_queries_are_parsed_off_the_event_loop(
     star = f"S_INTERSECTS(geometry, POLYGON(({top}, -100 30, -120 40)))"
     await ask(company, star)
     node = company["a"]
-    await node.explore.Explain(analytics_pb2.ExplainRequest(dataset="nam", query=star))
+    await node.explore.Analyse(
+        analytics_pb2.AnalyseRequest(dataset="nam", query=star, explain=analytics_pb2.Explain())
+    ).read()
     select = storage_pb2.SelectRequest(dataset="nam", query=star, count_only=True)
     [counted] = [part async for part in node.storage.Select(select)]
     assert counted.head.rows >= 0

@@ -49,11 +49,11 @@ from galileo.node.cluster_analytics import ClusterAnalytics
 _, token, key, _, _, module, *given = sys.argv
 
 
-async def explain(self, query):
+async def answer(self, query, question):
     raise RuntimeError(f"on purpose: {Path(token).read_text()} and {Path(key).read_text()}")
 
 
-ClusterAnalytics.explain = explain
+ClusterAnalytics.answer = answer
 sys.argv = [module, *given]
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 
 import numpy as np
@@ -14,13 +15,11 @@ from hypothesis import strategies as st
 from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.graph.metadata_graph import MetadataGraph
-from galileo.graph.summary import CELLS_SCHEMA, equal_edges, merge_summaries
+from galileo.graph.summary import CELLS_SCHEMA, Summary, equal_edges, merge_summaries
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.query.query import parse
-from galileo.wire.codec import number_from_pb, number_to_pb
-from galileo.wire.v1 import analytics_pb2
 
 EDGES = st.lists(st.integers(-2, 12).map(float), min_size=2, max_size=6, unique=True).map(sorted)
 
@@ -204,9 +203,10 @@ def test_extremes_of_integers_are_exact(parts):
     for summary in (whole.summarise(query, "n", bins=3), merged, described):
         assert (summary.minimum, summary.maximum) == (min(flat), max(flat))
         assert type(summary.minimum) is int
-        sent = number_to_pb(summary.maximum).SerializeToString()
-        assert number_from_pb(analytics_pb2.Number.FromString(sent)) == max(flat)
-    assert number_from_pb(analytics_pb2.Number()) is None
+        sent = Summary.of(json.loads(json.dumps(summary.facts())))
+        assert (sent.minimum, sent.maximum) == (min(flat), max(flat))
+        assert type(sent.minimum) is int
+        assert sent.facts() == summary.facts()
 
 
 @given(

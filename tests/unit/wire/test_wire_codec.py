@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError
-from galileo.model.grouping import KEYS_MAX
 from galileo.model.windows import WindowChanges
 from galileo.wire import codec
 from galileo.wire.channel import MESSAGE_BYTES_MAX
-from galileo.wire.v1 import analytics_pb2, common_pb2, continuous_pb2
+from galileo.wire.v1 import common_pb2, continuous_pb2
 
 cursors = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), max_size=6)
 
@@ -112,9 +111,3 @@ def test_windows_from_pb_unequal_lists_raises(wrong: dict[str, bytes]) -> None:
     right = {"starts": bytes(8), "labels": bytes(8), "states": b"\1"}
     with raises(InputError, expected="same_lengths", name="windows"):
         codec.windows_from_pb(continuous_pb2.Windows(size_us=1, **(right | wrong)))
-
-
-def test_grouping_of_too_many_keys_is_refused_before_they_are_read() -> None:
-    empty = analytics_pb2.GroupKey()  # Reading it raises another error.
-    with raises(InputError, parameter="by", bound=KEYS_MAX):
-        codec.grouping_from_pb(analytics_pb2.AggregateRequest(by=[empty] * (KEYS_MAX + 1)))

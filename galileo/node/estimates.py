@@ -1,0 +1,92 @@
+"""Estimates from this node's feature graph, without asking any other node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from galileo.dht import placement
+from galileo.dht.topology_state import TopologyState
+from galileo.graph.feature_graph import PathBounds
+from galileo.graph.quantiles import QuantileBounds, check_quantiles
+from galileo.node.catalog import Catalog
+from galileo.node.cluster_scan import ClusterScans
+from galileo.node.cluster_view import ClusterView
+from galileo.query import Query
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterEstimate:
+    """An estimate from this node's feature graph.
+
+    Attributes:
+        count: bounds on the number of matching paths.
+        quantiles: of a feature over them.
+        behind: commits that are known to be there and not yet in the feature graph.
+        unheard: partitions of nodes that have sent no report since this one started.
+    """
+
+    count: PathBounds
+    quantiles: tuple[QuantileBounds, ...]
+    behind: int
+    unheard: frozenset[int]
+
+
+class Estimates:
+    """Bounds on matches in the whole cluster, as this node knows it."""
+
+    def __init__(
+        self,
+        name: str,
+        topology: TopologyState,
+        *,
+        catalog: Catalog,
+        view: ClusterView,
+        scans: ClusterScans,
+        executor: Executor,
+    ) -> None:
+        self._name = name
+        self._topology = topology
+        self._catalog = catalog
+        self._view = view
+        self._scans = scans
+        self._executor = executor
+
+    async def estimate(
+        self, query: Query, *, feature: str | None, shares: Sequence[float]
+    ) -> ClusterEstimate:
+        """Bounds from the feature graph; takes milliseconds.
+
+        Raises:
+            InputError: the feature has no quantiles, or a share is not between 0 and 1.
+        """
+        check_quantiles(query.schema, feature, shares)
+        view, candidates = self._view, self._scans.candidates(query)
+        shard = self._catalog.shard(query.schema.key)
+        for partition, synopsis in (await asyncio.to_thread(shard.synopses)).items():
+            known = view.graph(query.schema).version(partition)
+            if known != synopsis.version:
+                view.apply_synopsis(synopsis.schema, synopsis.changes_since(known))
+                await asyncio.sleep(0)  # One takes some milliseconds.
+        graph = view.graph(query.schema)
+        last = view.sequences(query.schema.key).join(shard.published())
+        topology = self._topology.current
+        owners = placement.owners(topology)
+        reporters = {node.name for node in topology.nodes if view.has_reported(node.name)}
+
+        def bounds() -> tuple[PathBounds, tuple[QuantileBounds, ...]]:
+            return (
+                graph.estimate(query),
+                graph.quantiles(query, feature, shares) if feature and shares else (),
+            )
+
+        loop = asyncio.get_running_loop()
+        count, quantiles = await loop.run_in_executor(self._executor, bounds)
+        return ClusterEstimate(
+            count=count,
+            quantiles=quantiles,
+            behind=sum(max(last[p] - count.covered[p], 0) for p in candidates),
+            unheard=frozenset(p for p in candidates if owners[p] not in reporters | {self._name}),
+        )

@@ -1,0 +1,128 @@
+"""Codec of questions to the analytics service."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from galileo.errors import InputError
+from galileo.model.grouping import CellKey, FeatureKey, Grouping, Key, WindowKey, check_counts
+from galileo.query import questions
+from galileo.query.questions import Question
+from galileo.wire.v1 import analytics_pb2
+
+
+def question_to_pb(question: Question) -> analytics_pb2.AnalyseRequest:
+    """A request with a question, without what it is about."""
+    match question:
+        case questions.Aggregate(grouping):
+            message: Any = grouping_to_pb(grouping)
+        case questions.Latest(key):
+            message = analytics_pb2.Latest(by=key_to_pb(key))
+        case questions.Summarise(feature, bins, edges):
+            message = analytics_pb2.Summarise(feature=feature, bins=bins)
+            if edges is not None:
+                message.edges.CopyFrom(analytics_pb2.Edges(edges=edges))
+        case _:
+            fields = {f.name: getattr(question, f.name) for f in dataclasses.fields(question)}
+            message = getattr(analytics_pb2, type(question).__name__)(**fields)
+    return analytics_pb2.AnalyseRequest(**{type(question).__name__.lower(): message})
+
+
+def question_from_pb(request: analytics_pb2.AnalyseRequest) -> Question:
+    """The question of a request.
+
+    Raises:
+        InputError: it has none, or one with a key that is none.
+    """
+    kind = request.WhichOneof("question")
+    if kind is None:
+        raise InputError("expected a question, got none", parameter="question")
+    return _READ[kind](getattr(request, kind))
+
+
+def grouping_to_pb(grouping: Grouping) -> analytics_pb2.Aggregate:
+    return analytics_pb2.Aggregate(
+        by=[key_to_pb(key) for key in grouping.keys],
+        statistics=[
+            analytics_pb2.GroupStatistics(feature=name, statistics=statistics)
+            for name, statistics in grouping.statistics
+        ],
+    )
+
+
+def grouping_from_pb(message: analytics_pb2.Aggregate) -> Grouping:
+    """The grouping of a message; `Grouping.check` says whether a dataset has it.
+
+    Raises:
+        InputError: a key is empty, a feature is named twice, or there are too many.
+    """
+    check_counts(keys=len(message.by), features=len(message.statistics))
+    named = [one.feature for one in message.statistics]
+    if len(set(named)) < len(named):
+        raise InputError(
+            f"expected statistics of each feature once, got those of {', '.join(named)}",
+            parameter="statistics",
+        )
+    return Grouping(
+        tuple(key_from_pb(key) for key in message.by),
+        tuple((one.feature, tuple(one.statistics)) for one in message.statistics),
+    )
+
+
+def key_to_pb(key: Key) -> analytics_pb2.GroupKey:
+    if isinstance(key, CellKey):
+        return analytics_pb2.GroupKey(cell_bits=key.bits)
+    if isinstance(key, WindowKey):
+        return analytics_pb2.GroupKey(window_us=key.width_us)
+    return analytics_pb2.GroupKey(feature=key.name)
+
+
+def key_from_pb(key: analytics_pb2.GroupKey) -> Key:
+    match key.WhichOneof("key"):
+        case "cell_bits":
+            return CellKey(key.cell_bits)
+        case "window_us":
+            return WindowKey(key.window_us)
+        case "feature":
+            return FeatureKey(key.feature)
+    raise InputError("expected a cell, a window or a feature as key, got none", parameter="by")
+
+
+def _latest(message: analytics_pb2.Latest) -> questions.Latest:
+    key = key_from_pb(message.by)
+    if isinstance(key, WindowKey):
+        raise InputError("expected a cell or a feature, got a window", parameter="by")
+    return questions.Latest(key)
+
+
+def _nearest(message: analytics_pb2.Nearest) -> questions.Nearest:
+    within_m = message.within_m if message.HasField("within_m") else None
+    return questions.Nearest(message.latitude, message.longitude, message.count, within_m)
+
+
+def _summarise(message: analytics_pb2.Summarise) -> questions.Summarise:
+    return questions.Summarise(
+        message.feature,
+        message.bins if message.HasField("bins") else None,
+        tuple(message.edges.edges) if message.HasField("edges") else None,
+    )
+
+
+def _children(message: analytics_pb2.Children) -> questions.Children:
+    return questions.Children(
+        message.prefix_json, tuple(message.order), message.limit, message.after_json
+    )
+
+
+_READ: Mapping[str, Callable[[Any], Question]] = {
+    "aggregate": lambda message: questions.Aggregate(grouping_from_pb(message)),
+    "latest": _latest,
+    "nearest": _nearest,
+    "summarise": _summarise,
+    "describe": lambda _: questions.Describe(),
+    "children": _children,
+    "explain": lambda _: questions.Explain(),
+    "version": lambda _: questions.Version(),
+}
