@@ -336,7 +336,7 @@ def _analyse() -> Requests:
 
 
 def _about_queries() -> Iterator[questions.Question]:
-    statistics = tuple((f"n{i:03}", STATISTICS) for i in range(NAMED))
+    statistics = tuple((f"n{i:03}", tuple(STATISTICS)) for i in range(NAMED))
     yield questions.Explain()
     yield questions.Summarise("n000", bins=BINS_MAX)
     yield questions.Aggregate(Grouping((CellKey(30),), statistics))

@@ -24,20 +24,12 @@ from galileo.model.grouping import STATISTICS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_HELP = {
-    "count": "Count the values of a feature.",
-    "sum": "Sum of a feature.",
-    "min": "Least value of a feature.",
-    "max": "Greatest value of a feature.",
-    "mean": "Mean of a feature.",
-}
-
 
 def _statistic_options(command: F) -> F:
     """An option for each statistic, which names a feature and may be repeated."""
-    for name in reversed(STATISTICS):
+    for name, statistic in reversed([*STATISTICS.items()]):
         option = click.option(
-            f"--{name}", f"{name}_of", metavar="FEATURE", multiple=True, help=_HELP[name]
+            f"--{name}", f"{name}_of", metavar="FEATURE", multiple=True, help=statistic.help
         )
         command = option(command)
     return command

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +21,8 @@ from galileo.graph.group_keys import (
     type_of,
 )
 from galileo.graph.groups import Groups, Measure, groups_of_observations
-from galileo.model.grouping import OBSERVATIONS, FeatureKey, Grouping, Key
-from galileo.model.schema import ARROW_TYPES, Feature, Schema
+from galileo.model.grouping import OBSERVATIONS, STATISTICS, FeatureKey, Grouping, Key, parts_of
+from galileo.model.schema import Feature, Schema
 from galileo.query.columns import from_arrow
 
 GROUPS_MAX = 1_000_000
@@ -69,9 +70,8 @@ class GroupMerger:
         observations = arrays.pop(0).to_numpy()
         measures = []
         for _, statistics in self._grouping.statistics:
-            sent = {name: arrays.pop(0).to_numpy() for name in _parts_of(statistics)}
-            extremes = sent.get("low"), sent.get("high")
-            measures.append(Measure(sent["count"], sent.get("total"), *extremes))
+            count, *parts = [arrays.pop(0).to_numpy() for _ in ("", *parts_of(statistics))]
+            measures.append(Measure(count, dict(zip(parts_of(statistics), parts, strict=True))))
         self._add(Groups(tuple(keys), observations, tuple(measures)))
 
     def _add(self, groups: Groups) -> None:
@@ -116,9 +116,8 @@ class GroupMerger:
         columns = [*self._key_arrays(whole, sent_array), pa.array(whole.observations)]
         names = [*(f"key{number}" for number in range(len(self._keys))), OBSERVATIONS]
         for number, measure in enumerate(whole.measures):
-            _, statistics = self._grouping.statistics[number]
-            for name in _parts_of(statistics):
-                columns.append(pa.array(getattr(measure, name)))
+            for name, part in {"count": measure.count, **measure.parts}.items():
+                columns.append(pa.array(part))
                 names.append(f"{name}{number}")
         return pa.table(columns, names=names)
 
@@ -158,25 +157,21 @@ class GroupMerger:
         return table.take(pc.sort_indices(table, sort_keys=order))
 
 
-def _parts_of(statistics: Sequence[str]) -> list[str]:
-    """The parts of `Measure` that are needed for statistics, in its order."""
-    needed = {"sum": "total", "mean": "total", "min": "low", "max": "high"}
-    names = {"count", *(needed[name] for name in statistics if name in needed)}
-    return [name for name in Measure.__slots__ if name in names]
-
-
 def _statistic(measure: Measure, statistic: str, feature: Feature) -> pa.Array:
     """The column of a statistic; null in groups without a value, the sum too."""
-    if statistic == "count":
+    if not STATISTICS[statistic].parts:
         return pa.array(measure.count)
-    missing = measure.count == 0
-    if statistic in ("sum", "mean"):
-        assert measure.total is not None
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = measure.total / measure.count
-        return pa.array(measure.total if statistic == "sum" else mean, mask=missing)
-    values = measure.low if statistic == "min" else measure.high
-    assert values is not None
-    if feature.type == "bool":
-        return pa.array(values == 1, mask=missing)
-    return pa.array(values, ARROW_TYPES[feature.type], mask=missing)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = _FOLDS[statistic](measure)
+    if feature.type == "bool" and values.dtype == np.int64:
+        values = values == 1
+    return pa.array(values, mask=measure.count == 0)
+
+
+_FOLDS: Mapping[str, Callable[[Measure], Any]] = {
+    "sum": lambda measure: measure.parts["total"],
+    "min": lambda measure: measure.parts["low"],
+    "max": lambda measure: measure.parts["high"],
+    "mean": lambda measure: measure.parts["total"] / measure.count,
+}
+"""Each statistic of its parts; one of integers is of the type of the feature."""

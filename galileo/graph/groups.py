@@ -12,8 +12,10 @@ their range; else the integers are first numbered by a hash table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +25,7 @@ import pyarrow as pa
 from galileo.geo import geohash
 from galileo.graph.columns import StringDictionary
 from galileo.graph.group_keys import Ints, key_columns
-from galileo.model.grouping import CellKey, Grouping, WindowKey
+from galileo.model.grouping import CellKey, Grouping, WindowKey, parts_of
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
 from galileo.query.columns import BoolColumn, Columns, FeatureColumn, TextColumn, from_arrow
@@ -39,19 +41,15 @@ Extremes: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measure:
-    """Statistics of one feature in k groups.
+    """What statistics of one feature in k groups are computed of.
 
     Attributes:
         count: observations with a value, shape (k,).
-        total: sum of these; None if it is not needed.
-        low: the least one, of groups with any; integers of an int or bool feature. None likewise.
-        high: the greatest one; None likewise.
+        parts: others of `PARTS` that are needed, each of shape (k,).
     """
 
     count: Ints
-    total: Floats | None
-    low: Extremes | None
-    high: Extremes | None
+    parts: Mapping[str, Extremes]
 
     @classmethod
     def of(cls, column: FeatureColumn, weights: Ints, statistics: Sequence[str]) -> Measure:
@@ -60,33 +58,37 @@ class Measure:
         is_complete = bool(valid.all())
         count: Ints = weights if is_complete else np.where(valid, weights, np.int64(0))
         if isinstance(column, TextColumn):
-            return cls(count, None, None, None)
-        total = low = high = None
+            return cls(count, {})
         values = column.values.astype(np.int64) if isinstance(column, BoolColumn) else column.values
-        if not {"sum", "mean"}.isdisjoint(statistics):
+        parts = {}
+        for name in parts_of(statistics):
+            part = PARTS[name]
             with np.errstate(over="ignore", invalid="ignore"):
-                total = column.numbers * weights
-            total = total if is_complete else np.where(valid, total, 0.0)
-        if "min" in statistics:
-            low = values if is_complete else np.where(valid, values, _bound(values.dtype, 1))
-        if "max" in statistics:
-            high = values if is_complete else np.where(valid, values, _bound(values.dtype, -1))
-        return cls(count, total, low, high)
+                each = part.begin(values, weights)
+            missing = part.missing(each.dtype)
+            parts[name] = each if is_complete else np.where(valid, each, missing)
+        return cls(count, parts)
 
     def merged(self, numbers: Ints, size: int) -> Measure:
-        """The statistics of groups by their number, below `size`."""
+        """The parts of groups by their number, below `size`."""
         return Measure(
             _sums(numbers, self.count, size).astype(np.int64),
-            None if self.total is None else _sums(numbers, self.total, size),
-            None if self.low is None else _extremes(np.minimum, numbers, self.low, size),
-            None if self.high is None else _extremes(np.maximum, numbers, self.high, size),
+            {name: PARTS[name].fold(numbers, part, size) for name, part in self.parts.items()},
         )
 
     def take(self, rows: Any) -> Measure:
-        return Measure(self.count[rows], *(p if p is None else p[rows] for p in self.parts()[1:]))
+        return Measure(self.count[rows], {name: part[rows] for name, part in self.parts.items()})
 
-    def parts(self) -> tuple[Any, ...]:
-        return self.count, self.total, self.low, self.high
+    @staticmethod
+    def concat(measures: Sequence[Measure]) -> Measure:
+        """Those of the same parts behind each other."""
+        return Measure(
+            np.concatenate([measure.count for measure in measures]),
+            {
+                name: np.concatenate([measure.parts[name] for measure in measures])
+                for name in measures[0].parts
+            },
+        )
 
 
 def _bound(dtype: np.dtype[Any], sign: int) -> Any:
@@ -108,6 +110,41 @@ def _extremes(ufunc: np.ufunc, numbers: Ints, values: Extremes, size: int) -> Ex
     ufunc.at(result, numbers, values)
     extremes: Extremes = result
     return extremes
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of statistics of numbers; a bool is 0 or 1.
+
+    Attributes:
+        begin: of values, each of some observations.
+        missing: that of no value, by the type of the part.
+        fold: of groups by their number, below a size.
+    """
+
+    begin: Callable[[Extremes, Ints], Extremes]
+    missing: Callable[[np.dtype[Any]], Any]
+    fold: Callable[[Ints, Extremes, int], Extremes]
+
+
+PARTS: Mapping[str, Part] = MappingProxyType(
+    {
+        "total": Part(
+            lambda values, weights: np.asarray(values, np.float64) * weights,
+            lambda _: np.float64(0.0),
+            _sums,
+        ),
+        "low": Part(
+            lambda values, _: values, lambda dtype: _bound(dtype, 1), partial(_extremes, np.minimum)
+        ),
+        "high": Part(
+            lambda values, _: values,
+            lambda dtype: _bound(dtype, -1),
+            partial(_extremes, np.maximum),
+        ),
+    }
+)
+"""By name. Integers are exact in those that are values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,20 +185,12 @@ class Groups:
         """All of them, not merged; at least one."""
         if len(parts) == 1:
             return parts[0]
-        measures = [
-            Measure(*map(_concat, zip(*(measure.parts() for measure in alike), strict=True)))
-            for alike in zip(*(part.measures for part in parts), strict=True)
-        ]
+        alike = zip(*(part.measures for part in parts), strict=True)
         return Groups(
-            tuple(np.concatenate(alike) for alike in zip(*(p.keys for p in parts), strict=True)),
+            tuple(np.concatenate(keys) for keys in zip(*(p.keys for p in parts), strict=True)),
             np.concatenate([part.observations for part in parts]),
-            tuple(measures),
+            tuple(Measure.concat(measures) for measures in alike),
         )
-
-
-def _concat(arrays: Sequence[npt.NDArray[Any] | None]) -> Any:
-    """All arrays behind each other; None where there are none."""
-    return None if arrays[0] is None else np.concatenate([a for a in arrays if a is not None])
 
 
 def _number(keys: Sequence[Ints], count: int) -> tuple[Ints, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -14,8 +15,30 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import MICROS, Duration, seconds
 from galileo.model.windows import SIZE_MAX_US
 
-Statistic = Literal["count", "sum", "min", "max", "mean"]
-STATISTICS: tuple[str, ...] = get_args(Statistic)
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """A statistic of the values of a feature in a group.
+
+    Attributes:
+        help: what it is, as a sentence.
+        parts: what is summed up for it besides the number of values, by `graph.groups.PARTS`.
+    """
+
+    help: str
+    parts: tuple[str, ...] = ()
+
+
+STATISTICS: Mapping[str, Statistic] = MappingProxyType(
+    {
+        "count": Statistic("Count the values of a feature."),
+        "sum": Statistic("Sum of a feature.", ("total",)),
+        "min": Statistic("Least value of a feature.", ("low",)),
+        "max": Statistic("Greatest value of a feature.", ("high",)),
+        "mean": Statistic("Mean of a feature.", ("total",)),
+    }
+)
+"""By name; `graph.group_merger` computes them. A text has only those without parts."""
 
 BITS_MAX = 5 * PRECISION_MAX
 KEYS_MAX = 8
@@ -244,6 +267,12 @@ class Grouping:
         return tuple(names)
 
 
+def parts_of(statistics: Sequence[str]) -> tuple[str, ...]:
+    """The parts that some statistics need, each once."""
+    parts = (part for name in statistics for part in STATISTICS[name].parts)
+    return tuple(sorted({*parts}))
+
+
 def _is_coarse(key: Key, schema: Schema) -> bool:
     if isinstance(key, CellKey):
         return key.bits <= 5 * schema.geohash_precision
@@ -273,7 +302,8 @@ def _feature(schema: Schema, name: str) -> Feature:
 
 
 def _check_statistics(feature: Feature, statistics: Sequence[str]) -> None:
-    possible = STATISTICS[:1] if feature.type == "text" else STATISTICS
+    is_text = feature.type == "text"
+    possible = [name for name, known in STATISTICS.items() if not (is_text and known.parts)]
     if (
         not statistics
         or not set(statistics) <= set(possible)

@@ -151,7 +151,7 @@ class GroupStatistics(_message.Message):
     feature: _builtins.str
     @_builtins.property
     def statistics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"count", "sum", "min", "max", "mean" """
+        """by `STATISTICS` of galileo/model/grouping.py"""
 
     def __init__(
         self,
