@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -20,31 +19,22 @@ from galileo.client.analytics_results import (
     Vertex,
 )
 from galileo.client.arguments import dataset_name
+from galileo.client.calls import Calls
 from galileo.client.descriptions import DatasetDescription, description_of
 from galileo.model.grouping import Grouping, Key, parse_key
-from galileo.model.schema import Schema
 from galileo.model.versions import DatasetVersion
 from galileo.query import questions
 from galileo.query.builder import QueryLike, query_text
 from galileo.query.operands import DATETIME, GEOHASH
 from galileo.query.questions import LatestKey, Question
-from galileo.wire.caller import Caller
 
 
-class AsyncAnalytics(ABC):
+class AsyncAnalytics(Calls):
     """A partial answer names the partitions that are `missing`; wrong input is an `InputError`.
 
     With `require_complete` a partial answer is asked for again as long as the client is patient,
     and then raises `IncompleteAnswer`.
     """
-
-    _caller: Caller
-
-    @abstractmethod
-    async def schema(self, dataset: str) -> Schema: ...
-
-    @abstractmethod
-    async def _schema_with(self, dataset: str, names: Iterable[str]) -> Schema: ...
 
     async def _analyse(
         self,
@@ -103,7 +93,7 @@ class AsyncAnalytics(ABC):
             >>> known.observations, known.feature("temperature").maximum
             (4, 292.5)
         """
-        schema = await self.schema(dataset)
+        schema = await self._schema(dataset)
         return await self._analyse(
             schema.key,
             "",

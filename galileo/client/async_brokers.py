@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from galileo.client.arguments import instance_of
-from galileo.client.async_channels import AsyncChannels
+from galileo.client.calls import Calls
 from galileo.client.numbered_rows import change_row
 from galileo.client.results import Delivery
 from galileo.cursor import EMPTY_CURSOR
@@ -28,7 +28,7 @@ from galileo.model.reader import (
 from galileo.wire import token as tokens
 
 
-class AsyncBrokers(AsyncChannels):
+class AsyncBrokers(Calls):
     """Brokers: what subscriptions of channels name, and where their notifications go."""
 
     async def create_broker(self, broker: Broker) -> None:
@@ -68,7 +68,7 @@ class AsyncBrokers(AsyncChannels):
             >>> "mail" in [broker.name for broker in await client.brokers()]
             True
         """
-        stored = await self.table(BROKERS.name)
+        stored = await self._read_rows(BROKERS.name)
         return sorted(brokers_of(stored.rows).values(), key=lambda broker: broker.name)
 
     async def drop_broker(self, name: str) -> None:
@@ -124,8 +124,8 @@ class AsyncBrokers(AsyncChannels):
             [('me', '')]
         """
         known = await self._channel(channel)
-        ends = {one.partition: one.execution for one in await self.describe_channel(channel)}
-        rows = positions_of(known, (await self.table(POSITIONS.name)).rows)
+        ends = {one.partition: one.execution for one in await self._channel_partitions(channel)}
+        rows = positions_of(known, (await self._read_rows(POSITIONS.name)).rows)
         return [_delivery(known, broker, row, ends) for broker, row in rows.items()]
 
     async def _change_broker(self, name: str, **changes: Any) -> None:

@@ -10,8 +10,7 @@ from contextlib import aclosing
 
 from galileo.client import decode, fetching
 from galileo.client.arguments import dataset_name, instance_of
-from galileo.client.async_samplers import AsyncSamplers, SamplerLike
-from galileo.client.fetching import Fetcher
+from galileo.client.calls import Calls, SamplerLike
 from galileo.client.lost_commits import GoingOn
 from galileo.client.results import (
     Ccq,
@@ -40,10 +39,8 @@ and labels take resources."""
 log = logging.getLogger(__name__)
 
 
-class AsyncCcqs(AsyncSamplers):
+class AsyncCcqs(Calls):
     """A continuous query is given by its id, or by the result of `submit`."""
-
-    _fetcher: Fetcher
 
     async def submit(
         self,
@@ -247,7 +244,7 @@ class AsyncCcqs(AsyncSamplers):
             >>> ccq.id in {info.id for info in await client.list_ccqs()}
             True
         """
-        key = (await self.schema(dataset)).key if dataset else ""
+        key = (await self._schema(dataset)).key if dataset else ""
         request = continuous_pb2.ListRequest(dataset=key)
         reply = await self._caller.unary(CONTINUOUS, "List", request)
         return [decode.ccq_info(value) for value in reply.ccqs]

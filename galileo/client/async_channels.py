@@ -10,12 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from galileo.client.arguments import dataset_name, instance_of
-from galileo.client.async_tables import AsyncTables, Keys
+from galileo.client.arguments import instance_of
+from galileo.client.calls import Calls
 from galileo.client.ingestion import Progress, in_thread
 from galileo.client.lost_commits import GoingOn, naming_token
 from galileo.client.numbered_rows import REVISION, read_row, replace_row, update_row
 from galileo.client.results import ChannelPartition, Notifications, Receipt
+from galileo.client.stored_rows import Keys, keyed
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import GalileoError, InputError
 from galileo.formats import CsvOptions
@@ -37,11 +38,9 @@ from galileo.model.reader import (
     WORKER,
     reader_of,
 )
-from galileo.model.schema import unknown_channel
-from galileo.model.table import Table
+from galileo.model.table import Table, deleted_rows
 from galileo.model.times import Duration, seconds
 from galileo.wire import token as tokens
-from galileo.wire.alike import alike
 from galileo.wire.caller import Connection
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
 from galileo.wire.follow_parts import FollowParts
@@ -56,7 +55,7 @@ IDLE_ADVANCE_S = 60.0
 """`follow` moves a position past executions that have nothing for its broker so often."""
 
 
-class AsyncChannels(AsyncTables):
+class AsyncChannels(Calls):
     """Continuous queries with parameters, and their subscriptions."""
 
     async def create_channel(self, channel: Channel) -> None:
@@ -90,10 +89,7 @@ class AsyncChannels(AsyncTables):
             >>> "hot" in [channel.name for channel in await client.channels()]
             True
         """
-        reply = await self._list()
-        found = [Channel.from_json(text) for text in reply.channels_json]
-        self._channels = {channel.name: channel for channel in found}
-        return found
+        return await self._read_channels()
 
     async def subscribe(
         self,
@@ -174,7 +170,9 @@ class AsyncChannels(AsyncTables):
             ['anna']
         """
         known = await self._channel(channel)
-        return await self.delete(known.subscription_table, ids, csv=csv)
+        return await self._store(
+            known.subscription_table, ids, deleted_rows, rows_of=keyed, csv=csv
+        )
 
     async def position(self, channel: str, broker: str) -> str:
         """The token that a broker has stored with `acknowledge`; "" if there is none.
@@ -319,12 +317,7 @@ class AsyncChannels(AsyncTables):
             >>> [partition.failure for partition in partitions if partition.failure]
             []
         """
-        known = await self._channel(channel)
-        request = channels_pb2.DescribeChannelRequest(dataset=known.key)
-        reply = await self._caller.unary(CHANNELS, "DescribeChannel", request)
-        return [
-            alike(ChannelPartition, one, cut=cursor_from_pb(one.cut)) for one in reply.partitions
-        ]
+        return await self._channel_partitions(channel)
 
     async def _follow(
         self, channel: Channel, broker: str, after: Cursor, *, wait_s: float, bytes_max: int
@@ -368,15 +361,6 @@ class AsyncChannels(AsyncTables):
                 await replace_row(self, POSITIONS, row, **{TOKEN: token})
                 return True
         return False
-
-    async def _channel(self, name: str) -> Channel:
-        known = self._channels.get(dataset_name(name))
-        if known is not None:
-            return known
-        found = {channel.name: channel for channel in await self.channels()}
-        if name not in found:
-            raise unknown_channel(name, sorted(found))
-        return found[name]
 
 
 def _reader(channel: Channel, broker: str) -> str:

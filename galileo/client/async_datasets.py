@@ -2,55 +2,28 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from galileo.client import decode
 from galileo.client.arguments import dataset_name
-from galileo.client.async_analytics import AsyncAnalytics
+from galileo.client.calls import Calls
 from galileo.client.results import CallerIdentity, DroppedDataset, RetentionReport
-from galileo.errors import GalileoError, InputError, InvalidSchema, UnknownDataset
-from galileo.model.channel import SUBSCRIPTIONS, Channel
+from galileo.errors import InputError, InvalidSchema, UnknownDataset
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import (
-    SCHEMA_STEPS,
     Feature,
     Schema,
-    StoredSchema,
     features_to_json,
-    has_columns,
-    other_kind,
-    unknown_dataset,
 )
 from galileo.model.stored_schema import stored_schema_from_json
-from galileo.model.table import Table
-from galileo.offload import offload
 from galileo.wire.caller import Connection
 from galileo.wire.services import CLUSTER
 from galileo.wire.v1 import cluster_pb2
 
-SCHEMA_AGE_MAX_S = 5.0
-"""A cached schema that is older is read again, since another client may have added features."""
-WIDER_KEPT_S = 60.0
-"""For so long a schema with more features than a node answers is kept: the node learns late."""
 
-
-@dataclass(frozen=True, slots=True)
-class CachedSchema:
-    """A schema, and when a node answered with it; on the monotonic clock, in seconds."""
-
-    schema: Schema
-    read_at: float
-
-
-class AsyncDatasets(AsyncAnalytics):
-    """Caches schemas for a short time."""
-
-    _schemas: dict[str, CachedSchema]
-    _tables: dict[str, Table]
-    _channels: dict[str, Channel]
+class AsyncDatasets(Calls):
+    """Datasets, their retention, and what the caller may do."""
 
     async def create_dataset(self, schema: Schema, *, retention: Retention | None = None) -> None:
         """Creates a dataset.
@@ -241,12 +214,7 @@ class AsyncDatasets(AsyncAnalytics):
             >>> "weather" in {schema.name for schema in await client.datasets()}
             True
         """
-        reply = await self._list()
-        steps = SCHEMA_STEPS * len(reply.schemas_json)
-        schemas = await offload(steps, lambda: [*map(Schema.from_json, reply.schemas_json)])
-        for name in self._schemas.keys() - {schema.name for schema in schemas}:
-            del self._schemas[name]
-        return [self._cache_schema(schema) for schema in schemas]
+        return await self._read_schemas()
 
     async def schema(self, dataset: str) -> Schema:
         """The schema of a dataset; features that another client adds are in it 5 seconds later.
@@ -259,64 +227,7 @@ class AsyncDatasets(AsyncAnalytics):
             >>> [feature.name for feature in schema.features]
             ['temperature', 'station']
         """
-        cached = self._schemas.get(dataset_name(dataset))
-        if cached is None or time.monotonic() - cached.read_at > SCHEMA_AGE_MAX_S:
-            return await self._read_schema(dataset)
-        return cached.schema
-
-    async def _create(self, schema: StoredSchema) -> str:
-        """Creates a dataset, table or channel; as JSON what was created."""
-        request = cluster_pb2.CreateDatasetRequest(schema_json=schema.to_json())
-        reply = await self._caller.unary(CLUSTER, "CreateDataset", request)
-        created: str = reply.schema_json
-        return created
-
-    async def _list(self, name: str = "") -> cluster_pb2.ListDatasetsReply:
-        """All datasets, tables and channels, or the one of a name."""
-        request = cluster_pb2.ListDatasetsRequest(name=name)
-        reply: cluster_pb2.ListDatasetsReply = await self._caller.unary(
-            CLUSTER, "ListDatasets", request
-        )
-        return reply
-
-    async def _schema_with(self, dataset: str, names: Iterable[str]) -> Schema:
-        """The schema of a dataset; read again if it lacks a feature of these names."""
-        schema = await self.schema(dataset)
-        return schema if has_columns(schema, names) else await self._read_schema(dataset)
-
-    async def _read_schema(self, dataset: str) -> Schema:
-        """Reads the schema of a dataset from a node."""
-        reply = await self._list(dataset_name(dataset))
-        schemas = {schema.name: schema for schema in map(Schema.from_json, reply.schemas_json)}
-        for text in (*reply.tables_json, *reply.channels_json):
-            raise other_kind(stored_schema_from_json(text), "dataset")
-        if dataset not in schemas:
-            names = [schema.name for schema in await self.datasets()]
-            raise unknown_dataset(dataset, sorted(names))
-        return self._cache_schema(schemas[dataset])
-
-    def _cache_schema(self, schema: Schema) -> Schema:
-        """Caches a schema, unless a node has answered already that it has more features."""
-        cached, now = self._schemas.get(schema.name), time.monotonic()
-        if cached is not None and now - cached.read_at < WIDER_KEPT_S:
-            known = cached.schema
-            if known != schema and known.extends(schema):
-                return known
-        self._schemas[schema.name] = CachedSchema(schema, now)
-        return schema
-
-    def _forget_dropped_schema(self, error: GalileoError) -> None:
-        """Removes a dataset or table from the cache when a node answers that it is dropped."""
-        if isinstance(error, UnknownDataset):
-            self._forget(str(error.details.get("dropped")))
-
-    def _forget(self, name: str) -> None:
-        """Removes what has this name from the cache; a channel together with its tables."""
-        channel = name.removesuffix(SUBSCRIPTIONS)
-        self._schemas.pop(name, None)
-        self._channels.pop(channel, None)
-        for table in (name, channel + SUBSCRIPTIONS):
-            self._tables.pop(table, None)
+        return await self._schema(dataset)
 
     async def whoami(self) -> CallerIdentity:
         """The user name of this client, its roles and its quotas, as one node counts them.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -15,8 +14,7 @@ import pyarrow as pa
 
 from galileo.client import completeness, pages, queries
 from galileo.client.arguments import check_progress, dataset_name, instance_of
-from galileo.client.async_ccqs import AsyncCcqs
-from galileo.client.async_samplers import SamplerLike
+from galileo.client.calls import Calls, SamplerLike
 from galileo.client.ingestion import (
     Batches,
     Progress,
@@ -28,7 +26,6 @@ from galileo.client.ingestion import (
 from galileo.client.pages import LIMIT_MAX, Page
 from galileo.client.queries import LabelBatches
 from galileo.client.results import Labels, Receipt
-from galileo.client.routing import Router
 from galileo.errors import InputError, UnknownDataset
 from galileo.formats import CsvOptions, Source, open_source, suggest_schema
 from galileo.formats import Mapping as FileMapping
@@ -37,25 +34,15 @@ from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
 from galileo.model.enrichment import Step, check_steps, needed_columns, steps_of
 from galileo.model.rows import check_limit, row_options
-from galileo.model.table import Table
+from galileo.model.schema import Schema
 from galileo.model.times import Duration
 from galileo.query.builder import QueryLike, query_text
 from galileo.samplers import SamplerSpec
 from galileo.wire.v1 import query_pb2
 
 
-class AsyncObservations(AsyncCcqs):
+class AsyncObservations(Calls):
     """What is stored and asked once."""
-
-    _router: Router
-
-    @abstractmethod
-    async def _table(self, name: str) -> Table: ...
-
-    @abstractmethod
-    async def _enrich(
-        self, observations: pa.Table, steps: Sequence[Step], tables: Mapping[str, Table]
-    ) -> pa.Table: ...
 
     async def ingest(
         self,
@@ -118,7 +105,7 @@ class AsyncObservations(AsyncCcqs):
         if producer is not None:
             instance_of(str, producer, "the producer's name as a text")
         sending = Sending(
-            await self.schema(dataset),
+            await self._schema(dataset),
             producer,
             first_batch=first_batch,
             batch_rows=batch_rows,
@@ -206,7 +193,7 @@ class AsyncObservations(AsyncCcqs):
             )
         created = False
         try:
-            await self.schema(dataset)
+            await self._schema(dataset)
         except UnknownDataset:
             if not create:
                 raise
@@ -214,7 +201,7 @@ class AsyncObservations(AsyncCcqs):
                 source, dataset, geohash_precision=precision, time_bucket=bucket, index=index
             )
             await in_thread(check_first_batch, source, schema)
-            await self.create_dataset(schema)
+            self._cache_schema(Schema.from_json(await self._create(schema)))
             created = True
         receipt = await self.ingest(dataset, source, producer=producer, progress=progress)
         return replace(receipt, created=created)

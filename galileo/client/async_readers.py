@@ -6,7 +6,7 @@ import datetime as dt
 from typing import Any
 
 from galileo.client.arguments import instance_of
-from galileo.client.async_brokers import AsyncBrokers
+from galileo.client.calls import Calls
 from galileo.client.numbered_rows import update_row
 from galileo.client.results import DatasetReader
 from galileo.cursor import Cursor
@@ -27,7 +27,7 @@ from galileo.wire.services import CLUSTER
 from galileo.wire.v1 import cluster_pb2
 
 
-class AsyncReaders(AsyncBrokers):
+class AsyncReaders(Calls):
     """Readers that have a name in the cluster."""
 
     async def readers(self, dataset: str) -> list[DatasetReader]:
@@ -108,7 +108,7 @@ class AsyncReaders(AsyncBrokers):
         await update_row(self, POSITIONS, reader_key(known, name), lambda _: changes)
 
     async def _stored_readers(self, dataset: StoredSchema) -> dict[str, dict[str, Any]]:
-        return readers_of(dataset, (await self.table(POSITIONS.name)).rows)
+        return readers_of(dataset, (await self._read_rows(POSITIONS.name)).rows)
 
 
 def _reader(name: str, row: dict[str, Any], published: Cursor) -> DatasetReader:

@@ -2,62 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-
-from galileo.arrays import split_by_bytes
-from galileo.client.arguments import check_progress, dataset_name, instance_of, shown
-from galileo.client.async_observations import AsyncObservations
-from galileo.client.geometry_objects import with_wkb
-from galileo.client.group_commit import CALL_ROWS_MAX, GroupCommit
-from galileo.client.ingestion import Progress, in_thread
-from galileo.client.lost_commits import naming_cursor
+from galileo.client.arguments import instance_of
+from galileo.client.calls import Calls
+from galileo.client.ingestion import Progress
 from galileo.client.results import Receipt, TableRows
-from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import GalileoError, InputError
+from galileo.client.stored_rows import Keys, cursor_argument, keyed
+from galileo.cursor import Cursor
 from galileo.formats import CsvOptions
-from galileo.formats.memory import is_table, opened, plain_tables
 from galileo.formats.source import BATCH_ROWS
-from galileo.formats.table_files import open_rows
-from galileo.geo import geoarrow
-from galileo.labels import from_ipc, to_ipc
-from galileo.model.enrichment import Lookup, Step
-from galileo.model.schema import unknown_table
-from galileo.model.system import SYSTEM_TABLES
 from galileo.model.table import (
-    DELETED,
     Table,
     deleted_rows,
-    hashes_of,
-    is_of_row,
-    partitions_of,
-    versions_of,
 )
-from galileo.query import joins
-from galileo.wire.caller import Connection
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb
-from galileo.wire.services import STORAGE
+from galileo.wire.codec import cursor_to_pb
 from galileo.wire.v1 import storage_pb2
 
-Result = TypeVar("Result")
-Keys: TypeAlias = Any
-"""A table with the key's columns, or a list of keys if the key has one column."""
-KEYS_COUNTED_MAX = 10_000_000
-"""Rows of a call whose keys are counted; their hashes take 8 bytes each."""
 
-
-class AsyncTables(AsyncObservations):
+class AsyncTables(Calls):
     """Keyed rows that are replaced and deleted."""
-
-    _group_commit: GroupCommit
 
     async def create_table(self, table: Table) -> None:
         """Creates a table; it never changes, and `drop_dataset` drops it.
@@ -81,10 +45,7 @@ class AsyncTables(AsyncObservations):
             >>> "shelters" in {table.name for table in await client.tables()}
             True
         """
-        reply = await self._list()
-        found = [Table.from_json(text) for text in reply.tables_json]
-        self._tables = {table.name: table for table in found}
-        return found
+        return await self._read_tables()
 
     async def upsert(
         self,
@@ -131,7 +92,6 @@ class AsyncTables(AsyncObservations):
         return await self._store(
             table,
             rows,
-            lambda _, piece: piece,
             csv=csv,
             producer=producer,
             first_batch=first_batch,
@@ -171,7 +131,7 @@ class AsyncTables(AsyncObservations):
             table,
             keys,
             deleted_rows,
-            rows_of=_keyed,
+            rows_of=keyed,
             csv=csv,
             producer=producer,
             first_batch=first_batch,
@@ -205,17 +165,7 @@ class AsyncTables(AsyncObservations):
             >>> earlier.rows["beds"].to_pylist()
             [40]
         """
-
-        async def read_rows(known: Table) -> TableRows:
-            request = storage_pb2.ReadTableRequest(dataset=known.key)
-            if keys is not None:
-                rows = await in_thread(_read_keys, known, keys)
-                named = versions_of(known, deleted_rows(known, rows))
-                request.keys = to_ipc(named.select(list(known.key_columns)).combine_chunks())
-            answer = await self._read_versions(known, request, until=at)
-            return TableRows(answer.rows.drop_columns([DELETED]), answer.cursor)
-
-        return await self._with_table(table, read_rows, data=keys)
+        return await self._read_rows(table, at=at, keys=keys)
 
     async def changes(self, table: str, after: Cursor, *, until: Cursor | None = None) -> TableRows:
         """The keys whose rows changed between two cursors, each with its last row.
@@ -241,231 +191,6 @@ class AsyncTables(AsyncObservations):
         """
         known = await self._table(table)
         request = storage_pb2.ReadTableRequest(
-            dataset=known.key, after=cursor_to_pb(_cursor(after, "after"))
+            dataset=known.key, after=cursor_to_pb(cursor_argument(after, "after"))
         )
         return await self._read_versions(known, request, until=until)
-
-    async def _enrich(
-        self, observations: pa.Table, steps: Sequence[Step], tables: Mapping[str, Table]
-    ) -> pa.Table:
-        """Observations with what steps add."""
-        references = {}
-        for step in steps:
-            table, keys = tables[step.table], None
-            if isinstance(step, Lookup) and not step.as_of:
-                keys = await in_thread(joins.keys_of, observations, step, table)
-            if keys is not None and keys.num_rows == 0:
-                rows = table.arrow_schema.empty_table()
-            else:
-                rows = (await self.table(step.table, keys=keys)).rows
-            references[step.table] = joins.Reference(table, rows)
-        return await in_thread(joins.enrich, observations, steps, references)
-
-    async def _read_versions(
-        self, table: Table, request: storage_pb2.ReadTableRequest, *, until: Cursor | None
-    ) -> TableRows:
-        if until is not None:
-            request.until.CopyFrom(cursor_to_pb(_cursor(until, "at")))
-        columns = table.observation_schema
-
-        async def attempt(node: Connection) -> TableRows:
-            rows, reached = [columns.empty_table()], EMPTY_CURSOR
-            async for part in node.stream(STORAGE, "ReadTable", request):
-                reached = reached.join(cursor_from_pb(part.reached))
-                if part.rows:
-                    rows.append(from_ipc(part.rows, columns))
-            whole = geoarrow.with_metadata(pa.concat_tables(rows), table.geometry_columns)
-            return TableRows(whole, reached)
-
-        with naming_cursor(cursor_from_pb(request.after), cursor_from_pb(request.until)):
-            return await self._caller.call(attempt)
-
-    async def _with_table(
-        self, name: str, work: Callable[[Table], Awaitable[Result]], *, data: Any
-    ) -> Result:
-        """The result of `work` for a table; once more if it is refused, and the table is another.
-
-        A refusal by what this client has cached may be wrong, since another client may have dropped
-        the table and created it again. Data that can be read only once is not sent again.
-        """
-        table = await self._table(name)
-        try:
-            return await work(table)
-        except InputError:
-            self._forget(table.name)
-            present = await self._table(name)
-            is_sized = hasattr(data, "__len__") or isinstance(data, os.PathLike) or data is None
-            if present == table or not is_sized:
-                raise
-        return await work(present)
-
-    async def _table(self, name: str) -> Table:
-        known = SYSTEM_TABLES.get(dataset_name(name)) or self._tables.get(name)
-        if known is not None:
-            return known
-        found = {table.name: table for table in await self.tables()}
-        if name not in found:
-            raise unknown_table(name, sorted(found))
-        return found[name]
-
-    async def _store(
-        self,
-        name: str,
-        rows: Any,
-        prepare: Callable[[Table, pa.Table], pa.Table],
-        *,
-        rows_of: Callable[[Table, Any], Any] = lambda _, rows: rows,
-        csv: CsvOptions | None = None,
-        producer: str | None,
-        first_batch: int,
-        batch_rows: int,
-        progress: Progress | None,
-    ) -> Receipt:
-        """Stores rows, which `prepare` makes those that `versions_of` takes.
-
-        The rows of a short call are perhaps sent with those of others.
-        """
-        check_progress(progress)
-
-        async def store(table: Table) -> Receipt:
-            with opened(rows_of(table, rows)) as data:
-                read = _pieces(table, data, csv)
-                pieces: Iterator[pa.Table] = (prepare(table, some) for some in read)
-                if producer is None:
-                    begun = await in_thread(lambda: list(itertools.islice(pieces, 2)))
-                    if len(begun) == 1 and begun[0].num_rows <= min(batch_rows, CALL_ROWS_MAX):
-                        receipt = await self._group_commit.store(table, begun[0])
-                        if progress is not None:
-                            progress(receipt.rows)
-                        return receipt
-                    pieces = itertools.chain(begun, pieces)
-                return await self._send(
-                    table,
-                    pieces,
-                    producer=producer,
-                    first_batch=first_batch,
-                    batch_rows=batch_rows,
-                    progress=progress,
-                )
-
-        return await self._with_table(name, store, data=rows)
-
-    async def _send_group(self, table: Table, pieces: Sequence[pa.Table]) -> Receipt:
-        """Stores the rows of several short calls."""
-        return await self._send(table, iter(pieces))
-
-    async def _send(
-        self,
-        table: Table,
-        pieces: Iterator[pa.Table],
-        *,
-        producer: str | None = None,
-        first_batch: int = 0,
-        batch_rows: int = BATCH_ROWS,
-        progress: Progress | None = None,
-    ) -> Receipt:
-        """Sends versions, a batch after the other, since of one key the last one counts."""
-        versions = (versions_of(table, piece) for piece in pieces)
-        sender = producer or f"client-{uuid.uuid4().hex}"
-        number = stored = duplicates = 0
-        hashes: list[npt.NDArray[np.uint64]] = []
-        reached = EMPTY_CURSOR
-        while (whole := await in_thread(next, versions, None)) is not None:
-            keys = await in_thread(hashes_of, table, whole)
-            if stored <= KEYS_COUNTED_MAX:
-                hashes.append(keys[:, 0])
-            places, sent = partitions_of(table, keys), 0
-            for start in range(0, whole.num_rows, batch_rows):
-                for batch in split_by_bytes(whole.slice(start, batch_rows)):
-                    try:
-                        replies = await self._router.ingest(
-                            table,
-                            batch,
-                            producer=sender,
-                            batch=first_batch + number,
-                            is_named=producer is not None and not is_of_row(table, batch, producer),
-                            partitions=places[sent : sent + batch.num_rows],
-                        )
-                    except GalileoError as error:
-                        error.details.setdefault("producer", sender)
-                        raise
-                    number, sent = number + 1, sent + batch.num_rows
-                    for reply in replies:
-                        stored, duplicates = stored + reply.rows, duplicates + reply.duplicate_rows
-                        reached = reached.join(cursor_from_pb(reply.reached))
-                    if progress is not None:
-                        progress(batch.num_rows)
-        is_counted = 0 < stored <= KEYS_COUNTED_MAX
-        return Receipt(
-            rows=stored,
-            paths=0,
-            batches=number,
-            duplicate_rows=duplicates,
-            reached=reached,
-            producer=sender,
-            keys=len(await in_thread(np.unique, np.concatenate(hashes))) if is_counted else None,
-        )
-
-
-async def reachable_rows(
-    client: AsyncTables, name: str, *, known: pa.Table
-) -> tuple[pa.Table, int]:
-    """The rows of a table, and how many of them were read.
-
-    Rows of `known` follow for the partitions that cannot be reached.
-
-    Raises:
-        UnknownDataset: there is no such table.
-    """
-    table = await client._table(name)
-    request = storage_pb2.ReadTableRequest(dataset=table.key, partial=True)
-    answer = await client._read_versions(table, request, until=None)
-    rows = answer.rows.drop_columns([DELETED])
-    places = partitions_of(table, hashes_of(table, known))
-    lacking = known.filter(pa.array(~np.isin(places, [*answer.cursor])))
-    return pa.concat_tables([rows, lacking]), rows.num_rows
-
-
-def _pieces(table: Table, rows: Any, csv: CsvOptions | None = None) -> Iterator[pa.Table]:
-    """The rows of a table in memory or of a file."""
-    if isinstance(rows, str | os.PathLike):
-        return open_rows(Path(rows), table.arrow_schema, csv)
-    if is_table(rows):
-        return _tables(table, rows)
-    raise InputError(
-        "expected a DataFrame, an Arrow table, batch or reader, a dict of arrays, or the path of a "
-        f"file, got {shown(rows)}"
-    )
-
-
-def _tables(table: Table, rows: Any) -> Iterator[pa.Table]:
-    yield from plain_tables(with_wkb(rows, table.geometry_columns))
-
-
-def _read_keys(table: Table, keys: Keys) -> pa.Table:
-    return pa.concat_tables(_pieces(table, _keyed(table, keys)), promote_options="default")
-
-
-def _cursor(value: Any, name: str) -> Cursor:
-    return instance_of(Cursor, value, f"a cursor of an earlier answer as {name}")
-
-
-def _keyed(table: Table, keys: Keys) -> Any:
-    """Keys as rows."""
-    if is_table(keys) or isinstance(keys, str | os.PathLike):
-        return keys
-    if len(table.key_columns) > 1:
-        raise InputError(
-            f"expected a table of the columns {', '.join(table.key_columns)}, or a list of keys if "
-            f"the key has one column, got {shown(keys)}",
-            parameter="keys",
-        )
-    column = table.key_schema.field(0)
-    try:
-        values = pa.array(list(keys), column.type)
-    except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-        raise InputError(
-            f"expected keys of the type {column.type}, got {shown(keys)}: {error}",
-            parameter="keys",
-        ) from error
-    return pa.table([values], names=[column.name])

@@ -25,9 +25,8 @@ from galileo.client.analytics_results import (
 )
 from galileo.client.async_ccqs import EXPIRATION, INTERVAL
 from galileo.client.async_channels import ANSWER_BYTES
-from galileo.client.async_samplers import SamplerLike
-from galileo.client.async_tables import Keys
 from galileo.client.blocking_base import BlockingBase, BlockingLabelBatches, BlockingTables
+from galileo.client.calls import SamplerLike
 from galileo.client.descriptions import DatasetDescription
 from galileo.client.ingestion import Batches, Progress
 from galileo.client.node_removal import RemovalProgress
@@ -56,6 +55,7 @@ from galileo.client.results import (
 from galileo.client.scrubs import ScrubProgress
 from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import Spool
+from galileo.client.stored_rows import Keys
 from galileo.cursor import Cursor
 from galileo.formats import CsvOptions, Source
 from galileo.formats.mapping import Sentinels, Sources

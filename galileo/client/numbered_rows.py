@@ -22,20 +22,20 @@ from galileo.errors import BatchConflict
 from galileo.model.table import Table, row_producer
 
 if TYPE_CHECKING:
-    from galileo.client.async_tables import AsyncTables
+    from galileo.client.stored_rows import StoredRows
 
 REVISION = "revision"
 
 
-async def read_row(client: AsyncTables, table: Table, key: str) -> dict[str, Any]:
+async def read_row(client: StoredRows, table: Table, key: str) -> dict[str, Any]:
     """The row with a key; one with revision 0 and no values if there is none."""
-    stored = await client.table(table.name, keys=[key])
+    stored = await client._read_rows(table.name, keys=[key])
     row = stored.rows.to_pylist()[0] if len(stored) else {table.key_columns[0]: key}
     return row | {REVISION: row.get(REVISION) or 0}
 
 
 async def replace_row(
-    client: AsyncTables, table: Table, row: dict[str, Any], **changes: Any
+    client: StoredRows, table: Table, row: dict[str, Any], **changes: Any
 ) -> dict[str, Any]:
     """Stores a changed row in place of the one that was read; the changed row.
 
@@ -44,13 +44,13 @@ async def replace_row(
     """
     changed = row | changes | {REVISION: row[REVISION] + 1}
     rows = pa.Table.from_pylist([changed], schema=table.arrow_schema)
-    await client.upsert(
+    await client._store(
         table.name, rows, producer=row_producer(table, rows), first_batch=changed[REVISION]
     )
     return changed
 
 
-async def change_row(client: AsyncTables, table: Table, key: str, **changes: Any) -> None:
+async def change_row(client: StoredRows, table: Table, key: str, **changes: Any) -> None:
     """Changes some values of a row, whatever the others are by then.
 
     Raises:
@@ -60,7 +60,7 @@ async def change_row(client: AsyncTables, table: Table, key: str, **changes: Any
 
 
 async def update_row(
-    client: AsyncTables,
+    client: StoredRows,
     table: Table,
     key: str,
     change: Callable[[dict[str, Any]], dict[str, Any]],

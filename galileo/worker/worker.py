@@ -27,8 +27,8 @@ from collections.abc import Awaitable, Callable, Iterable
 import pyarrow as pa
 
 from galileo.client.async_client import AsyncClient
-from galileo.client.async_tables import reachable_rows
 from galileo.client.numbered_rows import REVISION
+from galileo.client.stored_rows import reachable_rows
 from galileo.clock import Clock, SystemClock
 from galileo.errors import DatasetExists, GalileoError, Unavailable, UnknownDataset
 from galileo.hashing import text64

@@ -27,8 +27,10 @@ import pyarrow as pa
 import galileo
 import galileo.worker.delivery
 import galileo.worker.worker
-from galileo.client import async_channels, async_tables
+from galileo.client import async_channels, stored_rows
 from galileo.client.async_brokers import AsyncBrokers
+from galileo.client.async_channels import AsyncChannels
+from galileo.client.async_tables import AsyncTables
 from galileo.client.group_commit import GroupCommit
 from galileo.client.results import Notifications
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -213,7 +215,7 @@ class Journal:
         return 0
 
 
-class MemoryClient(AsyncBrokers):
+class MemoryClient(AsyncBrokers, AsyncChannels, AsyncTables):
     """A client whose calls of nodes reach a `Journal`.
 
     Attributes:
@@ -731,7 +733,7 @@ def run_deliveries(
     with (
         patch.object(asyncio, "sleep", _sleep),
         patch.object(async_channels, "in_thread", at_once),
-        patch.object(async_tables, "in_thread", at_once),
+        patch.object(stored_rows, "in_thread", at_once),
         patch.object(galileo.worker.worker, "_fresh_name", lambda: next(names)),
         patch.object(galileo.worker.delivery, "in_thread", at_once),
         patch.object(galileo.worker.worker, "Delivery", delivery),

@@ -6,7 +6,7 @@ import time
 
 import galileo
 from galileo.client.async_client import AsyncClient
-from galileo.client.async_datasets import WIDER_KEPT_S, CachedSchema
+from galileo.client.definitions import WIDER_KEPT_S, CachedSchema
 
 NARROW = galileo.Schema("rain", [galileo.Feature("amount")])
 WIDE = NARROW.with_features([galileo.Feature("gust")])

@@ -15,7 +15,7 @@ from simulator.virtual_time import SimulatedClock, SimulatedLoop, run_simulated
 
 import galileo.worker.delivery
 import galileo.worker.worker
-from galileo.client import async_channels, async_tables
+from galileo.client import async_channels, stored_rows
 from galileo.client.numbered_rows import read_row, replace_row
 from galileo.client.results import Delivery
 from galileo.cursor import Cursor
@@ -129,7 +129,7 @@ def play(scene: Scene, *, faults: set[str] = frozenset(), **options: Any) -> Non
 
     with (
         patch.object(async_channels, "in_thread", at_once),
-        patch.object(async_tables, "in_thread", at_once),
+        patch.object(stored_rows, "in_thread", at_once),
         patch.object(galileo.worker.delivery, "in_thread", at_once),
     ):
         run_simulated(1, run)
