@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from galileo.errors import InputError
 from galileo.model.grouping import CellKey, FeatureKey, Grouping, Key, WindowKey, check_counts
 from galileo.query import questions
 from galileo.query.questions import Question
+from galileo.wire.alike import alike
 from galileo.wire.v1 import analytics_pb2
 
 
@@ -25,8 +26,7 @@ def question_to_pb(question: Question) -> analytics_pb2.AnalyseRequest:
             if edges is not None:
                 message.edges.CopyFrom(analytics_pb2.Edges(edges=edges))
         case _:
-            fields = {f.name: getattr(question, f.name) for f in dataclasses.fields(question)}
-            message = getattr(analytics_pb2, type(question).__name__)(**fields)
+            message = alike(getattr(analytics_pb2, type(question).__name__), question)
     return analytics_pb2.AnalyseRequest(**{type(question).__name__.lower(): message})
 
 
@@ -99,7 +99,7 @@ def _latest(message: analytics_pb2.Latest) -> questions.Latest:
 
 def _nearest(message: analytics_pb2.Nearest) -> questions.Nearest:
     within_m = message.within_m if message.HasField("within_m") else None
-    return questions.Nearest(message.latitude, message.longitude, message.count, within_m)
+    return alike(questions.Nearest, message, within_m=within_m)
 
 
 def _summarise(message: analytics_pb2.Summarise) -> questions.Summarise:
@@ -110,19 +110,13 @@ def _summarise(message: analytics_pb2.Summarise) -> questions.Summarise:
     )
 
 
-def _children(message: analytics_pb2.Children) -> questions.Children:
-    return questions.Children(
-        message.prefix_json, tuple(message.order), message.limit, message.after_json
-    )
-
-
 _READ: Mapping[str, Callable[[Any], Question]] = {
     "aggregate": lambda message: questions.Aggregate(grouping_from_pb(message)),
     "latest": _latest,
     "nearest": _nearest,
     "summarise": _summarise,
-    "describe": lambda _: questions.Describe(),
-    "children": _children,
-    "explain": lambda _: questions.Explain(),
-    "version": lambda _: questions.Version(),
+    "describe": partial(alike, questions.Describe),
+    "children": partial(alike, questions.Children),
+    "explain": partial(alike, questions.Explain),
+    "version": partial(alike, questions.Version),
 }
