@@ -231,16 +231,16 @@ def _shrink(world: GrowthWorld, hurt: Hurt) -> None:
 
 def _change_copies(world: GrowthWorld, hurt: Hurt) -> None:
     """Has leaders make copies of all partitions, and drop them again."""
-    for count in (COPIES_MAX, 1):
+    for kind, count in (("copying", COPIES_MAX), ("reduction", 1)):
         contact, leader = world.trial.random.sample(world.cluster.nodes, 2)
-        with world.step(f"change to {count} copies"):
+        with world.step(kind):
             command = Command(world.trial, contact, "topology", "replicas", str(count))
             victims = {
                 "command": lambda command=command: command.kill,
                 "leader": lambda node=leader: _node(world, node),
                 **_others(world, contact),
             }
-            with hurt("change of copies", victims):
+            with hurt(kind, victims):
                 command.complete()
             wait_until(lambda: _has_copies(world), what=f"{count} copies", timeout_s=STEP_S)
         world.check()
