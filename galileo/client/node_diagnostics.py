@@ -6,7 +6,8 @@ import asyncio
 import functools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from galileo.client.cluster_caller import cluster_caller, topology_of
 from galileo.client.decode import node_status
@@ -113,8 +114,9 @@ async def _report(caller: Caller, node: NodeInfo) -> NodeReport:
         return NodeReport(
             node.name, node.address, failure=error.details.get("reason") or error.message
         )
-    return replace(
-        _of(node, status),
+    return _answered(
+        node,
+        status,
         topology_fingerprint=topology.fingerprint,
         relative_load=_relative_load(topology, node.name),
         rack_spread=spread,
@@ -146,13 +148,16 @@ async def _clock(node: Connection) -> tuple[float, float]:
     return status.wall_s - (before + after) / 2, (after - before) / 2
 
 
-def _of(node: NodeInfo, value: cluster_pb2.NodeStatus) -> NodeReport:
+def _answered(node: NodeInfo, value: cluster_pb2.NodeStatus, **others: Any) -> NodeReport:
+    """The report of a node that has answered; `others`: what its status does not say."""
     condition = value.condition
     return alike(
         NodeReport,
         condition,
+        **others,
         name=node.name,
         address=node.address,
+        failure="",
         status=node_status(value),
         not_ready=tuple(sorted(condition.not_ready.items())),
         troubled=tuple(

@@ -48,6 +48,19 @@ def pair() -> Iterator[galileo.LocalCluster]:
         yield running
 
 
+def test_doctor_examines_each_node(cluster: galileo.LocalCluster) -> None:
+    result: dict[str, Any] = json.loads(
+        run("--node", cluster.addresses[0], "doctor", "--json").stdout
+    )
+    examined = result["examined"]
+    assert [one["address"] for one in examined] == list(cluster.addresses)
+    assert {one["version"] for one in examined} == {galileo.__version__}
+    assert {one["protocol"] for one in examined} == {PROTOCOL}
+    assert len({one["topology_fingerprint"] for one in examined}) == 1
+    assert all(one["disk_size_bytes"] > one["disk_free_bytes"] > 0 for one in examined)
+    assert {one["failure"] for one in examined} == {""}
+
+
 @pytest.mark.slow
 def test_doctor_finds_a_killed_node(
     pair: galileo.LocalCluster,
