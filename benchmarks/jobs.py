@@ -23,12 +23,11 @@ from galileo.dht.topology import Topology
 from galileo.hashing import digest
 from galileo.model.schema import Schema
 from galileo.query import parse
+from galileo.rpc.internal_calls import REGISTER_QUERIES
 from galileo.spark.calls import JobAnswer
 from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.node_scanner import NodeScanner
-from galileo.wire.channel import open_channel
-from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.services import PEER_STORAGE, stub_of
+from galileo.wire.caller import Caller
 
 DATASET = "nam"
 TIMEOUT_S = 120.0
@@ -106,14 +105,13 @@ def delta_request(
 
 async def stood(topology: Topology, dataset: str, queries: Sequence[str]) -> None:
     """Has all nodes index queries."""
+    caller = Caller()
     for node in topology.nodes:
-        channel = open_channel(node.address)
-        stub = stub_of(PEER_STORAGE, channel)
         for start in range(0, len(queries), STOOD_TOGETHER):
-            some = queries[start : start + STOOD_TOGETHER]
-            request = peers_pb2.RegisterQueriesRequest(dataset=dataset, queries_json=some)
-            await stub.RegisterQueries(request, timeout=TIMEOUT_S)
-        await channel.close()
+            request = REGISTER_QUERIES.encode(dataset, queries[start : start + STOOD_TOGETHER])
+            connection = caller.connection(node.address)
+            await connection.exchange(REGISTER_QUERIES.path, request, timeout_s=TIMEOUT_S)
+    await caller.close()
 
 
 def request_of(

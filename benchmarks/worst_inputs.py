@@ -32,6 +32,7 @@ from galileo.dht.node_states import Digest, StateDelta, StateEntry
 from galileo.dht.topology import Move
 from galileo.graph.quantiles import QUANTILES_MAX
 from galileo.graph.summary import BINS_MAX
+from galileo.hashing import digest
 from galileo.labels import to_ipc
 from galileo.model.grouping import STATISTICS, CellKey, Grouping
 from galileo.model.schema import FEATURES_MAX, features_to_json
@@ -45,6 +46,7 @@ from galileo.node.definitions import (
     encode,
 )
 from galileo.node.peers import (
+    NUMBERED_PARTS_SCHEMA,
     PARTS_SCHEMA,
     PLACES_MAX,
     AnalysisTask,
@@ -67,6 +69,7 @@ from galileo.rpc.admission import FIELDS_MAX, NAME_CHARACTERS_MAX, SMALL_REQUEST
 from galileo.rpc.gossip import MESSAGES_MAX, MOVES_MAX, GossipRequest, Heartbeat
 from galileo.rpc.internal import (
     GOSSIP_HEAD_BYTES_MAX,
+    QUERIES_MAX,
     REPLICATE_HEAD_BYTES_MAX,
     SCAN_ITEMS_MAX,
     TASK_HEAD_BYTES_MAX,
@@ -88,6 +91,7 @@ from galileo.rpc.internal_calls import (
     READ,
     READ_EXECUTIONS,
     READ_TABLE,
+    REGISTER_QUERIES,
     REMOVE_DRAINED,
     ROWS_AFTER,
     SAMPLER_ARCHIVE,
@@ -100,7 +104,6 @@ from galileo.rpc.replication import DIGESTS, REPLICATE, REPLICATE_FRAMES
 from galileo.sampler_package import ARCHIVE_BYTES_MAX
 from galileo.spark.calls import OWNER
 from galileo.wire import token
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.messages import NUMBERS_MAX, SET_ITEMS_MAX
 from galileo.wire.questions import question_to_pb
 from galileo.wire.typed_service import TypedCall
@@ -115,6 +118,7 @@ from galileo.wire.v1 import (
     samplers_pb2,
     storage_pb2,
 )
+from galileo.wire.zero_copy import stream_of
 
 WIDE, TABLE, CHANNEL = "wide", "areas", "fences"
 TEXT = "station"
@@ -459,11 +463,14 @@ def _handed_off() -> Iterator[bytes]:
     yield HANDED_OFF_CACHE.encode("absent", 1, late, 1)
 
 
-def _register() -> Requests:
-    yield peers_pb2.RegisterQueriesRequest(dataset=WIDE, queries_json=queries() * 5)
-    yield peers_pb2.RegisterQueriesRequest(
-        dataset=WIDE, queries_json=[f"n000 > {i}" for i in range(20_000)]
-    )
+def _register() -> Iterator[bytes]:
+    yield REGISTER_QUERIES.encode(WIDE, queries() * 5)
+    yield REGISTER_QUERIES.encode(WIDE, [f"n000 > {i}" for i in range(QUERIES_MAX)])
+
+
+def _observations() -> Iterator[bytes]:
+    parts = pa.table([[0] * 100_000] * 5, schema=NUMBERED_PARTS_SCHEMA)
+    yield OWNER.calls["observations"].encode(WIDE, digest(queries()[1]), stream_of(parts), 0)
 
 
 def _match() -> Iterator[bytes]:
@@ -624,13 +631,16 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "Samplers/Upload": WorstCall("members by bytes", _upload),
         "Samplers/List": WorstCall("samplers", _one(samplers_pb2.ListSamplersRequest())),
         "Samplers/Revoke": WorstCall(_TEXT, _one(samplers_pb2.RevokeSamplerRequest(digest=NAME))),
-        "PeerStorage/RegisterQueries": WorstCall("queries by operators", _register),
-        "PeerSamplers/Get": WorstCall(_TEXT, _one(peers_pb2.GetSamplerRequest(digest=NAME))),
         "internal/analyse": WorstCall(f"{_QUERY}; partitions", _analyse_share),
         "internal/commit": WorstCall("rows by columns", _commit),
         "internal/find_batches": WorstCall("places", _find_batches),
         "internal/scan": WorstCall("items by operators", _tasks(SCAN)),
         "internal/scan_small": WorstCall("items by operators", _tasks(SCAN_SMALL)),
+        "internal/register_queries": WorstCall("queries by operators", _register),
+        "internal/observations": WorstCall("rows of parts; operators of the query", _observations),
+        "internal/sampler": WorstCall(
+            _TEXT, lambda: iter([OWNER.calls["sampler"].encode(NAME, False)])
+        ),
         "internal/match": WorstCall("items by partitions", _match),
         "internal/read": WorstCall("rows of parts; operators of the query", _read_parts),
         "internal/read_table": WorstCall("keys by partitions", _table_keys),

@@ -8,14 +8,12 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("galileo/wire/v1", "galileo/wire/internal/v1")
-OWNED = tuple(f"{package}/*_pb2*.py*" for package in PACKAGES)
+PACKAGE = "galileo/wire/v1"
+OWNED = (f"{PACKAGE}/*_pb2*.py*",)
 
 
 def files() -> dict[str, str]:
-    protos = [
-        path for package in PACKAGES for path in sorted(ROOT.glob(f"proto/{package}/*.proto"))
-    ]
+    protos = sorted(ROOT.glob(f"proto/{PACKAGE}/*.proto"))
     plugin = Path(sys.executable).with_name("protoc-gen-mypy")
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory)

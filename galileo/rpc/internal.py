@@ -77,6 +77,8 @@ GOSSIP_HEAD_BYTES_MAX = 2 << 20
 TASK_HEAD_BYTES_MAX = 512 << 10
 """Bytes of a task beside its Arrow streams."""
 SCAN_ITEMS_MAX = 256
+QUERIES_MAX = 8_192
+"""Queries that are registered by one call."""
 SCAN_PARTS_MAX = 256
 """Answers to the items of a scan that travel together."""
 SCAN_BYTES = 64 << 10
@@ -246,12 +248,29 @@ class Internal:
         """The archive of a sampler, as far as this node has it."""
         return pa.py_buffer(await self._node.samplers.own_archive(digest))
 
+    async def register_queries(
+        self, dataset: str, texts: Annotated[Sequence[LongText], AtMost(QUERIES_MAX)]
+    ) -> None:
+        """Indexes standing queries, so that `match` knows them by their digests."""
+        await self._node.schema(dataset)
+        await self._node.matching.register_queries(dataset, texts)
+
     async def match(self, request: CycleRequest) -> AsyncGenerator[Matches, None]:
         """What is new for the items of a cycle in partitions of this node."""
         request.check()
         await self._node.schema(request.dataset, added=request.schema.added)
         for message in in_messages(await self._node.matching.match(request)):
             yield message
+
+    async def sampler(self, digest: str, facts_only: bool) -> pa.Buffer:
+        """The archive of a sampler, from whichever node has it; nothing, if it is not wanted.
+
+        Raises:
+            UnknownSampler, SamplerRevoked: there is none of that digest.
+        """
+        await self._node.samplers.facts(digest)
+        archive = b"" if facts_only else (await self._node.samplers.archive(digest)).data
+        return pa.py_buffer(archive)
 
     async def drop_generations(self, name: str, generations: int) -> Removed:
         """Drops the first generations of a name at this node."""
@@ -351,8 +370,23 @@ class Internal:
             task: what to read.
             is_numbered: whether its parts have a column `label`.
         """
-        await self._node.schema(task.dataset, added=task.added)
         columns = NUMBERED_PARTS_SCHEMA if is_numbered else PARTS_SCHEMA
+        async with aclosing(self._read(task, columns)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def observations(
+        self, dataset: str, digest: bytes, parts: pa.Buffer, added: int
+    ) -> AsyncGenerator[pa.Buffer, None]:
+        """The observations of labels that a standing query matched, for a sampler."""
+        text = self._node.matching.text(dataset, digest)
+        task = ReadTask(dataset, parts, text, added=added)
+        async with aclosing(self._read(task, NUMBERED_PARTS_SCHEMA)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _read(self, task: ReadTask, columns: pa.Schema) -> AsyncGenerator[pa.Buffer, None]:
+        await self._node.schema(task.dataset, added=task.added)
         parts = await offload(task.parts.size // STEP_BYTES, from_ipc, task.parts, columns)
         async with aclosing(self._node.reading.read_local(replace(task, parts=parts))) as tables:
             async for table in tables:

@@ -72,6 +72,7 @@ ANALYSE = SERVICE.call(Internal.analyse)
 SAMPLER_ARCHIVE = SERVICE.call(Internal.sampler_archive)
 HELD_PARTITIONS = SERVICE.call(Internal.held_partitions)
 DROP_GENERATIONS = SERVICE.call(Internal.drop_generations)
+REGISTER_QUERIES = SERVICE.call(Internal.register_queries)
 
 
 class InternalCalls(ABC):

@@ -15,13 +15,11 @@ from galileo.dht.topology_state import TopologyState
 from galileo.errors import Unavailable
 from galileo.rpc.gossip import GossipReply, GossipRequest
 from galileo.rpc.internal import SERVICE, Internal
-from galileo.rpc.internal_calls import InternalCalls
+from galileo.rpc.internal_calls import REGISTER_QUERIES, InternalCalls
 from galileo.wire.caller import Caller, Connection, Stream
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.services import (
     CLUSTER,
     CONTINUOUS,
-    PEER_STORAGE,
 )
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.typed_service import Answer, P, TypedCall
@@ -118,8 +116,8 @@ class GrpcPeers(InternalCalls):
 
     async def register_queries(self, node: str, dataset: str, texts: Sequence[str]) -> None:
         """Registers continuous queries at a node."""
-        request = peers_pb2.RegisterQueriesRequest(dataset=dataset, queries_json=texts)
-        await self._call(node, PEER_STORAGE, "RegisterQueries", request, self.options.scan_s)
+        request = REGISTER_QUERIES.encode(dataset, texts)
+        await self.ask(node, REGISTER_QUERIES, request, timeout_s=self.options.scan_s)
 
     async def status(self, node: str) -> cluster_pb2.StatusReply:
         request = cluster_pb2.StatusRequest(local=True)

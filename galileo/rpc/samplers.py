@@ -10,7 +10,6 @@ from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context, unary
 from galileo.rpc.identity import Identify, anonymous
 from galileo.wire.alike import alike
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import samplers_pb2
 
 InUse = Callable[[Principal], Awaitable[Mapping[str, Sequence[str]]]]
@@ -61,16 +60,6 @@ class SamplersServicer:
         return samplers_pb2.RevokeSamplerReply(
             sampler=await self._described(gone, context), away=away
         )
-
-    @unary
-    async def Get(  # noqa: N802
-        self, request: peers_pb2.GetSamplerRequest, context: Context
-    ) -> peers_pb2.GetSamplerReply:
-        facts = await self._samplers.facts(request.digest)
-        if request.facts_only:
-            return peers_pb2.GetSamplerReply(sampler=sampler_to_pb(facts))
-        archive = await self._samplers.archive(request.digest)
-        return peers_pb2.GetSamplerReply(sampler=sampler_to_pb(facts), archive=archive.data)
 
     async def _described(
         self, sampler: UploadedSampler, context: Context

@@ -15,7 +15,6 @@ from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema, StoredSchema, unknown_table
 from galileo.model.table import Table, versions_of
 from galileo.node.peers import (
-    NUMBERED_PARTS_SCHEMA,
     PARTS_SCHEMA,
     ReadTask,
     ScanAnswer,
@@ -43,7 +42,6 @@ from galileo.wire.codec import (
     row_messages,
     row_streams,
 )
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.services import STORAGE
 from galileo.wire.status import error_to_pb
 from galileo.wire.v1 import storage_pb2
@@ -99,16 +97,13 @@ class StorageServicer:
         self, request: storage_pb2.ReadRequest, context: Context
     ) -> AsyncIterator[storage_pb2.ReadPart]:
         await self._node.schema(request.dataset, added=request.added)
-        columns = NUMBERED_PARTS_SCHEMA if request.numbered else PARTS_SCHEMA
-        query_json = request.query_json
-        if request.digest:
-            query_json = self._node.matching.text(request.dataset, request.digest)
-        await self._check_vertices([(request.dataset, query_json)], context)
-        parts = await offload(len(request.parts) // STEP_BYTES, from_ipc, request.parts, columns)
+        await self._check_vertices([(request.dataset, request.query_json)], context)
+        parts = await offload(
+            len(request.parts) // STEP_BYTES, from_ipc, request.parts, PARTS_SCHEMA
+        )
         options = _row_options(request, request.columns)
-        task = ReadTask(request.dataset, parts, query_json, options, request.added)
-        read = self._node.reading.read_local if request.local else self._node.reading.read
-        async with aclosing(read(task)) as tables:
+        task = ReadTask(request.dataset, parts, request.query_json, options, request.added)
+        async with aclosing(self._node.reading.read(task)) as tables:
             async for table in tables:
                 for chunk in await row_messages(table):
                     yield storage_pb2.ReadPart(observations=chunk)
@@ -253,14 +248,6 @@ class StorageServicer:
             except InputError:
                 continue
             check_vertices(query, quotas)
-
-    @unary
-    async def RegisterQueries(  # noqa: N802
-        self, request: peers_pb2.RegisterQueriesRequest, context: Context
-    ) -> peers_pb2.RegisterQueriesReply:
-        await self._node.schema(request.dataset)
-        await self._node.matching.register_queries(request.dataset, request.queries_json)
-        return peers_pb2.RegisterQueriesReply()
 
 
 def _check_count(items: Sequence[storage_pb2.ScanItem]) -> None:

@@ -88,8 +88,6 @@ from galileo.wire.services import (
     HEALTH,
     NODE_SERVICES,
     PARTITIONS,
-    PEER_SAMPLERS,
-    PEER_STORAGE,
     QUERY,
     SAMPLERS,
     STORAGE,
@@ -321,7 +319,6 @@ class NodeProcess:
         )
         return {
             STORAGE: storage,
-            PEER_STORAGE: storage,
             QUERY: QueryServicer(self.node, allowances),
             ANALYTICS: AnalyticsServicer(self.node, allowances),
             CONTINUOUS: continuous,
@@ -329,7 +326,6 @@ class NodeProcess:
             PARTITIONS: cluster,
             CHANNELS: ChannelsServicer(self.node, self._peers),
             SAMPLERS: samplers,
-            PEER_SAMPLERS: samplers,
         }
 
     def _owner_of(self, ccq_id: str) -> str | None:

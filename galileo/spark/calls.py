@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import pyarrow as pa
+
 from galileo.cycle import CycleAnswer, CycleRequest, Matches
 from galileo.wire.services import EVALUATOR_SERVICE, INTERNAL_SERVICE
 from galileo.wire.typed_service import TypedService
@@ -53,6 +55,22 @@ class Owner(Protocol):
     async def match(self, request: CycleRequest) -> AsyncGenerator[Matches, None]:
         """What is new for the items of a request, in messages for `galileo.wire.matches`."""
         yield Matches()  # Without it, the contract would be no generator.
+
+    async def observations(
+        self, dataset: str, digest: bytes, parts: pa.Buffer, added: int
+    ) -> AsyncGenerator[pa.Buffer, None]:
+        """The observations of labels that a standing query matched, as Arrow streams.
+
+        Args:
+            dataset: its key.
+            digest: of the query, which the observations match, too.
+            parts: an Arrow stream of `galileo.samplers.numbered_parts`.
+            added: how many of the features that were added to the dataset they have.
+        """
+        yield parts  # As above.
+
+    async def sampler(self, digest: str, facts_only: bool) -> pa.Buffer:
+        """The archive of an uploaded sampler, or nothing, if only its state is of interest."""
 
 
 EVALUATOR = TypedService(EVALUATOR_SERVICE, Evaluator)

@@ -12,20 +12,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from galileo.errors import GalileoError, InputError, SamplerRevoked
 from galileo.sampler_package import SamplerArchive
 from galileo.sampler_runtime import SamplerRuntime
 from galileo.samplers import Sampler, SamplerSpec
+from galileo.spark.calls import OWNER, Owner
 from galileo.wire.blocking_caller import BlockingCaller
 from galileo.wire.caller import CallOptions
-from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.services import PEER_SAMPLERS
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 OPTIONS = CallOptions(call_s=5.0, patience_s=0.0)
 IDLE_S = 120.0
 
-Get = Callable[[str, peers_pb2.GetSamplerRequest], peers_pb2.GetSamplerReply]
+Get = Callable[[str, str, bool], bytes | pa.Buffer]
+"""Asks the node at an address for the archive of a digest; for none, if the last is true."""
+_SAMPLER = OWNER.call(Owner.sampler)
 
 
 @dataclass(slots=True)
@@ -97,8 +100,7 @@ class SamplerCache:
     def _archive(self, digest: str, address: str) -> SamplerArchive:
         cached = self._cached.get(digest)
         if cached is None:
-            reply = self._get(address, peers_pb2.GetSamplerRequest(digest=digest))
-            archive = SamplerArchive.from_bytes(reply.archive)
+            archive = SamplerArchive.from_bytes(bytes(self._get(address, digest, False)))
             if archive.digest != digest:
                 raise InputError(f"expected the archive {digest}, got {archive.digest}")
             cached = _CachedArchive(archive, address, self._monotonic())
@@ -111,9 +113,8 @@ class SamplerCache:
         return cached.archive
 
     def _is_revoked(self, digest: str, address: str) -> bool:
-        request = peers_pb2.GetSamplerRequest(digest=digest, facts_only=True)
         try:
-            self._get(address, request)
+            self._get(address, digest, True)
         except SamplerRevoked:
             return True
         except GalileoError:
@@ -128,9 +129,9 @@ class SamplerCache:
 
 
 def get_over_grpc(
-    address: str, request: peers_pb2.GetSamplerRequest, *, keys: TlsFiles = NO_TLS_FILES
-) -> peers_pb2.GetSamplerReply:
+    address: str, digest: str, facts_only: bool, *, keys: TlsFiles = NO_TLS_FILES
+) -> pa.Buffer:
     """Calls a node on a new channel, since calls are rare and threads share no channel."""
     with BlockingCaller([address], options=OPTIONS, keys=keys) as caller:
-        reply: peers_pb2.GetSamplerReply = caller.unary(PEER_SAMPLERS, "Get", request)
-        return reply
+        answer = caller.exchange(_SAMPLER.path, _SAMPLER.encode(digest, facts_only))
+    return _SAMPLER.decode_answer(answer)

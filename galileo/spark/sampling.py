@@ -21,18 +21,19 @@ from galileo.errors import (
     TransientError,
     UnknownSampler,
 )
-from galileo.labels import LabelSet, from_ipc, to_ipc
+from galileo.labels import LabelSet, from_ipc
 from galileo.samplers import Observe, Sampler, SamplerSpec, numbered_parts, observed_schema
+from galileo.spark.calls import OWNER, Owner
 from galileo.spark.cpu_time_limit import WAITING_FACTOR, CpuTimeLimit, TimeLimitExceeded
 from galileo.wire.blocking_caller import BlockingCaller
 from galileo.wire.caller import CallOptions
-from galileo.wire.services import STORAGE
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
-from galileo.wire.v1 import storage_pb2
+from galileo.wire.zero_copy import stream_of
 
 RETRY_NEXT_CYCLE = (TransientError, NotOwner, Cancelled, DataExpired)
 """Errors of reading observations after which the query keeps its cursor until the next cycle."""
 _SAMPLERS_MAX = 4_096
+_OBSERVATIONS = OWNER.call(Owner.observations)
 
 LoadUploaded = Callable[[SamplerSpec], Sampler]
 Result = TypeVar("Result")
@@ -144,16 +145,11 @@ class ObservationReader:
             DataExpired: retention dropped some of them.
         """
         columns = observed_schema(labels.schema)
-        request = storage_pb2.ReadRequest(
-            dataset=labels.schema.key,
-            parts=to_ipc(numbered_parts(labels).combine_chunks()),
-            local=True,
-            numbered=True,
-            digest=self.digest,
-            added=labels.schema.added,
-        )
+        schema = labels.schema
+        parts = stream_of(numbered_parts(labels).combine_chunks())
+        request = _OBSERVATIONS.encode(schema.key, self.digest, parts, schema.added)
         options = CallOptions(stream_s=self.timeout_s, patience_s=0.0)
         with BlockingCaller([self.address], options=options, keys=self.keys) as caller:
-            parts = caller.stream(STORAGE, "Read", request)
-            tables = [from_ipc(part.observations, columns) for part in parts]
+            chunks = caller.exchange_parts(_OBSERVATIONS.path, request)
+            tables = [from_ipc(_OBSERVATIONS.decode_answer(chunk), columns) for chunk in chunks]
         return pa.concat_tables([columns.empty_table(), *tables])

@@ -89,6 +89,24 @@ class BlockingCaller:
 
         return _parts(*self.call(attempt))
 
+    def exchange(self, path: str, request: bytes) -> bytes:
+        """The encoded answer to an encoded request, within `call_s`; errors as `call`."""
+
+        def attempt(channel: Any) -> bytes:
+            answer: bytes = channel.encoded(path)(request, timeout=self.options.call_s)
+            return answer
+
+        return self.call(attempt)
+
+    def exchange_parts(self, path: str, request: bytes) -> Iterator[bytes]:
+        """The encoded parts of the answer to an encoded request; errors as `stream`."""
+
+        def attempt(channel: Any) -> tuple[Any, Any]:
+            call = channel.encoded(path, is_stream=True)(request, timeout=self.options.stream_s)
+            return call, next(call, None)
+
+        return _parts(*self.call(attempt))
+
     def call(self, attempt: Callable[[grpc.Channel], Result], *, first: str = "") -> Result:
         """The result of `attempt` at the first node that answers.
 

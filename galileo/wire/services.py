@@ -16,7 +16,6 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import (
     analytics_pb2,
     channels_pb2,
@@ -34,14 +33,12 @@ CHANNELS = channels_pb2.DESCRIPTOR.services_by_name["Channels"]
 CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"]
 CONTINUOUS = continuous_pb2.DESCRIPTOR.services_by_name["Continuous"]
 PARTITIONS = partitions_pb2.DESCRIPTOR.services_by_name["Partitions"]
-PEER_SAMPLERS = peers_pb2.DESCRIPTOR.services_by_name["PeerSamplers"]
-PEER_STORAGE = peers_pb2.DESCRIPTOR.services_by_name["PeerStorage"]
 QUERY = query_pb2.DESCRIPTOR.services_by_name["Query"]
 SAMPLERS = samplers_pb2.DESCRIPTOR.services_by_name["Samplers"]
 STORAGE = storage_pb2.DESCRIPTOR.services_by_name["Storage"]
 NODE_SERVICES = (
-    *(STORAGE, QUERY, ANALYTICS, CONTINUOUS, CLUSTER, PARTITIONS, CHANNELS, SAMPLERS),
-    *(PEER_STORAGE, PEER_SAMPLERS),
+    *(STORAGE, QUERY, ANALYTICS, CONTINUOUS),
+    *(CLUSTER, PARTITIONS, CHANNELS, SAMPLERS),
 )
 """The services of a node in protobuf, without health and reflection, which are gRPC's own; the
 internal service is in `galileo.rpc.internal`."""

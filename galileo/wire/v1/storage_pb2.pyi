@@ -108,24 +108,15 @@ class ReadRequest(_message.Message):
     DATASET_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     QUERY_JSON_FIELD_NUMBER: _builtins.int
-    LOCAL_FIELD_NUMBER: _builtins.int
-    NUMBERED_FIELD_NUMBER: _builtins.int
-    DIGEST_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     ORDER_BY_FIELD_NUMBER: _builtins.int
     ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     parts: _builtins.bytes
-    """Arrow IPC stream: partition, sequence, row, rows; and label, if numbered"""
+    """Arrow IPC stream: partition, sequence, row, rows"""
     query_json: _builtins.str
     """when not empty, only observations that match it exactly"""
-    local: _builtins.bool
-    """between nodes: only the receiver's partitions are named"""
-    numbered: _builtins.bool
-    """the observations say in a column `label` which of the parts they are of"""
-    digest: _builtins.bytes
-    """in place of query_json: names a standing query of the receiver"""
     limit: _builtins.int
     """absent: no limit"""
     order_by: _builtins.str
@@ -142,9 +133,6 @@ class ReadRequest(_message.Message):
         dataset: _builtins.str = ...,
         parts: _builtins.bytes = ...,
         query_json: _builtins.str = ...,
-        local: _builtins.bool = ...,
-        numbered: _builtins.bool = ...,
-        digest: _builtins.bytes = ...,
         columns: _abc.Iterable[_builtins.str] | None = ...,
         limit: _builtins.int | None = ...,
         order_by: _builtins.str = ...,
@@ -152,7 +140,7 @@ class ReadRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "added", b"added", "columns", b"columns", "dataset", b"dataset", "digest", b"digest", "limit", b"limit", "local", b"local", "numbered", b"numbered", "order_by", b"order_by", "parts", b"parts", "query_json", b"query_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "added", b"added", "columns", b"columns", "dataset", b"dataset", "limit", b"limit", "order_by", b"order_by", "parts", b"parts", "query_json", b"query_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

@@ -34,7 +34,6 @@ from galileo.wire.services import (
     ANALYTICS,
     CHANNELS,
     CLUSTER,
-    PEER_STORAGE,
     QUERY,
     STORAGE,
     add_service,
@@ -64,10 +63,6 @@ class Served:
     @property
     def storage(self) -> Any:
         return stub_of(STORAGE, self.channel)
-
-    @property
-    def peer_storage(self) -> Any:
-        return stub_of(PEER_STORAGE, self.channel)
 
     @property
     def query(self) -> Any:
@@ -118,7 +113,6 @@ class Company:
         self.known = node.topology
         storage = StorageServicer(node)
         add_service(STORAGE, storage, server)
-        add_service(PEER_STORAGE, storage, server)
         add_service(QUERY, self.query_servicer(node), server)
         add_service(ANALYTICS, AnalyticsServicer(node), server)
         channels = ChannelsServicer(node, peers)

@@ -241,7 +241,6 @@ async def test_check_method_without_a_rule_is_forbidden() -> None:
 
 # Written out once more, so that an option that is lost by mistake fails here.
 NODES_ONLY = {
-    "ReadRequest": ("local", "digest"),
     "FetchRequest": ("forwarded",),
 }
 

@@ -511,9 +511,9 @@ async def test_admission_of_compressed_messages_is_unimplemented(served: Served)
 # Written out once more, so that an option that is lost by mistake fails here.
 BULK = """
     Storage/Ingest Storage/Read Storage/ReadTable Storage/Scan
-    PeerStorage/RegisterQueries internal/match internal/gossip
+    internal/register_queries internal/match internal/gossip
     internal/replicate_frames internal/commit internal/scan internal/scan_small
-    internal/read internal/read_table
+    internal/read internal/read_table internal/observations
 """
 QUERIES = """
     Storage/Select Storage/Page Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch
@@ -533,7 +533,7 @@ def test_policies_of_slots_heartbeats_and_single_fields_are_the_expected_ones() 
     reads = {short_name(m) for m, p in POLICIES.items() if p.slot == policy_pb2.READ_SLOT}
     assert reads == {
         *("Storage/Select", "Storage/Page", "Storage/Read", "Storage/ReadTable"),
-        *("internal/read", "internal/read_table"),
+        *("internal/read", "internal/read_table", "internal/observations"),
     }
     assert {m for m, p in POLICIES.items() if p.slot == policy_pb2.QUERY_SLOT} == {RUN}
     single = {short_name(m) for m, p in POLICIES.items() if p.single_field}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import grpc
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,9 +16,7 @@ from galileo.labels import to_ipc
 from galileo.query import parse
 from galileo.spark.calls import OWNER
 from galileo.wire.caller import Caller
-from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.matches import MatchReader
-from galileo.wire.status import error_of_rpc
 from galileo.wire.v1 import cluster_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
 
@@ -127,9 +124,7 @@ async def test_match_above_items_max_is_refused(filled):
 
 
 async def test_match_of_an_unknown_dataset_is_refused(filled):
-    request = peers_pb2.RegisterQueriesRequest(dataset="name", queries_json=["true"])
-    with pytest.raises(grpc.RpcError) as failed:
-        await filled["a"].peer_storage.RegisterQueries(request)
-    assert isinstance(error_of_rpc(failed.value, asked="the test"), UnknownDataset)
+    with pytest.raises(UnknownDataset):
+        await filled["b"].peers.register_queries("a", "name", ["true"])
     with pytest.raises(UnknownDataset):
         await matched(filled, request_of(filled, TEXTS, dataset="name"))

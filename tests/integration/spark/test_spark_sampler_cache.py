@@ -10,7 +10,6 @@ from galileo.sampler_package import sampler_archive
 from galileo.sampler_runtime import open_runtime, unavailable_reason
 from galileo.samplers import apply, sampler
 from galileo.spark.sampler_cache import IDLE_S, SamplerCache
-from galileo.wire.internal.v1 import peers_pb2
 
 CODE = """
 class Share:
@@ -35,12 +34,11 @@ class Node:
         self.asked = []
         self.error = None
 
-    def get(self, address, request):
-        self.asked.append((address, request.facts_only))
+    def get(self, address, digest, facts_only):
+        self.asked.append((address, facts_only))
         if self.error is not None:
             raise self.error
-        data = b"" if request.facts_only else self.archive.data
-        return peers_pb2.GetSamplerReply(archive=data)
+        return b"" if facts_only else self.archive.data
 
 
 @pytest.fixture(scope="module")
