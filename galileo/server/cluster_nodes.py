@@ -296,7 +296,7 @@ class ClusterNodes:
             raise InputError(
                 f"expected a node whose lost directory had the only copy of a partition, got "
                 f"{name!r}; other nodes have copies of all its partitions, and it gets its own "
-                "again by itself",
+                "again by itself, or galileo recover goes on with theirs if a majority is lost",
                 node=name,
             )
         await self._register.change(

@@ -744,7 +744,11 @@ class SystemWorld(World):
         return sorted(names, key=lambda name: (name != leader, name))
 
     async def _found_anew(self, name: str) -> None:
-        """As `galileo node forget`."""
+        """As `galileo node forget`, which is refused while another node votes in its set."""
+        [follower] = set(self.names) - {name}
+        async with asyncio.timeout(SETTLED_S):
+            while SYSTEM in self.hosts[follower].replicas.held().voting:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
         owned = placement.partitions_by_node(self.topology)[name] | {SYSTEM}
         lost, until = self.topology.by_name[name].identity, self._length
         await self.restart(name, 1.0, is_lost=True)
@@ -752,7 +756,6 @@ class SystemWorld(World):
         self.change(lambda now: topology_changes.found_anew(now, name, owned, lost=lost, now=1.8e9))
         identity = self.hosts[name].store.identity
         self.change(lambda now: topology_changes.identify(now, name, identity, owned))
-        [follower] = set(self.names) - {name}
         await self._go_on_without(follower, name, until=until)
 
     async def _recover(self, voters: Sequence[str]) -> dict[str, State]:
