@@ -736,7 +736,7 @@ def run_deliveries(
         patch.object(stored_rows, "in_thread", at_once),
         patch.object(galileo.worker.worker, "_fresh_name", lambda: next(names)),
         patch.object(galileo.worker.delivery, "in_thread", at_once),
-        patch.object(galileo.worker.worker, "Delivery", delivery),
+        patch.object(galileo.worker.worker, "PairDelivery", delivery),
     ):
         counters = run_simulated(
             seed, lambda loop: DeliveryWorld(seed, loop=loop, without=without).run()
