@@ -18,6 +18,7 @@ MUTANT_SEEDS = 300
 CONVICTED_FROM = {
     "answers_before_it_has_read": 3,
     "answers_without_lease": 7,
+    "creates_again": 395,
     "position_of_another_log": 10,
     "sets_again": 4,
 }
