@@ -54,7 +54,6 @@ from galileo.formats.grib import open_grib
 from galileo.errors import MissingExtra
 from galileo.model.observations import normalise
 from galileo.query import parse
-from galileo.spark import launcher
 
 inspect.getmembers(galileo)  # All public names are there.
 schema = galileo.Schema("reports", [galileo.Feature("temperature")])
