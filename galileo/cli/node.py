@@ -152,7 +152,7 @@ def replace(session: Session, *, name: str, successor: str) -> None:
 def forget(session: Session, *, name: str, yes: bool) -> None:
     """Accept the loss of a node's directory: the node then serves its partitions, empty.
 
-    For partitions of which no node has a copy, as in clusters with one copy. A node that starts
+    Use it where no node has a copy of a partition, as in clusters with one copy. A node that starts
     with an empty directory does not serve such partitions of its lost one. If that can be put back,
     stop the node and put it back; otherwise restore a backup. After this command, what only the
     directory held is gone for good.

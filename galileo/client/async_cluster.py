@@ -227,8 +227,8 @@ class AsyncCluster(Calls):
     async def forget_node(self, node: str) -> tuple[int, ...]:
         """Accepts the loss of a node's directory; the node then serves its partitions, empty.
 
-        For partitions of which no node has a copy. A node that starts with an empty directory does
-        not serve such partitions of its lost one, until this call says that they are lost.
+        Use it where no node has a copy of a partition. A node that starts with an empty directory
+        does not serve such partitions of its lost one, until this call says that they are lost.
 
         Returns:
             The partitions.
@@ -246,7 +246,7 @@ class AsyncCluster(Calls):
         return tuple(reply.partitions)
 
     def set_ranges(self, ranges: Sequence[tuple[str, str]]) -> AsyncIterator[RangesProgress]:
-        """Cuts the geohash ranges of the groups anew; rows that are stored stay where they are.
+        """Changes the geohash ranges of the groups; stored rows stay where they are.
 
         Every node learns of the ranges first. While one is down, they do not come into force;
         closing the iterator leaves them announced, which changes no answer. The same call goes on,

@@ -242,8 +242,8 @@ class BlockingCalls(BlockingBase):
     def forget_node(self, node: str) -> tuple[int, ...]:
         """Accepts the loss of a node's directory; the node then serves its partitions, empty.
 
-        For partitions of which no node has a copy. A node that starts with an empty directory does
-        not serve such partitions of its lost one, until this call says that they are lost.
+        Use it where no node has a copy of a partition. A node that starts with an empty directory
+        does not serve such partitions of its lost one, until this call says that they are lost.
 
         Returns:
             The partitions.
@@ -258,7 +258,7 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.forget_node(node))
 
     def set_ranges(self, ranges: Sequence[tuple[str, str]]) -> Iterator[RangesProgress]:
-        """Cuts the geohash ranges of the groups anew; rows that are stored stay where they are.
+        """Changes the geohash ranges of the groups; stored rows stay where they are.
 
         Every node learns of the ranges first. While one is down, they do not come into force;
         closing the iterator leaves them announced, which changes no answer. The same call goes on,

@@ -12,6 +12,7 @@ from galileo.node.storage_node import StorageNode
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.internal import channel_progress
 from galileo.rpc.peers import GrpcPeers
+from galileo.wire.alike import alike
 from galileo.wire.codec import CHUNK_BYTES_MAX, cursor_from_pb, cursor_to_pb
 from galileo.wire.v1 import channels_pb2
 
@@ -65,18 +66,7 @@ class ChannelsServicer:
 
 
 def _progress(one: ChannelProgress) -> channels_pb2.ChannelPartition:
-    return channels_pb2.ChannelPartition(
-        partition=one.partition,
-        node=one.node,
-        execution=one.execution,
-        subscriptions=one.subscriptions,
-        index_bytes=one.index_bytes,
-        behind=one.behind,
-        executed_at=one.executed_at,
-        took_s=one.took_s,
-        failure=one.failure,
-        cut=cursor_to_pb(one.cut),
-    )
+    return alike(channels_pb2.ChannelPartition, one, cut=cursor_to_pb(one.cut))
 
 
 def _messages(part: ExecutionsPart) -> Iterator[channels_pb2.FollowPart]:

@@ -111,8 +111,8 @@ class ExecutionsPiece:
     """A piece of an `ExecutionsPart`, whose streams may be too large for one message.
 
     Attributes:
-        observations: follow those of the pieces before.
-        matches: likewise.
+        observations: bytes of the stream, which follow the bytes of the pieces before.
+        matches: bytes of the stream of matches, in the same way.
         part: of the last piece; its execution has no observations and matches of its own.
     """
 

@@ -238,7 +238,7 @@ class StorageServicer:
             await self._node.stored_schema(owner)
 
     async def _check_vertices(self, queries: Iterable[tuple[str, str]], context: Context) -> None:
-        """Checks quotas of queries in methods that nodes call, too."""
+        """Checks quotas of the queries of a request, which have not been parsed yet."""
         quotas = self._allowances.bounds(context)
         if quotas is None:
             return

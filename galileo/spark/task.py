@@ -104,8 +104,8 @@ class _Draft:
 
     Attributes:
         results: parts of it, items numbered as in what the node was asked.
-        unknown: numbers of items.
-        failures: likewise.
+        unknown: numbers of items in the request.
+        failures: with numbers of items in the request.
     """
 
     results: list[tuple[Asked, MatchedPartitions]] = field(default_factory=list)

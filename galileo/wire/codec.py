@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.cursor import CommitRange, Cursor, PageStart
-from galileo.errors import GalileoError, InputError, Unavailable
+from galileo.errors import GalileoError, InputError
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.retention import HeldBack, Removed, RetentionReport
 from galileo.model.windows import STATES, WindowChanges
@@ -239,12 +239,3 @@ def removed_to_pb(
         for node, dropped in sorted(removed.items())
     ]
     return cluster_pb2.DropDatasetReply(nodes=nodes, ccqs=ccqs)
-
-
-def removed_from_pb(reply: cluster_pb2.DropDatasetReply) -> dict[str, Removed | GalileoError]:
-    return {
-        dropped.node: Unavailable(dropped.failure)
-        if dropped.failure
-        else Removed(dropped.rows, dropped.bytes)
-        for dropped in reply.nodes
-    }
