@@ -194,6 +194,7 @@ async def test_call_cancelled_before_its_group_is_left_out():
     assert groups.begun == [(1,), (3,)]
 
 
+@pytest.mark.usefixtures("clock")
 async def test_group_weighs_at_most_its_bound_or_is_one_item():
     groups = Groups(items_max=10, weight=lambda item: item)
     calls = [groups.call(20)]
