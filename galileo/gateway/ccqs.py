@@ -62,7 +62,7 @@ class CcqRoutes(RouteGroup):
             infos = await visible_ccqs(client)
 
         def answer() -> Response:
-            described = [_described(request, info) for info in infos]
+            described = [_described(url_of(request), info) for info in infos]
             at = f"{url_of(request)}/ccqs"
             links = [documents.link("self", at, documents.JSON), documents.page_link(at)]
             return json_answer({"links": links, "ccqs": described})
@@ -77,7 +77,8 @@ class CcqRoutes(RouteGroup):
             if request.method == "DELETE":
                 await client.cancel(ccq_id)
                 return Response(status_code=HTTPStatus.NO_CONTENT)
-            return json_answer(_described(request, await info_of(client, ccq_id)))
+            info = await info_of(client, ccq_id)
+            return await self._encoders.run(lambda: json_answer(_described(url_of(request), info)))
 
     async def ccq_labels(self, request: Request) -> Response:
         """What is new after a token."""
@@ -120,18 +121,9 @@ class CcqRoutes(RouteGroup):
         submission = await _submission(request)
         async with self._callers.client(request) as client:
             ccq = await client.submit(submission.pop("dataset"), **submission)
-            location = f"{url_of(request)}/ccqs/{ccq.id}"
-            members = {**_described(request, ccq.info), **_initial_members(ccq)}
-            if len(ccq.initial) > LABELS_MAX:
-                link = link_members(len(ccq.initial), "", ccq.token)
-                link["links"] = [
-                    *members["links"],
-                    *({**one, "href": f"{location}/{one['href']}"} for one in link["links"]),
-                ]
-                body = json.dumps({**members, **link}).encode()
-            else:
-                body = await self._encoded(ccq.initial, "json", members)
-        headers = {"Location": location, TOKEN_HEADER: ccq.token}
+        url = url_of(request)
+        body = await self._encoders.run(functools.partial(_submitted, url, ccq))
+        headers = {"Location": f"{url}/ccqs/{ccq.id}", TOKEN_HEADER: ccq.token}
         return Response(body, HTTPStatus.CREATED, headers=headers, media_type=documents.JSON)
 
     async def _labels_answer(self, update: Update, format: str) -> Response:
@@ -168,9 +160,20 @@ def _initial_members(ccq: Ccq) -> dict[str, Any]:
     }
 
 
-def _described(request: Request, info: CcqInfo) -> dict[str, Any]:
-    """A continuous query, as JSON values."""
-    url = f"{url_of(request)}/ccqs/{info.id}"
+def _submitted(url: str, ccq: Ccq) -> bytes:
+    """The answer to a submission: the query, with its first labels if they are few."""
+    members = {**_described(url, ccq.info), **_initial_members(ccq)}
+    if len(ccq.initial) <= LABELS_MAX:
+        return encode_labels(ccq.initial, "json", members)
+    link = link_members(len(ccq.initial), "", ccq.token)
+    location = f"{url}/ccqs/{ccq.id}"
+    others = [{**one, "href": f"{location}/{one['href']}"} for one in link["links"]]
+    return json.dumps({**members, **link, "links": [*members["links"], *others]}).encode()
+
+
+def _described(root: str, info: CcqInfo) -> dict[str, Any]:
+    """A continuous query, as JSON values; `root` is the URL of the gateway."""
+    url = f"{root}/ccqs/{info.id}"
     return {
         "id": info.id,
         "dataset": info.dataset,

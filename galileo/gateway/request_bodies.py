@@ -23,6 +23,7 @@ from galileo.gateway.crs import CRS84, Crs, body_crs
 from galileo.gateway.documents import JSON
 from galileo.gateway.problems import Refused
 from galileo.model.schema import finite_json
+from galileo.offload import offload
 from galileo.shares import ArrivingRequest, Pool, ShareHolder
 
 BODY_BYTES_MAX = 64 << 20
@@ -30,6 +31,8 @@ BODIES_BYTES_MAX = 128 << 20
 """Total size of the bodies that are received and handled at a time."""
 DOCUMENT_BYTES_MAX = 1 << 20
 """Size of a document in JSON, and of a SPARQL query."""
+JSON_STEP_BYTES = 64
+"""Bytes of JSON that are parsed in a step of `offload`."""
 JSON_SHOWN_MAX = 200
 """Characters of a wrong value that an error shows."""
 ROOM_WITHIN_S = 20.0
@@ -205,7 +208,8 @@ async def json_body(request: Request) -> Any:
         text = f"expected a body of type {JSON}, got {media_type or 'none'}"
         raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
     try:
-        return finite_json(await document_of(request))
+        body = await document_of(request)
+        return await offload(len(body) // JSON_STEP_BYTES, finite_json, body)
     except (ValueError, RecursionError) as error:
         raise InputError(f"expected a JSON object: {error}", expected="json") from error
 
