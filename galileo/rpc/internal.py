@@ -188,14 +188,14 @@ class Internal:
         assert self._inbox is not None, "a node that is asked receives gossip"
         return await self._inbox.receive(request)
 
-    async def replicate(self, envelopes: Sequence[Envelope]) -> None:
-        """Takes messages of replicas."""
-        await self._node.replicas.receive(envelopes)
+    async def replicate(self, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
+        """Takes messages of replicas, and answers beats."""
+        return await self._node.replicas.receive(envelopes)
 
     @bounded_head(REPLICATE_HEAD_BYTES_MAX)
-    async def replicate_frames(self, envelopes: Sequence[Envelope]) -> None:
+    async def replicate_frames(self, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
         """Takes messages of replicas that are large, as those with many frames are."""
-        await self.replicate(envelopes)
+        return await self.replicate(envelopes)
 
     async def digests(
         self, member: Member, ranges: Sequence[CommitRange]
@@ -334,9 +334,13 @@ class Internal:
     async def scan_small(self, tasks: ScanTasks) -> Sequence[tuple[ScanAnswer, ...] | None]:
         """The answers of `scan` to tasks without bound and sampler; None where they are large."""
         await self._learn_features(tasks)
-        scans = await asyncio.gather(*map(self._scan_small, tasks))
+        async with asyncio.TaskGroup() as group:
+            scans = list[asyncio.Task[tuple[ScanAnswer, ...] | None]]()
+            for task in tasks:
+                scans.append(group.create_task(self._scan_small(task)))
+                await asyncio.sleep(0)  # It begins, and scans as long as it may in the loop.
         bytes_left, fitting = CHUNK_BYTES_MAX, list[tuple[ScanAnswer, ...] | None]()
-        for scan in scans:
+        for scan in [one.result() for one in scans]:
             bytes_left -= sum(
                 part.table.size for part in scan or () if isinstance(part, ScanLabels)
             )
@@ -417,6 +421,7 @@ class Internal:
         last = pa.py_buffer(rows[-1] if rows else b"")
         yield FindingsPart(last, json.dumps(findings.facts), findings.reached)
 
+    @bounded_head(TASK_HEAD_BYTES_MAX)
     async def read_executions(self, task: ExecutionsTask) -> AsyncGenerator[ExecutionsPiece, None]:
         """The executions of a channel, in partitions of this node, with matches of a broker."""
         channel = await self._node.stored_schema(task.channel)

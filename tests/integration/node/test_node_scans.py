@@ -14,6 +14,7 @@ from node_cluster import make_observations
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
+from galileo.election.ranking import UsageStatistics
 from galileo.errors import PartitionMoved, UnknownProperty
 from galileo.graph import metadata_graph
 from galileo.graph.columns import Paths
@@ -315,6 +316,25 @@ async def test_node_does_not_read_a_query_when_nothing_is_new_since_its_synopsis
     earlier = Cursor({p: s - 1 for p, s in published.items()})
     with pytest.raises(AssertionError, match="was read"):
         await there.local_scans.scan_small(replace(task, after=earlier))
+
+
+async def test_others_have_turns_between_small_scans_of_one_call(cluster: Any) -> None:
+    await fill(cluster)
+    partitions = placement.partitions_by_node(cluster.topology)["b"]
+    task = ScanTask(0, "nam", parse("", cluster.schema).to_json(), EMPTY_CURSOR, None, partitions)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    answers = await internal.Internal(cluster["b"], UsageStatistics).scan_small([task] * 64)
+    counting.cancel()
+    assert len(answers) == 64
+    assert turns >= 64
 
 
 async def test_query_with_a_stale_synopsis_finds_later_commits(cluster: Any) -> None:
