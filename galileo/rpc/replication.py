@@ -22,14 +22,16 @@ class GrpcReplicaLink:
     def __init__(self, peers: GrpcPeers) -> None:
         self._peers = peers
 
-    async def send(self, node: str, envelopes: Sequence[Envelope]) -> None:
-        options = self._peers.options
+    async def send(self, node: str, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
+        options, answers = self._peers.options, list[Envelope]()
         for request in encoded(envelopes):
             if len(request) > SMALL_REQUEST_BYTES_MAX:
                 call, timeout_s = REPLICATE_FRAMES, options.frames_s
             else:
                 call, timeout_s = REPLICATE, options.gossip_s
-            await self._peers.ask(node, call, request, timeout_s=timeout_s)
+            answered = await self._peers.ask(node, call, request, timeout_s=timeout_s)
+            answers += answered
+        return answers
 
     async def digests(
         self, member: Member, ranges: Sequence[CommitRange]

@@ -22,7 +22,7 @@ from galileo.storage.store import Store
 class NoLine:
     """Reaches no other node."""
 
-    async def send(self, node: str, envelopes: Sequence[Envelope]) -> None:
+    async def send(self, node: str, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
         raise Unavailable(f"node {node} is away", node=node)
 
     async def digests(

@@ -126,8 +126,8 @@ class Line:
     def __init__(self, network: Network) -> None:
         self._network = network
 
-    async def send(self, node: str, envelopes: Sequence[Envelope]) -> None:
-        await self._network.find(node).replicas.receive(envelopes)
+    async def send(self, node: str, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
+        return await self._network.find(node).replicas.receive(envelopes)
 
     async def digests(
         self, member: Member, ranges: Sequence[CommitRange]

@@ -242,7 +242,7 @@ class Line:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    async def send(self, node: str, envelopes: Sequence[Envelope]) -> None:
+    async def send(self, node: str, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
         world, sender = self._world, envelopes[0].sender.node
         chance = world.random.random()
         if node not in world.hosts or {node, sender} & world.cut or sender in world.muted:
@@ -254,6 +254,7 @@ class Line:
             for _ in range(copies):
                 late_s = 0.0 if world.is_calm else world.random.choice((0.0, 0.0, 0.005, 0.05))
                 world.later(self._deliver(node, request, late_s))
+        return ()  # The answers come back in the same way.
 
     async def digests(
         self, member: Member, ranges: Sequence[CommitRange]
@@ -267,7 +268,10 @@ class Line:
         await asyncio.sleep(late_s)
         host = self._world.hosts.get(node)
         if host is not None:
-            await host.replicas.receive(*REPLICATE.decode(request))
+            answers = await host.replicas.receive(*REPLICATE.decode(request))
+            if answers:
+                with contextlib.suppress(Unavailable):
+                    await self.send(answers[0].to.node, answers)
 
 
 class World:

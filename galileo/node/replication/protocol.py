@@ -73,7 +73,9 @@ class HeldPartitions:
 class ReplicaLink(Protocol):
     """Sends to another node by name; raises `Unavailable` where it cannot be reached."""
 
-    async def send(self, node: str, envelopes: Sequence[Envelope]) -> None: ...
+    async def send(self, node: str, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
+        """Sends messages, and returns the answers that came at once."""
+        ...
 
     async def digests(
         self, member: Member, ranges: Sequence[CommitRange]

@@ -29,6 +29,7 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -99,7 +100,7 @@ class ReplicasOptions:
 
     Attributes:
         machine: those of each machine.
-        tick_s: between two ticks.
+        tick_s: between two ticks of a machine that is not idle.
         idle_after_s: after its last event but beats and ticks, a machine is idle.
         idle_tick_s: between two ticks of an idle machine, unless its next beat or campaign is due.
         members_s: between two looks at which members a partition should have.
@@ -243,13 +244,13 @@ class _Hosted:
     barriers: int = 0
     held: deque[tuple[ReplicaEvent, Envelope | None]] = field(default_factory=deque)
 
-    def wants_tick(self, now: float, options: ReplicasOptions) -> bool:
-        """Whether a tick may have something to do."""
+    def tick_at(self, now: float, options: ReplicasOptions) -> float:
+        """When the next tick may have something to do."""
         if self.is_alone:
-            return False
-        if now < self.idle_at or now >= self.ticked_at + options.idle_tick_s:
-            return True
-        return now >= self.machine.due_at
+            return inf
+        if now < self.idle_at:
+            return self.ticked_at + options.tick_s
+        return min(self.ticked_at + options.idle_tick_s, self.machine.due_at)
 
 
 _OF_OWN_LOGS = (FrameAppended, LogSynced, WrittenAlone, LogForgotten)
@@ -320,6 +321,8 @@ class Replicas:
         self._unsaved: dict[int, tuple[_Hosted, ReplicaState]] = {}
         self._saving: set[int] = set()
         self._has_unsaved = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._answers: list[Envelope] | None = None
         self._learning: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -578,6 +581,7 @@ class Replicas:
             is_forgotten=self._catalog.is_dropped,
         )
         hosted = self._hosted[partition] = _Hosted(machine)
+        self._woken.set()
         return hosted
 
     def _found(self) -> None:
@@ -637,6 +641,8 @@ class Replicas:
         if isinstance(event, ReplicaTicked):
             hosted.ticked_at = now
         if hosted.idle_at == inf or not _is_routine(event):
+            if now >= hosted.idle_at:
+                self._woken.set()  # Its next tick is due earlier than it was.
             hosted.idle_at = now + self.options.idle_after_s
         for effect in hosted.machine.step(event, now):
             self._carry_out(partition, hosted, effect, envelope)
@@ -879,8 +885,20 @@ class Replicas:
 
     # --- messages ------------------------------------------------------------------------------
 
-    async def receive(self, envelopes: Sequence[Envelope]) -> None:
-        """Takes messages of another node; those to another directory are dropped."""
+    async def receive(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
+        """Takes messages of another node; those to another directory are dropped.
+
+        Returns:
+            The answers to beats, which save a node that has nothing else to do calls of its own.
+        """
+        self._answers = answers = list[Envelope]()
+        try:
+            self._take_all(envelopes)
+        finally:
+            self._answers = None
+        return answers
+
+    def _take_all(self, envelopes: Sequence[Envelope]) -> None:
         for envelope in envelopes:
             if envelope.to != self.me:
                 continue
@@ -924,6 +942,9 @@ class Replicas:
 
     def _send(self, partition: int, to: Member, message: Message) -> None:
         """Queues a message; those with frames do not delay the others."""
+        if self._answers is not None and isinstance(message, Support):
+            self._answers.append(Envelope(partition, self.me, to, message))
+            return
         lane = to.node, _has_frames(message)
         box = self._boxes.get(lane)
         if box is None:
@@ -940,7 +961,7 @@ class Replicas:
                 try:
                     envelopes = await self._take(box.messages)
                     if envelopes:
-                        await self._link.send(node, envelopes)
+                        self._take_all(await self._link.send(node, envelopes))
                         self.counts.frame_bytes_sent += sum(e.frames_bytes for e in envelopes)
                     continue
                 except GalileoError as error:
@@ -1227,11 +1248,12 @@ class Replicas:
         try:
             members_at = -inf
             while True:
+                self._woken.clear()
                 now = self._monotonic()
                 self._found()
                 for partition, hosted in list(self._hosted.items()):
                     if hosted.failed_at is None:
-                        if hosted.wants_tick(now, self.options):
+                        if now >= hosted.tick_at(now, self.options):
                             self._step(partition, ReplicaTicked())
                     elif now >= hosted.failed_at + self.options.restart_s:
                         self._restart(partition, hosted)
@@ -1244,13 +1266,24 @@ class Replicas:
                     self._repair_damaged()
                     self._return_leadership(rankings)
                     self._discard()
-                is_resting = bool(self._hosted) and self._hosted.keys() <= self.alone
-                await asyncio.sleep(self.options.members_s if is_resting else self.options.tick_s)
+                await self._until_woken(self._pause_s(now, members_at))
         finally:
             running = [*self._tasks, *self._learning.values()]
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    def _pause_s(self, now: float, members_at: float) -> float:
+        """Until the next tick of a machine is due, or the next look at the members."""
+        ticks = (hosted.tick_at(now, self.options) for hosted in self._hosted.values())
+        due = min(ticks, default=now)
+        return max(self.options.tick_s, min(due, members_at + self.options.members_s) - now)
+
+    async def _until_woken(self, pause_s: float) -> None:
+        """Waits, but not if a machine is idle no more."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._woken.wait()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -51,7 +51,7 @@ from galileo.node.replication.replicas import load_states
 from galileo.node.scrub_runner import ScrubOptions
 from galileo.node.storage_node import StorageNode
 from galileo.replication.machine import Replica
-from galileo.replication.messages import Append, NewerSet, StartTerm
+from galileo.replication.messages import Append, Beat, NewerSet, StartTerm, Support
 from galileo.replication.values import ORDINALS, Epochs
 from galileo.storage.frame import encode_header
 
@@ -175,6 +175,19 @@ async def test_node_replicas_files_of_a_member_that_was_dropped_are_deleted(
     await host.replicas.receive([Envelope(partition, other, me, NewerSet(left))])
     await await_condition(world, lambda _: not machine_of(host, partition).logs)
     assert not host.store.partition_directory("nam", partition).exists()
+
+
+async def test_node_replicas_answer_beats_of_their_leaders_at_once(world: World) -> None:
+    await await_whole(world)
+    partition = world.topology.partitions[0]
+    machines = {name: machine_of(host, partition) for name, host in world.hosts.items()}
+    [leader] = [name for name, machine in machines.items() if machine.leadership is not None]
+    follower = next(host for name, host in world.hosts.items() if name != leader)
+    sender, term = world.hosts[leader].replicas.me, machines[leader].state.promised
+    beat = Envelope(partition, sender, follower.replicas.me, Beat(term, 1.5))
+    refused = Envelope(partition, sender, follower.replicas.me, Beat(term - ORDINALS, 1.5))
+    answers = await follower.replicas.receive([beat, refused])
+    assert [(one.to, one.message) for one in answers] == [(sender, Support(term, 1.5))]
 
 
 async def test_node_replicas_take_no_message_that_came_without_its_frames(world: World) -> None:

@@ -27,10 +27,13 @@ from galileo.rpc.replication import REPLICATE, GrpcReplicaLink, encoded
 from galileo.wire.channel import node_server_options
 
 A, B = Member("a", "disk of a"), Member("b", "disk of b")
+SUPPORT = Envelope(1, B, A, messages.Support(7, 1.5))
 
 
 class Received(Internal):
-    """A node that keeps the messages of replicas it gets, and knows each second range."""
+    """A node that keeps the messages of replicas it gets, answers beats, and knows each second
+    range.
+    """
 
     def __init__(self) -> None:
         no_node: Any = None
@@ -38,11 +41,12 @@ class Received(Internal):
         self.envelopes: list[Envelope] = []
         self.calls: list[str] = []
 
-    async def replicate(self, envelopes: Sequence[Envelope]) -> None:
+    async def replicate(self, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
         self.envelopes += envelopes
+        return [SUPPORT] if any(isinstance(one.message, messages.Beat) for one in envelopes) else []
 
-    async def replicate_frames(self, envelopes: Sequence[Envelope]) -> None:
-        self.envelopes += envelopes
+    async def replicate_frames(self, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
+        return await self.replicate(envelopes)
 
     async def digests(
         self, member: Member, ranges: Sequence[CommitRange]
@@ -87,7 +91,7 @@ async def test_link_sends_messages_in_order(link: GrpcReplicaLink, received: Rec
         appended(pa.py_buffer(b"frames")),
         Envelope(2, A, B, messages.PreVote(7)),
     ]
-    await link.send("b", sent)
+    assert await link.send("b", sent) == [SUPPORT]
     assert received.envelopes == sent
     assert received.calls == ["internal/replicate"]
 

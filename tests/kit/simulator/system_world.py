@@ -373,14 +373,22 @@ class Line:
     def __init__(self, world: SystemWorld, name: str) -> None:
         self._world, self._name = world, name
 
-    async def send(self, node: str, envelopes: Sequence[Envelope]) -> None:
-        for request in encoded(envelopes):
-            self._world.transmit(self._name, node, partial(self._arrive, node, request))
+    async def send(self, node: str, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
+        self._transmit(self._name, node, envelopes)
+        return ()  # The answers arrive by themselves, or are lost.
 
-    def _arrive(self, node: str, request: bytes) -> None:
+    def _transmit(self, sender: str, node: str, envelopes: Sequence[Envelope]) -> None:
+        for request in encoded(envelopes) if envelopes else ():
+            self._world.transmit(sender, node, partial(self._arrive, sender, node, request))
+
+    def _arrive(self, sender: str, node: str, request: bytes) -> None:
         host = self._world.hosts.get(node)
         if host is not None:
-            host.spawn(host.replicas.receive(*REPLICATE.decode(request)))
+            host.spawn(self._receive(host, sender, request))
+
+    async def _receive(self, host: Host, sender: str, request: bytes) -> None:
+        answers = await host.replicas.receive(*REPLICATE.decode(request))
+        self._transmit(host.name, sender, answers)
 
     async def digests(
         self, member: Member, ranges: Sequence[CommitRange]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 
 from simulator.instant_replicas import LOG, TICK_S, InstantReplicas
 
@@ -298,12 +299,13 @@ def test_idle_replica_is_ticked_when_due_and_now_and_then() -> None:
     cluster.want(A, B, C)
     options, due = ReplicasOptions(), cluster.machines[B].due_at
     follower = _Hosted(cluster.machines[B], ticked_at=due - 0.2, idle_at=due - 1.0)
-    assert not follower.wants_tick(due - 0.1, options)
-    assert follower.wants_tick(due, options), "a campaign is due"
+    assert follower.tick_at(due - 0.1, options) == due, "a campaign is due"
     follower.ticked_at = due - 0.4
-    assert follower.wants_tick(due - 0.1, options), "the last tick is long ago"
+    assert follower.tick_at(due - 0.1, options) < due - 0.1, "the last tick is long ago"
     follower.ticked_at, follower.idle_at = due - 0.2, due
-    assert follower.wants_tick(due - 0.1, options), "it is not idle yet"
+    assert follower.tick_at(due - 0.1, options) < due - 0.1, "it is not idle yet"
+    follower.is_alone = True
+    assert follower.tick_at(due, options) == inf
 
 
 def test_learner_that_is_lost_as_it_becomes_a_voter_replaces_none() -> None:
