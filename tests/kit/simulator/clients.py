@@ -256,10 +256,10 @@ class Reader(_Client):
 
     def _fetch(self) -> None:
         assert self.token is not None
-        request = self._await(self._fetch)
+        request, asked_at = self._await(self._fetch), self.loop.now
         cursor = token.decode(self.token, ccq_id=self.ccq.id)
         self.world.checker.present(self.ccq.id, cursor)
-        self._request(request, cursor, lambda effect: self._on_answer(request, effect))
+        self._request(request, cursor, lambda effect: self._on_answer(request, effect, asked_at))
 
     def _request(
         self, request: int, cursor: Cursor, take: Callable[[ContinuousEffect], None]
@@ -277,7 +277,7 @@ class Reader(_Client):
 
         self.call(node, ask)
 
-    def _on_answer(self, request: int, effect: ContinuousEffect) -> None:
+    def _on_answer(self, request: int, effect: ContinuousEffect, asked_at: float) -> None:
         if self._awaited != request and not self.world.variant.conduct.takes_stale_answers:
             self.loop.counters["answers ignored"] += 1
             return
@@ -286,7 +286,7 @@ class Reader(_Client):
             self._target = effect.coordinator
             self._pause(self.loop.random.uniform(0.02, 0.2))
         elif isinstance(effect, RefuseFetch):
-            self._on_refused(effect)
+            self._on_refused(effect, asked_at)
         else:
             assert isinstance(effect, AnswerFetch)
             self._on_labels(effect)
@@ -312,7 +312,7 @@ class Reader(_Client):
         else:
             self._pause(self.loop.random.uniform(0.05, 0.4))
 
-    def _on_refused(self, effect: RefuseFetch) -> None:
+    def _on_refused(self, effect: RefuseFetch, asked_at: float) -> None:
         kind = effect.failure.kind
         self.loop.counters["fetches refused"] += 1
         if kind in ("unavailable", "overloaded"):
@@ -320,7 +320,7 @@ class Reader(_Client):
             after_s: Any = dict(effect.failure.details).get("after_s", 0.2)
             self._pause(float(after_s))
             return
-        if kind == "unknown_ccq" and self.world.system.may_lack(self.ccq.id):
+        if kind == "unknown_ccq" and self.world.system.may_lack(self.ccq.id, since=asked_at):
             self.submit()
             return
         self._on_final(kind, effect.failure.message)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -108,6 +109,7 @@ class SystemLeader:
         self._rows = self._empty()
         self._log: list[dict[str, Record]] = []
         self._losses: dict[str, _Loss] = {}
+        self._restored_at: dict[str, float] = {}
         self._waiting: list[tuple[Sequence[RowChange], Callable[[Outcomes], None]]] = []
         self._is_busy = False
         self._missing_since = 0.0
@@ -198,10 +200,14 @@ class SystemLeader:
     def _empty(self) -> Rows[Record]:
         return self._world.variant.rows_type(self.kind)
 
-    def may_lack(self, ccq_id: str) -> bool:
-        """Whether a CCQ that was placed may be unknown: its record is lost, and no node that had
-        heard of it has listed the rows of the new leader and offered it since.
+    def may_lack(self, ccq_id: str, *, since: float) -> bool:
+        """Whether a CCQ that was placed may have been unknown at some time since then.
+
+        Its record is lost until a node that had heard of it has listed the rows of the new leader
+        and offered it.
         """
+        if self._restored_at.get(ccq_id, -inf) >= since:
+            return True
         loss = self._losses.get(ccq_id)
         return loss is not None and not self._is_offered(loss)
 
@@ -307,6 +313,7 @@ class SystemLeader:
             if loss is not None and _is_restored(loss.value, value):
                 self._loop.counters["rows restored"] += 1
                 del self._losses[name]
+                self._restored_at[name] = self._loop.now
 
     def _judge_place(self, change: PlaceCcq, draft: Draft[Any], outcome: object) -> None:
         """As many CCQs live as may, counted one by one."""
