@@ -77,7 +77,7 @@ class CacheMemory:
 
     def enforce(self, now: float) -> Effects:
         """Free memory if the caches are above the capacity."""
-        whole = free_capacity(self._memory_budget(), weights=self._state.options.weights)
+        whole = free_capacity(self._memory_budget())
         if not self._is_over(whole):
             return []
         overflowed = self._overflowed(now)
@@ -129,7 +129,7 @@ class CacheMemory:
         if not coordinators:
             return []
         fetches = [coordinator.fetch_stats.recent_fetch_rate(now) for coordinator in coordinators]
-        bounds = thresholds(self._memory_budget(), fetches, weights=self._state.options.weights)
+        bounds = thresholds(self._memory_budget(), fetches)
         excess = np.array([coordinator.cache.bytes for coordinator in coordinators]) - bounds
         order = np.argsort(-excess, kind="stable")
         return [coordinators[i] for i in order.tolist() if excess[i] > 0]
@@ -178,7 +178,7 @@ class CacheMemory:
     def _load_ahead(self, now: float) -> Effects:
         """Load the packs that readers are expected to fetch, the oldest first."""
         effects: Effects = []
-        whole = free_capacity(self._memory_budget(), weights=self._state.options.weights)
+        whole = free_capacity(self._memory_budget())
         for ccq_id in list(self._with_files):
             coordinator = self._state.coordinated.get(ccq_id)
             if coordinator is None or not (

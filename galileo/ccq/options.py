@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from galileo.ccq.cache import CHUNKS_COMPACTED, LABELS_FEW
-from galileo.ccq.thresholds import ThresholdWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,6 @@ class ContinuousOptions:
         holders_max: nodes that may keep ranges of one CCQ, besides its coordinator.
         handed_off_cache_ttl_s: the longest that a node keeps a handed-off cache.
         holder_timeout_s: for a holder's answer; then its range is rescanned.
-        weights: of the thresholds of caches.
         chunks_compacted: small chunks of a cache that are packed as one.
         labels_few: labels of a cache up to which it is rarely compacted.
         fetches_max: open fetches at a time.
@@ -81,7 +79,6 @@ class ContinuousOptions:
     holders_max: int = 4
     handed_off_cache_ttl_s: float = 3600.0
     holder_timeout_s: float = 5.0
-    weights: ThresholdWeights = field(default_factory=ThresholdWeights)
     chunks_compacted: int = CHUNKS_COMPACTED
     labels_few: int = LABELS_FEW
     fetches_max: int = 10_000

@@ -18,24 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-
-@dataclass(frozen=True, slots=True)
-class ThresholdWeights:
-    """Weights of the thresholds.
-
-    Attributes:
-        room: part of the budget that caches may fill. The rest takes the results of cycles
-            meanwhile.
-        cpu: part of the capacity that a node with fully used processors gives up.
-        popularity: extra shares of a CCQ that is fetched all the time; one that is never fetched
-            has one share.
-        fetches_typical: recent fetches at which a CCQ has half of the extra shares.
-    """
-
-    room: float = 0.8
-    cpu: float = 0.25
-    popularity: float = 3.0
-    fetches_typical: float = 10.0
+ROOM_SHARE = 0.8
+"""Part of the budget that caches may fill. The rest takes the results of cycles meanwhile."""
+CPU_WEIGHT = 0.25
+"""Part of the capacity that a node with fully used processors gives up."""
+POPULARITY_WEIGHT = 3.0
+"""Extra shares of a CCQ that is fetched all the time; one that is never fetched has one share."""
+FETCHES_TYPICAL = 10.0
+"""Recent fetches at which a CCQ has half of the extra shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +48,21 @@ class MemoryBudget:
         return max(0, min(self.budget_bytes, self.memory_bytes))
 
 
-_WEIGHTS = ThresholdWeights()
-
-
-def free_capacity(means: MemoryBudget, *, weights: ThresholdWeights = _WEIGHTS) -> int:
+def free_capacity(means: MemoryBudget) -> int:
     """Bytes that all caches of a node may take before some are spilled or handed off."""
     busy = min(1.0, max(0.0, means.cpu_share))
-    return int(means.allowance * weights.room * (1.0 - weights.cpu * busy))
+    return int(means.allowance * ROOM_SHARE * (1.0 - CPU_WEIGHT * busy))
 
 
-def thresholds(
-    means: MemoryBudget,
-    fetches: npt.ArrayLike,
-    *,
-    weights: ThresholdWeights = _WEIGHTS,
-) -> npt.NDArray[np.int64]:
+def thresholds(means: MemoryBudget, fetches: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Bytes that each CCQ's cache may take.
 
     Args:
         means: of the node.
         fetches: recent fetches of each CCQ that it coordinates.
-        weights: of the thresholds.
     """
     often = np.maximum(np.asarray(fetches, dtype=np.float64), 0.0)
-    shares = 1.0 + weights.popularity * often / (often + weights.fetches_typical)
-    whole = free_capacity(means, weights=weights)
+    shares = 1.0 + POPULARITY_WEIGHT * often / (often + FETCHES_TYPICAL)
+    whole = free_capacity(means)
     bounds: npt.NDArray[np.int64] = np.floor(whole * (shares / shares.sum())).astype(np.int64)
     return bounds

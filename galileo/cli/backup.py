@@ -80,11 +80,14 @@ def backup(session: Session, *, directory: Path, target: Path, link: bool) -> No
     Example:
       galileo backup /data/galileo /backups/galileo-2012-03-01
     """
-    options = backups.BackupOptions(link=link, now=time.time())
     with session.output.progress(unit="MB") as bar:
         task = bar.add_task("copying", total=checks.bytes_to_read(directory) / 1e6)
         manifest = backups.backup(
-            directory, target, options=options, progress=lambda n: bar.advance(task, n / 1e6)
+            directory,
+            target,
+            now=time.time(),
+            link=link,
+            progress=lambda n: bar.advance(task, n / 1e6),
         )
     _report(session, manifest, place=target)
 

@@ -40,6 +40,14 @@ from typing import TypeAlias
 from galileo.errors import GalileoError, Unavailable
 from galileo.hashing import text64
 
+ROUND_S = 0.25
+"""Interval at which a proposer repeats its messages."""
+BALLOT_S = 1.5
+"""A proposer gives up a ballot that takes longer."""
+BACKOFF_S = 0.4
+"""The longest pause before the next ballot."""
+CHANGE_S = 15.0
+"""A change that takes longer is given up."""
 NODES_MAX = 4096
 """Ballots are `round * NODES_MAX + ordinal`."""
 LOTS = 1 << 20
@@ -89,21 +97,6 @@ class RegisterState:
     used: int
     accepted: Ballot
     chosen: Ballot
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterOptions:
-    """Attributes:
-    round_s: a proposer repeats its messages at this interval.
-    ballot_s: a proposer gives a ballot up that takes longer.
-    backoff_s: longest pause before the next ballot.
-    change_s: a change is given up that takes longer.
-    """
-
-    round_s: float = 0.25
-    ballot_s: float = 1.5
-    backoff_s: float = 0.4
-    change_s: float = 15.0
 
 
 # --- messages ----------------------------------------------------------------------------------
@@ -270,13 +263,11 @@ class Register:
         state: RegisterState,
         *,
         directory: str = "",
-        options: RegisterOptions | None = None,
         what: str = "the topology",
     ) -> None:
         self.me = me
         self.what = what
         self.directory = directory
-        self.options = options or RegisterOptions()
         self.state = state
         self._ordinal = ordinal
         self._lot = text64("ballots", directory) % LOTS
@@ -361,7 +352,7 @@ class Register:
         if self._proposal is not None or not self._waiting:
             return []
         event = self._waiting.pop(0)
-        deadline = now + self.options.change_s
+        deadline = now + CHANGE_S
         self._proposal = _Proposal(event.request, event.change, deadline, event.advisors)
         return self._prepare(self._proposal, now)
 
@@ -460,7 +451,7 @@ class Register:
         share = text64("register", self.me, proposal.ballot) / 2**64
         # Until then no answer counts: a lost directory of this node may have used the other ballot.
         proposal.ballot, proposal.above = 0, max(proposal.above, promised)
-        proposal.answered, proposal.resumes = set(), now + share * self.options.backoff_s
+        proposal.answered, proposal.resumes = set(), now + share * BACKOFF_S
         return []
 
     def _on_tick(self, now: float) -> Effects:
@@ -472,9 +463,9 @@ class Register:
         if proposal.resumes > proposal.started:
             return self._prepare(proposal, now) if now >= proposal.resumes else []
         # What is chosen needs no other ballot, only more answers.
-        if proposal.spreading is None and now >= proposal.started + self.options.ballot_s:
+        if proposal.spreading is None and now >= proposal.started + BALLOT_S:
             return self._back_off(proposal, proposal.ballot, now)
-        return self._ask(proposal, now) if now >= proposal.repeated + self.options.round_s else []
+        return self._ask(proposal, now) if now >= proposal.repeated + ROUND_S else []
 
     def _unanswered(self, proposal: _Proposal) -> Unavailable:
         voters = self.chosen.voters

@@ -14,26 +14,19 @@ An election makes no coordinator unique, and it need not be: the answers of two 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 
-from galileo.election.ranking import Candidate, Suitability, Weights, is_suitable, rank
+from galileo.election.ranking import (
+    CPU_SHARE_MAX,
+    MEMORY_RESERVE_BYTES,
+    Candidate,
+    is_suitable,
+    rank,
+)
 
 POLLED_FIRST = 4
 """Nodes of the first round."""
-
-
-@dataclass(frozen=True, slots=True)
-class ElectionOptions:
-    """How nodes are ranked.
-
-    Attributes:
-        weights: of the terms of a score.
-        limits: within which a node is suitable.
-    """
-
-    weights: Weights = field(default_factory=Weights)
-    limits: Suitability = field(default_factory=Suitability)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,34 +80,38 @@ def rounds(
 
 
 def is_decided(
-    candidacy: Candidacy, candidates: Mapping[str, Candidate], options: ElectionOptions
+    candidacy: Candidacy,
+    candidates: Mapping[str, Candidate],
+    *,
+    reserve_bytes: int = MEMORY_RESERVE_BYTES,
 ) -> bool:
     """Whether the nodes that have answered are enough."""
-    return len(candidates) >= candidacy.count and bool(_fit(candidacy, candidates, options))
+    return len(candidates) >= candidacy.count and bool(_fit(candidacy, candidates, reserve_bytes))
 
 
 def choose(
     candidacy: Candidacy,
     candidates: Mapping[str, Candidate],
-    options: ElectionOptions,
     racks: Mapping[str, str],
+    *,
+    reserve_bytes: int = MEMORY_RESERVE_BYTES,
 ) -> tuple[str, ...]:
     """The elected nodes, the best first; fewer than wanted where fewer have answered.
 
     Args:
         candidacy: for what.
         candidates: the nodes that have answered.
-        options: how they are ranked.
         racks: of nodes; those without one are racks of their own.
+        reserve_bytes: memory of a suitable node that stays free.
     """
-    fit = _fit(candidacy, candidates, options)
+    fit = _fit(candidacy, candidates, reserve_bytes)
     others = (
         {} if candidacy.only_suitable else {n: candidates[n] for n in candidates if n not in fit}
     )
     left = [
         node
         for some in (fit, others)
-        for node in rank(some, need_bytes=candidacy.need_bytes, weights=options.weights)
+        for node in rank(some, need_bytes=candidacy.need_bytes)
         if not candidates[node].usage.is_draining
     ]
     chosen: list[str] = []
@@ -127,14 +124,15 @@ def choose(
 
 
 def _fit(
-    candidacy: Candidacy, candidates: Mapping[str, Candidate], options: ElectionOptions
+    candidacy: Candidacy, candidates: Mapping[str, Candidate], reserve_bytes: int
 ) -> dict[str, Candidate]:
-    limits = options.limits
-    if candidacy.cpu_share > limits.cpu_share_max:
-        limits = Suitability(limits.memory_reserve_bytes, candidacy.cpu_share, limits.ccqs_max)
-    need_bytes = candidacy.need_bytes
     return {
         node: one
         for node, one in candidates.items()
-        if is_suitable(one.usage, need_bytes=need_bytes, limits=limits)
+        if is_suitable(
+            one.usage,
+            need_bytes=candidacy.need_bytes,
+            reserve_bytes=reserve_bytes,
+            cpu_share_max=max(CPU_SHARE_MAX, candidacy.cpu_share),
+        )
     }

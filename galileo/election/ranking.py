@@ -5,6 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+MEMORY_RESERVE_BYTES = 64 << 20
+"""Memory of a suitable node that stays free next to the expected cache."""
+CPU_SHARE_MAX = 0.9
+"""Above it a node is busy."""
+CCQS_MAX = 100_000
+"""Most CCQs of one node."""
+
+# Weights of the terms of a score, each of which is about 0 to 1 before weighting.
+MEMORY_WEIGHT = 4.0
+"""Of the share of the free memory that the CCQ's cache would take. The largest weight, since a
+coordinator without memory must hand its CCQ off."""
+CPU_WEIGHT = 2.0
+"""Of the share of all cores in use."""
+LOAD_WEIGHT = 1.0
+"""Of the runnable threads per core, at most 4."""
+CCQS_WEIGHT, CCQS_TYPICAL = 1.0, 20.0
+"""Of the coordinated CCQs, per `CCQS_TYPICAL`; spreads CCQs over idle nodes."""
+LATENCY_WEIGHT, LATENCY_TYPICAL_S = 0.5, 0.05
+"""Of the round-trip time, per `LATENCY_TYPICAL_S`, at most 4."""
+
 
 @dataclass(frozen=True, slots=True)
 class UsageStatistics:
@@ -28,43 +48,6 @@ class UsageStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """Weights of the terms of a score, each of which is about 0 to 1 before weighting.
-
-    Attributes:
-        memory: share of the free memory that the CCQ's cache would take. The largest weight, since
-            a coordinator without memory must hand its CCQ off.
-        cpu: share of all cores in use.
-        load: runnable threads per core, at most 4.
-        ccqs: coordinated CCQs, per `ccqs_typical`; spreads CCQs over idle nodes.
-        latency: round-trip time, per `latency_typical_s`, at most 4.
-    """
-
-    memory: float = 4.0
-    cpu: float = 2.0
-    load: float = 1.0
-    ccqs: float = 1.0
-    latency: float = 0.5
-    ccqs_typical: float = 20.0
-    latency_typical_s: float = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Suitability:
-    """Limits within which a node is suitable for one more CCQ.
-
-    Attributes:
-        memory_reserve_bytes: must stay free next to the expected cache.
-        cpu_share_max: above it the node is busy.
-        ccqs_max: most CCQs of one node.
-    """
-
-    memory_reserve_bytes: int = 64 << 20
-    cpu_share_max: float = 0.9
-    ccqs_max: int = 100_000
-
-
-@dataclass(frozen=True, slots=True)
 class Candidate:
     """A node's answer to the poll and how long it took."""
 
@@ -76,35 +59,37 @@ _BURDEN_MAX = 4.0
 _MEMORY_MIN_BYTES = 1
 
 
-def is_suitable(usage: UsageStatistics, *, need_bytes: int, limits: Suitability) -> bool:
+def is_suitable(
+    usage: UsageStatistics,
+    *,
+    need_bytes: int,
+    reserve_bytes: int = MEMORY_RESERVE_BYTES,
+    cpu_share_max: float = CPU_SHARE_MAX,
+) -> bool:
+    """Whether a node can take one more CCQ whose cache is expected to need `need_bytes`."""
     return (
         not usage.is_draining
-        and usage.memory_free_bytes >= need_bytes + limits.memory_reserve_bytes
-        and usage.cpu_share <= limits.cpu_share_max
-        and usage.ccq_count < limits.ccqs_max
+        and usage.memory_free_bytes >= need_bytes + reserve_bytes
+        and usage.cpu_share <= cpu_share_max
+        and usage.ccq_count < CCQS_MAX
     )
 
 
-def score(candidate: Candidate, *, need_bytes: int, weights: Weights) -> float:
+def score(candidate: Candidate, *, need_bytes: int) -> float:
     """Expected load of the node; lower is better."""
     usage = candidate.usage
     memory = (need_bytes + usage.cache_bytes) / max(usage.memory_free_bytes, _MEMORY_MIN_BYTES)
-    latency = candidate.round_trip_s / weights.latency_typical_s
+    latency = candidate.round_trip_s / LATENCY_TYPICAL_S
     return (
-        weights.memory * min(memory, _BURDEN_MAX)
-        + weights.cpu * usage.cpu_share
-        + weights.load * min(usage.load, _BURDEN_MAX)
-        + weights.ccqs * usage.ccq_count / weights.ccqs_typical
-        + weights.latency * min(latency, _BURDEN_MAX)
+        MEMORY_WEIGHT * min(memory, _BURDEN_MAX)
+        + CPU_WEIGHT * usage.cpu_share
+        + LOAD_WEIGHT * min(usage.load, _BURDEN_MAX)
+        + CCQS_WEIGHT * usage.ccq_count / CCQS_TYPICAL
+        + LATENCY_WEIGHT * min(latency, _BURDEN_MAX)
     )
 
 
-def rank(
-    candidates: Mapping[str, Candidate], *, need_bytes: int, weights: Weights
-) -> tuple[str, ...]:
+def rank(candidates: Mapping[str, Candidate], *, need_bytes: int) -> tuple[str, ...]:
     """The nodes, best first; equal ones by name, so that all pollers agree."""
-    scores = {
-        node: score(candidate, need_bytes=need_bytes, weights=weights)
-        for node, candidate in candidates.items()
-    }
+    scores = {node: score(one, need_bytes=need_bytes) for node, one in candidates.items()}
     return tuple(sorted(scores, key=lambda node: (scores[node], node)))

@@ -22,30 +22,18 @@ from galileo.query.feature_predicates import TextLeaf
 from galileo.query.predicates import And, Leaf, Node, leaves
 from galileo.query.visitors import json_value, verdicts
 
+CHUNK_PATHS = 1 << 17
+"""Paths that are tested together: a megabyte of a column."""
+SAMPLE_PATHS = 512
+"""Paths of a sample for the order of conditions; taken from at least `CHUNK_PATHS`."""
+PORTION_PATHS = 1 << 17
+"""Paths that are gathered together, if as many match."""
 GATHER_BELOW_SHARE = 4
 """Remaining rows are gathered for the next condition if they are fewer than one in so many."""
 
 _UNREAD_CELLS = np.broadcast_to(np.uint64(0), 1 << 40)
 _UNREAD_BUCKETS = np.broadcast_to(np.int64(0), 1 << 40)
 """Stand in for columns that a condition does not read; they take no memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineOptions:
-    """How many paths are looked at together.
-
-    Attributes:
-        chunk_paths: that are tested together: a megabyte of a column.
-        sample_paths: of a sample for the order of conditions; taken from at least `chunk_paths`.
-        portion_paths: that are gathered together, if as many match.
-    """
-
-    chunk_paths: int = 1 << 17
-    sample_paths: int = 512
-    portion_paths: int = 1 << 17
-
-
-DEFAULTS = PipelineOptions()
 
 
 class LeafEvaluator:
@@ -174,24 +162,17 @@ class FilterPipeline:
     filters: Sequence[RowFilter]
 
     @classmethod
-    def of(
-        cls,
-        paths: Paths,
-        conditions: Sequence[RowFilter],
-        *,
-        rows: Rows,
-        options: PipelineOptions = DEFAULTS,
-    ) -> FilterPipeline:
+    def of(cls, paths: Paths, conditions: Sequence[RowFilter], *, rows: Rows) -> FilterPipeline:
         """Order the filters by selectivity and cost on a sample of `rows`."""
         if len(conditions) < 2:
             return cls(paths, conditions)
-        if count_rows(rows) < options.chunk_paths:
+        if count_rows(rows) < CHUNK_PATHS:
             return cls(paths, sorted(conditions, key=lambda each: each.weight))
-        chosen = sample(rows, options.sample_paths)
+        chosen = sample(rows, SAMPLE_PATHS)
 
         def rank(condition: RowFilter) -> float:
             ruled_out = 1.0 - float(np.mean(condition.mask(paths, chosen)))
-            return condition.weight / max(ruled_out, 0.5 / options.sample_paths)
+            return condition.weight / max(ruled_out, 0.5 / SAMPLE_PATHS)
 
         return cls(paths, sorted(conditions, key=rank))
 

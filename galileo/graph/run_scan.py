@@ -20,12 +20,13 @@ from galileo.geo.geohash import Cells
 from galileo.geo.ranges import Ranges
 from galileo.graph.columns import Commits, StringDictionary
 from galileo.graph.filter_pipeline import (
-    DEFAULTS,
+    CHUNK_PATHS,
+    PORTION_PATHS,
+    SAMPLE_PATHS,
     CommitFilter,
     FilterPipeline,
     FilterStats,
     LeafEvaluator,
-    PipelineOptions,
     PredicateFilter,
     chunks,
     row_filters,
@@ -155,7 +156,6 @@ class RunScan:
         pipeline: for them.
         zones: entries of the run's zone map.
         zones_scanned: zones that may hold a match.
-        options: how many paths are looked at together.
     """
 
     run: SortedRun
@@ -163,40 +163,31 @@ class RunScan:
     pipeline: FilterPipeline
     zones: int
     zones_scanned: int
-    options: PipelineOptions
 
     @classmethod
-    def of(
-        cls,
-        run: SortedRun,
-        search: BoundQuery,
-        *,
-        commits: Mask | None,
-        options: PipelineOptions = DEFAULTS,
-    ) -> RunScan:
+    def of(cls, run: SortedRun, search: BoundQuery, *, commits: Mask | None) -> RunScan:
         """Prune the run.
 
         Args:
             run: sealed or memtable.
             search: of the run's graph.
             commits: mask of live commits of the run; None: all.
-            options: how many paths are looked at together.
         """
         blocks = _possible_blocks(run, search, commits)
         rows = _candidates(run, search, blocks)
         held = () if commits is None else (CommitFilter(commits),)
         filters = (*held, *search.filters)
-        pipeline = FilterPipeline.of(run.paths, filters, rows=rows, options=options)
-        return cls(run, rows, pipeline, len(blocks), int(np.count_nonzero(blocks)), options)
+        pipeline = FilterPipeline.of(run.paths, filters, rows=rows)
+        return cls(run, rows, pipeline, len(blocks), int(np.count_nonzero(blocks)))
 
     def portions(self, *, tally: FilterStats | None = None) -> Iterator[Rows]:
         """Matching rows, ascending, in portions that suit gathering; none is empty."""
         if not self.pipeline.filters:
             sifted: Iterator[Rows] = iter([self.rows])
         else:
-            pieces = chunks(self.rows, self.options.chunk_paths)
+            pieces = chunks(self.rows, CHUNK_PATHS)
             sifted = (self.pipeline.apply(chunk, tally=tally) for chunk in pieces)
-        return concat_small(sifted, least=self.options.portion_paths)
+        return concat_small(sifted, least=PORTION_PATHS)
 
     def pieces(self, most: int) -> Iterator[Rows | None]:
         """Matching rows, ascending, at most `most` at a time; None after each chunk in between.
@@ -205,7 +196,7 @@ class RunScan:
         """
         pending: list[Rows] = []
         count = 0
-        for chunk in chunks(self.rows, self.options.chunk_paths):
+        for chunk in chunks(self.rows, CHUNK_PATHS):
             rows = self.pipeline.apply(chunk) if self.pipeline.filters else chunk
             for piece in chunks(rows, most):
                 if count + count_rows(piece) > most:
@@ -219,11 +210,11 @@ class RunScan:
 
     def estimate(self) -> int:
         """About how many rows match, by a sample; at most all that were not pruned."""
-        count, sample_paths = count_rows(self.rows), self.options.sample_paths
-        if not self.pipeline.filters or count <= sample_paths:
+        count = count_rows(self.rows)
+        if not self.pipeline.filters or count <= SAMPLE_PATHS:
             return count
-        passed = self.pipeline.apply(sample(self.rows, sample_paths))
-        return count * count_rows(passed) // sample_paths
+        passed = self.pipeline.apply(sample(self.rows, SAMPLE_PATHS))
+        return count * count_rows(passed) // SAMPLE_PATHS
 
     def matches(self) -> Positions:
         """All matching rows, ascending."""

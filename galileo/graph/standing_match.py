@@ -18,7 +18,7 @@ import pyarrow as pa
 from galileo.cursor import Cursor
 from galileo.cycle import NOT_REQUESTED, MatchBatch
 from galileo.graph.columns import StringDictionary, to_labels
-from galileo.graph.filter_pipeline import DEFAULTS, chunks
+from galileo.graph.filter_pipeline import PORTION_PATHS, chunks
 from galileo.graph.row_ranges import Positions, Rows, count_rows, to_positions
 from galileo.graph.run_scan import BoundQuery, CommitWindow, Coverage, RunScan
 from galileo.graph.sorted_runs import SortedRun
@@ -139,7 +139,7 @@ class MatchPass:
     ) -> Iterator[MatchHits]:
         """Match requests `numbers` together."""
         standing = self.match_query.standing
-        for part in chunks(rows, DEFAULTS.portion_paths):
+        for part in chunks(rows, PORTION_PATHS):
             commit = take_rows(run.paths.commit, part)
             partition, sequence = run.commits.partition[commit], run.commits.sequence[commit]
             place = to_positions(part)

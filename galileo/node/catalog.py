@@ -18,7 +18,6 @@ import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -67,21 +66,12 @@ def _ignore(name: str, generations: int, keys: Sequence[str]) -> None:
     """The default of `Catalog.on_dropped`: nothing else depends on the dataset."""
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogOptions:
-    """Limits of a catalog.
-
-    Attributes:
-        commit_queue_max: commits that wait for the disk of one partition.
-        unsummarised_paths_max: paths of a partition that wait for its synopsis.
-    """
-
-    commit_queue_max: int = 1_024
-    unsummarised_paths_max: int = 65_536
-
-
 class Catalog:
-    """Every dataset's schema and shard; opens the journals that the store already has."""
+    """Every dataset's schema and shard; opens the journals that the store already has.
+
+    Args:
+        commit_queue_max: commits that wait for the disk of one partition.
+    """
 
     def __init__(
         self,
@@ -89,10 +79,10 @@ class Catalog:
         *,
         executor: Executor,
         syncing: Executor,
-        options: CatalogOptions,
         machines: LogOwner,
         term_of: Callable[[int], int] = lambda _: 0,
         owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
+        commit_queue_max: int = 1_024,
     ) -> None:
         self._machines = machines
         self._store = store
@@ -100,7 +90,7 @@ class Catalog:
         self._owned = owned
         self._executor = executor
         self._syncing = syncing
-        self._options = options
+        self._commit_queue_max = commit_queue_max
         self._shards: dict[str, AnyShard] = {}
         self._kinds: dict[type, Mapping[str, Any]] = {}
         self._keys: dict[str, str] = {}
@@ -156,8 +146,7 @@ class Catalog:
         if isinstance(schema, Channel):
             return ChannelShard(schema, **options)
         assert isinstance(schema, Schema), "neither a dataset, a table nor a channel"
-        waiting_max = self._options.unsummarised_paths_max
-        return DatasetShard(schema, unsummarised_paths_max=waiting_max, **options)
+        return DatasetShard(schema, **options)
 
     def _replay(self, dataset: str, partition: int, replayed: Replayed) -> None:
         self._shards[dataset].replay(partition, replayed)
@@ -488,7 +477,7 @@ class Catalog:
                 restart_journal=partial(self.restart_journal, dataset),
                 executor=self._executor,
                 syncing=self._syncing,
-                waiting_max=self._options.commit_queue_max,
+                waiting_max=self._commit_queue_max,
             )
         return writer
 

@@ -80,7 +80,7 @@ from galileo.node.channel_matching import Observed
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.cluster_view import ClusterView
 from galileo.node.peers import TableTask
-from galileo.node.reference_tables import ReferenceOptions, References, ReferenceTables
+from galileo.node.reference_tables import References, ReferenceTables
 from galileo.node.select import CursorRange, Selection
 from galileo.node.table_reader import TableReader
 from galileo.query import Query, joins
@@ -113,14 +113,12 @@ class ExecutorOptions:
             beyond it.
         history_rows_max: observations of a history.
         retry_s: seconds until the next attempt after an error that may pass by itself.
-        references: of the tables that are joined.
     """
 
     rows_max: int = 131_072
     bytes_max: int = 64 << 20
     history_rows_max: int = 10_000_000
     retry_s: float = 10.0
-    references: ReferenceOptions = field(default_factory=ReferenceOptions)
 
 
 @dataclass(slots=True)
@@ -319,9 +317,7 @@ class ChannelExecutor:
         self._executor = executor
         self._clock = clock
         self._options = options or ExecutorOptions()
-        self._references = ReferenceTables(
-            tables, executor=executor, clock=clock, options=self._options.references
-        )
+        self._references = ReferenceTables(tables, executor=executor, clock=clock)
         self._joining = asyncio.Lock()  # Channels share tables, which one thread at a time joins.
         self.on_committed: Callable[[], None] = lambda: None
         self.durations = DurationHistogram(LAG_BOUNDS_S)

@@ -24,6 +24,8 @@ from galileo.query import parse
 from galileo.storage.recovery import Replayed
 from galileo.storage.retention import Truncation
 
+UNSUMMARISED_PATHS_MAX = 65_536
+"""Paths of a partition that wait for its synopsis."""
 NARROWED_PATHS_MAX = 262_144
 """Up to so many paths of a partition its synopsis is made anew when commits were dropped."""
 
@@ -36,18 +38,14 @@ class DatasetShard(Shard):
 
     Args:
         schema: of the dataset.
-        unsummarised_paths_max: paths of a partition that wait for its synopsis.
         options: as of `Shard`.
     """
 
     schema: Schema
     index: MetadataGraph
 
-    def __init__(
-        self, schema: Schema, *, unsummarised_paths_max: int = 65_536, **options: Any
-    ) -> None:
+    def __init__(self, schema: Schema, **options: Any) -> None:
         super().__init__(schema, MetadataGraph(schema), **options)
-        self._unsummarised_paths_max = unsummarised_paths_max
         self._newest: dict[int, ClockStep] = {}
         self._synopses: dict[int, Synopsis] = {}
         self._unsummarised: dict[int, list[Replayed]] = {}
@@ -113,7 +111,7 @@ class DatasetShard(Shard):
             self._unsummarised.setdefault(partition, []).append(commits)
             waiting = self._unsummarised_paths.get(partition, 0) + commits.paths.num_rows
             self._unsummarised_paths[partition] = waiting
-            if waiting >= self._unsummarised_paths_max:
+            if waiting >= UNSUMMARISED_PATHS_MAX:
                 self._summarise(partition)
         if commits.paths.num_rows:  # Seals have none.
             buckets = column_micros(commits.paths.column("bucket"))

@@ -36,23 +36,14 @@ from galileo.node.peers import TableTask
 from galileo.node.table_reader import TableReader
 from galileo.query.joins import Reference, keys_of
 
+ROWS_MAX = 2_000_000
+"""Rows of the replica of one table."""
+BYTES_MAX = 256 << 20
+"""Bytes of all replicas of a node, without the shapes of their geometries."""
 CHANGES_MAX = 64
 """Ranges of commits of which a replica keeps the changed keys."""
 IDLE_S = 600.0
 """Seconds after which a replica that is not used is freed, and a large table is tried again."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceOptions:
-    """Limits of the replicas of a node.
-
-    Attributes:
-        rows_max: of one table.
-        bytes_max: of all of them, without the shapes of their geometries.
-    """
-
-    rows_max: int = 2_000_000
-    bytes_max: int = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,13 +93,10 @@ class References:
 class ReferenceTables:
     """Reads the tables of steps; belongs to one event loop."""
 
-    def __init__(
-        self, tables: TableReader, *, executor: Executor, clock: Clock, options: ReferenceOptions
-    ) -> None:
+    def __init__(self, tables: TableReader, *, executor: Executor, clock: Clock) -> None:
         self._tables = tables
         self._executor = executor
         self._clock = clock
-        self._options = options
         self._replicas = defaultdict[str, _Replica](_Replica)
 
     @property
@@ -254,14 +242,13 @@ class ReferenceTables:
         return pa.concat_tables(parts), cursor
 
     def _check(self, table: Table, *, rows: int, size: int) -> None:
-        options = self._options
-        if rows > options.rows_max or size > options.bytes_max:
+        if rows > ROWS_MAX or size > BYTES_MAX:
             raise MessageTooLarge(
                 f"table {table.name!r} is too large to be joined by places or times, or with "
-                f"subscriptions: expected at most {options.rows_max:,} rows, and "
-                f"{options.bytes_max:,} bytes in all such tables of a node; galileo.Lookup without "
+                f"subscriptions: expected at most {ROWS_MAX:,} rows, and "
+                f"{BYTES_MAX:,} bytes in all such tables of a node; galileo.Lookup without "
                 "as_of, in enrich=, takes larger ones",
-                bound=options.rows_max,
+                bound=ROWS_MAX,
             )
 
     async def _read_keys(

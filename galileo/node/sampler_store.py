@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from galileo import samplers
+from galileo.clock import Clock
 from galileo.errors import (
     InputError,
     NotPermitted,
@@ -37,14 +36,11 @@ from galileo.node.sampler_rows import (
 )
 from galileo.node.system_tables import SystemPartition, SystemTable
 from galileo.sampler_package import SamplerArchive
-from galileo.sampler_runtime import (
-    DEFAULT_LIMITS,
-    SandboxLimits,
-    open_runtime,
-    unavailable_reason,
-)
+from galileo.sampler_runtime import SandboxLimits, open_runtime, unavailable_reason
 from galileo.samplers import Sampler, SamplerSpec
 
+LIMITS = SandboxLimits(cpu_s=10.0, wall_s=10.0)
+"""Of one call, where a query is asked once or evaluated anew."""
 SENDER_CHARACTERS_MAX = 128
 ARCHIVES_LOADED_MAX = 16
 """Archives whose bytes stay in memory."""
@@ -54,34 +50,20 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class UploadOptions:
-    """Whether users may send samplers to this node, and with which limits those run.
-
-    Attributes:
-        is_allowed: an administrator says so.
-        limits: of the runtime.
-        wall: seconds since 1970.
-    """
-
-    is_allowed: bool = False
-    limits: SandboxLimits = DEFAULT_LIMITS
-    wall: Callable[[], float] = time.time
-
-
 class SamplerStore:
     """Takes, serves, constructs and revokes samplers of users.
 
     Args:
         partition: has the table.
-        options: what is allowed.
+        is_allowed: whether users may send samplers to this node.
+        clock: of the uploads.
 
     Attributes:
         table: the system table.
         on_revoked: called in the event loop with the digests of those that are revoked.
     """
 
-    def __init__(self, partition: SystemPartition, options: UploadOptions) -> None:
+    def __init__(self, partition: SystemPartition, *, is_allowed: bool, clock: Clock) -> None:
         self.on_revoked: Callable[[frozenset[str]], None] = _ignore
         self.table = SystemTable(
             SAMPLER_ROWS,
@@ -91,8 +73,9 @@ class SamplerStore:
             listed=self._forget_unlisted,
         )
         self._partition = partition
-        self._options = options
-        self._runtime = open_runtime(options.limits)
+        self._is_allowed = is_allowed
+        self._wall = clock.wall
+        self._runtime = open_runtime(LIMITS)
         self._known: dict[str, UploadedSampler] = {}
         self._loaded: dict[str, SamplerArchive] = {}
 
@@ -140,7 +123,7 @@ class SamplerStore:
             SandboxUnavailable: this machine has no sandbox.
         """
         node = self._partition.name
-        if not self._options.is_allowed:
+        if not self._is_allowed:
             raise NotPermitted(
                 f"node {node} takes no samplers that are sent; install them on the nodes, or have "
                 'an administrator set samplers.uploads = "sandboxed"',
@@ -254,7 +237,7 @@ class SamplerStore:
             entry=archive.entry,
             bytes=len(archive.data),
             sent_by=_printable(sent_by),
-            sent_at=self._options.wall(),
+            sent_at=self._wall(),
         )
         kept = await self.table.change(KeepSampler(facts, pa.py_buffer(archive.data)))
         await self.table.announce(kept.digest, kept)
@@ -273,7 +256,7 @@ class SamplerStore:
         """
         if not _DIGEST.fullmatch(digest):
             raise InputError(f"expected a digest of 64 hexadecimal digits, got {digest!r}")
-        gone = await self.table.change(RevokeSampler(digest, self._options.wall()))
+        gone = await self.table.change(RevokeSampler(digest, self._wall()))
         return gone, await self.table.announce(digest, gone)
 
     async def learn(self, learned: Mapping[str, UploadedSampler]) -> None:

@@ -58,7 +58,7 @@ from galileo.model.system import SYSTEM_TABLES
 from galileo.model.table import Table
 from galileo.node import row_checks
 from galileo.node.analyses.local_graphs import LocalGraphs
-from galileo.node.catalog import Catalog, CatalogOptions, OnDropped
+from galileo.node.catalog import Catalog, OnDropped
 from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
 from galileo.node.channel_reader import ChannelReader
@@ -87,7 +87,7 @@ from galileo.node.replication.replicas import Replicas, ReplicasOptions
 from galileo.node.retention_plan import Readers
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.node.row_reader import RowReader
-from galileo.node.sampler_store import SamplerStore, UploadOptions
+from galileo.node.sampler_store import SamplerStore
 from galileo.node.scrub_runner import ScrubOptions, ScrubRunner
 from galileo.node.select import Selection
 from galileo.node.standing_queries import Matching
@@ -118,9 +118,9 @@ class NodeOptions:
     """Limits of one node; see `config.LimitsSection`. `merging`: None for none."""
 
     batch_rows_max: int = 1_000_000
-    catalog: CatalogOptions = field(default_factory=CatalogOptions)
+    commit_queue_max: int = 1_024
     merging: CompactionRunnerOptions | None = None
-    sending: UploadOptions = field(default_factory=UploadOptions)
+    samplers_are_allowed: bool = False
     queries: QueryOptions = field(default_factory=QueryOptions)
     replication: ReplicasOptions = field(default_factory=ReplicasOptions)
     channels: ExecutorOptions = field(default_factory=ExecutorOptions)
@@ -206,10 +206,10 @@ class StorageNode:
             store,
             executor=self._executor,
             syncing=self._syncing,
-            options=options.catalog,
             machines=self.replicas,
             term_of=self._term_of,
             owned=lambda: self.replicas.led,
+            commit_queue_max=options.commit_queue_max,
         )
         partition = SystemPartition(
             name, topology, self.catalog, self.replicas, self.view, peers, self._executor
@@ -222,7 +222,9 @@ class StorageNode:
             known_of=self.catalog.definition,
         )
         self._scanning = make_executor(SCAN_THREADS, thread_name_prefix="scan")
-        self.samplers = SamplerStore(partition, options.sending)
+        self.samplers = SamplerStore(
+            partition, is_allowed=options.samplers_are_allowed, clock=clock
+        )
         self.system_partition = partition
         self.system_tables: dict[str, SystemTable[Any]] = {}
         self.add_system_table(self.system)

@@ -15,7 +15,7 @@ from galileo.labels import LabelSet
 from galileo.model.schema import Schema, nearest_name
 from galileo.rdf import lazy_imports, sparql_lexer, to_rdf
 from galileo.rdf.cancellation import Cancellation
-from galileo.rdf.sparql_process.engine import MEMORY_BYTES_MAX, Engine, EngineOptions, Limits
+from galileo.rdf.sparql_process.engine import MEMORY_BYTES_MAX, Engine
 from galileo.rdf.sparql_result import SparqlResult
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class OpenGraph:
         self, triples: Callable[[], Iterable[bytes]], *, memory_bytes_max: int = MEMORY_BYTES_MAX
     ) -> None:
         self._triples = triples
-        self._engine = Engine(triples, EngineOptions(memory_bytes_max=memory_bytes_max))
+        self._engine = Engine(triples, memory_bytes_max=memory_bytes_max)
         self._cancellation = Cancellation()
         self._lock = threading.Lock()
 
@@ -65,9 +65,8 @@ class OpenGraph:
             rows_max: solutions or triples of the answer.
             cancel: stops this query from another thread.
         """
-        limits = Limits(timeout_s=timeout_s, rows_max=rows_max)
         cancels = [self._cancellation, *([cancel] if cancel else [])]
-        answer = self._engine.query(text, limits, cancels=cancels)
+        answer = self._engine.query(text, timeout_s=timeout_s, rows_max=rows_max, cancels=cancels)
         if (schema := self._schema()) is not None:
             _warn_of_features(text, schema)
         return SparqlResult(answer, self.source_labels())

@@ -15,8 +15,8 @@ from galileo import spans
 from galileo.ccq.stats import NodeCounts
 from galileo.clock import Clock
 from galileo.dht.topology_state import TopologyState
-from galileo.election.election import Candidacy, ElectionOptions, choose, is_decided, rounds
-from galileo.election.ranking import Candidate, UsageStatistics
+from galileo.election.election import Candidacy, choose, is_decided, rounds
+from galileo.election.ranking import MEMORY_RESERVE_BYTES, Candidate, UsageStatistics
 from galileo.errors import GalileoError
 
 USAGE_TTL_S = 1.0
@@ -61,7 +61,7 @@ class Elections:
         ask: Callable[[str], Awaitable[UsageStatistics]],
         own: Callable[[], UsageStatistics],
         dead: Callable[[], Collection[str]],
-        options: ElectionOptions,
+        reserve_bytes: int = MEMORY_RESERVE_BYTES,
         counts: NodeCounts,
         clock: Clock,
     ) -> None:
@@ -70,7 +70,7 @@ class Elections:
         self._ask = ask
         self._own = own
         self._dead = dead
-        self._options = options
+        self._reserve_bytes = reserve_bytes
         self._counts = counts
         self._clock = clock
         self._answers: dict[str, _Answer] = {}
@@ -88,14 +88,14 @@ class Elections:
         return elected
 
     async def _elect(self, candidacy: Candidacy) -> tuple[str, ...]:
-        topology, options = self._live.current, self._options
+        topology, reserve_bytes = self._live.current, self._reserve_bytes
         groups = [[node.name for node in group.nodes] for group in topology.groups]
         candidates: dict[str, Candidate] = {}
         for polled in rounds(candidacy, groups, self._dead()):
             candidates |= await self._poll(polled)
-            if is_decided(candidacy, candidates, options):
+            if is_decided(candidacy, candidates, reserve_bytes=reserve_bytes):
                 break
-        nodes = choose(candidacy, candidates, options, topology.fault_domains)
+        nodes = choose(candidacy, candidates, topology.fault_domains, reserve_bytes=reserve_bytes)
         self._counts.elections += 1
         self._counts.elections_failed += not nodes
         self._chosen.update(nodes[:1])

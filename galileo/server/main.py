@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,18 @@ from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
 from galileo.ccq.options import ContinuousOptions
 from galileo.clock import Clock, SystemClock
-from galileo.config import Config, LimitsSection, StorageSection
+from galileo.config import Config, StorageSection
 from galileo.dht import membership, topology_changes
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.dht.node_states import RUN_BITS
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
-from galileo.election.election import ElectionOptions
-from galileo.election.ranking import Suitability
+from galileo.election.ranking import MEMORY_RESERVE_BYTES
 from galileo.errors import ConfigError, GalileoError
 from galileo.histogram import LOOP_BOUNDS_S, DurationHistogram
-from galileo.node.catalog import CatalogOptions
 from galileo.node.compaction_runner import CompactionRunnerOptions
 from galileo.node.retention_plan import ReaderProgress
 from galileo.node.retention_runner import RetentionRunnerOptions
-from galileo.node.sampler_store import UploadOptions
 from galileo.node.scrub_runner import CALM_S, ScrubOptions
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import NodeOptions, StorageNode
@@ -56,7 +52,6 @@ from galileo.rpc.rate_limit import Callers
 from galileo.rpc.replication import GrpcReplicaLink
 from galileo.rpc.samplers import SamplersServicer
 from galileo.rpc.storage import StorageServicer
-from galileo.sampler_runtime import SandboxLimits
 from galileo.server.ccq_records import CcqRecords
 from galileo.server.cgroup_memory import memory
 from galileo.server.cluster_nodes import ClusterNodes
@@ -100,8 +95,6 @@ from galileo.wire.v1 import (
 USAGE_INTERVAL_S = 1.0
 NO_CYCLE = 0
 """Cycles are numbered from 1 on."""
-UPLOADED_SAMPLER_LIMITS = SandboxLimits(cpu_s=10.0, wall_s=10.0)
-"""Of one call, where a query is asked once or evaluated anew."""
 HAND_OVER_S = 1.0
 """The longest that a node which stops waits for other leaders of its partitions."""
 GRACE_S = 2.0
@@ -148,7 +141,7 @@ class NodeProcess:
             live,
             store=self._store,
             peers=self._peers,
-            options=_node_options(config, clock),
+            options=_node_options(config),
             clock=clock,
         )
         self.machine = self._make_machine()
@@ -411,13 +404,14 @@ class NodeProcess:
         )
 
     def _make_records(self, clock: Clock) -> CcqRecords:
+        cache_bytes_max = self._config.limits.cache_bytes_max
         elections = Elections(
             self.node.name,
             self.node.live,
             ask=self._peers.usage,
             own=lambda: self.machine.usage,
             dead=lambda: self._members.dead,
-            options=_election(self._config.limits),
+            reserve_bytes=min(MEMORY_RESERVE_BYTES, cache_bytes_max // RESERVED_PART),
             counts=self.machine.state.counts,
             clock=clock,
         )
@@ -593,16 +587,12 @@ def open_store(config: Config, clock: Clock) -> Store:
     )
 
 
-def _node_options(config: Config, clock: Clock) -> NodeOptions:
+def _node_options(config: Config) -> NodeOptions:
     return NodeOptions(
         batch_rows_max=config.limits.batch_rows_max,
-        catalog=CatalogOptions(commit_queue_max=config.limits.commit_queue_max),
+        commit_queue_max=config.limits.commit_queue_max,
         merging=_merging(config.storage),
-        sending=UploadOptions(
-            is_allowed=config.samplers.uploads == "sandboxed",
-            limits=UPLOADED_SAMPLER_LIMITS,
-            wall=clock.wall,
-        ),
+        samplers_are_allowed=config.samplers.uploads == "sandboxed",
     )
 
 
@@ -616,13 +606,6 @@ def _merging(storage: StorageSection) -> CompactionRunnerOptions | None:
         bytes_per_s=storage.compaction_bytes_per_s,
         interval_s=storage.compaction_interval_s,
     )
-
-
-def _election(limits: LimitsSection) -> ElectionOptions:
-    """The required free memory of a coordinator, lower if the cache budget is small."""
-    usual = Suitability()
-    reserve = min(usual.memory_reserve_bytes, limits.cache_bytes_max // RESERVED_PART)
-    return ElectionOptions(limits=replace(usual, memory_reserve_bytes=reserve))
 
 
 def _retaining(storage: StorageSection, clock: Clock) -> RetentionRunnerOptions:

@@ -83,23 +83,14 @@ class Manifest:
         return cls(raw["created_at"], raw["commits"], files)
 
 
-@dataclass(frozen=True, slots=True)
-class BackupOptions:
-    """How to copy.
-
-    Args:
-        link: sealed files become hard links where the file system allows it, which costs no
-            space and does not protect against damage of the shared file.
-        now: seconds since 1970, for the manifest.
-    """
-
-    link: bool = False
-    now: float = 0.0
-    disk: Disk = REAL_DISK
-
-
 def backup(
-    directory: Path, target: Path, *, options: BackupOptions, progress: Progress | None = None
+    directory: Path,
+    target: Path,
+    *,
+    now: float,
+    link: bool = False,
+    disk: Disk = REAL_DISK,
+    progress: Progress | None = None,
 ) -> Manifest:
     """Copies a node's directory, which the node may be using; it is only read.
 
@@ -108,7 +99,10 @@ def backup(
     Args:
         directory: of the node.
         target: a directory that does not exist yet.
-        options: how.
+        now: seconds since 1970, for the manifest.
+        link: sealed files become hard links where the file system allows it, which costs no
+            space and does not protect against damage of the shared file.
+        disk: to write with.
         progress: called with the number of bytes just copied.
 
     Raises:
@@ -118,8 +112,8 @@ def backup(
         PartitionReadOnly: the disk refuses.
     """
     check_is_node(directory)
-    with _building(target, options.disk) as partial:
-        copying = _BackupWriter(directory, partial, options, progress or no_progress)
+    with _building(target, disk) as partial:
+        copying = _BackupWriter(directory, partial, link, disk, progress or no_progress)
         files = copying.records()
         for partition in partitions(directory):
             if (partial / "datasets" / f"{partition.dataset}.record").exists():
@@ -130,8 +124,8 @@ def backup(
             first = report.damages[0]
             place = directory / Path(first.file).relative_to(partial)
             raise corrupt_error(place, first.offset, reason=first.reason)
-        manifest = Manifest(options.now, report.commits, tuple(files))
-        MetadataFiles(partial, options.disk).save(MANIFEST, manifest.to_bytes())
+        manifest = Manifest(now, report.commits, tuple(files))
+        MetadataFiles(partial, disk).save(MANIFEST, manifest.to_bytes())
     return manifest
 
 
@@ -192,7 +186,8 @@ class _BackupWriter:
 
     source: Path
     target: Path
-    options: BackupOptions
+    link: bool
+    disk: Disk
     progress: Progress
 
     def records(self) -> list[StoredFile]:
@@ -229,7 +224,7 @@ class _BackupWriter:
         source, target = self.source / file.path, self.target / file.path
         with contextlib.suppress(FileNotFoundError):  # the dataset was dropped meanwhile
             if source.read_bytes() != target.read_bytes():
-                self.options.disk.unlink(target)
+                self.disk.unlink(target)
                 return self._copy_files(Path(file.path))
         return file
 
@@ -263,10 +258,7 @@ class _BackupWriter:
         if not paths:
             return []
         sealed = [path.relative_to(self.source) for path in paths[:-1]]
-        files = [
-            self._link_files(path) if self.options.link else self._copy_files(path)
-            for path in sealed
-        ]
+        files = [self._link_files(path) if self.link else self._copy_files(path) for path in sealed]
         files.append(self._tail(partition, paths[-1].relative_to(self.source)))
         if partition.log_start_file().exists():
             files.append(self._copy_files(partition.log_start_file().relative_to(self.source)))
@@ -274,20 +266,20 @@ class _BackupWriter:
 
     def _link_files(self, path: Path) -> StoredFile:
         target = self.target / path
-        make_directory(self.options.disk, target.parent)
+        make_directory(self.disk, target.parent)
         try:
             target.hardlink_to(self.source / path)
         except FileNotFoundError:
             raise
         except OSError:  # another file system, or one without hard links
             return self._copy_files(path)
-        self.options.disk.sync_directory(target.parent)
+        self.disk.sync_directory(target.parent)
         size, crc = _read(target)
         self.progress(size)
         return StoredFile(str(path), size, crc)
 
     def _copy_files(self, path: Path) -> StoredFile:
-        copied = _copy(self.source / path, self.target / path, disk=self.options.disk)
+        copied = _copy(self.source / path, self.target / path, disk=self.disk)
         self.progress(copied.bytes)
         return StoredFile(str(path), copied.bytes, copied.crc)
 
@@ -299,8 +291,8 @@ class _BackupWriter:
             return copied
         descriptor = os.open(target, os.O_RDWR | os.O_CLOEXEC)
         try:
-            self.options.disk.truncate(descriptor, copied.bytes - check.torn_bytes)
-            self.options.disk.fdatasync(descriptor)
+            self.disk.truncate(descriptor, copied.bytes - check.torn_bytes)
+            self.disk.fdatasync(descriptor)
         finally:
             os.close(descriptor)
         return StoredFile(str(path), *_read(target))

@@ -10,7 +10,7 @@ from lone_nodes import LoneOwner
 
 from galileo.generate import NamLike
 from galileo.model import paths
-from galileo.node.catalog import Catalog, CatalogOptions
+from galileo.node.catalog import Catalog
 from galileo.storage.journal import Commit
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
@@ -40,11 +40,6 @@ def fill(directory: Path) -> Path:
     return directory
 
 
-def opened(
-    directory: Path, *, wall: Callable[[], float] = lambda: BEGAN, **limits: int
-) -> tuple[Store, Catalog]:
+def opened(directory: Path, *, wall: Callable[[], float] = lambda: BEGAN) -> tuple[Store, Catalog]:
     store, executor = Store.open(directory, OPTIONS, wall=wall), ThreadPoolExecutor(1)
-    options, machines = CatalogOptions(**limits), LoneOwner()
-    return store, Catalog(
-        store, executor=executor, syncing=executor, machines=machines, options=options
-    )
+    return store, Catalog(store, executor=executor, syncing=executor, machines=LoneOwner())

@@ -36,6 +36,11 @@ from galileo.rdf.sparql_process.process import (
 TIMEOUT_MAX_S = 86_400.0
 ANSWER_BYTES_MAX = 512 << 20
 MEMORY_BYTES_MAX = 8 << 30
+"""Address space of each process of a worker."""
+LOAD_TIMEOUT_S = 300.0
+"""Seconds for a graph to be loaded."""
+ORPHAN_GRACE_S = 1.0
+"""Added to the time limit of the worker's own timer, which ends a query if its owner does not."""
 PIPE_CHARS = 8_192
 """A query with fewer characters fits a pipe in any encoding."""
 TURN_POLL_S = 0.02
@@ -56,12 +61,14 @@ class Answer:
     value: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Bounds of one query: seconds, and solutions or triples in its answer."""
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A query, its limits, and what may cancel it."""
 
-    timeout_s: float = 30.0
-    rows_max: int = 1_000_000
+    text: str
+    timeout_s: float
+    rows_max: int
+    cancellations: list[Cancellation]
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.timeout_s, int | float)
@@ -77,57 +84,51 @@ class Limits:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """Limits of a worker.
-
-    Attributes:
-        memory_bytes_max: address space of each of its processes.
-        load_timeout_s: seconds for a graph to be loaded.
-        interrupt_grace_s: seconds that the graph process has to kill its query process before both
-            are killed.
-        orphan_grace_s: added to the time limit of the worker's own timer, which ends a query if its
-            owner does not.
-    """
-
-    memory_bytes_max: int = MEMORY_BYTES_MAX
-    load_timeout_s: float = 300.0
-    interrupt_grace_s: float = 5.0
-    orphan_grace_s: float = 1.0
-
-
 class Engine:
     """Answers SPARQL queries about one graph; thread-safe.
 
     Args:
         triples: returns the graph as N-Triples, in pieces of whole lines; called at each start.
-        options: limits of the worker.
+        memory_bytes_max: address space of each process of the worker.
     """
 
     def __init__(
-        self, triples: Callable[[], Iterable[bytes]], options: EngineOptions | None = None
+        self, triples: Callable[[], Iterable[bytes]], *, memory_bytes_max: int = MEMORY_BYTES_MAX
     ) -> None:
         self._triples = triples
-        self._options = options or EngineOptions()
+        self._memory_bytes_max = memory_bytes_max
         self._lock = threading.Lock()
         self._closing = Cancellation()
         self._process: Process | None = None
 
-    def query(self, text: str, limits: Limits, *, cancels: Sequence[Cancellation] = ()) -> Answer:
+    def query(
+        self,
+        text: str,
+        *,
+        timeout_s: float = 30.0,
+        rows_max: int = 1_000_000,
+        cancels: Sequence[Cancellation] = (),
+    ) -> Answer:
         """Answers a query; queries of several threads run one after the other.
+
+        Args:
+            text: of the query.
+            timeout_s: seconds for it, up to `TIMEOUT_MAX_S`.
+            rows_max: solutions or triples in its answer.
+            cancels: each of them can cancel it.
 
         Raises:
             QuerySyntaxError: it is not SPARQL.
             InputError: it is not allowed, or it exceeds a limit on its answer or memory.
             InternalError: it failed, and the log says why.
-            DeadlineExceeded: it took longer than `limits.timeout_s`.
+            DeadlineExceeded: it took longer than `timeout_s`.
             Cancelled: one of `cancels` was cancelled, or the engine closed.
         """
+        request = _Request(text, timeout_s, rows_max, [self._closing, *cancels])
         query_validation.check_query(text)
-        cancellations = [self._closing, *cancels]
-        self._acquire_turn(limits.timeout_s, cancellations)
+        self._acquire_turn(timeout_s, request.cancellations)
         try:
-            return self._answer(text, limits, cancellations)
+            return self._answer(request)
         finally:
             self._lock.release()
 
@@ -174,43 +175,41 @@ class Engine:
             if time.monotonic() > until:
                 raise _deadline_exceeded(timeout_s)
 
-    def _answer(self, text: str, limits: Limits, cancellations: list[Cancellation]) -> Answer:
-        geometry = _GEOMETRY.search(text) is not None
-        head, data = self._query_with_retry(text, limits, cancellations, geometry=geometry)
+    def _answer(self, request: _Request) -> Answer:
+        geometry = _GEOMETRY.search(request.text) is not None
+        head, data = self._query_with_retry(request, geometry=geometry)
         if not geometry and head.get("error") == "unknown" and terms.GEOF in head["message"]:
-            head, data = self._query_with_retry(text, limits, cancellations, geometry=True)
+            head, data = self._query_with_retry(request, geometry=True)
         if "error" not in head:
             return Answer(head["kind"], data, head.get("value", False))
-        raise _refusal(text, head, limits)
+        raise _refusal(request, head)
 
-    def _query_with_retry(
-        self, text: str, limits: Limits, cancellations: list[Cancellation], *, geometry: bool
-    ) -> Reply:
+    def _query_with_retry(self, request: _Request, *, geometry: bool) -> Reply:
         try:
-            return self._query_process(text, limits, cancellations, geometry=geometry)
+            return self._query_process(request, geometry=geometry)
         except GraphProcessEnded:
             pass  # not the fault of this query, which does not run in the graph process
         try:
-            return self._query_process(text, limits, cancellations, geometry=geometry)
+            return self._query_process(request, geometry=geometry)
         except GraphProcessEnded as ended:
             raise self._out_of_memory(ended.status) from ended
 
-    def _query_process(
-        self, text: str, limits: Limits, cancellations: list[Cancellation], *, geometry: bool
-    ) -> Reply:
-        process = self._ensure_process(cancellations)
-        request = {
-            "text": text,
+    def _query_process(self, request: _Request, *, geometry: bool) -> Reply:
+        process = self._ensure_process(request.cancellations)
+        message = {
+            "text": request.text,
             "prefixes": dict(terms.PREFIXES),
-            "timeout_s": limits.timeout_s + self._options.orphan_grace_s,
-            "rows_max": limits.rows_max,
+            "timeout_s": request.timeout_s + ORPHAN_GRACE_S,
+            "rows_max": request.rows_max,
             "bytes_max": ANSWER_BYTES_MAX,
         }
         # Only a long request can fill the pipe and block the write.
-        timeout_s = limits.timeout_s if len(text) < PIPE_CHARS else None
-        call = _GuardedCall(process, cancellations, limits.timeout_s, watched=timeout_s is None)
+        timeout_s = request.timeout_s if len(request.text) < PIPE_CHARS else None
+        call = _GuardedCall(
+            process, request.cancellations, request.timeout_s, watched=timeout_s is None
+        )
         return self._run_guarded(
-            call, lambda: process.query(request, geometry=geometry, timeout_s=timeout_s)
+            call, lambda: process.query(message, geometry=geometry, timeout_s=timeout_s)
         )
 
     def _ensure_process(self, cancellations: list[Cancellation]) -> Process:
@@ -218,10 +217,7 @@ class Engine:
         if self._process is None or not self._process.alive:
             if self._process is not None:
                 self._process.close()
-            process = self._process = Process.start(
-                memory_bytes_max=self._options.memory_bytes_max,
-                interrupt_grace_s=self._options.interrupt_grace_s,
-            )
+            process = self._process = Process.start(memory_bytes_max=self._memory_bytes_max)
             try:
                 self._load(process, self._triples(), cancellations)
             except GraphProcessEnded as ended:
@@ -231,9 +227,8 @@ class Engine:
     def _load(
         self, process: Process, pieces: Iterable[bytes], cancellations: list[Cancellation]
     ) -> None:
-        timeout_s = self._options.load_timeout_s
-        call = _GuardedCall(process, cancellations, timeout_s)
-        self._run_guarded(call, lambda: process.load(pieces, timeout_s=timeout_s))
+        call = _GuardedCall(process, cancellations, LOAD_TIMEOUT_S)
+        self._run_guarded(call, lambda: process.load(pieces, timeout_s=LOAD_TIMEOUT_S))
 
     def _run_guarded(self, call: _GuardedCall, action: Callable[[], Done]) -> Done:
         """Runs an action and translates the end of its process.
@@ -262,9 +257,9 @@ class Engine:
     def _out_of_memory(self, status: int) -> InputError:
         return InputError(
             f"the query ended its process ({_end(status)}), most likely for more than "
-            f"{self._options.memory_bytes_max >> 20:,} MiB of memory; narrow it, or load less",
+            f"{self._memory_bytes_max >> 20:,} MiB of memory; narrow it, or load less",
             expected="memory",
-            bound=self._options.memory_bytes_max,
+            bound=self._memory_bytes_max,
         )
 
 
@@ -327,16 +322,16 @@ def _deadline_exceeded(timeout_s: float) -> DeadlineExceeded:
     )
 
 
-def _refusal(text: str, head: dict[str, Any], limits: Limits) -> GalileoError:
+def _refusal(request: _Request, head: dict[str, Any]) -> GalileoError:
     if head["error"] == "too_large":
-        bound = f"{limits.rows_max:,} rows" if head["message"] == "rows" else _megabytes()
+        bound = f"{request.rows_max:,} rows" if head["message"] == "rows" else _megabytes()
         return InputError(
             f"expected an answer of at most {bound}, got more; add LIMIT, count or group, "
             "or allow more with rows_max",
             expected="rows" if head["message"] == "rows" else "bytes",
         )
     if head["error"] == "syntax":
-        return query_validation.syntax_error(text, head["message"])
+        return query_validation.syntax_error(request.text, head["message"])
     if head["error"] == "unknown":
         return UnsupportedQuery(
             f"expected functions of SPARQL 1.1, XPath and GeoSPARQL: {head['message']}; "

@@ -28,6 +28,8 @@ else:
     worker = lazy_imports.WORKER
 
 READ_BYTES = 1 << 20
+INTERRUPT_GRACE_S = 5.0
+"""Seconds that a graph process has to kill its query process before both are killed."""
 _STATUS = struct.Struct(">q")
 """The exit status in a mark, before the secret."""
 
@@ -80,23 +82,19 @@ class Process:
     Args:
         child: the graph process.
         secret: ends each of its marks.
-        interrupt_grace_s: how long it has to kill its query process before both are killed.
 
     Attributes:
         geometry: whether the query process has the functions of `galileo.rdf.geometry`.
         expired: whether the last query was interrupted by its timeout.
     """
 
-    def __init__(
-        self, child: subprocess.Popen[bytes], *, secret: bytes, interrupt_grace_s: float
-    ) -> None:
+    def __init__(self, child: subprocess.Popen[bytes], *, secret: bytes) -> None:
         assert child.stdin is not None, "stdin and stdout are pipes"
         assert child.stdout is not None, "stdin and stdout are pipes"
         self.child = child
         self.geometry = False
         self._requests, self._answers = child.stdin.fileno(), child.stdout.fileno()
         self._secret = secret
-        self._interrupt_grace_s = interrupt_grace_s
         self._buffer = bytearray()
         self._exit_status: int | None = None
         self._lock = threading.Lock()
@@ -112,7 +110,7 @@ class Process:
         self._end = weakref.finalize(self, _end_child, child)
 
     @classmethod
-    def start(cls, *, memory_bytes_max: int, interrupt_grace_s: float = 5.0) -> Process:
+    def start(cls, *, memory_bytes_max: int) -> Process:
         secret = secrets.token_bytes(worker.SECRET_BYTES)
         # -P keeps this package's directory off the path: its module names are common words.
         command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
@@ -124,7 +122,7 @@ class Process:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        return cls(child, secret=secret, interrupt_grace_s=interrupt_grace_s)
+        return cls(child, secret=secret)
 
     @property
     def alive(self) -> bool:
@@ -217,9 +215,8 @@ class Process:
         self._watch()
 
     def _watch(self) -> None:
-        """Kills both if the current exchange lasts longer than `interrupt_grace_s`."""
-        grace_s = self._interrupt_grace_s
-        watchdog = threading.Timer(grace_s, self._end_if_at, [self._exchanges])
+        """Kills both if the current exchange lasts longer than `INTERRUPT_GRACE_S`."""
+        watchdog = threading.Timer(INTERRUPT_GRACE_S, self._end_if_at, [self._exchanges])
         watchdog.daemon = True
         watchdog.start()
 

@@ -21,9 +21,8 @@ from galileo.model.enrichment import Lookup, Near, Step, Within
 from galileo.model.table import Table
 from galileo.model.times import TIME_TYPE
 from galileo.node import reference_tables
-from galileo.node.channel_executor import ExecutorOptions
 from galileo.node.peers import ExecutionsTask, TablePart, TableTask
-from galileo.node.reference_tables import ReferenceOptions, ReferenceTables
+from galileo.node.reference_tables import ReferenceTables
 from galileo.node.retention_runner import RetentionRunnerOptions
 
 CHANNEL, DATASET = "hot", "air"
@@ -281,11 +280,11 @@ async def test_a_replica_that_is_not_used_is_freed(
     assert world.replicas(POSTS) == []
 
 
-@pytest.mark.parametrize("limits", [ReferenceOptions(rows_max=3), ReferenceOptions(bytes_max=50)])
+@pytest.mark.parametrize(("limit", "value"), [("ROWS_MAX", 3), ("BYTES_MAX", 50)])
 async def test_large_tables_can_be_looked_up_but_not_joined_by_places(
-    world: World, limits: ReferenceOptions
+    world: World, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
-    await world.cluster.reconfigure(channels=ExecutorOptions(references=limits))
+    monkeypatch.setattr(reference_tables, limit, value)
     await world.store("ratings", [{"number": n, "stars": n} for n in range(9)])
     await world.store("posts", posts(0, 9))
     await world.begin(LOOKUP)
@@ -427,9 +426,10 @@ async def test_a_table_that_subscriptions_have_rows_of_cannot_be_dropped(world: 
     await world.cluster["c"].drop_dataset(POSTS.key)
 
 
-async def test_a_table_that_is_too_large_for_subscriptions_fails_and_says_so(world: World) -> None:
-    limits = ReferenceOptions(rows_max=3)
-    await world.cluster.reconfigure(channels=ExecutorOptions(references=limits))
+async def test_a_table_that_is_too_large_for_subscriptions_fails_and_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference_tables, "ROWS_MAX", 3)
     await world.begin_lookup(NEAR_POST, POST)
     await world.store("posts", posts(0, 9))
     await world.observe(1)

@@ -15,6 +15,7 @@ from waiting import wait_until
 from weather_node import COMMITS, SCHEMA, WEATHER, commits, fill, opened
 
 from galileo.cursor import Cursor
+from galileo.node import dataset_shard
 from galileo.node.catalog import Catalog
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.dataset_shard import DatasetShard
@@ -129,7 +130,9 @@ def test_compaction_skips_a_failed_partition_and_continues(
     store.close()
 
 
-def test_replay_restores_graph_and_synopses(directory: Path) -> None:
+def test_replay_restores_graph_and_synopses(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Graph and synopsis, whether the synopsis takes commits in one by one or many at once."""
     written = DatasetShard(SCHEMA)
     for partition in (0, 5):
@@ -138,7 +141,8 @@ def test_replay_restores_graph_and_synopses(directory: Path) -> None:
             written.replay(partition, Replayed(np.array([sequence]), counts, commit.paths))
             written.synopses()
     for paths_max in (1, 400, 10**9):
-        store, catalog = opened(directory, unsummarised_paths_max=paths_max)
+        monkeypatch.setattr(dataset_shard, "UNSUMMARISED_PATHS_MAX", paths_max)
+        store, catalog = opened(directory)
         replayed = catalog.shard("nam")
         assert replayed.graph.count() == written.graph.count()
         for partition in (0, 5):

@@ -25,7 +25,6 @@ from galileo.errors import (
 from galileo.model import paths
 from galileo.model.observations import TEXT_BYTES_MAX
 from galileo.model.table import Table
-from galileo.node.catalog import CatalogOptions
 from galileo.node.peers import CommitTask
 from galileo.node.storage_node import NodeOptions
 
@@ -113,7 +112,7 @@ async def test_ingest_retried_after_an_unreachable_node_stores_the_rest(cluster:
 async def test_ingest_retried_after_a_full_queue_stores_the_rest(cluster: Any) -> None:
     """Each partition takes its part or refuses it by itself; one that refuses fails the batch."""
     table = make_observations(400)
-    cluster.options = NodeOptions(catalog=CatalogOptions(commit_queue_max=0))
+    cluster.options = NodeOptions(commit_queue_max=0)
     await cluster.restart("a")
     with raises(Overloaded, bound=0):
         await cluster.ingest(table)

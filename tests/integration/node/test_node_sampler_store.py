@@ -34,7 +34,6 @@ from galileo.model.system import SAMPLERS
 from galileo.node import sampler_rows, sampler_store, system_tables
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.sampler_rows import NOTHING, UploadedSampler
-from galileo.node.sampler_store import UploadOptions
 from galileo.node.storage_node import NodeOptions
 from galileo.node.table_cleaner import TableCleaner
 from galileo.query import parse
@@ -101,8 +100,9 @@ def share(made: Callable[..., SamplerArchive]) -> SamplerArchive:
 @pytest.fixture
 async def open_cluster(cluster: Any) -> Any:
     """The three nodes, which take what is sent."""
-    clock = cluster.clock
-    await cluster.reconfigure(sending=UploadOptions(is_allowed=True, wall=clock.wall))
+    await cluster.reconfigure(samplers_are_allowed=True)
+    for node in cluster.nodes:
+        node.samplers._wall = cluster.clock.wall
     await cluster["a"].samplers.table.look_up("")  # The leader asks all nodes while it has no rows.
     return cluster
 

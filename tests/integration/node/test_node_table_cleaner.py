@@ -21,7 +21,7 @@ from galileo.errors import DataExpired, DatasetExists, InputError, Unavailable
 from galileo.hashing import hash128
 from galileo.model.schema import Feature, Schema
 from galileo.model.table import Table
-from galileo.node.catalog import Catalog, CatalogOptions
+from galileo.node.catalog import Catalog
 from galileo.node.peers import TableTask
 from galileo.node.retention_runner import RetentionRunnerOptions
 from galileo.node.storage_node import StorageNode
@@ -157,7 +157,6 @@ def test_a_deletion_stays_while_a_copy_of_what_it_deletes_may_be_committed(tmp_p
             store,
             executor=threads,
             syncing=threads,
-            options=CatalogOptions(),
             machines=LoneOwner(),
         )
         catalog.adopt(TABLE)

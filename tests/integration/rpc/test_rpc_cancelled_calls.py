@@ -23,7 +23,7 @@ from galileo.ccq.stats import NodeCounts
 from galileo.clock import SystemClock
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_state import TopologyState
-from galileo.election.election import Candidacy, ElectionOptions
+from galileo.election.election import Candidacy
 from galileo.election.ranking import UsageStatistics
 from galileo.gateway.callers import _CALLER, _TOKEN, Callers
 from galileo.gateway.formats import Encoders
@@ -153,7 +153,6 @@ def polls() -> Case:
         ask=ask,
         own=UsageStatistics,
         dead=tuple,
-        options=ElectionOptions(),
         counts=NodeCounts(),
         clock=SystemClock(),
     )

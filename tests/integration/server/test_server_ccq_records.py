@@ -24,7 +24,7 @@ from galileo.ccq.records import encode
 from galileo.cursor import Cursor
 from galileo.dht.membership import PeerDied
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
-from galileo.election.election import Candidacy, ElectionOptions
+from galileo.election.election import Candidacy
 from galileo.election.ranking import UsageStatistics
 from galileo.errors import (
     CcqCancelled,
@@ -119,7 +119,6 @@ class Cluster:
             ask=self.usage,
             own=lambda: machine.usage,
             dead=lambda: machine.state.dead,
-            options=ElectionOptions(),
             counts=machine.state.counts,
             clock=self,
         )

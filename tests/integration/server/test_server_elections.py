@@ -13,7 +13,7 @@ import pytest
 from galileo.ccq.stats import NodeCounts
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_state import TopologyState
-from galileo.election.election import POLLED_FIRST, Candidacy, ElectionOptions
+from galileo.election.election import POLLED_FIRST, Candidacy
 from galileo.election.ranking import UsageStatistics
 from galileo.errors import Unavailable
 from galileo.server import elections
@@ -52,7 +52,6 @@ class Poll:
             ask=self.ask,
             own=lambda: self.usage[ME],
             dead=lambda: self.dead,
-            options=ElectionOptions(),
             counts=self.counts,
             clock=self,
         )

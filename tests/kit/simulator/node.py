@@ -52,7 +52,7 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import membership
 from galileo.dht.node_states import RUN_BITS
 from galileo.dht.topology import Move
-from galileo.election.election import Candidacy, ElectionOptions, choose, is_decided, rounds
+from galileo.election.election import Candidacy, choose, is_decided, rounds
 from galileo.election.ranking import Candidate, UsageStatistics
 from galileo.errors import Failure, GalileoError, Unavailable
 from galileo.model.system_rows import LookUp, RowChange
@@ -85,7 +85,6 @@ POLL_MEAN_S = 0.03
 NEED_BYTES = 1 << 20
 HINTED = 0.3
 """How often what other nodes know of a CCQ is asked for before the leader."""
-ELECTION = ElectionOptions()
 
 Reply = Callable[[ContinuousEffect], None]
 
@@ -375,9 +374,9 @@ class Node:
         candidates: dict[str, Candidate],
         take: Callable[[tuple[str, ...]], None],
     ) -> None:
-        polled = () if is_decided(candidacy, candidates, ELECTION) else next(polls, ())
+        polled = () if is_decided(candidacy, candidates) else next(polls, ())
         if not polled:
-            take(choose(candidacy, candidates, ELECTION, self.machine.state.options.racks))
+            take(choose(candidacy, candidates, self.machine.state.options.racks))
             return
 
         def ask() -> None:

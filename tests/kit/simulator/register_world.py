@@ -6,7 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from unittest import mock
 
+from galileo.dht import register
 from galileo.dht.register import (
     Accept,
     Ballot,
@@ -21,7 +23,6 @@ from galileo.dht.register import (
     RegisterEffect,
     RegisterEvent,
     RegisterMessageArrived,
-    RegisterOptions,
     RegisterState,
     RegisterTicked,
     SaveState,
@@ -41,7 +42,7 @@ from simulator.network import Network
 FAULTS_UNTIL_S = 20.0
 CALM_S = 40.0
 TICK_S = 0.1
-OPTIONS = RegisterOptions(ballot_s=0.6, backoff_s=0.3, change_s=4.0)
+TIMES = {"BALLOT_S": 0.6, "BACKOFF_S": 0.3, "CHANGE_S": 4.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class RegisterNode:
             return
         self.life += 1
         self.register = self.world.register_type(
-            self.name, self._ordinal, self.disk, directory=self.directory, options=OPTIONS
+            self.name, self._ordinal, self.disk, directory=self.directory
         )
         self._tick(self.life)
 
@@ -394,7 +395,8 @@ def run_register(
         trace: called with each event.
     """
     register_type, stored = REGISTER_MUTANTS[mutant] if mutant else (Register, None)
-    return RegisterWorld(seed, register_type, stored=stored, trace=trace).play()
+    with mock.patch.multiple(register, **TIMES):
+        return RegisterWorld(seed, register_type, stored=stored, trace=trace).play()
 
 
 # --- mutants -----------------------------------------------------------------------------------
@@ -477,16 +479,8 @@ class _FinishesEarly(Register):
 class _SharesBallots(Register):
     """Draws ballots that another node uses, too."""
 
-    def __init__(
-        self,
-        me: str,
-        ordinal: int,
-        state: RegisterState,
-        *,
-        directory: str = "",
-        options: RegisterOptions | None = None,
-    ) -> None:
-        super().__init__(me, ordinal // 2, state, directory=directory, options=options)
+    def __init__(self, me: str, ordinal: int, state: RegisterState, *, directory: str = "") -> None:
+        super().__init__(me, ordinal // 2, state, directory=directory)
 
 
 class _CountsAnyDirectory(Register):

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.ccq.thresholds import MemoryBudget, ThresholdWeights, free_capacity, thresholds
+from galileo.ccq.thresholds import MemoryBudget, free_capacity, thresholds
 
 sizes = st.integers(0, 1 << 40)
 shares = st.floats(0.0, 1.0)
@@ -62,9 +62,8 @@ def test_thresholds_another_ccq_lowers_others(means, fetches, newcomer):
 
 
 def test_thresholds_known_weights_give_known_shares() -> None:
-    weights = ThresholdWeights(room=0.5, cpu=0.2, popularity=3.0, fetches_typical=10.0)
-    idle = MemoryBudget(8_000, 1 << 40)
-    assert free_capacity(idle, weights=weights) == 4_000
-    assert free_capacity(MemoryBudget(8_000, 6_000, cpu_share=1.0), weights=weights) == 2_400
+    idle = MemoryBudget(5_000, 1 << 40)
+    assert free_capacity(idle) == 4_000
+    assert free_capacity(MemoryBudget(8_000, 4_000, cpu_share=1.0)) == 2_400
     # A query of half the greatest popularity has 2.5 shares, one that is never fetched 1.
-    assert thresholds(idle, [10.0, 0.0], weights=weights).tolist() == [2857, 1142]
+    assert thresholds(idle, [10.0, 0.0]).tolist() == [2857, 1142]

@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 from galileo.election.election import (
     POLLED_FIRST,
     Candidacy,
-    ElectionOptions,
     choose,
     is_decided,
     rounds,
 )
-from galileo.election.ranking import Candidate, Suitability, UsageStatistics, rank
+from galileo.election.ranking import CCQS_MAX, Candidate, UsageStatistics, rank
 
-OPTIONS = ElectionOptions()
 GIB = 1 << 30
 NODES = [f"n{number:02}" for number in range(20)]
 ONE = Candidacy("q", count=1)
@@ -80,11 +78,11 @@ def test_rounds_poll_each_living_node_once_in_the_same_order_everywhere(
 
 
 def test_election_is_decided_by_as_many_answers_as_nodes_and_a_suitable_one() -> None:
-    assert not is_decided(ONE, {}, OPTIONS)
-    assert is_decided(ONE, {"a": candidate()}, OPTIONS)
-    assert not is_decided(ONE, {"a": busy()}, OPTIONS)
-    assert not is_decided(THREE, {"a": candidate(), "b": candidate()}, OPTIONS)
-    assert is_decided(THREE, {"a": candidate(), "b": busy(), "c": busy()}, OPTIONS)
+    assert not is_decided(ONE, {})
+    assert is_decided(ONE, {"a": candidate()})
+    assert not is_decided(ONE, {"a": busy()})
+    assert not is_decided(THREE, {"a": candidate(), "b": candidate()})
+    assert is_decided(THREE, {"a": candidate(), "b": busy(), "c": busy()})
 
 
 # --- the elected nodes -------------------------------------------------------------------------
@@ -92,39 +90,38 @@ def test_election_is_decided_by_as_many_answers_as_nodes_and_a_suitable_one() ->
 
 def test_choose_prefers_suitable_nodes_then_the_least_loaded() -> None:
     candidates = {"a": busy(1.0), "b": candidate(), "c": busy(0.92)}
-    assert choose(THREE, candidates, OPTIONS, {}) == ("b", "c", "a")
-    assert choose(ONE, {"a": busy(1.0), "c": busy(0.92)}, OPTIONS, {}) == ("c",)
-    assert choose(ONE, {}, OPTIONS, {}) == ()
+    assert choose(THREE, candidates, {}) == ("b", "c", "a")
+    assert choose(ONE, {"a": busy(1.0), "c": busy(0.92)}, {}) == ("c",)
+    assert choose(ONE, {}, {}) == ()
 
 
 def test_choose_never_names_a_draining_node() -> None:
     candidates = {"a": candidate(is_draining=True), "b": busy(1.0)}
-    assert choose(THREE, candidates, OPTIONS, {}) == ("b",)
+    assert choose(THREE, candidates, {}) == ("b",)
 
 
 def test_choose_spreads_nodes_over_racks_while_there_are_others() -> None:
     racks = {"a": "r1", "b": "r1", "c": "r1", "d": "r2"}
     candidates = {name: candidate(ccq_count=n) for n, name in enumerate("abcd")}
-    assert choose(THREE, candidates, OPTIONS, racks) == ("a", "d", "b")
-    assert choose(THREE, candidates, OPTIONS, {}) == ("a", "b", "c")
+    assert choose(THREE, candidates, racks) == ("a", "d", "b")
+    assert choose(THREE, candidates, {}) == ("a", "b", "c")
 
 
 def test_choose_only_suitable_nodes_for_a_cache_that_is_handed_off() -> None:
     small, large = candidate(memory_free_bytes=GIB), candidate(memory_free_bytes=3 * GIB)
     seeking = Candidacy("q", count=1, need_bytes=2 * GIB, only_suitable=True)
-    assert choose(seeking, {"a": small, "b": large}, OPTIONS, {}) == ("b",)
-    assert choose(seeking, {"a": small}, OPTIONS, {}) == ()
-    assert choose(Candidacy("q", count=1, need_bytes=2 * GIB), {"a": small}, OPTIONS, {}) == ("a",)
+    assert choose(seeking, {"a": small, "b": large}, {}) == ("b",)
+    assert choose(seeking, {"a": small}, {}) == ()
+    assert choose(Candidacy("q", count=1, need_bytes=2 * GIB), {"a": small}, {}) == ("a",)
 
 
 def test_choose_takes_a_node_as_busy_as_the_one_that_hands_off() -> None:
     seeking = Candidacy("q", count=1, only_suitable=True, cpu_share=0.97)
-    assert choose(seeking, {"a": busy(0.96)}, OPTIONS, {}) == ("a",)
-    assert choose(seeking, {"a": busy(0.98)}, OPTIONS, {}) == ()
+    assert choose(seeking, {"a": busy(0.96)}, {}) == ("a",)
+    assert choose(seeking, {"a": busy(0.98)}, {}) == ()
     idler = Candidacy("q", count=1, only_suitable=True, cpu_share=0.1)
-    assert choose(idler, {"a": busy(0.85)}, OPTIONS, {}) == ("a",)
-    full = ElectionOptions(limits=Suitability(ccqs_max=5))
-    assert choose(seeking, {"a": candidate(ccq_count=5)}, full, {}) == ()
+    assert choose(idler, {"a": busy(0.85)}, {}) == ("a",)
+    assert choose(seeking, {"a": candidate(ccq_count=CCQS_MAX)}, {}) == ()
 
 
 usages = st.builds(
@@ -146,7 +143,7 @@ def test_choose_random_answers_agree_with_a_search_of_all(
 ) -> None:
     """Of the nodes of racks that are not used yet, or else of all, the best one is next."""
     racks = {node: f"r{int(node[1:]) % racks_count}" for node in NODES}
-    elected = choose(Candidacy("q", count=count), candidates, OPTIONS, racks)
+    elected = choose(Candidacy("q", count=count), candidates, racks)
     left = {name: one for name, one in candidates.items() if not one.usage.is_draining}
     expected: list[str] = []
     while left and len(expected) < count:
@@ -157,7 +154,7 @@ def test_choose_random_answers_agree_with_a_search_of_all(
             for name, one in some.items()
             if one.usage.cpu_share < 0.9 and one.usage.memory_free_bytes
         }
-        best = rank(fit or some, need_bytes=0, weights=OPTIONS.weights)[0]
+        best = rank(fit or some, need_bytes=0)[0]
         expected.append(best)
         del left[best]
     assert elected == tuple(expected)
@@ -176,9 +173,9 @@ def test_elections_that_count_their_choices_spread_queries_over_nodes() -> None:
             candidates |= {
                 node: candidate(cpu_share=shares[node], ccq_count=runs[node]) for node in nodes
             }
-            if is_decided(seeking, candidates, OPTIONS):
+            if is_decided(seeking, candidates):
                 break
-        coordinator, *standbys = choose(seeking, candidates, OPTIONS, {})
+        coordinator, *standbys = choose(seeking, candidates, {})
         runs[coordinator] += 1
         stands_by.update(standbys)
     assert max(runs.values()) < 1.3 * 5_000 / 12

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from galileo.graph import filter_pipeline, run_scan
 from galileo.graph.columns import (
     Commits,
     Paths,
@@ -13,7 +15,7 @@ from galileo.graph.columns import (
     columns_from_batch,
     paths_from_batch,
 )
-from galileo.graph.filter_pipeline import FilterPipeline, FilterStats, PipelineOptions
+from galileo.graph.filter_pipeline import FilterPipeline, FilterStats
 from galileo.graph.row_ranges import concat_small, count_rows, to_positions
 from galileo.graph.run_scan import BoundQuery, RunScan
 from galileo.graph.sorted_runs import SortedRun, seal
@@ -22,8 +24,15 @@ from galileo.query.query import parse
 PIECES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.booleans()), max_size=12)
 
 
-SMALL = PipelineOptions(chunk_paths=16, sample_paths=8, portion_paths=24)
-"""A test's paths make many chunks, samples and portions."""
+@pytest.fixture(autouse=True, scope="module")
+def _small_chunks():
+    """The paths of a test make many chunks, samples and portions."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (filter_pipeline, run_scan):
+            patch.setattr(module, "CHUNK_PATHS", 16)
+            patch.setattr(module, "SAMPLE_PATHS", 8)
+        patch.setattr(run_scan, "PORTION_PATHS", 24)
+        yield
 
 
 def _run(world, batches, *, texts, sealed):
@@ -54,7 +63,7 @@ def test_filter_pipeline_random_paths_equals_query(
     asked = query_texts[text] if more is None else f"({query_texts[text]}) AND {query_texts[more]}"
     query = parse(asked, world.schema)
     commits = None if held is None else np.array(held[: len(sizes)])
-    task = RunScan.of(run, BoundQuery.of(query, texts), commits=commits, options=SMALL)
+    task = RunScan.of(run, BoundQuery.of(query, texts), commits=commits)
     expected = query.match_paths(texts.bind(run.paths.columns))
     if commits is not None:
         expected = expected & commits[run.paths.commit]
@@ -72,7 +81,7 @@ def test_filter_pipeline_most_selective_filter_comes_first(world):
         world.schema,
     )
     search = BoundQuery.of(query, texts)
-    ordered = FilterPipeline.of(run.paths, search.filters, rows=slice(0, len(run)), options=SMALL)
+    ordered = FilterPipeline.of(run.paths, search.filters, rows=slice(0, len(run)))
     assert ordered.filters[0] is search.filters[2]
     tally, starts = FilterStats(), range(0, len(run), 16)
     found = [ordered.apply(slice(start, start + 16), tally=tally) for start in starts]
@@ -90,7 +99,7 @@ def test_filter_pipeline_many_paths_tests_each_text_once(world, monkeypatch):
     monkeypatch.setattr(
         type(query.tree), "match", lambda leaf, c: judged.append(len(c)) or plain(leaf, c)
     )
-    found = RunScan.of(run, BoundQuery.of(query, texts), commits=None, options=SMALL).matches()
+    found = RunScan.of(run, BoundQuery.of(query, texts), commits=None).matches()
     assert judged == [len(texts)]
     column = texts.bind(run.paths.columns).features["station"].to_arrow().to_pylist()
     assert found.tolist() == [n for n, text in enumerate(column) if (text or "").startswith("b")]
@@ -103,9 +112,7 @@ def test_filter_pipeline_few_paths_tests_them_directly(world):
     batch = batch.set_column(batch.schema.get_field_index("station"), "station", names)
     run = _run(world, [batch], texts=texts, sealed=False)
     search = BoundQuery.of(parse("station LIKE '%7'", world.schema), texts)
-    few = RunScan.of(run, search, commits=None, options=SMALL).pipeline.apply(
-        np.array([7, 8, 97, 499])
-    )
+    few = RunScan.of(run, search, commits=None).pipeline.apply(np.array([7, 8, 97, 499]))
     assert to_positions(few).tolist() == [7, 97]
 
 
@@ -136,12 +143,12 @@ def test_run_scan_pieces_are_bounded_and_equal_query(
     batches = [world.batch(seed + number, size) for number, size in enumerate(sizes)]
     run = _run(world, batches, texts=texts, sealed=sealed)
     query = parse("" if text is None else query_texts[text], world.schema)
-    task = RunScan.of(run, BoundQuery.of(query, texts), commits=None, options=SMALL)
+    task = RunScan.of(run, BoundQuery.of(query, texts), commits=None)
     looks = list(task.pieces(most))
     pieces = [piece for piece in looks if piece is not None]
     assert all(0 < count_rows(piece) <= most for piece in pieces)
     together = [row for piece in pieces for row in to_positions(piece).tolist()]
     assert together == task.matches().tolist()
     looked = sum(piece is None for piece in looks)
-    chunks = -(-count_rows(task.rows) // SMALL.chunk_paths)
+    chunks = -(-count_rows(task.rows) // run_scan.CHUNK_PATHS)
     assert looked == chunks, "one for each chunk looked at"

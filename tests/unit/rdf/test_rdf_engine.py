@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 
 import psutil
 import pytest
@@ -21,13 +20,15 @@ from galileo.errors import (
     UnsupportedQuery,
 )
 from galileo.rdf.cancellation import Cancellation
+from galileo.rdf.sparql_process import engine as engine_module
+from galileo.rdf.sparql_process import process as process_module
 from galileo.rdf.sparql_process import worker
-from galileo.rdf.sparql_process.engine import MEMORY_BYTES_MAX, Engine, EngineOptions, Limits
+from galileo.rdf.sparql_process.engine import MEMORY_BYTES_MAX, Engine
 from galileo.rdf.sparql_process.process import Process, QueryProcessEnded
 
 TRIPLES = b"".join(b'<urn:s:%d> <urn:p> "%d" .\n' % (i, i) for i in range(2_000))
 ENDLESS = "SELECT (COUNT(*) AS ?n) { ?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l }"
-QUICK = Limits(timeout_s=60)
+QUICK_S = 60.0
 
 
 def request(text, timeout_s=60.0):
@@ -58,15 +59,15 @@ def loads():
     return []
 
 
-@pytest.fixture
-def options():
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
     """Leaves the graph process enough time to kill its query process on a busy machine."""
-    return EngineOptions(interrupt_grace_s=3600.0)
+    monkeypatch.setattr(process_module, "INTERRUPT_GRACE_S", 3600.0)
 
 
 @pytest.fixture
-def engine(loads, options):
-    engine = Engine(lambda: loads.append(1) or [TRIPLES], options)
+def engine(loads):
+    engine = Engine(lambda: loads.append(1) or [TRIPLES])
     yield engine
     engine.close()
 
@@ -81,15 +82,15 @@ def process():
 
 def test_engine_timeout_keeps_the_graph_loaded(engine, loads):
     before = workers()
-    assert engine.query("ASK { <urn:s:1> ?p ?o }", QUICK).value
+    assert engine.query("ASK { <urn:s:1> ?p ?o }", timeout_s=QUICK_S).value
     (graph_pid,) = workers() - before
     first = query_process(graph_pid)
-    assert engine.query("ASK { <urn:s:2> ?p ?o }", QUICK).value
+    assert engine.query("ASK { <urn:s:2> ?p ?o }", timeout_s=QUICK_S).value
     assert query_process(graph_pid) == first
     with pytest.raises(DeadlineExceeded):
-        engine.query(ENDLESS, Limits(timeout_s=0.2))
+        engine.query(ENDLESS, timeout_s=0.2)
     assert ended(first)
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=QUICK_S).value
     assert workers() - before == {graph_pid}
     assert loads == [1]
 
@@ -99,8 +100,8 @@ def test_engine_timeout_at_any_moment_keeps_next_answer_right(engine, loads):
     long = "SELECT ?a ?c ?f { ?a ?b ?c . ?d ?e ?f } LIMIT 1000000"
     for number in range(12):
         with pytest.raises(DeadlineExceeded):
-            engine.query(long, Limits(timeout_s=0.01 + 0.008 * number))
-        answer = engine.query(f"SELECT ?o {{ <urn:s:{number}> ?p ?o }}", QUICK)
+            engine.query(long, timeout_s=0.01 + 0.008 * number)
+        answer = engine.query(f"SELECT ?o {{ <urn:s:{number}> ?p ?o }}", timeout_s=QUICK_S)
         assert answer.data == f'?o\n"{number}"\n'.encode()
     assert loads == [1]
 
@@ -113,18 +114,18 @@ def test_engine_timeout_before_query_keeps_graph(engine, loads):
     continue_request = threading.Timer(0.3, os.kill, [graph_pid, signal.SIGCONT])
     continue_request.start()
     with pytest.raises(DeadlineExceeded):
-        engine.query("ASK {}", Limits(timeout_s=0.05))
+        engine.query("ASK {}", timeout_s=0.05)
     continue_request.join()
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=QUICK_S).value
     assert loads == [1]
 
 
-@pytest.mark.parametrize("options", [EngineOptions(orphan_grace_s=-59.9)])
-def test_engine_query_ended_by_own_timer_raises_deadline_exceeded(engine, loads):
+def test_engine_query_ended_by_own_timer_raises_deadline_exceeded(engine, loads, monkeypatch):
     """As where this process is kept from its processor for longer than the grace."""
+    monkeypatch.setattr(engine_module, "ORPHAN_GRACE_S", -59.9)
     with pytest.raises(DeadlineExceeded):
-        engine.query(ENDLESS, QUICK)
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", Limits(timeout_s=600)).value
+        engine.query(ENDLESS, timeout_s=QUICK_S)
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=600).value
     assert loads == [1]
 
 
@@ -137,9 +138,9 @@ def test_engine_cancel_after_fork_raises_cancelled(engine, loads, monkeypatch):
 
     monkeypatch.setattr(Process, "_ensure_query_process", forking)
     with pytest.raises(Cancelled):
-        engine.query(ENDLESS, QUICK, cancels=[cancel])
+        engine.query(ENDLESS, timeout_s=QUICK_S, cancels=[cancel])
     monkeypatch.undo()
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=QUICK_S).value
     assert loads == [1]
 
 
@@ -158,20 +159,20 @@ def test_engine_late_interrupt_does_not_end_next_query(engine, loads, monkeypatc
     monkeypatch.setattr(Process, "_signal", late)
     for _ in range(3):
         with pytest.raises(DeadlineExceeded):
-            engine.query(ENDLESS, Limits(timeout_s=0.1))
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
+            engine.query(ENDLESS, timeout_s=0.1)
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=QUICK_S).value
     assert loads == [1]
 
 
-@pytest.mark.parametrize("options", [EngineOptions(interrupt_grace_s=0.1)])
-def test_engine_stopped_graph_process_during_load_times_out(engine, options, monkeypatch):
+def test_engine_stopped_graph_process_during_load_times_out(engine, monkeypatch):
     engine.load()
-    monkeypatch.setattr(engine, "_options", replace(options, load_timeout_s=0.3))
+    monkeypatch.setattr(process_module, "INTERRUPT_GRACE_S", 0.1)
+    monkeypatch.setattr(engine_module, "LOAD_TIMEOUT_S", 0.3)
     os.kill(engine._process.child.pid, signal.SIGSTOP)
     with pytest.raises(DeadlineExceeded):
         engine.grow([TRIPLES * 20])
     monkeypatch.undo()
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=QUICK_S).value
 
 
 @pytest.mark.parametrize("read", [0, 3, 8, 20])
@@ -192,15 +193,15 @@ def test_process_killed_while_reading_discards_the_request(process, read):
 
 
 def test_engine_cancel_from_other_thread_raises_cancelled(engine, loads):
-    engine.query("ASK {}", QUICK)
+    engine.query("ASK {}", timeout_s=QUICK_S)
     cancel = Cancellation()
     timer = threading.Timer(0.1, cancel.cancel)
     timer.start()
     with raises(Cancelled):
-        engine.query(ENDLESS, QUICK, cancels=[cancel])
+        engine.query(ENDLESS, timeout_s=QUICK_S, cancels=[cancel])
     with pytest.raises(Cancelled):
-        engine.query("ASK {}", QUICK, cancels=[cancel])
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
+        engine.query("ASK {}", timeout_s=QUICK_S, cancels=[cancel])
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=QUICK_S).value
     assert loads == [1]
     timer.join()
 
@@ -210,34 +211,34 @@ def test_engine_cancel_waiting_query_raises_cancelled(engine):
     timer = threading.Timer(0.1, cancel.cancel)
     timer.start()
     with engine._lock, pytest.raises(Cancelled):
-        engine.query("ASK {}", QUICK, cancels=[cancel])
+        engine.query("ASK {}", timeout_s=QUICK_S, cancels=[cancel])
     timer.join()
 
 
 def test_engine_grow_adds_triples(engine, loads):
-    assert not engine.query("ASK { <urn:new> ?p ?o }", QUICK).value
+    assert not engine.query("ASK { <urn:new> ?p ?o }", timeout_s=QUICK_S).value
     engine.grow([b'<urn:new> <urn:p> "1" .\n', b'<urn:new> <urn:p> "1" .\n'])
     count = "SELECT (COUNT(*) AS ?n) { ?s ?p ?o }"
-    assert b'"2001"' in engine.query(count, QUICK).data.replace(b"2001", b'"2001"')
-    assert engine.query("ASK { <urn:new> ?p ?o }", QUICK).value
+    assert b'"2001"' in engine.query(count, timeout_s=QUICK_S).data.replace(b"2001", b'"2001"')
+    assert engine.query("ASK { <urn:new> ?p ?o }", timeout_s=QUICK_S).value
     assert loads == [1]
 
 
 def test_engine_unknown_function_raises_and_keeps_worker(engine, loads):
     with raises(UnsupportedQuery, expected="function"):
-        engine.query("SELECT (<urn:unheard>(1) AS ?x) {}", QUICK)
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
+        engine.query("SELECT (<urn:unheard>(1) AS ?x) {}", timeout_s=QUICK_S)
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=QUICK_S).value
     assert loads == [1]
 
 
 def test_engine_killed_graph_process_is_replaced(engine, loads):
     before = workers()
-    engine.query("ASK {}", QUICK)
+    engine.query("ASK {}", timeout_s=QUICK_S)
     (pid,) = workers() - before
     child = query_process(pid)
     os.kill(pid, signal.SIGKILL)
     assert ended(pid)
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=QUICK_S).value
     assert ended(child)
     assert loads == [1, 1]
 
@@ -252,23 +253,23 @@ def late_news(monkeypatch):
 def test_engine_grow_after_lost_process_reloads(engine, loads, late_news, asked):
     """Both with a graph process that reads itself, and with one that a query process reads for."""
     if asked:
-        engine.query("ASK {}", QUICK)
+        engine.query("ASK {}", timeout_s=QUICK_S)
     else:
         engine.load()
     engine._process.end()
     engine.grow([b'<urn:new> <urn:p> "1" .\n'])
     # The engine's source does not give what came last here; what it gives was loaded again.
     assert loads == [1, 1]
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=QUICK_S).value
     assert loads == [1, 1]
 
 
 def test_engine_query_after_lost_process_reloads(engine, loads, late_news):
-    engine.query("ASK {}", QUICK)
+    engine.query("ASK {}", timeout_s=QUICK_S)
     engine._process.end()
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=QUICK_S).value
     engine._process.end()
-    assert engine.query("ASK { FILTER(geof:distance(1, 1) > 0) }", QUICK).value is False
+    assert engine.query("ASK { FILTER(geof:distance(1, 1) > 0) }", timeout_s=QUICK_S).value is False
     assert loads == [1, 1, 1]
 
 
@@ -278,13 +279,13 @@ def test_engine_graph_process_killed_twice_raises(engine, monkeypatch):
         Process, "query", lambda process, *_, **__: process._read_bytes(process.end() or 1)
     )
     with raises(InputError, expected="memory", bound=8589934592):
-        engine.query("ASK {}", QUICK)
+        engine.query("ASK {}", timeout_s=QUICK_S)
 
 
 @pytest.mark.slow
 def test_engine_grow_beyond_memory_raises():
     pieces = [TRIPLES]
-    engine = Engine(lambda: pieces, EngineOptions(memory_bytes_max=400 << 20))
+    engine = Engine(lambda: pieces, memory_bytes_max=400 << 20)
     try:
         engine.load()
         line = b'<urn:l:%d> <urn:p> "%d' + b"x" * 100_000 + b'" .\n'
@@ -292,7 +293,7 @@ def test_engine_grow_beyond_memory_raises():
         with raises(InputError, expected="memory"):
             engine.grow(pieces[1:])
         del pieces[1:]
-        assert engine.query("ASK { <urn:s:1> ?p ?o }", QUICK).value
+        assert engine.query("ASK { <urn:s:1> ?p ?o }", timeout_s=QUICK_S).value
     finally:
         engine.close()
 
@@ -301,7 +302,7 @@ def test_engine_grow_invalid_triples_raises(engine, loads):
     engine.load()
     with raises(InternalError):
         engine.grow([b"this is not N-Triples\n"])
-    assert engine.query("ASK { <urn:s:1> ?p ?o }", QUICK).value
+    assert engine.query("ASK { <urn:s:1> ?p ?o }", timeout_s=QUICK_S).value
     assert loads == [1, 1]
 
 
@@ -318,44 +319,44 @@ def test_engine_load_unreadable_source_raises_its_error():
 
 def test_engine_killed_query_process_is_replaced(engine, loads):
     before = workers()
-    engine.query("ASK {}", QUICK)
+    engine.query("ASK {}", timeout_s=QUICK_S)
     (graph_pid,) = workers() - before
     os.kill(query_process(graph_pid), signal.SIGKILL)
     with raises(InputError, expected="memory", bound=8589934592):
-        engine.query("ASK { <urn:s:3> ?p ?o }", QUICK)
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
+        engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=QUICK_S)
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=QUICK_S).value
     assert loads == [1]
 
 
-@pytest.mark.parametrize("options", [EngineOptions(interrupt_grace_s=0.3)])
 @pytest.mark.parametrize("stopped", ["graph process", "query process"])
-def test_engine_stopped_process_times_out(engine, stopped):
+def test_engine_stopped_process_times_out(engine, stopped, monkeypatch):
+    monkeypatch.setattr(process_module, "INTERRUPT_GRACE_S", 0.3)
     before = workers()
-    engine.query("ASK {}", QUICK)
+    engine.query("ASK {}", timeout_s=QUICK_S)
     (graph_pid,) = workers() - before
     pids = {graph_pid, query_process(graph_pid)}
     for pid in pids if stopped == "graph process" else pids - {graph_pid}:
         os.kill(pid, signal.SIGSTOP)
     with pytest.raises(DeadlineExceeded):
-        engine.query("ASK {}", Limits(timeout_s=0.2))
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
+        engine.query("ASK {}", timeout_s=0.2)
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", timeout_s=QUICK_S).value
 
 
 def test_engine_timeout_includes_wait_for_other_query(engine):
     with engine._lock, pytest.raises(DeadlineExceeded):
-        engine.query("ASK {}", Limits(timeout_s=0.1))
-    assert engine.query("ASK {}", QUICK).kind == "boolean"
+        engine.query("ASK {}", timeout_s=0.1)
+    assert engine.query("ASK {}", timeout_s=QUICK_S).kind == "boolean"
 
 
 @pytest.mark.slow
 def test_engine_query_beyond_memory_raises():
-    engine = Engine(lambda: [TRIPLES], EngineOptions(memory_bytes_max=400 << 20))
+    engine = Engine(lambda: [TRIPLES], memory_bytes_max=400 << 20)
     try:
-        assert engine.query("ASK { <urn:s:1> ?p ?o }", QUICK).value
+        assert engine.query("ASK { <urn:s:1> ?p ?o }", timeout_s=QUICK_S).value
         greedy = "SELECT (COUNT(DISTINCT CONCAT(?a, ?b, ?a, ?b)) AS ?n) { ?x ?p ?a . ?y ?q ?b }"
         with raises(InputError, expected="memory", bound=400 << 20):
-            engine.query(greedy, Limits(timeout_s=300))
-        assert engine.query("ASK { <urn:s:1> ?p ?o }", QUICK).value
+            engine.query(greedy, timeout_s=300)
+        assert engine.query("ASK { <urn:s:1> ?p ?o }", timeout_s=QUICK_S).value
     finally:
         engine.close()
 
@@ -363,7 +364,7 @@ def test_engine_query_beyond_memory_raises():
 def test_engine_internal_error_is_for_the_log_alone(caplog):
     engine = Engine(lambda: [b"this is not N-Triples\n"])
     with raises(InternalError) as caught:
-        engine.query("ASK {}", QUICK)
+        engine.query("ASK {}", timeout_s=QUICK_S)
     engine.close()
     assert "SyntaxError" not in str(caught.value)
     assert "worker.py" in caplog.text
@@ -378,7 +379,7 @@ def test_engine_load_failing_source_leaves_no_process():
     before = workers()
     engine = Engine(broken)
     with pytest.raises(ZeroDivisionError):
-        engine.query("ASK {}", QUICK)
+        engine.query("ASK {}", timeout_s=QUICK_S)
     assert workers() <= before
     engine.close()
 
@@ -386,7 +387,7 @@ def test_engine_load_failing_source_leaves_no_process():
 def test_engine_garbage_collected_ends_its_process():
     before = workers()
     engine = Engine(lambda: [TRIPLES])
-    engine.query("ASK {}", QUICK)
+    engine.query("ASK {}", timeout_s=QUICK_S)
     (pid,) = workers() - before
     del engine
     gc.collect()
@@ -395,9 +396,9 @@ def test_engine_garbage_collected_ends_its_process():
 
 ORPHANING = """
 import sys
-from galileo.rdf.sparql_process.engine import Engine, Limits
+from galileo.rdf.sparql_process.engine import Engine
 engine = Engine(lambda: [b'<urn:s> <urn:p> "1" .\\n'])
-engine.query("ASK {}", Limits())
+engine.query("ASK {}")
 print(engine._process.child.pid, flush=True)
 sys.stdin.read()
 """

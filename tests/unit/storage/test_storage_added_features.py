@@ -29,7 +29,7 @@ from galileo.model import paths as model_paths
 from galileo.model.schema import FEATURES_MAX, Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.replication.values import Epochs
-from galileo.storage.backup import BackupOptions, backup, restore
+from galileo.storage.backup import backup, restore
 from galileo.storage.commits import Commit, Committed
 from galileo.storage.compacted_format import read_index
 from galileo.storage.compacted_segment import compacted_segment_paths
@@ -181,7 +181,7 @@ class History:
         saved, place = self.directory.with_name("saved"), self.directory.with_name("restored")
         for path in (saved, place):
             shutil.rmtree(path, ignore_errors=True)
-        backup(self.directory, saved, options=BackupOptions(now=1.6e9))
+        backup(self.directory, saved, now=1.6e9)
         restore(saved, place, now=1.8e9)
         self.store.close()
         shutil.rmtree(self.directory)
@@ -301,8 +301,7 @@ def test_backup_while_features_are_added_has_the_schema_of_its_commits(tmp_path:
                 store.add_features(WIDER)
                 store.journal("air", PARTITION).append([commit(WIDER, 1)])
 
-        options = BackupOptions(now=1.6e9)
-        backup(tmp_path / "node", tmp_path / "saved", options=options, progress=add)
+        backup(tmp_path / "node", tmp_path / "saved", now=1.6e9, progress=add)
         assert store.schemas()["air"].added == 1, "the backup was over before features were added"
     restore(tmp_path / "saved", tmp_path / "restored", now=1.8e9)
     with opened(tmp_path / "restored") as store:

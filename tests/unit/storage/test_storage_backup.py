@@ -15,7 +15,6 @@ from galileo.model.schema import Feature, Schema
 from galileo.storage.backup import (
     EPOCHS_SKIPPED,
     MANIFEST,
-    BackupOptions,
     Manifest,
     StoredFile,
     _BackupWriter,
@@ -31,8 +30,7 @@ from galileo.storage.writer import JournalOptions
 
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
 EVERYTHING = CompactionOptions(bytes_min=1, block_bytes=9_000)
-COPY = BackupOptions(now=1.6e9)
-LINK = BackupOptions(link=True, now=1.6e9)
+NOW = 1.6e9
 COMMITS = 9
 
 
@@ -77,12 +75,10 @@ def check_node(directory: Path, *, commits: dict[int, int]) -> None:
                 assert journal.append([commit])[0].duplicate
 
 
-@pytest.mark.parametrize("options", [COPY, LINK])
-def test_backup_and_restore_keeps_every_file(
-    node: Path, tmp_path: Path, options: BackupOptions
-) -> None:
+@pytest.mark.parametrize("link", [False, True])
+def test_backup_and_restore_keeps_every_file(node: Path, tmp_path: Path, link: bool) -> None:
     before, progress = contents(node), []
-    manifest = backup(node, tmp_path / "backup", options=options, progress=progress.append)
+    manifest = backup(node, tmp_path / "backup", now=NOW, link=link, progress=progress.append)
     assert contents(node) == before
     assert (manifest.commits, manifest.created_at) == (2 * COMMITS + 1, 1.6e9)
     stored = contents(tmp_path / "backup")
@@ -120,27 +116,27 @@ def test_backup_has_the_record_that_replaced_another_meanwhile(
         return listed
 
     monkeypatch.setattr(_BackupWriter, "_names", replacing)
-    backup(node, tmp_path / "backup", options=COPY)
+    backup(node, tmp_path / "backup", now=NOW)
     restore(tmp_path / "backup", tmp_path / "restored", now=1.8e9)
     with opened(tmp_path / "restored") as store:
         assert store.load_records("ccq") == {"two": b"coordinator"}
 
 
 def test_backup_by_link_shares_sealed_segments_only(node: Path, tmp_path: Path) -> None:
-    backup(node, tmp_path / "backup", options=LINK)
+    backup(node, tmp_path / "backup", now=NOW, link=True)
     for partition in (3, 12):
         place = f"journals/nam/{partition}"
         sealed = sorted((node / place).iterdir(), key=lambda path: (path.suffix, path.name))
         for path in sealed:
             copy = tmp_path / "backup" / place / path.name
             assert copy.samefile(path) == (path != sealed[-1])
-    backup(node, tmp_path / "copy", options=COPY)
+    backup(node, tmp_path / "copy", now=NOW)
     for path in (tmp_path / "copy").rglob("*.segment"):
         assert path.stat().st_nlink == 1
 
 
 def test_backup_by_link_source_merged_and_removed_is_kept(node: Path, tmp_path: Path) -> None:
-    backup(node, tmp_path / "backup", options=LINK)
+    backup(node, tmp_path / "backup", now=NOW, link=True)
     before = contents(tmp_path / "backup")
     with opened(node) as store:
         journal = store.journal("nam", 12)
@@ -157,7 +153,7 @@ def test_backup_torn_tail_is_left_out(node: Path, tmp_path: Path) -> None:
     last.write_bytes(last.read_bytes()[:-100])
     torn = verify(node).torn_bytes
     assert torn > 0
-    manifest = backup(node, tmp_path / "backup", options=COPY)
+    manifest = backup(node, tmp_path / "backup", now=NOW)
     copy = tmp_path / "backup" / last.relative_to(node)
     assert copy.read_bytes() == last.read_bytes()[:-torn]
     (file,) = (file for file in manifest.files if file.path == str(last.relative_to(node)))
@@ -166,9 +162,9 @@ def test_backup_torn_tail_is_left_out(node: Path, tmp_path: Path) -> None:
     check_node(tmp_path / "again", commits={3: COMMITS, 12: COMMITS})
 
 
-@pytest.mark.parametrize("options", [COPY, pytest.param(LINK, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("link", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_backup_during_writes_and_merges_has_acknowledged_commits(
-    node: Path, tmp_path: Path, options: BackupOptions
+    node: Path, tmp_path: Path, link: bool
 ) -> None:
     """What was acknowledged before the backup began is in it."""
     done = threading.Event()
@@ -188,7 +184,7 @@ def test_backup_during_writes_and_merges_has_acknowledged_commits(
         while not done.is_set() or not taken:
             place, acknowledged = tmp_path / f"backup {len(taken)}", journal.last_sequence
             try:
-                manifest = backup(node, place, options=options)
+                manifest = backup(node, place, now=NOW, link=link)
             except Unavailable:
                 assert not place.exists()
                 continue
@@ -215,7 +211,7 @@ def test_backup_of_files_that_are_dropped_before_their_mark_is_copied_begins_aga
                 journal.append([make_commit(COMMITS + 1, rows=20)])
                 journal.drop(COMMITS + 1)
 
-        backup(node, tmp_path / "backup", options=COPY, progress=drop_once)
+        backup(node, tmp_path / "backup", now=NOW, progress=drop_once)
     restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
     with opened(tmp_path / "again") as store:
         journal = store.journal("nam", 12)
@@ -230,9 +226,9 @@ def test_backup_damaged_segment_raises_corrupt_data(node: Path, tmp_path: Path) 
         stored = bytearray(path.read_bytes())
         stored[700] ^= 1
         path.write_bytes(stored)
-        for options in (COPY, LINK):
+        for link in (False, True):
             with pytest.raises(CorruptData) as caught:
-                backup(node, tmp_path / "backup", options=options)
+                backup(node, tmp_path / "backup", now=NOW, link=link)
             assert caught.value.details["file"] == str(path)
         stored[700] ^= 1
         path.write_bytes(stored)
@@ -240,7 +236,7 @@ def test_backup_damaged_segment_raises_corrupt_data(node: Path, tmp_path: Path) 
 
 
 def test_restore_any_damage_raises_corrupt_data(node: Path, tmp_path: Path) -> None:
-    backup(node, tmp_path / "backup", options=COPY)
+    backup(node, tmp_path / "backup", now=NOW)
     for path in sorted((tmp_path / "backup").rglob("*.*")):
         stored = path.read_bytes()
         changed = stored[:50] + bytes([stored[50] ^ 1]) + stored[51:] if len(stored) > 50 else b""
@@ -254,7 +250,7 @@ def test_restore_any_damage_raises_corrupt_data(node: Path, tmp_path: Path) -> N
 
 
 def test_restore_missing_file_raises(node: Path, tmp_path: Path) -> None:
-    backup(node, tmp_path / "backup", options=COPY)
+    backup(node, tmp_path / "backup", now=NOW)
     min((tmp_path / "backup").rglob("*.segment")).unlink()
     with raises(PartitionReadOnly, expected="disk"):
         restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
@@ -265,9 +261,9 @@ def test_backup_and_restore_existing_directory_raises(node: Path, tmp_path: Path
     for name in ("there", "there.partial"):
         (tmp_path / name).mkdir()
         with raises(InputError, expected="new_directory"):
-            backup(node, tmp_path / "there", options=COPY)
+            backup(node, tmp_path / "there", now=NOW)
         (tmp_path / name).rmdir()
-    backup(node, tmp_path / "backup", options=COPY)
+    backup(node, tmp_path / "backup", now=NOW)
     before = contents(node)
     with raises(InputError, expected="new_directory"):
         restore(tmp_path / "backup", node, now=1.8e9)
@@ -276,7 +272,7 @@ def test_backup_and_restore_existing_directory_raises(node: Path, tmp_path: Path
 
 def test_backup_of_other_directory_raises(node: Path, tmp_path: Path) -> None:
     with raises(InputError, expected="node_directory"):
-        backup(tmp_path, tmp_path / "backup", options=COPY)
+        backup(tmp_path, tmp_path / "backup", now=NOW)
     with raises(InputError, expected="backup"):
         restore(node, tmp_path / "again", now=1.8e9)
 
@@ -290,10 +286,10 @@ OPERATIONS = ["create", "write", "fdatasync", "sync_directory"]
 def test_backup_disk_error_leaves_nothing(
     node: Path, tmp_path: Path, faulty_disk: Any, operation: str, spare: int
 ) -> None:
-    backup(node, tmp_path / "good", options=COPY)
+    backup(node, tmp_path / "good", now=NOW)
     faulty_disk.failing, faulty_disk.spare = {operation: errno.ENOSPC}, spare
     with raises(PartitionReadOnly, expected="disk"):
-        backup(node, tmp_path / "backup", options=BackupOptions(disk=faulty_disk))
+        backup(node, tmp_path / "backup", now=NOW, disk=faulty_disk)
     faulty_disk.calls.clear()
     with raises(PartitionReadOnly, expected="disk"):
         restore(tmp_path / "good", tmp_path / "again", disk=faulty_disk, now=1.8e9)

@@ -11,7 +11,7 @@ from mortal_disk import Died, MortalDisk
 
 from galileo.errors import DataExpired, PartitionReadOnly, UnknownDataset
 from galileo.model.schema import Feature, Schema
-from galileo.storage.backup import BackupOptions, backup
+from galileo.storage.backup import backup
 from galileo.storage.journal import Committed
 from galileo.storage.store import Store
 from galileo.storage.verify import verify
@@ -162,7 +162,7 @@ def test_backup_dataset_being_deleted_is_left_out(stored: Path, tmp_path: Path) 
     with opened(stored) as store:
         drop(store)
     (stored / "journals" / "nam@removed" / "3").mkdir(parents=True)
-    backup(stored, tmp_path / "backup", options=BackupOptions())
+    backup(stored, tmp_path / "backup", now=1.6e9)
     with opened(tmp_path / "backup") as restored:
         assert restored.schemas() == {"radar": OTHER}
         assert restored.is_dropped("nam")

@@ -184,8 +184,7 @@ def test_backup_and_restore_are_durable_when_they_return(
     node.append()
     node.store.close()
     with RecordingDisk(tmp_path) as disk:
-        options = backups.BackupOptions(link=link, now=1.6e9)
-        backups.backup(node.directory, tmp_path / "backup", options=options)
+        backups.backup(node.directory, tmp_path / "backup", now=1.6e9, link=link)
         disk.check()
         backups.restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
         disk.check()

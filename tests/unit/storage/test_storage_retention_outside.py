@@ -11,7 +11,7 @@ from journal_checks import check_knows, seal_and_drop
 from journals import SCHEMA, make_commit
 
 from galileo.model.forks import first_of
-from galileo.storage.backup import BackupOptions, backup, restore
+from galileo.storage.backup import backup, restore
 from galileo.storage.compaction import CompactionOptions, pick_compaction
 from galileo.storage.partition_files import Partition
 from galileo.storage.retention import load_log_start, log_start_path
@@ -44,7 +44,7 @@ def test_verify_and_backup_after_drop_ignore_dropped_commits(node: Path, tmp_pat
     assert report.damages == ()
     assert report.commits == 12 - until
     for link in (False, True):
-        manifest = backup(node, tmp_path / f"backup {link}", options=BackupOptions(link=link))
+        manifest = backup(node, tmp_path / f"backup {link}", now=1.6e9, link=link)
         assert "journals/nam/3/dropped.record" in {file.path for file in manifest.files}
         restore(tmp_path / f"backup {link}", tmp_path / f"again {link}", now=1.8e9)
         with Store.open(tmp_path / f"again {link}", SMALL, wall=lambda: 1.5e9) as store:
@@ -75,7 +75,7 @@ def test_verify_leftover_below_mark_is_no_damage(node: Path, tmp_path: Path) -> 
     leftover = partition / f"{1:020d}.segment"
     leftover.write_bytes(b"half deleted")
     assert verify(node).damages == ()
-    backup(node, tmp_path / "backup", options=BackupOptions())
+    backup(node, tmp_path / "backup", now=1.6e9)
     commits = [make_commit(batch, rows=20) for batch in range(12)]
     with Store.open(node, SMALL, wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
@@ -108,7 +108,7 @@ def test_backup_during_drop_is_of_before_or_after(
             return found
 
         monkeypatch.setattr("galileo.storage.partition_files.Partition.files", files_then_drop)
-        backup(node, tmp_path / "backup", options=BackupOptions())
+        backup(node, tmp_path / "backup", now=1.6e9)
         monkeypatch.undo()
         assert len(listed) >= 2, "the first attempt did not fit together"
     restore(tmp_path / "backup", tmp_path / "again", now=1.8e9)
