@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -32,49 +31,35 @@ DEAD_CHECK_S = 1.0
 """Pause between two looks at whether a node is dead that owes the next part of a stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerOptions:
-    """Deadlines of calls between nodes, in seconds.
-
-    Attributes:
-        call_s: of a call by default.
-        gossip_s: of an exchange of gossip.
-        sampler_s: of a call that may bring the archive of a sampler.
-        commit_s: of the commit of a batch.
-        scan_s: of a call that reads or deletes data; for a stream, of its next part, without the
-            time of a slow local reader.
-        retention_s: of the retention of a dataset.
-        frames_s: of messages of replicas with frames.
-        removal_part_s: of the next progress message of a removal.
-    """
-
-    call_s: float = 5.0
-    gossip_s: float = 1.0
-    sampler_s: float = 10.0
-    commit_s: float = 30.0
-    scan_s: float = 60.0
-    retention_s: float = 300.0
-    frames_s: float = 10.0
-    removal_part_s: float = 1_800.0
-
-    def deadline_s(self, call: str) -> float:
-        """Of an internal call, or of the next part of its answer."""
-        deadline_s: float = getattr(self, DEADLINES.get(call, "call_s"))
-        return deadline_s
-
-
-DEADLINES: Mapping[str, str] = MappingProxyType(
+# Deadlines of calls between nodes, in seconds.
+CALL_S = 5.0
+"""Of a call by default."""
+GOSSIP_S = 1.0
+"""Of an exchange of gossip."""
+SAMPLER_S = 10.0
+"""Of a call that may bring the archive of a sampler."""
+COMMIT_S = 30.0
+"""Of the commit of a batch."""
+SCAN_S = 60.0
+"""Of a call that reads or deletes data; for a stream, of its next part, without the time of a slow
+local reader."""
+RETENTION_S = 300.0
+"""Of the retention of a dataset."""
+FRAMES_S = 10.0
+"""Of messages of replicas with frames."""
+REMOVAL_PART_S = 1_800.0
+"""Of the next progress message of a removal."""
+DEADLINES_S: Mapping[str, float] = MappingProxyType(
     {
-        "apply_retention": "retention_s",
-        "change_row": "sampler_s",
-        "sampler_archive": "sampler_s",
-        **dict.fromkeys(("commit", "find_batches"), "commit_s"),
-        **dict.fromkeys(("analyse", "scan", "scan_small"), "scan_s"),
-        **dict.fromkeys(("read", "read_table", "read_executions"), "scan_s"),
+        "apply_retention": RETENTION_S,
+        "change_row": SAMPLER_S,
+        "sampler_archive": SAMPLER_S,
+        **dict.fromkeys(("commit", "find_batches"), COMMIT_S),
+        **dict.fromkeys(("analyse", "scan", "scan_small"), SCAN_S),
+        **dict.fromkeys(("read", "read_table", "read_executions"), SCAN_S),
     }
 )
-"""Fields of the options, by the name of a call; that of the others is `call_s`."""
-
+"""Of an internal call, or of the next part of its answer, by its name; `CALL_S` of the others."""
 
 GOSSIP = SERVICE.call(Internal.gossip)
 
@@ -93,7 +78,6 @@ class GrpcPeers(InternalCalls):
         self._topology = TopologyState.of(topology)
         self._is_dead = is_dead
         self._caller = Caller(keys=keys)
-        self.options = PeerOptions()
 
     async def close(self) -> None:
         await self._caller.close()
@@ -117,7 +101,7 @@ class GrpcPeers(InternalCalls):
     async def register_queries(self, node: str, dataset: str, texts: Sequence[str]) -> None:
         """Registers continuous queries at a node."""
         request = REGISTER_QUERIES.encode(dataset, texts)
-        await self.ask(node, REGISTER_QUERIES, request, timeout_s=self.options.scan_s)
+        await self.ask(node, REGISTER_QUERIES, request, timeout_s=SCAN_S)
 
     async def status(self, node: str) -> cluster_pb2.StatusReply:
         request = cluster_pb2.StatusRequest(local=True)
@@ -132,7 +116,7 @@ class GrpcPeers(InternalCalls):
         self, node: str, request: cluster_pb2.RemoveNodeRequest
     ) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]:
         """Has a node leave the cluster."""
-        return self._stream(node, CLUSTER, "RemoveNode", request, self.options.removal_part_s)
+        return self._stream(node, CLUSTER, "RemoveNode", request, REMOVAL_PART_S)
 
     async def ask(
         self, node: str, call: TypedCall[..., Answer], request: bytes, *, timeout_s: float
@@ -146,7 +130,7 @@ class GrpcPeers(InternalCalls):
     ) -> Answer:
         """Makes an internal call of a node that is not dead."""
         request = call.encode(*arguments, **named)
-        timeout_s = self.options.deadline_s(call.name)
+        timeout_s = DEADLINES_S.get(call.name, CALL_S)
         answer = await self._live(node).exchange(call.path, request, timeout_s=timeout_s)
         return call.decode_answer(answer)
 
@@ -154,20 +138,20 @@ class GrpcPeers(InternalCalls):
         self, node: str, call: TypedCall[P, Answer], *arguments: P.args, **named: P.kwargs
     ) -> AsyncGenerator[Answer, None]:
         """Makes an internal call of a node that is not dead, whose answer comes in parts."""
-        request, part_s = call.encode(*arguments, **named), self.options.deadline_s(call.name)
+        request, part_s = call.encode(*arguments, **named), DEADLINES_S.get(call.name, CALL_S)
         with self._live(node).exchange_parts(call.path, request, part_s=part_s) as stream:
             while (part := await self._next_part(node, stream)) is not None:
                 yield call.decode_answer(part)
 
     async def exchange(self, node: str, request: GossipRequest) -> GossipReply:
         """Sends gossip, also to dead nodes, so that a restarted one is detected."""
-        timeout_s = self.options.gossip_s
+        timeout_s = GOSSIP_S
         return await self.ask(node, GOSSIP, GOSSIP.encode(request), timeout_s=timeout_s)
 
     def fetch(
         self, node: str, request: continuous_pb2.FetchRequest
     ) -> AsyncIterator[continuous_pb2.FetchPart]:
-        part_s = self.options.scan_s + request.wait_s
+        part_s = SCAN_S + request.wait_s
         return self._stream(node, CONTINUOUS, "Fetch", request, part_s)
 
     async def _call(
@@ -178,7 +162,7 @@ class GrpcPeers(InternalCalls):
         request: Any,
         timeout_s: float | None = None,
     ) -> Any:
-        timeout_s = timeout_s or self.options.call_s
+        timeout_s = timeout_s or CALL_S
         return await self._live(node).unary(service, method, request, timeout_s=timeout_s)
 
     async def _stream(
@@ -189,7 +173,7 @@ class GrpcPeers(InternalCalls):
         request: Any,
         part_s: float | None = None,
     ) -> AsyncGenerator[Any, None]:
-        part_s = part_s or self.options.scan_s
+        part_s = part_s or SCAN_S
         with self._live(node).stream(service, method, request, part_s=part_s) as stream:
             while (part := await self._next_part(node, stream)) is not None:
                 yield part

@@ -9,7 +9,7 @@ from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.replication.values import Member
 from galileo.rpc.admission import SMALL_REQUEST_BYTES_MAX
 from galileo.rpc.internal import SERVICE, Internal
-from galileo.rpc.peers import GrpcPeers
+from galileo.rpc.peers import FRAMES_S, GOSSIP_S, GrpcPeers
 
 REPLICATE = SERVICE.call(Internal.replicate)
 REPLICATE_FRAMES = SERVICE.call(Internal.replicate_frames)
@@ -23,12 +23,12 @@ class GrpcReplicaLink:
         self._peers = peers
 
     async def send(self, node: str, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
-        options, answers = self._peers.options, list[Envelope]()
+        answers = list[Envelope]()
         for request in encoded(envelopes):
             if len(request) > SMALL_REQUEST_BYTES_MAX:
-                call, timeout_s = REPLICATE_FRAMES, options.frames_s
+                call, timeout_s = REPLICATE_FRAMES, FRAMES_S
             else:
-                call, timeout_s = REPLICATE, options.gossip_s
+                call, timeout_s = REPLICATE, GOSSIP_S
             answered = await self._peers.ask(node, call, request, timeout_s=timeout_s)
             answers += answered
         return answers
@@ -36,7 +36,7 @@ class GrpcReplicaLink:
     async def digests(
         self, member: Member, ranges: Sequence[CommitRange]
     ) -> Sequence[RangeDigest | None]:
-        request, timeout_s = DIGESTS.encode(member, ranges), self._peers.options.gossip_s
+        request, timeout_s = DIGESTS.encode(member, ranges), GOSSIP_S
         return await self._peers.ask(member.node, DIGESTS, request, timeout_s=timeout_s)
 
 

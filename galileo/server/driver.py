@@ -12,7 +12,6 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
 from galileo import request_id, spans
@@ -32,6 +31,19 @@ from galileo.errors import Overloaded
 from galileo.server.peer_messaging import PeerMessenger
 from galileo.wire.context_propagation import Origin, continue_request, outgoing_metadata
 
+TICK_S = 0.05
+"""Pause between two ticks."""
+IDLE_AFTER_S = 1.0
+"""After the last event but ticks and what nodes exchange regularly, a node is idle."""
+IDLE_TICK_S = 0.25
+"""Pause between two ticks of an idle node, which an event ends."""
+ANNOUNCE_INTERVAL_S = 0.25
+"""New commits are announced to nodes that wait for them at once, but at most at this interval;
+longer in proportion if these are more than `ANNOUNCED_MAX`."""
+ANNOUNCED_MAX = 8
+"""Nodes to which commits are announced in each interval."""
+EVENTS_WAITING_MAX = 50_000
+"""Events that wait; beyond it requests are refused."""
 TIMER_RESOLUTION_S = 0.001
 """A timer of the event loop may end earlier by this."""
 
@@ -42,29 +54,6 @@ log = logging.getLogger(__name__)
 
 _ROUTINE = ccq.Ticked | ccq.UsageMeasured
 """Events that also happen on an idle node."""
-
-
-@dataclass(frozen=True, slots=True)
-class DriverOptions:
-    """Intervals and limits of a driver.
-
-    Attributes:
-        tick_s: pause between two ticks.
-        idle_after_s: after the last event but ticks and what nodes exchange regularly, a node is
-            idle.
-        idle_tick_s: pause between two ticks of an idle node, which an event ends.
-        announce_interval_s: new commits are announced to nodes that wait for them at once, but at
-            most at this interval; longer in proportion if these are more than `announced_max`.
-        announced_max: nodes to which commits are announced in each interval.
-        events_waiting_max: events that wait; beyond it requests are refused.
-    """
-
-    tick_s: float = 0.05
-    idle_after_s: float = 1.0
-    idle_tick_s: float = 0.25
-    announce_interval_s: float = 0.25
-    announced_max: int = 8
-    events_waiting_max: int = 50_000
 
 
 class Driver:
@@ -81,7 +70,6 @@ class Driver:
             GalileoError.
         drop_spills: deletes spill files in the background.
         new_commits: called before each tick; returns CommitsObserved events of this node.
-        options: intervals and limits.
     """
 
     def __init__(
@@ -93,9 +81,7 @@ class Driver:
         work: Work,
         new_commits: Callable[[], list[ccq.ContinuousEvent]],
         drop_spills: Callable[[Sequence[int]], None],
-        options: DriverOptions | None = None,
     ) -> None:
-        self._options = options or DriverOptions()
         self.machine = machine
         self.members = members
         self.mail: PeerMessenger | None = None
@@ -122,7 +108,7 @@ class Driver:
         """Queues an event."""
         self._events.put_nowait(event)
         if not isinstance(event, _ROUTINE):
-            self._idle_at = self._clock.monotonic() + self._options.idle_after_s
+            self._idle_at = self._clock.monotonic() + IDLE_AFTER_S
             self._wake.set()
 
     def wake(self) -> None:
@@ -156,7 +142,7 @@ class Driver:
             TimeoutError: there was no answer in time.
             Overloaded: too many events are queued.
         """
-        if self._events.qsize() > self._options.events_waiting_max:
+        if self._events.qsize() > EVENTS_WAITING_MAX:
             raise Overloaded("the event queue of this node is full; try again", after_s=1.0)
         request = next(self._requests)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -197,9 +183,9 @@ class Driver:
             self.announce_commits(self._new_commits(), now)
             self.feed(ccq.Ticked(self._clock.wall()))
             if now >= self._idle_at:
-                await self._until_woken(self._pause_s(now, self._options.idle_tick_s))
-            if self._clock.monotonic() < now + self._options.tick_s:
-                due = now + self._pause_s(now, self._options.tick_s)
+                await self._until_woken(self._pause_s(now, IDLE_TICK_S))
+            if self._clock.monotonic() < now + TICK_S:
+                due = now + self._pause_s(now, TICK_S)
                 await asyncio.sleep(max(0.0, due - self._clock.monotonic()))
 
     async def _until_woken(self, longest_s: float) -> None:
@@ -227,9 +213,9 @@ class Driver:
         waiting = [
             peer for peer in self.members.alive if has_readers or self.mail.coordinates(peer)
         ]
-        intervals = max(1.0, len(waiting) / self._options.announced_max)
+        intervals = max(1.0, len(waiting) / ANNOUNCED_MAX)
         self._has_news = False
-        self._announce_at = now + intervals * self._options.announce_interval_s
+        self._announce_at = now + intervals * ANNOUNCE_INTERVAL_S
         for peer in waiting:
             self.mail.send_heartbeat(peer)
 

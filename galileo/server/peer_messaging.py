@@ -67,6 +67,18 @@ from galileo.server.topology_register import MESSAGES as REGISTER_MESSAGES
 from galileo.server.topology_register import TopologyRegister
 from galileo.wire.tagged_json import TaggedJson
 
+OUTBOX_MAX = 10_000
+"""Messages that wait for one peer; beyond it the oldest are lost."""
+MESSAGES_BYTES_MAX = 2 << 20
+"""Size of the messages of one request; a single message may exceed it."""
+SYNOPSIS_LOOK_S = 0.5
+"""Between two looks for datasets whose synopses are due."""
+SYNOPSIS_INTERVAL_S = 5.0
+"""Between two updates of the synopses of a dataset with a stream of commits."""
+SYNOPSIS_QUIET_S = 1.0
+"""After the last commit, the synopses are updated in any case."""
+SYNOPSIS_BYTES_MAX = 4 << 20
+"""Changes of synopses in one heartbeat; the last may exceed it."""
 _ADDRESS, _DISK, _LONE, _CCQS, _COMMITS = "address", "disk", "lone", "ccqs", "commits/"
 """Keys of entries of a node's state; `_COMMITS` is followed by the key of a dataset."""
 
@@ -75,37 +87,13 @@ log = logging.getLogger(__name__)
 TAGGED = TaggedJson([*REGISTER_MESSAGES, Ballot, Entry])
 
 
-@dataclass(frozen=True, slots=True)
-class MessagingOptions:
-    """Limits of what goes to one peer.
-
-    Attributes:
-        outbox_max: messages that wait; beyond it the oldest are lost.
-        messages_together_max: messages of one request.
-        messages_bytes_max: their size; a single message may exceed it.
-        synopsis_look_s: between two looks for datasets whose synopses are due.
-        synopsis_interval_s: between two updates of the synopses of a dataset with a stream of
-            commits.
-        synopsis_quiet_s: after the last commit, the synopses are updated in any case.
-        synopsis_bytes_max: changes of synopses in one heartbeat; the last may exceed it.
-    """
-
-    outbox_max: int = 10_000
-    messages_together_max: int = MESSAGES_MAX
-    messages_bytes_max: int = 2 << 20
-    synopsis_look_s: float = 0.5
-    synopsis_interval_s: float = 5.0
-    synopsis_quiet_s: float = 1.0
-    synopsis_bytes_max: int = 4 << 20
-
-
 class _Peer:
     """The outbox of one peer, and the state that it has acknowledged."""
 
-    def __init__(self, name: str, *, outbox_max: int) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.heartbeat_due = False
-        self.outbox: deque[bytes] = deque(maxlen=outbox_max)
+        self.outbox: deque[bytes] = deque(maxlen=OUTBOX_MAX)
         self.missing: Gossip | None = None
         self.wake = asyncio.Event()
         self.run = 0
@@ -189,7 +177,6 @@ class PeerMessenger:
         on_gossip: steps `members`, and carries out the effects that are not about messages.
         on_news: called with the datasets of which new commits were reported.
         has_ccqs: whether this node coordinates continuous queries.
-        options: limits.
         monotonic: clock in seconds.
     """
 
@@ -203,11 +190,9 @@ class PeerMessenger:
         on_gossip: Callable[[MembershipEvent], list[MembershipEffect]],
         on_news: Callable[[Iterable[str]], None],
         has_ccqs: Callable[[], bool],
-        options: MessagingOptions | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._monotonic = monotonic
-        self._options = options = options or MessagingOptions()
         self._node = node
         self._peers = peers
         self._members = members
@@ -238,7 +223,7 @@ class PeerMessenger:
         nodes, name = self._node.topology.by_name, self._node.name
         names = nodes.keys() - {name} if name in nodes else set()
         for name in names - self._boxes.keys():
-            self._boxes[name] = box = _Peer(name, outbox_max=self._options.outbox_max)
+            self._boxes[name] = box = _Peer(name)
             box.outdated.update(self._summaries)
             self._reports[name] = _Report()
         for name in self._boxes.keys() - names:
@@ -314,7 +299,7 @@ class PeerMessenger:
     async def _update_synopses(self) -> None:
         while True:
             await self.update_synopses()
-            await asyncio.sleep(self._options.synopsis_look_s)
+            await asyncio.sleep(SYNOPSIS_LOOK_S)
 
     async def update_synopses(self) -> None:
         """Brings synopses up to date that are due; the next heartbeats bring them to the peers."""
@@ -335,8 +320,8 @@ class PeerMessenger:
                 since = now
                 self._unsummarised[dataset] = published, since
             age_s = now - known.at if known and known.published.sequences else inf
-            is_quiet = now >= since + self._options.synopsis_quiet_s
-            if is_quiet or age_s >= self._options.synopsis_interval_s:
+            is_quiet = now >= since + SYNOPSIS_QUIET_S
+            if is_quiet or age_s >= SYNOPSIS_INTERVAL_S:
                 self._unsummarised.pop(dataset, None)  # A change from now on counts anew.
                 synopses = await asyncio.to_thread(shard.synopses)
                 self._summaries[dataset] = _Summary(published, now, synopses)
@@ -400,7 +385,7 @@ class PeerMessenger:
             topology=self._register.encoded if box.topology_version < version else b"",
             heartbeat=heartbeat,
             states=gossip,
-            messages=tuple(_take_batch(box.outbox, self._options)),
+            messages=tuple(_take_batch(box.outbox)),
         )
 
     def _heartbeat(self, box: _Peer) -> Heartbeat:
@@ -444,7 +429,7 @@ class PeerMessenger:
                 if known == synopsis.version:
                     continue
                 is_up_to_date = False
-                if size > self._options.synopsis_bytes_max:
+                if size > SYNOPSIS_BYTES_MAX:
                     continue
                 delta = summary.delta(partition, known)
                 size += len(delta)
@@ -606,11 +591,11 @@ def _check(gossip: Gossip) -> None:
         gossip.digest.check()
 
 
-def _take_batch(outbox: deque[bytes], options: MessagingOptions) -> list[bytes]:
+def _take_batch(outbox: deque[bytes]) -> list[bytes]:
     """Removes the oldest messages of an outbox, up to the limits of one request."""
     batch: list[bytes] = []
-    size, count_max, bytes_max = 0, options.messages_together_max, options.messages_bytes_max
-    while outbox and len(batch) < count_max and size < bytes_max:
+    size = 0
+    while outbox and len(batch) < MESSAGES_MAX and size < MESSAGES_BYTES_MAX:
         batch.append(outbox.popleft())
         size += len(batch[-1])
     return batch

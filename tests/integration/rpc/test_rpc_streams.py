@@ -22,7 +22,7 @@ from galileo.node.query_options import QueryOptions
 from galileo.node.storage_node import NodeOptions
 from galileo.rpc import peers
 from galileo.rpc.error_mapping import streaming
-from galileo.rpc.peers import GrpcPeers, PeerOptions
+from galileo.rpc.peers import DEADLINES_S, SCAN_S, GrpcPeers
 from galileo.rpc.query import QueryServicer
 from galileo.wire import codec
 from galileo.wire.status import error_of_rpc
@@ -182,10 +182,11 @@ async def test_queries_above_answers_max_are_overloaded(filled: Any) -> None:
     slow[1].cancel()
 
 
-def limit_parts_of_peers(company: Any, within_s: float) -> None:
+def limit_parts_of_peers(monkeypatch: pytest.MonkeyPatch, within_s: float) -> None:
     """Sets the time to the next part of the streams between nodes."""
-    for served in company.members.values():
-        served.peers.options = PeerOptions(scan_s=within_s)
+    monkeypatch.setattr(peers, "SCAN_S", within_s)
+    scans = {name: within_s for name, known_s in DEADLINES_S.items() if known_s == SCAN_S}
+    monkeypatch.setattr(peers, "DEADLINES_S", {**DEADLINES_S, **scans})
 
 
 @pytest.mark.slow
@@ -200,7 +201,7 @@ async def test_query_with_a_silent_peer_is_partial(
         await blocked.wait()
         yield ScanDone(0, EMPTY_CURSOR)
 
-    limit_parts_of_peers(company, 0.3)
+    limit_parts_of_peers(monkeypatch, 0.3)
     monkeypatch.setattr(company["b"].node.local_scans, "scan", silent)
     parts = [part async for part in ask(company)]
     assert parts[-1].tail.missing
@@ -230,9 +231,11 @@ async def test_query_with_a_peer_that_is_declared_dead_amid_its_answer_is_partia
 
 
 @pytest.mark.slow
-async def test_query_with_a_slow_reader_is_complete(filled: Any) -> None:
+async def test_query_with_a_slow_reader_is_complete(
+    filled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The time that a peer has for its next part is not used up by our own reader."""
-    limit_parts_of_peers(filled, 3.0)
+    limit_parts_of_peers(monkeypatch, 3.0)
     assert isinstance(filled["a"].peers, GrpcPeers)
     call = ask(filled)
     part = await call.read()

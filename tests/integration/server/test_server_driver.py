@@ -18,7 +18,8 @@ from galileo.clock import SystemClock
 from galileo.cursor import EMPTY_CURSOR
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.errors import Failure, Overloaded
-from galileo.server.driver import Driver, DriverOptions
+from galileo.server import driver as driver_module
+from galileo.server.driver import TICK_S, Driver
 
 TIMEOUT_S = 300.0
 
@@ -91,9 +92,9 @@ class Bench:
 
 
 @pytest.fixture
-def driver_options() -> DriverOptions:
-    """The options of the driver; tests override it."""
-    return DriverOptions()
+def limits() -> dict[str, float]:
+    """Constants of the driver with other values; tests override it."""
+    return {}
 
 
 @pytest.fixture
@@ -110,13 +111,17 @@ def driver_of(script: Script, members: Membership, **options: Any) -> Driver:
 
 
 @pytest.fixture
-async def bench(script: Script, driver_options: DriverOptions) -> AsyncIterator[Bench]:
+async def bench(
+    script: Script, limits: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Bench]:
+    for name, value in limits.items():
+        monkeypatch.setattr(driver_module, name, value)
     work: dict[type, Callable[[Any], Any]] = {}
 
     async def worker(effect: Any) -> Any:
         return await work[type(effect)](effect)
 
-    driver = driver_of(script, Membership("a", []), work=worker, options=driver_options)
+    driver = driver_of(script, Membership("a", []), work=worker)
     driver.mail = Mail()  # type: ignore[assignment]
     running = asyncio.create_task(driver.run())
     yield Bench(script, driver, work, running)
@@ -133,7 +138,7 @@ WAKE = ccq.CommitsObserved("nam", EMPTY_CURSOR)
 
 @pytest.mark.usefixtures("bench")
 @pytest.mark.parametrize("script", [Due()], ids=[""])
-@pytest.mark.parametrize("driver_options", [DriverOptions(tick_s=10.0)], ids=[""])
+@pytest.mark.parametrize("limits", [{"TICK_S": 10.0}], ids=[""])
 async def test_driver_ticks_when_cycles_are_due(script: Due) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         await script.enough.wait()
@@ -193,7 +198,7 @@ async def test_driver_ask_when_cancelled_abandons_the_request(bench: Bench) -> N
     assert (await bench.script.until(ccq.FetchAbandoned)).request == asked.request
 
 
-@pytest.mark.parametrize("driver_options", [DriverOptions(events_waiting_max=3)], ids=[""])
+@pytest.mark.parametrize("limits", [{"EVENTS_WAITING_MAX": 3}], ids=[""])
 async def test_driver_ask_with_a_full_queue_is_overloaded(bench: Bench) -> None:
     for _ in range(5):
         bench.driver.feed(WAKE)
@@ -292,19 +297,24 @@ async def test_driver_announces_commits_to_coordinators_at_bounded_rate() -> Non
     quiet = MembershipOptions(heartbeat_interval_s=1e6, failure_timeout_s=2e6)
     driver = driver_of(Script(), Membership("a", ["b", "c", "d"], options=quiet))
     driver.mail = mail = Mail()  # type: ignore[assignment]
-    tick_s, at = DriverOptions().tick_s, []
+    at = []
     for tick in range(20):
         before = len(mail.sent)
-        driver.announce_commits(([WAKE] if tick in (4, 5, 6, 15) else []), tick * tick_s)
+        driver.announce_commits(
+            ([WAKE] if tick in (4, 5, 6, 15) else []), tick * driver_module.TICK_S
+        )
         at += [tick] * (len(mail.sent) - before)
     assert at == [4, 4, 9, 9, 15, 15]
     assert mail.sent == ["b", "c"] * 3
 
 
-async def test_driver_announces_commits_to_many_nodes_at_a_lower_rate() -> None:
+async def test_driver_announces_commits_to_many_nodes_at_a_lower_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     peers = [f"n{number:02}" for number in range(24)]
-    options = DriverOptions(announce_interval_s=1.0, announced_max=8)
-    driver = driver_of(Script(), Membership("a", peers), options=options)
+    monkeypatch.setattr(driver_module, "ANNOUNCE_INTERVAL_S", 1.0)
+    monkeypatch.setattr(driver_module, "ANNOUNCED_MAX", 8)
+    driver = driver_of(Script(), Membership("a", peers))
     driver.has_readers = lambda: True
     driver.mail = mail = Mail()  # type: ignore[assignment]
     counts = []
@@ -315,7 +325,9 @@ async def test_driver_announces_commits_to_many_nodes_at_a_lower_rate() -> None:
     assert mail.sent == peers * 3
 
 
-async def test_driver_of_an_idle_node_ticks_when_an_event_or_a_commit_comes() -> None:
+async def test_driver_of_an_idle_node_ticks_when_an_event_or_a_commit_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its pause would be endless otherwise."""
     ticked: asyncio.Queue[None] = asyncio.Queue()
 
@@ -324,9 +336,10 @@ async def test_driver_of_an_idle_node_ticks_when_an_event_or_a_commit_comes() ->
         return []
 
     never = MembershipOptions(heartbeat_interval_s=1e6, failure_timeout_s=2e6)
-    options = DriverOptions(tick_s=0.001, idle_after_s=0.0, idle_tick_s=1e6)
+    for name, value in {"TICK_S": 0.001, "IDLE_AFTER_S": 0.0, "IDLE_TICK_S": 1e6}.items():
+        monkeypatch.setattr(driver_module, name, value)
     members = Membership("a", [], options=never)
-    driver = driver_of(Script(), members, new_commits=count, options=options)
+    driver = driver_of(Script(), members, new_commits=count)
     running = asyncio.create_task(driver.run())
     async with asyncio.timeout(TIMEOUT_S):
         await ticked.get()

@@ -34,8 +34,8 @@ from galileo.query import parse
 from galileo.rpc.gossip import GossipReply, GossipRequest, Heartbeat
 from galileo.rpc.internal import PROTOBUF_VERSION, Internal
 from galileo.rpc.peers import GOSSIP
+from galileo.server import peer_messaging
 from galileo.server.peer_messaging import (
-    MessagingOptions,
     PeerMessenger,
     _take_batch,
 )
@@ -65,7 +65,6 @@ class Post:
     """The mail rooms of a and b, and what came out of them."""
 
     wire: Any
-    options: MessagingOptions = field(default_factory=MessagingOptions)
     now: float = 0.0
     runs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     members: dict[str, Membership] = field(default_factory=dict)
@@ -103,7 +102,6 @@ class Post:
             on_gossip=step,
             on_news=lambda datasets: self.news.append((name, list(datasets))),
             has_ccqs=lambda: name in self.coordinating,
-            options=replace(self.options, synopsis_look_s=1e6),
             monotonic=lambda: self.now,
         )
 
@@ -132,15 +130,15 @@ class Post:
         return request
 
 
-@pytest.fixture
-def messaging_options() -> MessagingOptions:
-    """The options of both mail rooms; tests override it."""
-    return MessagingOptions()
+@pytest.fixture(autouse=True)
+def _no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Synopses are brought up to date by the tests alone."""
+    monkeypatch.setattr(peer_messaging, "SYNOPSIS_LOOK_S", 1e6)
 
 
 @pytest.fixture
-async def post(wire: Any, schema: Any, messaging_options: MessagingOptions) -> AsyncIterator[Post]:
-    made = Post(wire, messaging_options)
+async def post(wire: Any, schema: Any) -> AsyncIterator[Post]:
+    made = Post(wire)
     for name in "ab":
         made.open(name)
         wire.nodes[name].catalog.adopt(schema)
@@ -167,10 +165,10 @@ async def test_messages_arrive_once_in_order(post: Post) -> None:
     assert post.heartbeats == []
 
 
-@pytest.mark.parametrize(
-    "messaging_options", [MessagingOptions(messages_together_max=20)], ids=[""]
-)
-async def test_messages_are_batched_up_to_messages_together_max(post: Post) -> None:
+async def test_messages_are_batched_up_to_the_bound(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_messaging, "MESSAGES_MAX", 20)
     for number in range(50):
         post["a"].send("b", Prepare(number))
     await post.until(lambda: len(post.messages) == 50)
@@ -187,8 +185,11 @@ async def test_message_to_an_unreachable_peer_is_dropped(post: Post) -> None:
     assert post.messages == [("b", "a", Prepare(2))]
 
 
-async def test_outbox_when_full_drops_the_oldest(wire: Any) -> None:
-    post = Post(wire, MessagingOptions(outbox_max=5))
+async def test_outbox_when_full_drops_the_oldest(
+    wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_messaging, "OUTBOX_MAX", 5)
+    post = Post(wire)
     post.open("a")
     post.open("b")
     for number in range(12):
@@ -468,10 +469,10 @@ async def test_heartbeat_sends_synopses_again_to_a_restarted_peer(
     assert counts == [0, len(mine), 0], "the first reply of a life says that it is another one"
 
 
-@pytest.mark.parametrize("messaging_options", [MessagingOptions(synopsis_bytes_max=1)], ids=[""])
 async def test_heartbeat_bounds_the_bytes_of_synopses(
-    post: Post, make_observations: Callable[[int], pa.Table]
+    post: Post, make_observations: Callable[[int], pa.Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(peer_messaging, "SYNOPSIS_BYTES_MAX", 1)
     a = post.wire.nodes["a"]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     count = len(a.catalog.shard("nam").journals)
@@ -584,9 +585,9 @@ async def test_heartbeat_says_whether_the_node_coordinates(post: Post) -> None:
     assert not post["b"].coordinates("z")
 
 
-def test_take_batch_is_bounded_in_bytes() -> None:
-    options = MessagingOptions(messages_bytes_max=10)
+def test_take_batch_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_messaging, "MESSAGES_BYTES_MAX", 10)
     outbox = deque([b"12345", b"123456", b"1", b"2"])
-    assert _take_batch(outbox, options) == [b"12345", b"123456"]
-    assert _take_batch(outbox, options) == [b"1", b"2"]
-    assert _take_batch(deque([b"more than the bound"]), options) == [b"more than the bound"]
+    assert _take_batch(outbox) == [b"12345", b"123456"]
+    assert _take_batch(outbox) == [b"1", b"2"]
+    assert _take_batch(deque([b"more than the bound"])) == [b"more than the bound"]

@@ -52,7 +52,7 @@ from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.storage_node import StorageNode
 from galileo.replication.values import Member
 from galileo.rpc.internal import SERVICE, Internal
-from galileo.rpc.peers import GrpcPeers, PeerOptions
+from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.replication import REPLICATE, encoded
 from galileo.server import recovery
 from galileo.storage.disk import RealDisk
@@ -360,7 +360,6 @@ class Peers(GrpcPeers):
 
     def __init__(self, world: SystemWorld, name: str, live: TopologyState) -> None:
         super().__init__(live, is_dead=lambda other: not world.is_alive(name, other))
-        self.options = PeerOptions(call_s=CALL_S)
         self._world, self._name = world, name
 
     def _connection(self, node: str) -> Any:
@@ -1002,6 +1001,7 @@ def run_system(
     memory = Path("/dev/shm")
     directory = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
     of_nodes = {
+        "galileo.rpc.peers.CALL_S": CALL_S,
         "galileo.node.system_tables.PATIENCE_S": PATIENCE_S,
         "galileo.node.system_tables.COMMIT_WAIT_S": COMMIT_WAIT_S,
         "galileo.model.system_rows.PAGE_BYTES_MAX": PAGE_BYTES_MAX,
