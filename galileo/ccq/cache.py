@@ -28,8 +28,8 @@ CHUNK_LABELS = 65_536
 CHUNKS_COMPACTED = 16
 """Small chunks are compacted as soon as there are so many."""
 LABELS_FEW, CHUNKS_COMPACTED_SOON = 1_024, 4
-"""With more than `LABELS_FEW` labels, `CHUNKS_COMPACTED_SOON` chunks suffice: readers unpack each
-one.
+"""With more than `LABELS_FEW` labels, `CHUNKS_COMPACTED_SOON` chunks suffice, since readers unpack
+each one, and a cache at rest is compacted.
 """
 GROWTH = 4
 """A chunk stays as it is while it is so many times as large as the chunks after it; else it would
@@ -112,8 +112,6 @@ class LabelCache:
 
     Args:
         base: where the cache begins, empty.
-        chunks_compacted: how many small chunks are packed as one.
-        labels_few: with more labels fewer chunks suffice, and a cache at rest is compacted.
 
     Attributes:
         gone: what retention dropped between `base` and `until` before it was evaluated.
@@ -122,21 +120,13 @@ class LabelCache:
         spilled_bytes: of its files.
     """
 
-    def __init__(
-        self,
-        base: Cursor,
-        *,
-        chunks_compacted: int = CHUNKS_COMPACTED,
-        labels_few: int = LABELS_FEW,
-    ) -> None:
-        self._labels_few = labels_few
+    def __init__(self, base: Cursor) -> None:
         self.base = base
         self.until = base
         self.gone = DroppedRanges()
         self.cache_usage = CacheUsage()
         self.bytes = 0
         self.spilled_bytes = 0
-        self._chunks_compacted = chunks_compacted
         self._chunks: list[_Chunk] = []
         self._compacting: tuple[_Chunk, ...] = ()
         self._spilling: dict[int, tuple[_Chunk, ...]] = {}
@@ -328,9 +318,9 @@ class LabelCache:
         None otherwise, and while an earlier compaction runs.
         """
         newest, count = self._small_newest_chunks(growth=GROWTH)
-        is_few = count <= self._labels_few
-        least = self._chunks_compacted if is_few else CHUNKS_COMPACTED_SOON
-        if self._compacting or len(newest) < min(least, self._chunks_compacted):
+        is_few = count <= LABELS_FEW
+        least = CHUNKS_COMPACTED if is_few else CHUNKS_COMPACTED_SOON
+        if self._compacting or len(newest) < min(least, CHUNKS_COMPACTED):
             return None
         return self._start_compaction(newest)
 
@@ -342,7 +332,7 @@ class LabelCache:
         labels are left as they are.
         """
         newest, count = self._small_newest_chunks(growth=GROWTH_AT_REST)
-        if self._compacting or count <= self._labels_few:
+        if self._compacting or count <= LABELS_FEW:
             return None
         alone = newest[0].packed if len(newest) == 1 else None
         if alone is not None and alone.is_quick:

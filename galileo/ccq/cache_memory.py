@@ -27,6 +27,19 @@ from galileo.ccq.moves import Moves
 from galileo.ccq.state import NodeState
 from galileo.ccq.thresholds import MemoryBudget, free_capacity, thresholds
 
+CHECK_S = 0.5
+"""Interval of checks of the memory budget, besides after each cycle."""
+SPILL_IDLE_S = 60.0
+"""A CCQ whose readers come no more often than this may be spilled."""
+SPILLS_MAX = 4
+"""Files that are written at a time."""
+SPILL_RETRY_S = 10.0
+"""Pause after a failed write of a file."""
+LOAD_AHEAD_S = 5.0
+"""Packs are loaded so long before readers are expected."""
+HOLDERS_MAX = 4
+"""Nodes that may keep ranges of one CCQ, besides its coordinator."""
+
 
 class CacheMemory:
     """Enforces the memory budget of all caches of one node."""
@@ -43,16 +56,16 @@ class CacheMemory:
     # --- events --------------------------------------------------------------------------------
 
     def tick(self, now: float) -> Effects:
-        """Every `full_check_s`: load packs ahead of readers, then enforce the budget."""
+        """Every `CHECK_S`: load packs ahead of readers, then enforce the budget."""
         if now < self._check_at:
             return []
-        self._check_at = now + self._state.options.full_check_s
+        self._check_at = now + CHECK_S
         return [*self._release_handed_off(now), *self._load_ahead(now), *self.enforce(now)]
 
     def on_spilled(self, event: PacksSpilled, now: float) -> Effects:
         self._spilling.pop(event.number).apply_spilled(event.number, event.bytes)
         if event.bytes is None:
-            self._spill_at = now + self._state.options.spill_retry_s
+            self._spill_at = now + SPILL_RETRY_S
         return self.enforce(now)
 
     def on_loaded(self, event: PacksLoaded, now: float) -> Effects:
@@ -91,7 +104,7 @@ class CacheMemory:
                 effects += self._spill(victim, now)
         for coordinator in overflowed:
             is_spilling = self._is_spilling(coordinator, now)
-            is_full = len(coordinator.fetches.holders) >= self._state.options.holders_max
+            is_full = len(coordinator.fetches.holders) >= HOLDERS_MAX
             if self._is_over(whole) and not is_spilling and not is_full:
                 effects += self._moves.transfer(coordinator.ccq.id, now)
         for coordinator in overflowed:
@@ -140,27 +153,27 @@ class CacheMemory:
         """Whether no reader is expected to fetch its oldest labels soon."""
         if isinstance(cached, HandedOffCache):
             return True
-        idle_s, interval_s = self._state.options.spill_idle_s, cached.ccq.interval_s
+        interval_s = cached.ccq.interval_s
         pause_s = max(
             interval_s, cached.fetch_stats.pause_s or 0.0, now - cached.fetch_stats.last_at
         )
-        return pause_s >= idle_s and not self._is_expected_soon(cached, now)
+        return pause_s >= SPILL_IDLE_S and not self._is_expected_soon(cached, now)
 
     def _is_expected_soon(self, coordinator: Coordinator, now: float) -> bool:
-        """Whether readers are expected within `load_ahead_s` and are not overdue."""
+        """Whether readers are expected within `LOAD_AHEAD_S` and are not overdue."""
         awaited_s = coordinator.fetch_stats.next_expected_at(coordinator.ccq.interval_s) - now
-        return 0.0 <= awaited_s <= self._state.options.load_ahead_s
+        return 0.0 <= awaited_s <= LOAD_AHEAD_S
 
     def _spill(self, cached: Coordinator | HandedOffCache, now: float) -> Effects:
-        options, cache = self._state.options, cached.cache
-        if len(self._spilling) >= options.spills_max or now < self._spill_at:
+        cache = cached.cache
+        if len(self._spilling) >= SPILLS_MAX or now < self._spill_at:
             return []
         number = self._numbers + 1
         labels = cache.spill(number)
         if labels is None:
             return []
         if self._state.cache_usage.spilled_bytes + self._spilling_bytes() + labels.size > (
-            options.spill_bytes_max
+            self._state.options.spill_bytes_max
         ):
             cache.apply_spilled(number, None)
             return []
@@ -171,7 +184,7 @@ class CacheMemory:
 
     def _is_spilling(self, coordinator: Coordinator, now: float) -> bool:
         """Whether its cache shrinks without further action, once files are written."""
-        is_busy = len(self._spilling) >= self._state.options.spills_max
+        is_busy = len(self._spilling) >= SPILLS_MAX
         is_written = any(cache is coordinator.cache for cache in self._spilling.values())
         return self._may_spill(coordinator, now) and (is_busy or is_written)
 

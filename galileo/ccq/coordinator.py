@@ -22,7 +22,6 @@ from galileo.ccq.events import (
 )
 from galileo.ccq.fetches import Fetches
 from galileo.ccq.model import Record
-from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.stats import LabelCounts
 from galileo.cursor import Cursor
 from galileo.errors import Failure, HistoryChanged
@@ -88,7 +87,7 @@ class Coordinator:
         record: that names this node.
         term: no other one of this process has it.
         now: the time.
-        options: of the machine.
+        labels_max: bound of `FetchRequested.labels_max`.
         clock: of the dataset.
     """
 
@@ -102,22 +101,16 @@ class Coordinator:
         *,
         term: int,
         now: float,
-        options: ContinuousOptions,
+        labels_max: int,
         clock: EventClock | None = None,
     ) -> None:
         self.ccq = record.ccq
         self.term = term
         self.counts = LabelCounts()
-        self.cache = self.cache_type(
-            beginning(record),
-            chunks_compacted=options.chunks_compacted,
-            labels_few=options.labels_few,
-        )
-        self.cycles = self.cycles_type(
-            record.ccq, term=term, cache=self.cache, now=now, options=options
-        )
+        self.cache = self.cache_type(beginning(record))
+        self.cycles = self.cycles_type(record.ccq, term=term, cache=self.cache, now=now)
         self.fetches = self.fetches_type(
-            cache=self.cache, cycles=self.cycles, options=options, clock=clock
+            cache=self.cache, cycles=self.cycles, labels_max=labels_max, clock=clock
         )
         self.cycles.counts = self.fetches.counts = self.counts
         self.fetches.acknowledged = record.retrieved

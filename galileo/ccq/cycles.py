@@ -12,16 +12,19 @@ import math
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.events import CycleItem, CycleResult
 from galileo.ccq.model import Ccq
-from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.stats import LabelCounts
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import Failure, SamplerRevoked
 
 LASTING_FAILURES = frozenset({SamplerRevoked.kind})
 """Kinds that no further cycle can mend; readers get them at once."""
+FAILURES_BEFORE_ERROR = 3
+"""Failures of a CCQ at one cursor before its readers get the error."""
+RETRY_S, RETRY_MAX_S = 0.5, 30.0
+"""Pause after a failed cycle, doubled up to `RETRY_MAX_S`."""
 _DOUBLINGS_MAX = 16
 _CALM_FACTOR = 2.0
-"""In `cycle_retry_max_s`: after this time without a failure a CCQ has recovered."""
+"""In `RETRY_MAX_S`: after this time without a failure a CCQ has recovered."""
 
 
 class Cycles:
@@ -38,9 +41,7 @@ class Cycles:
         counts: label counts for metrics.
     """
 
-    def __init__(
-        self, ccq: Ccq, *, term: int, cache: LabelCache, now: float, options: ContinuousOptions
-    ) -> None:
+    def __init__(self, ccq: Ccq, *, term: int, cache: LabelCache, now: float) -> None:
         self.ccq = ccq
         self.term = term
         self.running: int | None = None
@@ -51,7 +52,6 @@ class Cycles:
         self.over_s = 0.0
         self.counts = LabelCounts()
         self._cache = cache
-        self._options = options
         self._due_at = now
         self._started_at = now
         self._goal = EMPTY_CURSOR
@@ -153,7 +153,7 @@ class Cycles:
         self._cycles_without_progress = self._failures
         self._failures += 1
         self._failed_at, self._failed_until = now, self._goal
-        is_repeated = self._failures >= self._options.failures_before_error
+        is_repeated = self._failures >= FAILURES_BEFORE_ERROR
         if is_repeated or failure.kind in LASTING_FAILURES:
             self.failure = failure
 
@@ -164,7 +164,7 @@ class Cycles:
         runs where it fails. Nor is the goal always reached, with a node down. So a long time
         without a failure counts, too.
         """
-        calm_s = _CALM_FACTOR * self._options.cycle_retry_max_s
+        calm_s = _CALM_FACTOR * RETRY_MAX_S
         return self._cache.until.covers(self._failed_until) or now - self._failed_at > calm_s
 
     def _next_due(self, now: float) -> float:
@@ -173,6 +173,6 @@ class Cycles:
 
     def _back_off(self, now: float) -> None:
         doublings = min(self._cycles_without_progress, _DOUBLINGS_MAX)
-        pause_s = self._options.cycle_retry_s * 2**doublings
+        pause_s = RETRY_S * 2**doublings
         self._cycles_without_progress += 1
-        self._due_at = now + min(pause_s, self._options.cycle_retry_max_s)
+        self._due_at = now + min(pause_s, RETRY_MAX_S)

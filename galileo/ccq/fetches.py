@@ -53,13 +53,21 @@ from galileo.ccq.events import (
     RefuseFetch,
     SequencesConfirmed,
 )
-from galileo.ccq.model import Holder
-from galileo.ccq.options import ContinuousOptions
+from galileo.ccq.model import RETRY_S, Holder
 from galileo.ccq.stats import LabelCounts
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import Failure
 from galileo.model.forks import first_of, history_of
 from galileo.packs import PackedLabels
+
+CONFIRM_TIMEOUT_S = 1.0
+"""For the owners' confirmation of a token that is ahead of known commits."""
+BACKFILL_TIMEOUT_S = 30.0
+"""For the rescan for a token older than the cache."""
+HOLDER_TIMEOUT_S = 5.0
+"""For a holder's answer; then its range is rescanned."""
+BACKFILLS_MAX = 32
+"""Rescans at a time, for each CCQ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,9 @@ class _Fetch:
 class Fetches:
     """The open fetches of one CCQ and the answers to them.
 
+    Args:
+        labels_max: bound of `FetchRequested.labels_max`.
+
     Attributes:
         acknowledged: the join of all valid tokens.
         holders: of ranges before the cache, oldest first; those that failed are removed.
@@ -122,7 +133,7 @@ class Fetches:
         *,
         cache: LabelCache,
         cycles: Cycles,
-        options: ContinuousOptions,
+        labels_max: int,
         clock: EventClock | None = None,
     ) -> None:
         self.acknowledged = cache.base
@@ -131,7 +142,7 @@ class Fetches:
         self._answered = EMPTY_CURSOR
         self._cache = cache
         self._cycles = cycles
-        self._options = options
+        self._labels_max = labels_max
         self._clock = clock or EventClock()
         self._open: dict[int, _Fetch] = {}
 
@@ -149,7 +160,7 @@ class Fetches:
     # --- events ------------------------------------------------------------------------------
 
     def fetch(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
-        labels_max = max(1, min(event.labels_max, self._options.labels_max))
+        labels_max = max(1, min(event.labels_max, self._labels_max))
         fetch = _Fetch(event.request, event.cursor, event.wait_until, labels_max, now)
         fetch.until_clock_us = event.until_clock_us
         self._open[event.request] = fetch
@@ -157,7 +168,7 @@ class Fetches:
         if not ahead:
             return self._acknowledge(fetch, now, known)
         fetch.stage, fetch.unconfirmed = "confirming", ahead
-        fetch.deadline = now + self._options.confirm_timeout_s
+        fetch.deadline = now + CONFIRM_TIMEOUT_S
         return [ConfirmSequences(fetch.request, self._cycles.ccq.dataset, ahead)]
 
     def confirm(self, event: SequencesConfirmed, known: Cursor, now: float) -> Effects:
@@ -301,7 +312,7 @@ class Fetches:
         return has_time_left and self._cycles.failure is None
 
     def _load(self, fetch: _Fetch, number: int, now: float) -> Effects:
-        fetch.stage, fetch.deadline = "loading", now + self._options.backfill_timeout_s
+        fetch.stage, fetch.deadline = "loading", now + BACKFILL_TIMEOUT_S
         is_new = self._cache.load(number)
         return [LoadPacks(number, self._cycles.ccq)] if is_new else []
 
@@ -316,7 +327,7 @@ class Fetches:
             }
             if held:
                 fetch.stage, fetch.until, fetch.holder = "reading_holder", Cursor(held), holder
-                fetch.deadline = now + self._options.holder_timeout_s
+                fetch.deadline = now + HOLDER_TIMEOUT_S
                 place = (self._cycles.ccq, holder.node, holder.term)
                 return [ReadHandedOffCache(fetch.request, *place, fetch.cursor, fetch.labels_max)]
         until = {p: self._rescan_until(p, fetch.cursor[p], base) for p, base in behind.items()}
@@ -368,12 +379,12 @@ class Fetches:
 
     def _rescan(self, fetch: _Fetch, until: Cursor, now: float) -> Effects:
         running = sum(other.stage == "backfilling" for other in self._open.values())
-        if running >= self._options.backfills_max:
-            advice = (("after_s", self._options.retry_s),)
+        if running >= BACKFILLS_MAX:
+            advice = (("after_s", RETRY_S),)
             message = f"{running} rescans for old resume tokens are under way; try again"
             return self.refuse(fetch.request, Failure("overloaded", message, advice))
         fetch.stage, fetch.until = "backfilling", until
-        fetch.deadline = now + self._options.backfill_timeout_s
+        fetch.deadline = now + BACKFILL_TIMEOUT_S
         ccq = self._cycles.ccq
         return [Backfill(fetch.request, ccq, fetch.cursor, until, fetch.labels_max)]
 
@@ -429,12 +440,12 @@ class Fetches:
             return self._serve(fetch, now)
         if fetch.stage == "reading_holder":
             return self._drop_holder(fetch, now)
-        seconds = self._options.backfill_timeout_s
+        seconds = BACKFILL_TIMEOUT_S
         failure = Failure(
             "unavailable",
             f"expected the labels past the resume token to be found within {seconds} s; "
             "ask again with the same token",
-            (("after_s", self._options.retry_s),),
+            (("after_s", RETRY_S),),
         )
         return self.refuse(fetch.request, failure)
 

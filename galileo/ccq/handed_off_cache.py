@@ -3,7 +3,7 @@
 A coordinator whose cache has overflowed, or that drains, hands its CCQ to another node, which
 begins where the cache ends. The cache stays here, frozen, while the record of the CCQ names this
 node as the holder of its range: until clients have acknowledged all of it, the CCQ has ended, the
-coordinator has removed the holder, or `handed_off_cache_ttl_s` has passed. The coordinator reads
+coordinator has removed the holder, or `TTL_S` has passed. The coordinator reads
 labels from it (`CacheReadRequested`) for tokens in its range.
 
 A handed-off cache is not durable. If it is lost, or lacks the labels, the answer says so and the
@@ -22,6 +22,8 @@ from galileo.ccq.events import (
 )
 from galileo.ccq.model import Ccq, Record
 
+TTL_S = 3600.0
+"""The longest that a node keeps a handed-off cache."""
 REQUESTS_MAX = 256
 """Requests that may wait for one cache's files."""
 
@@ -73,14 +75,12 @@ class HandedOffCaches:
 
     Args:
         me: name of this node.
-        ttl_s: the longest that one is kept.
     """
 
     handed_off_cache_type = HandedOffCache
 
-    def __init__(self, me: str, *, ttl_s: float) -> None:
+    def __init__(self, me: str) -> None:
         self._me = me
-        self._ttl_s = ttl_s
         self._held: dict[str, dict[int, HandedOffCache]] = {}
 
     def all(self) -> list[HandedOffCache]:
@@ -111,7 +111,7 @@ class HandedOffCaches:
         )
         effects: Effects = []
         for term, handed_off in list(held.items()):
-            if term not in named or now >= handed_off.since + self._ttl_s:
+            if term not in named or now >= handed_off.since + TTL_S:
                 effects += held.pop(term).close()
             elif record is not None:
                 handed_off.cache.drop(record.retrieved)

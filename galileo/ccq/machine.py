@@ -9,7 +9,7 @@ nodes that were elected for it: a coordinator and its standbys (`galileo.ccq.pla
 follows the records that name it. It runs a CCQ if it is the first of these nodes that lives, as far
 as it knows; so a standby goes on at once when it counts the coordinator as dead, and asks no one.
 Two nodes may run a CCQ for a moment, which costs work and nothing else. A coordinator begins at the
-record's retrieved cursor, and saves what its clients have retrieved after `save_after_s`. It
+record's retrieved cursor, and saves what its clients have retrieved after `state.SAVE_AFTER_S`. It
 also sees to it that the nodes which the record names live (`moves`). A node whose caches are too
 full (`cache_memory`) hands a CCQ off, whose labels it keeps (`handed_off_cache`). Cycles
 (`schedule`) fill the caches. A CCQ ends when it is cancelled, expires, or its dataset is dropped.
@@ -71,6 +71,12 @@ from galileo.ccq.state import NodeState
 from galileo.dht.membership import PeerDied, PeerRevived
 from galileo.election.ranking import UsageStatistics
 
+EXPIRY_GRACE_S = 30.0
+"""How long other nodes wait for the coordinator to end an expired CCQ."""
+SAVE_INTERVAL_S = 0.5
+"""Between two looks for records to be saved."""
+FETCHES_MAX = 10_000
+"""Open fetches at a time."""
 _FETCH_ANSWERS = (AnswerFetch, RefuseFetch, RedirectFetch)
 
 
@@ -216,7 +222,7 @@ class Continuous:
             elif ccq_id in state.coordinated:
                 effects += state.end(ccq_id, "expired", now)
             else:
-                state.postpone(ccq_id, now + state.options.expiry_grace_s)
+                state.postpone(ccq_id, now + EXPIRY_GRACE_S)
         return effects
 
     # --- records --------------------------------------------------------------------------------
@@ -244,7 +250,7 @@ class Continuous:
         state = self.state
         if now < self._save_at:
             return []
-        self._save_at = now + state.options.save_interval_s
+        self._save_at = now + SAVE_INTERVAL_S
         fetched = self._fetched | dict.fromkeys(self._fetch_ccq_ids.values())
         self._fetched = {}
         for ccq_id in fetched:
@@ -308,7 +314,7 @@ class Continuous:
             if not acting:
                 return [RefuseFetch(event.request, state.moving(event.ccq_id))]
             return [RedirectFetch(event.request, acting)]
-        if len(self._fetch_ccq_ids) >= state.options.fetches_max:
+        if len(self._fetch_ccq_ids) >= FETCHES_MAX:
             return [RefuseFetch(event.request, state.transient("overloaded", "too many fetches"))]
         self._fetch_ccq_ids[event.request] = event.ccq_id
         self._fetched[event.ccq_id] = None

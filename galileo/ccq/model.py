@@ -13,6 +13,9 @@ from galileo.model.windows import Window
 from galileo.packing import Compression
 from galileo.samplers import SamplerSpec
 
+RETRY_S = 0.5
+"""Pause before a request is repeated; also the advice to clients."""
+
 Ending: TypeAlias = Literal["cancelled", "expired", "dropped"]
 
 

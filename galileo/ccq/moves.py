@@ -1,13 +1,13 @@
 """Gives CCQs other nodes: after deaths, for a drain, and where a cache is too large.
 
 Theory of operation. The node that runs a CCQ sees to the nodes that its record names. When one of
-them has been dead for `repair_after_s`, or the cluster has more nodes than the record could name,
+them has been dead for `REPAIR_AFTER_S`, or the cluster has more nodes than the record could name,
 the living ones stay in their order, and others are elected behind them. A node that drains leaves
 all records in this way. A node whose caches are too full (`cache_memory`) has a node with more
 memory elected, and stays in the record as the holder of the labels that it has.
 
 The change names the revision of the record, so of two that begin with one revision, only the first
-counts. What is not confirmed within `change_timeout_s` is tried anew.
+counts. What is not confirmed within `CHANGE_TIMEOUT_S` is tried anew.
 """
 
 from __future__ import annotations
@@ -24,12 +24,24 @@ from galileo.ccq.events import (
     NodesElected,
     RecordsChanged,
 )
-from galileo.ccq.model import Record
+from galileo.ccq.model import RETRY_S, Record
 from galileo.ccq.placement import move, moved_to
 from galileo.ccq.records import NODES_MAX
 from galileo.ccq.state import NodeState
 from galileo.election.election import Candidacy
 
+REPAIR_AFTER_S = 10.0
+"""A node that is dead for so long is replaced in the records that name it."""
+REPAIR_RETRY_S = 60.0
+"""Until nodes are sought again where none was found."""
+REPAIRED_MAX = 256
+"""CCQs that are looked at in one step, and for which nodes are elected together."""
+CHANGE_TIMEOUT_S = 20.0
+"""After it nodes are elected again for a CCQ."""
+SUCCESSION_PAUSE_S = 10.0
+"""Between attempts to transfer one CCQ."""
+SUCCESSIONS_MAX = 4
+"""CCQs that are transferred at a time."""
 CPU_SLACK = 0.05
 """Tolerated difference of CPU shares: nodes of one host measure at different moments."""
 
@@ -72,16 +84,16 @@ class Moves:
         Only a node with free memory for all of it qualifies. Does nothing shortly after an attempt,
         or if no peer is alive.
         """
-        state, options = self._state, self._state.options
+        state = self._state
         is_late = now >= self._transfer_not_before.get(ccq_id, now)
         transfers = sum(move.is_transfer for move in self._running.values())
         is_alone = all(map(state.is_gone, state.nodes - {state.me}))
-        if ccq_id in self or not is_late or is_alone or transfers >= options.successions_max:
+        if ccq_id in self or not is_late or is_alone or transfers >= SUCCESSIONS_MAX:
             return []
         later = self._transfer_not_before.items()
         self._transfer_not_before = {other: at for other, at in later if at > now}
-        self._transfer_not_before[ccq_id] = now + options.succession_pause_s
-        self._running[ccq_id] = _Move(now + options.change_timeout_s, is_transfer=True)
+        self._transfer_not_before[ccq_id] = now + SUCCESSION_PAUSE_S
+        self._running[ccq_id] = _Move(now + CHANGE_TIMEOUT_S, is_transfer=True)
         candidacy = Candidacy(
             ccq_id,
             count=1,
@@ -135,7 +147,7 @@ class Moves:
             del self._running[ccq_id]
             record = known.get(ccq_id)
             if record is None or self._staying(record, now)[0] != record.nodes:
-                self._look_again(now + self._state.options.repair_after_s / 2)
+                self._look_again(now + REPAIR_AFTER_S / 2)
 
     def check(self) -> None:
         """Invariants."""
@@ -151,22 +163,21 @@ class Moves:
     def _repair(self, now: float) -> Effects:
         """Elect nodes for the next CCQs that lack some."""
         moved, candidacies = list[Record](), list[Candidacy]()
-        for _ in range(min(len(self._unchecked), self._state.options.repaired_max)):
+        for _ in range(min(len(self._unchecked), REPAIRED_MAX)):
             ccq_id = self._unchecked.popleft()
             record = self._state.records.get(ccq_id)
             if record is None or record.ended is not None:
                 continue
-            options = self._state.options
             if ccq_id in self:
-                self._look_again(now + options.retry_s)
+                self._look_again(now + RETRY_S)
                 continue
             staying, is_early = self._staying(record, now)
             missing = min(NODES_MAX, self._available(staying)) - len(staying)
             if is_early:
-                self._look_again(now + options.repair_after_s / 2)
+                self._look_again(now + REPAIR_AFTER_S / 2)
             if missing <= 0 and staying == record.nodes:
                 continue
-            self._running[ccq_id] = _Move(now + options.change_timeout_s, is_transfer=False)
+            self._running[ccq_id] = _Move(now + CHANGE_TIMEOUT_S, is_transfer=False)
             if missing > 0:
                 excluded = (*staying, *record.nodes, *self._leaving)
                 candidacies.append(Candidacy(ccq_id, count=missing, excluded=excluded))
@@ -181,7 +192,7 @@ class Moves:
         for node in record.nodes:
             if node in self._leaving or (node != state.me and node not in state.nodes):
                 continue
-            if node in state.dead and now >= state.dead[node] + state.options.repair_after_s:
+            if node in state.dead and now >= state.dead[node] + REPAIR_AFTER_S:
                 continue
             is_early |= node in state.dead
             nodes.append(node)
@@ -217,7 +228,7 @@ class Moves:
         nodes = (*staying, *(node for node in elected if node not in staying))[:NODES_MAX]
         if nodes == record.nodes or all(map(state.is_gone, nodes)):
             del self._running[record.id]
-            self._look_again(now + state.options.repair_retry_s)
+            self._look_again(now + REPAIR_RETRY_S)
             return []
         known, led = state.progress(record.id, now), state.coordinated.get(record.id)
         holders = (state.holder_of(led),) if self._leaving and led is not None else ()

@@ -27,6 +27,8 @@ from galileo.ccq.events import (
 )
 from galileo.ccq.state import NodeState
 
+ITEMS_MAX = 100_000
+"""CCQs in one cycle; the others wait for the next tick."""
 RESTING_SLACK = 64
 """Ended CCQs that a list of resting ones may hold, on top of as many as there are CCQs."""
 COMPACTION_CHECKS_MAX = 64
@@ -111,7 +113,7 @@ class Schedule:
             self._plan(ccq_id)
         self._state.newly_coordinated.clear()
         items: list[CycleItem] = []
-        while len(items) < self._state.options.cycle_items_max:
+        while len(items) < ITEMS_MAX:
             due = self._next_due(now)
             if due is None:
                 break

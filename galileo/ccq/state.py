@@ -12,7 +12,7 @@ from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import Effects, RedirectFetch, RefuseFetch
 from galileo.ccq.handed_off_cache import HandedOffCaches
-from galileo.ccq.model import Ending, Holder, Record, end_reason
+from galileo.ccq.model import RETRY_S, Ending, Holder, Record, end_reason
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.records import merged
 from galileo.ccq.stats import NodeCounts
@@ -20,6 +20,13 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.election.ranking import UsageStatistics
 from galileo.errors import Failure
 from galileo.model.schema import is_dropped
+
+SAVE_AFTER_S = 2.0
+"""What clients have retrieved is saved so long after it has changed."""
+SAVED_MAX = 256
+"""Records that are saved at a time, those first that wait longest."""
+TOMBSTONE_S = 600.0
+"""How long past its expiry the end of a CCQ is remembered."""
 
 
 class NodeState:
@@ -64,7 +71,7 @@ class NodeState:
         self.dropped: dict[str, int] = {}
         self.newly_coordinated: list[str] = []
         self.newly_named: list[str] = []
-        self.handed_off = self.handed_off_type(me, ttl_s=options.handed_off_cache_ttl_s)
+        self.handed_off = self.handed_off_type(me)
         self.cache_usage = CacheUsage()
         self.counts = NodeCounts()
         self.measured = UsageStatistics()
@@ -158,7 +165,11 @@ class NodeState:
     def begin(self, record: Record, now: float) -> Coordinator:
         clock = self.clock_of(record.ccq.dataset)
         coordinator = self.coordinator_type(
-            record, term=next(self._terms), now=now, options=self.options, clock=clock
+            record,
+            term=next(self._terms),
+            now=now,
+            labels_max=self.options.labels_max,
+            clock=clock,
         )
         coordinator.cache.cache_usage = self.cache_usage
         coordinator.counts.of_node = self.counts.labels
@@ -202,10 +213,8 @@ class NodeState:
 
     def pop_dirty(self, now: float) -> list[Record]:
         """Remove and return records that have waited to be saved, the longest first."""
-        due_at = now - self.options.save_after_s
-        ids = [
-            name for name in islice(self.dirty, self.options.saved_max) if self._waits(name, due_at)
-        ]
+        due_at = now - SAVE_AFTER_S
+        ids = [name for name in islice(self.dirty, SAVED_MAX) if self._waits(name, due_at)]
         for ccq_id in ids:
             del self.dirty[ccq_id]
         return [self.records[ccq_id] for ccq_id in ids]
@@ -269,7 +278,7 @@ class NodeState:
         mine = self.records.get(record.id)
         if mine is None or (mine.ended is None and record.ended is not None):
             left_s = max(0.0, record.ccq.expires_at - self.wall)
-            slack_s = 0.0 if record.ended is None else self.options.tombstone_s
+            slack_s = 0.0 if record.ended is None else TOMBSTONE_S
             self.postpone(record.id, now + left_s + slack_s)
         if mine is not None:
             self._index(mine, is_there=False)
@@ -308,8 +317,7 @@ class NodeState:
 
     def transient(self, kind: str, reason: str) -> Failure:
         """An error that may be over in a moment."""
-        after_s = self.options.retry_s
-        return Failure(kind, f"{reason}; try again in {after_s} s", (("after_s", after_s),))
+        return Failure(kind, f"{reason}; try again in {RETRY_S} s", (("after_s", RETRY_S),))
 
     def _keep_cache(self, coordinator: Coordinator, now: float) -> None:
         """Hand off the cache of a stopped coordinator if the record names this node as holder."""

@@ -32,8 +32,7 @@ class Driver:
     """Steps a machine, checks it, and records its requests."""
 
     def __init__(self, me: str = "a", *, nodes: tuple[str, ...] = NODES, **options) -> None:
-        named = {"groups": (nodes,), "save_interval_s": SELDOM, "save_after_s": 0.0}
-        self.machine = Continuous(me, ContinuousOptions(**(named | options)), wall=WALL)
+        self.machine = Continuous(me, ContinuousOptions((nodes,), **options), wall=WALL)
         self.now = 0.0
         self.feed(UsageMeasured(IDLE))
         self.feed(Ticked(WALL))

@@ -19,7 +19,7 @@ from galileo.cursor import EMPTY_CURSOR
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.errors import Failure, Overloaded
 from galileo.server import driver as driver_module
-from galileo.server.driver import TICK_S, Driver
+from galileo.server.driver import Driver
 
 TIMEOUT_S = 300.0
 

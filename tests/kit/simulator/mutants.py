@@ -30,7 +30,6 @@ from galileo.ccq.handed_off_cache import HandedOffCache, HandedOffCaches
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import Ending, Record
 from galileo.ccq.moves import Moves
-from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.placement import CcqChange, ForgetCcq, Lost, MoveCcq, PlaceCcq, due_change
 from galileo.ccq.records import CCQ_ROWS, NOTHING, merged
 from galileo.ccq.state import NodeState
@@ -161,10 +160,10 @@ class _ResumeFromEvaluated(Coordinator):
         *,
         term: int,
         now: float,
-        options: ContinuousOptions,
+        labels_max: int,
         clock: EventClock | None = None,
     ) -> None:
-        super().__init__(record, term=term, now=now, options=options, clock=clock)
+        super().__init__(record, term=term, now=now, labels_max=labels_max, clock=clock)
         self.cache.base = EMPTY_CURSOR
 
     @property

@@ -41,6 +41,21 @@ SHORT = {
     "galileo.model.system_rows.PAGE_BYTES_MAX": 600,  # One or two records.
     "galileo.ccq.placement.EXPIRED_S": 5.0,
     "galileo.ccq.placement.FORGOTTEN_S": 9.0,
+    "galileo.ccq.machine.SAVE_INTERVAL_S": 0.6,
+    "galileo.ccq.machine.EXPIRY_GRACE_S": 4.0,
+    "galileo.ccq.state.TOMBSTONE_S": 6.0,
+    "galileo.ccq.moves.REPAIR_AFTER_S": 2.0,
+    "galileo.ccq.moves.CHANGE_TIMEOUT_S": 4.0,
+    "galileo.ccq.moves.SUCCESSION_PAUSE_S": 1.5,
+    "galileo.ccq.cycles.RETRY_MAX_S": 2.0,
+    "galileo.ccq.cache.CHUNKS_COMPACTED": 3,
+    "galileo.ccq.cache_memory.CHECK_S": 0.2,
+    "galileo.ccq.cache_memory.SPILL_RETRY_S": 1.0,
+    "galileo.ccq.cache_memory.LOAD_AHEAD_S": 0.5,
+    "galileo.ccq.handed_off_cache.TTL_S": 8.0,
+    "galileo.ccq.fetches.HOLDER_TIMEOUT_S": 0.6,
+    "galileo.ccq.fetches.CONFIRM_TIMEOUT_S": 0.5,
+    "galileo.ccq.fetches.BACKFILL_TIMEOUT_S": 2.0,
 }
 """Constants of production that are too long for a world."""
 PIECES_MAX = 8
@@ -128,25 +143,9 @@ class World(NamedNodes):
     def options(self, name: str) -> ContinuousOptions:
         return ContinuousOptions(
             groups=self.joining.versions[self.node(name).version],
-            save_interval_s=0.6,
-            repair_after_s=2.0,
-            change_timeout_s=4.0,
             cycle_timeout_s=2.0,
-            cycle_retry_max_s=2.0,
             cache_bytes_max=self._cache_bytes_max,
             spill_bytes_max=self._spill_bytes_max,
-            spill_idle_s=self._spill_idle_s,
-            spill_retry_s=1.0,
-            load_ahead_s=0.5,
-            full_check_s=0.2,
-            handed_off_cache_ttl_s=8.0,
-            holder_timeout_s=0.6,
-            succession_pause_s=1.5,
-            chunks_compacted=3,
-            confirm_timeout_s=0.5,
-            backfill_timeout_s=2.0,
-            expiry_grace_s=4.0,
-            tombstone_s=6.0,
         )
 
     def end_again(self, ccq_id: str) -> None:
@@ -158,6 +157,10 @@ class World(NamedNodes):
     # --- the run ------------------------------------------------------------------------
 
     def play(self) -> Outcome:
+        with mock.patch("galileo.ccq.cache_memory.SPILL_IDLE_S", self._spill_idle_s):
+            return self._play()
+
+    def _play(self) -> Outcome:
         loop = self.loop
         self.system.start()
         for node in self.nodes:

@@ -1,6 +1,9 @@
 """The cache against a dumb one: a set of paths and two cursors."""
 
+from unittest import mock
+
 import numpy as np
+import pytest
 from cache_log import PARTITIONS, cursors, logs, paths_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,17 +31,15 @@ operations = st.lists(
 def test_cache_random_operations_equal_log_between_cursors(
     log, base, steps, after, gathered, labels_max, chunk_labels
 ):
-    original = module.CHUNK_LABELS, module.LABELS_FEW
-    module.CHUNK_LABELS, module.LABELS_FEW = chunk_labels, 1
-    try:
-        cache = LabelCache(base, chunks_compacted=gathered)
+    with mock.patch.multiple(
+        module, CHUNK_LABELS=chunk_labels, LABELS_FEW=1, CHUNKS_COMPACTED=gathered
+    ):
+        cache = LabelCache(base)
         out: list[PackedLabels] = []
         for kind, cursor in steps:
             apply(cache, kind, cursor, log, out)
             cache.check()
         judge(cache, log, after, labels_max)
-    finally:
-        module.CHUNK_LABELS, module.LABELS_FEW = original
 
 
 def everything(cache: LabelCache) -> PackedLabels | None:
@@ -135,14 +136,21 @@ def rested(cache: LabelCache) -> list[int]:
     return [chunk.labels for chunk in cache._chunks]
 
 
+@pytest.fixture
+def _few_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten labels are few."""
+    monkeypatch.setattr(module, "LABELS_FEW", 10)
+
+
 def grown(*sizes: int) -> LabelCache:
-    cache = LabelCache(EMPTY_CURSOR, labels_few=10)
+    cache = LabelCache(EMPTY_CURSOR)
     for number, size in enumerate(sizes, 1):
         found = to_labels([(0, number, row, 1) for row in range(size)])
         cache.append(found, reached=Cursor({0: number}))
     return cache
 
 
+@pytest.mark.usefixtures("_few_labels")
 def test_cache_compact_at_rest_gives_one_pack():
     cache = grown(12, 40, 38)
     assert cache.compact() is None
@@ -153,6 +161,7 @@ def test_cache_compact_at_rest_gives_one_pack():
     assert cache.compact_at_rest() is None, "there is nothing left to do"
 
 
+@pytest.mark.usefixtures("_few_labels")
 def test_cache_compact_at_rest_large_chunk_is_kept():
     assert rested(grown(400, 20)) == [400, 20]
     assert rested(grown(300, 20)) == [320]
@@ -160,13 +169,14 @@ def test_cache_compact_at_rest_large_chunk_is_kept():
     assert rested(grown(11)) == [11]
 
 
+@pytest.mark.usefixtures("_few_labels")
 def test_cache_compact_at_rest_shared_pack_is_left():
     rows = [(0, sequence, row, 1) for sequence in (1, 2) for row in range(20)]
     together = to_labels(rows)
     mine, _ = pack_many(
         together.schema, together.labels().table, np.array([0, 20]), compression=Compression.NONE
     )
-    cache = LabelCache(EMPTY_CURSOR, labels_few=10)
+    cache = LabelCache(EMPTY_CURSOR)
     cache.append(mine, reached=Cursor({0: 1}))
     assert not everything(cache).is_whole
     assert rested(cache) == [20]

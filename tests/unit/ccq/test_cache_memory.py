@@ -8,6 +8,7 @@ import pytest
 from ccq_driver import CCQ, WALL, Driver, only, path
 from simulator.logs import to_labels, to_paths
 
+from galileo.ccq import cache_memory, moves
 from galileo.ccq.events import (
     Backfill,
     CommitsObserved,
@@ -31,9 +32,20 @@ from galileo.election.ranking import UsageStatistics
 
 PACK = to_labels([path(0, 1)]).size  # type: ignore[union-attr]
 """Bytes of the cache after a cycle that found one label."""
-SELDOM = {"cache_bytes_max": 5 * PACK, "spill_bytes_max": 100 * PACK, "spill_idle_s": 0.0}
-OFTEN = {"cache_bytes_max": 5 * PACK, "spill_bytes_max": 100 * PACK, "spill_idle_s": 1e9}
-NO_FILES = {"cache_bytes_max": 5 * PACK, "spill_bytes_max": 1, "spill_idle_s": 0.0}
+SMALL = {"cache_bytes_max": 5 * PACK, "spill_bytes_max": 100 * PACK}
+NO_FILES = {"cache_bytes_max": 5 * PACK, "spill_bytes_max": 1}
+
+
+@pytest.fixture(autouse=True)
+def _seldom_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers come seldom enough for every CCQ to be spilled."""
+    monkeypatch.setattr(cache_memory, "SPILL_IDLE_S", 0.0)
+
+
+@pytest.fixture
+def _often_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers come too often for any CCQ to be spilled."""
+    monkeypatch.setattr(cache_memory, "SPILL_IDLE_S", 1e9)
 
 
 def fill(driver: Driver, *sequences: int) -> list:
@@ -70,7 +82,7 @@ def test_cache_budget_not_reached_does_nothing() -> None:
 
 
 def test_cache_budget_reached_idle_ccq_is_spilled() -> None:
-    driver = Driver(**SELDOM)
+    driver = Driver(**SMALL)
     driver.lead()
     effects = fill(driver, 1, 2, 3, 4, 5)
     (spill,) = only(effects, SpillPacks)
@@ -81,8 +93,9 @@ def test_cache_budget_reached_idle_ccq_is_spilled() -> None:
     assert (cached(driver), driver.machine.state.cache_usage.spilled_bytes) == (0, 77)
 
 
+@pytest.mark.usefixtures("_often_read")
 def test_cache_budget_reached_active_ccq_is_offered_to_peers() -> None:
-    driver = Driver(**OFTEN)
+    driver = Driver(**SMALL)
     driver.lead()
     effects = fill(driver, 1, 2, 3, 4, 5)
     assert only(effects, SpillPacks) == []
@@ -94,49 +107,58 @@ def test_cache_budget_reached_active_ccq_is_offered_to_peers() -> None:
 
 def without_taker(**options) -> Driver:
     """A machine that no node relieves of its CCQ, for want of memory."""
-    driver = Driver(**options, succession_pause_s=10.0)
+    driver = Driver(**options)
     driver.lead()
     assert sought(fill(driver, 1, 2, 3, 4, 5))
     assert driver.feed(NodesElected({"q": ()})) == []
     return driver
 
 
+@pytest.mark.usefixtures("_often_read")
 def test_cache_overflow_without_a_taker_seeks_one_again_later() -> None:
-    driver = without_taker(**(OFTEN | {"spill_bytes_max": 1}))
+    driver = without_taker(**(SMALL | {"spill_bytes_max": 1}))
     assert sought(driver.tick(14.9)) == []
     assert [candidacy.key for candidacy in sought(driver.tick(15.5))] == ["q"]
 
 
+@pytest.mark.usefixtures("_often_read")
 def test_cache_overflow_without_a_taker_is_spilled() -> None:
-    driver = without_taker(**OFTEN)
+    driver = without_taker(**SMALL)
     (spill,) = only(driver.tick(6.0), SpillPacks)
     assert len(spill.labels) == 5
 
 
+@pytest.mark.usefixtures("_often_read")
 def test_cache_overflow_names_its_cpu_share_for_equally_busy_nodes() -> None:
-    driver = Driver(**OFTEN)
+    driver = Driver(**SMALL)
     driver.feed(UsageMeasured(UsageStatistics(memory_free_bytes=1 << 30, cpu_share=0.97)))
     driver.lead()
     (candidacy,) = sought(fill(driver, 1, 2, 3, 4))
     assert candidacy.cpu_share == 1.0
 
 
-def test_cache_overflow_transfers_few_queries_at_a_time() -> None:
+@pytest.mark.usefixtures("_often_read")
+def test_cache_overflow_transfers_few_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for transfers in (1, 2):
-        driver = Driver(**OFTEN, successions_max=transfers)
+        monkeypatch.setattr(moves, "SUCCESSIONS_MAX", transfers)
+        driver = Driver(**SMALL)
         driver.lead()
         driver.lead(replace(CCQ, id="r"))
         driver.lead(replace(CCQ, id="s"))
         assert len(sought(fill(driver, 1, 2))) == transfers
 
 
-def test_cache_overflow_no_live_peer_or_holder_left_elects_none() -> None:
-    alone = Driver(**OFTEN)
+@pytest.mark.usefixtures("_often_read")
+def test_cache_overflow_no_live_peer_or_holder_left_elects_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = Driver(**SMALL)
     for peer in ("b", "c"):
         alone.feed(PeerDied(peer))
     alone.lead()
     assert sought(fill(alone, 1, 2, 3, 4, 5)) == []
-    held = Driver(**OFTEN, holders_max=0)
+    monkeypatch.setattr(cache_memory, "HOLDERS_MAX", 0)
+    held = Driver(**SMALL)
     held.lead()
     assert sought(fill(held, 1, 2, 3, 4, 5)) == []
 
@@ -159,8 +181,11 @@ def test_cache_budget_little_free_memory_is_smaller() -> None:
     assert cached(driver) == 2 * PACK
 
 
-def test_cache_budget_spill_failed_and_peers_refuse_is_kept() -> None:
-    driver = Driver(**SELDOM, spill_retry_s=3.0)
+def test_cache_budget_spill_failed_and_peers_refuse_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache_memory, "SPILL_RETRY_S", 3.0)
+    driver = Driver(**SMALL)
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
     effects = driver.feed(PacksSpilled(spill.number, None))
@@ -172,7 +197,7 @@ def test_cache_budget_spill_failed_and_peers_refuse_is_kept() -> None:
 
 
 def test_spill_beyond_spill_bytes_max_is_dropped() -> None:
-    driver = Driver(nodes=("a",), **(SELDOM | {"spill_bytes_max": 5 * PACK}))
+    driver = Driver(nodes=("a",), **(SMALL | {"spill_bytes_max": 5 * PACK}))
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
     driver.feed(PacksSpilled(spill.number, 5 * PACK))
@@ -181,7 +206,7 @@ def test_spill_beyond_spill_bytes_max_is_dropped() -> None:
 
 
 def test_spilled_packs_fetched_twice_are_loaded_once() -> None:
-    driver = Driver(nodes=("a",), **SELDOM)
+    driver = Driver(nodes=("a",), **SMALL)
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
     driver.feed(PacksSpilled(spill.number, 77))
@@ -194,7 +219,7 @@ def test_spilled_packs_fetched_twice_are_loaded_once() -> None:
 
 
 def test_fetch_spill_dropped_meanwhile_is_backfilled() -> None:
-    driver = Driver(nodes=("a",), **SELDOM)
+    driver = Driver(nodes=("a",), **SMALL)
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
     driver.feed(PacksSpilled(spill.number, 77))
@@ -207,7 +232,7 @@ def test_fetch_spill_dropped_meanwhile_is_backfilled() -> None:
 
 
 def test_fetch_spill_not_loaded_is_unavailable() -> None:
-    driver = Driver(nodes=("a",), **SELDOM)
+    driver = Driver(nodes=("a",), **SMALL)
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
     driver.feed(PacksSpilled(spill.number, 77))
@@ -217,7 +242,7 @@ def test_fetch_spill_not_loaded_is_unavailable() -> None:
 
 
 def test_spilled_packs_before_next_fetch_are_loaded_ahead() -> None:
-    driver = Driver(nodes=("a",), **SELDOM, load_ahead_s=5.0)
+    driver = Driver(nodes=("a",), **SMALL)
     driver.lead()
     driver.feed(UsageMeasured(UsageStatistics(memory_free_bytes=1 << 30, cpu_share=1.0)))
     (spill,) = only(fill(driver, 1, 2, 3, 4), SpillPacks)
@@ -238,7 +263,7 @@ def test_spilled_packs_before_next_fetch_are_loaded_ahead() -> None:
 
 
 def test_cancel_ccq_drops_its_spills() -> None:
-    driver = Driver(nodes=("a",), **SELDOM)
+    driver = Driver(nodes=("a",), **SMALL)
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
     driver.feed(PacksSpilled(spill.number, 77))
@@ -247,7 +272,7 @@ def test_cancel_ccq_drops_its_spills() -> None:
 
 
 def test_spill_written_after_end_of_ccq_is_dropped() -> None:
-    driver = Driver(nodes=("a",), **SELDOM)
+    driver = Driver(nodes=("a",), **SMALL)
     driver.lead(replace(CCQ, expires_at=WALL + 5.5))
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
     driver.tick(6.0)
@@ -255,7 +280,7 @@ def test_spill_written_after_end_of_ccq_is_dropped() -> None:
 
 
 def test_cache_budget_shared_by_another_ccq_spills() -> None:
-    driver = Driver(nodes=("a",), **(SELDOM | {"cache_bytes_max": 8 * PACK}))
+    driver = Driver(nodes=("a",), **(SMALL | {"cache_bytes_max": 8 * PACK}))
     driver.lead()
     fill(driver, 1, 2, 3, 4, 5, 6)
     assert cached(driver) == 6 * PACK
@@ -268,7 +293,7 @@ def test_cache_budget_shared_by_another_ccq_spills() -> None:
 def test_spill_beside_file_being_written_keeps_within_spill_bytes_max(
     packs: int, written: int
 ) -> None:
-    driver = Driver(nodes=("a",), **(SELDOM | {"spill_bytes_max": packs * PACK}))
+    driver = Driver(nodes=("a",), **(SMALL | {"spill_bytes_max": packs * PACK}))
     driver.lead()
     assert len(only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)) == 1
     assert len(only(fill(driver, 6, 7, 8, 9, 10), SpillPacks)) == written

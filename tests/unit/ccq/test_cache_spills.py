@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field, replace
+from unittest import mock
 
 import google_crc32c
 import pyarrow as pa
@@ -50,9 +51,8 @@ class Disk:
 @examples(80)
 @given(logs, cursors, steps, cursors, st.integers(1, 30), st.integers(1, 12))
 def test_cache_random_spills_equal_log(log, base, plan, after, labels_max, spilled):
-    original, module.SPILL_LABELS = module.SPILL_LABELS, spilled
-    try:
-        cache, disk = LabelCache(base, chunks_compacted=3), Disk()
+    with mock.patch.multiple(module, SPILL_LABELS=spilled, CHUNKS_COMPACTED=3):
+        cache, disk = LabelCache(base), Disk()
         for kind, cursor in plan:
             apply(cache, disk, kind, cursor, log)
             cache.check()
@@ -62,8 +62,6 @@ def test_cache_random_spills_equal_log(log, base, plan, after, labels_max, spill
             )
             disk.forget(cache.cache_usage)
         judge(cache, disk, log, after, labels_max)
-    finally:
-        module.SPILL_LABELS = original
 
 
 def apply(cache: LabelCache, disk: Disk, kind: str, cursor: Cursor, log) -> None:

@@ -9,6 +9,7 @@ import pytest
 from ccq_driver import CCQ, Driver, only, path
 from simulator.logs import to_labels, to_paths
 
+from galileo.ccq import cycles, fetches, machine
 from galileo.ccq.events import (
     AbandonCycle,
     AnswerFetch,
@@ -46,7 +47,7 @@ def test_cycle_no_news_is_not_started_and_one_serves_all():
 
 
 def test_cycle_failed_is_retried_later():
-    driver = Driver(cycle_retry_s=0.5)
+    driver = Driver()
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
     (start,) = driver.tick(1.0)
@@ -104,8 +105,9 @@ def fail(driver: Driver, *, now: float) -> list:
     return driver.feed(CycleFinished(start.cycle_id, (broken,)))
 
 
-def test_cycle_sampler_failed_stops_its_ccq_and_loses_nothing():
-    driver = Driver(failures_before_error=1)
+def test_cycle_sampler_failed_stops_its_ccq_and_loses_nothing(monkeypatch):
+    monkeypatch.setattr(cycles, "FAILURES_BEFORE_ERROR", 1)
+    driver = Driver()
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
     assert fail(driver, now=1.0) == [RefuseFetch(1, FAILURE)]
@@ -115,7 +117,7 @@ def test_cycle_sampler_failed_stops_its_ccq_and_loses_nothing():
 
 
 def test_cycle_sampler_recovered_answers_fetch():
-    driver = Driver(failures_before_error=3)
+    driver = Driver()
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=500.0))
     assert [fail(driver, now=now) for now in (1.0, 5.0)] == [[], []]
@@ -124,7 +126,7 @@ def test_cycle_sampler_recovered_answers_fetch():
 
 
 def test_fetch_after_repeated_sampler_failures_is_refused():
-    driver = Driver(failures_before_error=3)
+    driver = Driver()
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=500.0))
     assert [fail(driver, now=now) for now in (1.0, 5.0)] == [[], []]
@@ -142,7 +144,7 @@ def unanswered(driver: Driver, *, now: float, reached: Cursor = EMPTY_CURSOR) ->
 
 def test_cycle_unanswered_between_failures_keeps_count():
     """A sent sampler that never ends: each failure takes it two cycles."""
-    driver = Driver(failures_before_error=3)
+    driver = Driver()
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=500.0))
     responses = []
@@ -152,9 +154,10 @@ def test_cycle_unanswered_between_failures_keeps_count():
     assert responses == [RefuseFetch(1, FAILURE)]
 
 
-def test_cycle_retry_pause_grows_with_failures_only():
+def test_cycle_retry_pause_grows_with_failures_only(monkeypatch):
     """A sampler took three cycles to fail: who waits for the next failure need not wait as long."""
-    driver = Driver(failures_before_error=3, cycle_retry_s=4.0)
+    monkeypatch.setattr(cycles, "RETRY_S", 4.0)
+    driver = Driver()
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
     unanswered(driver, now=10.0)
@@ -167,8 +170,10 @@ def test_cycle_retry_pause_grows_with_failures_only():
     assert only(driver.tick(50.0), StartCycle)
 
 
-def test_cycle_retry_pause_begins_anew_after_progress():
-    driver = Driver(failures_before_error=9, cycle_retry_s=4.0)
+def test_cycle_retry_pause_begins_anew_after_progress(monkeypatch):
+    monkeypatch.setattr(cycles, "FAILURES_BEFORE_ERROR", 9)
+    monkeypatch.setattr(cycles, "RETRY_S", 4.0)
+    driver = Driver()
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 2, 1: 1})))
     unanswered(driver, now=10.0)
@@ -179,7 +184,7 @@ def test_cycle_retry_pause_begins_anew_after_progress():
 
 
 def test_cycle_progress_of_other_partition_keeps_failure_count():
-    driver = Driver(failures_before_error=3)
+    driver = Driver()
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=500.0))
     responses = []
@@ -191,9 +196,10 @@ def test_cycle_progress_of_other_partition_keeps_failure_count():
     assert responses == [RefuseFetch(1, FAILURE)]
 
 
-def test_cycle_long_without_failure_resets_count():
+def test_cycle_long_without_failure_resets_count(monkeypatch):
     """Partition 0 is away; partition 1 goes on."""
-    driver = Driver(failures_before_error=1, cycle_retry_max_s=30.0)
+    monkeypatch.setattr(cycles, "FAILURES_BEFORE_ERROR", 1)
+    driver = Driver()
     driver.lead()
     fail(driver, now=10.0)
     for now, count in ((40.0, 1), (80.0, 0)):
@@ -357,8 +363,9 @@ def test_backfill_missing_owner_names_partition():
     assert (answer.cursor, answer.missing, answer.more) == (EMPTY_CURSOR, (0,), False)
 
 
-def test_backfill_failed_or_timeout_refuses_fetch():
-    driver = Driver(backfill_timeout_s=2.0)
+def test_backfill_failed_or_timeout_refuses_fetch(monkeypatch):
+    monkeypatch.setattr(fetches, "BACKFILL_TIMEOUT_S", 2.0)
+    driver = Driver()
     driver.lead(retrieved=Cursor({0: 4}))
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     failure = Failure("unavailable", "no evaluator")
@@ -397,7 +404,7 @@ def test_fetch_token_ahead_of_known_is_confirmed_or_refused():
 
 
 def test_fetch_token_unconfirmed_withholds_its_partition():
-    driver = Driver(confirm_timeout_s=1.0)
+    driver = Driver()
     driver.lead()
     driver.cycle([path(1, 1)], {1: 1}, now=1.0)
     driver.feed(FetchRequested(1, "q", Cursor({0: 9})))
@@ -420,8 +427,9 @@ def test_fetch_waiting_overtaken_by_reader_is_backfilled():
     assert (effects[1].request, effects[1].until) == (1, Cursor({0: 2}))
 
 
-def test_fetch_beyond_fetches_max_is_overloaded():
-    driver = Driver(fetches_max=1)
+def test_fetch_beyond_fetches_max_is_overloaded(monkeypatch):
+    monkeypatch.setattr(machine, "FETCHES_MAX", 1)
+    driver = Driver()
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
     (refused,) = driver.feed(FetchRequested(2, "q", EMPTY_CURSOR))
@@ -441,8 +449,9 @@ def test_age_of_answer_counts_from_begin_of_cycle():
     assert answer.frontier_age_s == 3.0
 
 
-def test_backfill_beyond_backfills_max_is_overloaded():
-    driver = Driver(backfills_max=2)
+def test_backfill_beyond_backfills_max_is_overloaded(monkeypatch):
+    monkeypatch.setattr(fetches, "BACKFILLS_MAX", 2)
+    driver = Driver()
     driver.lead(retrieved=Cursor({0: 4}))
     for request in (1, 2):
         assert only(driver.feed(FetchRequested(request, "q", EMPTY_CURSOR)), Backfill)

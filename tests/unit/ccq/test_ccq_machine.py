@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ccq_driver import CCQ, IDLE, WALL, Driver, only, path
 
+from galileo.ccq import machine, moves, state
 from galileo.ccq.events import (
     ChangeRecords,
     CommitsObserved,
@@ -171,9 +172,10 @@ def test_coordinator_takes_over_what_another_one_saved():
 # --- what the leader hears -----------------------------------------------------------------------
 
 
-def saving() -> Driver:
+def saving(monkeypatch: pytest.MonkeyPatch) -> Driver:
     """A coordinator whose client has retrieved a commit since the last save."""
-    driver = Driver(save_interval_s=2.0)
+    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 2.0)
+    driver = Driver()
     driver.lead()
     driver.cycle([path(0, 1)], {0: 1}, now=2.0)
     fetch(driver, Cursor({0: 1}))
@@ -181,52 +183,55 @@ def saving() -> Driver:
     return driver
 
 
-def test_retrieved_cursor_is_saved_from_time_to_time():
-    driver = saving()
+def test_retrieved_cursor_is_saved_from_time_to_time(monkeypatch):
+    driver = saving(monkeypatch)
     record = Record(CCQ, 1, ("a", "b", "c"), Cursor({0: 1}))
     assert changes(driver.tick(4.0)) == [SaveProgress("q", encode(record))]
     driver.feed(RecordsChanged(("q",), (record,)))
     assert changes(driver.tick(6.0)) == []
 
 
-def test_progress_that_the_leader_has_not_confirmed_is_saved_again():
-    driver = saving()
+def test_progress_that_the_leader_has_not_confirmed_is_saved_again(monkeypatch):
+    driver = saving(monkeypatch)
     saved = changes(driver.tick(4.0))
     driver.feed(RecordsChanged(("q",)))
     assert changes(driver.tick(6.0)) == saved
 
 
-def test_progress_that_the_leader_is_learned_to_know_is_not_saved_again():
-    driver = saving()
+def test_progress_that_the_leader_is_learned_to_know_is_not_saved_again(monkeypatch):
+    driver = saving(monkeypatch)
     assert len(changes(driver.tick(4.0))) == 1
     driver.feed(RecordsChanged(("q",)))
     driver.learn(*driver.machine.records)
     assert changes(driver.tick(6.0)) == []
 
 
-def test_progress_of_a_coordinator_that_stops_is_saved():
-    driver = saving()
+def test_progress_of_a_coordinator_that_stops_is_saved(monkeypatch):
+    driver = saving(monkeypatch)
     stopped = Record(CCQ, 2, ("b", "a"))
     driver.learn(stopped)
     retrieved = replace(stopped, retrieved=Cursor({0: 1}))
     assert changes(driver.tick(4.0)) == [SaveProgress("q", encode(retrieved))]
 
 
-def test_older_record_of_the_leader_has_progress_saved_again():
-    driver = saving()
+def test_older_record_of_the_leader_has_progress_saved_again(monkeypatch):
+    driver = saving(monkeypatch)
     saved = changes(driver.tick(4.0))
     driver.learn(Record(CCQ, 1, ("a", "b", "c")))
     assert changes(driver.tick(6.0)) == saved
 
 
-def test_progress_of_a_query_that_the_leader_has_ended_is_not_saved():
-    driver = saving()
+def test_progress_of_a_query_that_the_leader_has_ended_is_not_saved(monkeypatch):
+    driver = saving(monkeypatch)
     driver.learn(Record(CCQ, 1, ("a", "b", "c"), ended="cancelled", ended_at=WALL))
     assert changes(driver.tick(4.0)) == []
 
 
-def test_progress_is_saved_in_pages_after_a_while_the_longest_waiting_first():
-    driver = Driver(save_interval_s=0.5, save_after_s=2.0, saved_max=2)
+def test_progress_is_saved_in_pages_after_a_while_the_longest_waiting_first(monkeypatch):
+    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 0.5)
+    monkeypatch.setattr(state, "SAVE_AFTER_S", 2.0)
+    monkeypatch.setattr(state, "SAVED_MAX", 2)
+    driver = Driver()
     for name in "pqrs":
         driver.lead(replace(CCQ, id=name))
     driver.feed(CommitsObserved("d", Cursor({0: 2})))
@@ -240,8 +245,8 @@ def test_progress_is_saved_in_pages_after_a_while_the_longest_waiting_first():
     assert saved == {3.0: "r", 3.5: "sq", 4.0: "p"}
 
 
-def test_progress_of_a_query_that_the_leader_does_not_know_is_kept():
-    driver = saving()
+def test_progress_of_a_query_that_the_leader_does_not_know_is_kept(monkeypatch):
+    driver = saving(monkeypatch)
     saved = changes(driver.tick(4.0))
     driver.feed(RecordsChanged(("q",), unknown=("q",)))
     assert leads(driver)
@@ -251,8 +256,10 @@ def test_progress_of_a_query_that_the_leader_does_not_know_is_kept():
 # --- ends ----------------------------------------------------------------------------------------
 
 
-def test_expired_ccq_is_ended_told_and_forgotten_later():
-    driver = Driver(save_interval_s=1.0, tombstone_s=10.0)
+def test_expired_ccq_is_ended_told_and_forgotten_later(monkeypatch):
+    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 1.0)
+    monkeypatch.setattr(state, "TOMBSTONE_S", 10.0)
+    driver = Driver()
     driver.lead(replace(CCQ, expires_at=WALL + 5.0))
     fetch(driver, wait=50.0)
     effects = driver.tick(5.0)
@@ -265,8 +272,10 @@ def test_expired_ccq_is_ended_told_and_forgotten_later():
     assert driver.machine.records == ()
 
 
-def test_end_is_sent_until_the_leader_has_confirmed_it():
-    driver = Driver(save_interval_s=1.0, save_after_s=2.0)
+def test_end_is_sent_until_the_leader_has_confirmed_it(monkeypatch):
+    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 1.0)
+    monkeypatch.setattr(state, "SAVE_AFTER_S", 2.0)
+    driver = Driver()
     driver.lead(replace(CCQ, expires_at=WALL + 5.0))
     sent = changes(driver.tick(5.0))
     assert sent == [EndCcq("q", "expired", WALL + 5.0)], "at once"
@@ -278,8 +287,9 @@ def test_end_is_sent_until_the_leader_has_confirmed_it():
     assert changes(driver.tick(8.0)) == []
 
 
-def test_query_that_was_forgotten_and_learned_again_expires_once():
-    driver = Driver(save_interval_s=1.0)
+def test_query_that_was_forgotten_and_learned_again_expires_once(monkeypatch):
+    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 1.0)
+    driver = Driver()
     ccq = replace(CCQ, expires_at=WALL + 5.0)
     for revision in (1, 3):
         driver.lead(ccq, revision=revision)
@@ -289,16 +299,18 @@ def test_query_that_was_forgotten_and_learned_again_expires_once():
     assert [record.ended for record in driver.machine.records] == ["expired"]
 
 
-def test_end_of_a_query_that_the_leader_does_not_know_is_forgotten():
-    driver = Driver(save_interval_s=1.0)
+def test_end_of_a_query_that_the_leader_does_not_know_is_forgotten(monkeypatch):
+    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 1.0)
+    driver = Driver()
     driver.lead(replace(CCQ, expires_at=WALL + 5.0))
     assert changes(driver.tick(5.0))
     driver.feed(RecordsChanged(("q",), unknown=("q",)))
     assert driver.machine.records == ()
 
 
-def test_standby_leaves_the_end_of_an_expired_ccq_to_its_coordinator():
-    driver = Driver(save_interval_s=1.0, expiry_grace_s=30.0)
+def test_standby_leaves_the_end_of_an_expired_ccq_to_its_coordinator(monkeypatch):
+    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 1.0)
+    driver = Driver()
     driver.learn(replace(RECORD, ccq=replace(CCQ, expires_at=WALL + 5.0)))
     assert changes(driver.tick(5.0)) == []
     assert changes(driver.tick(34.0)) == []
@@ -337,8 +349,9 @@ def test_fetch_without_a_living_node_is_unavailable():
 # --- dropped datasets ----------------------------------------------------------------------------
 
 
-def test_dropped_dataset_ends_its_ccqs_only():
-    driver = Driver(save_interval_s=1.0)
+def test_dropped_dataset_ends_its_ccqs_only(monkeypatch):
+    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 1.0)
+    driver = Driver()
     driver.lead()
     driver.lead(replace(CCQ, id="other", dataset="d2"))
     fetch(driver, wait=50.0)
@@ -352,8 +365,9 @@ def test_dropped_dataset_ends_its_ccqs_only():
     assert "dataset 'd' was dropped" in refused.failure.message
 
 
-def test_dropped_dataset_late_record_is_ended():
-    driver = Driver(save_interval_s=1.0)
+def test_dropped_dataset_late_record_is_ended(monkeypatch):
+    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 1.0)
+    driver = Driver()
     driver.feed(DatasetDropped("d", 1))
     driver.lead()
     driver.learn(replace(RECORD, ccq=replace(CCQ, id="r")))
@@ -390,8 +404,7 @@ class Cluster:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.rows = Rows(CCQ_ROWS)
-        options = {"save_interval_s": 0.5, "change_timeout_s": 4.0, "tombstone_s": 15.0}
-        self.driver = Driver(nodes=FIVE, repair_after_s=2.0, repair_retry_s=3.0, **options)
+        self.driver = Driver(nodes=FIVE)
         self.versions = list[Record]()
         self.names = [*"qrstu"]
         self.asked = list[Any]()
@@ -466,8 +479,15 @@ class Cluster:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random_events_end_with_what_the_leader_says(seed: int) -> None:
+def test_random_events_end_with_what_the_leader_says(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Records come late, in any order and repeatedly; the driver checks each step."""
+    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 0.5)
+    monkeypatch.setattr(state, "TOMBSTONE_S", 15.0)
+    monkeypatch.setattr(moves, "CHANGE_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(moves, "REPAIR_AFTER_S", 2.0)
+    monkeypatch.setattr(moves, "REPAIR_RETRY_S", 3.0)
     cluster = Cluster(seed)
     for _ in range(300):
         cluster.change()

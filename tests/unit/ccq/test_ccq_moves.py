@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from ccq_driver import CCQ, Driver, only, path
 
+from galileo.ccq import moves
 from galileo.ccq.events import (
     ChangeRecords,
     DrainRequested,
@@ -45,7 +46,7 @@ def leading(**options) -> Driver:
 
 
 def test_dead_standby_is_replaced_after_a_while():
-    driver = leading(repair_after_s=10.0)
+    driver = leading()
     driver.feed(PeerDied("b"), now=1.0)
     assert [sought(driver.tick(now)) for now in (1.0, 6.0, 10.9)] == [[], [], []]
     (candidacy,) = sought(driver.tick(16.0))
@@ -59,7 +60,7 @@ def test_dead_standby_is_replaced_after_a_while():
 
 
 def test_standby_that_comes_back_in_time_stays():
-    driver = leading(repair_after_s=10.0)
+    driver = leading()
     driver.feed(PeerDied("b"), now=1.0)
     driver.tick(1.0)
     driver.feed(PeerRevived("b"), now=5.0)
@@ -67,7 +68,7 @@ def test_standby_that_comes_back_in_time_stays():
 
 
 def test_acting_standby_replaces_the_dead_coordinator():
-    driver = Driver("b", nodes=FIVE, repair_after_s=10.0)
+    driver = Driver("b", nodes=FIVE)
     driver.learn(RECORD)
     driver.feed(PeerDied("a"), now=1.0)
     assert "q" in driver.machine.coordinated
@@ -100,8 +101,9 @@ def test_removed_node_without_another_one_leaves_the_record():
     assert record.nodes == ("a", "b")
 
 
-def test_record_with_fewer_nodes_than_there_could_be_gets_some():
-    driver = Driver(nodes=FIVE, repair_retry_s=5.0)
+def test_record_with_fewer_nodes_than_there_could_be_gets_some(monkeypatch):
+    monkeypatch.setattr(moves, "REPAIR_RETRY_S", 5.0)
+    driver = Driver(nodes=FIVE)
     driver.learn(Record(CCQ, 4, ("a",)))
     (candidacy,) = sought(driver.tick(0.1))
     assert candidacy.count == 2
@@ -124,7 +126,7 @@ def test_cluster_that_grows_gives_standbys_to_records_that_lack_some():
 
 
 def test_node_that_restarts_while_another_is_replaced_stays():
-    driver = leading(repair_after_s=10.0)
+    driver = leading()
     driver.feed(PeerDied("b"), now=1.0)
     driver.feed(MembersChanged((("a", "b", "d", "e"),)), now=2.0)
     assert [one.count for one in sought(driver.tick(2.0))] == [1]
@@ -133,7 +135,7 @@ def test_node_that_restarts_while_another_is_replaced_stays():
 
 
 def test_draining_node_leaves_no_record_without_a_node_that_lives():
-    driver = Driver(repair_after_s=10.0)
+    driver = Driver()
     driver.lead()
     driver.tick(0.1)
     driver.feed(PeerDied("b"), now=1.0)
@@ -165,7 +167,7 @@ def test_of_two_movers_of_one_revision_the_first_counts():
 
 
 def test_failed_change_is_tried_again():
-    driver = leading(repair_after_s=10.0)
+    driver = leading()
     driver.feed(MembersChanged((("a", "b", "d", "e"),)), now=1.0)
     assert sought(driver.tick(1.0))
     assert moved(driver.feed(NodesElected({"q": ("d",)})))
@@ -184,7 +186,7 @@ def test_answer_to_a_save_does_not_end_an_election():
 
 
 def test_move_that_the_leader_refuses_is_tried_again():
-    driver = leading(repair_after_s=10.0)
+    driver = leading()
     driver.feed(DrainRequested(), now=1.0)
     assert sought(driver.tick(1.0))
     assert moved(driver.feed(NodesElected({"q": ("e",)})))
@@ -193,8 +195,9 @@ def test_move_that_the_leader_refuses_is_tried_again():
     assert late == [7]
 
 
-def test_nodes_that_are_elected_too_late_are_not_named():
-    driver = leading(change_timeout_s=5.0)
+def test_nodes_that_are_elected_too_late_are_not_named(monkeypatch):
+    monkeypatch.setattr(moves, "CHANGE_TIMEOUT_S", 5.0)
+    driver = leading()
     driver.feed(MembersChanged((("a", "b", "d"),)), now=1.0)
     assert sought(driver.tick(1.0))
     driver.feed(MembersChanged((FIVE,)), now=2.0)
@@ -209,7 +212,7 @@ def test_move_that_others_made_is_looked_at_again():
 
 
 def test_move_without_an_answer_is_tried_again():
-    driver = leading(change_timeout_s=20.0)
+    driver = leading()
     driver.feed(MembersChanged((("a", "b", "d", "e"),)), now=1.0)
     assert len(sought(driver.tick(1.0))) == 1
     late = [now for now in range(2, 60) if sought(driver.tick(float(now)))]
@@ -265,8 +268,9 @@ def test_move_of_a_query_that_ended_meanwhile_is_given_up(elected: tuple[str, ..
     assert "q" not in driver.machine._moves
 
 
-def test_many_queries_are_looked_at_in_turns():
-    driver = Driver(nodes=FIVE, repaired_max=2)
+def test_many_queries_are_looked_at_in_turns(monkeypatch):
+    monkeypatch.setattr(moves, "REPAIRED_MAX", 2)
+    driver = Driver(nodes=FIVE)
     driver.learn(*(Record(replace(CCQ, id=f"q{i}"), 1, ("a",)) for i in range(5)))
     counts = [len(sought(driver.tick(now))) for now in (0.1, 0.2, 0.3, 0.4)]
     assert counts == [2, 2, 1, 0]

@@ -51,7 +51,7 @@ def test_counts_moved_ccq_are_kept_by_node() -> None:
 
 
 def test_counts_cycles_include_failures() -> None:
-    driver = Driver(cycle_retry_s=0.5)
+    driver = Driver()
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
     (start,) = driver.tick(1.0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from ccq_driver import CCQ, WALL, Driver, only, path
 from simulator.logs import to_labels, to_paths
 
+from galileo.ccq import cache_memory, handed_off_cache
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.events import (
     AnswerCacheRead,
@@ -35,7 +37,15 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 
 # --- at the holder -------------------------------------------------------------------------------
 
-SMALL = {"cache_bytes_max": 400, "spill_idle_s": 1e9, "spill_bytes_max": 1}
+SMALL = {"cache_bytes_max": 400, "spill_bytes_max": 1}
+
+
+@pytest.fixture(autouse=True)
+def _often_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers come too often for any CCQ to be spilled."""
+    monkeypatch.setattr(cache_memory, "SPILL_IDLE_S", 1e9)
+
+
 TERM = 1
 """The first in which a coordinates."""
 
@@ -95,8 +105,9 @@ def test_handed_off_cache_unnamed_or_ended_is_dropped() -> None:
         assert driver.machine.usage.cache_bytes == 0
 
 
-def test_handed_off_cache_ttl_passed_is_dropped() -> None:
-    driver = overflowed(handed_off_cache_ttl_s=10.0)
+def test_handed_off_cache_ttl_passed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handed_off_cache, "TTL_S", 10.0)
+    driver = overflowed()
     driver.tick(13.0)
     assert driver.machine.usage.cache_bytes > 0
     driver.tick(14.1)

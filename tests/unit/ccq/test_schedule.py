@@ -8,6 +8,8 @@ import pytest
 from ccq_driver import CCQ, Driver, only, path
 from simulator.logs import to_labels, to_paths
 
+from galileo.ccq import cache as cache_module
+from galileo.ccq import machine, schedule, state
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.events import (
     ChangeRecords,
@@ -88,7 +90,7 @@ def test_fetch_frontier_age_grows_with_news_only() -> None:
 
 
 def test_schedule_failed_cycle_is_retried_without_ended_ccq() -> None:
-    driver = Driver(nodes=("a",), cycle_retry_s=0.5)
+    driver = Driver(nodes=("a",))
     driver.lead()
     driver.lead(replace(CCQ, id="r"))
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
@@ -99,8 +101,9 @@ def test_schedule_failed_cycle_is_retried_without_ended_ccq() -> None:
     assert [item.ccq.id for item in again.items] == ["q"]
 
 
-def test_schedule_beyond_cycle_items_max_comes_next_tick() -> None:
-    driver = Driver(cycle_items_max=2)
+def test_schedule_beyond_cycle_items_max_comes_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "ITEMS_MAX", 2)
+    driver = Driver()
     for number in range(5):
         driver.lead(replace(CCQ, id=f"q{number}"))
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
@@ -137,8 +140,9 @@ def test_machine_cycle_due_at_follows_schedule() -> None:
 # --- many small chunks ---------------------------------------------------------------------------
 
 
-def test_cache_many_small_chunks_are_compacted() -> None:
-    driver = Driver(chunks_compacted=3)
+def test_cache_many_small_chunks_are_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "CHUNKS_COMPACTED", 3)
+    driver = Driver()
     driver.lead()
     effects: list = []
     for sequence in (1, 2, 3):
@@ -154,8 +158,11 @@ def test_cache_many_small_chunks_are_compacted() -> None:
     assert to_paths(answer.labels) == [path(0, sequence) for sequence in (1, 2, 3, 4)]
 
 
-def test_cache_compaction_acknowledged_meanwhile_stays_dropped() -> None:
-    driver = Driver(chunks_compacted=3)
+def test_cache_compaction_acknowledged_meanwhile_stays_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache_module, "CHUNKS_COMPACTED", 3)
+    driver = Driver()
     driver.lead()
     for sequence in (1, 2, 3):
         effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
@@ -170,8 +177,9 @@ def test_cache_compaction_acknowledged_meanwhile_stays_dropped() -> None:
     assert len(cache) == 1
 
 
-def test_cache_compaction_failed_keeps_chunks() -> None:
-    driver = Driver(chunks_compacted=2)
+def test_cache_compaction_failed_keeps_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "CHUNKS_COMPACTED", 2)
+    driver = Driver()
     driver.lead()
     for sequence in (1, 2):
         effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
@@ -180,8 +188,9 @@ def test_cache_compaction_failed_keeps_chunks() -> None:
     assert len(driver.machine.coordinated["q"].cache._chunks) == 2
 
 
-def test_cache_at_rest_is_compacted() -> None:
-    driver = Driver(labels_few=1)
+def test_cache_at_rest_is_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "LABELS_FEW", 1)
+    driver = Driver()
     driver.lead()
     for sequence in (1, 2):
         effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
@@ -195,8 +204,9 @@ def test_cache_at_rest_is_compacted() -> None:
     assert driver.tick(5.0) == []
 
 
-def test_cache_compaction_at_rest_is_one_at_a_time() -> None:
-    driver = Driver(labels_few=1)
+def test_cache_compaction_at_rest_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "LABELS_FEW", 1)
+    driver = Driver()
     for name in ("q", "r", "s"):
         driver.lead(replace(CCQ, id=name))
     for sequence in (1, 2):
@@ -236,8 +246,10 @@ def test_cache_at_rest_few_labels_are_not_compacted() -> None:
     assert left == [COMPACTION_CHECKS_MAX + 1, 1, 0]
 
 
-def test_retrieved_cursors_are_saved_in_turns_of_saved_max() -> None:
-    driver = Driver(save_interval_s=1.0, saved_max=2)
+def test_retrieved_cursors_are_saved_in_turns_of_saved_max(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 1.0)
+    monkeypatch.setattr(state, "SAVED_MAX", 2)
+    driver = Driver()
     for number in range(5):
         driver.lead(replace(CCQ, id=f"q{number}"))
     known = Cursor({0: 1})
