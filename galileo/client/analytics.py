@@ -39,6 +39,8 @@ from galileo.wire.v1 import analytics_pb2
 from galileo.wire.value_json import values_from_json, values_to_json
 
 CHILDREN = 10_000
+ANALYTICS_S = 120.0
+"""Deadline of one attempt, after which the nodes stop working on it."""
 """Children of a page by default."""
 
 Result = TypeVar("Result", bound=completeness.Partial)
@@ -112,8 +114,8 @@ async def analyse(
 
 
 async def _answer(node: Connection, request: analytics_pb2.AnalyseRequest) -> Answer:
-    tables, timeout_s = list[pa.Table](), node.options.analytics_s
-    with node.stream(ANALYTICS, "Analyse", request, timeout_s=timeout_s) as stream:
+    tables = list[pa.Table]()
+    with node.stream(ANALYTICS, "Analyse", request, timeout_s=ANALYTICS_S) as stream:
         while True:
             part: analytics_pb2.AnswerPart = await stream.next()
             if part.rows:
@@ -239,8 +241,7 @@ async def estimate(
     )
 
     async def attempt(node: Connection) -> Estimate:
-        timeout_s = node.options.analytics_s
-        reply = await node.unary(ANALYTICS, "Estimate", request, timeout_s=timeout_s)
+        reply = await node.unary(ANALYTICS, "Estimate", request, timeout_s=ANALYTICS_S)
         return Estimate(
             query=reply.query_json,
             low=reply.low,

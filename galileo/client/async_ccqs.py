@@ -11,6 +11,7 @@ from contextlib import aclosing
 from galileo.client import decode, fetching
 from galileo.client.arguments import dataset_name, instance_of
 from galileo.client.calls import Calls, SamplerLike
+from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.lost_commits import GoingOn
 from galileo.client.results import (
     Ccq,
@@ -91,8 +92,7 @@ class AsyncCcqs(Calls):
         )
 
         async def attempt(node: Connection) -> Ccq:
-            timeout_s = node.options.answer_s
-            with node.stream(CONTINUOUS, "Submit", request, timeout_s=timeout_s) as stream:
+            with node.stream(CONTINUOUS, "Submit", request, timeout_s=ANSWER_S) as stream:
                 return await decode.collect_submission(stream)
 
         ccq = await self._caller.call(attempt)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from galileo.client.arguments import instance_of
 from galileo.client.calls import Calls
+from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.ingestion import Progress, in_thread
 from galileo.client.lost_commits import GoingOn, naming_token
 from galileo.client.numbered_rows import REVISION, read_row, replace_row, update_row
@@ -329,7 +330,7 @@ class AsyncChannels(Calls):
 
         async def attempt(node: Connection) -> list[channels_pb2.FollowPart]:
             whole, size, pieces = list[channels_pb2.FollowPart](), 0, FollowParts()
-            timeout_s = wait_s + node.options.answer_s
+            timeout_s = wait_s + ANSWER_S
             with node.stream(CHANNELS, "Follow", request, timeout_s=timeout_s) as stream:
                 async for message in stream:
                     part = pieces.take(message)

@@ -8,6 +8,7 @@ from typing import Any
 from galileo.client import decode
 from galileo.client.arguments import dataset_name
 from galileo.client.calls import Calls
+from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.results import CallerIdentity, DroppedDataset, RetentionReport
 from galileo.errors import InputError, InvalidSchema, UnknownDataset
 from galileo.model.retention import Retention, VersionedRetention
@@ -135,8 +136,7 @@ class AsyncDatasets(Calls):
         async def attempt(node: Connection) -> Any:
             nonlocal attempts
             attempts += 1
-            timeout_s = node.options.answer_s
-            return await node.unary(CLUSTER, "DropDataset", request, timeout_s=timeout_s)
+            return await node.unary(CLUSTER, "DropDataset", request, timeout_s=ANSWER_S)
 
         try:
             reply = await self._caller.call(attempt)
@@ -199,12 +199,7 @@ class AsyncDatasets(Calls):
             0
         """
         request = cluster_pb2.ApplyRetentionRequest(dataset=dataset_name(dataset))
-        reply = await self._caller.unary(
-            CLUSTER,
-            "ApplyRetention",
-            request,
-            timeout_s=self._caller.options.answer_s,
-        )
+        reply = await self._caller.unary(CLUSTER, "ApplyRetention", request, timeout_s=ANSWER_S)
         return tuple(decode.retention_report(report) for report in reply.reports)
 
     async def datasets(self) -> list[Schema]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from galileo.client import decode
 from galileo.client.arguments import instance_of
 from galileo.client.calls import Calls
+from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.results import RevokedSampler, UploadedSampler
 from galileo.errors import InputError
 from galileo.sampler_package import SamplerArchive
@@ -72,8 +73,7 @@ class AsyncSamplers(Calls):
             ()
         """
         request = samplers_pb2.RevokeSamplerRequest(digest=await self._find_digest(digest))
-        timeout_s = self._caller.options.answer_s
-        reply = await self._caller.unary(SAMPLERS, "Revoke", request, timeout_s=timeout_s)
+        reply = await self._caller.unary(SAMPLERS, "Revoke", request, timeout_s=ANSWER_S)
         self._sent_digests.discard(request.digest)
         return RevokedSampler(decode.sent_sampler(reply.sampler), tuple(reply.away))
 

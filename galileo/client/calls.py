@@ -7,6 +7,7 @@ import socket
 from typing import TypeAlias
 
 from galileo.client import decode
+from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.fetching import Fetcher
 from galileo.client.group_commit import GroupCommit
 from galileo.client.results import ChannelPartition, UploadedSampler
@@ -56,12 +57,7 @@ class Calls(StoredRows):
     async def _upload(self, archive: SamplerArchive) -> UploadedSampler:
         """See `AsyncClient.send_sampler`."""
         request = samplers_pb2.UploadSamplerRequest(archive=archive.data, sent_by=_sender())
-        reply = await self._caller.unary(
-            SAMPLERS,
-            "Upload",
-            request,
-            timeout_s=self._caller.options.answer_s,
-        )
+        reply = await self._caller.unary(SAMPLERS, "Upload", request, timeout_s=ANSWER_S)
         self._sent_digests.add(archive.digest)
         return decode.sent_sampler(reply.sampler)
 

@@ -11,6 +11,13 @@ from galileo.wire.services import CLUSTER
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import cluster_pb2
 
+TOPOLOGY_S = 5.0
+"""Deadline of a request for the topology."""
+ANSWER_S = 300.0
+"""Deadline of one attempt whose answer has labels or observations."""
+CONDITION_S = 30.0
+"""Deadline of a report of a node, which tests Java and the sandbox for samplers."""
+
 
 def cluster_caller(
     addresses: Iterable[str],
@@ -60,9 +67,6 @@ async def _members(node: Connection) -> list[str]:
 async def topology_of(node: Connection) -> Topology:
     """The topology that a node knows."""
     reply = await node.unary(
-        CLUSTER,
-        "Topology",
-        cluster_pb2.TopologyRequest(),
-        timeout_s=node.options.topology_s,
+        CLUSTER, "Topology", cluster_pb2.TopologyRequest(), timeout_s=TOPOLOGY_S
     )
     return Topology.from_json(reply.topology_json)

@@ -17,14 +17,23 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 
 from galileo.client import decode
+from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.lost_commits import naming_token
 from galileo.client.results import Update
 from galileo.errors import DeadlineExceeded, InputError, NotOwner, TransientError
-from galileo.wire.caller import AvoidedAddresses, Caller, CallOptions, Connection, Stream
+from galileo.wire.caller import AvoidedAddresses, Caller, Connection, Stream
 from galileo.wire.services import CONTINUOUS
 from galileo.wire.v1 import continuous_pb2
 
 COORDINATORS_MAX = 4_096
+COORDINATOR_S = 0.5
+"""Time in which a coordinator that is called directly begins its answer."""
+PART_S = 120.0
+"""Time to the next part of an update that has begun; a slow network needs long for a large part."""
+WATCH_WAIT_S = 10.0
+"""How long a node waits for news of a watched query before it answers."""
+WATCH_SILENCE_S = 30.0
+"""Time after `WATCH_WAIT_S` after which a watch continues at another node."""
 
 
 def request(
@@ -61,7 +70,7 @@ class Fetcher:
         self._coordinators_max = coordinators_max
         self._caller = caller
         self._coordinators: OrderedDict[str, str] = OrderedDict()
-        self._avoided = AvoidedAddresses(caller.options.avoid_s, monotonic)
+        self._avoided = AvoidedAddresses(monotonic)
 
     def cache_coordinator(self, ccq_id: str, address: str) -> None:
         """Caches the "host:port" of a continuous query's coordinator; ignores an empty one."""
@@ -79,11 +88,10 @@ class Fetcher:
 
     async def _fetch(self, request: continuous_pb2.FetchRequest) -> Update:
         address = None if request.wait_s else self._address(request.ccq_id)
-        options = self._caller.options
         if address is not None:
             try:
                 return await self._caller.ask(
-                    address, lambda node: self._attempt(node, request, options.coordinator_s)
+                    address, lambda node: self._attempt(node, request, COORDINATOR_S)
                 )
             except (TransientError, NotOwner) as error:
                 self._coordinators.pop(request.ccq_id, None)
@@ -96,7 +104,6 @@ class Fetcher:
         Resumes at another node after an error, for as long as the query has not ended.
         """
         ask = functools.partial(request, ccq_id, labels_max=labels_max)
-        options = self._caller.options
 
         async def rest() -> AsyncGenerator[Update, None]:
             """One stream at one node, until it breaks."""
@@ -105,7 +112,7 @@ class Fetcher:
             with naming_token(token, ccq_id):
                 stream, update = await self._caller.open(
                     lambda node: node.stream(CONTINUOUS, "Watch"),
-                    lambda stream: _next_update(stream, first, options),
+                    lambda stream: _next_update(stream, first),
                 )
             with stream:
                 while True:
@@ -113,9 +120,9 @@ class Fetcher:
                     yield update
                     # A watch can outlive all nodes that were there when it began.
                     await self._caller.learn_addresses(stream.address)
-                    following = ask(token, wait_s=options.watch_wait_s)
+                    following = ask(token, wait_s=WATCH_WAIT_S)
                     with naming_token(token, ccq_id):
-                        update = await _next_update(stream, following, options)
+                        update = await _next_update(stream, following)
 
         return self._caller.resume(rest, patience_s=math.inf)
 
@@ -134,30 +141,28 @@ class Fetcher:
         Raises:
             DeadlineExceeded: it does not begin in time.
         """
-        timeout_s = node.options.answer_s + request.wait_s
+        timeout_s = ANSWER_S + request.wait_s
         with node.stream(CONTINUOUS, "Fetch", request, timeout_s=timeout_s) as stream:
             parts = await decode.update_parts(
-                stream, begins_within_s=begins_within_s, part_s=node.options.fetch_part_s
+                stream, begins_within_s=begins_within_s, part_s=PART_S
             )
         if parts[-1].tail.coordinator:
             self.cache_coordinator(request.ccq_id, parts[-1].tail.coordinator)
         return await decode.update_of(parts)
 
 
-async def _next_update(
-    stream: Stream, asking: continuous_pb2.FetchRequest, options: CallOptions
-) -> Update:
+async def _next_update(stream: Stream, asking: continuous_pb2.FetchRequest) -> Update:
     """The next update of a watch's stream.
 
     Raises:
         DeadlineExceeded: the node sends nothing, though its connection holds.
     """
-    within_s = asking.wait_s + options.watch_silence_s
+    within_s = asking.wait_s + WATCH_SILENCE_S
     try:
         async with asyncio.timeout(within_s):
             await stream.write(asking)
     except TimeoutError as error:
         message = f"the node accepted no request of the watch for {within_s:g} s; try again"
         raise DeadlineExceeded(message) from error
-    parts = await decode.update_parts(stream, begins_within_s=within_s, part_s=options.fetch_part_s)
+    parts = await decode.update_parts(stream, begins_within_s=within_s, part_s=PART_S)
     return await decode.update_of(parts)

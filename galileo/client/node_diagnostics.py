@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from galileo.client.cluster_caller import cluster_caller, topology_of
+from galileo.client.cluster_caller import CONDITION_S, cluster_caller, topology_of
 from galileo.client.decode import node_status
 from galileo.client.results import NodeStatus
 from galileo.dht import placement
@@ -133,8 +133,7 @@ def _relative_load(topology: Topology, node: str) -> float:
 
 async def _status(node: Connection, *, is_whole: bool) -> cluster_pb2.NodeStatus:
     request = cluster_pb2.StatusRequest(local=True, condition=is_whole)
-    timeout_s = node.options.condition_s
-    reply = await node.unary(CLUSTER, "Status", request, timeout_s=timeout_s)
+    reply = await node.unary(CLUSTER, "Status", request, timeout_s=CONDITION_S)
     condition: cluster_pb2.NodeStatus = reply.nodes[0]
     return condition
 

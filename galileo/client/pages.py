@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.client import notebook_repr
+from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.queries import rows_of_parts
 from galileo.errors import HistoryChanged, InputError
 from galileo.labels import to_ipc
@@ -116,8 +117,8 @@ async def page(
         request.start.CopyFrom(page_token.decode(after, dataset=schema.key, query=query))
 
     async def attempt(node: Connection) -> Page:
-        timeout_s, tables = node.options.answer_s, list[pa.Table]()
-        with node.stream(STORAGE, "Page", request, timeout_s=timeout_s) as stream:
+        tables = list[pa.Table]()
+        with node.stream(STORAGE, "Page", request, timeout_s=ANSWER_S) as stream:
             while not (part := await stream.next()).last:
                 tables.append(read_stream(part.rows))
         following = None

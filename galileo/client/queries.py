@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.client import completeness, decode
+from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.ingestion import Progress
 from galileo.client.results import Labels, QueryEnd
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -42,6 +43,8 @@ from galileo.wire.zero_copy import Bulk
 
 PARTS_PER_READ = 100_000
 ENDPOINTS_AT_ONCE = 8
+PART_S = 60.0
+"""Time to the next part of a stream."""
 """Owners whose parts of one answer are read at the same time."""
 
 Result = TypeVar("Result")
@@ -91,8 +94,7 @@ async def collect(
 def _run_query(
     node: Connection, request: query_pb2.QueryRequest, *, timeout_s: float | None = None
 ) -> Stream:
-    part_s = node.options.part_s
-    return node.stream(QUERY, "Run", request, timeout_s=timeout_s, part_s=part_s)
+    return node.stream(QUERY, "Run", request, timeout_s=timeout_s, part_s=PART_S)
 
 
 def _endpoint_request(
@@ -116,7 +118,7 @@ async def _collect_parts(
     """The parts of one node's answer; `count` gets None at first, then each of them."""
     parts = list[query_pb2.QueryPart]()
     count(None)
-    with _run_query(node, request, timeout_s=node.options.answer_s) as stream:
+    with _run_query(node, request, timeout_s=ANSWER_S) as stream:
         while not parts or not parts[-1].HasField("tail"):
             parts.append(await stream.next())
             count(parts[-1])
@@ -407,9 +409,9 @@ def rows_of_parts(
 
     async def rest() -> AsyncGenerator[pa.Table, None]:
         nonlocal rows_read
-        skip, part_s = rows_read, caller.options.part_s
+        skip = rows_read
         stream, part = await caller.open(
-            lambda node: node.stream(STORAGE, "Read", request, part_s=part_s),
+            lambda node: node.stream(STORAGE, "Read", request, part_s=PART_S),
             Stream.read,
         )
         with stream:
@@ -463,7 +465,7 @@ async def select_batches(
     request = _select_request(schema, query, options, require_complete=True)
     arrow_schema, rows = options.arrow_schema(schema), 0
     stream, part = await caller.open(
-        lambda node: node.stream(STORAGE, "Select", request, part_s=node.options.part_s),
+        lambda node: node.stream(STORAGE, "Select", request, part_s=PART_S),
         Stream.next,
     )
     with stream:
@@ -515,8 +517,7 @@ async def _select_parts(
     node: Connection, request: storage_pb2.SelectRequest
 ) -> AsyncIterator[Bulk[storage_pb2.SelectPart]]:
     """The parts of an answer up to the last one; does not wait for the end of the stream."""
-    timeout_s = node.options.answer_s
-    with node.stream(STORAGE, "Select", request, timeout_s=timeout_s) as stream:
+    with node.stream(STORAGE, "Select", request, timeout_s=ANSWER_S) as stream:
         while True:
             part = await stream.next()
             yield part

@@ -43,6 +43,8 @@ from galileo.wire.zero_copy import Bulk, stream_of
 Reply = TypeVar("Reply")
 
 TOPOLOGY_AGE_MIN_S = 1.0
+HEDGE_S = 3.0
+"""Time after which the rows of an owner of replicated partitions are sent to another node, too."""
 """A topology that is younger is not read again."""
 
 
@@ -55,7 +57,6 @@ class Router:
     """
 
     def __init__(self, caller: Caller, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self.options = caller.options
         self._caller = caller
         self._monotonic = monotonic
         self._topology: Topology | None = None
@@ -90,7 +91,7 @@ class Router:
         """
         if is_named:
             await self.record(schema, table, producer=producer, batch=batch)
-        backoff = self._caller.backoff(self.options.ingest_patience_s)
+        backoff = self._caller.backoff(self._caller.options.ingest_patience_s)
         topology = self._topology or await self._read_topology(backoff)
         head = storage_pb2.IngestRequest(
             dataset=schema.key, producer=producer, batch=batch, added=schema.added
@@ -126,7 +127,7 @@ class Router:
         Raises:
             BatchConflict: another batch has this number.
         """
-        backoff = self._caller.backoff(self.options.ingest_patience_s)
+        backoff = self._caller.backoff(self._caller.options.ingest_patience_s)
         topology = self._topology or await self._read_topology(backoff)
         digest = max(1, await asyncio.to_thread(rows_digest, table) ^ is_last)
         record = storage_pb2.IngestRequest(
@@ -200,7 +201,7 @@ class Router:
             return await direct
         calls = [asyncio.create_task(direct)]
         try:
-            done, _ = await asyncio.wait(calls, timeout=self.options.hedge_s)
+            done, _ = await asyncio.wait(calls, timeout=HEDGE_S)
             if not done:
                 hedge = self._caller.call(
                     attempt, patience_s=patience_s, first=random.choice(others)

@@ -7,7 +7,7 @@ import functools
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
-from galileo.client.cluster_caller import topology_of
+from galileo.client.cluster_caller import CONDITION_S, topology_of
 from galileo.dht.topology import NodeInfo
 from galileo.dht.topology_changes import known_node
 from galileo.errors import GalileoError, NotPermitted
@@ -76,6 +76,6 @@ async def _ask(
 async def _scrub(node: Connection, *, begin: bool) -> cluster_pb2.ScrubReply:
     request = cluster_pb2.ScrubRequest(begin=begin)
     reply: cluster_pb2.ScrubReply = await node.unary(
-        CLUSTER, "Scrub", request, timeout_s=node.options.condition_s
+        CLUSTER, "Scrub", request, timeout_s=CONDITION_S
     )
     return reply

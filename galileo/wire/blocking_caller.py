@@ -136,8 +136,7 @@ class BlockingCaller:
 
     def backoff(self) -> Backoff:
         """The pauses of a call that begins now."""
-        patience_s = self.options.patience_s
-        return Backoff(BackoffClock(), patience_s=patience_s, options=self.options)
+        return Backoff(BackoffClock(), patience_s=self.options.patience_s)
 
     def _channel(self, address: str) -> grpc.Channel:
         with self._opening:

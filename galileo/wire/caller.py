@@ -9,7 +9,7 @@
 - A node that answers neither a call of `call` nor a health check hangs; the next one is called.
 - `open` is `call` for a stream and its first part; `resume` continues a broken stream.
 - Each attempt has the deadline of its kind of call, and `patience_s` bounds when the last attempt
-  of a call begins. `CallOptions` has all of these times.
+  of a call begins.
 
 Processes without an event loop have a `BlockingCaller` (`blocking_caller.py`).
 """
@@ -55,6 +55,23 @@ Result = TypeVar("Result")
 Item = TypeVar("Item")
 
 
+DISCOVER_S = 5.0
+"""Age at which the addresses of the nodes are read again."""
+AVOID_S = 30.0
+"""How long an owner or coordinator that did not answer is not called directly."""
+SILENCE_S = 2.0
+"""Time after which a node that has not answered is sent a health check."""
+HEALTH_S = 3.0
+"""Deadline of a health check, after which another node is called."""
+PAUSE_S, PAUSE_MAX_S = 0.1, 1.0
+"""The first pause between two attempts, and the longest; each pause is twice the last."""
+PAUSE_MIN_S = 0.05
+"""The shortest pause if the node advises one."""
+PAUSE_SPREAD = 0.25
+"""Jitter: a pause is longer by up to this share, or also shorter if the node advised none, so that
+clients that failed together do not retry together."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallOptions:
     """Times of calls, in seconds.
@@ -63,53 +80,13 @@ class CallOptions:
         patience_s: how long a call is repeated while nodes are unreachable or busy.
         ingest_patience_s: the same, for a batch of observations.
         call_s: deadline of one attempt.
-        answer_s: deadline of one attempt whose answer has labels or observations.
-        analytics_s: deadline of one attempt of analytics, after which the nodes stop working on it.
-        topology_s: deadline of a request for the topology.
-        condition_s: deadline of a report of a node, which tests Java and the sandbox for samplers.
         stream_s: deadline of a stream, with the pauses of its reader.
-        discover_s: age at which the addresses of the nodes are read again.
-        part_s: time to the next part of a stream.
-        fetch_part_s: time to the next part of an update that has begun; a slow network needs long
-            for a large part.
-        coordinator_s: time in which a coordinator that is called directly begins its answer.
-        hedge_s: time after which the rows of an owner of replicated partitions are sent to another
-            node, too.
-        avoid_s: how long a coordinator that did not, or an owner that did not answer, is not called
-            directly.
-        silence_s: time after which a node that has not answered is sent a health check.
-        health_s: deadline of a health check, after which another node is called.
-        watch_wait_s: how long a node waits for news of a watched query before it answers.
-        watch_silence_s: time after `watch_wait_s` after which a watch continues at another node.
-        pause_s: the first pause between two attempts; each pause is twice the last.
-        pause_max_s: the longest pause.
-        pause_min_s: the shortest pause if the node advises one.
-        spread: jitter: a pause is longer by up to this share, or also shorter if the node advised
-            none, so that clients that failed together do not retry together.
     """
 
     patience_s: float = 15.0
     ingest_patience_s: float = 60.0
     call_s: float = 40.0
-    answer_s: float = 300.0
-    analytics_s: float = 120.0
-    topology_s: float = 5.0
-    condition_s: float = 30.0
     stream_s: float = 86_400.0
-    discover_s: float = 5.0
-    part_s: float = 60.0
-    fetch_part_s: float = 120.0
-    coordinator_s: float = 0.5
-    hedge_s: float = 3.0
-    avoid_s: float = 30.0
-    silence_s: float = 2.0
-    health_s: float = 3.0
-    watch_wait_s: float = 10.0
-    watch_silence_s: float = 30.0
-    pause_s: float = 0.1
-    pause_max_s: float = 1.0
-    pause_min_s: float = 0.05
-    spread: float = 0.25
 
 
 DEFAULTS = CallOptions()
@@ -135,17 +112,13 @@ class Backoff:
 
     Args:
         clock: clock and sleep.
-        options: the pauses.
         patience_s: time to the deadline, from now.
     """
 
-    def __init__(
-        self, clock: BackoffClock, *, patience_s: float, options: CallOptions = DEFAULTS
-    ) -> None:
+    def __init__(self, clock: BackoffClock, *, patience_s: float) -> None:
         self._clock = clock
-        self._options = options
         self._deadline = clock.monotonic() + patience_s
-        self._next_s = options.pause_s
+        self._next_s = PAUSE_S
 
     @property
     def left_s(self) -> float:
@@ -158,13 +131,13 @@ class Backoff:
         Raises:
             GalileoError: the error, if the pause would pass the deadline.
         """
-        options, chance = self._options, self._clock.random()
+        chance = self._clock.random()
         advised = error.details.get("after_s")
         if advised is not None:
-            pause_s = max(float(advised), options.pause_min_s) * (1 + options.spread * chance)
+            pause_s = max(float(advised), PAUSE_MIN_S) * (1 + PAUSE_SPREAD * chance)
         else:
-            pause_s = self._next_s * (1 + options.spread * (2 * chance - 1))
-            self._next_s = min(2 * self._next_s, options.pause_max_s)
+            pause_s = self._next_s * (1 + PAUSE_SPREAD * (2 * chance - 1))
+            self._next_s = min(2 * self._next_s, PAUSE_MAX_S)
         if self._clock.monotonic() + pause_s > self._deadline:
             raise error
         return pause_s
@@ -332,15 +305,13 @@ class Connection:
 
 
 class AvoidedAddresses:
-    """Addresses that did not answer, each for some time.
+    """Addresses that did not answer, each for `AVOID_S`.
 
     Args:
-        avoid_s: the time.
         monotonic: clock in seconds.
     """
 
-    def __init__(self, avoid_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._avoid_s = avoid_s
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._until: dict[str, float] = {}
 
@@ -350,7 +321,7 @@ class AvoidedAddresses:
             self.add(address)
 
     def add(self, address: str) -> None:
-        self._until[address] = self._monotonic() + self._avoid_s
+        self._until[address] = self._monotonic() + AVOID_S
 
     def __contains__(self, address: str) -> bool:
         return self._until.get(address, 0.0) > self._monotonic()
@@ -365,7 +336,7 @@ class Caller:
         clock: of the pauses between attempts.
         keys: TLS files and token.
         discover: reads the addresses of all nodes from one. It is called after the first answer,
-            again after `discover_s`, because nodes come and go, and after an address did not
+            again after `DISCOVER_S`, because nodes come and go, and after an address did not
             answer, because the node may have another one now.
         has_fixed_window: as `Channels`.
 
@@ -395,7 +366,7 @@ class Caller:
         )
         self._discover = discover
         self._discovered_at = -inf
-        self.avoided = AvoidedAddresses(options.avoid_s, self.clock.monotonic)
+        self.avoided = AvoidedAddresses(self.clock.monotonic)
         self.on_error: Callable[[GalileoError], None] = lambda _: None
         self._checked_at: dict[str, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -423,7 +394,7 @@ class Caller:
     def backoff(self, patience_s: float | None = None) -> Backoff:
         """The pauses of a call that begins now."""
         patience_s = self.options.patience_s if patience_s is None else patience_s
-        return Backoff(self.clock, patience_s=patience_s, options=self.options)
+        return Backoff(self.clock, patience_s=patience_s)
 
     async def unary(
         self,
@@ -474,7 +445,7 @@ class Caller:
         *,
         patience_s: float | None = None,
     ) -> Result:
-        """As `call`, at the address of an owner first, unless it did not answer in `avoid_s`."""
+        """As `call`, at the address of an owner first, unless it did not answer in `AVOID_S`."""
 
         async def recorded(node: Connection) -> Result:
             try:
@@ -600,7 +571,7 @@ class Caller:
         def begin_checks() -> None:
             checks.append(loop.create_task(self._end_when_silent(address, limit)))
 
-        timer = loop.call_later(self.options.silence_s, begin_checks)
+        timer = loop.call_later(SILENCE_S, begin_checks)
         try:
             async with limit:
                 return await work
@@ -622,7 +593,7 @@ class Caller:
             if not await self._is_live(address):
                 limit.reschedule(asyncio.get_running_loop().time())
                 return
-            await asyncio.sleep(self.options.silence_s)
+            await asyncio.sleep(SILENCE_S)
 
     async def _is_live(self, address: str) -> bool:
         """Whether a node answers a health check, with whatever; one check serves many calls.
@@ -631,14 +602,12 @@ class Caller:
         moment of its death has been seen to wait for 50 s in gRPC.
         """
         now = self.clock.monotonic()
-        if now < self._checked_at.get(address, -inf) + self.options.silence_s / 2:
+        if now < self._checked_at.get(address, -inf) + SILENCE_S / 2:
             return True  # Or another call notices, and this one with its next check.
         self._checked_at[address] = now
         request = health_pb2.HealthCheckRequest()
         try:
-            await self.connection(address).unary(
-                HEALTH, "Check", request, timeout_s=self.options.health_s
-            )
+            await self.connection(address).unary(HEALTH, "Check", request, timeout_s=HEALTH_S)
         except DeadlineExceeded:
             return False
         except GalileoError as error:
@@ -649,7 +618,7 @@ class Caller:
     async def learn_addresses(self, address: str) -> None:
         """Reads the addresses of all nodes from one, where they may have changed."""
         now, before = self.clock.monotonic(), self._discovered_at
-        if self._discover is None or now < before + self.options.discover_s:
+        if self._discover is None or now < before + DISCOVER_S:
             return
         self._discovered_at = now
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -14,7 +13,7 @@ from expected_errors import raises
 from partial_services import add_part
 from simulator.logs import SCHEMA
 
-from galileo.client import AsyncClient
+from galileo.client import AsyncClient, fetching
 from galileo.client.fetching import Fetcher
 from galileo.cursor import Cursor
 from galileo.errors import InvalidToken
@@ -103,12 +102,14 @@ async def test_fetch_follows_a_moved_coordinator(nodes: tuple[Node, Node]) -> No
     assert (known.asked, coordinator.asked) == (["a", "c"], ["b"])
 
 
-async def test_fetch_of_a_silent_coordinator_asks_another_node(nodes: tuple[Node, Node]) -> None:
+async def test_fetch_of_a_silent_coordinator_asks_another_node(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor is it tried again with the next fetch, though the other node still names it."""
+    monkeypatch.setattr(fetching, "COORDINATOR_S", 1.0)
     known, coordinator = nodes
     async with AsyncClient(known.address) as client:
         await fetches(client, "a")
-        client._caller.options = replace(client._caller.options, coordinator_s=1.0)
         coordinator.silent = True
         await fetches(client, "b", "c")
     assert (known.asked, coordinator.asked) == (["a", "b", "c"], ["b"])

@@ -8,7 +8,6 @@ import gc
 import math
 import weakref
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,7 @@ import pytest
 from expected_errors import raises
 
 import galileo
-from galileo.client import LabelBatches, Labels, QueryEnd
+from galileo.client import LabelBatches, Labels, QueryEnd, queries
 from galileo.client.cluster_caller import cluster_caller
 from galileo.client.queries import read_batches
 from galileo.cursor import Cursor
@@ -312,10 +311,12 @@ async def test_read_ends_after_its_timeout(
     assert line.cuts == 0
 
 
-async def test_query_batches_of_a_silent_node_are_unavailable(line: Line, stored: str) -> None:
+async def test_query_batches_of_a_silent_node_are_unavailable(
+    line: Line, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "PART_S", 2.0)
     line.cut_after, line.silent = WITHIN_ANSWER_BYTES, True
     async with galileo.AsyncClient(line.address, timeout="500ms") as client:
-        client._caller.options = replace(client._caller.options, part_s=2.0)
         batches = client.query_batches(stored, limit=THROUGH_ONE_NODE)
         await anext(batches)
         with raises(Unavailable) as lost:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -16,7 +15,7 @@ from expected_errors import raises
 from partial_services import add_part
 from simulator.logs import SCHEMA, to_labels
 
-from galileo.client import AsyncClient, Spool
+from galileo.client import AsyncClient, Spool, fetching
 from galileo.cursor import Cursor
 from galileo.errors import SpoolConflict, TransientError
 from galileo.wire.channel import server_options
@@ -131,11 +130,11 @@ async def test_watch_after_its_stream_ended_continues() -> None:
 
 
 @pytest.mark.slow
-async def test_watch_of_a_silent_node_asks_again() -> None:
+async def test_watch_of_a_silent_node_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "WATCH_SILENCE_S", 0.5)
+    monkeypatch.setattr(fetching, "WATCH_WAIT_S", 0.1)
     node, got = Quiet(), []
     async with serving(node) as client, asyncio.timeout(60):
-        options = client._caller.options
-        client._caller.options = replace(options, watch_silence_s=0.5, watch_wait_s=0.1)
         async for one in client.watch("ccq-1"):
             got.append(one.labels.sequences.tolist())
             if len(got) == 3:
@@ -144,12 +143,17 @@ async def test_watch_of_a_silent_node_asks_again() -> None:
     assert node.tokens == ["", "token-1", "token-2"]
 
 
-async def test_watch_of_an_unfinished_answer_asks_again() -> None:
+async def test_watch_of_an_unfinished_answer_asks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetching, "PART_S", 0.5)
     node = Halting()
-    async with serving(node) as client, asyncio.timeout(60):
-        client._caller.options = replace(client._caller.options, fetch_part_s=0.5)
-        async with aclosing(client.watch("ccq-1")) as updates:
-            assert (await anext(updates)).labels.sequences.tolist() == [1]
+    async with (
+        serving(node) as client,
+        asyncio.timeout(60),
+        aclosing(client.watch("ccq-1")) as updates,
+    ):
+        assert (await anext(updates)).labels.sequences.tolist() == [1]
     assert node.tokens[:2] == ["", ""]
 
 

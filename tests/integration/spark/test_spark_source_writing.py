@@ -151,7 +151,7 @@ class Resplitting:
 
     def backoff(self) -> Backoff:
         clock = BackoffClock(monotonic=lambda: 0.5 * self.topologies_read)
-        return Backoff(clock, patience_s=self.options.patience_s, options=self.options)
+        return Backoff(clock, patience_s=self.options.patience_s)
 
     def routing_topology(self) -> Topology:
         self.met |= bool(self.under_way.total())

@@ -8,15 +8,12 @@ import pytest
 
 from galileo.client.fetching import Fetcher, request
 from galileo.errors import DeadlineExceeded, NotOwner, Unavailable
-from galileo.wire.caller import CallOptions
 
 COORDINATOR, ANY = "a:1", "any"
 
 
 class Nodes:
     """A caller that notes whom it asks; the coordinator answers with an error."""
-
-    options = CallOptions()
 
     def __init__(self, error: Exception) -> None:
         self.error = error

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from galileo.client import routing
 from galileo.client.routing import TOPOLOGY_AGE_MIN_S, Router, _first_result
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import Group, Move, NodeInfo, Topology, even_ranges
@@ -28,7 +29,14 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.table import Table, hashes_of, partitions_of, versions_of
 from galileo.model.times import times_from_micros
 from galileo.storage.commits import ranges_changed
-from galileo.wire.caller import AvoidedAddresses, BackoffClock, Caller, CallOptions, Connection
+from galileo.wire.caller import (
+    AVOID_S,
+    AvoidedAddresses,
+    BackoffClock,
+    Caller,
+    CallOptions,
+    Connection,
+)
 from galileo.wire.v1 import cluster_pb2, storage_pb2
 
 SCHEMA = Schema("nam", [Feature("temperature")], geohash_precision=3, time_bucket="1d")
@@ -75,7 +83,7 @@ class Nodes:
     now: float = 10.0
 
     def __post_init__(self) -> None:
-        self.avoided = AvoidedAddresses(self.options.avoid_s, lambda: self.now)
+        self.avoided = AvoidedAddresses(lambda: self.now)
 
     call_owner = Caller.call_owner
     backoff = Caller.backoff
@@ -240,7 +248,7 @@ async def test_router_unreachable_owner_is_called_rarely() -> None:
         assert sum(reply.rows for reply in replies) == 500
     assert nodes.tried.count(away) == 1
     nodes.away.clear()
-    nodes.now += 2 * nodes.options.avoid_s
+    nodes.now += 2 * AVOID_S
     nodes.taken.clear()
     await router.ingest(SCHEMA, table, producer="p", batch=5)
     assert away in dict(nodes.taken)
@@ -293,9 +301,12 @@ async def test_first_result_of_hedged_calls_outlives_a_transient_error() -> None
         await first(fail(bad), answer(60.0))
 
 
-async def test_router_slow_owner_without_another_node_is_waited_for() -> None:
+async def test_router_slow_owner_without_another_node_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routing, "HEDGE_S", 0.01)
     alone = replace(TOPOLOGY, groups=(Group("g", (NODES[0],)),), ranges=even_ranges(1), replicas=3)
-    nodes = Nodes(topology=alone, options=CallOptions(hedge_s=0.01))
+    nodes = Nodes(topology=alone)
 
     async def slow(attempt: Any, **_: Any) -> Any:
         await asyncio.sleep(0.05)

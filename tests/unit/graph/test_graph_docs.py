@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from galileo.graph.columns import dtypes
-from galileo.graph.filter_pipeline import DEFAULTS
+from galileo.graph.filter_pipeline import CHUNK_PATHS, SAMPLE_PATHS
 from galileo.graph.metadata_graph import MEMTABLE_PATHS_MAX, MetadataGraph
 from galileo.graph.sorted_runs import BLOCK_PATHS
 from galileo.graph.synopsis import ENTRIES_MAX
@@ -35,7 +35,6 @@ def test_graph_page_examples_run(capsys):
 
 def test_graph_page_numbers_equal_code():
     text = PAGE.read_text(encoding="utf-8")
-    sizes = (DEFAULTS.chunk_paths, DEFAULTS.sample_paths)
-    for number in (MEMTABLE_PATHS_MAX, BLOCK_PATHS, *sizes, ENTRIES_MAX):
+    for number in (MEMTABLE_PATHS_MAX, BLOCK_PATHS, CHUNK_PATHS, SAMPLE_PATHS, ENTRIES_MAX):
         assert re.search(rf"\b{number:,}\b", text), number
     assert f"takes {sum(dtype().itemsize for dtype in dtypes(SCHEMA))} bytes" in text

@@ -23,8 +23,19 @@ from galileo.errors import (
     TransientError,
     Unavailable,
 )
+from galileo.wire import caller as wire_caller
 from galileo.wire.blocking_caller import BlockingCaller
-from galileo.wire.caller import DEFAULTS, Backoff, BackoffClock, Caller, CallOptions, Connection
+from galileo.wire.caller import (
+    PAUSE_MAX_S,
+    PAUSE_MIN_S,
+    PAUSE_S,
+    PAUSE_SPREAD,
+    Backoff,
+    BackoffClock,
+    Caller,
+    CallOptions,
+    Connection,
+)
 
 
 class Clock:
@@ -73,11 +84,11 @@ async def test_backoff_random_spread_stays_within_patience(
 ) -> None:
     clock = Clock()
     await fail_until_given_up(clock, Unavailable("away"), patience_s=patience_s, chance=chance)
-    plain = [min(DEFAULTS.pause_s * 2**n, DEFAULTS.pause_max_s) for n in range(len(clock.slept))]
-    factor = 1 + DEFAULTS.spread * (2 * chance - 1)
+    plain = [min(PAUSE_S * 2**n, PAUSE_MAX_S) for n in range(len(clock.slept))]
+    factor = 1 + PAUSE_SPREAD * (2 * chance - 1)
     assert clock.slept == pytest.approx([factor * pause for pause in plain])
     assert clock.now <= 1000.0 + patience_s + 1e-9
-    following = factor * min(DEFAULTS.pause_s * 2 ** len(plain), DEFAULTS.pause_max_s)
+    following = factor * min(PAUSE_S * 2 ** len(plain), PAUSE_MAX_S)
     assert clock.now + following > 1000.0 + patience_s
 
 
@@ -87,10 +98,8 @@ async def test_backoff_after_s_is_minimum_pause(chance: float, advised_s: float)
     await fail_until_given_up(
         clock, Overloaded("busy", after_s=advised_s), patience_s=10.0, chance=chance
     )
-    assert all(wait >= max(advised_s, DEFAULTS.pause_min_s) for wait in clock.slept)
-    assert all(
-        wait <= max(advised_s, DEFAULTS.pause_min_s) * (1 + DEFAULTS.spread) for wait in clock.slept
-    )
+    assert all(wait >= max(advised_s, PAUSE_MIN_S) for wait in clock.slept)
+    assert all(wait <= max(advised_s, PAUSE_MIN_S) * (1 + PAUSE_SPREAD) for wait in clock.slept)
     assert clock.slept
 
 
@@ -257,14 +266,19 @@ async def call_address(node: Connection) -> str:
     return node.address
 
 
-CHECKING = CallOptions(silence_s=0.02, health_s=60.0)
+@pytest.fixture
+def _checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes are soon sent a health check, and have long to answer it."""
+    monkeypatch.setattr(wire_caller, "SILENCE_S", 0.02)
+    monkeypatch.setattr(wire_caller, "HEALTH_S", 60.0)
 
 
-async def test_caller_leaves_node_that_hangs() -> None:
+@pytest.mark.usefixtures("_checks")
+async def test_caller_leaves_node_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Server(is_live=False) as hung, Server() as sound:
         sound.opened.set()
-        options = CallOptions(silence_s=0.02, health_s=1.0)
-        caller = Caller([hung.address, sound.address], options=options)
+        monkeypatch.setattr(wire_caller, "HEALTH_S", 1.0)
+        caller = Caller([hung.address, sound.address])
         assert await caller.call(call_address) == sound.address
         assert hung.checks
         assert hung.address in caller.avoided
@@ -272,13 +286,14 @@ async def test_caller_leaves_node_that_hangs() -> None:
         await caller.close()
 
 
+@pytest.mark.usefixtures("_checks")
 async def test_caller_leaves_call_that_outlives_its_node() -> None:
     """The call hangs in the client, and nothing listens at the node's address any more."""
     async with Server() as gone:
         pass
     async with Server() as sound:
         sound.opened.set()
-        caller = Caller([gone.address, sound.address], options=CHECKING)
+        caller = Caller([gone.address, sound.address])
 
         async def attempt(node: Connection) -> str:
             if node.address == gone.address:
@@ -290,9 +305,10 @@ async def test_caller_leaves_call_that_outlives_its_node() -> None:
         await caller.close()
 
 
+@pytest.mark.usefixtures("_checks")
 async def test_caller_waits_for_slow_node_that_is_live() -> None:
     async with Server() as slow, Server() as other:
-        caller = Caller([slow.address, other.address], options=CHECKING)
+        caller = Caller([slow.address, other.address])
         calls = [asyncio.create_task(caller.call(call_address)) for _ in range(20)]
         await slow.often_checked.wait()
         assert not any(call.done() for call in calls)
@@ -302,7 +318,10 @@ async def test_caller_waits_for_slow_node_that_is_live() -> None:
         await caller.close()
 
 
-async def test_caller_keeps_result_of_node_that_hangs_afterwards() -> None:
+@pytest.mark.usefixtures("_checks")
+async def test_caller_keeps_result_of_node_that_hangs_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Reading the addresses of other nodes is no part of the call."""
 
     async def discover(node: Connection) -> list[str]:
@@ -312,8 +331,8 @@ async def test_caller_keeps_result_of_node_that_hangs_afterwards() -> None:
     async with Server(is_live=False) as hung, Server() as other:
         hung.opened.set()
         other.opened.set()
-        options = CallOptions(silence_s=0.02, health_s=0.02)
-        caller = Caller([hung.address, other.address], options=options, discover=discover)
+        monkeypatch.setattr(wire_caller, "HEALTH_S", 0.02)
+        caller = Caller([hung.address, other.address], discover=discover)
         answered = list[str]()
 
         async def attempt(node: Connection) -> str:
@@ -324,9 +343,10 @@ async def test_caller_keeps_result_of_node_that_hangs_afterwards() -> None:
         await caller.close()
 
 
+@pytest.mark.usefixtures("_checks")
 async def test_caller_with_one_address_sends_no_health_checks() -> None:
     async with Server(is_live=False) as only:
-        caller = Caller([only.address], options=CHECKING)
+        caller = Caller([only.address])
         call = asyncio.create_task(caller.call(call_address))
         await asyncio.sleep(0.1)
         only.opened.set()
