@@ -92,6 +92,16 @@ PRODUCER = "~execute"
 """The producer of executions; no user has one with this character."""
 LOOK_S = 0.25
 """Seconds between two looks at which channels there are."""
+ROWS_MAX = 131_072
+"""Observations that are matched together, unless one commit alone has more, both sides have to be
+new, or the channel is repetitive."""
+BYTES_MAX = 64 << 20
+"""Bytes of a result that is committed, unless one commit alone has more; a repetitive channel fails
+beyond it."""
+HISTORY_ROWS_MAX = 10_000_000
+"""Observations of a history."""
+RETRY_S = 10.0
+"""Seconds until the next attempt after an error that may pass by itself."""
 CHUNKS_MAX = 256
 """Pieces of a history before they are joined."""
 HISTORY_AGE_S = 600.0
@@ -100,25 +110,6 @@ HISTORY_AGE_S = 600.0
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorOptions:
-    """Limits of an execution.
-
-    Attributes:
-        rows_max: observations that are matched together, unless one commit alone has more, both
-            sides have to be new, or the channel is repetitive.
-        bytes_max: bytes of a result that is committed; likewise, but a repetitive channel fails
-            beyond it.
-        history_rows_max: observations of a history.
-        retry_s: seconds until the next attempt after an error that may pass by itself.
-    """
-
-    rows_max: int = 131_072
-    bytes_max: int = 64 << 20
-    history_rows_max: int = 10_000_000
-    retry_s: float = 10.0
 
 
 @dataclass(slots=True)
@@ -308,7 +299,6 @@ class ChannelExecutor:
         view: ClusterView,
         executor: Executor,
         clock: Clock,
-        options: ExecutorOptions | None = None,
     ) -> None:
         self._catalog = catalog
         self._tables = tables
@@ -316,7 +306,6 @@ class ChannelExecutor:
         self._view = view
         self._executor = executor
         self._clock = clock
-        self._options = options or ExecutorOptions()
         self._references = ReferenceTables(tables, executor=executor, clock=clock)
         self._joining = asyncio.Lock()  # Channels share tables, which one thread at a time joins.
         self.on_committed: Callable[[], None] = lambda: None
@@ -390,7 +379,7 @@ class ChannelExecutor:
             if not is_behind:
                 wait_s = channel.period_s - self._clock.wall() % channel.period_s
                 has_to_retry = any(one.is_transient for one in self._known(channel).values())
-                await asyncio.sleep(min(wait_s, self._options.retry_s) if has_to_retry else wait_s)
+                await asyncio.sleep(min(wait_s, RETRY_S) if has_to_retry else wait_s)
             try:
                 is_behind = await self.execute(channel.key)
             except GalileoError as error:
@@ -454,7 +443,7 @@ class ChannelExecutor:
                 f"the clock of this node is behind: the last execution of channel "
                 f"{work.channel.name!r} was due at {iso(last_us)}; the next one follows when the "
                 "clock is past that",
-                after_s=self._options.retry_s,
+                after_s=RETRY_S,
             )
         if work.due_us > last_us:
             await self._update_index(work, partition)
@@ -684,7 +673,7 @@ class ChannelExecutor:
         """
         known = await self._history(work, after)
         count = known.rows.observations.num_rows + fetched.observations.num_rows
-        if count > self._options.history_rows_max:
+        if count > HISTORY_ROWS_MAX:
             raise self._too_many_observations(work)
         return self._extend(work, known, fetched.observations, until=fetched.until)
 
@@ -700,13 +689,12 @@ class ChannelExecutor:
         return rows
 
     def _too_many_observations(self, work: _Work) -> MessageTooLarge:
-        rows_max = self._options.history_rows_max
         further = ", bound their age by age_max" if work.channel.is_repetitive else ""
         return MessageTooLarge(
             f"expected a template of channel {work.channel.name!r} whose conditions without "
-            f"parameters select at most {rows_max:,} observations, got more; add some{further}, or "
-            "let retention drop what is old",
-            bound=rows_max,
+            f"parameters select at most {HISTORY_ROWS_MAX:,} observations, got more; add "
+            f"some{further}, or let retention drop what is old",
+            bound=HISTORY_ROWS_MAX,
         )
 
     async def _fetch(
@@ -724,8 +712,7 @@ class ChannelExecutor:
         Raises:
             MessageTooLarge: there are more than a node keeps.
         """
-        limits, query = self._options, work.selected
-        rows_max = limits.history_rows_max if is_whole else limits.rows_max
+        query, rows_max = work.selected, HISTORY_ROWS_MAX if is_whole else ROWS_MAX
         options = RowOptions(columns=work.columns)
         schema = options.arrow_schema(query.schema)
         wanted, absent, is_part, cut = until, set[int](), False, after
@@ -937,15 +924,14 @@ class ChannelExecutor:
             references=joined.references,
         )
         rows = await self._divisibly(work, observed, encode)
-        bytes_max = self._options.bytes_max
-        if rows.nbytes > bytes_max and work.is_divisible(observed.after, observed.until):
+        if rows.nbytes > BYTES_MAX and work.is_divisible(observed.after, observed.until):
             raise _TooLargeError
-        if rows.nbytes > bytes_max and work.channel.is_repetitive:
+        if rows.nbytes > BYTES_MAX and work.channel.is_repetitive:
             raise MessageTooLarge(
-                f"expected at most {bytes_max:,} bytes of what matches at once in a partition of "
+                f"expected at most {BYTES_MAX:,} bytes of what matches at once in a partition of "
                 f"channel {work.channel.name!r}, got {rows.nbytes:,}; create one with more "
                 "conditions, fewer columns or a smaller age_max",
-                bound=bytes_max,
+                bound=BYTES_MAX,
             )
         at = times_from_micros(np.array([round(self._clock.wall() * MICROS)]))
         position = pa.array([progress.indexed], pa.int64())

@@ -26,7 +26,6 @@ from galileo.node.peers import (
     read_from_owners,
     retry_timeout_s,
 )
-from galileo.node.query_options import QueryOptions
 
 STEP_COMMITS = 256
 """Executions that a thread looks at before it gives the interpreter to others."""
@@ -46,7 +45,6 @@ class ChannelReader:
         peers: Peers,
         view: ClusterView,
         executor: Executor,
-        options: QueryOptions,
     ) -> None:
         self._name = name
         self._topology = topology
@@ -54,7 +52,6 @@ class ChannelReader:
         self._peers = peers
         self._view = view
         self._executor = executor
-        self._options = options
 
     async def follow(
         self, task: ExecutionsTask, *, wait_s: float
@@ -112,7 +109,7 @@ class ChannelReader:
             read=self._peers.read_executions,
             name=self._name,
             live=self._topology,
-            timeout_s=retry_timeout_s(self._options, self._topology),
+            timeout_s=retry_timeout_s(self._topology),
         )
         async with aclosing(parts):
             async for part in parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from galileo.errors import (
     UnknownDataset,
     listed,
 )
-from galileo.node import sampling
+from galileo.node import query_limits, sampling
 from galileo.node.cluster_view import ClusterView
 from galileo.node.local_scan import LocalScans, split_table
 from galileo.node.peers import (
@@ -44,7 +45,6 @@ from galileo.node.peers import (
     retry_timeout_s,
     while_owned,
 )
-from galileo.node.query_options import QueryOptions
 from galileo.node.sampler_store import SamplerStore
 from galileo.offload import offload
 from galileo.query import Query
@@ -115,9 +115,9 @@ class ClusterScans:
         peers: Peers,
         view: ClusterView,
         samplers: SamplerStore,
-        options: QueryOptions,
+        retry_max_s: float = math.inf,
     ) -> None:
-        self._options = options
+        self._retry_max_s = retry_max_s
         self._name = name
         self._topology = topology
         self._local = local
@@ -150,14 +150,14 @@ class ClusterScans:
             MessageTooLarge: the samples of the nodes are too large to merge.
         """
         chosen = await self._samplers.load(spec, owner=query.schema.key)
-        last = sampling.merging_at_last(query.schema, chosen, spec, self._options)
+        last = sampling.merging_at_last(query.schema, chosen, spec)
         async with aclosing(self.run(query, sampler=spec)) as parts:
             async for part in parts:
                 if last is None:
                     yield part
                 elif isinstance(part, ScanEnd):
                     labels = await asyncio.to_thread(last.result, until=part.frontier)
-                    for table in split_table(labels.table, self._options.labels_per_part):
+                    for table in split_table(labels.table, query_limits.LABELS_PER_PART):
                         yield table
                     yield part
                 else:
@@ -298,7 +298,7 @@ class ClusterScans:
             large: what happens with large answers.
             begun: further answers.
         """
-        arrivals = _Arrivals(self._options.parts_waiting_max)
+        arrivals = _Arrivals(query_limits.PARTS_WAITING_MAX)
         ends: list[ScanEnd] = []
         span = spans.begun("merge", nodes=len(shares))
         try:
@@ -396,7 +396,7 @@ class ClusterScans:
         Partitions that have moved meanwhile are scanned at their new nodes. With `moved`, the node
         was asked already and refused for this reason.
         """
-        retry = RetryWhileMoving(retry_timeout_s(self._options, self._topology))
+        retry = RetryWhileMoving(min(self._retry_max_s, retry_timeout_s(self._topology)))
         tasks, ends = [(node, task)], list[ScanEnd]()
         while tasks:
             node, share = tasks.pop()

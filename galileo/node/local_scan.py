@@ -16,11 +16,10 @@ from galileo import spans
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError
 from galileo.model.schema import Schema
-from galileo.node import sampling
+from galileo.node import query_limits, sampling
 from galileo.node.catalog import Catalog
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.peers import ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
-from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import observed
 from galileo.node.sampler_store import SamplerStore
 from galileo.offload import INLINE_STEPS_MAX
@@ -46,10 +45,8 @@ class LocalScans:
         *,
         executor: Executor,
         samplers: SamplerStore,
-        options: QueryOptions,
     ) -> None:
         self._catalog = catalog
-        self._options = options
         self._executor = executor
         self._samplers = samplers
 
@@ -70,22 +67,23 @@ class LocalScans:
     async def scan_small(self, task: ScanTask) -> list[ScanAnswer] | None:
         """The answer of `scan` to a task without bound and sampler, if it is small.
 
-        A scan that takes less than `inline_s` needs no thread, unless its query has many steps.
+        A scan that takes less than `INLINE_S` needs no thread, unless its query has many steps.
 
         Returns:
-            None if it has more than about `small_bytes_max` of labels, or takes longer than a step.
+            None if it has more than about `SMALL_BYTES_MAX` of labels, or takes longer than a step.
 
         Raises:
             GalileoError: the task failed.
         """
-        options = self._options
-        scan = _IncrementalScan(self._catalog, task, options, bytes_max=options.small_bytes_max)
+        scan = _IncrementalScan(self._catalog, task, bytes_max=query_limits.SMALL_BYTES_MAX)
         is_short = parse_steps(task.query_json) <= INLINE_STEPS_MAX
         with _traced([task]):
-            answers = scan.advance(options.inline_s) if is_short else []
+            answers = scan.advance(query_limits.INLINE_S) if is_short else []
             if not scan.done:
                 loop = asyncio.get_running_loop()
-                answers += await loop.run_in_executor(self._executor, scan.advance, options.step_s)
+                answers += await loop.run_in_executor(
+                    self._executor, scan.advance, query_limits.STEP_S
+                )
         return answers if scan.done else None
 
     async def _scan_all(self, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
@@ -96,9 +94,8 @@ class LocalScans:
             except GalileoError as error:
                 yield ScanFailed(task.item, error)
                 continue
-            bytes_max = self._options.step_bytes_max
             stepwise = _IncrementalScan(
-                self._catalog, task, self._options, bytes_max=bytes_max, sampler=sampler
+                self._catalog, task, bytes_max=query_limits.STEP_BYTES_MAX, sampler=sampler
             )
             while not stepwise.done:
                 for answer in await loop.run_in_executor(self._executor, stepwise.step):
@@ -129,7 +126,6 @@ class _IncrementalScan:
         self,
         catalog: Catalog,
         task: ScanTask,
-        options: QueryOptions,
         *,
         bytes_max: int,
         sampler: tuple[Sampler, SamplerSpec] | None = None,
@@ -138,7 +134,6 @@ class _IncrementalScan:
         self._bytes_max = bytes_max
         self._catalog = catalog
         self._task = task
-        self._options = options
         self._sampler = sampler
         self._started: _RunningScan | None = None
         self._reached = EMPTY_CURSOR
@@ -146,7 +141,7 @@ class _IncrementalScan:
     def step(self) -> list[ScanAnswer]:
         """The next answers; the last step ends with `ScanDone` or `ScanFailed`."""
         try:
-            return self.advance(self._options.step_s)
+            return self.advance(query_limits.STEP_S)
         except GalileoError as error:
             self.done = True
             return [ScanFailed(self._task.item, error)]
@@ -159,14 +154,14 @@ class _IncrementalScan:
         answers: list[ScanAnswer] = []
         if batches:
             table = pa.Table.from_batches(batches)
-            parts = split_table(table, self._options.labels_per_part)
+            parts = split_table(table, query_limits.LABELS_PER_PART)
             answers += [ScanLabels(self._task.item, part) for part in parts]
         if self.done:
             answers.append(self._started.end(self._task, reached=self._reached))
         return answers
 
     def _start(self) -> _RunningScan:
-        task, options = self._task, self._options
+        task = self._task
         shard = self._catalog.shard(task.dataset)
         journals = shard.journals
         shard.check_readable(task.partitions, after=task.after, until=task.until)
@@ -192,10 +187,7 @@ class _IncrementalScan:
                 after=task.after,
                 until=reached,
                 sampler=self._sampler,
-                observe=functools.partial(
-                    observed, shard, query=query, rows_per_piece=options.rows_per_piece
-                ),
-                options=options,
+                observe=functools.partial(observed, shard, query=query),
             )
         elif task.labels_max:
             pieces = self._first(scan_first(after=task.after, labels_max=task.labels_max))

@@ -33,7 +33,7 @@ from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
 from galileo.model.system_rows import Outcome, Page, Position, Row, RowChange
 from galileo.model.table import Table
-from galileo.node.query_options import QueryOptions
+from galileo.node import query_limits
 from galileo.query import Query
 from galileo.query.questions import Question
 from galileo.samplers import LABEL
@@ -444,12 +444,11 @@ async def while_owned(
         await asyncio.gather(task, return_exceptions=True)
 
 
-def retry_timeout_s(
-    options: QueryOptions, live: TopologyState, partitions: Iterable[int] = ()
-) -> float:
+def retry_timeout_s(live: TopologyState, partitions: Iterable[int] = ()) -> float:
     """For how long the owners of partitions are looked for."""
-    has_copies = live.current.has_copies(partitions)
-    return options.failover_timeout_s if has_copies else options.moved_retry_timeout_s
+    if live.current.has_copies(partitions):
+        return query_limits.FAILOVER_RETRY_S
+    return query_limits.MOVED_RETRY_S
 
 
 class RetryWhileMoving:

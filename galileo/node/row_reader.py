@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import math
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -23,6 +24,7 @@ from galileo.errors import NAMED_MAX, DataExpired, InputError, Unavailable, list
 from galileo.labels import LabelSet
 from galileo.model.rows import FirstRows, RowOptions
 from galileo.model.schema import Schema, StoredSchema
+from galileo.node import query_limits
 from galileo.node.catalog import Catalog
 from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
@@ -33,7 +35,6 @@ from galileo.node.peers import (
     read_from_owners,
     retry_timeout_s,
 )
-from galileo.node.query_options import DEFAULTS, QueryOptions
 from galileo.node.shard import Shard
 from galileo.query import Query, parse_async
 from galileo.samplers import LABEL, numbered_parts, observed_schema
@@ -60,9 +61,9 @@ class RowReader:
         catalog: Catalog,
         peers: Peers,
         executor: Executor,
-        options: QueryOptions,
+        retry_max_s: float = math.inf,
     ) -> None:
-        self._options = options
+        self._retry_max_s = retry_max_s
         self._name = name
         self._topology = topology
         self._catalog = catalog
@@ -96,7 +97,7 @@ class RowReader:
             read=lambda node, part: self._peers.read(node, part, schema),
             name=self._name,
             live=self._topology,
-            timeout_s=retry_timeout_s(self._options, self._topology),
+            timeout_s=min(self._retry_max_s, retry_timeout_s(self._topology)),
         )
         async with aclosing(tables):
             async for table in tables:
@@ -129,7 +130,7 @@ class RowReader:
     ) -> AsyncGenerator[pa.Table, None]:
         loop = asyncio.get_running_loop()
         names = None if task.is_numbered else task.options.names(schema)
-        rows_max = self._options.rows_per_piece
+        rows_max = query_limits.ROWS_PER_PIECE
         for piece in await self._run(task.parts, pieces_of, task.parts, rows_max):
             table = await loop.run_in_executor(
                 self._executor, read_parts, shard, piece, schema, query
@@ -147,7 +148,7 @@ class RowReader:
     def _first_rows(
         self, tables: AsyncGenerator[pa.Table, None], options: RowOptions
     ) -> AsyncGenerator[pa.Table, None]:
-        head = FirstRows(options, held_min=self._options.rows_held_min)
+        head = FirstRows(options, held_min=query_limits.ROWS_HELD_MIN)
         return first_rows(tables, head, executor=self._executor)
 
     def _range_of(self, parts: pa.Table) -> tuple[list[int], Cursor, Cursor]:
@@ -197,9 +198,7 @@ async def first_rows(
         yield rest
 
 
-def observed(
-    shard: Shard, labels: LabelSet, *, query: Query, rows_per_piece: int = DEFAULTS.rows_per_piece
-) -> pa.Table:
+def observed(shard: Shard, labels: LabelSet, *, query: Query) -> pa.Table:
     """The observations of labels of this node that match exactly, as a sampler gets them.
 
     Raises:
@@ -209,7 +208,7 @@ def observed(
     parts = numbered_parts(labels)
     with translate_dropped_to_retry():
         _check_not_dropped(shard, parts)
-        schema, pieces = query.schema, pieces_of(parts, rows_per_piece)
+        schema, pieces = query.schema, pieces_of(parts, query_limits.ROWS_PER_PIECE)
         tables = [read_parts(shard, piece, schema, query) for piece in pieces]
     return pa.concat_tables([observed_schema(schema).empty_table(), *tables])
 

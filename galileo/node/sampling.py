@@ -16,7 +16,7 @@ from galileo.cursor import Cursor
 from galileo.errors import GalileoError, MessageTooLarge
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
-from galileo.node.query_options import DEFAULTS, QueryOptions
+from galileo.node import query_limits
 from galileo.samplers import (
     MergingSampler,
     Observe,
@@ -46,16 +46,14 @@ def merges_here(chosen: Sampler) -> bool:
     return scope == "node" or chosen.regroups
 
 
-def merging_at_last(
-    schema: Schema, chosen: Sampler, spec: SamplerSpec, options: QueryOptions = DEFAULTS
-) -> SampleMerger | None:
+def merging_at_last(schema: Schema, chosen: Sampler, spec: SamplerSpec) -> SampleMerger | None:
     """What takes the samples of all nodes and merges them; None where samples are not merged.
 
     Nothing is merged before everything is there: labels of a node that fails midway do not count.
     """
     if scope_of(chosen) != "global":
         return None
-    return SampleMerger(schema, chosen, spec, options, again=False)
+    return SampleMerger(schema, chosen, spec, again=False)
 
 
 def sampled_pieces(
@@ -66,7 +64,6 @@ def sampled_pieces(
     until: Cursor,
     sampler: tuple[Sampler, SamplerSpec],
     observe: Observe,
-    options: QueryOptions = DEFAULTS,
 ) -> Pieces:
     """What a sampler keeps of the commits (after, until], as pieces like those of the scan.
 
@@ -77,7 +74,6 @@ def sampled_pieces(
         until: inclusive; names every partition of the query.
         sampler: and what names it.
         observe: reads the observations of labels, for a sampler that looks at them.
-        options: limits.
 
     Raises:
         InputError: its options do not fit the dataset.
@@ -85,14 +81,14 @@ def sampled_pieces(
         MessageTooLarge: there is too much to merge.
     """
     chosen, spec = sampler
-    labels_max = options.window_labels_max
+    labels_max = query_limits.WINDOW_LABELS_MAX
     windows = _windows(scan, schema, labels_max, after=after, until=until)
-    samples = _per_commit(windows, options, sampler=sampler, observe=observe)
+    samples = _per_commit(windows, sampler=sampler, observe=observe)
     if not merges_here(chosen):
         yield from samples
         return
     regroups = bool(getattr(chosen, "regroups", False))
-    merging = SampleMerger(schema, chosen, spec, options, again=regroups)
+    merging = SampleMerger(schema, chosen, spec, again=regroups)
     for piece in samples:
         if piece is not None:
             merging.add(pa.Table.from_batches([piece]))
@@ -107,7 +103,6 @@ class SampleMerger:
         schema: of the dataset.
         chosen: the sampler.
         spec: that names it.
-        options: limits.
         again: whether what is held may be merged whenever there is much of it.
     """
 
@@ -116,11 +111,9 @@ class SampleMerger:
         schema: Schema,
         chosen: Sampler,
         spec: SamplerSpec,
-        options: QueryOptions,
         *,
         again: bool,
     ) -> None:
-        self._options = options
         self._schema = schema
         self._spec = spec
         self._chosen = chosen
@@ -132,10 +125,10 @@ class SampleMerger:
         """Takes labels; raises `MessageTooLarge` where they are too many to hold."""
         self._held.append(LabelSet(self._schema, table))
         self._count += table.num_rows
-        if self._again and self._count > self._options.window_labels_max:
+        if self._again and self._count > query_limits.WINDOW_LABELS_MAX:
             self._held = [self.result()]
             self._count = len(self._held[0])
-        merged_max = self._options.merged_labels_max
+        merged_max = query_limits.MERGED_LABELS_MAX
         if self._count > merged_max:
             raise MessageTooLarge(
                 f"expected at most {merged_max} sampled labels to merge, got more; ask a narrower "
@@ -154,7 +147,6 @@ class SampleMerger:
 
 def _per_commit(
     windows: Iterator[LabelSet | None],
-    options: QueryOptions,
     *,
     sampler: tuple[Sampler, SamplerSpec],
     observe: Observe,
@@ -167,7 +159,7 @@ def _per_commit(
         elif not needs_observations(chosen):
             yield from _sample_batches(chosen, labels, spec)
         else:
-            for part in observed_parts(labels, options.observed_rows_max):
+            for part in observed_parts(labels, samplers.OBSERVED_ROWS_MAX):
                 observations = observe(part)
                 yield None
                 yield from _sample_batches(chosen, part, spec, observations)

@@ -26,6 +26,7 @@ from galileo.dht.topology_state import TopologyState
 from galileo.errors import NAMED_MAX, DataExpired, HistoryChanged, InputError, listed
 from galileo.model.rows import TIME, FirstRows, RowOptions
 from galileo.model.times import column_micros
+from galileo.node import query_limits
 from galileo.node.catalog import Catalog
 from galileo.node.cluster_scan import (
     ClusterScans,
@@ -35,7 +36,6 @@ from galileo.node.cluster_scan import (
 )
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
-from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import RowReader, first_rows, translate_dropped_to_retry
 from galileo.query import Query
 from galileo.storage.journal import PartitionJournal
@@ -68,9 +68,7 @@ class Selection:
         scans: ClusterScans,
         reading: RowReader,
         executor: Executor,
-        options: QueryOptions,
     ) -> None:
-        self._options = options
         self._name = name
         self._topology = topology
         self._catalog = catalog
@@ -107,7 +105,7 @@ class Selection:
             HistoryChanged: commits up to `commits.after` or `commits.until` were lost.
         """
         options.check(query.schema)
-        head = FirstRows(options, held_min=self._options.rows_held_min)
+        head = FirstRows(options, held_min=query_limits.ROWS_HELD_MIN)
         names = options.names(query.schema)
         work = _Work(query, options, head, commits, on_missing)
         try:
@@ -137,7 +135,7 @@ class Selection:
             if commits is not None:
                 shard.check_history(own, commits.after, commits.until)
             _check_stored(shard, own, commits, journals)
-            pieces = _Pieces(shard, work, own, self._options).tables()
+            pieces = _Pieces(shard, work, own).tables()
             async for table in self._in_steps(pieces):
                 yield table
             # Retention may have dropped commits before the scan reached them.
@@ -155,7 +153,7 @@ class Selection:
         rows = 0
         if own:
             shard = self._catalog.shard(query.schema.key)
-            pieces = _Pieces(shard, work, own, self._options).counts()
+            pieces = _Pieces(shard, work, own).counts()
             async for count in self._in_steps(pieces):
                 rows += count
         async with aclosing(self._select_from_others(work, others)) as tables:
@@ -181,10 +179,10 @@ class Selection:
         return own, candidates - own
 
     async def _in_steps(self, pieces: Iterator[_T | None]) -> AsyncGenerator[_T, None]:
-        """The items of an iterator, which a thread advances in steps of `step_s`."""
+        """The items of an iterator, which a thread advances in steps of `STEP_S`."""
         loop, done = asyncio.get_running_loop(), False
         while not done:
-            step = functools.partial(_step, pieces, self._options.step_s)
+            step = functools.partial(_step, pieces, query_limits.STEP_S)
             items, done = await loop.run_in_executor(self._executor, step)
             for item in items:
                 yield item
@@ -311,7 +309,6 @@ def stored_rows(
     *,
     columns: tuple[str, ...],
     commits: CursorRange,
-    options: QueryOptions,
     labels: Iterator[pa.RecordBatch | None] | None = None,
 ) -> Iterator[pa.Table | None]:
     """The matching observations of commits that this node keeps, piece by piece; for a thread.
@@ -321,16 +318,13 @@ def stored_rows(
         query: of the dataset.
         columns: of the observations.
         commits: whose observations are read.
-        options: bounds of a piece.
         labels: of these commits that may match, in place of all; None comes where there was none.
 
     Raises:
         Unavailable: retention dropped some of them meanwhile; what is begun anew succeeds.
     """
     rows = RowOptions(columns)
-    pieces = _Pieces(
-        shard, _Work(query, rows, FirstRows(rows), commits), commits.partitions, options
-    )
+    pieces = _Pieces(shard, _Work(query, rows, FirstRows(rows), commits), commits.partitions)
     return pieces.tables() if labels is None else pieces.tables_behind(labels)
 
 
@@ -341,7 +335,6 @@ class _Pieces:
     shard: DatasetShard
     work: _Work
     partitions: frozenset[int]
-    options: QueryOptions
 
     @property
     def query(self) -> Query:
@@ -397,7 +390,7 @@ class _Pieces:
                     whole = self.shard.journal(partition).read(sequence)
                 waiting.append(whole.select(self.columns))
                 rows += whole.num_rows
-                if rows >= self.options.rows_per_piece:
+                if rows >= query_limits.ROWS_PER_PIECE:
                     yield pa.concat_tables(waiting)
                     waiting, rows = [], 0
                 else:
@@ -410,7 +403,7 @@ class _Pieces:
         after, until = self._bounds()
         return self.shard.graph.scan_pieces(
             self.query,
-            labels_max=self.options.labels_per_part,
+            labels_max=query_limits.LABELS_PER_PART,
             after=after,
             until=until,
             partitions=self.partitions,
@@ -419,7 +412,7 @@ class _Pieces:
     def _match_labels(
         self, pieces: Iterator[pa.RecordBatch | None]
     ) -> Iterator[_MatchingLabels | None]:
-        """The labels, as many together as have `rows_per_piece` rows or more."""
+        """The labels, as many together as have `ROWS_PER_PIECE` rows or more."""
         waiting: list[_MatchingLabels] = []
         rows = 0
         for piece in pieces:
@@ -427,13 +420,13 @@ class _Pieces:
             if labels is not None and labels.num_rows:
                 waiting.append(_MatchingLabels.of(labels, self.query))
                 rows += waiting[-1].size
-            if rows >= self.options.rows_per_piece:
-                yield from _MatchingLabels.joined(waiting).groups(self.options.rows_per_piece)
+            if rows >= query_limits.ROWS_PER_PIECE:
+                yield from _MatchingLabels.joined(waiting).groups(query_limits.ROWS_PER_PIECE)
                 waiting, rows = [], 0
             else:
                 yield None
         if waiting:
-            yield from _MatchingLabels.joined(waiting).groups(self.options.rows_per_piece)
+            yield from _MatchingLabels.joined(waiting).groups(query_limits.ROWS_PER_PIECE)
 
     def _read(self, batch: _MatchingLabels) -> pa.Table:
         """The observations behind labels that match exactly."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -60,7 +61,7 @@ from galileo.node import row_checks
 from galileo.node.analyses.local_graphs import LocalGraphs
 from galileo.node.catalog import Catalog, OnDropped
 from galileo.node.channel_cuts import ChannelCuts
-from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
+from galileo.node.channel_executor import ChannelExecutor
 from galileo.node.channel_reader import ChannelReader
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.cluster_scan import ClusterScans, ScanEnd
@@ -80,7 +81,6 @@ from galileo.node.local_scan import LocalScans
 from galileo.node.log_regression import LogRegression
 from galileo.node.pages import Paging
 from galileo.node.peers import Peers, TableTask
-from galileo.node.query_options import QueryOptions
 from galileo.node.reader_positions import ReaderPositions
 from galileo.node.replication.protocol import ReplicaLink
 from galileo.node.replication.replicas import Replicas, ReplicasOptions
@@ -121,9 +121,7 @@ class NodeOptions:
     commit_queue_max: int = 1_024
     merging: CompactionRunnerOptions | None = None
     samplers_are_allowed: bool = False
-    queries: QueryOptions = field(default_factory=QueryOptions)
     replication: ReplicasOptions = field(default_factory=ReplicasOptions)
-    channels: ExecutorOptions = field(default_factory=ExecutorOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,21 +227,16 @@ class StorageNode:
         self.system_tables: dict[str, SystemTable[Any]] = {}
         self.add_system_table(self.system)
         self.add_system_table(self.samplers.table)
-        queries = options.queries
-        self.local_scans = LocalScans(
-            self.catalog, executor=self._scanning, samplers=self.samplers, options=queries
-        )
+        self.local_scans = LocalScans(self.catalog, executor=self._scanning, samplers=self.samplers)
         self.matching = Matching(self.catalog, executor=self._scanning)
         self.on_dropped: OnDropped = self.catalog.on_dropped
         self.catalog.on_dropped = self._forget
-        self.scans, self.reading, self.selection = self._make_readers(queries)
+        self.scans, self.reading, self.selection = self._make_readers()
         self._exploring = make_executor(ANALYTICS_THREADS, thread_name_prefix="exploration")
         self.analytics = ClusterAnalytics(
             name,
             topology,
-            graphs=LocalGraphs(
-                self.catalog, reading=self.reading, executor=self._exploring, options=queries
-            ),
+            graphs=LocalGraphs(self.catalog, reading=self.reading, executor=self._exploring),
             scans=self.scans,
             peers=peers,
             executor=self._exploring,
@@ -262,7 +255,6 @@ class StorageNode:
             catalog=self.catalog,
             peers=peers,
             executor=self._executor,
-            options=queries,
         )
         self.ingest = Ingest(
             name,
@@ -273,13 +265,7 @@ class StorageNode:
             rows_max=options.batch_rows_max,
         )
         # Executions match later what is in partitions that have no owner now.
-        *_, of_executions = self._make_readers(
-            replace(
-                queries,
-                moved_retry_timeout_s=EXECUTION_TIMEOUT_S,
-                failover_timeout_s=EXECUTION_TIMEOUT_S,
-            )
-        )
+        *_, of_executions = self._make_readers(retry_max_s=EXECUTION_TIMEOUT_S)
         self.channels = ChannelExecutor(
             self.catalog,
             tables=self.tables,
@@ -287,7 +273,6 @@ class StorageNode:
             view=self.view,
             executor=self._scanning,
             clock=clock,
-            options=options.channels,
         )
         self.channel_reader = ChannelReader(
             name,
@@ -296,7 +281,6 @@ class StorageNode:
             peers=peers,
             view=self.view,
             executor=self._executor,
-            options=queries,
         )
         self.paging = Paging(scans=self.scans, reading=self.reading, executor=self._scanning)
         self._merging = (
@@ -305,7 +289,9 @@ class StorageNode:
         self._retaining: RetentionRunner | None = None
         self.scrub: ScrubRunner | None = None
 
-    def _make_readers(self, options: QueryOptions) -> tuple[ClusterScans, RowReader, Selection]:
+    def _make_readers(
+        self, *, retry_max_s: float = math.inf
+    ) -> tuple[ClusterScans, RowReader, Selection]:
         """What scans the cluster, reads rows, and does both."""
         scans = ClusterScans(
             self.name,
@@ -314,7 +300,7 @@ class StorageNode:
             peers=self._peers,
             view=self.view,
             samplers=self.samplers,
-            options=options,
+            retry_max_s=retry_max_s,
         )
         reading = RowReader(
             self.name,
@@ -322,7 +308,7 @@ class StorageNode:
             catalog=self.catalog,
             peers=self._peers,
             executor=self._executor,
-            options=options,
+            retry_max_s=retry_max_s,
         )
         selection = Selection(
             self.name,
@@ -331,7 +317,6 @@ class StorageNode:
             scans=scans,
             reading=reading,
             executor=self._scanning,
-            options=options,
         )
         return scans, reading, selection
 

@@ -22,6 +22,7 @@ from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import DataExpired, InputError, Unavailable
 from galileo.model.table import Table, hashes_of, partitions_of
+from galileo.node import query_limits
 from galileo.node.catalog import Catalog
 from galileo.node.peers import (
     Peers,
@@ -31,7 +32,6 @@ from galileo.node.peers import (
     read_from_owners,
     retry_timeout_s,
 )
-from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import read_parts
 from galileo.node.table_index import Versions, parts_of
 from galileo.node.table_shard import TableShard
@@ -69,14 +69,12 @@ class TableReader:
         catalog: Catalog,
         peers: Peers,
         executor: Executor,
-        options: QueryOptions,
     ) -> None:
         self._name = name
         self._topology = topology
         self._catalog = catalog
         self._peers = peers
         self._executor = executor
-        self._options = options
 
     async def read(
         self, task: TableTask, *, is_partial: bool = False
@@ -100,7 +98,7 @@ class TableReader:
             read=lambda node, share: self._peers.read_table(node, share, table),
             name=self._name,
             live=self._topology,
-            timeout_s=retry_timeout_s(self._options, self._topology, table.placed),
+            timeout_s=retry_timeout_s(self._topology, table.placed),
             is_partial=is_partial,
         )
         async with aclosing(parts):
@@ -162,7 +160,7 @@ class TableReader:
                 versions = shard.index.find(partition, of_partition, **commits)
             if task.after is None:
                 versions = versions.take(~versions.deleted)
-            for some in versions.pieces(self._options.rows_per_piece):
+            for some in versions.pieces(query_limits.ROWS_PER_PIECE):
                 pieces.append(_Piece(partition, some, **commits))
         shard.check_unchanged(journals, task.partitions)
         _check_not_dropped(shard, task, until)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 import pyarrow as pa
 
 from galileo.errors import Overloaded
+from galileo.node import query_limits
 from galileo.node.cluster_scan import LargeAnswers, ScanEnd
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse_async
@@ -96,10 +97,9 @@ class QueryServicer:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        answers_max = self._node.options.queries.answers_max
-        if self._streaming >= answers_max:
+        if self._streaming >= query_limits.ANSWERS_MAX:
             raise Overloaded(
-                f"this node already answers {answers_max} queries; try again shortly",
+                f"this node already answers {query_limits.ANSWERS_MAX} queries; try again shortly",
                 after_s=RETRY_AFTER_S,
             )
         self._streaming += 1

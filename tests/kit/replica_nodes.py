@@ -218,7 +218,7 @@ class Host:
             self.live,
             store=self.store,
             peers=world.peers_of(name, self.live),
-            options=replace(world.node_options, replication=world.options),
+            options=NodeOptions(replication=world.options),
             clock=world.clock,
             make_executor=world.make_executor,
         )
@@ -298,11 +298,9 @@ class World:
         schema: StoredSchema = SCHEMA,
         further: Sequence[StoredSchema] = (),
         options: ReplicasOptions = OPTIONS,
-        node_options: NodeOptions | None = None,
     ) -> None:
         self.random = random.Random(seed)
         self.topology, self.options = topology, options
-        self.node_options = node_options or NodeOptions()
         self.directory = directory
         self.network = Network()
         self.hosts: dict[str, Host] = {}

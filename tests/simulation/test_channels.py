@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from parameters import keep_quick, seeds_in_parts
+from patches import patched
 from replica_nodes import topology_of, until
 from simulator.channel_mutants import CHANNEL_MUTANTS, run_channel_variant
 from simulator.channel_world import (
     MODES,
+    OF_QUERIES,
     REPLICATED_EVERY,
     Plan,
     SimulatedWorld,
@@ -22,6 +23,7 @@ from simulator.virtual_time import SimulatedLoop, run_simulated
 
 from galileo.cursor import Cursor
 from galileo.dht.topology import Topology
+from galileo.node.query_limits import FAILOVER_RETRY_S
 
 SEEDS, PART = 600, 50
 SEEDS_QUICK = range(REPLICATED_EVERY - len(MODES), REPLICATED_EVERY)
@@ -129,17 +131,11 @@ class _TwoGroups(Plan):
         return topology_of(["abc", "def"])
 
 
-class _PatientWorld(SimulatedWorld):
-    """Queries wait for leaders as long as by default."""
-
-    queries = replace(SimulatedWorld.queries, failover_timeout_s=30.0)
-
-
 def test_channels_do_not_wait_for_partitions_without_a_leader(tmp_path: Path) -> None:
     """They are left out after a second, and matched when there is one again."""
 
     async def play(loop: SimulatedLoop) -> float:
-        world = _PatientWorld(tmp_path, 0, _TwoGroups(is_kept=True), loop=loop)
+        world = SimulatedWorld(tmp_path, 0, _TwoGroups(is_kept=True), loop=loop)
         await world.begin()
         try:
             await until(world, world.is_settled)
@@ -171,4 +167,6 @@ def test_channels_do_not_wait_for_partitions_without_a_leader(tmp_path: Path) ->
             await world.close()
         return took_s
 
-    assert run_simulated(0, play) < 5.0
+    # Queries wait for leaders as long as by default.
+    with patched({**OF_QUERIES, "galileo.node.query_limits.FAILOVER_RETRY_S": FAILOVER_RETRY_S}):
+        assert run_simulated(0, play) < 5.0

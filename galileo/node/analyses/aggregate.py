@@ -12,7 +12,6 @@ from galileo.node.analyses.analysis import Analysis, Round
 from galileo.node.analyses.local_graphs import LocalGraphs
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.peers import Findings, PartitionScope
-from galileo.node.query_options import QueryOptions
 from galileo.node.select import CursorRange, stored_rows
 from galileo.query import Query
 from galileo.query.questions import Aggregate
@@ -36,16 +35,12 @@ class AggregateAnalysis(Analysis[Aggregate]):
         """Raises Unavailable if retention dropped what was about to be read."""
         shard, commits = graphs.begin(self.schema.key, scope)
         merger = GroupMerger(self.question.grouping, self.schema)
-        await graphs.run_steps(self._merge_all(merger, shard, commits, graphs.options))
+        await graphs.run_steps(self._merge_all(merger, shard, commits))
         table = await graphs.run(lambda check: merger.partial())
         return Findings(table=table, reached=commits.until)
 
     def _merge_all(
-        self,
-        merger: GroupMerger,
-        shard: DatasetShard,
-        commits: CursorRange,
-        options: QueryOptions,
+        self, merger: GroupMerger, shard: DatasetShard, commits: CursorRange
     ) -> Iterator[None]:
         """Adds all groups of some commits to `merger`, a piece at each step."""
         query, grouping, graph = self.query, self.question.grouping, shard.graph
@@ -69,7 +64,6 @@ class AggregateAnalysis(Analysis[Aggregate]):
             query,
             columns=grouping.columns(query.schema),
             commits=commits,
-            options=options,
             labels=labels_to_read() if grouping.is_in_graph(query.schema) else None,
         )
         for table in tables:

@@ -9,11 +9,11 @@ import pyarrow as pa
 from galileo.errors import Unavailable
 from galileo.graph.newest import NewestBuckets, NewestMerger, check_key
 from galileo.model.grouping import Grouping
+from galileo.node import query_limits
 from galileo.node.analyses.analysis import Analysis, Round
 from galileo.node.analyses.local_graphs import LocalGraphs
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.peers import Findings, PartitionScope
-from galileo.node.query_options import QueryOptions
 from galileo.node.select import CursorRange, stored_rows
 from galileo.query import Query
 from galileo.query.questions import Latest
@@ -33,16 +33,12 @@ class LatestAnalysis(Analysis[Latest]):
         """Raises Unavailable if retention dropped what was about to be read."""
         shard, commits = graphs.begin(self.schema.key, scope)
         merger = NewestMerger(self.question.key, self.schema)
-        await graphs.run_steps(self._merge_newest(merger, shard, commits, graphs.options))
+        await graphs.run_steps(self._merge_newest(merger, shard, commits))
         table = await graphs.run(lambda check: merger.partial())
         return Findings(table=table, reached=commits.until)
 
     def _merge_newest(
-        self,
-        merger: NewestMerger,
-        shard: DatasetShard,
-        commits: CursorRange,
-        options: QueryOptions,
+        self, merger: NewestMerger, shard: DatasetShard, commits: CursorRange
     ) -> Iterator[None]:
         """Adds the newest observations of some commits, and others, a piece at each step.
 
@@ -55,7 +51,7 @@ class LatestAnalysis(Analysis[Latest]):
         def labels() -> Iterator[pa.RecordBatch | None]:
             return graph.scan_pieces(
                 query,
-                labels_max=options.labels_per_part,
+                labels_max=query_limits.LABELS_PER_PART,
                 after=commits.after,
                 until=commits.until,
                 partitions=commits.partitions,
@@ -70,9 +66,7 @@ class LatestAnalysis(Analysis[Latest]):
                 yield
             wanted = (None if piece is None else buckets.wanted(piece) for piece in labels())
         columns = tuple(self.schema.observation_schema.names)
-        for table in stored_rows(
-            shard, query, columns=columns, commits=commits, options=options, labels=wanted
-        ):
+        for table in stored_rows(shard, query, columns=columns, commits=commits, labels=wanted):
             if table is not None:
                 merger.add(table)
             yield

@@ -12,10 +12,10 @@ from typing import TypeVar
 from galileo.cursor import Cursor
 from galileo.errors import Cancelled, Overloaded
 from galileo.graph.run_scan import Check
+from galileo.node import query_limits
 from galileo.node.catalog import Catalog
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.peers import PartitionScope
-from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import RowReader
 from galileo.node.select import CursorRange
 
@@ -29,13 +29,9 @@ class LocalGraphs:
 
     Attributes:
         reading: reads observations.
-        options: limits.
     """
 
-    def __init__(
-        self, catalog: Catalog, *, reading: RowReader, executor: Executor, options: QueryOptions
-    ) -> None:
-        self.options = options
+    def __init__(self, catalog: Catalog, *, reading: RowReader, executor: Executor) -> None:
         self.reading = reading
         self._catalog = catalog
         self._executor = executor
@@ -66,7 +62,7 @@ class LocalGraphs:
         Raises:
             Overloaded: too many pieces wait.
         """
-        if self._working >= self.options.analytics_waiting_max:
+        if self._working >= query_limits.ANALYTICS_WAITING_MAX:
             raise Overloaded(
                 f"{self._working} analytics requests are running at this node; try again later",
                 after_s=0.5,
@@ -86,8 +82,8 @@ class LocalGraphs:
             self._working -= 1
 
     async def run_steps(self, work: Iterator[None]) -> None:
-        """Does work that yields between its steps, for about `step_s` at a time."""
-        while await self.run(lambda check: _advance(work, self.options.step_s, check)):
+        """Does work that yields between its steps, for about `STEP_S` at a time."""
+        while await self.run(lambda check: _advance(work, query_limits.STEP_S, check)):
             pass
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from galileo.dht.topology import Topology
 from galileo.graph.run_scan import Check
+from galileo.node import query_limits
 from galileo.node.analyses.analysis import Analysis, Round
 from galileo.node.analyses.local_graphs import LocalGraphs
 from galileo.node.cluster_scan import ClusterScans
@@ -88,7 +89,7 @@ class NearestAnalysis(Analysis[Nearest]):
             return ReadTask.of(query, labels.select(PARTS_SCHEMA.names))
 
         task = await graphs.run(find)
-        rows_max = self.sought.count + graphs.options.rows_held_min
+        rows_max = self.sought.count + query_limits.ROWS_HELD_MIN
         held = [query.schema.observation_schema.empty_table()]
         async with contextlib.aclosing(graphs.reading.read_local(task)) as tables:
             async for table in tables:

@@ -90,42 +90,42 @@ from galileo.storage.store import Store
 
 KIND = "replicas"
 """Of the records of machines."""
+IDLE_AFTER_S = 1.0
+"""After its last event but beats and ticks, a machine is idle."""
+IDLE_TICK_S = 0.25
+"""Between two ticks of an idle machine, unless its next beat or campaign is due."""
+CHANGES_MAX = 4
+"""Partitions of one leader that get members at the same time."""
+MESSAGE_BYTES_MAX = 4 << 20
+"""Frames of one message; a single frame may exceed it."""
+BOX_MAX = 20_000
+"""Messages that wait for one node; beyond it the oldest are lost."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicasOptions:
-    """Times and limits of a node's replicas.
+    """Times of a node's replicas.
 
     Attributes:
         machine: those of each machine.
         tick_s: between two ticks of a machine that is not idle.
-        idle_after_s: after its last event but beats and ticks, a machine is idle.
-        idle_tick_s: between two ticks of an idle machine, unless its next beat or campaign is due.
         members_s: between two looks at which members a partition should have.
         restart_s: after a failed write, a machine begins again.
         discard_s: what a node has of a partition is deleted so long after it left the set.
         heal_after_s: a member that was not heard for so long is replaced, if there is a node.
-        changes_max: partitions of one leader that get members at the same time.
         return_after_s: a leader hands over to the node that should lead, when it has led so long.
-        message_bytes_max: frames of one message; a single frame may exceed it.
-        box_max: messages that wait for one node; beyond it the oldest are lost.
         compare_s: between two comparisons of this leader's logs with those of the other members.
     """
 
     machine: ReplicationOptions = field(default_factory=ReplicationOptions)
     tick_s: float = 0.05
-    idle_after_s: float = 1.0
-    idle_tick_s: float = 0.25
     members_s: float = 0.5
     restart_s: float = 1.0
     discard_s: float = 30.0
     heal_after_s: float = 600.0
-    changes_max: int = 4
     return_after_s: float = 10.0
-    message_bytes_max: int = 4 << 20
-    box_max: int = 20_000
     compare_s: float = 60.0
 
 
@@ -250,7 +250,7 @@ class _Hosted:
             return inf
         if now < self.idle_at:
             return self.ticked_at + options.tick_s
-        return min(self.ticked_at + options.idle_tick_s, self.machine.due_at)
+        return min(self.ticked_at + IDLE_TICK_S, self.machine.due_at)
 
 
 _OF_OWN_LOGS = (FrameAppended, LogSynced, WrittenAlone, LogForgotten)
@@ -279,7 +279,7 @@ class Replicas:
         name: of this node.
         live: the topology.
         store: keeps the states; its directory has the disk's identity.
-        options: times and limits.
+        options: times.
         monotonic: seconds, of a clock that never jumps.
 
     Attributes:
@@ -643,7 +643,7 @@ class Replicas:
         if hosted.idle_at == inf or not _is_routine(event):
             if now >= hosted.idle_at:
                 self._woken.set()  # Its next tick is due earlier than it was.
-            hosted.idle_at = now + self.options.idle_after_s
+            hosted.idle_at = now + IDLE_AFTER_S
         for effect in hosted.machine.step(event, now):
             self._carry_out(partition, hosted, effect, envelope)
         self._after_step(partition, hosted)
@@ -948,7 +948,7 @@ class Replicas:
         lane = to.node, _has_frames(message)
         box = self._boxes.get(lane)
         if box is None:
-            box = self._boxes[lane] = _Box(deque(maxlen=self.options.box_max))
+            box = self._boxes[lane] = _Box(deque(maxlen=BOX_MAX))
             self._spawn(self._deliver(to.node, box))
         box.messages.append((partition, to, message))
         box.wake.set()
@@ -973,7 +973,7 @@ class Replicas:
     async def _take(self, messages: deque[tuple[int, Member, Message]]) -> list[Envelope]:
         """The oldest messages that fit into one piece; those whose frames are gone are left out."""
         envelopes, size = [], 0
-        while messages and size < self.options.message_bytes_max:
+        while messages and size < MESSAGE_BYTES_MAX:
             partition, to, message = messages.popleft()
             frames: Buffer | None = None
             if _has_frames(message):
@@ -1031,9 +1031,7 @@ class Replicas:
             return None
         until = min(message.epochs.end, journal.end_sequence)
         try:
-            last, frames = journal.frames(
-                message.after, until, bytes_max=self.options.message_bytes_max
-            )
+            last, frames = journal.frames(message.after, until, bytes_max=MESSAGE_BYTES_MAX)
             epochs = message.epochs.cut(last)
             decode_frames(
                 frames,
@@ -1144,7 +1142,7 @@ class Replicas:
             if wanted == machine.wanted or (hosted.is_alone and wanted == current.members):
                 continue
             is_new = not wanted <= current.members
-            if is_new and changing >= self.options.changes_max and len(current.voters) > 1:
+            if is_new and changing >= CHANGES_MAX and len(current.voters) > 1:
                 continue
             changing += is_new
             self._step(partition, MembersWanted(wanted))

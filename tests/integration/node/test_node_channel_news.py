@@ -8,7 +8,7 @@ import pytest
 from channel_rounds import TEMPLATE, Rounds
 
 from galileo.model.channel import Channel
-from galileo.node.channel_executor import ExecutorOptions
+from galileo.node import channel_executor
 
 MODES: list[dict[str, Any]] = [
     {"new": "observations"},
@@ -18,26 +18,24 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
-LIMITS = [ExecutorOptions(), ExecutorOptions(rows_max=3), ExecutorOptions(bytes_max=1)]
+LIMITS = [{}, {"ROWS_MAX": 3}, {"BYTES_MAX": 1}]
 MIXES = [
-    pytest.param(
-        mode, options, marks=() if number == 0 or number + index == 2 else pytest.mark.slow
-    )
+    pytest.param(mode, limits, marks=() if number == 0 or number + index == 2 else pytest.mark.slow)
     for index, mode in enumerate(MODES)
-    for number, options in enumerate(LIMITS)
+    for number, limits in enumerate(LIMITS)
 ]
 
 
-@pytest.mark.parametrize(("mode", "options"), MIXES)
+@pytest.mark.parametrize(("mode", "limits"), MIXES)
 async def test_rounds_tell_what_loops_over_all_pairs_find(
-    cluster: Any, mode: dict[str, Any], options: ExecutorOptions
+    cluster: Any, mode: dict[str, Any], limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = Rounds(cluster, Channel("alerts", "nam", TEMPLATE, **mode), seed=LIMITS.index(options))
+    for name, value in limits.items():
+        monkeypatch.setattr(channel_executor, name, value)
+    world = Rounds(cluster, Channel("alerts", "nam", TEMPLATE, **mode), seed=LIMITS.index(limits))
     await world.begin()
     total = 0
     for number in range(8):
-        for node in cluster.nodes:
-            node.channels._options = options
         for _ in range(world.chance.randrange(3)):
             await world.subscribe(world.chance.randint(1, 8))
         for _ in range(world.chance.randrange(3)):
@@ -71,14 +69,16 @@ async def test_a_partition_that_is_away_is_matched_later(cluster: Any) -> None:
     assert await world.delivered() == world.due()
 
 
-async def test_a_history_that_is_too_large_fails_and_says_so(cluster: Any) -> None:
+async def test_a_history_that_is_too_large_fails_and_says_so(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = Rounds(cluster, Channel("alerts", "nam", TEMPLATE, new="either"), seed=2)
     await world.begin()
     for _ in range(4):
         await world.observe(10)
     await world.execute()
+    monkeypatch.setattr(channel_executor, "HISTORY_ROWS_MAX", 5)
     for node in cluster.nodes:
-        node.channels._options = ExecutorOptions(history_rows_max=5)
         node.channels._histories.clear()
     await world.subscribe(10)
     world.hear()
@@ -88,7 +88,6 @@ async def test_a_history_that_is_too_large_fails_and_says_so(cluster: Any) -> No
     failures = [one.failure for one in progress if one.failure]
     assert failures
     assert all("at most 5 observations" in failure for failure in failures)
-    for node in cluster.nodes:
-        node.channels._options = ExecutorOptions()
+    monkeypatch.undo()
     await world.execute()
     await world.delivered()

@@ -13,8 +13,8 @@ from waiting import until
 
 from galileo.model.channel import Channel
 from galileo.model.times import MICROS
-from galileo.node import channel_matching
-from galileo.node.channel_executor import HISTORY_AGE_S, ExecutorOptions
+from galileo.node import channel_executor, channel_matching
+from galileo.node.channel_executor import HISTORY_AGE_S
 
 PERIOD_S = 60.0
 WAIT_S = 20.0
@@ -45,21 +45,20 @@ class Repeats(Rounds):
         super().__init__(cluster, made, seed)
         self.times: dict[str, int] = {}
         self.due_us = 0
-        self.limit()
+        self.set_clock()
 
     @property
     def now_us(self) -> int:
         return round(self.cluster.clock.wall() * MICROS)
 
-    def limit(self, **limits: Any) -> None:
-        """The nodes have the clock of the test, and limits; again after restarts."""
+    def set_clock(self) -> None:
+        """The nodes have the clock of the test; again after restarts."""
         for node in self.cluster.nodes:
             node.channels._clock = self.cluster.clock
-            node.channels._options = ExecutorOptions(**limits)
 
     async def restart(self, name: str) -> None:
         await self.cluster.restart(name)
-        self.limit()
+        self.set_clock()
         self.hear()
 
     def wait(self, seconds: float = PERIOD_S) -> None:
@@ -232,17 +231,19 @@ async def test_a_history_of_a_later_bound_is_not_used_for_an_earlier_one(cluster
     assert Counter(one for one in first if one[1] in names) <= again
 
 
-async def test_a_result_that_is_too_large_fails_and_says_so(cluster: Any) -> None:
+async def test_a_result_that_is_too_large_fails_and_says_so(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = Repeats(cluster)
     await world.begin()
     await world.subscribe(15)
     await world.observe(20)
-    world.limit(bytes_max=1_000)
+    monkeypatch.setattr(channel_executor, "BYTES_MAX", 1_000)
     await world.try_all()
     failures = world.failures()
     assert failures
     assert all("expected at most 1,000 bytes" in failure for failure in failures)
-    world.limit()
+    monkeypatch.undo()
     await world.execute()
     delivered, due = await world.delivered(), world.due()
     assert delivered
@@ -268,7 +269,9 @@ async def test_too_much_for_a_broker_fails_and_says_so(
     assert delivered == due
 
 
-async def test_too_many_observations_fail_whether_they_are_new_or_known(cluster: Any) -> None:
+async def test_too_many_observations_fail_whether_they_are_new_or_known(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = Repeats(cluster, age_max="150s")
     await world.begin()
     await world.subscribe(15)
@@ -276,16 +279,16 @@ async def test_too_many_observations_fail_whether_they_are_new_or_known(cluster:
     await world.observe(12)
     for rows_max, more in ((8, 0), (20, 12)):
         await world.observe(more)
-        world.limit(history_rows_max=rows_max)
+        monkeypatch.setattr(channel_executor, "HISTORY_ROWS_MAX", rows_max)
         await world.try_all()
         failures = world.failures()
         assert failures
         assert all(f"at most {rows_max} observations" in failure for failure in failures)
-        world.limit()
+        monkeypatch.undo()
         await world.execute()
         assert await world.delivered() == world.due()
         world.wait()
-    world.limit(history_rows_max=1)
+    monkeypatch.setattr(channel_executor, "HISTORY_ROWS_MAX", 1)
     world.wait(3 * PERIOD_S)  # All are too old, and are read no more.
     await world.execute()
     assert not await world.delivered()
@@ -340,7 +343,9 @@ async def test_what_retention_drops_is_delivered_no_more(cluster: Any) -> None:
     assert await world.delivered() == world.due() == Counter()
 
 
-async def test_an_attempt_that_failed_is_repeated_within_the_period(cluster: Any) -> None:
+async def test_an_attempt_that_failed_is_repeated_within_the_period(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = Repeats(cluster)
     await world.begin()
     await world.subscribe(15)
@@ -349,7 +354,8 @@ async def test_an_attempt_that_failed_is_repeated_within_the_period(cluster: Any
     assert await world.delivered() == world.due()
     await world.restart("a")
     cluster.clock = RunningClock(world.due_us / MICROS + PERIOD_S - 0.05)
-    world.limit(retry_s=0.01)
+    world.set_clock()
+    monkeypatch.setattr(channel_executor, "RETRY_S", 0.01)
     cluster.network.away = {"b"}
     running = asyncio.create_task(cluster["a"].channels.run())
     try:

@@ -36,6 +36,7 @@ from channel_audit import (
 )
 from expected_errors import raises
 from fault_injection.damage import flip
+from patches import patched
 from retaining import runner_of
 from simulator.channel_mutants import CHANNEL_MUTANTS
 
@@ -44,13 +45,12 @@ from galileo.errors import CorruptData, InputError, PartitionReadOnly, Unavailab
 from galileo.model.channel import Channel
 from galileo.model.enrichment import Lookup, Nearest, Step
 from galileo.model.table import Table
-from galileo.node import table_reader
+from galileo.node import channel_executor, query_limits, table_reader
 from galileo.node.channel_cuts import ChannelCuts
-from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
+from galileo.node.channel_executor import ChannelExecutor
 from galileo.node.channel_reader import LOOK_S
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.peers import ExecutionsTask
-from galileo.node.query_options import QueryOptions
 from galileo.node.reference_tables import References, ReferenceTables
 from galileo.node.retention_runner import RetentionRunnerOptions
 from galileo.node.storage_node import StorageNode
@@ -66,6 +66,7 @@ AHEAD_S = 1e7
 RETENTION = RetentionRunnerOptions(check_s=3600.0, min_age_s=0.0, table_age_s=0.0)
 CAUGHT_UP_MAX = 100
 KEPT_DAYS = 8
+EXECUTOR = "galileo.node.channel_executor"
 REFERENCES = {
     "levels": LEVELS,
     "ratings": Table("ratings", {"number": "int", "stars": "int"}, "number"),
@@ -90,13 +91,12 @@ class Hot:
         self,
         *,
         template: str = TEMPLATES[0],
-        limits: ExecutorOptions,
         keep: str = "1s",
         enrich: Sequence[Step] = (),
         **more: Any,
     ) -> None:
         self.cluster.journals = replace(self.cluster.journals, segment_bytes_max=8_000)
-        await self.cluster.reconfigure(channels=limits)
+        await self.cluster.reconfigure()
         await self.cluster["a"].create_dataset(air(DATASET))
         channel = Channel(CHANNEL, DATASET, template, keep=keep, enrich=enrich, **more)
         for step in channel.steps:
@@ -225,11 +225,16 @@ async def history(
     cluster: Any, seed: int, steps: int, enrich: Sequence[Step] = (), **more: Any
 ) -> Hot:
     """Everything that users and nodes do, in any order, some of it at the same time."""
-    hot = Hot(cluster, seed)
     bytes_max = 9_000 if enrich else 3_000
-    limits = (ExecutorOptions(), ExecutorOptions(rows_max=8), ExecutorOptions(bytes_max=bytes_max))
+    limits = ({}, {f"{EXECUTOR}.ROWS_MAX": 8}, {f"{EXECUTOR}.BYTES_MAX": bytes_max})
     options = {"template": TEMPLATES[seed % 2], "enrich": enrich} | more
-    await hot.begin(limits=limits[seed % 3], **options)
+    with patched(limits[seed % 3]):
+        return await _history(cluster, seed, steps, **options)
+
+
+async def _history(cluster: Any, seed: int, steps: int, **options: Any) -> Hot:
+    hot = Hot(cluster, seed)
+    await hot.begin(**options)
     await hot.subscribe({name: (hot.random.choice(BROKERS), 5.0) for name in IDS})
     for step in range(steps):
         await hot.subscribe()
@@ -335,22 +340,19 @@ async def test_subscriptions_are_compared_with_their_rows_whatever_happens(
 async def hot(cluster: Any) -> Hot:
     """A channel with subscriptions in all partitions, which match everything."""
     made = Hot(cluster)
-    await made.begin(limits=ExecutorOptions())
+    await made.begin()
     await made.subscribe(dict.fromkeys(IDS, ("east", -1.0)))
     return made
 
 
-async def limit(hot: Hot, **limits: int) -> None:
-    await hot.cluster.reconfigure(channels=ExecutorOptions(**limits))
-    hot.gossip()
-
-
 @pytest.mark.slow
-async def test_a_partition_that_is_away_does_not_hold_up_those_with_too_much(hot: Hot) -> None:
+async def test_a_partition_that_is_away_does_not_hold_up_those_with_too_much(
+    hot: Hot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where more is new than fits, the first half must not be that which is away."""
     for _ in range(6):
         await hot.observe()
-    await limit(hot, rows_max=1)
+    monkeypatch.setattr(channel_executor, "ROWS_MAX", 1)
     air = hot.published(DATASET)
     owner = next(node for node in hot.cluster.nodes if min(air) in node.partitions)
     hot.away.add(owner.name)
@@ -379,7 +381,7 @@ async def test_an_index_that_was_read_in_part_forgets_what_is_deleted_meanwhile(
     hot: Hot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table is read in pieces, and the second piece fails."""
-    await hot.cluster.reconfigure(queries=QueryOptions(rows_per_piece=1))
+    monkeypatch.setattr(query_limits, "ROWS_PER_PIECE", 1)
     hot.gossip()
     await hot.observe()
     hot.gossip()
@@ -407,7 +409,7 @@ async def test_an_execution_that_cannot_be_stored_is_not_repeated_at_once(
 ) -> None:
     for _ in range(6):
         await hot.observe()
-    await limit(hot, rows_max=1)
+    monkeypatch.setattr(channel_executor, "ROWS_MAX", 1)
     executor, catalog = hot.cluster["a"].channels, hot.cluster["a"].catalog
     assert await executor.execute(CHANNEL), "there is more to do"
 
@@ -560,7 +562,7 @@ async def test_a_reader_waits_where_the_view_is_ahead_of_the_owner(hot: Hot) -> 
 async def test_files_that_were_merged_are_dropped_when_they_are_old(cluster: Any) -> None:
     """A merged file has executions of a small part of the time for which they are kept."""
     hot = Hot(cluster)
-    await hot.begin(limits=ExecutorOptions(), keep=f"{KEPT_DAYS}d")
+    await hot.begin(keep=f"{KEPT_DAYS}d")
     await hot.subscribe(dict.fromkeys(IDS, ("east", -1.0)))
     for node in cluster.nodes:
         node.channels._clock = cluster.clock
@@ -741,7 +743,7 @@ async def dropped(cluster: Any) -> Hot:
 async def enriched(cluster: Any) -> Hot:
     """Tables change while executions join them."""
     hot = Hot(cluster)
-    await hot.begin(limits=ExecutorOptions(), enrich=ENRICH)
+    await hot.begin(enrich=ENRICH)
     await hot.subscribe(dict.fromkeys(IDS, ("east", -1.0)))
     for _ in range(6):
         await hot.observe()
@@ -754,7 +756,7 @@ async def enriched(cluster: Any) -> Hot:
 async def looked_up(cluster: Any) -> Hot:
     """Rows of subscriptions change while executions read them."""
     hot = Hot(cluster)
-    await hot.begin(limits=ExecutorOptions(), **LOOKUP)
+    await hot.begin(**LOOKUP)
     await hot.subscribe(dict(zip(IDS, itertools.cycle([("east", 1.0), ("west", 2.0)]))))
     for _ in range(4):
         await hot.upsert(LEVELS)
@@ -768,7 +770,7 @@ async def looked_up(cluster: Any) -> Hot:
 async def compared_there_and_back(cluster: Any) -> Hot:
     """Rows of subscriptions change while a partition is executed at another node."""
     hot = Hot(cluster)
-    await hot.begin(limits=ExecutorOptions(), new="either", **LOOKUP)
+    await hot.begin(new="either", **LOOKUP)
     await hot.subscribe(dict(zip(IDS, itertools.cycle([("east", 1.0), ("west", 2.0)]))))
     partition = max(cluster["a"].partitions)  # It has subscriptions.
     for _ in range(3):
@@ -784,7 +786,7 @@ async def compared_there_and_back(cluster: Any) -> Hot:
 
 async def made(cluster: Any) -> Hot:
     hot = Hot(cluster)
-    await hot.begin(limits=ExecutorOptions())
+    await hot.begin()
     await hot.subscribe({name: (hot.random.choice(BROKERS), 5.0) for name in IDS})
     return hot
 

@@ -23,12 +23,12 @@ from galileo.graph import group_merger, newest
 from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model.grouping import Grouping, parse_key
+from galileo.node import query_limits
 from galileo.node.analyses import nearest
 from galileo.node.analyses.nearest import NearestAnalysis
 from galileo.node.cluster_analytics import ClusterAnswer
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.peers import AnalysisTask, PartitionScope
-from galileo.node.query_options import QueryOptions
 from galileo.query import parse, visitors
 from galileo.query.questions import (
     Aggregate,
@@ -395,8 +395,10 @@ async def test_cancelled_analytics_stop_their_work(cluster: Any) -> None:
     assert [type(error) for error in outcome] == [Cancelled]
 
 
-async def test_analytics_above_waiting_max_are_overloaded(cluster: Any) -> None:
-    await cluster.reconfigure(queries=QueryOptions(analytics_waiting_max=2))
+async def test_analytics_above_waiting_max_are_overloaded(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query_limits, "ANALYTICS_WAITING_MAX", 2)
     graphs, go_on = cluster["a"].analytics.graphs, threading.Event()
     tasks = [asyncio.create_task(graphs.run(lambda check: go_on.wait())) for _ in range(2)]
     await asyncio.sleep(0)
@@ -413,7 +415,7 @@ async def test_nearest_holds_few_observations_more_than_requested(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(cluster, batches=6)
-    await cluster.reconfigure(queries=QueryOptions(rows_held_min=10))
+    monkeypatch.setattr(query_limits, "ROWS_HELD_MIN", 10)
     sizes: list[int] = []
     plain = nearest.first
 

@@ -17,7 +17,6 @@ from galileo.errors import InputError, Unavailable
 from galileo.labels import LabelSet
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import NUMBERED_PARTS_SCHEMA, ReadTask
-from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import observed
 from galileo.query import parse
 from galileo.samplers import SamplerSpec, numbered_parts, observed_schema
@@ -97,9 +96,9 @@ async def one_by_one(cluster: Any, *, north: float) -> set[Any]:
     "rows_max", [50, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (1, 131_072))]
 )
 async def test_observing_sampler_gets_the_observations_of_its_labels(
-    filled: Any, shown: list[tuple[int, int, int]], rows_max: int
+    filled: Any, shown: list[tuple[int, int, int]], rows_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await filled.reconfigure(queries=QueryOptions(observed_rows_max=rows_max))
+    monkeypatch.setattr(samplers, "OBSERVED_ROWS_MAX", rows_max)
     everything = await filled.ask(QUERY)
     assert everything.table.column("rows").to_numpy().max() > 1
     expected = await one_by_one(filled, north=20.0)

@@ -22,8 +22,8 @@ from galileo.errors import (
     UnknownDataset,
 )
 from galileo.model.rows import FirstRows, RowOptions
+from galileo.node import query_limits
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
-from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import RowReader, first_rows
 
 BOX = "S_INTERSECTS(geometry, BBOX(-100, 10, 40, 33))"
@@ -71,7 +71,7 @@ async def test_read_finds_partitions_that_moved_meanwhile(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long ago it began, and however often it happens."""
-    await cluster.reconfigure(queries=QueryOptions(moved_retry_timeout_s=0.0))
+    monkeypatch.setattr(query_limits, "MOVED_RETRY_S", 0.0)
     table = make_observations(500)
     await cluster.ingest(table)
     labels, moved = await cluster.ask(), list[str]()

@@ -16,9 +16,8 @@ from galileo import samplers
 from galileo.cursor import Cursor
 from galileo.errors import InputError, MessageTooLarge, SamplerFailed, UnknownSampler
 from galileo.labels import LabelSet, first_commits
-from galileo.node import sampling
+from galileo.node import query_limits, sampling
 from galileo.node.cluster_scan import ScanEnd
-from galileo.node.query_options import QueryOptions
 from galileo.query import parse
 from galileo.samplers import SamplerSpec
 from galileo.testing.conformance import identities, sample_labels
@@ -138,10 +137,10 @@ async def test_sampled_equals_sampling_all_labels_of_the_query(
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.name}-{spec.options}")
 async def test_sampled_in_small_windows_gives_the_same_labels(
-    filled: Any, spec: SamplerSpec
+    filled: Any, spec: SamplerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = set(identities(await sampled(filled, spec)))
-    await filled.reconfigure(queries=QueryOptions(window_labels_max=40))
+    monkeypatch.setattr(query_limits, "WINDOW_LABELS_MAX", 40)
     assert set(identities(await sampled(filled, spec))) == expected
 
 
@@ -201,8 +200,10 @@ async def test_sampled_with_an_unknown_sampler_or_option_is_refused(filled: Any)
         await sampled(filled, SamplerSpec("weighted", {"feature": "station", "n": 5}))
 
 
-async def test_sampled_above_merged_labels_max_is_refused(filled: Any) -> None:
-    await filled.reconfigure(queries=QueryOptions(merged_labels_max=20))
+async def test_sampled_above_merged_labels_max_is_refused(
+    filled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query_limits, "MERGED_LABELS_MAX", 20)
     with raises(MessageTooLarge, bound=20):
         await sampled(filled, RESERVOIR)
     assert len(await sampled(filled, SamplerSpec("reservoir", {"n": 1}, 7))) == 1
@@ -222,8 +223,9 @@ async def test_scan_of_mixed_tasks_samples_the_sampled_ones_only(filled: Any) ->
     assert counts[0] == counts[1] + counts[2]
 
 
-def test_sampled_pieces_windows_hold_whole_commits() -> None:
+def test_sampled_pieces_windows_hold_whole_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each window is small or one commit, and together they are everything."""
+    monkeypatch.setattr(query_limits, "WINDOW_LABELS_MAX", 150)
     labels = sample_labels()
     until = Cursor({0: 3, 1: 3, 2: 2})
     asked: list[Cursor] = []
@@ -249,7 +251,6 @@ def test_sampled_pieces_windows_hold_whole_commits() -> None:
         until=until,
         sampler=(Watched(), SamplerSpec("watched")),
         observe=lambda part: pytest.fail("it looks at labels alone"),
-        options=QueryOptions(window_labels_max=150),
     )
     tables = [piece for piece in pieces if piece is not None]
     assert sorted(identities(LabelSet(labels.schema, pa.Table.from_batches(tables)))) == sorted(

@@ -21,10 +21,9 @@ from galileo.graph.columns import Paths
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.labels import LabelSet, first_commits
 from galileo.model.schema import Feature, Schema
-from galileo.node import local_scan
+from galileo.node import local_scan, query_limits
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
-from galileo.node.query_options import QueryOptions
 from galileo.query import parse
 from galileo.rpc import internal
 
@@ -192,9 +191,11 @@ async def test_query_of_one_cell_is_complete_without_other_groups(cluster: Any) 
     assert len(answer) > 0
 
 
-async def test_query_drops_labels_of_a_broken_stream(cluster: Any) -> None:
+async def test_query_drops_labels_of_a_broken_stream(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The node had sent some labels; whether they are all is not known, so none count."""
-    await cluster.reconfigure(queries=QueryOptions(labels_per_part=20))
+    monkeypatch.setattr(query_limits, "LABELS_PER_PART", 20)
     await fill(cluster)
     whole = await cluster.ask()
     cluster.network.cut_after = {"b": 2}
@@ -237,8 +238,10 @@ async def test_query_with_an_unexpected_error_raises_it(cluster: Any) -> None:
 
 
 @pytest.mark.usefixtures("all_large")
-async def test_abandoned_query_leaves_no_task(cluster: Any) -> None:
-    await cluster.reconfigure(queries=QueryOptions(labels_per_part=1))
+async def test_abandoned_query_leaves_no_task(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query_limits, "LABELS_PER_PART", 1)
     await fill(cluster, batches=1)
     before = asyncio.all_tasks()
     parts = cluster["a"].scans.between(
@@ -449,7 +452,7 @@ async def test_query_sends_labels_of_a_moving_partition_once(
 async def test_query_names_partitions_whose_nodes_refuse_them_for_too_long(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await cluster.reconfigure(queries=QueryOptions(moved_retry_timeout_s=0.1))
+    monkeypatch.setattr(query_limits, "MOVED_RETRY_S", 0.1)
     await fill(cluster)
 
     async def refuse(tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
@@ -475,9 +478,9 @@ async def test_query_scans_ahead_of_its_reader_within_the_queue(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ahead of its reader a scan makes only what the queue and one step hold."""
-    options = QueryOptions(labels_per_part=1, step_bytes_max=50)
     monkeypatch.setattr(internal, "SCAN_PARTS_MAX", 1)
-    await cluster.reconfigure(queries=options)
+    monkeypatch.setattr(query_limits, "LABELS_PER_PART", 1)
+    monkeypatch.setattr(query_limits, "STEP_BYTES_MAX", 50)
     await fill(cluster, batches=1)
     made: list[int] = []
     gathered = MetadataGraph._labels
@@ -490,7 +493,7 @@ async def test_query_scans_ahead_of_its_reader_within_the_queue(
     monkeypatch.setattr(MetadataGraph, "_labels", counted)
     parts = cluster["a"].scans.run(parse("", cluster.schema))
     assert (await anext(parts)).num_rows == 1
-    waiting = options.parts_waiting_max
+    waiting = query_limits.PARTS_WAITING_MAX
     async with asyncio.timeout(60):
         while sum(made) <= waiting:  # noqa: ASYNC110 - threads count
             await asyncio.sleep(0.001)
@@ -503,7 +506,7 @@ async def test_query_scans_ahead_of_its_reader_within_the_queue(
 
 @pytest.mark.usefixtures("all_large")
 async def test_abandoned_scan_ends(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    await cluster.reconfigure(queries=QueryOptions(step_bytes_max=50))
+    monkeypatch.setattr(query_limits, "STEP_BYTES_MAX", 50)
     await fill(cluster, batches=1)
     steps: list[int] = []
     step = local_scan._IncrementalScan.step
@@ -527,12 +530,12 @@ async def test_abandoned_scan_ends(cluster: Any, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("small_bytes_max", [0, 400, 1 << 20])
 async def test_query_with_small_and_large_answers_gives_the_same_labels(
-    cluster: Any, small_bytes_max: int
+    cluster: Any, small_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(cluster)
     whole = await cluster.ask("temperature > 300")
-    options = QueryOptions(small_bytes_max=small_bytes_max, step_s=60.0)
-    await cluster.reconfigure(queries=options)
+    monkeypatch.setattr(query_limits, "SMALL_BYTES_MAX", small_bytes_max)
+    monkeypatch.setattr(query_limits, "STEP_S", 60.0)
     cluster.network.calls.clear()
     again = await cluster.ask("temperature > 300")
     assert identities(again) == identities(whole)
@@ -541,11 +544,14 @@ async def test_query_with_small_and_large_answers_gives_the_same_labels(
     assert streamed == (0 if small_bytes_max > 400 else 2)
 
 
-async def test_query_in_short_steps_gives_the_same_answer(cluster: Any) -> None:
+async def test_query_in_short_steps_gives_the_same_answer(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With no time at all each look at a chunk is a step, and the answer is the same."""
     await fill(cluster)
     whole = await cluster.ask("temperature > 300")
-    await cluster.reconfigure(queries=QueryOptions(step_s=-1.0, inline_s=-1.0))
+    monkeypatch.setattr(query_limits, "STEP_S", -1.0)
+    monkeypatch.setattr(query_limits, "INLINE_S", -1.0)
     assert identities(await cluster.ask("temperature > 300")) == identities(whole)
     assert len(await cluster.ask("temperature > 1000")) == 0
 
@@ -579,7 +585,7 @@ async def test_bounded_scans_of_an_old_token_make_each_label_once(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a bounded scan makes is what it answers, a step at a time, however much there is."""
-    await cluster.reconfigure(queries=QueryOptions(step_bytes_max=500))
+    monkeypatch.setattr(query_limits, "STEP_BYTES_MAX", 500)
     await fill(cluster, batches=8, rows=100)
     mine = placement.partitions_by_node(cluster.topology)["a"]
     everything = await local(cluster, ScanTask(0, "nam", "", EMPTY_CURSOR, None, mine))

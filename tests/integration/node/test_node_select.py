@@ -20,8 +20,8 @@ from galileo.errors import (
     PartitionMoved,
 )
 from galileo.model.rows import RowOptions, sorted_by_time
+from galileo.node import query_limits
 from galileo.node.peers import ReadTask
-from galileo.node.query_options import QueryOptions
 from galileo.node.select import CursorRange
 from galileo.query import parse
 from galileo.storage.journal import PartitionJournal
@@ -69,8 +69,11 @@ async def test_select_equals_a_query_and_an_exact_read(cluster: Any, query: str)
     assert stations(await cluster.read(await cluster.ask(query))) == stations(expected)
 
 
-async def test_select_of_many_rows_returns_several_tables(cluster: Any) -> None:
-    await cluster.reconfigure(queries=QueryOptions(rows_per_piece=70, labels_per_part=50))
+async def test_select_of_many_rows_returns_several_tables(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query_limits, "ROWS_PER_PIECE", 70)
+    monkeypatch.setattr(query_limits, "LABELS_PER_PART", 50)
     whole = make_observations(2000)
     for number in range(20):
         await cluster.ingest(whole.slice(100 * number, 100), batch=number)
@@ -82,8 +85,10 @@ async def test_select_of_many_rows_returns_several_tables(cluster: Any) -> None:
     assert await cluster["a"].selection.count(query) == expected.num_rows
 
 
-async def test_select_in_short_steps_returns_the_same_rows(cluster: Any) -> None:
-    await cluster.reconfigure(queries=QueryOptions(step_s=-1.0))
+async def test_select_in_short_steps_returns_the_same_rows(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query_limits, "STEP_S", -1.0)
     whole = make_observations(1000)
     await cluster.ingest(whole)
     assert stations(await select(cluster, BOX)) == stations(
@@ -182,12 +187,15 @@ async def select_commits(cluster: Any, query: str, commits: CursorRange) -> list
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_select_limit_and_order_equal_a_simple_model(cluster: Any, seed: int) -> None:
+async def test_select_limit_and_order_equal_a_simple_model(
+    cluster: Any, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Selected, and read behind labels, at every node; times repeat, so the rest may differ."""
     random = np.random.default_rng(seed)
     held, piece, part = (int(random.integers(*span)) for span in ((1, 300), (20, 500), (20, 300)))
-    options = QueryOptions(rows_held_min=held, rows_per_piece=piece, labels_per_part=part)
-    await cluster.reconfigure(queries=options)
+    monkeypatch.setattr(query_limits, "ROWS_HELD_MIN", held)
+    monkeypatch.setattr(query_limits, "ROWS_PER_PIECE", piece)
+    monkeypatch.setattr(query_limits, "LABELS_PER_PART", part)
     whole = make_observations(600, seed)
     for number in range(3):
         await cluster.ingest(whole.slice(200 * number, 200), batch=number)
@@ -236,8 +244,10 @@ async def test_select_with_an_invalid_order_or_limit_is_refused(
 async def test_select_in_order_with_limit_reads_fewer_time_buckets(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = QueryOptions(rows_held_min=0, rows_per_piece=1, labels_per_part=10, step_s=-1.0)
-    await cluster.reconfigure(queries=small)
+    monkeypatch.setattr(query_limits, "ROWS_HELD_MIN", 0)
+    monkeypatch.setattr(query_limits, "ROWS_PER_PIECE", 1)
+    monkeypatch.setattr(query_limits, "LABELS_PER_PART", 10)
+    monkeypatch.setattr(query_limits, "STEP_S", -1.0)
     whole = sorted_by_time(make_observations(600), "time")
     for number in range(20):
         await cluster.ingest(whole.slice(30 * number, 30), batch=number)

@@ -17,6 +17,7 @@ from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.election.ranking import UsageStatistics
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
+from galileo.node import query_limits
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.analytics import AnalyticsServicer
 from galileo.rpc.call_log import CallTracker
@@ -138,9 +139,9 @@ def _status_of(node: StorageNode) -> Callable[[], Awaitable[cluster_pb2.NodeStat
 
 
 @pytest.fixture
-def node_options() -> NodeOptions:
-    """The options of the company's nodes; tests override it."""
-    return NodeOptions()
+def limits() -> dict[str, float]:
+    """Limits of queries with other values; tests override it."""
+    return {}
 
 
 @pytest.fixture
@@ -151,8 +152,13 @@ def query_servicer() -> type[QueryServicer]:
 
 @pytest.fixture
 async def company(
-    tmp_path: Path, node_options: NodeOptions, query_servicer: type[QueryServicer]
+    tmp_path: Path,
+    limits: dict[str, float],
+    query_servicer: type[QueryServicer],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Company]:
+    for name, value in limits.items():
+        monkeypatch.setattr(query_limits, name, value)
     servers = {
         name: grpc.aio.server(
             options=node_server_options(), interceptors=[CallInterceptor(CallTracker())]
@@ -162,7 +168,7 @@ async def company(
     ports = {name: server.add_insecure_port("127.0.0.1:0") for name, server in servers.items()}
     a, b, c = (NodeInfo(name, f"127.0.0.1:{port}") for name, port in ports.items())
     topology = Topology("test", (Group("west", (a, c)), Group("east", (b,))), even_ranges(2))
-    made = Company(topology, options=node_options, query_servicer=query_servicer)
+    made = Company(topology, query_servicer=query_servicer)
     for name, server in servers.items():
         await made.start(name, server, tmp_path / name)
     yield made

@@ -32,7 +32,6 @@ from galileo.gateway.request_bodies import RequestBodies
 from galileo.gateway.shared_calls import SharedCalls
 from galileo.model.quotas import Quotas
 from galileo.node.analyses.local_graphs import LocalGraphs
-from galileo.node.query_options import QueryOptions
 from galileo.node.replication.log_writer import LogWriter
 from galileo.rpc.access import ANONYMOUS, Principal, Role
 from galileo.rpc.admission import Admission, AdmissionOptions
@@ -130,7 +129,6 @@ def call_tracker() -> Case:
 def streamed_queries() -> Case:
     servicer, go = QueryServicer.__new__(QueryServicer), asyncio.Event()
     servicer._streaming = 0
-    servicer._node = SimpleNamespace(options=SimpleNamespace(queries=QueryOptions()))  # type: ignore[assignment]
 
     async def call() -> None:
         with servicer._counted():
@@ -168,7 +166,7 @@ def analytics() -> Case:
     anything: Any = None
     executor = ThreadPoolExecutor(1)
     answers, go = (
-        LocalGraphs(anything, reading=anything, executor=executor, options=QueryOptions()),
+        LocalGraphs(anything, reading=anything, executor=executor),
         asyncio.Event(),
     )
     loop = asyncio.get_running_loop()

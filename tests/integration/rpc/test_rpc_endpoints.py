@@ -18,8 +18,7 @@ import galileo
 from galileo.dht import placement, topology_changes
 from galileo.errors import IncompleteAnswer
 from galileo.labels import LabelSet
-from galileo.node.query_options import QueryOptions
-from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.node.storage_node import StorageNode
 from galileo.rpc.query import QueryServicer
 from galileo.wire import codec
 from galileo.wire.v1 import query_pb2
@@ -79,9 +78,9 @@ def query_servicer(behaviour: Behaviour) -> type[QueryServicer]:
 
 
 @pytest.fixture
-def node_options() -> NodeOptions:
+def limits() -> dict[str, float]:
     """A few labels are a large answer."""
-    return NodeOptions(queries=QueryOptions(small_bytes_max=2_000, labels_per_part=100))
+    return {"SMALL_BYTES_MAX": 2_000, "LABELS_PER_PART": 100}
 
 
 @pytest.fixture

@@ -15,8 +15,6 @@ import pytest
 
 from galileo.labels import to_ipc
 from galileo.node import local_scan, row_reader, select
-from galileo.node.query_options import QueryOptions
-from galileo.node.storage_node import NodeOptions
 from galileo.wire.v1 import cluster_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
 
@@ -96,16 +94,15 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
 
 
 @pytest.fixture
-def node_options() -> NodeOptions:
+def limits() -> dict[str, float]:
     """Queries run in many small steps."""
-    limits = QueryOptions(
-        step_bytes_max=1 << 12,
-        small_bytes_max=1,
-        rows_per_piece=64,
-        step_s=0.0,
-        labels_per_part=64,
-    )
-    return NodeOptions(queries=limits)
+    return {
+        "STEP_BYTES_MAX": 1 << 12,
+        "SMALL_BYTES_MAX": 1,
+        "ROWS_PER_PIECE": 64,
+        "STEP_S": 0.0,
+        "LABELS_PER_PART": 64,
+    }
 
 
 @pytest.fixture

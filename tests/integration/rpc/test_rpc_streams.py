@@ -18,8 +18,6 @@ from galileo.cursor import EMPTY_CURSOR
 from galileo.labels import to_ipc
 from galileo.node import cluster_scan, local_scan
 from galileo.node.peers import ScanAnswer, ScanDone
-from galileo.node.query_options import QueryOptions
-from galileo.node.storage_node import NodeOptions
 from galileo.rpc import peers
 from galileo.rpc.error_mapping import streaming
 from galileo.rpc.peers import DEADLINES_S, SCAN_S, GrpcPeers
@@ -42,14 +40,10 @@ class ImpatientQueries(QueryServicer):
     Run = streaming(QueryServicer.Run.__wrapped__, stalled_max_s=2.0)
 
 
-def in_steps(step_bytes_max: int = 1 << 17, **limits: int) -> NodeOptions:
-    return NodeOptions(queries=QueryOptions(step_bytes_max=step_bytes_max, **limits))
-
-
 @pytest.fixture
-def node_options() -> NodeOptions:
+def limits() -> dict[str, float]:
     """Scans in steps of few labels."""
-    return in_steps()
+    return {"STEP_BYTES_MAX": 1 << 17}
 
 
 async def fill(company: Any, observations: pa.Table) -> None:
@@ -128,7 +122,7 @@ async def test_stalled_reader_stops_its_scans_only(filled: Any, steps: list[int]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("node_options", [in_steps(1 << 14, parts_waiting_max=1)], ids=[""])
+@pytest.mark.parametrize("limits", [{"STEP_BYTES_MAX": 1 << 14, "PARTS_WAITING_MAX": 1}], ids=[""])
 async def test_cancelled_reader_ends_its_scans(filled: Any, steps: list[int]) -> None:
     call = ask(filled)
     await call.read()
@@ -158,7 +152,7 @@ async def test_stalled_reader_is_cancelled_after_stalled_max(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("node_options", [in_steps(answers_max=2)], ids=[""])
+@pytest.mark.parametrize("limits", [{"STEP_BYTES_MAX": 1 << 17, "ANSWERS_MAX": 2}], ids=[""])
 async def test_queries_above_answers_max_are_overloaded(filled: Any) -> None:
     slow = [ask(filled) for _ in range(2)]
     for call in slow:

@@ -16,13 +16,11 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, TypeAlias, TypeVar
-from unittest import mock
 
 import pyarrow as pa
 from channel_audit import (
@@ -39,6 +37,7 @@ from channel_audit import (
     numbers_of,
     rows_of,
 )
+from patches import patched
 from replica_nodes import (
     OPTIONS,
     SETTLED_S,
@@ -61,11 +60,9 @@ from galileo.model.table import Table, index_versions
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
 from galileo.node.channel_cuts import ChannelCuts
-from galileo.node.channel_executor import ExecutorOptions
-from galileo.node.query_options import QueryOptions
 from galileo.node.reader_positions import ReaderPositions
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
-from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.node.storage_node import StorageNode
 from galileo.query.subscriptions import ParameterQuery
 from galileo.storage.commits import Commit, Committed
 from simulator.virtual_time import (
@@ -80,7 +77,19 @@ from simulator.virtual_time import (
 
 AIR = air("nam")
 CHANNEL = "hot"
-LIMITS = (ExecutorOptions(), ExecutorOptions(rows_max=12), ExecutorOptions(bytes_max=8_000))
+LIMITS: tuple[dict[str, int], ...] = (
+    {},
+    {"galileo.node.channel_executor.ROWS_MAX": 12},
+    {"galileo.node.channel_executor.BYTES_MAX": 8_000},
+)
+"""Limits of executions with other values."""
+OF_QUERIES = {
+    "galileo.node.query_limits.STEP_S": 60.0,
+    "galileo.node.query_limits.INLINE_S": 60.0,
+    "galileo.node.query_limits.MOVED_RETRY_S": 0.5,
+    "galileo.node.query_limits.FAILOVER_RETRY_S": 2.0,
+}
+"""Limits of queries: steps do not depend on the processor, and leaders are soon given up."""
 MODES: tuple[tuple[New, bool], ...] = (
     ("observations", False),
     ("either", True),
@@ -142,7 +151,7 @@ class Plan:
     template: str = TEMPLATES[0]
     age_max_s: float | None = None
     looks_up: bool = False
-    limits: ExecutorOptions = LIMITS[0]
+    limits: Mapping[str, int] = field(default_factory=dict)
     is_kept: bool = False
     drops: Drops = "nothing"
     replicas: int = 3
@@ -188,9 +197,6 @@ class ChannelWorld(World):
     """
 
     reader_type = Reader
-    queries = QueryOptions(
-        step_s=60.0, inline_s=60.0, moved_retry_timeout_s=0.5, failover_timeout_s=2.0
-    )
 
     def __init__(self, directory: Path, seed: int, plan: Plan, *, options: Any = OPTIONS) -> None:
         channel = plan.channel
@@ -201,7 +207,6 @@ class ChannelWorld(World):
             schema=AIR,
             further=(*channel.references, channel, channel.subscriptions),
             options=options,
-            node_options=NodeOptions(channels=plan.limits, queries=self.queries),
         )
         self.plan, self.counters = plan, Counter[str]()
         self.audit = ChannelAudit(channel)
@@ -530,6 +535,10 @@ class ChannelWorld(World):
 
     async def play(self) -> None:
         """All faults, then everything works again, and is judged."""
+        with patched({**OF_QUERIES, **self.plan.limits}):
+            await self._play()
+
+    async def _play(self) -> None:
         await self.begin()
         works = [asyncio.create_task(work) for work in self.works()]
         gossip = asyncio.create_task(self.gossip())
@@ -883,13 +892,10 @@ def run_channels(
 
     async def play(loop: SimulatedLoop) -> SimulatedWorld:
         world = world_type(directory, seed, plan, loop=loop, without=without, trace=trace)
-        patches = mutate(world) if callable(mutate) else mutate or {}
-        with ExitStack() as stack:
-            identities = Random(seed)  # Sets of disks have an order by them.
-            token_hex = mock.patch("secrets.token_hex", lambda n: identities.randbytes(n).hex())
-            stack.enter_context(token_hex)
-            for target, mistake in patches.items():
-                stack.enter_context(mock.patch(target, mistake))
+        mistakes = mutate(world) if callable(mutate) else mutate or {}
+        identities = Random(seed)  # Sets of disks have an order by them.
+        token_hex = {"secrets.token_hex": lambda n: identities.randbytes(n).hex()}
+        with patched({**token_hex, **mistakes}):
             await world.play()
         return world
 

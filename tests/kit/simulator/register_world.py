@@ -6,9 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from unittest import mock
 
-from galileo.dht import register
+from patches import patched
+
 from galileo.dht.register import (
     Accept,
     Ballot,
@@ -42,7 +42,11 @@ from simulator.network import Network
 FAULTS_UNTIL_S = 20.0
 CALM_S = 40.0
 TICK_S = 0.1
-TIMES = {"BALLOT_S": 0.6, "BACKOFF_S": 0.3, "CHANGE_S": 4.0}
+TIMES = {
+    "galileo.dht.register.BALLOT_S": 0.6,
+    "galileo.dht.register.BACKOFF_S": 0.3,
+    "galileo.dht.register.CHANGE_S": 4.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +399,7 @@ def run_register(
         trace: called with each event.
     """
     register_type, stored = REGISTER_MUTANTS[mutant] if mutant else (Register, None)
-    with mock.patch.multiple(register, **TIMES):
+    with patched(TIMES):
         return RegisterWorld(seed, register_type, stored=stored, trace=trace).play()
 
 

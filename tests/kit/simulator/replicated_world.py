@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from random import Random
 
+from patches import patched
+
 from galileo.dht.topology import Group, NodeInfo, Topology
 from galileo.replication.messages import Message
 from simulator.faults import FAULTS, Faults, Victim
@@ -29,7 +31,7 @@ from simulator.replica_faults import FaultyReplicas
 from simulator.replica_world import Producer
 from simulator.replicated_mutants import REPLICATED_VARIANTS, ReplicatedVariant
 from simulator.replicated_node import LOG, ProcessReplicas, ReplicatedNode
-from simulator.world import Outcome, World, short_times
+from simulator.world import SHORT, Outcome, World
 
 REPLICA_FAULT_MEAN_S = 0.9
 CCQ_FAULT_MEAN_S = 1.5
@@ -233,7 +235,7 @@ def run_replicated(
         Violation: a guarantee was broken; other assertions are those of the machines.
         Stalled: no promise about data was broken, but no progress was made.
     """
-    with short_times():
+    with patched(SHORT):
         world = ReplicatedWorld(seed, REPLICATED_VARIANTS[variant], without=without, trace=trace)
         outcome = world.play()
     return Outcome(seed, outcome.seconds, outcome.delivered, outcome.trace_hash, outcome.counters)

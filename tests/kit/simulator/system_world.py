@@ -19,14 +19,13 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias, TypeVar
-from unittest import mock
 
+from patches import patched
 from replica_nodes import OPTIONS, START_US, Disk, Host, World, topology_of
 
 from galileo.dht import placement, topology_changes
@@ -1009,11 +1008,8 @@ def run_system(
 
     async def play(loop: PausingLoop) -> SystemWorld:
         identities = Random(seed)  # Sets of disks have an order by them.
-        with ExitStack() as stack:
-            token_hex = mock.patch("secrets.token_hex", lambda n: identities.randbytes(n).hex())
-            stack.enter_context(token_hex)
-            for target, value in {**of_nodes, **(mutate or {})}.items():
-                stack.enter_context(mock.patch(target, value))
+        token_hex = {"secrets.token_hex": lambda n: identities.randbytes(n).hex()}
+        with patched({**token_hex, **of_nodes, **(mutate or {})}):
             world = SystemWorld(directory, seed, loop=loop, without=without, trace=trace)
             await world.play()
         return world

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from random import Random
-from unittest import mock
+
+from patches import patched
 
 from galileo.ccq.model import Ccq
 from galileo.ccq.options import ContinuousOptions
@@ -157,7 +157,7 @@ class World(NamedNodes):
     # --- the run ------------------------------------------------------------------------
 
     def play(self) -> Outcome:
-        with mock.patch("galileo.ccq.cache_memory.SPILL_IDLE_S", self._spill_idle_s):
+        with patched({"galileo.ccq.cache_memory.SPILL_IDLE_S": self._spill_idle_s}):
             return self._play()
 
     def _play(self) -> Outcome:
@@ -352,15 +352,6 @@ class World(NamedNodes):
         return [*readers, Reader("second", self, readers[0].ccq)]
 
 
-@contextmanager
-def short_times() -> Iterator[None]:
-    """Has pages end and leaders forget within the time of a world."""
-    with ExitStack() as stack:
-        for name, value in SHORT.items():
-            stack.enter_context(mock.patch(name, value))
-        yield
-
-
 def run(
     seed: int,
     variant: str = "production",
@@ -379,6 +370,6 @@ def run(
     Raises:
         Violation: a guarantee was broken; other assertions are those of the machines.
     """
-    with short_times():
+    with patched(SHORT):
         outcome = World(seed, variant=variant, without=without, trace=trace).play()
     return Outcome(seed, outcome.seconds, outcome.delivered, outcome.trace_hash, outcome.counters)
