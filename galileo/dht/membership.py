@@ -1,7 +1,7 @@
 """Membership: a failure detector and the states of all nodes, by gossip with bounded fan-out.
 
 Theory of operation. Every `heartbeat_interval_s` a node exchanges with `fanout` other nodes, the
-next of a shuffled ring, or with all in a cluster of at most `direct_max` others. Both send their
+next of a shuffled ring, or with all in a cluster of at most `DIRECT_MAX` others. Both send their
 digest and what the other lacks (`galileo.dht.node_states`). A digest has a count of beats for each
 node, which only that node increases. A node of which no new beat arrived for the timeout is dead; a
 new beat revives it. A beat may come through third nodes: what one node cannot reach another one
@@ -39,26 +39,27 @@ import numpy as np
 from galileo.dht.node_states import Digest, Mask, NodeStates, StateDelta, StateEntry
 from galileo.hashing import text64
 
+DIRECT_MAX = 4
+"""Up to so many peers, a round exchanges with all of them."""
+DELTAS_BYTES_MAX = 1 << 20
+"""Entries in one message; the last one may exceed it."""
+
 
 @dataclass(frozen=True, slots=True)
 class MembershipOptions:
-    """Times and bounds of membership.
+    """Times of membership, and exchanges of a round.
 
     Attributes:
         heartbeat_interval_s: between two rounds of exchanges.
         failure_timeout_s: without a new beat after which a peer is dead, if all exchange directly.
         lag_max_s: between two ticks; a longer pause extends all deadlines.
         fanout: exchanges of a round.
-        direct_max: up to so many peers, a round exchanges with all of them.
-        deltas_bytes_max: entries in one message; the last one may exceed it.
     """
 
     heartbeat_interval_s: float = 0.5
     failure_timeout_s: float = 2.0
     lag_max_s: float = 1.0
     fanout: int = 1
-    direct_max: int = 4
-    deltas_bytes_max: int = 1 << 20
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_s < self.failure_timeout_s:
@@ -69,7 +70,7 @@ class MembershipOptions:
 
     def timeout_s(self, peers: int) -> float:
         """The time without a new beat after which one of so many peers is dead."""
-        if peers <= self.direct_max:
+        if peers <= DIRECT_MAX:
             return self.failure_timeout_s
         spread_s = self.heartbeat_interval_s / self.fanout * log2(peers + 1)
         return self.failure_timeout_s + spread_s
@@ -272,7 +273,7 @@ class Membership:
         """What begins an exchange: the digest, and own entries that the peer is known to lack."""
         digest, own = self.states.digest(), self.states.run
         run, version = self._acknowledged.get(to, (own, _ALL))
-        base, bytes_max = version if run == own else 0, self.options.deltas_bytes_max
+        base, bytes_max = version if run == own else 0, DELTAS_BYTES_MAX
         delta = self.states.delta(self.me, base=base, bytes_max=bytes_max)
         return Gossip(digest, (delta,) if delta.entries else ())
 
@@ -319,7 +320,7 @@ class Membership:
 
     def _extend_deadlines(self, signs: Mask, sender: str, now: float) -> None:
         """A beat of the sender counts from now, a relayed one from when it was made at latest."""
-        is_direct = len(self.states.names) - 1 <= self.options.direct_max
+        is_direct = len(self.states.names) - 1 <= DIRECT_MAX
         relay_s = self.options.heartbeat_interval_s if is_direct else 0.0
         deadlines = np.full(len(signs), now + self.timeout_s - relay_s)
         row = self.states.index(sender)
@@ -334,7 +335,7 @@ class Membership:
         if self.me in digest.names:
             row = digest.names.index(self.me)
             self._acknowledged[event.node] = int(digest.runs[row]), int(digest.versions[row])
-        missing = tuple(self.states.deltas(digest, bytes_max=self.options.deltas_bytes_max))
+        missing = tuple(self.states.deltas(digest, bytes_max=DELTAS_BYTES_MAX))
         if isinstance(event, GossipArrived):
             return [AnswerGossip(Gossip(self.states.digest(), missing))]
         is_over = event.is_last or not missing
@@ -377,7 +378,7 @@ class Membership:
     def _targets(self) -> list[str]:
         """The peers of this round: the next of the ring, and one that is away."""
         peers = len(self.states.names) - 1
-        if peers <= self.options.direct_max:
+        if peers <= DIRECT_MAX:
             return list(self.peers)
         away = {*self.dead, *self._failing_since}
         targets: list[str] = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from galileo import spans
@@ -39,15 +38,11 @@ class CompactionRunnerOptions:
         bytes_per_s: of segments read, over all partitions; about as much is read again and less
             written.
         interval_s: seconds between two checks.
-        retry_after_s: how long a partition waits after a failure.
-        monotonic: clock of this wait.
     """
 
     merge: CompactionOptions = field(default_factory=CompactionOptions)
     bytes_per_s: int = BYTES_PER_S
     interval_s: float = INTERVAL_S
-    retry_after_s: float = RETRY_AFTER_S
-    monotonic: Callable[[], float] = time.monotonic
 
 
 class CompactionRunner:
@@ -90,12 +85,12 @@ class CompactionRunner:
     def _merge(
         self, place: tuple[str, int], journal: PartitionJournal, merge: CompactionOptions
     ) -> None:
-        if self._options.monotonic() < self._retry_at.get(place, 0.0):
+        if time.monotonic() < self._retry_at.get(place, 0.0):
             return
         try:
-            started = self._options.monotonic()
+            started = time.monotonic()
             while not self._stopping.is_set() and journal.merge(merge, self._pace):
-                now = self._options.monotonic()
+                now = time.monotonic()
                 dataset, partition = place
                 spans.record(
                     "merging", parent="", took_s=now - started, dataset=dataset, partition=partition
@@ -103,7 +98,7 @@ class CompactionRunner:
                 log.info("merged segments of %s/p%d", *place)
                 started = now
         except (OSError, GalileoError) as error:
-            self._retry_at[place] = self._options.monotonic() + self._options.retry_after_s
+            self._retry_at[place] = time.monotonic() + RETRY_AFTER_S
             log.error("merging segments of %s/p%d failed: %s", *place, error)
 
     def _pace(self, size: int) -> bool:

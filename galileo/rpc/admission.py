@@ -77,21 +77,6 @@ _DEFAULT = policy_pb2.Policy()
 Decode = Callable[[bytes], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionOptions:
-    """Bounds of a process; see the constants above."""
-
-    calls_max: int = CALLS_MAX
-    public_calls_max: int = PUBLIC_CALLS_MAX
-    requests_bytes_max: int = REQUESTS_BYTES_MAX
-    bulk_bytes_max: int = BULK_BYTES_MAX
-    room_within_s: float = ROOM_WITHIN_S
-    arrives_within_s: float = ARRIVES_WITHIN_S
-    answers_max: int = ANSWERS_MAX
-    readings_max: int = READINGS_MAX
-    gives_way_s: float = GIVES_WAY_S
-
-
 @dataclass(slots=True, eq=False)
 class StreamSlot:
     """The slot of one response with observations.
@@ -110,10 +95,9 @@ class StreamSlot:
 class StreamSlots(Pool):
     """Slots for responses with observations; stalled readers are evicted for waiting ones."""
 
-    def __init__(self, most: int, *, gives_way_s: float) -> None:
+    def __init__(self, most: int) -> None:
         loop = asyncio.get_running_loop()
-        super().__init__(most, look_s=gives_way_s, monotonic=loop.time)
-        self._gives_way_s = gives_way_s
+        super().__init__(most, look_s=GIVES_WAY_S, monotonic=loop.time)
         self._running: set[StreamSlot] = set()
 
     async def begin(self, caller: ShareHolder, *, within_s: float) -> StreamSlot | None:
@@ -137,23 +121,26 @@ class StreamSlots(Pool):
         if not stalled:
             return
         since, longest = min(stalled, key=lambda pair: pair[0])
-        if self.monotonic() - since >= self._gives_way_s:
+        if self.monotonic() - since >= GIVES_WAY_S:
             longest.gives_way = True
             longest.task.cancel()
 
 
 class Admission:
-    """The bounds of a process."""
+    """The bounds of a process.
 
-    def __init__(self, options: AdmissionOptions | None = None) -> None:
-        self.options = bounds = options or AdmissionOptions()
-        self._calls = Pool(bounds.calls_max)
-        self._public_calls = Pool(bounds.public_calls_max, kept=0)
-        self._small, self._bulk = Pool(bounds.requests_bytes_max), Pool(bounds.bulk_bytes_max)
+    Args:
+        bulk_bytes_max: total size of concurrent bulk requests.
+    """
+
+    def __init__(self, *, bulk_bytes_max: int | None = None) -> None:
+        self._calls = Pool(CALLS_MAX)
+        self._public_calls = Pool(PUBLIC_CALLS_MAX, kept=0)
+        self._small, self._bulk = Pool(REQUESTS_BYTES_MAX), Pool(bulk_bytes_max or BULK_BYTES_MAX)
         self._heartbeats = Pool(sys.maxsize)
         self._slots = {
-            policy_pb2.READ_SLOT: StreamSlots(bounds.readings_max, gives_way_s=bounds.gives_way_s),
-            policy_pb2.QUERY_SLOT: StreamSlots(bounds.answers_max, gives_way_s=bounds.gives_way_s),
+            policy_pb2.READ_SLOT: StreamSlots(READINGS_MAX),
+            policy_pb2.QUERY_SLOT: StreamSlots(ANSWERS_MAX),
         }
 
     @property
@@ -188,9 +175,7 @@ class Admission:
                 f"this node answers {calls.held:,} calls at the moment; try again shortly",
                 after_s=RETRY_AFTER_S,
             )
-        call = AdmittedCall(
-            self.options, policy, context, caller, requests, self._slots.get(policy.slot)
-        )
+        call = AdmittedCall(policy, context, caller, requests, self._slots.get(policy.slot))
 
         def end(_: asyncio.Task[Any]) -> None:
             calls.give_back(caller)
@@ -211,7 +196,6 @@ class AdmittedCall:
 
     def __init__(
         self,
-        options: AdmissionOptions,
         policy: Policy,
         context: Context,
         caller: ShareHolder,
@@ -221,7 +205,6 @@ class AdmittedCall:
         self.room = ArrivingRequest(requests, caller, end=self.abort)
         self.slots = slots
         self.slot: StreamSlot | None = None
-        self._options = options
         self._policy = policy
         self._context = context
         self._caller = caller
@@ -236,9 +219,8 @@ class AdmittedCall:
             MessageTooLarge: it has too many bytes or fields.
             Overloaded: there was no room for it in time.
         """
-        arrives_within_s = self._options.arrives_within_s
-        late = DeadlineExceeded(f"expected the request within {arrives_within_s:g} s; try again")
-        timer = asyncio.get_running_loop().call_later(arrives_within_s, self.abort, late)
+        late = DeadlineExceeded(f"expected the request within {ARRIVES_WITHIN_S:g} s; try again")
+        timer = asyncio.get_running_loop().call_later(ARRIVES_WITHIN_S, self.abort, late)
         try:
             data = await self._read()
         finally:
@@ -250,7 +232,7 @@ class AdmittedCall:
         """The pieces of the request, of which the last has less than `PIECE_BYTES`."""
         pieces, size, is_last = list[bytes](), 0, False
         while not is_last:
-            await self.room.reserve(PIECE_BYTES, within_s=self._options.room_within_s)
+            await self.room.reserve(PIECE_BYTES, within_s=ROOM_WITHIN_S)
             piece = await self._context.read()
             if piece is grpc.aio.EOF:
                 break
@@ -276,8 +258,7 @@ class AdmittedCall:
             Overloaded: there was none in time.
         """
         if self.slots is not None:
-            within_s = self._options.room_within_s
-            self.slot = await self.slots.begin(self._caller, within_s=within_s)
+            self.slot = await self.slots.begin(self._caller, within_s=ROOM_WITHIN_S)
             if self.slot is None:
                 message = "this node answers too many readers at the moment; try again shortly"
                 raise Overloaded(message, after_s=RETRY_AFTER_S)

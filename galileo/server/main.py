@@ -39,7 +39,7 @@ from galileo.node.scrub_runner import CALM_S, ScrubOptions
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.access import Principal
-from galileo.rpc.admission import BULK_BYTES_MAX, Admission, AdmissionOptions
+from galileo.rpc.admission import BULK_BYTES_MAX, Admission
 from galileo.rpc.analytics import AnalyticsServicer
 from galileo.rpc.channels import ChannelsServicer
 from galileo.rpc.cluster import ClusterServicer
@@ -559,7 +559,7 @@ class NodeProcess:
 
 def _admission() -> Admission:
     bulk_bytes_max = min(BULK_BYTES_MAX, memory().total // BULK_PART)
-    return Admission(AdmissionOptions(bulk_bytes_max=bulk_bytes_max))
+    return Admission(bulk_bytes_max=bulk_bytes_max)
 
 
 def _members(config: Config, *, run: int) -> Membership:

@@ -45,6 +45,11 @@ DIRECTORY = "commit-log"
 SUFFIX = ".log"
 MAGIC = b"\x89GLL\x0d\x0a\x1a\xa7"
 FORMAT_VERSION = 1
+LOG_BYTES_MAX = 16 << 20
+"""Length of the commit log at which a checkpoint is due."""
+LOGGED_BYTES_MAX = 64 << 10
+"""Groups to several partitions with fewer bytes for each go through the commit log; more bytes are
+not worth writing twice."""
 
 # magic, version, entries, number of the record, bytes of table and entries, their checksum
 _HEADER = struct.Struct("<8sHIQQQI")
@@ -150,7 +155,7 @@ class CommitLog:
     @property
     def is_full(self) -> bool:
         """Whether a checkpoint is due."""
-        is_over = self._is_stopped or self._length >= self._options.log_bytes_max
+        is_over = self._is_stopped or self._length >= LOG_BYTES_MAX
         return bool(self._files) and is_over
 
     def write(self, writes: Sequence[Write], *, executor: Executor | None = None) -> None:
@@ -161,7 +166,7 @@ class CommitLog:
             executor: whose threads write to several segments at the same time.
         """
         size = sum(write.size for write in writes)
-        if len(writes) <= 1 or size >= len(writes) * self._options.logged_bytes_max:
+        if len(writes) <= 1 or size >= len(writes) * LOGGED_BYTES_MAX:
             write_directly(writes, executor=executor)
             return
         writes = [write for write in writes if write.write()]

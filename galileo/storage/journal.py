@@ -221,9 +221,7 @@ class PartitionJournal:
         self._producers = ProducerIndex()
         self._mark = retention.NOTHING_TRUNCATED
         self._segments: list[Segment | CompactedSegment] = []
-        self._maps = SegmentMaps(
-            segments_max=options.mapped_segments_max, commits_max=options.decoded_commits_max
-        )
+        self._maps = SegmentMaps()
         self._blocks = BlockCache()
         self.on_damage: Callable[[CorruptData], GalileoError] | None = None
         self._writer = SegmentWriter(directory, options)

@@ -26,6 +26,10 @@ from galileo.storage.frame import (
 )
 
 SUFFIX = ".segment"
+MAPPED_SEGMENTS_MAX = 32
+"""Segments of a partition that stay memory-mapped; each costs a file descriptor."""
+DECODED_COMMITS_MAX = 256
+"""Commits of a partition whose decoded observations are kept: views, some 4 KB each."""
 
 
 def segment_name(first_sequence: int) -> str:
@@ -206,16 +210,11 @@ class SegmentMaps:
 
     The most recently used ones are kept. A map that is dropped here lives on until the last table
     that uses it is gone; so what was decoded in it is dropped with it.
-
-    Args:
-        segments_max: segments that stay memory-mapped; each costs a file descriptor.
-        commits_max: commits whose decoded observations are kept: views, some 4 KB each.
     """
 
-    __slots__ = ("_commits_max", "_decoded", "_lock", "_maps", "_segments_max")
+    __slots__ = ("_decoded", "_lock", "_maps")
 
-    def __init__(self, *, segments_max: int, commits_max: int) -> None:
-        self._segments_max, self._commits_max = segments_max, commits_max
+    def __init__(self) -> None:
         self._maps: OrderedDict[Path, pa.Buffer] = OrderedDict()
         self._decoded: OrderedDict[int, tuple[Path, pa.RecordBatch]] = OrderedDict()
         self._lock = threading.Lock()
@@ -229,7 +228,7 @@ class SegmentMaps:
                 self._drop_decoded(segment.path)
                 self._maps[segment.path] = view
             self._maps.move_to_end(segment.path)
-            while len(self._maps) > self._segments_max:
+            while len(self._maps) > MAPPED_SEGMENTS_MAX:
                 path, _ = self._maps.popitem(last=False)
                 self._drop_decoded(path)
             return view
@@ -248,7 +247,7 @@ class SegmentMaps:
         with self._lock:
             if self._maps.get(path) is view:
                 self._decoded[sequence] = path, batch
-                while len(self._decoded) > self._commits_max:
+                while len(self._decoded) > DECODED_COMMITS_MAX:
                     self._decoded.popitem(last=False)
 
     def evict(self, path: Path) -> None:

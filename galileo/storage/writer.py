@@ -33,7 +33,7 @@ Durability = Literal["fsync", "none"]
 
 @dataclass(frozen=True, slots=True)
 class JournalOptions:
-    """How a partition writes, and what it keeps in memory.
+    """How a partition writes.
 
     Args:
         segment_bytes_max: a group of commits that would make a segment longer starts a new
@@ -42,21 +42,12 @@ class JournalOptions:
             operating system writes it later; a crash of the process loses nothing, a
             power cut the last seconds, and may leave damage that has to be repaired by hand.
         retry_after_s: the pause after a write that failed and was undone.
-        mapped_segments_max: segments that stay memory-mapped; each costs a file descriptor.
-        decoded_commits_max: commits whose decoded observations are kept: views, some 4 KB each.
-        log_bytes_max: length of the commit log at which a checkpoint is due.
-        logged_bytes_max: groups to several partitions with fewer bytes for each go through the
-            commit log; more bytes are not worth writing twice.
         disk, monotonic: the operations that may fail, and the clock that times the pause.
     """
 
     segment_bytes_max: int = SEGMENT_BYTES_MAX
     durability: Durability = "fsync"
     retry_after_s: float = RETRY_AFTER_S
-    mapped_segments_max: int = 32
-    decoded_commits_max: int = 256
-    log_bytes_max: int = 16 << 20
-    logged_bytes_max: int = 64 << 10
     disk: Disk = REAL_DISK
     monotonic: Callable[[], float] = time.monotonic
 

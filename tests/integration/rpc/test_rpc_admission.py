@@ -6,7 +6,7 @@ import asyncio
 import functools
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -24,7 +24,6 @@ from galileo.rpc.admission import (
     NAME_CHARACTERS_MAX,
     SMALL_REQUEST_BYTES_MAX,
     Admission,
-    AdmissionOptions,
     _check_values,
 )
 from galileo.rpc.call_log import CallTracker
@@ -131,23 +130,27 @@ class Served:
         await until(lambda: self.handlers.begun >= calls)
 
 
-OPTIONS = AdmissionOptions(
-    calls_max=7,
-    requests_bytes_max=6 * SMALL_REQUEST_BYTES_MAX,
-    bulk_bytes_max=64 * PIECE_BYTES,
-    room_within_s=0.2,
-)
+BOUNDS = {
+    "CALLS_MAX": 7,
+    "REQUESTS_BYTES_MAX": 6 * SMALL_REQUEST_BYTES_MAX,
+    "BULK_BYTES_MAX": 64 * PIECE_BYTES,
+    "ROOM_WITHIN_S": 0.2,
+}
 SHARE = 4
-"""Calls that one caller may have of `calls_max`."""
-STAYS_AWAY = replace(OPTIONS, arrives_within_s=0.5)
-READINGS = AdmissionOptions(readings_max=3, gives_way_s=0.1, room_within_s=TIMEOUT_S)
-READ = AdmissionOptions(readings_max=3, gives_way_s=2.0, room_within_s=4.0)
+"""Calls that one caller may have of `CALLS_MAX`."""
+STAYS_AWAY = {**BOUNDS, "ARRIVES_WITHIN_S": 0.5}
+READINGS = {"READINGS_MAX": 3, "GIVES_WAY_S": 0.1, "ROOM_WITHIN_S": TIMEOUT_S}
+READ = {"READINGS_MAX": 3, "GIVES_WAY_S": 2.0, "ROOM_WITHIN_S": 4.0}
 """Longer than any reader waits. One caller may have two readers of three."""
 
 
 @pytest.fixture
-async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
-    limits, handlers = Admission(getattr(request, "param", OPTIONS)), Handlers()
+async def served(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Served]:
+    for name, value in getattr(request, "param", BOUNDS).items():
+        monkeypatch.setattr(admission, name, value)
+    limits, handlers = Admission(), Handlers()
     interceptor = CallInterceptor(CallTracker(), admission=limits)
     server = grpc.aio.server(interceptors=[interceptor], options=server_options())
     server.add_generic_rpc_handlers((handlers,))
@@ -282,7 +285,7 @@ async def test_request_of_any_size_arrives_whole_in_small_messages(size: int) ->
     await server.stop(None)
 
 
-@pytest.mark.parametrize("served", [AdmissionOptions(public_calls_max=2)], indirect=True)
+@pytest.mark.parametrize("served", [{"PUBLIC_CALLS_MAX": 2}], indirect=True)
 async def test_admission_bounds_calls_that_need_no_token(served: Served) -> None:
     [health] = PUBLIC - {"/grpc.health.v1.Health/Check"}
     first = served.call(health)
@@ -301,7 +304,7 @@ async def test_admission_releases_bytes_of_a_disconnected_caller(served: Served)
     assert served.limits.requests_bytes == 0
 
 
-@pytest.mark.parametrize("served", [AdmissionOptions()], indirect=True)
+@pytest.mark.parametrize("served", [{}], indirect=True)
 @pytest.mark.parametrize(
     ("method", "most"),
     [(STATUS, SMALL_REQUEST_BYTES_MAX), (RUN, admission.QUERY_REQUEST_BYTES_MAX)],
@@ -403,7 +406,7 @@ async def test_admission_ends_a_stalled_reader_for_a_waiting_one(served: Served)
     await served.begun(2)
     first = [await one.read() for one in slow]
     assert [len(one) for one in first] == [1 << 20] * 2
-    await asyncio.sleep(2 * READINGS.gives_way_s)
+    await asyncio.sleep(2 * admission.GIVES_WAY_S)
     third = select(b"ends")
     assert len(await third.read()) == 1 << 20
     await served.until(2)
@@ -416,8 +419,11 @@ async def test_admission_ends_a_stalled_reader_for_a_waiting_one(served: Served)
 
 
 @pytest.mark.slow
-async def test_stream_slots_end_one_stalled_reader_per_waiter() -> None:
-    readings = admission.StreamSlots(3, gives_way_s=0.05)
+async def test_stream_slots_end_one_stalled_reader_per_waiter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "GIVES_WAY_S", 0.05)
+    readings = admission.StreamSlots(3)
 
     async def stalled() -> None:
         reading = await readings.begin(ANN, within_s=TIMEOUT_S)
@@ -437,8 +443,11 @@ async def test_stream_slots_end_one_stalled_reader_per_waiter() -> None:
     await asyncio.wait(slow)
 
 
-async def test_stream_slots_end_the_reader_that_has_stalled_for_longest() -> None:
-    readings, now = admission.StreamSlots(5, gives_way_s=1.0), asyncio.get_running_loop().time()
+async def test_stream_slots_end_the_reader_that_has_stalled_for_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "GIVES_WAY_S", 1.0)
+    readings, now = admission.StreamSlots(5), asyncio.get_running_loop().time()
 
     async def stalled(for_s: float) -> None:
         reading = await readings.begin(ANN, within_s=TIMEOUT_S)
@@ -456,8 +465,9 @@ async def test_stream_slots_end_the_reader_that_has_stalled_for_longest() -> Non
     await asyncio.wait(tasks)
 
 
-async def test_stream_slots_are_granted_in_order() -> None:
-    readings, order = admission.StreamSlots(1, gives_way_s=0.5), list[str]()
+async def test_stream_slots_are_granted_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "GIVES_WAY_S", 0.5)
+    readings, order = admission.StreamSlots(1), list[str]()
 
     async def read(name: str) -> None:
         assert await readings.begin(ANN, within_s=60.0) is not None

@@ -33,8 +33,9 @@ from galileo.gateway.shared_calls import SharedCalls
 from galileo.model.quotas import Quotas
 from galileo.node.analyses.local_graphs import LocalGraphs
 from galileo.node.replication.log_writer import LogWriter
+from galileo.rpc import admission as rpc_admission
 from galileo.rpc.access import ANONYMOUS, Principal, Role
-from galileo.rpc.admission import Admission, AdmissionOptions
+from galileo.rpc.admission import Admission
 from galileo.rpc.call_log import CallTracker
 from galileo.rpc.policy import POLICIES
 from galileo.rpc.query import QueryServicer
@@ -70,14 +71,7 @@ class Case:
 
 def admission(method: str) -> Case:
     """A call that waits for room or for a slot; another one has what there is for its caller."""
-    options = AdmissionOptions(
-        readings_max=1,
-        answers_max=1,
-        requests_bytes_max=2 * PIECE_BYTES,
-        bulk_bytes_max=2 * PIECE_BYTES,
-        room_within_s=FAR,
-    )
-    admission, go = Admission(options), asyncio.Event()
+    admission, go = Admission(), asyncio.Event()
 
     async def read() -> bytes:
         if not POLICIES[method].slot:
@@ -300,6 +294,22 @@ def fair_turns() -> Case:
             await go.wait()
 
     return Case(call, lambda: turns.running + turns.waiting, go, [asyncio.create_task(call())])
+
+
+BOUNDS = {
+    "READINGS_MAX": 1,
+    "ANSWERS_MAX": 1,
+    "REQUESTS_BYTES_MAX": 2 * PIECE_BYTES,
+    "BULK_BYTES_MAX": 2 * PIECE_BYTES,
+    "ROOM_WITHIN_S": FAR,
+}
+
+
+@pytest.fixture(autouse=True)
+def _little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call has all room, and each slot."""
+    for name, value in BOUNDS.items():
+        monkeypatch.setattr(rpc_admission, name, value)
 
 
 CASES: dict[str, Callable[[], Case]] = {

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from galileo.dht.membership import (
+    DIRECT_MAX,
     AnswerGossip,
     ExchangeFailed,
     Gossip,
@@ -279,7 +280,7 @@ class GossipWorld:
         loop.run_until(loop.now + self.timeout_s)
         self._judge_settled()
         self.is_judging_deaths = True
-        if sum(node.is_up for node in self.nodes.values()) > self.options.direct_max + 1:
+        if sum(node.is_up for node in self.nodes.values()) > DIRECT_MAX + 1:
             self.network.loss = loop.random.choice((0.0, 0.05))
         loop.after(1.0, self._pause_one)
         loop.run_until(loop.now + CALM_S)
@@ -404,7 +405,7 @@ class GossipWorld:
     # --- the judge -------------------------------------------------------------------------------
 
     def judge_fan_out(self, node: GossipNode, sent: int) -> None:
-        bound = max(self.options.fanout + 1, self.options.direct_max)
+        bound = max(self.options.fanout + 1, DIRECT_MAX)
         demand(sent <= bound, f"{node.name} began {sent} exchanges in one round")
 
     def judge_entries(self, node: GossipNode, effect: StateChanged) -> None:

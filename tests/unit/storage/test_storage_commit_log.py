@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -116,10 +117,12 @@ def test_commit_log_syncs_a_batch_of_many_partitions_once(tmp_path: Path) -> Non
         assert node.store.log.syncs.count == 5
 
 
-def test_commit_log_leaves_large_groups_and_single_partitions_to_segments(tmp_path: Path) -> None:
+def test_commit_log_leaves_large_groups_and_single_partitions_to_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "LOGGED_BYTES_MAX", 1)
     disk = PowerCutDisk(tmp_path, 1)
-    options = JournalOptions(disk=disk, logged_bytes_max=1)
-    with opened(tmp_path, options=options) as node:
+    with opened(tmp_path, disk) as node:
         before = disk.syncs
         node.batch(0)
         assert disk.syncs == before + len(PARTITIONS)
@@ -143,10 +146,12 @@ def test_commits_survive_a_power_cut_that_loses_the_segments(tmp_path: Path) -> 
     assert not logs(tmp_path), "the start has emptied it"
 
 
-def test_checkpoint_empties_the_log_and_keeps_the_commits(tmp_path: Path) -> None:
+def test_checkpoint_empties_the_log_and_keeps_the_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "LOG_BYTES_MAX", 10_000)
     disk = PowerCutDisk(tmp_path, 3)
-    options = JournalOptions(disk=disk, log_bytes_max=10_000)
-    with opened(tmp_path, options=options) as node:
+    with opened(tmp_path, disk) as node:
         number = 0
         while not node.shard.wants_maintenance:
             node.batch(number)
@@ -349,13 +354,12 @@ def rows_of(number: int) -> int:
     return 1 + number * 7 % 50
 
 
+@mock.patch.object(commit_log, "LOGGED_BYTES_MAX", 3_000)
 def play(directory: Path, seed: int) -> int:
     """One random history of writes, failures, checkpoints and power cuts; how many commits."""
     chance = random.Random(seed)
     history, number, disk = History(), 0, PowerCutDisk(directory, seed)
-    options = JournalOptions(
-        disk=disk, segment_bytes_max=30_000, logged_bytes_max=3_000, retry_after_s=0.0
-    )
+    options = JournalOptions(disk=disk, segment_bytes_max=30_000, retry_after_s=0.0)
     for _ in range(4):
         with opened(directory, options=options) as node:
             history.check(node)

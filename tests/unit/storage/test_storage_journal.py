@@ -17,6 +17,7 @@ from journals import make_commit, open_journal
 
 from galileo.errors import BatchConflict, ConfigError, InputError, InvalidObservations
 from galileo.storage.journal import Commit, Committed
+from galileo.storage.segment import MAPPED_SEGMENTS_MAX
 from galileo.storage.writer import JournalOptions
 
 TINY = JournalOptions(durability="none", segment_bytes_max=1)
@@ -192,7 +193,7 @@ def test_journal_append_group_beyond_segment_starts_new_one(tmp_path: Path) -> N
 
 def test_journal_many_segments_are_all_readable(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, TINY).journal
-    commits = [make_commit(batch) for batch in range(JournalOptions().mapped_segments_max + 3)]
+    commits = [make_commit(batch) for batch in range(MAPPED_SEGMENTS_MAX + 3)]
     for commit in commits:
         journal.append([commit])
     assert journal.segments == len(commits)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,21 @@ def commits() -> list[Commit]:
 
 
 @pytest.fixture
-def options() -> JournalOptions:
-    """The options of the journal; tests override it."""
-    return SMALL
+def limits() -> dict[str, int]:
+    """What stays in memory; tests override it."""
+    return {}
 
 
 @pytest.fixture
-def journal(tmp_path: Path, commits: list[Commit], options: JournalOptions) -> PartitionJournal:
-    made: PartitionJournal = open_journal(tmp_path / "p", options).journal
+def journal(
+    tmp_path: Path,
+    commits: list[Commit],
+    limits: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> PartitionJournal:
+    for name, value in limits.items():
+        monkeypatch.setattr(module, name, value)
+    made: PartitionJournal = open_journal(tmp_path / "p", SMALL).journal
     for commit in commits:
         made.append([commit])
     assert made.segments > 2
@@ -52,7 +58,7 @@ def test_journal_read_commit_is_decoded_once(
     assert first.equals(commits[1].observations)
 
 
-@pytest.mark.parametrize("options", [replace(SMALL, decoded_commits_max=3)], ids=[""])
+@pytest.mark.parametrize("limits", [{"DECODED_COMMITS_MAX": 3}], ids=[""])
 def test_journal_decoded_cache_keeps_last_read(journal: PartitionJournal) -> None:
     for sequence in (1, 2, 3, 1, 4):
         journal.read(sequence)
@@ -71,7 +77,7 @@ def test_journal_decoded_cache_keeps_no_damaged_commit(journal: PartitionJournal
     assert decoded(journal) == []
 
 
-@pytest.mark.parametrize("options", [replace(SMALL, mapped_segments_max=1)], ids=[""])
+@pytest.mark.parametrize("limits", [{"MAPPED_SEGMENTS_MAX": 1}], ids=[""])
 def test_journal_decoded_cache_unmapped_segment_is_dropped(
     journal: PartitionJournal, commits: list[Commit]
 ) -> None:
