@@ -82,6 +82,7 @@ from galileo.rpc.internal_calls import (
     COMMIT,
     DESCRIBE_CHANNEL,
     DROP_GENERATIONS,
+    FETCH,
     FIND_BATCHES,
     HANDED_OFF_CACHE,
     HELD_PARTITIONS,
@@ -645,6 +646,7 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "internal/read": WorstCall("rows of parts; operators of the query", _read_parts),
         "internal/read_table": WorstCall("keys by partitions", _table_keys),
         "internal/read_executions": WorstCall("partitions", _executions),
+        "internal/fetch": WorstCall(_TEXT, lambda: iter([FETCH.encode("absent", LONG, 1.0, 1)])),
         "internal/handed_off_cache": WorstCall("partitions", _handed_off),
         "internal/gossip": WorstCall("nodes, entries, moves", _gossip),
         "internal/replicate": WorstCall(

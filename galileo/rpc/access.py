@@ -34,7 +34,7 @@ from galileo.model.reader import OF_BROKER, POSITIONS, split_readers
 from galileo.model.schema import INTERNAL_PREFIX, StoredSchema, name_of_key
 from galileo.model.stored_schema import stored_schema_from_json
 from galileo.model.table import Table
-from galileo.rpc.policy import INTERNAL, POLICIES, used_nodes_only_fields
+from galileo.rpc.policy import INTERNAL, POLICIES
 from galileo.wire.channel import short_name
 from galileo.wire.v1 import (
     channels_pb2,
@@ -86,8 +86,6 @@ RULES: Mapping[str, frozenset[Role]] = MappingProxyType(
 )
 """Roles that may call each method, "/package.Service/Method"."""
 
-_OF_NODES = {short_name(method) for method in INTERNAL}
-
 
 @dataclass(frozen=True, slots=True)
 class Principal:
@@ -116,8 +114,8 @@ class Principal:
 
     @property
     def is_admin(self) -> bool:
-        """Whether ownership is not checked: of admins and nodes."""
-        return bool(self.roles & {Role.ADMIN, Role.NODE})
+        """Whether ownership is not checked."""
+        return Role.ADMIN in self.roles
 
     @property
     def may_use_all(self) -> bool:
@@ -218,19 +216,16 @@ def check_method(principal: Principal, method: str) -> None:
         )
 
 
+def is_node_call(principal: Principal, method: str) -> bool:
+    """Whether a node makes a call; without authentication the method tells nodes from clients."""
+    return method in INTERNAL if principal is ANONYMOUS else principal.is_node
+
+
 def check_request(principal: Principal, method: str, request: Any) -> None:
-    """Raises Forbidden where a request names a dataset or broker, or speaks as a node, without the
-    right to.
-    """
+    """Raises Forbidden where a request names a dataset or broker without the right to."""
     message = request.head if isinstance(request, Bulk) else request
-    if principal.is_node or not isinstance(message, Message):
+    if principal is ANONYMOUS or not isinstance(message, Message):
         return
-    for name in used_nodes_only_fields(message):
-        raise Forbidden(
-            f"expected no {name!r} in the request of {principal.name!r}, which is for calls "
-            "between nodes",
-            parameter=name,
-        )
     if _is_of_positions(message):
         return  # The handler checks the keys.
     if Role.SUBSCRIBER in principal.roles & RULES.get(method, frozenset()):
@@ -325,7 +320,7 @@ def usable_positions(principal: Principal, method: str, keys: pa.ChunkedArray) -
 def has_all_rows(principal: Principal, method: str, table: str) -> bool:
     """Whether a caller may use all rows of a table by a method, if it is one of a channel's."""
     may_use = principal.has_other_role(method) and principal.may_use(table)
-    return principal.is_node or (may_use and not principal.brokers)
+    return may_use and not principal.brokers
 
 
 def _subscribers_channel(table: str) -> str:
@@ -350,11 +345,6 @@ def _check_created(principal: Principal, message: Message) -> None:
             f"{principal.name!r}; nodes set it",
             parameter="schema_json",
         )
-
-
-def is_between_nodes(method: str, request: Any) -> bool:
-    """Whether only nodes send such a request; `method` is "Service/Method"."""
-    return method in _OF_NODES or bool(used_nodes_only_fields(request))
 
 
 def datasets_of(message: Message) -> Iterator[str]:

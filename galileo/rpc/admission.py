@@ -29,9 +29,9 @@ from galileo.errors import (
     MessageTooLarge,
     Overloaded,
 )
-from galileo.rpc.access import ANONYMOUS, Principal
+from galileo.rpc.access import Principal, is_node_call
 from galileo.rpc.error_mapping import Context, refuse
-from galileo.rpc.policy import INTERNAL, POLICIES
+from galileo.rpc.policy import POLICIES
 from galileo.shares import RETRY_AFTER_S, ArrivingRequest, Pool, ShareHolder
 from galileo.wire.channel import MESSAGE_BYTES_MAX, PIECE_BYTES
 from galileo.wire.v1 import policy_pb2
@@ -342,9 +342,7 @@ def _caller(method: str, principal: Principal | None, context: Context) -> Share
     host = context.peer().rpartition(":")[0]
     if principal is None:
         return ShareHolder(host)
-    # Without authentication, calls between nodes are recognised by their methods.
-    is_node = method in INTERNAL if principal is ANONYMOUS else principal.is_node
-    return ShareHolder(host, principal.name, is_kept=is_node)
+    return ShareHolder(host, principal.name, is_kept=is_node_call(principal, method))
 
 
 def _current_task() -> asyncio.Task[Any]:

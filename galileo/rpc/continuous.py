@@ -113,9 +113,8 @@ class CcqApi(Protocol):
         token: str,
         wait_s: float,
         labels_max: int,
-        forwarded: bool,
     ) -> Update | list[continuous_pb2.FetchPart]:
-        """An update, or the response of the CCQ's coordinator to the same request."""
+        """An update, or the parts of one from the CCQ's coordinator."""
         ...
 
     async def cancel(self, ccq_id: str) -> None: ...
@@ -198,12 +197,8 @@ class ContinuousServicer:
             token=request.token,
             wait_s=request.wait_s,
             labels_max=request.labels_max,
-            forwarded=request.forwarded,
         )
-        if isinstance(update, list):
-            return update
-        parts = list(_packed_parts(update.pieces, self._part_bytes))
-        return _framed(parts or [continuous_pb2.FetchPart()], update)
+        return update if isinstance(update, list) else update_parts(update, self._part_bytes)
 
 
 def _check_wait(wait_s: float) -> None:
@@ -259,10 +254,9 @@ def _packed_parts(pieces: Sequence[Piece], part_bytes: int) -> Iterator[continuo
         yield part
 
 
-def _framed(
-    parts: list[continuous_pb2.FetchPart], update: Update
-) -> list[continuous_pb2.FetchPart]:
-    """The parts of an update, with head and tail."""
+def update_parts(update: Update, part_bytes: int = PART_BYTES) -> list[continuous_pb2.FetchPart]:
+    """The messages of an update, of about `part_bytes` each."""
+    parts = list(_packed_parts(update.pieces, part_bytes)) or [continuous_pb2.FetchPart()]
     answer = update.answer
     parts[0].head.CopyFrom(
         continuous_pb2.SubmitHead(schema_json=update.schema_json, query_json=update.query_json)

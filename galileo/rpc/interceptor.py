@@ -163,7 +163,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                     visit.request = await call.read(decode)
                     if principal is not None:
                         check_request(principal, method, visit.request)
-                visit.usage = self._usage(principal, method, visit.request)
+                visit.usage = self._usage(principal, method)
                 if principal is not None and not principal.may_see_all:
                     visit.context = RedactingContext(context)
                 await call.begin_answer()
@@ -188,12 +188,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         check_method(principal, method)
         return principal
 
-    def _usage(
-        self, principal: Principal | None, method: str, request: Any
-    ) -> PrincipalUsage | None:
+    def _usage(self, principal: Principal | None, method: str) -> PrincipalUsage | None:
         if self._metering is None or principal is None:
             return None
-        return self._metering.meter_of(principal, short_name(method), request)
+        return self._metering.meter_of(principal, method)
 
     async def _each(
         self, requests: AsyncIterator[Any], context: Context, method: str

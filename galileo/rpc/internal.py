@@ -60,6 +60,7 @@ from galileo.node.system_tables import SystemTable
 from galileo.offload import offload
 from galileo.query import parse_async
 from galileo.replication.values import Member
+from galileo.rpc.continuous import Update, update_parts
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.gossip import GossipReply, GossipRequest
 from galileo.spark.calls import OWNER
@@ -136,8 +137,12 @@ class FindingsPart:
     reached: Cursor = EMPTY_CURSOR
 
 
-class HandedOffCaches(Protocol):
-    """What a node keeps of the continuous queries that it coordinated; see `galileo.ccq`."""
+class CoordinatedCcqs(Protocol):
+    """What a node knows of continuous queries; `server.continuous` implements it."""
+
+    async def fetch_here(
+        self, ccq_id: str, *, token: str, wait_s: float, labels_max: int
+    ) -> Update: ...
 
     async def held(
         self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
@@ -162,7 +167,7 @@ class Internal:
     Args:
         node: this node.
         usage: measures its load.
-        caches: that it has handed off; None: it answers no calls about them.
+        ccqs: continuous queries; None: it answers no calls about them.
         inbox: for gossip; None: it answers none.
         nodes: of the topology; None: it removes none.
     """
@@ -172,13 +177,13 @@ class Internal:
         node: StorageNode,
         usage: Callable[[], UsageStatistics],
         *,
-        caches: HandedOffCaches | None = None,
+        ccqs: CoordinatedCcqs | None = None,
         inbox: PeerInbox | None = None,
         nodes: DrainedNodes | None = None,
     ) -> None:
         self._node = node
         self._usage = usage
-        self._caches = caches
+        self._ccqs = ccqs
         self._inbox = inbox
         self._nodes = nodes
 
@@ -431,6 +436,20 @@ class Internal:
                 for piece in _executions_pieces(part):
                     yield piece
 
+    async def fetch(
+        self, ccq_id: str, token: LongText, wait_s: float, labels_max: int
+    ) -> AsyncGenerator[pa.Buffer, None]:
+        """An update of a continuous query that this node coordinates, for a client of the caller.
+
+        The parts are those that the client gets, in protobuf.
+        """
+        assert self._ccqs is not None, "a node that is asked knows continuous queries"
+        update = await self._ccqs.fetch_here(
+            ccq_id, token=token, wait_s=wait_s, labels_max=labels_max
+        )
+        for part in update_parts(update):
+            yield pa.py_buffer(part.SerializeToString())
+
     async def handed_off_cache(
         self, ccq_id: str, term: int, after: Cursor, labels_max: int
     ) -> AsyncGenerator[CachedRange, None]:
@@ -438,8 +457,8 @@ class Internal:
 
         Nothing, if it has none of it any more. It may stop once it has that many labels.
         """
-        assert self._caches is not None, "a node that is asked keeps caches"
-        held = await self._caches.held(ccq_id, term=term, after=after, labels_max=labels_max)
+        assert self._ccqs is not None, "a node that is asked keeps caches"
+        held = await self._ccqs.held(ccq_id, term=term, after=after, labels_max=labels_max)
         if held is not None:
             for start in range(0, max(held.data.size, 1), CACHE_PART_BYTES):
                 size = min(CACHE_PART_BYTES, held.data.size - start)

@@ -44,6 +44,7 @@ from galileo.packing.arrow_streams import read_stream
 from galileo.rpc.internal import SERVICE, AnyChange, CachedRange, Internal
 from galileo.samplers import observed_schema
 from galileo.wire.typed_service import Answer, P, TypedCall
+from galileo.wire.v1 import continuous_pb2
 
 SCAN_GROUP_WAIT_S = 0.2
 """The longest that small scans wait for those before them at the same node, which may be slow."""
@@ -57,6 +58,7 @@ SCAN_SMALL = SERVICE.call(Internal.scan_small)
 READ = SERVICE.call(Internal.read)
 READ_TABLE = SERVICE.call(Internal.read_table)
 READ_EXECUTIONS = SERVICE.call(Internal.read_executions)
+FETCH = SERVICE.call(Internal.fetch)
 HANDED_OFF_CACHE = SERVICE.call(Internal.handed_off_cache)
 REMOVE_DRAINED = SERVICE.call(Internal.remove_drained)
 DESCRIBE_CHANNEL = SERVICE.call(Internal.describe_channel)
@@ -224,6 +226,14 @@ class InternalCalls(ABC):
         self, node: str, dataset: str, retention: VersionedRetention
     ) -> RetentionReport:
         return await self._ask(node, APPLY_RETENTION, dataset, retention.to_json())
+
+    async def fetch(
+        self, node: str, ccq_id: str, *, token: str, wait_s: float, labels_max: int
+    ) -> AsyncGenerator[continuous_pb2.FetchPart, None]:
+        """An update of a continuous query from its coordinator, as a client gets it."""
+        async with aclosing(self._parts(node, FETCH, ccq_id, token, wait_s, labels_max)) as parts:
+            async for part in parts:
+                yield continuous_pb2.FetchPart.FromString(part.to_pybytes())
 
     def handed_off_cache(
         self, node: str, ccq_id: str, *, term: int, after: Cursor, labels_max: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,20 +12,15 @@ from google.protobuf.descriptor import ServiceDescriptor
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import Unavailable
+from galileo.rpc.continuous import WAIT_MAX_S
 from galileo.rpc.gossip import GossipReply, GossipRequest
 from galileo.rpc.internal import SERVICE, Internal
 from galileo.rpc.internal_calls import REGISTER_QUERIES, InternalCalls
 from galileo.wire.caller import Caller, Connection, Stream
-from galileo.wire.services import (
-    CLUSTER,
-    CONTINUOUS,
-)
+from galileo.wire.services import CLUSTER
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.typed_service import Answer, P, TypedCall
-from galileo.wire.v1 import (
-    cluster_pb2,
-    continuous_pb2,
-)
+from galileo.wire.v1 import cluster_pb2
 
 DEAD_CHECK_S = 1.0
 """Pause between two looks at whether a node is dead that owes the next part of a stream."""
@@ -45,6 +40,8 @@ SCAN_S = 60.0
 local reader."""
 RETENTION_S = 300.0
 """Of the retention of a dataset."""
+FETCH_S = SCAN_S + WAIT_MAX_S
+"""Of the next part of an update, for which a client may wait `WAIT_MAX_S`."""
 FRAMES_S = 10.0
 """Of messages of replicas with frames."""
 REMOVAL_PART_S = 1_800.0
@@ -53,6 +50,7 @@ DEADLINES_S: Mapping[str, float] = MappingProxyType(
     {
         "apply_retention": RETENTION_S,
         "change_row": SAMPLER_S,
+        "fetch": FETCH_S,
         "sampler_archive": SAMPLER_S,
         **dict.fromkeys(("commit", "find_batches"), COMMIT_S),
         **dict.fromkeys(("analyse", "scan", "scan_small"), SCAN_S),
@@ -147,12 +145,6 @@ class GrpcPeers(InternalCalls):
         """Sends gossip, also to dead nodes, so that a restarted one is detected."""
         timeout_s = GOSSIP_S
         return await self.ask(node, GOSSIP, GOSSIP.encode(request), timeout_s=timeout_s)
-
-    def fetch(
-        self, node: str, request: continuous_pb2.FetchRequest
-    ) -> AsyncIterator[continuous_pb2.FetchPart]:
-        part_s = SCAN_S + request.wait_s
-        return self._stream(node, CONTINUOUS, "Fetch", request, part_s)
 
     async def _call(
         self,

@@ -8,15 +8,10 @@ called.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from types import MappingProxyType
-from typing import Any
-
-from google.protobuf.message import Message
 
 from galileo.wire.services import INTERNAL_SERVICE, NODE_SERVICES
-from galileo.wire.v1.policy_pb2 import BULK, QUERY, READ_SLOT, Policy, nodes_only, policy
-from galileo.wire.zero_copy import Bulk
+from galileo.wire.v1.policy_pb2 import BULK, QUERY, READ_SLOT, Policy, policy
 
 # The codec of the service bounds all but the attachments of a request, so fields need no count.
 INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
@@ -29,6 +24,7 @@ INTERNAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
         "describe_channel": Policy(nodes=True, single_field=True),
         "digests": Policy(nodes=True, single_field=True),
         "drop_generations": Policy(nodes=True, single_field=True),
+        "fetch": Policy(nodes=True, single_field=True, size=QUERY),
         "find_batches": Policy(nodes=True, single_field=True),
         "gossip": Policy(nodes=True, single_field=True, size=BULK, heartbeat=True),
         "handed_off_cache": Policy(nodes=True, single_field=True),
@@ -71,24 +67,3 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(dict(_policies()))
 HEARTBEATS = frozenset(method for method, p in POLICIES.items() if p.heartbeat)
 INTERNAL = frozenset(method for method, p in POLICIES.items() if p.nodes and not p.clients)
 """Methods that only nodes call."""
-
-
-@cache
-def nodes_only_fields(descriptor: Any) -> tuple[str, ...]:
-    """Names of the fields of a message that only nodes may set."""
-    return tuple(
-        field.name for field in descriptor.fields if field.GetOptions().Extensions[nodes_only]
-    )
-
-
-def used_nodes_only_fields(request: Any) -> list[str]:
-    """Names of those fields that a request sets; a stream of requests has none."""
-    message = request.head if isinstance(request, Bulk) else request
-    if not isinstance(message, Message):
-        return []
-    return [name for name in nodes_only_fields(message.DESCRIPTOR) if _is_set(message, name)]
-
-
-def _is_set(message: Message, name: str) -> bool:
-    field = message.DESCRIPTOR.fields_by_name[name]
-    return bool(message.HasField(name) if field.has_presence else getattr(message, name))

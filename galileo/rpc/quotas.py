@@ -24,7 +24,7 @@ UNBOUNDED = Quotas(
     vertices_max=NO_BOUNDS,
     calls_max=NO_BOUNDS,
 )
-"""Quotas of nodes, which call for clients whose quotas were checked elsewhere."""
+"""The default without a configuration."""
 
 
 class QuotaResolver:
@@ -44,17 +44,12 @@ class QuotaResolver:
         return self.of(self._identify(context))
 
     def of(self, principal: Principal) -> Quotas:
-        if principal.is_node and principal is not ANONYMOUS:
-            return UNBOUNDED
         return _with_own(self._default, principal.quotas) if principal.quotas else self._default
 
     def bounds(self, context: Context) -> Quotas | None:
-        """The quotas of an authenticated client; None for other callers.
-
-        Forwarded calls were checked at the node that received them.
-        """
+        """The quotas of an authenticated caller; None for others."""
         caller = self._identify(context)
-        return None if caller.is_node else self.of(caller)
+        return None if caller is ANONYMOUS else self.of(caller)
 
     def check_query(self, query: Query, context: Context) -> None:
         """Raises QuotaExceeded if a query has too many vertices."""

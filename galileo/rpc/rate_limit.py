@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from galileo.errors import Throttled
 from galileo.model.quotas import KINDS, NO_RATE, Quotas
-from galileo.rpc.access import ANONYMOUS, Principal, Role, is_between_nodes
+from galileo.rpc.access import ANONYMOUS, Principal, Role, is_node_call
 from galileo.rpc.error_mapping import Context, refuse
 from galileo.rpc.quotas import QuotaResolver
 from galileo.wire.v1 import cluster_pb2
@@ -190,16 +190,9 @@ class Metering:
         self._meters.move_to_end(name)
         return usage
 
-    def meter_of(self, principal: Principal, method: str, request: Any) -> PrincipalUsage | None:
-        """The usage that counts a call; None for calls between nodes.
-
-        Without authentication, calls between nodes are recognised by their methods and fields.
-        """
-        if principal is ANONYMOUS:
-            is_nodes = is_between_nodes(method, request)
-        else:
-            is_nodes = principal.is_node
-        return None if is_nodes else self.meter(principal)
+    def meter_of(self, principal: Principal, method: str) -> PrincipalUsage | None:
+        """The usage that counts a call; None for calls of nodes."""
+        return None if is_node_call(principal, method) else self.meter(principal)
 
     def _forget_some(self) -> None:
         if len(self._meters) < self._meters_max:

@@ -126,7 +126,7 @@ class StorageServicer:
                 if len(part.reached):
                     yield storage_pb2.ReadTablePart(reached=cursor_to_pb(part.reached))
                 rows = part.rows
-                if is_filtered and caller is not None and not caller.is_node:
+                if is_filtered and caller is not None:
                     steps, keys = rows.num_rows, rows[READER]
                     rows = rows.filter(
                         await offload(steps, usable_positions, caller, _READ_TABLE, keys)
@@ -231,7 +231,7 @@ class StorageServicer:
             UnknownDataset: there is only one, and its dataset or channel does not exist.
         """
         caller = CALLER.get()
-        if caller is not None and not caller.is_node:
+        if caller is not None:
             name = f"/{STORAGE.full_name}/{method}"
             await offload(len(keys), check_positions, caller, name, keys)
         if len(keys) == 1 and (owner := split_readers(keys)["owner"][0].as_py()) is not None:

@@ -25,7 +25,6 @@ from galileo.redaction import redacted_start
 from galileo.rpc.access import Principal
 from galileo.rpc.call_log import REFUSALS, CallRecord
 from galileo.rpc.identity import CALLER
-from galileo.rpc.policy import used_nodes_only_fields
 from galileo.samplers import SamplerSpec
 from galileo.server.audit_log import AuditLog
 
@@ -135,8 +134,6 @@ class Audit:
     # --- acts ------------------------------------------------------------------------------------
 
     def _acts(self, ended: CallRecord) -> Iterator[_Act]:
-        if used_nodes_only_fields(ended.request):
-            return
         if ended.name == "Continuous/Cancel":
             owner = self._owner_of(ended.request.ccq_id)
             if owner is not None and owner != _caller().name:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -303,26 +304,52 @@ class ContinuousQueries:
         token: str,
         wait_s: float,
         labels_max: int,
-        forwarded: bool,
     ) -> Update | list[continuous_pb2.FetchPart]:
-        """The labels since the token, from this node or forwarded from the coordinator."""
-        cursor, progress = (
-            await offload(len(token), tokens.read, token, ccq_id=ccq_id)
-            if token
-            else (EMPTY_CURSOR, WindowProgress())
+        """The labels since the token, from this node or from the coordinator."""
+        position = await _read_token(token, ccq_id)
+        record = await self._records.find(ccq_id)
+        coordinator = self._coordinator(record)
+        if coordinator == self._node.name:
+            return await self._fetch(record, position, wait_s=wait_s, labels_max=labels_max)
+        return await self._forward(
+            coordinator, ccq_id, token=token, wait_s=wait_s, labels_max=labels_max
         )
-        record = await self._record(ccq_id, is_asked=forwarded)
+
+    async def fetch_here(
+        self, ccq_id: str, *, token: str, wait_s: float, labels_max: int
+    ) -> Update:
+        """The labels since the token, if this node coordinates the CCQ, as another one believes.
+
+        Raises:
+            Unavailable: it does not, also as the leader knows, which may have heard first.
+        """
+        position = await _read_token(token, ccq_id)
+        record = await self._records.find(ccq_id)
+        if record.ended is None and record.acting(self._is_gone) != self._node.name:
+            record = await self._records.look_up(ccq_id)
+        if self._coordinator(record) != self._node.name:
+            raise _moving(ccq_id)
+        return await self._fetch(record, position, wait_s=wait_s, labels_max=labels_max)
+
+    def _coordinator(self, record: Record) -> str:
+        """The node that answers the fetches of a CCQ. Raises the reason if there is none."""
         if record.ended is not None:  # The machine knows no records of other nodes.
             raise end_reason(record).to_error()
         self._check_not_revoked(record)
         coordinator = record.acting(self._is_gone)
-        if coordinator != self._node.name:
-            if not coordinator:
-                raise _moving(ccq_id)
-            request = continuous_pb2.FetchRequest(
-                ccq_id=ccq_id, token=token, wait_s=wait_s, labels_max=labels_max, forwarded=True
-            )
-            return await self._forward(coordinator, request, forwarded=forwarded)
+        if not coordinator:
+            raise _moving(record.ccq.id)
+        return coordinator
+
+    async def _fetch(
+        self,
+        record: Record,
+        position: tuple[Cursor, WindowProgress],
+        *,
+        wait_s: float,
+        labels_max: int,
+    ) -> Update:
+        ccq_id, (cursor, progress) = record.ccq.id, position
         until_clock_us = self._until_clock_us(record, progress)
         bound = self._limits.answer_labels_max
         wanted = min(labels_max or bound, bound)
@@ -341,18 +368,6 @@ class ContinuousQueries:
         if isinstance(answer, ccq.RedirectFetch):
             raise _moving(ccq_id)
         return await self._update(answer, record.ccq, progress)
-
-    async def _record(self, ccq_id: str, *, is_asked: bool) -> Record:
-        """The record of a CCQ that a client fetches.
-
-        Args:
-            ccq_id: of the CCQ.
-            is_asked: another node takes this one for the coordinator; it may have heard first.
-        """
-        record = await self._records.find(ccq_id)
-        if is_asked and record.ended is None and record.acting(self._is_gone) != self._node.name:
-            record = await self._records.look_up(ccq_id)
-        return record
 
     def _is_gone(self, node: str) -> bool:
         return self._driver.machine.state.is_gone(node)
@@ -397,14 +412,15 @@ class ContinuousQueries:
             raise
 
     async def _forward(
-        self, coordinator: str, request: continuous_pb2.FetchRequest, *, forwarded: bool
+        self, coordinator: str, ccq_id: str, *, token: str, wait_s: float, labels_max: int
     ) -> list[continuous_pb2.FetchPart]:
-        if forwarded:
-            raise _moving(request.ccq_id)
+        parts = self._peers.fetch(
+            coordinator, ccq_id, token=token, wait_s=wait_s, labels_max=labels_max
+        )
         try:
-            return await self._until_dead(coordinator, self._asked(coordinator, request))
+            return await self._until_dead(coordinator, self._complete(coordinator, parts))
         except GalileoError:
-            self._records.forget_hint(request.ccq_id)
+            self._records.forget_hint(ccq_id)
             raise
 
     async def _until_dead(self, node: str, call: Coroutine[Any, Any, T]) -> T:
@@ -424,17 +440,18 @@ class ContinuousQueries:
             death.cancel()
             await asyncio.gather(answer, death, return_exceptions=True)
 
-    async def _asked(
-        self, coordinator: str, request: continuous_pb2.FetchRequest
+    async def _complete(
+        self, coordinator: str, answer: AsyncGenerator[continuous_pb2.FetchPart, None]
     ) -> list[continuous_pb2.FetchPart]:
-        """Forwards a call to another node. Raises TransientError if it is unreachable."""
+        """All parts of a coordinator's answer. Raises Unavailable if it is unreachable."""
         parts = []
         try:
-            async for part in self._peers.fetch(coordinator, request):
-                parts.append(part)
-                if part.HasField("tail"):
-                    part.tail.coordinator = self._peers.address(coordinator)
-                    return parts
+            async with aclosing(answer):
+                async for part in answer:
+                    parts.append(part)
+                    if part.HasField("tail"):
+                        part.tail.coordinator = self._peers.address(coordinator)
+                        return parts
         except Unavailable as error:
             details = {**error.details, "after_s": MOVING_RETRY_S}
             raise Unavailable(error.message, **details) from error
@@ -495,6 +512,13 @@ class ContinuousQueries:
                 f"no answer about the continuous query within {timeout_s:g} s; try again",
                 after_s=1.0,
             ) from error
+
+
+async def _read_token(token: str, ccq_id: str) -> tuple[Cursor, WindowProgress]:
+    """The position of a reader; errors as `wire.token.read`."""
+    if not token:
+        return EMPTY_CURSOR, WindowProgress()
+    return await offload(len(token), tokens.read, token, ccq_id=ccq_id)
 
 
 def _moving(ccq_id: str) -> Unavailable:

@@ -265,7 +265,7 @@ class NodeProcess:
         internal = Internal(
             self.node,
             lambda: self.machine.usage,
-            caches=self._queries,
+            ccqs=self._queries,
             inbox=self.mail,
             nodes=self._nodes,
         )

@@ -26,25 +26,23 @@ from galileo.wire.v1 import common_pb2 as galileo_dot_wire_dot_v1_dot_common__pb
 from galileo.wire.v1 import policy_pb2 as galileo_dot_wire_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n galileo/wire/v1/continuous.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\"\xa9\x01\n\rSubmitRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x12\n\ninterval_s\x18\x03 \x01(\x01\x12\x14\n\x0c\x65xpiration_s\x18\x04 \x01(\x01\x12\x14\n\x0csampler_json\x18\x05 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x06 \x01(\t\x12\x0e\n\x06\x63\x63q_id\x18\x07 \x01(\t\x12\x13\n\x0bwindow_json\x18\x08 \x01(\t\"\x9c\x02\n\x03\x43\x63q\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x12\n\nquery_json\x18\x03 \x01(\t\x12\x12\n\ninterval_s\x18\x04 \x01(\x01\x12\x12\n\nexpires_at\x18\x05 \x01(\x01\x12\x14\n\x0csampler_json\x18\x06 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x07 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x08 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\t \x01(\t\x12\x0c\n\x04term\x18\n \x01(\x04\x12\r\n\x05state\x18\x0b \x01(\t\x12\x13\n\x0bwindow_json\x18\x0c \x01(\t\x12\x0f\n\x07holders\x18\r \x03(\t\x12\r\n\x05owner\x18\x0e \x01(\t\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x0f \x01(\r\"5\n\nSubmitHead\x12\x13\n\x0bschema_json\x18\x01 \x01(\t\x12\x12\n\nquery_json\x18\x02 \x01(\t\"\x96\x01\n\nSubmitTail\x12\x1c\n\x03\x63\x63q\x18\x01 \x01(\x0b\x32\x0f.galileo.v1.Ccq\x12\r\n\x05token\x18\x02 \x01(\t\x12$\n\x08\x66rontier\x18\x03 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0f\n\x07missing\x18\x04 \x03(\r\x12$\n\x07windows\x18\x05 \x01(\x0b\x32\x13.galileo.v1.Windows\"n\n\x07Windows\x12\x15\n\x08\x63lock_us\x18\x01 \x01(\x12H\x00\x88\x01\x01\x12\x0f\n\x07size_us\x18\x02 \x01(\x04\x12\x0e\n\x06starts\x18\x03 \x01(\x0c\x12\x0e\n\x06labels\x18\x04 \x01(\x0c\x12\x0e\n\x06states\x18\x05 \x01(\x0c\x42\x0b\n\t_clock_us\"v\n\nSubmitPart\x12&\n\x04head\x18\x01 \x01(\x0b\x32\x16.galileo.v1.SubmitHeadH\x00\x12\x10\n\x06labels\x18\x02 \x01(\x0cH\x00\x12&\n\x04tail\x18\x03 \x01(\x0b\x32\x16.galileo.v1.SubmitTailH\x00\x42\x06\n\x04part\"j\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x63\x63q_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x12\n\nlabels_max\x18\x04 \x01(\r\x12\x17\n\tforwarded\x18\x05 \x01(\x08\x42\x04\x90\xb5\x18\x01\"\x8a\x02\n\tFetchTail\x12\r\n\x05token\x18\x01 \x01(\t\x12$\n\x08\x66rontier\x18\x02 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\r\n\x05\x61ge_s\x18\x03 \x01(\x01\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12\x0f\n\x07missing\x18\x05 \x03(\r\x12\"\n\x06\x63ursor\x18\x06 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\'\n\x04gone\x18\x07 \x03(\x0b\x32\x19.galileo.v1.SequenceRange\x12$\n\x07windows\x18\x08 \x01(\x0b\x32\x13.galileo.v1.Windows\x12\x13\n\x0b\x63oordinator\x18\t \x01(\t\x12\x12\n\ninterval_s\x18\n \x01(\x01\"\x8a\x01\n\tFetchPart\x12$\n\x04head\x18\x01 \x01(\x0b\x32\x16.galileo.v1.SubmitHead\x12\x0e\n\x06packed\x18\x02 \x03(\x0c\x12#\n\x04tail\x18\x03 \x01(\x0b\x32\x15.galileo.v1.FetchTail\x12\"\n\x04kept\x18\x04 \x03(\x0b\x32\x14.galileo.v1.KeptRows\"8\n\x08KeptRows\x12\x0c\n\x04pack\x18\x01 \x01(\r\x12\x0e\n\x06starts\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\r\"\x1e\n\x0bListRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\"*\n\tListReply\x12\x1d\n\x04\x63\x63qs\x18\x01 \x03(\x0b\x32\x0f.galileo.v1.Ccq\"\x1f\n\rCancelRequest\x12\x0e\n\x06\x63\x63q_id\x18\x01 \x01(\t\"\r\n\x0b\x43\x61ncelReply2\xef\x02\n\nContinuous\x12G\n\x06Submit\x12\x19.galileo.v1.SubmitRequest\x1a\x16.galileo.v1.SubmitPart\"\x08\x8a\xb5\x18\x04\x08\x01\x18\x01\x30\x01\x12\x46\n\x05\x46\x65tch\x12\x18.galileo.v1.FetchRequest\x1a\x15.galileo.v1.FetchPart\"\n\x8a\xb5\x18\x06\x08\x01\x10\x01\x18\x01\x30\x01\x12\x46\n\x05Watch\x12\x18.galileo.v1.FetchRequest\x1a\x15.galileo.v1.FetchPart\"\x08\x8a\xb5\x18\x04\x08\x01\x18\x01(\x01\x30\x01\x12@\n\x04List\x12\x17.galileo.v1.ListRequest\x1a\x15.galileo.v1.ListReply\"\x08\x8a\xb5\x18\x04\x08\x01\x10\x01\x12\x46\n\x06\x43\x61ncel\x12\x19.galileo.v1.CancelRequest\x1a\x17.galileo.v1.CancelReply\"\x08\x8a\xb5\x18\x04\x08\x01\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n galileo/wire/v1/continuous.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\"\xa9\x01\n\rSubmitRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x12\n\ninterval_s\x18\x03 \x01(\x01\x12\x14\n\x0c\x65xpiration_s\x18\x04 \x01(\x01\x12\x14\n\x0csampler_json\x18\x05 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x06 \x01(\t\x12\x0e\n\x06\x63\x63q_id\x18\x07 \x01(\t\x12\x13\n\x0bwindow_json\x18\x08 \x01(\t\"\x9c\x02\n\x03\x43\x63q\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x12\n\nquery_json\x18\x03 \x01(\t\x12\x12\n\ninterval_s\x18\x04 \x01(\x01\x12\x12\n\nexpires_at\x18\x05 \x01(\x01\x12\x14\n\x0csampler_json\x18\x06 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x07 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x08 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\t \x01(\t\x12\x0c\n\x04term\x18\n \x01(\x04\x12\r\n\x05state\x18\x0b \x01(\t\x12\x13\n\x0bwindow_json\x18\x0c \x01(\t\x12\x0f\n\x07holders\x18\r \x03(\t\x12\r\n\x05owner\x18\x0e \x01(\t\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x0f \x01(\r\"5\n\nSubmitHead\x12\x13\n\x0bschema_json\x18\x01 \x01(\t\x12\x12\n\nquery_json\x18\x02 \x01(\t\"\x96\x01\n\nSubmitTail\x12\x1c\n\x03\x63\x63q\x18\x01 \x01(\x0b\x32\x0f.galileo.v1.Ccq\x12\r\n\x05token\x18\x02 \x01(\t\x12$\n\x08\x66rontier\x18\x03 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0f\n\x07missing\x18\x04 \x03(\r\x12$\n\x07windows\x18\x05 \x01(\x0b\x32\x13.galileo.v1.Windows\"n\n\x07Windows\x12\x15\n\x08\x63lock_us\x18\x01 \x01(\x12H\x00\x88\x01\x01\x12\x0f\n\x07size_us\x18\x02 \x01(\x04\x12\x0e\n\x06starts\x18\x03 \x01(\x0c\x12\x0e\n\x06labels\x18\x04 \x01(\x0c\x12\x0e\n\x06states\x18\x05 \x01(\x0c\x42\x0b\n\t_clock_us\"v\n\nSubmitPart\x12&\n\x04head\x18\x01 \x01(\x0b\x32\x16.galileo.v1.SubmitHeadH\x00\x12\x10\n\x06labels\x18\x02 \x01(\x0cH\x00\x12&\n\x04tail\x18\x03 \x01(\x0b\x32\x16.galileo.v1.SubmitTailH\x00\x42\x06\n\x04part\"Q\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x63\x63q_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x12\n\nlabels_max\x18\x04 \x01(\r\"\x8a\x02\n\tFetchTail\x12\r\n\x05token\x18\x01 \x01(\t\x12$\n\x08\x66rontier\x18\x02 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\r\n\x05\x61ge_s\x18\x03 \x01(\x01\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12\x0f\n\x07missing\x18\x05 \x03(\r\x12\"\n\x06\x63ursor\x18\x06 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\'\n\x04gone\x18\x07 \x03(\x0b\x32\x19.galileo.v1.SequenceRange\x12$\n\x07windows\x18\x08 \x01(\x0b\x32\x13.galileo.v1.Windows\x12\x13\n\x0b\x63oordinator\x18\t \x01(\t\x12\x12\n\ninterval_s\x18\n \x01(\x01\"\x8a\x01\n\tFetchPart\x12$\n\x04head\x18\x01 \x01(\x0b\x32\x16.galileo.v1.SubmitHead\x12\x0e\n\x06packed\x18\x02 \x03(\x0c\x12#\n\x04tail\x18\x03 \x01(\x0b\x32\x15.galileo.v1.FetchTail\x12\"\n\x04kept\x18\x04 \x03(\x0b\x32\x14.galileo.v1.KeptRows\"8\n\x08KeptRows\x12\x0c\n\x04pack\x18\x01 \x01(\r\x12\x0e\n\x06starts\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\r\"\x1e\n\x0bListRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\"*\n\tListReply\x12\x1d\n\x04\x63\x63qs\x18\x01 \x03(\x0b\x32\x0f.galileo.v1.Ccq\"\x1f\n\rCancelRequest\x12\x0e\n\x06\x63\x63q_id\x18\x01 \x01(\t\"\r\n\x0b\x43\x61ncelReply2\xe9\x02\n\nContinuous\x12G\n\x06Submit\x12\x19.galileo.v1.SubmitRequest\x1a\x16.galileo.v1.SubmitPart\"\x08\x8a\xb5\x18\x04\x08\x01\x18\x01\x30\x01\x12\x44\n\x05\x46\x65tch\x12\x18.galileo.v1.FetchRequest\x1a\x15.galileo.v1.FetchPart\"\x08\x8a\xb5\x18\x04\x08\x01\x18\x01\x30\x01\x12\x46\n\x05Watch\x12\x18.galileo.v1.FetchRequest\x1a\x15.galileo.v1.FetchPart\"\x08\x8a\xb5\x18\x04\x08\x01\x18\x01(\x01\x30\x01\x12>\n\x04List\x12\x17.galileo.v1.ListRequest\x1a\x15.galileo.v1.ListReply\"\x06\x8a\xb5\x18\x02\x08\x01\x12\x44\n\x06\x43\x61ncel\x12\x19.galileo.v1.CancelRequest\x1a\x17.galileo.v1.CancelReply\"\x06\x8a\xb5\x18\x02\x08\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'galileo.wire.v1.continuous_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FETCHREQUEST'].fields_by_name['forwarded']._loaded_options = None
-  _globals['_FETCHREQUEST'].fields_by_name['forwarded']._serialized_options = b'\220\265\030\001'
   _globals['_CONTINUOUS'].methods_by_name['Submit']._loaded_options = None
   _globals['_CONTINUOUS'].methods_by_name['Submit']._serialized_options = b'\212\265\030\004\010\001\030\001'
   _globals['_CONTINUOUS'].methods_by_name['Fetch']._loaded_options = None
-  _globals['_CONTINUOUS'].methods_by_name['Fetch']._serialized_options = b'\212\265\030\006\010\001\020\001\030\001'
+  _globals['_CONTINUOUS'].methods_by_name['Fetch']._serialized_options = b'\212\265\030\004\010\001\030\001'
   _globals['_CONTINUOUS'].methods_by_name['Watch']._loaded_options = None
   _globals['_CONTINUOUS'].methods_by_name['Watch']._serialized_options = b'\212\265\030\004\010\001\030\001'
   _globals['_CONTINUOUS'].methods_by_name['List']._loaded_options = None
-  _globals['_CONTINUOUS'].methods_by_name['List']._serialized_options = b'\212\265\030\004\010\001\020\001'
+  _globals['_CONTINUOUS'].methods_by_name['List']._serialized_options = b'\212\265\030\002\010\001'
   _globals['_CONTINUOUS'].methods_by_name['Cancel']._loaded_options = None
-  _globals['_CONTINUOUS'].methods_by_name['Cancel']._serialized_options = b'\212\265\030\004\010\001\020\001'
+  _globals['_CONTINUOUS'].methods_by_name['Cancel']._serialized_options = b'\212\265\030\002\010\001'
   _globals['_SUBMITREQUEST']._serialized_start=109
   _globals['_SUBMITREQUEST']._serialized_end=278
   _globals['_CCQ']._serialized_start=281
@@ -58,21 +56,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBMITPART']._serialized_start=887
   _globals['_SUBMITPART']._serialized_end=1005
   _globals['_FETCHREQUEST']._serialized_start=1007
-  _globals['_FETCHREQUEST']._serialized_end=1113
-  _globals['_FETCHTAIL']._serialized_start=1116
-  _globals['_FETCHTAIL']._serialized_end=1382
-  _globals['_FETCHPART']._serialized_start=1385
-  _globals['_FETCHPART']._serialized_end=1523
-  _globals['_KEPTROWS']._serialized_start=1525
-  _globals['_KEPTROWS']._serialized_end=1581
-  _globals['_LISTREQUEST']._serialized_start=1583
-  _globals['_LISTREQUEST']._serialized_end=1613
-  _globals['_LISTREPLY']._serialized_start=1615
-  _globals['_LISTREPLY']._serialized_end=1657
-  _globals['_CANCELREQUEST']._serialized_start=1659
-  _globals['_CANCELREQUEST']._serialized_end=1690
-  _globals['_CANCELREPLY']._serialized_start=1692
-  _globals['_CANCELREPLY']._serialized_end=1705
-  _globals['_CONTINUOUS']._serialized_start=1708
-  _globals['_CONTINUOUS']._serialized_end=2075
+  _globals['_FETCHREQUEST']._serialized_end=1088
+  _globals['_FETCHTAIL']._serialized_start=1091
+  _globals['_FETCHTAIL']._serialized_end=1357
+  _globals['_FETCHPART']._serialized_start=1360
+  _globals['_FETCHPART']._serialized_end=1498
+  _globals['_KEPTROWS']._serialized_start=1500
+  _globals['_KEPTROWS']._serialized_end=1556
+  _globals['_LISTREQUEST']._serialized_start=1558
+  _globals['_LISTREQUEST']._serialized_end=1588
+  _globals['_LISTREPLY']._serialized_start=1590
+  _globals['_LISTREPLY']._serialized_end=1632
+  _globals['_CANCELREQUEST']._serialized_start=1634
+  _globals['_CANCELREQUEST']._serialized_end=1665
+  _globals['_CANCELREPLY']._serialized_start=1667
+  _globals['_CANCELREPLY']._serialized_end=1680
+  _globals['_CONTINUOUS']._serialized_start=1683
+  _globals['_CONTINUOUS']._serialized_end=2044
 # @@protoc_insertion_point(module_scope)

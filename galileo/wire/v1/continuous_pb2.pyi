@@ -266,15 +266,12 @@ class FetchRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     LABELS_MAX_FIELD_NUMBER: _builtins.int
-    FORWARDED_FIELD_NUMBER: _builtins.int
     ccq_id: _builtins.str
     token: _builtins.str
     wait_s: _builtins.float
     """how long to wait for something new; 0: answer at once"""
     labels_max: _builtins.int
     """0: the node's own bound"""
-    forwarded: _builtins.bool
-    """between nodes: do not forward again"""
     def __init__(
         self,
         *,
@@ -282,11 +279,10 @@ class FetchRequest(_message.Message):
         token: _builtins.str = ...,
         wait_s: _builtins.float = ...,
         labels_max: _builtins.int = ...,
-        forwarded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "forwarded", b"forwarded", "labels_max", b"labels_max", "token", b"token", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "labels_max", b"labels_max", "token", b"token", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

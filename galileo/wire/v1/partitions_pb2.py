@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from galileo.wire.v1 import policy_pb2 as galileo_dot_wire_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n galileo/wire/v1/partitions.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/policy.proto\",\n\x0bMoveRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\n\n\x02to\x18\x02 \x01(\t\"\x1d\n\x0cMoveProgress\x12\r\n\x05stage\x18\x01 \x01(\t2S\n\nPartitions\x12\x45\n\x04Move\x12\x17.galileo.v1.MoveRequest\x1a\x18.galileo.v1.MoveProgress\"\x08\x8a\xb5\x18\x04\x08\x04\x10\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n galileo/wire/v1/partitions.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/policy.proto\",\n\x0bMoveRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\n\n\x02to\x18\x02 \x01(\t\"\x1d\n\x0cMoveProgress\x12\r\n\x05stage\x18\x01 \x01(\t2Q\n\nPartitions\x12\x43\n\x04Move\x12\x17.galileo.v1.MoveRequest\x1a\x18.galileo.v1.MoveProgress\"\x06\x8a\xb5\x18\x02\x08\x04\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,11 +33,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'galileo.wire.v1.partitions_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PARTITIONS'].methods_by_name['Move']._loaded_options = None
-  _globals['_PARTITIONS'].methods_by_name['Move']._serialized_options = b'\212\265\030\004\010\004\020\001'
+  _globals['_PARTITIONS'].methods_by_name['Move']._serialized_options = b'\212\265\030\002\010\004'
   _globals['_MOVEREQUEST']._serialized_start=78
   _globals['_MOVEREQUEST']._serialized_end=122
   _globals['_MOVEPROGRESS']._serialized_start=124
   _globals['_MOVEPROGRESS']._serialized_end=153
   _globals['_PARTITIONS']._serialized_start=155
-  _globals['_PARTITIONS']._serialized_end=238
+  _globals['_PARTITIONS']._serialized_end=236
 # @@protoc_insertion_point(module_scope)

@@ -51,7 +51,6 @@ from galileo.rpc.error_mapping import streaming
 from galileo.rpc.identity import CLIENT_URI, Identity
 from galileo.rpc.interceptor import CallInterceptor
 from galileo.rpc.internal import SERVICE
-from galileo.rpc.policy import nodes_only_fields
 from galileo.rpc.token_store import TokenStore
 from galileo.wire.channel import TOKEN_KEY, TOKEN_SCHEME, open_channel, server_options
 from galileo.wire.tls_credentials import TlsFiles, server_credentials
@@ -239,34 +238,11 @@ async def test_check_method_without_a_rule_is_forbidden() -> None:
             check_method(Principal("x", frozenset({role})), "/galileo.v1.Cluster/Explode")
 
 
-# Written out once more, so that an option that is lost by mistake fails here.
-NODES_ONLY = {
-    "FetchRequest": ("forwarded",),
-}
-
-
-def test_nodes_only_fields_of_all_requests_are_the_expected_ones() -> None:
-    requests = {m.input_type.name: m.input_type for m in METHODS.values()}
-    fields = {name: nodes_only_fields(request) for name, request in requests.items()}
-    assert {name: names for name, names in fields.items() if names} == NODES_ONLY
-
-
-@pytest.mark.parametrize(
-    ("message", "field"), [(m, f) for m, fields in NODES_ONLY.items() for f in fields]
-)
-def test_check_request_with_a_nodes_only_field_is_forbidden(message: str, field: str) -> None:
-    [method] = [m for m in METHODS.values() if m.input_type.name == message][:1]
-    request = message_factory.GetMessageClass(method.input_type)()
-    check(ANY_CLIENT, request)
-    described = method.input_type.fields_by_name[field]
-    if described.message_type is not None:
-        getattr(request, field).SetInParent()
-    else:
-        value = {bool: True, str: "x", bytes: b"x", int: 1}[type(getattr(request, field))]
-        setattr(request, field, value)
-    with raises(Forbidden, parameter=field):
-        check(ANY_CLIENT, request)
-    check(ANONYMOUS, request)
+def test_check_method_of_a_node_permits_no_calls_of_clients() -> None:
+    node = Principal("node-1", frozenset({Role.NODE}), ("*",))
+    for name in ("Storage/Read", "Storage/Ingest", "Storage/ReadTable", "Continuous/Fetch"):
+        with raises(Forbidden, method=name):
+            check_method(node, f"/galileo.v1.{name}")
 
 
 GRANTED = Principal("ann", frozenset({Role.ADMIN}), ("nam", "quakes-*"))
@@ -528,7 +504,7 @@ def test_principal_may_list_channels_without_their_datasets(
     assert {one.name for one in stored if principal.may_list(one)} == listed
 
 
-@pytest.mark.parametrize("second", ["revoked", "of nodes alone"])
+@pytest.mark.parametrize("second", ["revoked", "of another role"])
 async def test_each_request_of_a_stream_is_checked(tmp_path: Path, second: str) -> None:
     now = 0.0
     tokens = Tokens.of_all_roles(tmp_path / "principals.toml")
@@ -543,8 +519,11 @@ async def test_each_request_of_a_stream_is_checked(tmp_path: Path, second: str) 
         assert await watch.read() == b""
         if second == "revoked":
             token_store.remove(tokens.path, "reader")
-            now = 3_600.0
-        await watch.write(continuous_pb2.FetchRequest(ccq_id="q", forwarded=second != "revoked"))
+        else:
+            text = tokens.path.read_text()
+            tokens.path.write_text(text.replace('roles = ["reader"]', 'roles = ["subscriber"]'))
+        now = 3_600.0
+        await watch.write(continuous_pb2.FetchRequest(ccq_id="q"))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await watch.read()
     assert caught.value.code() == (

@@ -528,7 +528,7 @@ BULK = """
 QUERIES = """
     Storage/Select Storage/Page Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch
     Samplers/Upload Channels/Follow
-    Analytics/Analyse Analytics/Estimate internal/analyse
+    Analytics/Analyse Analytics/Estimate internal/analyse internal/fetch
     internal/change_row internal/change_rows internal/learn_row
 """
 

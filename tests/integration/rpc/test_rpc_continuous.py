@@ -45,6 +45,8 @@ class Face:
         self.asked.append(ccq_id)
         return self.answer
 
+    fetch_here = fetch
+
     def keep(self, rows: tuple[list[int], list[int]]) -> None:
         """Makes these rows of the second pack the labels of the answer."""
         first, second = self.answer.pieces
@@ -201,8 +203,15 @@ async def test_fetch_without_windows_returns_none(stub) -> None:
     assert (update.windows, update.clock_us, update.clock) == ((), None, None)
 
 
+async def test_fetch_of_another_node_has_the_parts_for_its_client(stub, face: Face) -> None:
+    internal = Internal(None, None, ccqs=face)  # type: ignore[arg-type]
+    parts = [part.to_pybytes() async for part in internal.fetch("ccq-1", "", 0.0, 9)]
+    asked = [part.SerializeToString() async for part in stub.Fetch(request())]
+    assert parts == asked
+
+
 async def test_handed_off_cache_comes_in_pieces_or_not_at_all(face: Face) -> None:
-    internal = Internal(None, None, caches=face)  # type: ignore[arg-type]
+    internal = Internal(None, None, ccqs=face)  # type: ignore[arg-type]
     pieces = [piece async for piece in internal.handed_off_cache("q", 7, Cursor({0: 1}), 9)]
     assert b"".join(piece.data for piece in pieces) == HELD.data.to_pybytes()
     assert len(pieces) > 2

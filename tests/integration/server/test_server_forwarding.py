@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +17,6 @@ from galileo.errors import CcqCancelled, Unavailable
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.continuous import MOVING_RETRY_S, ContinuousQueries
 from galileo.wire.v1 import continuous_pb2
-
-REQUEST = continuous_pb2.FetchRequest(ccq_id="ccq-1", wait_s=60.0, forwarded=True)
 
 
 class Members:
@@ -45,8 +43,8 @@ class Peers:
         return f"{node}:7701"
 
     async def fetch(
-        self, node: str, request: continuous_pb2.FetchRequest
-    ) -> AsyncIterator[continuous_pb2.FetchPart]:
+        self, node: str, ccq_id: str, *, token: str, wait_s: float, labels_max: int
+    ) -> AsyncGenerator[continuous_pb2.FetchPart, None]:
         try:
             for part in self.parts:
                 if isinstance(part, Exception):
@@ -103,18 +101,24 @@ def forwarding(peers: Any, members: Any, records: Any = None) -> ContinuousQueri
     )
 
 
+async def fetch(queries: ContinuousQueries) -> Any:
+    return await queries.fetch("ccq-1", token="", wait_s=60.0, labels_max=9)
+
+
+async def fetch_here(queries: ContinuousQueries) -> Any:
+    return await queries.fetch_here("ccq-1", token="", wait_s=60.0, labels_max=9)
+
+
 async def test_forward_returns_the_answer_of_the_coordinator() -> None:
     peers = Peers(part(token="after", more=True))
-    [answer] = await forwarding(peers, Members())._forward("node-2", REQUEST, forwarded=False)
+    [answer] = await fetch(forwarding(peers, Members()))
     assert answer == part(token="after", more=True, coordinator="node-2:7701")
 
 
 async def test_forward_to_a_silent_coordinator_ends_when_it_is_dead() -> None:
     """A stopped process keeps its connections: nothing breaks, and nothing comes."""
     peers, members = Peers(None), Members()
-    asking = asyncio.ensure_future(
-        forwarding(peers, members)._forward("node-2", REQUEST, forwarded=False)
-    )
+    asking = asyncio.ensure_future(fetch(forwarding(peers, members)))
     await asyncio.sleep(0.05)
     assert not asking.done()
     members.dead.set()
@@ -131,12 +135,7 @@ async def test_forward_to_an_unreachable_coordinator_is_retried_soon(
     """The successor is there a moment after the coordinator is missed, not a second later."""
     peers = Peers(Unavailable("node-2 is unreachable", **details))
     with raises(Unavailable, **{**details, "after_s": MOVING_RETRY_S}):
-        await forwarding(peers, Members())._forward("node-2", REQUEST, forwarded=False)
-
-
-async def test_forward_of_a_forwarded_request_is_unavailable() -> None:
-    with raises(Unavailable, ccq_id="ccq-1"):
-        await forwarding(Peers(), Members())._forward("node-2", REQUEST, forwarded=True)
+        await fetch(forwarding(peers, Members()))
 
 
 async def test_forward_to_an_unknown_coordinator_is_unavailable() -> None:
@@ -146,15 +145,11 @@ async def test_forward_to_an_unknown_coordinator_is_unavailable() -> None:
     peers = GrpcPeers(topology, is_dead=lambda name: False)
     driver = SimpleNamespace(until_dead=lambda name: asyncio.Event().wait())
     try:
-        with raises(Unavailable, node="node-9"):
+        with raises(Unavailable, node="node-8"):
             async with asyncio.timeout(60):
-                await forwarding(peers, driver)._forward("node-9", REQUEST, forwarded=False)
+                await fetch(forwarding(peers, driver, Records(record("node-8"))))
     finally:
         await peers.close()
-
-
-async def fetch(queries: ContinuousQueries, *, forwarded: bool = False) -> Any:
-    return await queries.fetch("ccq-1", token="", wait_s=0.0, labels_max=9, forwarded=forwarded)
 
 
 async def test_fetch_goes_to_the_first_node_that_lives() -> None:
@@ -164,12 +159,12 @@ async def test_fetch_goes_to_the_first_node_that_lives() -> None:
     assert answer.tail.coordinator == "node-2:7701"
 
 
-@pytest.mark.parametrize("forwarded", [False, True])
-async def test_fetch_of_an_ended_query_says_how_it_ended(forwarded: bool) -> None:
+@pytest.mark.parametrize("ask", [fetch, fetch_here])
+async def test_fetch_of_an_ended_query_says_how_it_ended(ask: Any) -> None:
     """Also at a node that never ran it, which has heard of the end."""
     ended = record("node-2", ended="cancelled", ended_at=1.0)
     with pytest.raises(CcqCancelled):
-        await fetch(forwarding(Peers(), Members(), Records(ended)), forwarded=forwarded)
+        await ask(forwarding(Peers(), Members(), Records(ended)))
 
 
 async def test_fetch_of_a_query_whose_nodes_are_all_gone_is_retried_soon() -> None:
@@ -192,5 +187,5 @@ async def test_fetch_by_an_old_record_finds_the_new_coordinator_at_the_next_atte
 async def test_forwarded_fetch_asks_the_leader_when_the_record_names_others() -> None:
     records = Records(record("node-2"), record("node-3"))
     with raises(Unavailable, ccq_id="ccq-1"):
-        await fetch(forwarding(Peers(), Members(), records), forwarded=True)
+        await fetch_here(forwarding(Peers(), Members(), records))
     assert records.known == record("node-3")

@@ -44,7 +44,7 @@ class Face:
 @pytest.fixture
 async def work() -> AsyncIterator[EffectExecutor]:
     server = grpc.aio.server(options=server_options())
-    add_internal(Internal(None, None, caches=Face()), server)  # type: ignore[arg-type]
+    add_internal(Internal(None, None, ccqs=Face()), server)  # type: ignore[arg-type]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     nodes = (NodeInfo("b", f"127.0.0.1:{port}"), NodeInfo("dead", "127.0.0.1:1"))
