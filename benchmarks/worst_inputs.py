@@ -89,13 +89,13 @@ from galileo.rpc.internal_calls import (
     KNOWN_ROW,
     KNOWN_ROWS,
     LEARN_ROW,
+    OWN_SAMPLER_ARCHIVE,
     READ,
     READ_EXECUTIONS,
     READ_TABLE,
     REGISTER_QUERIES,
     REMOVE_DRAINED,
     ROWS_AFTER,
-    SAMPLER_ARCHIVE,
     SCAN,
     SCAN_SMALL,
     USAGE,
@@ -639,8 +639,8 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "internal/scan_small": WorstCall("items by operators", _tasks(SCAN_SMALL)),
         "internal/register_queries": WorstCall("queries by operators", _register),
         "internal/observations": WorstCall("rows of parts; operators of the query", _observations),
-        "internal/sampler": WorstCall(
-            _TEXT, lambda: iter([OWNER.calls["sampler"].encode(NAME, False)])
+        "internal/find_sampler_archive": WorstCall(
+            _TEXT, lambda: iter([OWNER.calls["find_sampler_archive"].encode(NAME, False)])
         ),
         "internal/match": WorstCall("items by partitions", _match),
         "internal/read": WorstCall("rows of parts; operators of the query", _read_parts),
@@ -680,7 +680,9 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "internal/known_rows": WorstCall(
             "bytes of a page", lambda: iter([KNOWN_ROWS.encode(DATASETS.key, "")])
         ),
-        "internal/sampler_archive": WorstCall(_TEXT, lambda: iter([SAMPLER_ARCHIVE.encode(NAME)])),
+        "internal/own_sampler_archive": WorstCall(
+            _TEXT, lambda: iter([OWN_SAMPLER_ARCHIVE.encode(NAME)])
+        ),
         "internal/drop_generations": WorstCall(
             _TEXT, lambda: iter([DROP_GENERATIONS.encode(NAME, 1)])
         ),

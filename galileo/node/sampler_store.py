@@ -192,7 +192,7 @@ class SamplerStore:
     async def _archive_at(self, node: str, digest: str) -> bytes:
         if node == self._partition.name:
             return await self.own_archive(digest)
-        archive = await self._partition.peers.sampler_archive(node, digest)
+        archive = await self._partition.peers.own_sampler_archive(node, digest)
         return bytes(archive)
 
     async def own_archive(self, digest: str) -> bytes:

@@ -249,7 +249,7 @@ class Internal:
             raise unknown_dataset(key, sorted(self._node.system_tables))
         return table
 
-    async def sampler_archive(self, digest: str) -> pa.Buffer:
+    async def own_sampler_archive(self, digest: str) -> pa.Buffer:
         """The archive of a sampler, as far as this node has it."""
         return pa.py_buffer(await self._node.samplers.own_archive(digest))
 
@@ -267,7 +267,7 @@ class Internal:
         for message in in_messages(await self._node.matching.match(request)):
             yield message
 
-    async def sampler(self, digest: str, facts_only: bool) -> pa.Buffer:
+    async def find_sampler_archive(self, digest: str, facts_only: bool) -> pa.Buffer:
         """The archive of a sampler, from whichever node has it; nothing, if it is not wanted.
 
         Raises:

@@ -71,7 +71,7 @@ KNOWN_ROW = SERVICE.call(Internal.known_row)
 LEARN_ROW = SERVICE.call(Internal.learn_row)
 KNOWN_ROWS = SERVICE.call(Internal.known_rows)
 ANALYSE = SERVICE.call(Internal.analyse)
-SAMPLER_ARCHIVE = SERVICE.call(Internal.sampler_archive)
+OWN_SAMPLER_ARCHIVE = SERVICE.call(Internal.own_sampler_archive)
 HELD_PARTITIONS = SERVICE.call(Internal.held_partitions)
 DROP_GENERATIONS = SERVICE.call(Internal.drop_generations)
 REGISTER_QUERIES = SERVICE.call(Internal.register_queries)
@@ -208,8 +208,8 @@ class InternalCalls(ABC):
         """What a node has of partitions."""
         return await self._ask(node, HELD_PARTITIONS)
 
-    async def sampler_archive(self, node: str, digest: str) -> pa.Buffer:
-        return await self._ask(node, SAMPLER_ARCHIVE, digest)
+    async def own_sampler_archive(self, node: str, digest: str) -> pa.Buffer:
+        return await self._ask(node, OWN_SAMPLER_ARCHIVE, digest)
 
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed:
         return await self._ask(node, DROP_GENERATIONS, name, generations)

@@ -51,7 +51,7 @@ DEADLINES_S: Mapping[str, float] = MappingProxyType(
         "apply_retention": RETENTION_S,
         "change_row": SAMPLER_S,
         "fetch": FETCH_S,
-        "sampler_archive": SAMPLER_S,
+        "own_sampler_archive": SAMPLER_S,
         **dict.fromkeys(("commit", "find_batches"), COMMIT_S),
         **dict.fromkeys(("analyse", "scan", "scan_small"), SCAN_S),
         **dict.fromkeys(("read", "read_table", "read_executions"), SCAN_S),

@@ -69,7 +69,7 @@ class Owner(Protocol):
         """
         yield parts  # As above.
 
-    async def sampler(self, digest: str, facts_only: bool) -> pa.Buffer:
+    async def find_sampler_archive(self, digest: str, facts_only: bool) -> pa.Buffer:
         """The archive of an uploaded sampler, or nothing, if only its state is of interest."""
 
 

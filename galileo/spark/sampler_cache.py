@@ -28,7 +28,7 @@ IDLE_S = 120.0
 
 Get = Callable[[str, str, bool], bytes | pa.Buffer]
 """Asks the node at an address for the archive of a digest; for none, if the last is true."""
-_SAMPLER = OWNER.call(Owner.sampler)
+_FIND = OWNER.call(Owner.find_sampler_archive)
 
 
 @dataclass(slots=True)
@@ -133,5 +133,5 @@ def get_over_grpc(
 ) -> pa.Buffer:
     """Calls a node on a new channel, since calls are rare and threads share no channel."""
     with BlockingCaller([address], options=OPTIONS, keys=keys) as caller:
-        answer = caller.exchange(_SAMPLER.path, _SAMPLER.encode(digest, facts_only))
-    return _SAMPLER.decode_answer(answer)
+        answer = caller.exchange(_FIND.path, _FIND.encode(digest, facts_only))
+    return _FIND.decode_answer(answer)

@@ -198,7 +198,7 @@ async def test_archive_comes_from_any_copy_if_the_leader_does_not_answer(
     there.table._read_attachment = lambda digest: None  # As of a node without a copy.
     open_cluster.network.away = {open_cluster.leader}
     assert await there.archive(share.digest) == share
-    assert (other, "sampler_archive") in open_cluster.network.calls
+    assert (other, "own_sampler_archive") in open_cluster.network.calls
 
 
 async def test_restarted_node_that_is_cut_off_runs_nothing(
