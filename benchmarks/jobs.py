@@ -17,16 +17,15 @@ from benchmarks.figures import Figure, Peer, Spread, seconds
 from benchmarks.sizes import Bench
 from galileo.client import Client
 from galileo.cursor import Cursor
-from galileo.cycle import CycleRequest
+from galileo.cycle import Answers, CycleRequest
 from galileo.dht.placement import partitions_by_node
 from galileo.dht.topology import Topology
 from galileo.hashing import digest
 from galileo.model.schema import Schema
 from galileo.query import parse
 from galileo.rpc.internal_calls import REGISTER_QUERIES
-from galileo.spark.calls import JobAnswer
 from galileo.spark.launcher import EvaluatorClient
-from galileo.spark.node_scanner import NodeScanner
+from galileo.spark.owners import NodeScanner
 from galileo.wire.caller import Caller
 
 DATASET = "nam"
@@ -146,42 +145,35 @@ def _timed(
     name: str,
     labels: int,
 ) -> Figure:
-    """The job, the call around it, and the same scans without Spark, in turn."""
-    in_job, called, bare = [], [], []
+    """The job, and the same scans without Spark, in turn."""
+    in_job, bare = [], []
     handle, scanner = EvaluatorClient(clusters.evaluator_options(running)), NodeScanner()
     work = parts_of(request)
     with asyncio.Runner() as runner:
         try:
             for number in range(JOBS_PER_RUN * bench.sizes.runs + JOBS_UNTIMED):
-                job_s, call_s = runner.run(call(handle, request, labels=labels))
+                job_s = runner.run(call(handle, request, labels=labels))
                 scan_s = seconds(lambda: scan(scanner, work))
                 if number >= JOBS_UNTIMED:
                     in_job.append(job_s)
-                    called.append(call_s)
                     bare.append(scan_s)
         finally:
             runner.run(handle.close())
             scanner.close()
-    peers = (
-        Peer("the call to the evaluator around it", Spread.of(called)),
-        Peer(BARE, Spread.of(bare)),
-    )
-    return Figure(name, "s", Spread.of(in_job), peers)
+    return Figure(name, "s", Spread.of(in_job), (Peer(BARE, Spread.of(bare)),))
 
 
-async def call(
-    handle: EvaluatorClient, request: CycleRequest, *, labels: int
-) -> tuple[float, float]:
-    """Seconds of the job and of the call.
+async def call(handle: EvaluatorClient, request: CycleRequest, *, labels: int) -> float:
+    """Seconds of a job, as its caller has them.
 
     The reply stays in here: Python's `asyncio.run` may print the result of a task into a text
     that nothing reads, which takes longer than all of this where the result is large.
     """
     started = time.perf_counter()
-    answer = await handle.evaluate([request], timeout_s=TIMEOUT_S)
+    answers = await handle.evaluate([request], timeout_s=TIMEOUT_S)
     elapsed = time.perf_counter() - started
-    _check(answer, request.schema, labels=labels)
-    return answer.job_s, elapsed
+    _check(answers, request.schema, labels=labels)
+    return elapsed
 
 
 def parts_of(request: CycleRequest) -> list[CycleRequest]:
@@ -195,8 +187,8 @@ def scan(scanner: NodeScanner, work: Sequence[CycleRequest]) -> None:
     scanner.fetch(work, timeout_s=TIMEOUT_S)
 
 
-def _check(job: JobAnswer, schema: Schema, *, labels: int) -> None:
-    (answers,) = job.answers
+def _check(job: Answers, schema: Schema, *, labels: int) -> None:
+    (answers,) = job
     found = sum(len(own) for answer in answers for own in answer.packs.labels(schema).values())
     reached = {str(part.reached) for answer in answers for part in answer.parts}
     errors = {failure.error.message for answer in answers for failure in answer.failures}

@@ -24,7 +24,7 @@ from benchmarks.sizes import Bench
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.topology import Topology
 from galileo.query import parse
-from galileo.spark.node_scanner import NodeScanner
+from galileo.spark.owners import NodeScanner
 from galileo.wire.channel import open_channel
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.services import STORAGE, stub_of

@@ -219,7 +219,7 @@ def _jobs_at_replicas(
         for number in range(jobs.JOBS_PER_RUN * bench.sizes.runs + jobs.JOBS_UNTIMED):
             for name, request in (("near", near), ("leaders", leaders)):
                 used_s = _processor_seconds(running)
-                job_s, _ = runner.run(jobs.call(handle, request, labels=news.num_rows))
+                job_s = runner.run(jobs.call(handle, request, labels=news.num_rows))
                 used_s = _processor_seconds(running) - used_s
                 if number >= jobs.JOBS_UNTIMED:
                     taken[name].append((job_s, used_s))

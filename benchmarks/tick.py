@@ -25,8 +25,7 @@ from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.processes import processor_seconds
 from benchmarks.sizes import Bench
 from galileo.client import Client
-from galileo.spark.calls import JobCounts
-from galileo.spark.launcher import EvaluatorClient
+from galileo.spark.launcher import EvaluatorClient, JobCounts
 
 NODES = 3
 DATASET = jobs.DATASET

@@ -103,7 +103,7 @@ from galileo.rpc.internal_calls import (
 from galileo.rpc.peers import GOSSIP
 from galileo.rpc.replication import DIGESTS, REPLICATE, REPLICATE_FRAMES
 from galileo.sampler_package import ARCHIVE_BYTES_MAX
-from galileo.spark.calls import OWNER
+from galileo.spark.owners import OWNER
 from galileo.wire import token
 from galileo.wire.messages import NUMBERS_MAX, SET_ITEMS_MAX
 from galileo.wire.questions import question_to_pb

@@ -34,7 +34,7 @@ from galileo.logging_setup import AuditSection
 from galileo.model.quotas import Quotas
 from galileo.model.schema import nearest_name
 from galileo.redaction import redacted
-from galileo.spark.options import SparkOptions
+from galileo.spark.options import EvaluatorOptions, SparkOptions
 from galileo.tracing import TracingOptions
 from galileo.wire.channel import is_loopback as is_loopback
 from galileo.wire.tls_credentials import TlsFiles
@@ -237,6 +237,19 @@ class Config:
         if self.evaluator.directory:
             return Path(self.evaluator.directory)
         return Path(tempfile.gettempdir()) / f"galileo-{os.getuid()}-{self.topology.cluster}"
+
+    @property
+    def evaluator_options(self) -> EvaluatorOptions:
+        """The options of the evaluator of the node's host."""
+        return EvaluatorOptions(
+            self.evaluator_directory,
+            self.spark,
+            idle_timeout_s=self.evaluator.idle_timeout_s,
+            keys=self.keys,
+            tracing=self.tracing,
+            log_format=self.logging.format,
+            log_level=self.logging.level,
+        )
 
 
 SECTIONS: dict[str, type] = {

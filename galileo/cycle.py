@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,7 @@ ITEMS_MAX = 1_000_000
 _SCHEMAS_MAX = 1_024
 
 
-def _no_numbers() -> Numbers:
+def no_numbers() -> Numbers:
     return np.empty(0, dtype=np.uint32)
 
 
@@ -211,7 +212,7 @@ class MatchBatch:
 
     @classmethod
     def none(cls, schema: pa.Schema) -> MatchBatch:
-        return cls(_no_numbers(), _no_numbers(), schema.empty_table())
+        return cls(no_numbers(), no_numbers(), schema.empty_table())
 
     @classmethod
     def of(cls, items: npt.NDArray[np.integer], places: Numbers, rows: pa.Table) -> MatchBatch:
@@ -289,6 +290,12 @@ class MatchedPartitions:
     matches: MatchBatch
     dropped: Cursor = EMPTY_CURSOR
 
+    def of_item(self, item: int, rows: pa.Table) -> MatchedPartitions:
+        """The same range for one item, which has these rows."""
+        items = np.full(rows.num_rows, item, dtype=np.uint32)
+        matches = MatchBatch(items, np.arange(rows.num_rows, dtype=np.uint32), rows)
+        return replace(self, items=np.array([item], dtype=np.uint32), matches=matches)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemFailure:
@@ -309,7 +316,7 @@ class Matches:
     """
 
     parts: tuple[MatchedPartitions, ...] = ()
-    unknown: Numbers = field(default_factory=_no_numbers)
+    unknown: Numbers = field(default_factory=no_numbers)
     failures: tuple[ItemFailure, ...] = ()
 
 
@@ -337,6 +344,10 @@ class CycleAnswer:
     packs: PackColumns
     unknown: Numbers
     failures: tuple[ItemFailure, ...]
+
+
+Answers: TypeAlias = tuple[tuple[CycleAnswer, ...], ...]
+"""The result of a job: for each of its requests the answers of all tasks."""
 
 
 def joined(parts: Sequence[MatchBatch], schema: pa.Schema) -> MatchBatch:

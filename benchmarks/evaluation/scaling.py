@@ -28,7 +28,7 @@ from benchmarks.figures import digits, quantity
 from benchmarks.processes import processor_seconds
 from benchmarks.sizes import Bench
 from galileo.client import Client
-from galileo.spark.node_scanner import NodeScanner
+from galileo.spark.owners import NodeScanner
 
 PARTITIONS = 32
 SETTLE_S = 5.0

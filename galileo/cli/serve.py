@@ -11,7 +11,6 @@ from galileo.cli.output import handle_errors
 from galileo.cli.session import Session
 from galileo.errors import InputError
 from galileo.logging_setup import start_logging
-from galileo.server.evaluator_client import evaluator_options
 from galileo.server.main import serve as serve_node
 from galileo.server.malloc_tuning import configure_malloc
 from galileo.spark import evaluator as spark_evaluator
@@ -112,7 +111,7 @@ def evaluator(session: Session, *, path: Path, overrides: tuple[str, ...]) -> No
     """
     loaded = configuration.load(path, overrides=overrides)
     start_logging(loaded.logging.format, level=loaded.logging.level)
-    options = evaluator_options(loaded)
+    options = loaded.evaluator_options
     with tracing(options.tracing, service="galileo-evaluator"):
         status = spark_evaluator.main(options)
     click.get_current_context().exit(status)

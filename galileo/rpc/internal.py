@@ -63,10 +63,9 @@ from galileo.replication.values import Member
 from galileo.rpc.continuous import Update, update_parts
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.gossip import GossipReply, GossipRequest
-from galileo.spark.calls import OWNER
+from galileo.spark.owners import OWNER, in_messages
 from galileo.wire.attachments import AtMost, LongText
 from galileo.wire.codec import CHUNK_BYTES_MAX, label_messages, row_messages, table_messages
-from galileo.wire.matches import in_messages
 from galileo.wire.services import INTERNAL_SERVICE
 from galileo.wire.typed_service import TypedCall, TypedService, bounded_head
 from galileo.wire.zero_copy import stream_of

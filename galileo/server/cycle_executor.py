@@ -19,7 +19,7 @@ import numpy.typing as npt
 from galileo import spans
 from galileo.ccq import events as ccq
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.cycle import NOT_REQUESTED, CycleAnswer, CycleRequest, ReachedPart
+from galileo.cycle import NOT_REQUESTED, Answers, CycleAnswer, CycleRequest, ReachedPart
 from galileo.dht import placement
 from galileo.dht.topology import RangeMap
 from galileo.errors import Failure, GalileoError
@@ -30,13 +30,17 @@ from galileo.node.storage_node import StorageNode
 from galileo.packing import Compression
 from galileo.packs import PackedLabels
 from galileo.query import parse
-from galileo.spark.calls import JobAnswer
 
+PRUNED_ITEMS_MAX = 256
+"""Size of a cycle up to which the feature graph is used."""
+TEXTS_BYTES_MAX = 4 << 20
+TEXTS_MAX = 8_192
+"""Texts of queries, and their bytes, that are registered with one call."""
 QUERIES_KEPT = 200_000
 STOOD_MAX = 1_000_000
 """Cached digests of queries that nodes know."""
 
-Evaluate = Callable[[Sequence[CycleRequest]], Awaitable[JobAnswer]]
+Evaluate = Callable[[Sequence[CycleRequest]], Awaitable[Answers]]
 RegisterQueries = Callable[[str, str, Sequence[str]], Awaitable[None]]
 FailureOf = Callable[[Exception], Failure]
 Partitions: TypeAlias = frozenset[int]
@@ -103,20 +107,6 @@ class _Group:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CycleOptions:
-    """Limits of a cycle.
-
-    Attributes:
-        pruned_items_max: size of a cycle up to which the feature graph is used.
-        texts_bytes_max, texts_max: texts of queries that are registered with one call.
-    """
-
-    pruned_items_max: int = 256
-    texts_bytes_max: int = 4 << 20
-    texts_max: int = 8_192
-
-
 class CycleExecutor:
     """Runs processing cycles for the continuous machine.
 
@@ -126,7 +116,6 @@ class CycleExecutor:
         register_queries: registers the texts of queries at a node.
         is_dead: whether a node counts as dead, so that a cycle does not wait for it.
         failure_of: converts an error for the machine.
-        options: limits.
     """
 
     def __init__(
@@ -137,9 +126,7 @@ class CycleExecutor:
         register_queries: RegisterQueries,
         is_dead: Callable[[str], bool],
         failure_of: FailureOf,
-        options: CycleOptions | None = None,
     ) -> None:
-        self._options = options or CycleOptions()
         self._node = node
         self._evaluate = evaluate
         self._register_queries = register_queries
@@ -165,8 +152,8 @@ class CycleExecutor:
             await self._introduce(scanned)
             requests = await asyncio.to_thread(self._requests, scanned)
             with spans.child("job", datasets=len(scanned)):
-                answer = await self._evaluate(requests)
-            answers = dict(zip(map(id, scanned), answer.answers, strict=True))
+                answered = await self._evaluate(requests)
+            answers = dict(zip(map(id, scanned), answered, strict=True))
             self._forget(scanned, answers)
         results = [
             await asyncio.to_thread(self._results, group, answers.get(id(group), ()))
@@ -180,7 +167,7 @@ class CycleExecutor:
         groups: dict[tuple[str, int], _Group] = {}
         # By identity first: many items share objects.
         rows: dict[tuple[int, int, int, int], int] = {}
-        is_pruned = len(items) <= self._options.pruned_items_max
+        is_pruned = len(items) <= PRUNED_ITEMS_MAX
         shards = self._node.catalog.dataset_shards
         for item in items:
             name, added = item.ccq.dataset, item.ccq.added
@@ -339,7 +326,7 @@ class CycleExecutor:
             if asked[row] and (node, dataset, known.digest) not in self._stood
         }
         try:
-            for texts in _in_messages(new.values(), self._options):
+            for texts in _in_messages(new.values()):
                 await self._register_queries(node, dataset, texts)
         except GalileoError:
             return
@@ -359,15 +346,15 @@ class CycleExecutor:
 
     def _results(self, group: _Group, answers: Sequence[CycleAnswer]) -> list[ccq.CycleResult]:
         """The result of each item; takes time in proportion to the items and their packs."""
-        reached = _Reached(group, [part for answer in answers for part in answer.parts])
+        keys, cursors = _ends(group, [part for answer in answers for part in answer.parts])
         failures = self._failures(answers)
         labels: dict[int, list[PackedLabels]] = {}
         for answer in answers:
             for at, packed in answer.packs.labels(group.schema).items():
                 labels.setdefault(at, []).append(packed)
         results = []
-        for number, (item, key) in enumerate(zip(group.items, reached.keys.tolist(), strict=True)):
-            until, gone = reached.cursors[key]
+        for number, (item, key) in enumerate(zip(group.items, keys, strict=True)):
+            until, gone = cursors[key]
             failure = failures.get(number)
             own = PackedLabels.concat(labels.get(number, ())) if failure is None else None
             results.append(
@@ -382,38 +369,38 @@ class CycleExecutor:
         return failures
 
 
-class _Reached:
-    """The evaluated cursor of each item; items of one row with the same parts share it.
+def _ends(
+    group: _Group, parts: Sequence[ReachedPart]
+) -> tuple[list[int], list[tuple[Cursor, Cursor]]]:
+    """Up to where each item was evaluated; items of one row with the same parts share that.
 
-    Attributes:
-        keys: for each item the index of its cursors.
-        cursors: the evaluated cursor, and the end of commits that retention dropped.
+    Returns:
+        For each item the index of its cursors; and the cursors: the evaluated one, and the end of
+        commits that retention dropped.
     """
+    said = _memberships(len(group.items), parts)
+    rows = np.array(group.row_of, dtype=np.int64)
+    combined = rows * (int(said.max(initial=0)) + 1) + said
+    _, items, keys = np.unique(combined, return_index=True, return_inverse=True)
+    parts_of: dict[int, list[ReachedPart]] = {}
+    cursors: list[tuple[Cursor, Cursor]] = []
+    for row, number, item in zip(
+        rows[items].tolist(), said[items].tolist(), items.tolist(), strict=True
+    ):
+        if number not in parts_of:
+            parts_of[number] = [part for part in parts if _holds(part, item)]
+        cursors.append(_end(group.rows[row], parts_of[number]))
+    return keys.tolist(), cursors
 
-    def __init__(self, group: _Group, parts: Sequence[ReachedPart]) -> None:
-        self._parts = parts
-        said = _memberships(len(group.items), parts)
-        rows = np.array(group.row_of, dtype=np.int64)
-        combined = rows * (int(said.max(initial=0)) + 1) + said
-        _, items, keys = np.unique(combined, return_index=True, return_inverse=True)
-        self.keys: npt.NDArray[np.int64] = keys
-        self._rows = [group.rows[row] for row in rows[items].tolist()]
-        members: dict[int, list[int]] = {}
-        self.cursors: list[tuple[Cursor, Cursor]] = []
-        for row, number, item in zip(self._rows, said[items].tolist(), items.tolist(), strict=True):
-            if number not in members:
-                members[number] = [k for k, part in enumerate(parts) if _holds(part, item)]
-            self.cursors.append(self._joined(row, members[number]))
 
-    def _joined(self, row: _Row, members: Sequence[int]) -> tuple[Cursor, Cursor]:
-        reached, gone = row.certain, EMPTY_CURSOR
-        for number in members:
-            part = self._parts[number]
-            mine = {p: s for p, s in part.reached.items() if p in row.asked}
-            dropped = part.dropped.meet(mine)
-            reached = reached.join(mine)
-            gone = gone.join({p: s for p, s in dropped.items() if s > row.after[p]})
-        return reached, gone
+def _end(row: _Row, parts: Iterable[ReachedPart]) -> tuple[Cursor, Cursor]:
+    reached, gone = row.certain, EMPTY_CURSOR
+    for part in parts:
+        mine = {p: s for p, s in part.reached.items() if p in row.asked}
+        dropped = part.dropped.meet(mine)
+        reached = reached.join(mine)
+        gone = gone.join({p: s for p, s in dropped.items() if s > row.after[p]})
+    return reached, gone
 
 
 def _memberships(items: int, parts: Sequence[ReachedPart]) -> npt.NDArray[np.int64]:
@@ -431,13 +418,13 @@ def _holds(part: ReachedPart, item: int) -> bool:
     return at < len(part.items) and int(part.items[at]) == item
 
 
-def _in_messages(texts: Iterable[str], options: CycleOptions) -> Iterable[list[str]]:
+def _in_messages(texts: Iterable[str]) -> Iterable[list[str]]:
     held: list[str] = []
     size = 0
     for text in texts:
         held.append(text)
         size += len(text)
-        if size >= options.texts_bytes_max or len(held) == options.texts_max:
+        if size >= TEXTS_BYTES_MAX or len(held) == TEXTS_MAX:
             yield held
             held, size = [], 0
     if held:

@@ -14,7 +14,7 @@ import psutil
 
 from galileo.errors import ConfigError
 from galileo.sampler_runtime import unavailable_reason
-from galileo.spark.java import find_java
+from galileo.spark.jvm import find_java
 
 SYNCED_BYTES = 4096
 REFUSED_S = -1.0

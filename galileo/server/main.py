@@ -59,7 +59,6 @@ from galileo.server.continuous import ContinuousQueries
 from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor
 from galileo.server.elections import Elections
-from galileo.server.evaluator_client import Evaluation
 from galileo.server.health import NOT_SERVING, HealthMonitor
 from galileo.server.joining import mark_removed, resolve_topology
 from galileo.server.malloc_tuning import freeze_modules, trim_when_idle
@@ -70,6 +69,7 @@ from galileo.server.security import Security
 from galileo.server.spill_files import SpillFiles
 from galileo.server.topology_register import TopologyRegister
 from galileo.server.usage import Usage
+from galileo.spark.launcher import EvaluatorClient
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
@@ -146,7 +146,8 @@ class NodeProcess:
         )
         self.machine = self._make_machine()
         self.node.retain(self._readers, _retaining(config.storage, clock))
-        self._evaluation = Evaluation(config)
+        config.spark.read_secret()  # Refuses a wrong one now, not in the first cycle.
+        self._evaluator = EvaluatorClient(config.evaluator_options)
         self._spills = SpillFiles(Path(config.node.directory), schema=self.node.catalog.narrowed)
         self._work = work = self._make_work()
         self.driver = Driver(
@@ -197,7 +198,7 @@ class NodeProcess:
             peers=self._peers,
             clock=clock,
             limits=config.limits,
-            warm=self._evaluation.warm,
+            warm=self._evaluator.warm,
         )
         self._usage = Usage(clock, cache_bytes_max=config.limits.cache_bytes_max)
         self._watch = self._make_watch()
@@ -222,7 +223,7 @@ class NodeProcess:
             asyncio.create_task(self._measure()),
             asyncio.create_task(self._watch.run(healthy)),
             asyncio.create_task(trim_when_idle()),
-            asyncio.create_task(self._evaluation.keep(lambda: self.machine.state.is_named)),
+            asyncio.create_task(self._evaluator.keep(lambda: self.machine.state.is_named)),
             asyncio.create_task(self._register.run()),
             *(asyncio.create_task(table.run()) for table in self.node.system_tables.values()),
             asyncio.create_task(self._records.sweep()),
@@ -249,7 +250,7 @@ class NodeProcess:
                 task.cancel()
             await asyncio.gather(*ended, return_exceptions=True)
             await self._peers.close()
-            await self._evaluation.close()
+            await self._evaluator.close()
             await asyncio.to_thread(self._spills.close)
             await self.node.close()
             self._security.close()
@@ -443,7 +444,9 @@ class NodeProcess:
         return EffectExecutor(
             self.node,
             self._peers,
-            evaluate=self._evaluation.evaluate,
+            evaluate=partial(
+                self._evaluator.evaluate, timeout_s=self._config.evaluator.cycle_timeout_s
+            ),
             is_dead=self._is_dead,
             spills=self._spills,
             records=lambda: self._records,
@@ -520,7 +523,7 @@ class NodeProcess:
 
     async def _status(self) -> cluster_pb2.NodeStatus:
         status = self._usage.status(self.node, self.machine)
-        status.evaluator_problem = self._evaluation.problem
+        status.evaluator_problem = self._evaluator.problem
         status.calls.update(self._security.calls.counts())
         return status
 

@@ -27,16 +27,14 @@ import grpc.aio
 
 from galileo import spans
 from galileo.clock import Clock, SystemClock
-from galileo.cycle import CycleRequest
+from galileo.cycle import Answers, CycleRequest
 from galileo.errors import ConfigError, GalileoError
 from galileo.logging_setup import start_logging
-from galileo.spark.calls import EVALUATOR, JobAnswer, JobCounts
-from galileo.spark.job import JobLimits
-from galileo.spark.job_queue import JobQueue, QueueOptions
-from galileo.spark.job_runner import Engine, EngineLost, JobRunner
+from galileo.spark.job_queue import EngineLost, JobQueue, JobRunner
+from galileo.spark.launcher import EVALUATOR, JobCounts
 from galileo.spark.options import EvaluatorOptions, SparkOptions
 from galileo.spark.runtime_dir import RuntimeDir
-from galileo.spark.session import open_engine
+from galileo.spark.session import SparkEngine, open_engine
 from galileo.tracing import tracing
 from galileo.wire.channel import server_options
 from galileo.wire.context_propagation import begin_request, outgoing_metadata
@@ -55,42 +53,40 @@ Context: TypeAlias = grpc.aio.ServicerContext
 log = logging.getLogger("galileo.spark.evaluator")  # `__name__` is `__main__` in its process.
 
 
-class Lease:
-    """Expires when the evaluator gets no call for `idle_s`."""
-
-    def __init__(self, clock: Clock, *, idle_s: float) -> None:
-        self._clock = clock
-        self._idle_s = idle_s
-        self._last = clock.monotonic()
-
-    def renew(self) -> None:
-        self._last = self._clock.monotonic()
-
-    @property
-    def expired(self) -> bool:
-        return self._clock.monotonic() - self._last > self._idle_s
-
-
 class EvaluatorService:
-    """Answers the calls of `galileo.spark.calls.Evaluator`."""
+    """Answers the calls of `galileo.spark.launcher.Evaluator`, each of which renews its lease.
 
-    def __init__(self, queue: JobQueue, lease: Lease, jobs: JobRunner) -> None:
+    Args:
+        queue: of requests.
+        jobs: that it runs.
+        idle_s: the lease expires when there is no call for this time.
+        clock: monotonic clock.
+    """
+
+    def __init__(
+        self, queue: JobQueue, jobs: JobRunner, *, idle_s: float, clock: Clock | None = None
+    ) -> None:
         self._queue = queue
         self._jobs = jobs
-        self._lease = lease
+        self._idle_s = idle_s
+        self._clock = clock or SystemClock()
+        self._called_at = self._clock.monotonic()
 
-    async def evaluate(self, requests: Sequence[CycleRequest]) -> JobAnswer:
+    @property
+    def is_over(self) -> bool:
+        """Whether the lease has expired, and no job needs the evaluator either."""
+        return self._queue.idle and self._clock.monotonic() - self._called_at > self._idle_s
+
+    async def evaluate(self, requests: Sequence[CycleRequest]) -> Answers:
         """Runs the requests in the next job; errors as `JobQueue.submit`."""
-        self._lease.renew()
+        self._called_at = self._clock.monotonic()
         for request in requests:
             request.check()
         origin = outgoing_metadata()
-        answer = await self._queue.submit(tuple(replace(one, origin=origin) for one in requests))
-        log.debug("a job of %d datasets took %.3f s", len(requests), answer.job_s)
-        return answer
+        return await self._queue.submit(tuple(replace(one, origin=origin) for one in requests))
 
     async def ping(self) -> JobCounts:
-        self._lease.renew()
+        self._called_at = self._clock.monotonic()
         return JobCounts(self._jobs.evaluations, self._jobs.empty_jobs)
 
 
@@ -152,22 +148,14 @@ def _run(options: EvaluatorOptions, runtime: RuntimeDir) -> int:
 
 
 async def _serve(
-    options: EvaluatorOptions, runtime: RuntimeDir, engine: Engine, threads: ThreadPoolExecutor
+    options: EvaluatorOptions, runtime: RuntimeDir, engine: SparkEngine, threads: ThreadPoolExecutor
 ) -> None:
-    limits = JobLimits(
-        options.scan_timeout_s,
-        options.sampler_timeout_s,
-        keys=options.keys,
-        tracing=options.tracing,
-    )
-    jobs = JobRunner(engine, limits)
+    jobs = JobRunner(engine, options)
     await _warm_up(jobs, engine, threads, spark=options.spark)
-    limits_of_queue = QueueOptions(options.queue_max, keep_warm_s=options.keep_warm_s)
-    queue = JobQueue(jobs, threads=threads, options=limits_of_queue)
-    lease = Lease(SystemClock(), idle_s=options.idle_timeout_s)
+    queue = JobQueue(jobs, threads=threads)
+    service = EvaluatorService(queue, jobs, idle_s=options.idle_timeout_s)
     directory = runtime.open()
     server = grpc.aio.server(options=server_options())
-    service = EvaluatorService(queue, lease, jobs)
     handlers = {
         name: _handler(call, getattr(service, name)) for name, call in EVALUATOR.calls.items()
     }
@@ -178,7 +166,7 @@ async def _serve(
     try:
         await _first_of(
             queue.serve(),
-            _until_expired(queue, lease),
+            _until_over(service),
             _until_lost(engine, threads),
             _until_signal(),
         )
@@ -188,7 +176,7 @@ async def _serve(
 
 
 async def _warm_up(
-    jobs: JobRunner, engine: Engine, threads: ThreadPoolExecutor, *, spark: SparkOptions
+    jobs: JobRunner, engine: SparkEngine, threads: ThreadPoolExecutor, *, spark: SparkOptions
 ) -> None:
     """Raises EngineLost if the first jobs fail, or the session is lost before they end."""
 
@@ -206,15 +194,15 @@ async def _warm_up(
         ) from error
 
 
-async def _until_expired(queue: JobQueue, lease: Lease) -> None:
+async def _until_over(service: EvaluatorService) -> None:
     while True:
-        if lease.expired and queue.idle:
+        if service.is_over:
             log.info("the evaluator ends: no call within its lease")
             return
         await asyncio.sleep(_CHECK_INTERVAL_S)
 
 
-async def _until_lost(engine: Engine, threads: ThreadPoolExecutor) -> None:
+async def _until_lost(engine: SparkEngine, threads: ThreadPoolExecutor) -> None:
     """Raises EngineLost when the session is lost, or its JVM hangs."""
     while True:
         look = asyncio.get_running_loop().run_in_executor(threads, engine.failure)

@@ -1,4 +1,4 @@
-"""The client of the evaluator of a host: finds it, starts it, replaces it, calls it.
+"""The client of the evaluator of a host: finds it, starts it, replaces it, keeps it, calls it.
 
 Must not import PySpark: it runs inside nodes.
 """
@@ -11,33 +11,41 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
-import grpc
-import grpc.aio
 import psutil
 
 from galileo.clock import Clock, SystemClock
-from galileo.cycle import CycleRequest
-from galileo.errors import DeadlineExceeded, GalileoError, TransientError, Unavailable
-from galileo.spark.calls import EVALUATOR, Evaluator, JobAnswer, JobCounts
+from galileo.cycle import Answers, CycleRequest
+from galileo.errors import DeadlineExceeded, GalileoError, Unavailable
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime_dir import RuntimeDir
+from galileo.wire.caller import Connection
 from galileo.wire.channel import open_channel
-from galileo.wire.status import error_of_rpc
+from galileo.wire.services import EVALUATOR_SERVICE
 from galileo.wire.tls_credentials import without_token
-from galileo.wire.typed_service import Answer, TypedCall
+from galileo.wire.typed_service import Answer, TypedCall, TypedService
 
 # Ten seconds on a quiet machine, four times that on a busy one.
 START_TIMEOUT_S = 120.0
 PING_TIMEOUT_S = 2.0
 PINGS_PER_LEASE = 4
+LOOK_S = 5.0
+"""Longest pause between two looks at whether an evaluator is needed, and answers."""
 FRESH_S = 1.0
+"""An evaluator that has answered within this time is not asked again whether it does."""
+STARTS_SLOWLY_S = 20.0
+"""A start that takes longer is a problem; about twice that of a quiet machine."""
+HUNG_S = 15.0
+"""An evaluator that has not answered for this time is killed and replaced."""
+RETRY_S = 1.0
+"""After a failed start none is made for this time, which doubles with each failure in succession.
+"""
+RETRY_MAX_S = 10.0
 _POLL_S = 0.1
-_EVALUATE, _PING = EVALUATOR.call(Evaluator.evaluate), EVALUATOR.call(Evaluator.ping)
 _LOG_TAIL_BYTES = 2_000
 _DOUBLINGS_MAX = 16
 
@@ -45,19 +53,30 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchOptions:
-    """When an evaluator is replaced.
+class JobCounts:
+    """Jobs of an evaluator since its start.
 
     Attributes:
-        hung_s: seconds without an answer after which its process is killed.
-        retry_s: seconds after a failed start for which none is started; doubles with each failed
-            start in succession.
-        retry_max_s: upper bound of that.
+        evaluations: that looked for something.
+        empty_jobs: that only kept Spark awake.
     """
 
-    hung_s: float = 15.0
-    retry_s: float = 1.0
-    retry_max_s: float = 10.0
+    evaluations: int
+    empty_jobs: int
+
+
+class Evaluator(Protocol):
+    """The evaluator of a host, as the nodes of the host call it."""
+
+    async def evaluate(self, requests: Sequence[CycleRequest]) -> Answers:
+        """Runs a job for requests of one or several datasets."""
+
+    async def ping(self) -> JobCounts:
+        """Renews the lease of the evaluator."""
+
+
+EVALUATOR = TypedService(EVALUATOR_SERVICE, Evaluator)
+_EVALUATE, _PING = EVALUATOR.call(Evaluator.evaluate), EVALUATOR.call(Evaluator.ping)
 
 
 class EvaluatorClient:
@@ -67,15 +86,8 @@ class EvaluatorClient:
     without calls its lease expires.
     """
 
-    def __init__(
-        self,
-        options: EvaluatorOptions,
-        *,
-        clock: Clock | None = None,
-        launching: LaunchOptions | None = None,
-    ) -> None:
+    def __init__(self, options: EvaluatorOptions, *, clock: Clock | None = None) -> None:
         self._options = options
-        self._launching = launching or LaunchOptions()
         self._clock = clock or SystemClock()
         self._runtime = RuntimeDir(options.runtime_dir)
         self._lock = asyncio.Lock()
@@ -83,9 +95,12 @@ class EvaluatorClient:
         self._answered_at = float("-inf")
         self._silent_since: float | None = None
         self._missing_since: float | None = None
-        self._child: _Child | None = None
+        self._is_needed = False
+        self._wanted = asyncio.Event()
         self._failure = ""
-        self._failures = 0
+        self._child: _Child | None = None
+        self._start_failure = ""
+        self._start_failures = 0
         self._retry_at = float("-inf")
 
     async def __aenter__(self) -> EvaluatorClient:
@@ -101,17 +116,36 @@ class EvaluatorClient:
         return holder.pid if holder else None
 
     @property
-    def missing_s(self) -> float:
-        """Seconds since an evaluator was needed and none answered; 0 if one does."""
+    def problem(self) -> str:
+        """Why nothing is evaluated at present; "" if it is, or nothing needs to be."""
         since = self._missing_since
-        return 0.0 if since is None else self._clock.monotonic() - since
+        missing_s = 0.0 if since is None else self._clock.monotonic() - since
+        if self._failure or not self._is_needed or missing_s < STARTS_SLOWLY_S:
+            return self._failure
+        return (
+            f"the evaluator has been starting for {missing_s:.0f} s; it wrote last: "
+            f"{self._last_line()}"
+        )
 
-    @property
-    def last_line(self) -> str:
-        """The last line of the log of the evaluator that was started last."""
-        with suppress(OSError), self._runtime.log.open("rb") as file:
-            return _tail(file).strip().rpartition("\n")[2] or "nothing"
-        return "nothing"
+    def warm(self) -> None:
+        """Has `keep` start the evaluator, before the first cycle needs it."""
+        self._wanted.set()
+
+    async def keep(self, is_needed: Callable[[], bool]) -> None:
+        """Starts the evaluator, and renews its lease, while `is_needed`; runs until cancelled."""
+        pause_s = min(LOOK_S, self._options.idle_timeout_s / PINGS_PER_LEASE)
+        while True:
+            self._is_needed, is_wanted = is_needed(), self._wanted.is_set()
+            self._wanted.clear()
+            try:
+                if self._is_needed or is_wanted:
+                    await self.ensure()
+                self._failure = ""
+            except GalileoError as error:
+                self._failure = error.message
+                log.warning("no evaluator: %s", error)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), pause_s)
 
     async def ensure(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Waits until a warm evaluator answers; starts one if there is none.
@@ -125,15 +159,24 @@ class EvaluatorClient:
             except OSError as error:  # A full disk, or too many processes.
                 raise Unavailable(
                     f"the evaluator cannot be found or started: {error}",
-                    after_s=self._launching.retry_s,
+                    after_s=RETRY_S,
                 ) from error
 
-    async def evaluate(self, requests: Sequence[CycleRequest], *, timeout_s: float) -> JobAnswer:
+    async def evaluate(self, requests: Sequence[CycleRequest], *, timeout_s: float) -> Answers:
         """The results of one cycle; repeats the call if the evaluator died.
 
         Raises:
             TransientError: no evaluator, too many requests, or not in time; nothing is lost.
         """
+        try:
+            answers = await self._evaluate(requests, timeout_s)
+        except GalileoError as error:
+            self._failure = error.message
+            raise
+        self._failure = ""
+        return answers
+
+    async def _evaluate(self, requests: Sequence[CycleRequest], timeout_s: float) -> Answers:
         deadline = self._clock.monotonic() + timeout_s
         while True:
             await self.ensure(timeout_s=deadline - self._clock.monotonic())
@@ -151,17 +194,6 @@ class EvaluatorClient:
         await self.ensure()
         return await self._call(_PING, timeout_s=PING_TIMEOUT_S)
 
-    async def run(self) -> None:
-        """Starts the evaluator and renews its lease, until cancelled."""
-        pause_s = self._options.idle_timeout_s / PINGS_PER_LEASE
-        while True:
-            try:
-                self._answered_at = float("-inf")
-                await self.ensure()
-            except TransientError as error:
-                log.warning("no evaluator: %s", error.message)
-            await asyncio.sleep(pause_s)
-
     async def close(self) -> None:
         await self._disconnect()
         if self._child is not None:
@@ -170,7 +202,7 @@ class EvaluatorClient:
 
     async def _disconnect(self) -> None:
         if self._connection is not None:
-            await self._connection.channel.close()
+            await self._connection.calls.channel.close()
             os.close(self._connection.directory)
             self._connection = None
 
@@ -186,7 +218,7 @@ class EvaluatorClient:
             if self._clock.monotonic() > deadline:
                 raise Unavailable(
                     f"the evaluator is not warm after {timeout_s:.0f} s; try again "
-                    f"(its log: {self._runtime.log}); it wrote last: {self.last_line}",
+                    f"(its log: {self._runtime.log}); it wrote last: {self._last_line()}",
                     after_s=_POLL_S,
                 )
             await asyncio.sleep(_POLL_S)
@@ -212,23 +244,20 @@ class EvaluatorClient:
         self, call: TypedCall[..., Answer], *arguments: Any, timeout_s: float
     ) -> Answer:
         assert self._connection is not None
-        request, send = call.encode(*arguments), self._connection.channel.encoded(call.path)
-        try:
-            reply = await send(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise error_of_rpc(error, asked="the evaluator") from error
+        request = call.encode(*arguments)
+        reply = await self._connection.calls.exchange(call.path, request, timeout_s=timeout_s)
         if self._child is not None and not self._child.has_answered:
             self._child.has_answered = self._child.process.pid == self.pid
         self._answered_at, self._silent_since = self._clock.monotonic(), None
         self._missing_since = None
-        self._failures = 0
+        self._start_failures = 0
         return call.decode_answer(reply)
 
     def _replace_if_hung(self) -> None:
-        """Kills an evaluator that has not answered for `hung_s`; the next check starts another."""
+        """Kills an evaluator that has not answered for `HUNG_S`; the next check starts another."""
         now = self._clock.monotonic()
         self._silent_since = now if self._silent_since is None else self._silent_since
-        if now - self._silent_since <= self._launching.hung_s:
+        if now - self._silent_since <= HUNG_S:
             return
         process = self._runtime.holder()
         if process is not None:
@@ -258,18 +287,24 @@ class EvaluatorClient:
             child.log.close()
             if status != 0 and not child.has_answered:
                 self._retry_at = self._clock.monotonic() + self._pause_s()
-                self._failures += 1
-                self._failure = (
+                self._start_failures += 1
+                self._start_failure = (
                     f"the evaluator did not start (exit code {status}); "
                     f"the end of {self._runtime.log}:\n{tail}"
                 )
         left_s = self._retry_at - self._clock.monotonic()
         if left_s > 0:
-            raise Unavailable(self._failure, after_s=left_s)
+            raise Unavailable(self._start_failure, after_s=left_s)
 
     def _pause_s(self) -> float:
-        doubled = self._launching.retry_s * 2.0 ** min(self._failures, _DOUBLINGS_MAX)
-        return min(doubled, self._launching.retry_max_s)
+        doubled = RETRY_S * 2.0 ** min(self._start_failures, _DOUBLINGS_MAX)
+        return min(doubled, RETRY_MAX_S)
+
+    def _last_line(self) -> str:
+        """The last line of the log of the evaluator that was started last."""
+        with suppress(OSError), self._runtime.log.open("rb") as file:
+            return _tail(file).strip().rpartition("\n")[2] or "nothing"
+        return "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,12 +314,12 @@ class _Connection:
     Attributes:
         published: identifies its socket.
         directory: a descriptor of the directory of the socket.
-        channel: of gRPC.
+        calls: to the socket.
     """
 
     published: tuple[int, int]
     directory: int
-    channel: Any
+    calls: Connection
 
 
 @dataclass(slots=True)
@@ -304,7 +339,9 @@ class _Child:
 
 def _connect(runtime: RuntimeDir, published: tuple[int, int]) -> _Connection:
     directory = runtime.open()
-    return _Connection(published, directory, open_channel(runtime.address(directory)))
+    address = runtime.address(directory)
+    calls = Connection(open_channel(address), address, asked="the evaluator")
+    return _Connection(published, directory, calls)
 
 
 def _start(options: EvaluatorOptions, runtime: RuntimeDir, lock: int) -> _Child:

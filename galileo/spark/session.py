@@ -1,5 +1,10 @@
 """The Spark session: embedded, or on a standalone cluster.
 
+A session on a cluster is lost when it has no executor for some time. A master that restarts does
+not know the applications of its predecessor: its workers end their executors, and the applications
+get no new ones. Spark itself reports neither. Then the evaluator ends, and its successor registers
+anew.
+
 The only module of the evaluator that imports PySpark.
 """
 
@@ -7,29 +12,36 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyspark
+from pyspark import Broadcast
 from pyspark.sql import SparkSession
 
-from galileo.clock import SystemClock
+from galileo.clock import Clock, SystemClock
 from galileo.cycle import CycleAnswer
 from galileo.errors import ConfigError, Unavailable
-from galileo.spark.gateway import Gateway, JvmOptions, environment_variables, launch
-from galileo.spark.java import find_java, summarise_error
-from galileo.spark.job import Job
-from galileo.spark.options import SparkOptions
-from galileo.spark.settings import LOG_CONFIG, settings
-from galileo.spark.standalone import FIRST_EXECUTOR_S, RETRY_S, ExecutorWatch, address_towards
-from galileo.spark.task import JobTask, Shared
+from galileo.spark.jvm import Gateway, JvmOptions, environment_variables, launch, summarise_error
+from galileo.spark.options import SparkOptions, settings
+from galileo.spark.task import Job, run_tasks
 
+SPARK_HOME = Path(pyspark.__file__).parent
+CONNECT_TIMEOUT_S = 3.0
+FIRST_EXECUTOR_S = 45.0
+"""Longest wait of a new session for its first executor."""
+NO_EXECUTOR_S = 15.0
+"""After this time without any executor a session is lost. The start of an executor takes less, also
+on a busy host.
+"""
+RETRY_S = 1.0
 STOP_TIMEOUT_S = 5.0
 _POLL_S = 0.1
 INLINE_BYTES_MAX = 512 << 10
@@ -93,7 +105,7 @@ class SparkEngine:
         try:
             with self._broadcast(pickle.dumps(job)) as pickled:
                 answers: list[tuple[int, CycleAnswer]] = (
-                    self._numbers[job.tasks].mapPartitions(JobTask(pickled)).collect()
+                    self._numbers[job.tasks].mapPartitions(partial(run_tasks, pickled)).collect()
                 )
         finally:
             self._context.removeJobTag(tag)
@@ -104,7 +116,7 @@ class SparkEngine:
         self._context.cancelJobsWithTag(tag)
 
     @contextmanager
-    def _broadcast(self, pickled: bytes) -> Iterator[bytes | Shared]:
+    def _broadcast(self, pickled: bytes) -> Iterator[bytes | Broadcast[bytes]]:
         if len(pickled) <= INLINE_BYTES_MAX:
             yield pickled
             return
@@ -113,6 +125,51 @@ class SparkEngine:
             yield shared
         finally:
             shared.destroy()
+
+
+class ExecutorWatch:
+    """Decides from the number of executors whether a session is lost."""
+
+    def __init__(self, clock: Clock, *, timeout_s: float = NO_EXECUTOR_S) -> None:
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._last = clock.monotonic()
+
+    def failure(self, executors: int) -> str:
+        """Why the session is lost; "" while it is not.
+
+        Args:
+            executors: that the session has now.
+        """
+        now = self._clock.monotonic()
+        if executors:
+            self._last = now
+        if now - self._last <= self._timeout_s:
+            return ""
+        return (
+            f"the Spark cluster gave no executor for {self._timeout_s:g} s: its master was "
+            "restarted, or its workers ended"
+        )
+
+
+def address_towards(masters: Sequence[tuple[str, int]]) -> str:
+    """The address of this host from which it reaches the first master that answers.
+
+    Raises:
+        Unavailable: none answers.
+    """
+    failures = []
+    for host, port in masters:
+        try:
+            with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S) as connection:
+                return str(connection.getsockname()[0])
+        except OSError as error:
+            failures.append(f"{host}:{port}: {error.strerror or error}")
+    raise Unavailable(
+        f"no master of the Spark cluster answers ({'; '.join(failures)}); start it, or correct "
+        "spark.master. Queries are evaluated from where they stopped as soon as it answers",
+        after_s=RETRY_S,
+    )
 
 
 @contextmanager
@@ -131,15 +188,15 @@ def open_engine(options: SparkOptions, *, work_dir: Path) -> Iterator[SparkEngin
         # First, since Spark itself would try for a minute.
         address = address_towards(options.master_addresses) if options.standalone else ""
         sockets = _socket_dir(work_dir, stack)
-        jvm = jvm_options(
+        jvm = JvmOptions(
+            SPARK_HOME,
             work_dir,
+            sockets,  # On a cluster, sockets lie in each process's directory for temporary files.
             python=options.interpreter,
             heap_mb=options.heap_mb,
             is_local=not options.standalone,
-            GRPC_ENABLE_FORK_SUPPORT="0",
         )
-        # On a cluster, where sockets lie in each process's own directory for temporary files.
-        gateway = launch(replace(jvm, work_dir=sockets))
+        gateway = launch(jvm)
         stack.callback(gateway.close)
         session_settings = settings(
             options,
@@ -191,34 +248,6 @@ def _stop(session: SparkSession) -> None:
     stopping = threading.Thread(target=session.stop, name="session-stop", daemon=True)
     stopping.start()
     stopping.join(STOP_TIMEOUT_S)
-
-
-def jvm_options(
-    work_dir: Path, *, python: str, heap_mb: int, is_local: bool, **environment: str
-) -> JvmOptions:
-    """Options for the JVM of a session.
-
-    Args:
-        work_dir: for its files.
-        python: interpreter of its workers.
-        heap_mb: upper bound of its heap.
-        is_local: whether all executors run on this machine.
-        environment: further variables.
-    """
-    spark_home = Path(pyspark.__file__).parent
-    log_config = work_dir / "log4j2.properties"
-    log_config.write_text(LOG_CONFIG.format(path=work_dir / "spark.log"))
-    ours = {"SPARK_HOME": str(spark_home), "PYSPARK_PYTHON": python}
-    if is_local:
-        ours["SPARK_LOCAL_IP"] = "127.0.0.1"
-    return JvmOptions(
-        java=find_java(os.environ),
-        spark_home=spark_home,
-        work_dir=work_dir,
-        heap_mb=heap_mb,
-        log_config=log_config,
-        environment={**os.environ, **ours, **environment},
-    )
 
 
 def _socket_dir(work_dir: Path, stack: ExitStack) -> Path:

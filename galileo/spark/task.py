@@ -1,8 +1,7 @@
-"""One task of a Spark job, in a Python worker: reads matches from nodes, samples, packs labels.
+"""One task of a Spark job, in a Python worker: scans owners, samples, bounds and packs labels.
 
-Workers import it after their fork (and the evaluator after its JVM runs): gRPC does not survive a
-fork. An error of one query becomes an answer about that query, since an exception would fail the
-job and with it all queries of the host.
+Workers import it after their fork: gRPC does not survive a fork. An error of one query becomes an
+answer about that query, since an exception would fail the job and with it all queries of the host.
 
 A function of an RDD, not of a DataFrame: a plan of Spark SQL costs more to make, analyse and fetch
 than the work of a cycle (`docs/spark.md`).
@@ -14,17 +13,19 @@ import functools
 import gc
 import logging
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from galileo import spans
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.cycle import (
+    PAIR_BYTES,
     CycleAnswer,
+    CycleRequest,
     ItemFailure,
     MatchBatch,
     MatchedPartitions,
@@ -33,152 +34,241 @@ from galileo.cycle import (
     ReachedPart,
     joined,
 )
-from galileo.errors import GalileoError, InternalError, MessageTooLarge, Overloaded
-from galileo.labels import LabelSet
+from galileo.errors import GalileoError, InternalError, MessageTooLarge
+from galileo.labels import LabelSet, first_commits
 from galileo.model.schema import Schema
 from galileo.packing import Compression
 from galileo.packs import PackColumns, PackedLabels, pack_many
-from galileo.sampler_runtime import SandboxLimits, open_runtime
-from galileo.samplers import SamplerSpec
-from galileo.spark.cpu_time_limit import WAITING_FACTOR
-from galileo.spark.job import FAILED, Asked, Job
-from galileo.spark.node_scanner import NodeScanner, select_new
-from galileo.spark.result_budget import fit_to_budget, single_query_part
-from galileo.spark.sampler_cache import SamplerCache, get_over_grpc
-from galileo.spark.sampler_calls import BackgroundCalls, Call, Key
-from galileo.spark.sampling import RETRY_NEXT_CYCLE, ObservationReader, sample
+from galileo.spark.options import EvaluatorOptions
+from galileo.spark.owners import NodeScanner, Scan
+from galileo.spark.sampling import UploadedCall, finish_calls, sample_part
 from galileo.tracing import Tracing, TracingOptions, start_tracing
-from galileo.wire.context_propagation import continue_request
 from galileo.wire.tls_credentials import TlsFiles
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
+
+RESULT_BYTES_MAX = 32 << 20
+"""Bytes of labels that all tasks of a job together return; the next job returns the rest."""
+CUTS_MAX = 64
+FAILED = "the evaluation failed with an internal error; the evaluator's log has it"
+"""What the owner of a query learns of an internal error."""
 
 log = logging.getLogger(__name__)
 
 
-class Shared(Protocol):
-    """A broadcast variable, which Spark sends to each worker once."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """One Spark job. Task i of n asks every n-th node, whatever the number of nodes.
 
-    @property
-    def value(self) -> bytes: ...
+    Attributes:
+        number: of the job; rotates the order in which items are served.
+        requests: of one or several coordinators.
+        tasks: number of tasks, one for each core of the session.
+        options: of the evaluator.
+    """
+
+    number: int
+    requests: tuple[CycleRequest, ...]
+    tasks: int
+    options: EvaluatorOptions
+
+    def of_task(self, task: int) -> list[Scan]:
+        """What a task asks, ordered by address."""
+        addresses = sorted({one for request in self.requests for one in request.addresses})
+        scans = [
+            Scan(number, request.for_node(request.addresses.index(address)))
+            for address in addresses[task :: self.tasks]
+            for number, request in enumerate(self.requests)
+            if address in request.addresses
+        ]
+        return [scan for scan in scans if len(scan.request)]
 
 
-@dataclass(frozen=True, slots=True)
-class JobTask:
-    """The function of `mapPartitions`: runs the tasks of some numbers of a pickled job."""
+def run_tasks(
+    pickled: bytes | Broadcast[bytes], tasks: Iterable[int]
+) -> Iterator[tuple[int, CycleAnswer]]:
+    """The function of `mapPartitions`: runs the tasks of some numbers of a pickled job.
 
-    pickled: bytes | Shared
-
-    def __call__(self, numbers: Iterator[int]) -> Iterator[tuple[int, CycleAnswer]]:
-        pickled = self.pickled if isinstance(self.pickled, bytes) else self.pickled.value
-        job: Job = pickle.loads(pickled)
-        for number in numbers:
-            yield from run(job, number)
+    Args:
+        pickled: the job, or a variable with it, which Spark sends to each worker once.
+        tasks: their numbers.
+    """
+    job: Job = pickle.loads(pickled if isinstance(pickled, bytes) else pickled.value)
+    for task in tasks:
+        yield from run(job, task)
 
 
 def run(job: Job, task: int) -> Iterator[tuple[int, CycleAnswer]]:
     """The answers of one task, each with the number of its request."""
-    _start_tracing(job.limits.tracing)
-    asked = job.of_task(task)
-    found = _scanner(job.limits.keys).fetch(
-        [one.request for one in asked], timeout_s=job.limits.scan_timeout_s
-    )
-    drafts = {one.number: _Draft() for one in asked}
-    calls: list[_UploadedCall] = []
-    for one, matches in zip(asked, found, strict=True):
-        draft = drafts[one.number]
-        draft.unknown.append(one.request.items[matches.unknown])
-        for item in _evaluate(job, one, matches):
-            if isinstance(item, _UploadedCall):
-                calls.append(item)
-            else:
-                draft.add(one, item)
-    for one, result in _run_calls(calls, turn=job.number):
-        drafts[one.number].add(one, result)
-    _fit_to_budget(job, drafts.values())
-    for number, draft in drafts.items():
-        yield number, _answer(job, number, draft)
+    options, scans = job.options, job.of_task(task)
+    _start_tracing(options.tracing)
+    requests = [scan.request for scan in scans]
+    fetched = _scanner(options.keys).fetch(requests, timeout_s=options.scan_timeout_s)
+    calls: list[UploadedCall] = []
+    for scan, matches in zip(scans, fetched, strict=True):
+        calls += _evaluate(scan, matches, options)
+    finish_calls(calls, turn=job.number)
+    _fit_to_budget(job, scans)
+    by_request: dict[int, list[Scan]] = {}
+    for scan in scans:
+        by_request.setdefault(scan.number, []).append(scan)
+    for number, own in by_request.items():
+        yield number, _answer(job.requests[number], own)
 
 
-@dataclass(slots=True, eq=False)
-class _Draft:
-    """An answer to a request, while the task works on it.
-
-    Attributes:
-        results: parts of it, items numbered as in what the node was asked.
-        unknown: numbers of items in the request.
-        failures: with numbers of items in the request.
-    """
-
-    results: list[tuple[Asked, MatchedPartitions]] = field(default_factory=list)
-    unknown: list[Numbers] = field(default_factory=list)
-    failures: list[ItemFailure] = field(default_factory=list)
-
-    def add(self, asked: Asked, result: MatchedPartitions | ItemFailure) -> None:
-        if isinstance(result, ItemFailure):
-            numbers = asked.request.items[result.items]
-            self.failures.append(ItemFailure(numbers, result.error))
-        else:
-            self.results.append((asked, result))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _UploadedCall:
-    """A call of an uploaded sampler for one item of a part."""
-
-    asked: Asked
-    part: MatchedPartitions
-    item: int
-    key: Key
-    make: Callable[[], Call]
-
-
-def _evaluate(
-    job: Job, asked: Asked, matches: Matches
-) -> Iterator[MatchedPartitions | _UploadedCall | ItemFailure]:
-    """Filters and samples the answer of a node; yields errors as failures and never raises."""
-    yield from matches.failures
+def _evaluate(scan: Scan, matches: Matches, options: EvaluatorOptions) -> list[UploadedCall]:
+    """Filters and samples the answer of an owner; errors become failures of the scan."""
+    scan.unknown, scan.failures = matches.unknown, [*matches.failures]
+    calls: list[UploadedCall] = []
     for part in matches.parts:
         try:
-            yield from _sample_part(select_new(part, asked.request), asked, job=job)
+            calls += sample_part(scan, select_new(part, scan.request), options=options)
         except GalileoError as error:
-            yield ItemFailure(part.items, error)
+            scan.failures.append(ItemFailure(part.items, error))
         except Exception:
             log.exception("the evaluation of a query failed with an internal error")
-            yield ItemFailure(part.items, InternalError(FAILED))
+            scan.failures.append(ItemFailure(part.items, InternalError(FAILED)))
+    return calls
 
 
-def _fit_to_budget(job: Job, drafts: Iterable[_Draft]) -> None:
-    """Cuts the results of a task to its share of what a job may return."""
-    bytes_max = job.limits.result_bytes_max // job.tasks
-    results = [(draft, *result) for draft in drafts for result in draft.results]
-    parts = [(part, asked.request.schema) for _, asked, part in results]
-    fitting = [*fit_to_budget(parts, bytes_max=bytes_max, turn=job.number)]
-    for draft, _, _ in results:
-        draft.results = []
-    for (draft, asked, _), own_parts in zip(results, fitting, strict=True):
-        for part in own_parts:
-            draft.add(asked, _checked(part, bytes_max=job.limits.result_bytes_max))
+# --- what counts ------------------------------------------------------------------------------
 
 
-def _checked(part: MatchedPartitions, *, bytes_max: int) -> MatchedPartitions | ItemFailure:
-    """The part; the failure of its items if a single commit of one is too large."""
-    size = part.matches.nbytes
-    if size <= bytes_max or len(part.matches) == 0:
+def select_new(part: MatchedPartitions, request: CycleRequest) -> MatchedPartitions:
+    """Selects of a node's answer what each item requests.
+
+    Keeps commits of requested partitions that are new for the item, complete (up to `reached`) and
+    not dropped. No later step of a cycle looks at them again.
+    """
+    reached, dropped = _restrict(part.reached, request), _restrict(part.dropped, request)
+    part = replace(part, reached=reached, dropped=dropped)
+    if len(part.matches) == 0:
         return part
-    error = MessageTooLarge(
-        f"expected the labels of one commit to fit {bytes_max} bytes, "
-        f"got {size}; use a sampler, a narrower query or smaller batches"
+    matches = part.matches
+    partitions, sequences = (
+        np.asarray(matches.rows.column(name).to_numpy()) for name in ("partition", "sequence")
     )
-    return ItemFailure(part.items, error)
+    last = len(request.partitions) - 1
+    column = np.minimum(np.searchsorted(request.partitions, partitions), last)
+    known = request.partitions[column] == partitions
+    known &= dropped.past(partitions, sequences)
+    known &= ~reached.past(partitions, sequences)
+    after = request.cursor_rows[request.cursors[matches.items], column[matches.places]]
+    new = sequences[matches.places] > after
+    return replace(part, matches=matches.where(known[matches.places] & new))
 
 
-def _answer(job: Job, number: int, draft: _Draft) -> CycleAnswer:
-    parts = [
-        ReachedPart(asked.request.items[part.items], part.reached, part.dropped)
-        for asked, part in draft.results
+def _restrict(cursor: Cursor, request: CycleRequest) -> Cursor:
+    """The cursor of the requested partitions only."""
+    return Cursor({p: cursor[p] for p in request.partitions.tolist()}) if cursor else EMPTY_CURSOR
+
+
+# --- what fits --------------------------------------------------------------------------------
+
+
+def _fit_to_budget(job: Job, scans: Sequence[Scan]) -> None:
+    """Cuts the results of a task to its share of what a job may return."""
+    parts = [(part, scan.request.schema) for scan in scans for part in scan.parts]
+    fitting = fit_to_budget(parts, bytes_max=RESULT_BYTES_MAX // job.tasks, turn=job.number)
+    for scan in scans:
+        whole, scan.parts = scan.parts, []
+        for part in (piece for _ in whole for piece in next(fitting)):
+            size = part.matches.nbytes
+            if size <= RESULT_BYTES_MAX or len(part.matches) == 0:
+                scan.parts.append(part)
+                continue
+            error = MessageTooLarge(
+                f"expected the labels of one commit to fit {RESULT_BYTES_MAX} bytes, "
+                f"got {size}; use a sampler, a narrower query or smaller batches"
+            )
+            scan.failures.append(ItemFailure(part.items, error))
+
+
+def fit_to_budget(
+    parts: Sequence[tuple[MatchedPartitions, Schema]],
+    *,
+    bytes_max: int,
+    turn: int,
+    cuts_max: int = CUTS_MAX,
+) -> Iterator[list[MatchedPartitions]]:
+    """For each part, the parts of it that fit the budget, in whole commits.
+
+    Where there are more, items share the budget: those with few labels return all, the others as
+    many whole commits as the rest holds, or nothing until the next job.
+
+    Args:
+        parts: with the schemas of their datasets.
+        bytes_max: of all results together, approximately; one commit can exceed it.
+        turn: number of the job; rotates which items are cut.
+        cuts_max: items of one part that are cut; others that do not fit are left for the next job.
+    """
+    if sum(part.matches.nbytes for part, _ in parts) <= bytes_max:
+        yield from ([part] for part, _ in parts)
+        return
+    costs = [PAIR_BYTES + _row_bytes(part.matches) for part, _ in parts]
+    sizes = [
+        cost * part.matches.counts(_end(part)) for cost, (part, _) in zip(costs, parts, strict=True)
     ]
-    matches = [part.matches.renumbered(asked.request.items) for asked, part in draft.results]
-    request = job.requests[number]
-    batch = joined(matches, request.schema.label_schema)
+    share = fair_share(np.concatenate(sizes), room=bytes_max)
+    for cost, size, (part, schema) in zip(costs, sizes, parts, strict=True):
+        heavy = np.flatnonzero(size > share)
+        yield [
+            _without(part, heavy),
+            *(
+                _cut(part, item, schema=schema, labels_max=max(1, share // cost))
+                for item in np.roll(heavy, -turn * cuts_max)[:cuts_max].tolist()
+            ),
+        ]
+
+
+def fair_share(sizes: npt.ArrayLike, *, room: int) -> int:
+    """The largest bound such that the sizes, each cut to it, fit the room (max-min fairness)."""
+    ordered = np.sort(np.asarray(sizes, dtype=np.int64))
+    if int(ordered.sum()) <= room:
+        return room
+    # At position i, all smaller sizes stay whole and the others share the rest equally.
+    whole = np.concatenate(([0], np.cumsum(ordered)[:-1]))
+    others = np.arange(len(ordered), 0, -1)
+    first = np.argmax(room - whole <= ordered * others)
+    return int((room - whole[first]) // others[first])
+
+
+def _row_bytes(matches: MatchBatch) -> int:
+    rows = max(1, int(matches.rows.num_rows))
+    return -(-int(matches.rows.nbytes) // rows)
+
+
+def _end(part: MatchedPartitions) -> int:
+    return int(part.items[-1]) + 1 if len(part.items) else 0
+
+
+def _without(part: MatchedPartitions, items: npt.NDArray[np.intp]) -> MatchedPartitions:
+    matches = part.matches.where(~np.isin(part.matches.items, items))
+    others = part.items[~np.isin(part.items, items)]
+    return replace(part, items=others, matches=matches)
+
+
+def _cut(
+    part: MatchedPartitions, item: int, *, schema: Schema, labels_max: int
+) -> MatchedPartitions:
+    """The first whole commits of one item, and the cursor up to which they are complete."""
+    matches = part.matches.where(part.matches.items == item)
+    labels, reached = first_commits(
+        LabelSet(schema, matches.rows), reached=part.reached, labels_max=labels_max
+    )
+    return replace(part, reached=reached).of_item(item, labels.table)
+
+
+# --- what is answered -------------------------------------------------------------------------
+
+
+def _answer(request: CycleRequest, scans: Sequence[Scan]) -> CycleAnswer:
+    """The results of all scans for a request, with items numbered as in the whole request."""
+    results = [(scan.request.items, part) for scan in scans for part in scan.parts]
+    batch = joined(
+        [part.matches.renumbered(items) for items, part in results], request.schema.label_schema
+    )
     is_compressed = request.is_compressed[np.searchsorted(request.items, batch.items)]
     packs: dict[int, PackedLabels] = {}
     for compression, mask in (
@@ -186,8 +276,18 @@ def _answer(job: Job, number: int, draft: _Draft) -> CycleAnswer:
         (Compression.NONE, ~is_compressed),
     ):
         packs |= _packed(batch.where(mask), request.schema, compression)
-    unknown = np.concatenate([request.items[:0], *draft.unknown])
-    return CycleAnswer(tuple(parts), PackColumns.of(packs), unknown, tuple(draft.failures))
+    return CycleAnswer(
+        tuple(
+            ReachedPart(items[part.items], part.reached, part.dropped) for items, part in results
+        ),
+        PackColumns.of(packs),
+        np.concatenate([scan.request.items[scan.unknown] for scan in scans]),
+        tuple(
+            ItemFailure(scan.request.items[failure.items], failure.error)
+            for scan in scans
+            for failure in scan.failures
+        ),
+    )
 
 
 def _packed(
@@ -212,106 +312,6 @@ def _in_commit_order(matches: MatchBatch) -> tuple[pa.Table, Numbers]:
     return matches.rows.take(places).combine_chunks(), matches.items[order]
 
 
-def _sample_part(
-    part: MatchedPartitions, asked: Asked, *, job: Job
-) -> Iterator[MatchedPartitions | _UploadedCall | ItemFailure]:
-    """Applies installed samplers; yields the part, the calls of uploaded samplers, and failures."""
-    request = asked.request
-    is_sampled = request.samplers[part.matches.items] > 0
-    if not is_sampled.any():
-        yield part
-        return
-    schema = request.schema
-    sampled: list[MatchBatch] = []
-    absent: list[int] = []
-    for item, table in part.matches.where(is_sampled).split():
-        spec = SamplerSpec.from_json(request.samplers_json[int(request.samplers[item]) - 1])
-        labels = LabelSet(schema, table)
-        apply = functools.partial(_sample, labels, spec, asked=asked, item=item, job=job)
-        try:
-            if spec.archive:
-                absent.append(item)
-                yield _uploaded_call(spec, apply, asked=asked, item=item, part=part)
-            else:
-                sampled.append(single_query_part(item, apply(), like=part).matches)
-        except RETRY_NEXT_CYCLE:
-            absent.append(item)
-        except GalileoError as error:
-            absent.append(item)
-            yield ItemFailure(np.array([item], dtype=np.uint32), error)
-    matches = joined([part.matches.where(~is_sampled), *sampled], schema.label_schema)
-    items = part.items[~np.isin(part.items, np.array(absent, dtype=np.uint32))]
-    yield replace(part, items=items, matches=matches)
-
-
-def _sample(labels: LabelSet, spec: SamplerSpec, *, asked: Asked, item: int, job: Job) -> LabelSet:
-    request, limits = asked.request, job.limits
-    observe = ObservationReader(
-        asked.address, request.digest_of(item), limits.scan_timeout_s, limits.keys
-    )
-    load_uploaded = functools.partial(
-        _sampler_cache(limits.sampler_timeout_s, limits.keys).load,
-        address=asked.address,
-        owner=request.dataset,
-    )
-    with (
-        continue_request(request.origin),
-        spans.child("sampler", sampler=spec.name, labels=len(labels)),
-    ):
-        return sample(
-            labels,
-            spec,
-            timeout_s=limits.sampler_timeout_s,
-            observe=observe,
-            load_uploaded=load_uploaded,
-        )
-
-
-def _uploaded_call(
-    spec: SamplerSpec,
-    apply: Callable[[], LabelSet],
-    *,
-    asked: Asked,
-    item: int,
-    part: MatchedPartitions,
-) -> _UploadedCall:
-    """A call whose key is the same in each job, as long as the query's cursors are."""
-    request = asked.request
-    cursors = request.cursor_rows[request.cursors[item]].tobytes()
-    partitions = request.partitions.tobytes()
-    key = (spec.to_json(), request.dataset, request.digest_of(item), partitions, cursors)
-    make = functools.partial(Call, apply, spec=spec, owner=request.dataset, reached=part.reached)
-    return _UploadedCall(asked, part, item, key, make)
-
-
-def _run_calls(
-    calls: Sequence[_UploadedCall], *, turn: int
-) -> Iterator[tuple[Asked, MatchedPartitions | ItemFailure]]:
-    """The results and failures of those calls of uploaded samplers that are done.
-
-    Each result has the cursor up to which its call went. The first call differs from job to job,
-    so that all are started at some time even if there are too many.
-    """
-    first = turn * _background_calls().calls_max % max(1, len(calls))
-    started: list[tuple[_UploadedCall, Call]] = []
-    for uploaded in (*calls[first:], *calls[:first]):
-        with suppress(Overloaded):
-            started.append((uploaded, _background_calls().start(uploaded.key, uploaded.make)))
-    _background_calls().wait(call for _, call in started)
-    for uploaded, call in started:
-        if not call.done.is_set():
-            continue
-        try:
-            labels = _background_calls().deliver(uploaded.key, call).after(uploaded.part.dropped)
-            part = replace(uploaded.part, reached=call.reached)
-            yield uploaded.asked, single_query_part(uploaded.item, labels, like=part)
-        except RETRY_NEXT_CYCLE:
-            continue
-        except GalileoError as error:
-            item = np.array([uploaded.item], dtype=np.uint32)
-            yield uploaded.asked, ItemFailure(item, error)
-
-
 @functools.cache
 def _start_tracing(options: TracingOptions) -> Tracing | None:
     """Once per worker, after the fork, since threads do not survive one.
@@ -326,22 +326,9 @@ def _start_tracing(options: TracingOptions) -> Tracing | None:
 
 
 @functools.cache
-def _background_calls() -> BackgroundCalls:
-    """Once per worker."""
-    return BackgroundCalls()
-
-
-@functools.cache
 def _scanner(keys: TlsFiles) -> NodeScanner:
     """Once per worker."""
     # Spark collects garbage after every task; exclude what is loaded by now.
     gc.collect()
     gc.freeze()
     return NodeScanner(keys)
-
-
-@functools.cache
-def _sampler_cache(timeout_s: float, keys: TlsFiles) -> SamplerCache:
-    """Once per worker."""
-    limits = SandboxLimits(cpu_s=timeout_s, wall_s=WAITING_FACTOR * timeout_s)
-    return SamplerCache(open_runtime(limits), get=functools.partial(get_over_grpc, keys=keys))

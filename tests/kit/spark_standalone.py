@@ -19,8 +19,7 @@ import psutil
 import pyspark
 
 from galileo.cluster import free_ports
-from galileo.spark.gateway import MODULE_OPTIONS
-from galileo.spark.java import find_java
+from galileo.spark.jvm import MODULE_OPTIONS, find_java
 
 START_S = 120.0
 STOP_S = 60.0
@@ -61,7 +60,7 @@ class Programs:
         home = directory / "java"
         (home / "bin").mkdir(parents=True, exist_ok=True)
         self._java = home / "bin" / "java"
-        self._java.write_text(JAVA.format(java=find_java(os.environ).path))
+        self._java.write_text(JAVA.format(java=find_java(os.environ)))
         self._java.chmod(0o755)
 
     def start(

@@ -31,6 +31,7 @@ NEXT_PIECE = {
     "node/scrub_runner:_run": "a request ends the wait and begins a round",
     "server/peer_messaging:_deliver": "an exchange takes all that is due, whether it fails or not",
     "worker/into:_refused": "each half of rows that are refused is checked once",
+    "spark/launcher:keep": "a request for the evaluator, or the end of a wait, begins a look",
     "spark/source/reading:batches": "the next read begins after what retention dropped",
 }
 """Loops without a pause, and what ends them."""

@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
 
 from galileo.query.builder import QueryLike, query_text
-from galileo.spark.gateway import Gateway, JvmOptions, environment_variables, launch
-from galileo.spark.session import SOCKET_DIR_CHARACTERS_MAX, create_session, jvm_options
+from galileo.spark.jvm import Gateway, JvmOptions, environment_variables, launch
+from galileo.spark.session import SOCKET_DIR_CHARACTERS_MAX, SPARK_HOME, create_session
 from galileo.spark.source.cql_to_spark import spark_conditions
 from galileo.spark.source.options import OBSERVATIONS
 from galileo.spark.source.source import NAME, GalileoSource, NoPushdownSource
@@ -165,12 +164,14 @@ def _end(gateway: Gateway, work_dir: Path) -> None:
 
 
 def _jvm_options(work_dir: Path, master: str, *, heap_mb: int) -> JvmOptions:
-    options = jvm_options(
+    # Both compilers, since analyses run longer than cycles.
+    flags = (f"-Dspark.local.dir={work_dir}", f"-Dspark.sql.warehouse.dir={work_dir}/warehouse")
+    return JvmOptions(
+        SPARK_HOME,
+        work_dir,
         work_dir,
         python=sys.executable,
         heap_mb=heap_mb,
         is_local=master.startswith("local"),
+        flags=flags,
     )
-    # Both compilers, since analyses run longer than cycles.
-    flags = (f"-Dspark.local.dir={work_dir}", f"-Dspark.sql.warehouse.dir={work_dir}/warehouse")
-    return replace(options, flags=flags)

@@ -23,8 +23,7 @@ from galileo.client import Client, Labels, Update
 from galileo.errors import InputError, TransientError
 from galileo.generate import NamLike
 from galileo.labels import LabelSet
-from galileo.spark.calls import JobCounts
-from galileo.spark.launcher import EvaluatorClient
+from galileo.spark.launcher import EvaluatorClient, JobCounts
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime_dir import RuntimeDir
 

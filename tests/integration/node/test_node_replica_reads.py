@@ -25,7 +25,7 @@ from replica_nodes import (
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.cycle import CycleRequest
+from galileo.cycle import Answers, CycleRequest
 from galileo.dht.topology import Move
 from galileo.errors import PartitionMoved
 from galileo.node.cluster_scan import ScanEnd
@@ -34,8 +34,8 @@ from galileo.node.select import CursorRange
 from galileo.node.storage_node import StorageNode
 from galileo.query import parse
 from galileo.server.cycle_executor import CycleExecutor
-from galileo.spark.calls import JobAnswer
-from galileo.spark.job import Job, JobLimits
+from galileo.spark.options import EvaluatorOptions
+from galileo.spark.task import Job
 
 BATCHES = 4
 ALL = frozenset(range(PARTITIONS))
@@ -212,9 +212,9 @@ async def asked(host: Host, *, ahead: int = 0) -> dict[str, set[int]]:
     registered: set[str] = set()
     sent: list[CycleRequest] = []
 
-    async def evaluate(requests: Sequence[CycleRequest]) -> JobAnswer:
+    async def evaluate(requests: Sequence[CycleRequest]) -> Answers:
         sent.extend(requests)
-        return JobAnswer(((),), 0.0)
+        return ((),)
 
     async def register(node: str, dataset: str, texts: Any) -> None:
         if texts:
@@ -232,7 +232,7 @@ async def asked(host: Host, *, ahead: int = 0) -> dict[str, set[int]]:
     one = Ccq("q", "nam", EVERYTHING.to_json(), interval_s=1.0, expires_at=1e9)
     await cycles.run(ccq.StartCycle(1, (ccq.CycleItem(one, 1, EMPTY_CURSOR, tuple(sorted(ALL))),)))
     names = {node.address: node.name for node in host.node.topology.nodes}
-    job = Job(1, tuple(sent), 1, JobLimits(1.0, 1.0))
+    job = Job(1, tuple(sent), 1, EvaluatorOptions(Path()))
     found = {names[one.address]: set(one.request.partitions.tolist()) for one in job.of_task(0)}
     assert registered == found.keys()
     return found

@@ -14,9 +14,8 @@ from galileo.dht import placement
 from galileo.errors import InputError, UnknownDataset
 from galileo.labels import to_ipc
 from galileo.query import parse
-from galileo.spark.calls import OWNER
+from galileo.spark.owners import OWNER, MatchReader
 from galileo.wire.caller import Caller
-from galileo.wire.matches import MatchReader
 from galileo.wire.v1 import cluster_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
 

@@ -20,6 +20,7 @@ from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.cycle import (
+    Answers,
     CycleAnswer,
     CycleRequest,
     ItemFailure,
@@ -36,10 +37,11 @@ from galileo.model.times import times_from_micros
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.packing import Compression
 from galileo.samplers import SamplerSpec
-from galileo.server.cycle_executor import CycleExecutor, CycleOptions
+from galileo.server import cycle_executor
+from galileo.server.cycle_executor import CycleExecutor
 from galileo.spark import task
-from galileo.spark.calls import JobAnswer
-from galileo.spark.job import Job, JobLimits
+from galileo.spark.options import EvaluatorOptions
+from galileo.spark.task import Job
 from galileo.storage.store import Store
 
 SCHEMA = Schema("air", [Feature("t", "K")], geohash_precision=2)
@@ -65,16 +67,16 @@ class Evaluator:
             raise Unavailable("away")
         self.stood.append((node, dataset, texts))
 
-    async def evaluate(self, requests: Sequence[CycleRequest]) -> JobAnswer:
+    async def evaluate(self, requests: Sequence[CycleRequest]) -> Answers:
         """Runs the requests as a task does, against nodes that answer here."""
         self.requests.extend(requests)
-        job = Job(1, tuple(requests), 1, JobLimits(1.0, 1.0))
+        job = Job(1, tuple(requests), 1, EvaluatorOptions(Path()))
         answers: list[list[CycleAnswer]] = [[] for _ in requests]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(task, "_scanner", lambda _: self)
             for number, answer in task.run(job, 0):
                 answers[number].append(answer)
-        return JobAnswer(tuple(map(tuple, answers)), 0.0)
+        return tuple(map(tuple, answers))
 
     def fetch(self, requests: Sequence[CycleRequest], *, timeout_s: float) -> list[Matches]:
         return [self._matches(request) for request in requests]
@@ -141,14 +143,13 @@ def node(tmp_path_factory):
     return node
 
 
-def cycling(node, evaluator, *, dead=(), **limits) -> CycleExecutor:
+def cycling(node, evaluator, *, dead=()) -> CycleExecutor:
     return CycleExecutor(
         node,
         evaluate=evaluator.evaluate,
         register_queries=evaluator.register_queries,
         is_dead=lambda name: name in dead,
         failure_of=lambda error: Failure(error.kind, error.message),
-        options=CycleOptions(**limits),
     )
 
 
@@ -196,17 +197,25 @@ def test_cycle_returns_new_commits_of_each_query(node, asked, pruned_items_max):
         item(n, query, after, compression=Compression.LZ4 if lz4 else Compression.NONE)
         for n, (query, after, lz4) in enumerate(asked)
     ]
-    made = cycling(node, Evaluator(), pruned_items_max=pruned_items_max)
-    results = asyncio.run(cycle(made, *items))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cycle_executor, "PRUNED_ITEMS_MAX", pruned_items_max)
+        results = asyncio.run(cycle(cycling(node, Evaluator()), *items))
     for (query, after, _), result in zip(asked, results, strict=True):
         assert found(result) == commits(after, owned[query])
         assert after.join(result.reached) == KNOWN
         assert (result.failure, result.gone) == (None, EMPTY_CURSOR)
 
 
+@pytest.fixture
+def unpruned(monkeypatch):
+    """Cycles do not use the feature graph, as large ones."""
+    monkeypatch.setattr(cycle_executor, "PRUNED_ITEMS_MAX", 0)
+
+
+@pytest.mark.usefixtures("unpruned")
 async def test_cycle_registers_queries_once_and_shares_cursors(node):
     evaluator = Evaluator()
-    made = cycling(node, evaluator, pruned_items_max=0)
+    made = cycling(node, evaluator)
     after = Cursor(dict.fromkeys(range(4), 9))
     items = [item(n, (WEST, EAST, EVERYWHERE)[n % 3], after) for n in range(30)]
     results = await cycle(made, *items)
@@ -244,11 +253,12 @@ async def test_cycle_registers_queries_at_an_unreachable_node_later(node):
     assert evaluator.stood == [("a", "air", [WEST])]
 
 
-@pytest.mark.parametrize("limits", [{"texts_bytes_max": 150}, {"texts_max": 3}])
-async def test_cycle_bounds_the_bytes_and_the_number_of_registered_texts(node, limits):
+@pytest.mark.parametrize("limit", [("TEXTS_BYTES_MAX", 150), ("TEXTS_MAX", 3)])
+async def test_cycle_bounds_the_bytes_and_the_number_of_registered_texts(node, limit, monkeypatch):
+    monkeypatch.setattr(cycle_executor, *limit)
     evaluator = Evaluator()
     queries = [WEST.replace("9%", f"9{letter}%") for letter in "bcdefgh"]
-    made = cycling(node, evaluator, **limits)
+    made = cycling(node, evaluator)
     await cycle(made, *(item(n, query) for n, query in enumerate(queries)))
     assert [len(texts) for _, _, texts in evaluator.stood] == [3, 3, 1]
 
@@ -299,13 +309,14 @@ async def test_cycle_sends_each_sampler_once(node):
     assert request.samplers.tolist() == [0, 1, 2, 1]
 
 
+@pytest.mark.usefixtures("unpruned")
 async def test_cycle_of_two_datasets_keeps_cursors_apart(node):
     sea = Schema("sea", SCHEMA.features, geohash_precision=SCHEMA.geohash_precision)
     node.catalog.adopt(sea)
     node.view.update_sequences("sea", Cursor(dict.fromkeys(range(4), 20)))
     air = item(0, WEST)
     other = replace(air, ccq=replace(air.ccq, id="c1", dataset="sea"), term=2)
-    results = await cycle(cycling(node, Evaluator(), pruned_items_max=0), air, other)
+    results = await cycle(cycling(node, Evaluator()), air, other)
     assert [one.reached[3] for one in results] == [10, 20], "what placement rules out is certain"
 
 

@@ -38,14 +38,13 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.packs import PackColumns
 from galileo.samplers import SamplerSpec
-from galileo.spark.calls import OWNER
-from galileo.spark.job import Job, JobLimits
-from galileo.spark.job_runner import JobRunner
+from galileo.spark.job_queue import JobRunner
 from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.options import EvaluatorOptions
+from galileo.spark.owners import OWNER, in_messages
 from galileo.spark.runtime_dir import RuntimeDir
+from galileo.spark.task import Job
 from galileo.wire.channel import server_options
-from galileo.wire.matches import in_messages
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
 SAMPLERS = '''
@@ -354,7 +353,6 @@ def evaluator_options(
         options = EvaluatorOptions(
             Path(path),
             idle_timeout_s=600.0,
-            queue_max=4,
             scan_timeout_s=60.0,
             sampler_timeout_s=0.4,
         )
@@ -425,7 +423,7 @@ def engine() -> ThreadEngine:
 
 @pytest.fixture
 def jobs(engine: ThreadEngine) -> JobRunner:
-    return JobRunner(engine, JobLimits(1.0, 1.0))
+    return JobRunner(engine, EvaluatorOptions(Path()))
 
 
 @pytest.fixture(scope="session")

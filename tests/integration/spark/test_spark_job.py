@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.spark.job import Job, JobLimits, count_items, halves
+from galileo.spark.job_queue import count_items, halves
+from galileo.spark.options import EvaluatorOptions
+from galileo.spark.task import Job
 
-LIMITS = JobLimits(1.0, 1.0)
+OPTIONS = EvaluatorOptions(Path())
 
 
 def calls_of(*asked, tasks=1) -> list[tuple[str, int, list[int], list[int]]]:
     """Of each call of all tasks the address, the number of the request, partitions and items."""
     requests = tuple(request for one in asked for request in one.requests)
-    job = Job(0, requests, tasks, LIMITS)
+    job = Job(0, requests, tasks, OPTIONS)
     return [
         (
             one.address,
@@ -57,7 +60,7 @@ def test_of_task_omits_items_without_partitions(make_request):
     asked = make_request({"a": [0], "b": [1], "c": [2]}, items)
     assert calls_of(asked) == [("a", 0, [0], [0]), ("b", 0, [1], [1])]
     (whole,) = asked.requests
-    (own,) = Job(0, (whole,), 2, LIMITS).of_task(1)
+    (own,) = Job(0, (whole,), 2, OPTIONS).of_task(1)
     assert own.request.digest_of(0) == whole.digest_of(1)
     assert own.request.cursor_rows.tolist() == [[0]]
 
@@ -65,7 +68,7 @@ def test_of_task_omits_items_without_partitions(make_request):
 @pytest.mark.parametrize("tasks", [1, 2, 3, 8])
 def test_of_task_distributes_nodes_evenly(make_request, tasks):
     nodes = {f"node-{number}": [number] for number in range(5)}
-    job = Job(0, tuple(make_request(nodes, [{}]).requests), tasks, LIMITS)
+    job = Job(0, tuple(make_request(nodes, [{}]).requests), tasks, OPTIONS)
     distributed = [one.address for task in range(tasks) for one in job.of_task(task)]
     assert sorted(distributed) == sorted(nodes)
     counts = sorted((len(job.of_task(task)) for task in range(tasks)), reverse=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from galileo.errors import Cancelled, InternalError, SamplerFailed
-from galileo.spark.job import FAILED
-from galileo.spark.job_runner import EngineLost, Run
+from galileo.spark.job_queue import EngineLost, Run
+from galileo.spark.task import FAILED
 
 POISON = "poison"
 

@@ -18,7 +18,7 @@ from processes import ended
 
 from galileo.errors import ConfigError, GalileoError, Unavailable
 from galileo.spark import launcher
-from galileo.spark.launcher import EvaluatorClient, LaunchOptions
+from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.options import EvaluatorOptions, SparkOptions
 from galileo.spark.runtime_dir import RuntimeDir
 
@@ -50,14 +50,14 @@ async def test_ensure_replaces_a_killed_evaluator_until_its_lease_ends(
         first.kill()
         # The call finds the process dead, replaces it and is answered.
         reply = await handle.evaluate(asked.requests, timeout_s=START_S)
-        assert len(asked.read(reply.answers)[0].labels) == 20
+        assert len(asked.read(reply)[0].labels) == 20
         assert handle.pid != first.pid
         family = [one.pid for one in (first, *children)]
         assert await asyncio.to_thread(ended, *family)
 
         second = psutil.Process(handle.pid)
         children = second.children(recursive=True)
-        keeper = asyncio.create_task(handle.run())
+        keeper = asyncio.create_task(handle.keep(lambda: True))
         await asyncio.sleep(2 * LEASE_S)
         assert second.is_running(), "a lease that is kept does not end"
         keeper.cancel()
@@ -74,12 +74,13 @@ async def test_ensure_replaces_a_killed_evaluator_until_its_lease_ends(
 @pytest.mark.slow
 async def test_ensure_failed_start_is_reported_and_not_repeated_at_once(runtime_dir, monkeypatch):
     """Settings that Spark refuses."""
-    launching = LaunchOptions(retry_s=3_600.0, retry_max_s=3_600.0)
+    monkeypatch.setattr(launcher, "RETRY_S", 3_600.0)
+    monkeypatch.setattr(launcher, "RETRY_MAX_S", 3_600.0)
     spark = SparkOptions(settings={"spark.serializer": "no.such.Serializer"})
-    async with EvaluatorClient(EvaluatorOptions(runtime_dir, spark), launching=launching) as handle:
+    async with EvaluatorClient(EvaluatorOptions(runtime_dir, spark)) as handle:
         with pytest.raises(Unavailable, match=r"no\.such\.Serializer") as caught:
             await handle.ensure(timeout_s=START_S)
-        assert 0 < caught.value.details["after_s"] <= launching.retry_s
+        assert 0 < caught.value.details["after_s"] <= 3_600.0
         monkeypatch.delattr(launcher, "_start")
         with pytest.raises(Unavailable, match="exit code 2"):
             await handle.ensure(timeout_s=START_S)
@@ -94,14 +95,14 @@ def idle_process():
 
 
 @pytest.mark.slow
-async def test_ensure_hung_evaluator_is_killed(runtime_dir, idle_process):
+async def test_ensure_hung_evaluator_is_killed(runtime_dir, idle_process, monkeypatch):
     """A process that holds the lock, has a socket, and hangs."""
-    launching = LaunchOptions(hung_s=0.2)
+    monkeypatch.setattr(launcher, "HUNG_S", 0.2)
     runtime = RuntimeDir(runtime_dir)
     lock = runtime.try_lock()
     runtime.record_holder(lock, idle_process.pid)
     (runtime_dir / "evaluator.sock").touch()
-    async with EvaluatorClient(EvaluatorOptions(runtime_dir), launching=launching) as handle:
+    async with EvaluatorClient(EvaluatorOptions(runtime_dir)) as handle:
         for _ in range(40):  # one is enough where there is time for a second look at it
             with pytest.raises(Unavailable, match="not warm"):
                 await handle.ensure(timeout_s=1.5)
@@ -133,17 +134,17 @@ async def test_ensure_deleted_directory_is_created_again(runtime_dir, monkeypatc
 
 
 async def test_ensure_kills_no_process_that_is_not_recorded_as_the_holder(
-    runtime_dir, idle_process
+    runtime_dir, idle_process, monkeypatch
 ):
     """The lock of an evaluator that ended is taken by another one, which starts."""
-    launching = LaunchOptions(hung_s=0.1)
+    monkeypatch.setattr(launcher, "HUNG_S", 0.1)
     runtime = RuntimeDir(runtime_dir)
     ended_lock = runtime.try_lock()
     runtime.record_holder(ended_lock, idle_process.pid)
     os.close(ended_lock)
     lock = runtime.try_lock()
     (runtime_dir / "evaluator.sock").touch()
-    async with EvaluatorClient(EvaluatorOptions(runtime_dir), launching=launching) as handle:
+    async with EvaluatorClient(EvaluatorOptions(runtime_dir)) as handle:
         with pytest.raises(Unavailable):
             await handle.ensure(timeout_s=0.8)
     assert idle_process.poll() is None

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 
 import pytest
 
-from galileo.spark import evaluator
-from galileo.spark.evaluator import Lease
+from galileo.spark.evaluator import EvaluatorService
 
 
 class SetClock:
@@ -24,26 +22,31 @@ def clock() -> SetClock:
     return SetClock()
 
 
-def test_lease_expires_after_idle_time_and_renews_at_calls(clock):
-    lease = Lease(clock, idle_s=60.0)
+@pytest.fixture
+def queue():
+    return SimpleNamespace(idle=True)
+
+
+@pytest.fixture
+def service(clock, queue) -> EvaluatorService:
+    jobs = SimpleNamespace(evaluations=2, empty_jobs=1)
+    return EvaluatorService(queue, jobs, idle_s=60.0, clock=clock)
+
+
+async def test_lease_expires_after_idle_time_and_renews_at_calls(clock, service):
     clock.now += 60.0
-    assert not lease.expired
-    lease.renew()
+    assert not service.is_over
+    assert (await service.ping()).evaluations == 2
     clock.now += 60.0
-    assert not lease.expired
+    assert not service.is_over
     clock.now += 0.1
-    assert lease.expired
+    assert service.is_over
 
 
-async def test_evaluator_with_a_job_outlives_its_lease(clock, monkeypatch):
+def test_evaluator_with_a_job_outlives_its_lease(clock, queue, service):
     """A cycle that takes longer than the idle time is no reason to end."""
-    monkeypatch.setattr(evaluator, "_CHECK_INTERVAL_S", 0.0)
-    queue = SimpleNamespace(idle=False)
-    lease = Lease(clock, idle_s=60.0)
+    queue.idle = False
     clock.now += 61.0
-    waiting = asyncio.create_task(evaluator._until_expired(queue, lease))
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert not waiting.done()
+    assert not service.is_over
     queue.idle = True
-    await asyncio.wait_for(waiting, 60)
+    assert service.is_over

@@ -8,9 +8,8 @@ from expected_errors import raises
 
 from galileo.cluster import free_ports
 from galileo.errors import ConfigError, Unavailable
-from galileo.spark.options import EvaluatorOptions, SparkOptions
-from galileo.spark.settings import settings
-from galileo.spark.standalone import ExecutorWatch, address_towards
+from galileo.spark.options import EvaluatorOptions, SparkOptions, settings
+from galileo.spark.session import ExecutorWatch, address_towards
 
 WORK = Path("/var/lib/work")
 SOCKETS = Path("/tmp/s")
@@ -38,7 +37,7 @@ def test_spark_options_that_are_invalid_are_refused(wrong):
 
 def test_evaluator_options_round_trip_json():
     spark = SparkOptions(master="local[3]", tasks=5, settings={"spark.x": "y"})
-    options = EvaluatorOptions(Path("/run/galileo"), spark, idle_timeout_s=7.5, queue_max=3)
+    options = EvaluatorOptions(Path("/run/galileo"), spark, idle_timeout_s=7.5, scan_timeout_s=3.0)
     assert EvaluatorOptions.from_json(options.to_json()) == options
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from galileo.cursor import Cursor
 from galileo.cycle import NOT_REQUESTED, CycleRequest, MatchBatch, MatchedPartitions
 from galileo.labels import LabelSet
-from galileo.spark.node_scanner import select_new
-from galileo.spark.result_budget import fair_share, fit_to_budget
+from galileo.spark.task import fair_share, fit_to_budget, select_new
 
 sizes = st.lists(st.integers(0, 200), max_size=8)
 
@@ -65,6 +64,16 @@ def test_select_new_keeps_requested_new_commits(
         if max(cursor[p], dropped.get(p, 0)) < sequence <= claims.get(p, 0)
     }
     assert said(found, schema) == expected
+
+
+def test_select_new_keeps_no_label_that_the_node_names_as_dropped(make_group, make_labels):
+    labels = make_labels(0, range(5, 8), rows=2)
+    items = np.zeros(len(labels), dtype=np.uint32)
+    matches = MatchBatch(items, np.arange(len(labels)), labels.table)
+    part = MatchedPartitions(items[:1], Cursor({0: 7}), matches, Cursor({0: 5}))
+    kept = select_new(part, make_group("a"))
+    [(_, table)] = kept.matches.split()
+    assert table.column("sequence").unique().to_pylist() == [6, 7]
 
 
 def request_of(schema, after, columns) -> CycleRequest:

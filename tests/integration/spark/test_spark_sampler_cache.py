@@ -9,7 +9,7 @@ from galileo.errors import InputError, SamplerRevoked, Unavailable, UnknownSampl
 from galileo.sampler_package import sampler_archive
 from galileo.sampler_runtime import open_runtime, unavailable_reason
 from galileo.samplers import apply, sampler
-from galileo.spark.sampler_cache import IDLE_S, SamplerCache
+from galileo.spark.uploaded_samplers import IDLE_S, SamplerCache
 
 CODE = """
 class Share:

@@ -13,7 +13,7 @@ from expected_errors import raises
 from galileo.cursor import Cursor
 from galileo.errors import Overloaded, SamplerFailed
 from galileo.samplers import SamplerSpec
-from galileo.spark.sampler_calls import BackgroundCalls, Call
+from galileo.spark.uploaded_samplers import BackgroundCalls, Call
 
 SPEC = SamplerSpec("sent", {}, 1, archive="0" * 64)
 THIRD = SamplerSpec("third", {}, 1, archive="2" * 64)

@@ -21,8 +21,7 @@ import pytest
 import galileo
 from galileo.cluster import free_ports
 from galileo.model.times import times_from_micros
-from galileo.spark.gateway import MODULE_OPTIONS
-from galileo.spark.java import find_java
+from galileo.spark.jvm import MODULE_OPTIONS, find_java
 
 ROWS = 4_000
 START_S = 120.0
@@ -58,7 +57,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[byte
     home = tmp_path / "java"
     (home / "bin").mkdir(parents=True)
     java = home / "bin" / "java"
-    java.write_text(JAVA.format(java=find_java(os.environ).path))
+    java.write_text(JAVA.format(java=find_java(os.environ)))
     java.chmod(0o755)
     environment = {
         **os.environ,

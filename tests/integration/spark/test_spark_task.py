@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from galileo.cursor import Cursor
 from galileo.cycle import MatchBatch, MatchedPartitions, Matches
 from galileo.errors import Unavailable
 from galileo.samplers import SamplerSpec
-from galileo.spark import task
-from galileo.spark.job import Job, JobLimits
-from galileo.spark.sampler_calls import WAIT_S, BackgroundCalls
+from galileo.spark import sampling, task
+from galileo.spark.options import EvaluatorOptions
+from galileo.spark.task import Job
+from galileo.spark.uploaded_samplers import WAIT_S, BackgroundCalls
 from galileo.tracing import TracingOptions
 
 SPECS = [SamplerSpec("sent", {}, 1, archive=f"{number:064}") for number in range(2)]
@@ -64,9 +66,9 @@ def job(make_group, make_labels, free, monkeypatch):
 
     calls = BackgroundCalls()
     monkeypatch.setattr(task, "_scanner", lambda _: Nodes())
-    monkeypatch.setattr(task, "_sampler_cache", lambda *_: Cache())
-    monkeypatch.setattr(task, "_background_calls", lambda: calls)
-    return Job(number=1, requests=requests, tasks=1, limits=JobLimits(1.0, 1.0))
+    monkeypatch.setattr(sampling, "_sampler_cache", lambda *_: Cache())
+    monkeypatch.setattr(sampling, "_background_calls", lambda: calls)
+    return Job(number=1, requests=requests, tasks=1, options=EvaluatorOptions(Path()))
 
 
 def answered_items(job):
@@ -96,7 +98,7 @@ def test_run_waits_once_for_all_uploaded_samplers(job, free, monkeypatch):
 def test_run_too_many_calls_start_with_another_in_each_job(job, free, monkeypatch):
     free.set()
     calls = BackgroundCalls(calls_max=2)
-    monkeypatch.setattr(task, "_background_calls", lambda: calls)
+    monkeypatch.setattr(sampling, "_background_calls", lambda: calls)
     start, started = BackgroundCalls.start, []
 
     def recording_start(self, key, make):
@@ -114,7 +116,7 @@ def test_items_whose_installed_sampler_is_tried_again_keep_their_cursors(job, mo
     def unreadable(*_, **__):
         raise Unavailable("the node of the observations is away")
 
-    monkeypatch.setattr(task, "_sample", unreadable)
+    monkeypatch.setattr(sampling, "_sample", unreadable)
     spec = SamplerSpec("installed", {}, 1).to_json()
     requests = tuple(replace(one, samplers_json=(spec,)) for one in job.requests)
     assert answered_items(replace(job, requests=requests)) == [[], []]
@@ -137,8 +139,8 @@ def test_run_without_opentelemetry_warns_once(monkeypatch, caplog):
             return []
 
     monkeypatch.setattr(task, "_scanner", lambda _: Nodes())
-    limits = JobLimits(1.0, 1.0, tracing=TracingOptions("http://127.0.0.1:4317"))
-    job = Job(number=1, requests=(), tasks=1, limits=limits)
+    options = EvaluatorOptions(Path(), tracing=TracingOptions("http://127.0.0.1:4317"))
+    job = Job(number=1, requests=(), tasks=1, options=options)
     for _ in range(3):
         assert list(task.run(job, 0)) == []
     (warning,) = caplog.records
@@ -152,20 +154,21 @@ def test_uploaded_call_of_other_cursors_is_another_call(job, free):
     for sequence in (0, 0, 1):
         request = job.requests[0]
         changed = replace(request, after=np.full_like(request.after, sequence))
-        (asked,) = Job(1, (changed,), 1, job.limits).of_task(0)
+        (scan,) = Job(1, (changed,), 1, job.options).of_task(0)
         (part,) = task._scanner(None).fetch()[0].parts
-        keys.append(task._uploaded_call(SPECS[0], None, asked=asked, item=0, part=part).key)
+        keys.append(sampling._uploaded_call(SPECS[0], None, scan=scan, item=0, part=part).key)
     assert keys[0] == keys[1] != keys[2]
 
 
 def test_uploaded_call_delivers_no_label_that_retention_dropped_meanwhile(job, make_labels):
     """The same range is named as gone."""
     labels = make_labels(0, range(1, 4), rows=2)
-    asked = job.of_task(0)[0]
+    scan = job.of_task(0)[0]
     (part,) = task._scanner(None).fetch()[0].parts
     part = replace(part, dropped=Cursor({0: 2}))
-    call = task._uploaded_call(SPECS[0], lambda: labels, asked=asked, item=0, part=part)
-    ((_, result),) = task._run_calls([call], turn=0)
+    call = sampling._uploaded_call(SPECS[0], lambda: labels, scan=scan, item=0, part=part)
+    sampling.finish_calls([call], turn=0)
+    (result,) = scan.parts
     assert result.matches.rows.column("sequence").unique().to_pylist() == [3]
 
 
@@ -185,11 +188,11 @@ def test_run_packs_labels_in_commit_order_as_each_item_asks(job, free):
     assert (len(shared.data), shared.items.tolist()) == (1, [0, 1])
 
 
-def test_run_commit_above_the_bound_fails_its_item_alone(job, free):
+def test_run_commit_above_the_bound_fails_its_item_alone(job, free, monkeypatch):
     free.set()
-    limits = replace(job.limits, result_bytes_max=60)
+    monkeypatch.setattr(task, "RESULT_BYTES_MAX", 60)
     request = replace(job.requests[0], samplers=np.zeros(2, dtype=np.uint32))
-    ((_, answer),) = task.run(replace(job, requests=(request,), limits=limits), 0)
+    ((_, answer),) = task.run(replace(job, requests=(request,)), 0)
     kinds = {failure.error.kind for failure in answer.failures}
     failed = [item for failure in answer.failures for item in failure.items.tolist()]
     assert (kinds, sorted(failed)) == ({"message_too_large"}, [0, 1])

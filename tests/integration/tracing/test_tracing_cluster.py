@@ -21,7 +21,7 @@ from collecting import Collector, RecordedSpan
 import galileo
 from galileo.cluster import free_ports
 from galileo.errors import ConfigError
-from galileo.spark.java import find_java
+from galileo.spark.jvm import find_java
 
 WITHIN_S = 300.0
 NODES = {"node-1", "node-2"}

