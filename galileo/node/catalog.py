@@ -71,6 +71,7 @@ class Catalog:
 
     Args:
         commit_queue_max: commits that wait for the disk of one partition.
+        on_dropped: called when datasets have just been dropped.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Catalog:
         term_of: Callable[[int], int] = lambda _: 0,
         owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
         commit_queue_max: int = 1_024,
+        on_dropped: OnDropped = _ignore,
     ) -> None:
         self._machines = machines
         self._store = store
@@ -104,7 +106,7 @@ class Catalog:
             dataset: VersionedRetention.from_json(data.decode())
             for dataset, data in store.load_records(RETENTION_KIND).items()
         }
-        self.on_dropped: OnDropped = _ignore
+        self._on_dropped = on_dropped
         self._forget_retentions()
         for table in SYSTEM_TABLES.values():
             store.create_dataset(table)
@@ -375,7 +377,7 @@ class Catalog:
 
     async def _drop_and_delete(self, name: str, generations: int) -> Removed:
         shards, writers = await asyncio.to_thread(self._drop, name, generations)
-        self.on_dropped(name, generations, [shard.schema.key for shard in shards])
+        self._on_dropped(name, generations, [shard.schema.key for shard in shards])
         for writer in writers:
             await writer.drained()
         return await asyncio.to_thread(self._delete, shards)

@@ -285,8 +285,10 @@ class _TooLargeError(Exception):
 class ChannelExecutor:
     """Executes the channels of a node in its own partitions.
 
-    Attributes:
+    Args:
         on_committed: called in the event loop when logs of this node have new executions.
+
+    Attributes:
         durations: of the executions of a partition.
     """
 
@@ -299,6 +301,7 @@ class ChannelExecutor:
         view: ClusterView,
         executor: Executor,
         clock: Clock,
+        on_committed: Callable[[], None],
     ) -> None:
         self._catalog = catalog
         self._tables = tables
@@ -308,7 +311,7 @@ class ChannelExecutor:
         self._clock = clock
         self._references = ReferenceTables(tables, executor=executor, clock=clock)
         self._joining = asyncio.Lock()  # Channels share tables, which one thread at a time joins.
-        self.on_committed: Callable[[], None] = lambda: None
+        self._on_committed = on_committed
         self.durations = DurationHistogram(LAG_BOUNDS_S)
         self._progress: dict[str, dict[int, Progress]] = {}
         self._queries: dict[str, ParameterQuery] = {}
@@ -575,7 +578,7 @@ class ChannelExecutor:
             committing = self._catalog.commit(work.channel.key, commits)
             committed = await asyncio.wrap_future(committing)
             results.update(committed)
-            self.on_committed()
+            self._on_committed()
         for partition, result in results.items():
             took_s = self._of(work, partition).took_s = self._clock.monotonic() - begun
             self.durations.observe(took_s)

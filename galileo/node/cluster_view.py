@@ -6,26 +6,29 @@ partitions only up to there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.synopsis import SynopsisDelta, Version
 from galileo.model.schema import Schema
 from galileo.model.windows import ClockStep
-from galileo.node.log_regression import LogRegressions
+from galileo.node.log_regression import LogRegression, LogRegressions
 from galileo.query import Query
 
 
 class ClusterView:
     """Sequences and feature graphs of all datasets, as last reported.
 
+    Args:
+        on_loss: called with each log regression that is detected.
+
     Attributes:
         losses: nodes whose log went backwards.
     """
 
-    def __init__(self) -> None:
-        self.losses = LogRegressions()
+    def __init__(self, *, on_loss: Callable[[LogRegression], None] = lambda _: None) -> None:
+        self.losses = LogRegressions(on_loss=on_loss)
         self._sequences: dict[str, Cursor] = {}
         self._graphs: dict[str, FeatureGraph] = {}
         self._reporters: set[str] = set()

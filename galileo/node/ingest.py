@@ -65,9 +65,11 @@ RANGES_TIMEOUT_S = 5.0
 class Ingest:
     """Routes batches to the owners of their partitions.
 
+    Args:
+        on_committed: called in the event loop when partitions of this node have commits.
+
     Attributes:
         earlier: the batches that were stored before the ranges were cut anew.
-        on_committed: called in the event loop when partitions of this node have commits.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Ingest:
         peers: Peers,
         tables: TableReader,
         rows_max: int,
+        on_committed: Callable[[], None],
     ) -> None:
         self._name = name
         self._topology = topology
@@ -87,7 +90,7 @@ class Ingest:
         self._tables = tables
         self.earlier = EarlierBatches(name, catalog=catalog, peers=peers)
         self._rows_max = rows_max
-        self.on_committed: Callable[[], None] = lambda: None
+        self._on_committed = on_committed
 
     async def ingest(
         self,
@@ -200,7 +203,7 @@ class Ingest:
         result = (await asyncio.wrap_future(committing))[home]
         if isinstance(result, GalileoError):
             raise result
-        self.on_committed()
+        self._on_committed()
         return NOTHING_STORED
 
     def _topology_of(self, schema: StoredSchema, range_epoch: int) -> Topology:
@@ -270,7 +273,7 @@ class Ingest:
             )
         by_partition = await asyncio.wrap_future(results)
         if by_partition:
-            self.on_committed()
+            self._on_committed()
         return _join([stored, *(_answer(p, result) for p, result in by_partition.items())])
 
     async def _check_replaced(self, table: Table, begun: _Begun) -> Cursor:

@@ -47,12 +47,12 @@ class LogRegression:
 class LogRegressions:
     """The log regressions of other nodes that this node has detected since its start.
 
-    Attributes:
+    Args:
         on_loss: called with each of them.
     """
 
-    def __init__(self) -> None:
-        self.on_loss: Callable[[LogRegression], None] = lambda _: None
+    def __init__(self, *, on_loss: Callable[[LogRegression], None] = lambda _: None) -> None:
+        self.on_loss = on_loss
         self._behind: dict[str, int] = {}
         self._retrieved: dict[str, Cursor] = {}
         self._regressions: dict[tuple[str, int], LogRegression] = {}

@@ -57,14 +57,20 @@ class SamplerStore:
         partition: has the table.
         is_allowed: whether users may send samplers to this node.
         clock: of the uploads.
+        on_revoked: called in the event loop with the digests of those that are revoked.
 
     Attributes:
         table: the system table.
-        on_revoked: called in the event loop with the digests of those that are revoked.
     """
 
-    def __init__(self, partition: SystemPartition, *, is_allowed: bool, clock: Clock) -> None:
-        self.on_revoked: Callable[[frozenset[str]], None] = _ignore
+    def __init__(
+        self,
+        partition: SystemPartition,
+        *,
+        is_allowed: bool,
+        clock: Clock,
+        on_revoked: Callable[[frozenset[str]], None],
+    ) -> None:
         self.table = SystemTable(
             SAMPLER_ROWS,
             partition,
@@ -74,6 +80,7 @@ class SamplerStore:
         )
         self._partition = partition
         self._is_allowed = is_allowed
+        self._on_revoked = on_revoked
         self._wall = clock.wall
         self._runtime = open_runtime(LIMITS)
         self._known: dict[str, UploadedSampler] = {}
@@ -273,7 +280,7 @@ class SamplerStore:
             for digest in revoked:
                 self._loaded.pop(digest, None)
             await asyncio.to_thread(self._end_runs, revoked)
-            self.on_revoked(revoked)
+            self._on_revoked(revoked)
 
     def _end_runs(self, revoked: frozenset[str]) -> None:
         for digest in revoked:
@@ -286,10 +293,6 @@ class SamplerStore:
             for digest, facts in self._known.items()
             if digest in listed or facts.revoked_at
         }
-
-
-def _ignore(digests: frozenset[str]) -> None:
-    """The default of `on_revoked`."""
 
 
 def _parse_archive(data: bytes, digest: str) -> SamplerArchive:

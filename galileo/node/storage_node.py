@@ -144,8 +144,28 @@ class DatasetFacts:
     held: tuple[HeldBack, ...]
 
 
-def _tell_nobody() -> None:
-    """The default of `StorageNode.on_led`."""
+def _ignore(*_: object) -> None:
+    """The default of callbacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCallbacks:
+    """What a node calls in the event loop; by default, these do nothing.
+
+    Attributes:
+        on_committed: when its partitions have commits, or its channels new executions.
+        on_led: when it has begun to lead a partition, to tell the others.
+        on_dropped: when datasets have just been dropped here.
+        on_revoked: with the digests of samplers that are revoked.
+    """
+
+    on_committed: Callable[[], None] = _ignore
+    on_led: Callable[[], None] = _ignore
+    on_dropped: OnDropped = _ignore
+    on_revoked: Callable[[frozenset[str]], None] = _ignore
+
+
+NO_CALLBACKS = NodeCallbacks()
 
 
 def _outcome(answer: Removed | BaseException) -> Removed | GalileoError:
@@ -158,9 +178,7 @@ class StorageNode:
     """Everything of a node but its network and its continuous queries.
 
     Attributes:
-        on_dropped: called when datasets have just been dropped here.
         scrub: reads stored commits again in the background, once it has begun.
-        on_led: called when this node has begun to lead a partition, to tell the others.
         replicas: the machines of its partitions.
         removal_failure: why the last attempt to remove this node has failed; empty if it has not.
         system: the definitions that the whole cluster shares.
@@ -176,6 +194,7 @@ class StorageNode:
         store: Store,
         peers: Peers,
         options: NodeOptions,
+        callbacks: NodeCallbacks = NO_CALLBACKS,
         clock: Clock | None = None,
         make_executor: Callable[..., Executor] = ThreadPoolExecutor,
     ) -> None:
@@ -189,10 +208,9 @@ class StorageNode:
         self._peers = peers
         self._executor = make_executor(THREADS, thread_name_prefix="storage")
         self._syncing = make_executor(SYNC_THREADS, thread_name_prefix="sync")
-        self.view = ClusterView()
-        self.view.losses.on_loss = self._begin_history
+        self.view = ClusterView(on_loss=self._begin_history)
         self._wall = clock.wall
-        self.on_led: Callable[[], None] = _tell_nobody
+        self._callbacks = callbacks
         self.replicas = Replicas(
             name,
             topology,
@@ -208,6 +226,7 @@ class StorageNode:
             term_of=self._term_of,
             owned=lambda: self.replicas.led,
             commit_queue_max=options.commit_queue_max,
+            on_dropped=self._forget,
         )
         partition = SystemPartition(
             name, topology, self.catalog, self.replicas, self.view, peers, self._executor
@@ -221,7 +240,10 @@ class StorageNode:
         )
         self._scanning = make_executor(SCAN_THREADS, thread_name_prefix="scan")
         self.samplers = SamplerStore(
-            partition, is_allowed=options.samplers_are_allowed, clock=clock
+            partition,
+            is_allowed=options.samplers_are_allowed,
+            clock=clock,
+            on_revoked=callbacks.on_revoked,
         )
         self.system_partition = partition
         self.system_tables: dict[str, SystemTable[Any]] = {}
@@ -229,8 +251,6 @@ class StorageNode:
         self.add_system_table(self.samplers.table)
         self.local_scans = LocalScans(self.catalog, executor=self._scanning, samplers=self.samplers)
         self.matching = Matching(self.catalog, executor=self._scanning)
-        self.on_dropped: OnDropped = self.catalog.on_dropped
-        self.catalog.on_dropped = self._forget
         self.scans, self.reading, self.selection = self._make_readers()
         self._exploring = make_executor(ANALYTICS_THREADS, thread_name_prefix="exploration")
         self.analytics = ClusterAnalytics(
@@ -263,6 +283,7 @@ class StorageNode:
             peers=peers,
             tables=self.tables,
             rows_max=options.batch_rows_max,
+            on_committed=callbacks.on_committed,
         )
         # Executions match later what is in partitions that have no owner now.
         *_, of_executions = self._make_readers(retry_max_s=EXECUTION_TIMEOUT_S)
@@ -273,6 +294,7 @@ class StorageNode:
             view=self.view,
             executor=self._scanning,
             clock=clock,
+            on_committed=callbacks.on_committed,
         )
         self.channel_reader = ChannelReader(
             name,
@@ -365,7 +387,7 @@ class StorageNode:
 
     def _announce(self, partition: int, term: int) -> None:
         self.live.adopt([Move(partition, term, self.name)])
-        self.on_led()
+        self._callbacks.on_led()
 
     def _begin_history(self, loss: LogRegression) -> None:
         """Has the owner of a partition that has lost commits lead it in a later history.
@@ -645,7 +667,7 @@ class StorageNode:
         for dataset in keys:
             self.view.forget(dataset)
             self.matching.forget(dataset)
-        self.on_dropped(name, generations, keys)
+        self._callbacks.on_dropped(name, generations, keys)
 
     async def schema(self, dataset: str, *, added: int = 0) -> Schema:
         """The schema of the dataset with this key; errors as `stored_schema`.

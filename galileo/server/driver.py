@@ -59,17 +59,16 @@ _ROUTINE = ccq.Ticked | ccq.UsageMeasured
 class Driver:
     """Feeds events to the machines of one node and executes their effects.
 
-    Attributes:
-        has_readers: whether all nodes wait for commits; else coordinators alone do.
-
     Args:
         machine: the node's continuous queries.
         members: its failure detector.
+        mail: sends what goes to other nodes.
         clock: wall and monotonic clock.
         work: executes a long effect (`ccq.Task`); returns the resulting event, never raises a
             GalileoError.
         drop_spills: deletes spill files in the background.
         new_commits: called before each tick; returns CommitsObserved events of this node.
+        has_readers: whether all nodes wait for commits; else coordinators alone do.
     """
 
     def __init__(
@@ -77,17 +76,19 @@ class Driver:
         machine: Continuous,
         members: Membership,
         *,
+        mail: PeerMessenger,
         clock: Clock,
         work: Work,
         new_commits: Callable[[], list[ccq.ContinuousEvent]],
         drop_spills: Callable[[Sequence[int]], None],
+        has_readers: Callable[[], bool],
     ) -> None:
         self.machine = machine
         self.members = members
-        self.mail: PeerMessenger | None = None
+        self._mail = mail
         self._clock = clock
         self._work = work
-        self.has_readers: Callable[[], bool] = lambda: False
+        self._has_readers = has_readers
         self._new_commits = new_commits
         self._drop_spills = drop_spills
         self._events: asyncio.Queue[ccq.ContinuousEvent] = asyncio.Queue()
@@ -168,8 +169,7 @@ class Driver:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._consume())
                 group.create_task(self._tick())
-                if self.mail is not None:
-                    group.create_task(self.mail.run())
+                group.create_task(self._mail.run())
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -207,22 +207,22 @@ class Driver:
         for event in news:
             self._has_news = True
             self.feed(event)
-        if not self._has_news or now < self._announce_at or self.mail is None:
+        if not self._has_news or now < self._announce_at:
             return
-        has_readers = self.has_readers()
+        has_readers = self._has_readers()
         waiting = [
-            peer for peer in self.members.alive if has_readers or self.mail.coordinates(peer)
+            peer for peer in self.members.alive if has_readers or self._mail.coordinates(peer)
         ]
         intervals = max(1.0, len(waiting) / ANNOUNCED_MAX)
         self._has_news = False
         self._announce_at = now + intervals * ANNOUNCE_INTERVAL_S
         for peer in waiting:
-            self.mail.send_heartbeat(peer)
+            self._mail.send_heartbeat(peer)
 
     def _on_membership(self, effects: list[membership.MembershipEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, SendHeartbeat) and self.mail is not None:
-                self.mail.send_heartbeat(effect.to)
+            if isinstance(effect, SendHeartbeat):
+                self._mail.send_heartbeat(effect.to)
             if not isinstance(effect, PeerDied | PeerRevived):
                 continue
             log.warning("%s: %s", "lost" if isinstance(effect, PeerDied) else "back", effect.node)

@@ -37,7 +37,7 @@ from galileo.node.retention_plan import ReaderProgress
 from galileo.node.retention_runner import RetentionRunnerOptions
 from galileo.node.scrub_runner import CALM_S, ScrubOptions
 from galileo.node.shard import PublishedCommits
-from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.node.storage_node import NodeCallbacks, NodeOptions, StorageNode
 from galileo.rpc.access import Principal
 from galileo.rpc.admission import BULK_BYTES_MAX, Admission
 from galileo.rpc.analytics import AnalyticsServicer
@@ -133,15 +133,27 @@ class NodeProcess:
         self._members = _members(config, run=run)
         live.relocate(name, config.node.address, epoch=run)
         self._peers = GrpcPeers(live, is_dead=self._is_dead, keys=config.keys)
-        self._register = TopologyRegister(name, live, store=store, clock=clock)
         self._topology_changed = asyncio.Event()
-        self._register.on_changed = self._follow_topology
+        self._register = TopologyRegister(
+            name,
+            live,
+            store=store,
+            clock=clock,
+            send=lambda node, message: self.mail.send(node, message),
+            on_changed=self._follow_topology,
+        )
         self.node = StorageNode(
             name,
             live,
             store=self._store,
             peers=self._peers,
             options=_node_options(config),
+            callbacks=NodeCallbacks(
+                on_committed=lambda: self.driver.wake(),
+                on_led=lambda: self.mail.broadcast_heartbeat(),
+                on_dropped=self._on_dropped,
+                on_revoked=self._fail_revoked,
+            ),
             clock=clock,
         )
         self.machine = self._make_machine()
@@ -150,25 +162,25 @@ class NodeProcess:
         self._evaluator = EvaluatorClient(config.evaluator_options)
         self._spills = SpillFiles(Path(config.node.directory), schema=self.node.catalog.narrowed)
         self._work = work = self._make_work()
-        self.driver = Driver(
-            self.machine,
-            self._members,
-            clock=clock,
-            work=work,
-            new_commits=self._new_commits,
-            drop_spills=self._spills.drop,
-        )
         self.mail = PeerMessenger(
             self.node,
             self._peers,
             register=self._register,
             members=self._members,
-            on_gossip=self.driver.gossip,
+            on_gossip=lambda event: self.driver.gossip(event),
             on_news=self._observe_commits,
             has_ccqs=lambda: bool(self.machine.coordinated),
         )
-        self.driver.mail = self.mail
-        self._register.send = self.mail.send
+        self.driver = Driver(
+            self.machine,
+            self._members,
+            mail=self.mail,
+            clock=clock,
+            work=work,
+            new_commits=self._new_commits,
+            drop_spills=self._spills.drop,
+            has_readers=lambda: bool(self.node.catalog.channels),
+        )
         self._nodes = ClusterNodes(
             self.node,
             self._register,
@@ -179,10 +191,6 @@ class NodeProcess:
             is_alive=self._is_alive,
             on_removed=self._stop_removed,
         )
-        self.node.ingest.on_committed = self.driver.wake
-        self.node.channels.on_committed = self.driver.wake
-        self.driver.has_readers = lambda: bool(self.node.catalog.channels)
-        self.node.on_led = self.mail.broadcast_heartbeat
         self._replicas = self.node.connect_replicas(
             GrpcReplicaLink(self._peers),
             identity_of=self.mail.identity_of,
@@ -204,8 +212,6 @@ class NodeProcess:
         self._watch = self._make_watch()
         self._published: dict[str, PublishedCommits] = {}
         self._take_changed = self.node.catalog.watch()
-        self.node.samplers.on_revoked = self._fail_revoked
-        self.node.on_dropped = self._on_dropped
 
     def _is_alive(self, node: str) -> bool:
         return node not in self._members.dead

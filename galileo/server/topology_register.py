@@ -68,15 +68,21 @@ class TopologyRegister:
         live: the topology, which follows the register.
         store: keeps the state.
         clock: monotonic time.
-
-    Attributes:
         send: sends a message to a node; it may be lost.
         on_changed: called when `live` has changed.
     """
 
-    def __init__(self, name: str, live: TopologyState, *, store: Store, clock: Clock) -> None:
-        self.send: Callable[[str, Any], None] = _drop
-        self.on_changed: Callable[[], None] = _ignore
+    def __init__(
+        self,
+        name: str,
+        live: TopologyState,
+        *,
+        store: Store,
+        clock: Clock,
+        send: Callable[[str, Any], None],
+        on_changed: Callable[[], None],
+    ) -> None:
+        self._on_changed = on_changed
         self._live = live
         topology = live.current
         self._name, ordinal = name, topology.ordinals[name]
@@ -89,7 +95,7 @@ class TopologyRegister:
             state,
             machine=lambda state: Register(name, ordinal, state, directory=self._directory),
             save=partial(save_state, store),
-            send=lambda node, message: self.send(node, message),
+            send=send,
             on_chosen=self._adopt,
             clock=clock,
         )
@@ -169,17 +175,9 @@ class TopologyRegister:
         self._live.replace_nodes(topology)
         log.info("topology %d: nodes %s", topology.version, ", ".join(topology.by_name))
         self._check_seat()
-        self.on_changed()
+        self._on_changed()
 
 
 def _new_seat(node: NodeInfo) -> str:
     """The seat of a node that becomes a voter; any directory counts if its own is not known."""
     return register.seat_of(node.name, node.identity) if node.identity else node.name
-
-
-def _drop(node: str, message: Any) -> None:
-    """Drops a message."""
-
-
-def _ignore() -> None:
-    """Does nothing."""

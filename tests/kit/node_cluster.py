@@ -30,7 +30,7 @@ from galileo.node.peers import (
 )
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.replication.replicas import ReplicasOptions
-from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.node.storage_node import NodeCallbacks, NodeOptions, StorageNode
 from galileo.query import parse
 from galileo.replication.values import Member, ReplicationOptions
 from galileo.storage.store import Store
@@ -170,8 +170,8 @@ class Cluster:
             store=store,
             peers=self.network,
             options=replace(self.options, replication=REPLICATION),
+            callbacks=NodeCallbacks(on_led=self.tell_leaders),
         )
-        node.on_led = self.tell_leaders
         self.network.nodes[name] = node
         replicas = node.connect_replicas(
             Line(self.network),

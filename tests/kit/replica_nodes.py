@@ -47,7 +47,7 @@ from galileo.node.peers import (
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.replication.replicas import ReplicasOptions
 from galileo.node.shard import Shard
-from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.node.storage_node import NodeCallbacks, NodeOptions, StorageNode
 from galileo.query import parse
 from galileo.replication.values import Member, ReplicationOptions
 from galileo.rpc.replication import REPLICATE, encoded
@@ -219,10 +219,10 @@ class Host:
             store=self.store,
             peers=world.peers_of(name, self.live),
             options=NodeOptions(replication=world.options),
+            callbacks=NodeCallbacks(on_led=partial(world.on_led, name)),
             clock=world.clock,
             make_executor=world.make_executor,
         )
-        self.node.on_led = world.spread_leaders
         self.replicas = self.node.connect_replicas(
             world.line_of(name),
             identity_of=world.identity_of,
@@ -341,6 +341,10 @@ class World:
 
     def identity_of(self, node: str) -> str:
         return self.hosts[node].store.identity if node in self.hosts else ""
+
+    def on_led(self, name: str) -> None:
+        """A node has begun to lead a partition."""
+        self.spread_leaders()
 
     def spread_leaders(self) -> None:
         """As gossip does; a node that is cut off does not hear of leaders."""

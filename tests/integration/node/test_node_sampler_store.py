@@ -347,7 +347,7 @@ async def test_query_with_an_unsent_sampler_is_refused(open_cluster: Any, share:
 async def test_revoke_sampler_refuses_every_later_use(open_cluster: Any, share: Any) -> None:
     revocations: list[tuple[str, frozenset[str]]] = []
     for node in open_cluster.nodes:
-        node.samplers.on_revoked = lambda gone, name=node.name: revocations.append((name, gone))
+        node.samplers._on_revoked = lambda gone, name=node.name: revocations.append((name, gone))
     await open_cluster["a"].samplers.send(share.data, sent_by="")
     open_cluster.clock.now += 5
     gone, away = await open_cluster["b"].samplers.revoke(share.digest)

@@ -105,8 +105,14 @@ def script() -> Script:
 
 def driver_of(script: Script, members: Membership, **options: Any) -> Driver:
     """A driver without work."""
-    unused: Any = None
-    given = {"work": unused, "new_commits": list, "drop_spills": unused, **options}
+    given = {
+        "mail": Mail(),
+        "work": None,
+        "new_commits": list,
+        "drop_spills": None,
+        "has_readers": lambda: False,
+        **options,
+    }
     return Driver(script, members, clock=SystemClock(), **given)  # type: ignore[arg-type]
 
 
@@ -122,7 +128,6 @@ async def bench(
         return await work[type(effect)](effect)
 
     driver = driver_of(script, Membership("a", []), work=worker)
-    driver.mail = Mail()  # type: ignore[assignment]
     running = asyncio.create_task(driver.run())
     yield Bench(script, driver, work, running)
     running.cancel()
@@ -295,8 +300,8 @@ async def test_driver_with_an_unexpected_error_ends() -> None:
 
 async def test_driver_announces_commits_to_coordinators_at_bounded_rate() -> None:
     quiet = MembershipOptions(heartbeat_interval_s=1e6, failure_timeout_s=2e6)
-    driver = driver_of(Script(), Membership("a", ["b", "c", "d"], options=quiet))
-    driver.mail = mail = Mail()  # type: ignore[assignment]
+    mail = Mail()
+    driver = driver_of(Script(), Membership("a", ["b", "c", "d"], options=quiet), mail=mail)
     at = []
     for tick in range(20):
         before = len(mail.sent)
@@ -314,9 +319,8 @@ async def test_driver_announces_commits_to_many_nodes_at_a_lower_rate(
     peers = [f"n{number:02}" for number in range(24)]
     monkeypatch.setattr(driver_module, "ANNOUNCE_INTERVAL_S", 1.0)
     monkeypatch.setattr(driver_module, "ANNOUNCED_MAX", 8)
-    driver = driver_of(Script(), Membership("a", peers))
-    driver.has_readers = lambda: True
-    driver.mail = mail = Mail()  # type: ignore[assignment]
+    mail = Mail()
+    driver = driver_of(Script(), Membership("a", peers), mail=mail, has_readers=lambda: True)
     counts = []
     for now in range(7):
         driver.announce_commits([WAKE], now)

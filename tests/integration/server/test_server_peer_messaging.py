@@ -92,7 +92,14 @@ class Post:
             self.messages.append((name, node, message))
             self.arrived.set()
 
-        register = Register(name, node.live, store=node.store, clock=CLOCK)
+        register = Register(
+            name,
+            node.live,
+            store=node.store,
+            clock=CLOCK,
+            send=lambda *_: None,
+            on_changed=lambda: None,
+        )
         register.received = received
         self.wire.rooms[name] = PeerMessenger(
             node,

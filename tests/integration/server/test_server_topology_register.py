@@ -45,9 +45,13 @@ class _Registers:
             path = self.directory / str(self._directories)
             self.stores[name] = self._open.enter_context(Store.open(path, wall=lambda: 0.0))
         register = TopologyRegister(
-            name, TopologyState(FIRST), store=self.stores[name], clock=SystemClock()
+            name,
+            TopologyState(FIRST),
+            store=self.stores[name],
+            clock=SystemClock(),
+            send=partial(self._send, name),
+            on_changed=lambda: None,
         )
-        register.send = partial(self._send, name)
         self.running[name] = register, asyncio.create_task(register.run())
 
     async def stop(self, name: str) -> None:

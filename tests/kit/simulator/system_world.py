@@ -482,7 +482,6 @@ class SystemWorld(World):
         process = Process(name, self.loop)
         host = process.context.run(SystemHost, self, name, self.places[name])
         self.hosts[name], self.network.nodes[name] = host, host.node
-        host.node.on_led = partial(self._tell_all, name)
 
     async def crash(self, name: str, *, is_lost: bool) -> None:
         self.note(f"{name} crashes{' and loses its directory' if is_lost else ''}")
@@ -528,9 +527,9 @@ class SystemWorld(World):
                 self._tell(name, self.random.choice(self.names))
             await asyncio.sleep(0.1)
 
-    def _tell_all(self, teller: str) -> None:
-        for name in self.names:
-            self._tell(teller, name)
+    def on_led(self, name: str) -> None:
+        for other in self.names:
+            self._tell(name, other)
 
     def _tell(self, teller: str, name: str) -> None:
         host = self.hosts.get(teller)
