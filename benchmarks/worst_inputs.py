@@ -22,7 +22,7 @@ import pyarrow as pa
 from google.protobuf.message import Message
 
 import galileo
-from galileo.ccq.model import Ccq, Record
+from galileo.ccq.model import CcqDefinition, Record
 from galileo.ccq.placement import PlaceCcq, SaveProgress
 from galileo.ccq.records import encode as encode_record
 from galileo.cursor import Cursor
@@ -58,8 +58,8 @@ from galileo.node.peers import (
     ScanTask,
     TableTask,
 )
-from galileo.node.replication.protocol import CommitRange, Envelope
-from galileo.node.sampler_rows import KeepSampler, UploadedSampler
+from galileo.node.replication.protocol import Envelope, LogRange
+from galileo.node.sampler_rows import KeepSampler, SamplerFacts
 from galileo.query import questions
 from galileo.query.cql_syntax import TEXT_MAX
 from galileo.query.nearest import COUNT_MAX
@@ -332,10 +332,10 @@ def _analyse() -> Requests:
     yield _asking(questions.Summarise("n000", edges=edges))
     statistics = tuple((f"n{i}", ("mean",)) for i in range(MANY))
     yield _asking(questions.Aggregate(Grouping((CellKey(30),) * MANY, statistics)))
-    yield _asking(questions.Children(limit=CHILDREN_MAX))
-    yield _asking(questions.Children(limit=CHILDREN_MAX, order=(TEXT,)))
-    yield _asking(questions.Children("[1]", tuple(names())))
-    yield _asking(questions.Children(f"[{'1,' * 400_000}1]"))
+    yield _asking(questions.ListChildren(limit=CHILDREN_MAX))
+    yield _asking(questions.ListChildren(limit=CHILDREN_MAX, order=(TEXT,)))
+    yield _asking(questions.ListChildren("[1]", tuple(names())))
+    yield _asking(questions.ListChildren(f"[{'1,' * 400_000}1]"))
     yield _asking(questions.Describe())
     yield _asking(questions.Version())
 
@@ -345,7 +345,7 @@ def _about_queries() -> Iterator[questions.Question]:
     yield questions.Explain()
     yield questions.Summarise("n000", bins=BINS_MAX)
     yield questions.Aggregate(Grouping((CellKey(30),), statistics))
-    yield questions.Nearest(0.0, 0.0, COUNT_MAX, None)
+    yield questions.FindNearest(0.0, 0.0, COUNT_MAX, None)
     yield questions.Latest(CellKey(60))
 
 
@@ -530,7 +530,7 @@ def _replicate(
 
 
 def _digests() -> Iterator[bytes]:
-    ranges = [CommitRange(0, f"{i:x}", 0, 1) for i in range(SMALL_REQUEST_BYTES_MAX // 50)]
+    ranges = [LogRange(0, f"{i:x}", 0, 1) for i in range(SMALL_REQUEST_BYTES_MAX // 50)]
     yield DIGESTS.encode(Member("n", ""), ranges)
 
 
@@ -540,7 +540,7 @@ def _change_row() -> Iterator[bytes]:
     features = [galileo.Feature(f"a{i}") for i in range(15_000)]
     yield CHANGE_ROW.encode(DATASETS.key, AddFeatures(WIDE, features_to_json(features)))
     yield CHANGE_ROW.encode(DATASETS.key, OfferRow("made", "[" * len(LONG)))
-    facts = UploadedSampler(NAME, NAME, NAME, 1, NAME, 0.0)
+    facts = SamplerFacts(NAME, NAME, NAME, 1, NAME, 0.0)
     archive = pa.py_buffer(bytes(ARCHIVE_BYTES_MAX))
     yield CHANGE_ROW.encode(SAMPLERS.key, KeepSampler(facts, archive))
 
@@ -548,7 +548,10 @@ def _change_row() -> Iterator[bytes]:
 def _records() -> Iterator[tuple[str, int]]:
     """Records of continuous queries, and how many have room in one request."""
     for query, count in (("", CALL_CHANGES_MAX), ('"' * TEXT_MAX, 1)):
-        yield encode_record(Record(Ccq("large", WIDE, query, 1.0, 4e9), 1, (NAME,) * 3)), count
+        yield (
+            encode_record(Record(CcqDefinition("large", WIDE, query, 1.0, 4e9), 1, (NAME,) * 3)),
+            count,
+        )
 
 
 def _change_rows() -> Iterator[bytes]:

@@ -24,7 +24,7 @@ from simulator.system_leader import SystemLeader
 from simulator.variants import Variant
 
 from galileo.ccq.events import StartCycle
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import CcqDefinition
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import EMPTY_CURSOR, Cursor
 
@@ -143,7 +143,7 @@ class Quiet(NamedNodes):
         self.system = SystemLeader(self, seed)
         self.nodes = [Node(name, self) for name in self._names]
         self._producers = [Producer(f"p{number}", self) for number in range(PRODUCERS)]
-        ccq = Ccq("q", "sim", query(1, 0), INTERVAL_S, NEVER)
+        ccq = CcqDefinition("q", "sim", query(1, 0), INTERVAL_S, NEVER)
         self._reader = Reader("reader", self, ccq)
 
     # --- what nodes and clients see -----------------------------------------------------

@@ -57,7 +57,7 @@ class CacheUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class CachedLabels:
     """Labels past a cursor.
 
     Attributes:
@@ -187,7 +187,7 @@ class LabelCache:
         self.drop(self.until)
         self._compacting = ()
 
-    def select(self, after: Cursor, *, labels_max: int) -> Selection:
+    def select(self, after: Cursor, *, labels_max: int) -> CachedLabels:
         """The labels past `after`, oldest chunks first, until about `labels_max` are found.
 
         Partitions in which `after` lies before the base contribute nothing; `covered` stays at
@@ -199,7 +199,7 @@ class LabelCache:
         for number, chunk in enumerate(self._chunks):
             if labels_selected >= labels_max:
                 covered = self._covered(after, self._chunks[number - 1].until)
-                return Selection(PackedLabels.concat(parts), covered, whole=False)
+                return CachedLabels(PackedLabels.concat(parts), covered, whole=False)
             if after.covers(chunk.until):
                 continue
             if chunk.packed is None:
@@ -208,7 +208,7 @@ class LabelCache:
             parts.append(chunk.packed if is_all else chunk.packed.after(past))
             labels_selected += chunk.labels if is_all else len(parts[-1])
         covered = self._covered(after, self.until)
-        return Selection(PackedLabels.concat(parts), covered, whole=True)
+        return CachedLabels(PackedLabels.concat(parts), covered, whole=True)
 
     def shrink(self) -> bool:
         """Drop the oldest chunk that is only in memory, and what lies before it.
@@ -392,16 +392,16 @@ class LabelCache:
         self.cache_usage.spilled_bytes += spilled - self.spilled_bytes
         self.bytes, self.spilled_bytes = size, spilled
 
-    def _cut_before(self, number: int, after: Cursor, parts: list[PackedLabels]) -> Selection:
+    def _cut_before(self, number: int, after: Cursor, parts: list[PackedLabels]) -> CachedLabels:
         """What was found before a chunk that is not in memory; if nothing, its file."""
         spill = self._chunks[number].spill
         labels = PackedLabels.concat(parts)
         if labels is None or spill is None:
-            return Selection(
+            return CachedLabels(
                 None, after, whole=False, missing_spill=spill.number if spill else None
             )
         covered = self._covered(after, self._chunks[number - 1].until)
-        return Selection(labels, covered, whole=False)
+        return CachedLabels(labels, covered, whole=False)
 
     def _is_in_memory_alone(self, chunk: _Chunk) -> bool:
         spilling = (other for chunks in self._spilling.values() for other in chunks)

@@ -11,7 +11,7 @@ import math
 
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.events import CycleItem, CycleResult
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import CcqDefinition
 from galileo.ccq.stats import LabelCounts
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import Failure, SamplerRevoked
@@ -41,7 +41,7 @@ class Cycles:
         counts: label counts for metrics.
     """
 
-    def __init__(self, ccq: Ccq, *, term: int, cache: LabelCache, now: float) -> None:
+    def __init__(self, ccq: CcqDefinition, *, term: int, cache: LabelCache, now: float) -> None:
         self.ccq = ccq
         self.term = term
         self.running: int | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from galileo.ccq.model import Ccq, Record
+from galileo.ccq.model import CcqDefinition, Record
 from galileo.ccq.placement import CcqChange
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.dht.membership import PeerDied, PeerRevived
@@ -231,7 +231,7 @@ class SpillPacks:
     """
 
     number: int
-    ccq: Ccq
+    ccq: CcqDefinition
     labels: PackedLabels
 
 
@@ -248,7 +248,7 @@ class LoadPacks:
     """Read a file back; answered by PacksLoaded."""
 
     number: int
-    ccq: Ccq
+    ccq: CcqDefinition
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ class ReadHandedOffCache:
     """
 
     request: int
-    ccq: Ccq
+    ccq: CcqDefinition
     node: str
     term: int
     after: Cursor
@@ -396,7 +396,7 @@ class ElectNodes:
 class CycleItem:
     """One CCQ of a processing cycle: find its matches past `after` in these partitions."""
 
-    ccq: Ccq
+    ccq: CcqDefinition
     term: int
     after: Cursor
     partitions: tuple[int, ...]
@@ -430,7 +430,7 @@ class Backfill:
     """
 
     request: int
-    ccq: Ccq
+    ccq: CcqDefinition
     after: Cursor
     until: Cursor
     labels_max: int
@@ -449,7 +449,7 @@ class ConfirmSequences:
 class CompactPacks:
     """Pack these labels of many small cycles as one; answered by PacksCompacted."""
 
-    ccq: Ccq
+    ccq: CcqDefinition
     term: int
     labels: PackedLabels
 

@@ -34,7 +34,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from galileo.ccq.cache import LabelCache, Selection
+from galileo.ccq.cache import CachedLabels, LabelCache
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.dropped_ranges import ranges_between, within
 from galileo.ccq.event_clock import EventClock
@@ -78,7 +78,7 @@ class FetchResponse:
 
 
 def compose(
-    backfilled: PackedLabels | None, selection: Selection, *, labels_max: int
+    backfilled: PackedLabels | None, selection: CachedLabels, *, labels_max: int
 ) -> FetchResponse:
     """Join the labels of a rescan and of the cache, and cut the answer between commits.
 

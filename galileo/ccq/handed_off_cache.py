@@ -20,7 +20,7 @@ from galileo.ccq.events import (
     LoadPacks,
     RefuseCacheRead,
 )
-from galileo.ccq.model import Ccq, Record
+from galileo.ccq.model import CcqDefinition, Record
 
 TTL_S = 3600.0
 """The longest that a node keeps a handed-off cache."""
@@ -31,7 +31,7 @@ REQUESTS_MAX = 256
 class HandedOffCache:
     """The frozen cache of one CCQ and term."""
 
-    def __init__(self, ccq: Ccq, *, term: int, cache: LabelCache, now: float) -> None:
+    def __init__(self, ccq: CcqDefinition, *, term: int, cache: LabelCache, now: float) -> None:
         self.ccq = ccq
         self.term = term
         self.cache = cache
@@ -95,7 +95,7 @@ class HandedOffCaches:
     def has(self, ccq_id: str, term: int) -> bool:
         return term in self._held.get(ccq_id, {})
 
-    def keep(self, ccq: Ccq, *, term: int, cache: LabelCache, now: float) -> None:
+    def keep(self, ccq: CcqDefinition, *, term: int, cache: LabelCache, now: float) -> None:
         """Freeze and store a cache."""
         cache.apply_compacted(None)
         handed_off = self.handed_off_cache_type(ccq, term=term, cache=cache, now=now)

@@ -20,7 +20,7 @@ Ending: TypeAlias = Literal["cancelled", "expired", "dropped"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ccq:
+class CcqDefinition:
     """A cached continuous query as it was submitted; immutable.
 
     Attributes:
@@ -51,7 +51,7 @@ class Ccq:
     def __post_init__(self) -> None:
         object.__setattr__(self, "compression", Compression(self.compression))  # Of JSON: a text.
 
-    def asks_the_same(self, other: Ccq) -> bool:
+    def asks_the_same(self, other: CcqDefinition) -> bool:
         """Whether `other` is this CCQ, submitted again (perhaps with a later expiry).
 
         Features may have been added to the dataset between the two.
@@ -89,7 +89,7 @@ class Record:
         holders: nodes that keep ranges before the cache of the coordinator, oldest first.
     """
 
-    ccq: Ccq
+    ccq: CcqDefinition
     revision: int = 0
     nodes: tuple[str, ...] = ()
     retrieved: Cursor = EMPTY_CURSOR
@@ -123,7 +123,7 @@ class Record:
         return next((node for node in self.nodes if not is_gone(node)), "")
 
 
-def dropped_failure(ccq: Ccq) -> Failure:
+def dropped_failure(ccq: CcqDefinition) -> Failure:
     """The error for a CCQ of a dropped dataset."""
     return Failure(
         "ccq_dropped",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from galileo.ccq.model import Ccq, Holder, Record
+from galileo.ccq.model import CcqDefinition, Holder, Record
 from galileo.errors import CorruptData, InputError
 from galileo.model.system import CCQS
 from galileo.model.system_rows import RowKind
@@ -22,12 +22,12 @@ CHANGES_MAX = 1_024
 NODES_MAX = 3
 """Nodes that a record names: a coordinator and its standbys, as far as there are so many nodes."""
 
-NOTHING = Record(Ccq("", "", "", 0.0, 0.0))
+NOTHING = Record(CcqDefinition("", "", "", 0.0, 0.0))
 """The record of an id under which no CCQ was submitted, or whose record was removed."""
 ALL = "all"
 """Counts the CCQs that live."""
 
-_CODEC = TaggedJson([Ccq, Record, Holder, Window])
+_CODEC = TaggedJson([CcqDefinition, Record, Holder, Window])
 
 
 def encode(record: Record) -> str:

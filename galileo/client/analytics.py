@@ -47,7 +47,7 @@ Result = TypeVar("Result", bound=completeness.Partial)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class AnalyticsAnswer:
     """The answer to a question.
 
     Attributes:
@@ -88,7 +88,7 @@ async def analyse(
     dataset: str,
     query: str,
     question: Question,
-    decode: Callable[[Answer], Result],
+    decode: Callable[[AnalyticsAnswer], Result],
     *,
     require_complete: bool,
     added: int = 0,
@@ -113,7 +113,7 @@ async def analyse(
     return await completeness.call(caller, attempt, require_complete=require_complete)
 
 
-async def _answer(node: Connection, request: analytics_pb2.AnalyseRequest) -> Answer:
+async def _answer(node: Connection, request: analytics_pb2.AnalyseRequest) -> AnalyticsAnswer:
     tables = list[pa.Table]()
     with node.stream(ANALYTICS, "Analyse", request, timeout_s=ANALYTICS_S) as stream:
         while True:
@@ -122,10 +122,10 @@ async def _answer(node: Connection, request: analytics_pb2.AnalyseRequest) -> An
                 tables.append(read_stream(part.rows))
             if part.tail_json:
                 rows = pa.concat_tables(tables) if tables else None
-                return Answer(json.loads(part.tail_json), rows)
+                return AnalyticsAnswer(json.loads(part.tail_json), rows)
 
 
-def explanation_of(answer: Answer, dataset: str) -> QueryExplanation:
+def explanation_of(answer: AnalyticsAnswer, dataset: str) -> QueryExplanation:
     facts = answer.facts
     return QueryExplanation(
         dataset=dataset,
@@ -155,12 +155,12 @@ def _node(entry: Mapping[str, Any]) -> NodeExplanation:
 
 def nearest_question(
     *, latitude: float, longitude: float, k: int, within_m: float | None
-) -> questions.Nearest:
+) -> questions.FindNearest:
     """Raises `InputError` for values that a message cannot hold; the node checks the rest."""
     if not isinstance(k, int | np.integer) or not 0 <= k < 1 << 32:
         raise InputError(f"expected a number k of observations, got {k!r}", parameter="k")
     east = _number(longitude, "a longitude")
-    return questions.Nearest(
+    return questions.FindNearest(
         _number(latitude, "a latitude"),
         east - 360.0 if 180.0 < east <= 360.0 else east,
         int(k),
@@ -194,7 +194,7 @@ def summary_question(feature: str, bins: int | Sequence[float] | None) -> questi
     return questions.Summarise(feature, edges=tuple(edges))
 
 
-def summary_of(answer: Answer, feature: str) -> FeatureSummary:
+def summary_of(answer: AnalyticsAnswer, feature: str) -> FeatureSummary:
     facts = answer.facts
     return FeatureSummary(
         feature=feature,
@@ -210,14 +210,14 @@ def summary_of(answer: Answer, feature: str) -> FeatureSummary:
     )
 
 
-def aggregates_of(answer: Answer) -> Aggregates:
+def aggregates_of(answer: AnalyticsAnswer) -> Aggregates:
     partitions = tuple(answer.tail["partitions"])
     return Aggregates(
         table=answer.rows, partitions=partitions, ranges=answer.tail["ranges"], **answer.about
     )
 
 
-def version_of(answer: Answer) -> DatasetVersion:
+def version_of(answer: AnalyticsAnswer) -> DatasetVersion:
     facts = answer.facts
     versions = {partition: PartitionVersion(*rest) for partition, *rest in facts["versions"]}
     schema = Schema.from_json(facts["schema"])
@@ -296,14 +296,14 @@ class Tree:
             raise InputError(
                 f"expected a limit of at least 1 child, got {limit!r}", parameter="limit"
             )
-        question = questions.Children(
+        question = questions.ListChildren(
             prefix_json=values_to_json(prefix),
             order=self.order,
             limit=limit,
             after_json="" if after is None else values_to_json([after]),
         )
 
-        def page(answer: Answer) -> Children:
+        def page(answer: AnalyticsAnswer) -> Children:
             return Children(
                 schema=self.schema,
                 order=self.order,

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any, cast
 
 from galileo.client import analytics
-from galileo.client.analytics import CHILDREN, Answer, Result, Tree
+from galileo.client.analytics import CHILDREN, AnalyticsAnswer, Result, Tree
 from galileo.client.analytics_results import (
     Aggregates,
     Children,
@@ -41,7 +41,7 @@ class AsyncAnalytics(Calls):
         dataset: str,
         query: QueryLike,
         question: Question,
-        decode: Callable[[Answer], Result],
+        decode: Callable[[AnalyticsAnswer], Result],
         *,
         require_complete: bool,
     ) -> Result:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from galileo.client import notebook_repr
-from galileo.client.analytics import Answer
+from galileo.client.analytics import AnalyticsAnswer
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.model.schema import Feature, Schema
 from galileo.model.windows import instant
@@ -130,7 +130,7 @@ class DatasetDescription:
         return notebook_repr.card(title, facts, rows=self._rows())
 
 
-def description_of(answer: Answer, schema: Schema) -> DatasetDescription:
+def description_of(answer: AnalyticsAnswer, schema: Schema) -> DatasetDescription:
     """See `AsyncClient.describe`."""
     facts, extent = answer.facts, answer.facts["extent"]
     return DatasetDescription(

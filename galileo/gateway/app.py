@@ -38,7 +38,7 @@ from galileo.gateway.json_answers import (
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.page import MapPage
-from galileo.gateway.problems import Refused, problem, problem_of
+from galileo.gateway.problems import RequestRefused, problem, problem_of
 from galileo.gateway.request_bodies import RequestBodies, check_change
 from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.routes import LIST_CCQS, ROUTES, Handler, RouteInfo, right_of
@@ -177,7 +177,7 @@ class Gateway:
             except GalileoError as error:
                 is_stream = is_read and EVENT_STREAM in route.media_types
                 return refused_stream(error) if is_stream else problem_of(error)
-            except Refused as refused:
+            except RequestRefused as refused:
                 return problem(refused.status, refused.text, headers=refused.headers)
 
         return representation

@@ -70,7 +70,7 @@ class QueryClient(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class SharedUpdate:
     """The answer to a fetch of a reader, which others that asked the same share.
 
     Attributes:
@@ -253,7 +253,7 @@ class Hubs:
     ) -> None:
         self.is_stopping = False
         self._fetches = FairTurns(FETCHES_MAX, what="fetches")
-        self._fetching = SharedCalls[tuple[QueryClient, str, str, str], Fetched]()
+        self._fetching = SharedCalls[tuple[QueryClient, str, str, str], SharedUpdate]()
         self._check_interval_s = check_interval_s
         self._kept_bytes_max = kept_bytes_max
         self._hubs: dict[str, Hub] = {}
@@ -293,7 +293,7 @@ class Hubs:
 
     async def fetch(
         self, ccq_id: str, *, client: QueryClient, token: str, until: str = ""
-    ) -> Fetched:
+    ) -> SharedUpdate:
         """What is new after a token; one fetch for all of a client's readers that ask at a time.
 
         When a gateway ends, its readers come to another one together, with the same token.
@@ -313,10 +313,10 @@ class Hubs:
             lambda: self._fetch(ccq_id, client=client, token=token),
         )
 
-    async def _fetch(self, ccq_id: str, *, client: QueryClient, token: str) -> Fetched:
+    async def _fetch(self, ccq_id: str, *, client: QueryClient, token: str) -> SharedUpdate:
         async with self._fetches.acquire(CALLER.get(), within_s=FETCH_WITHIN_S):
             update = await client.fetch(ccq_id, token=token, labels_max=EVENT_LABELS_MAX)
-        return Fetched(update, event_of(token, update) if update.token != token else None)
+        return SharedUpdate(update, event_of(token, update) if update.token != token else None)
 
     def _start(self, ccq_id: str, *, client: QueryClient, token: str) -> Hub:
         if self.is_stopping:
@@ -365,14 +365,14 @@ class QueryReader:
         self._hubs = hubs
         self._client = client
 
-    async def fetch(self, until: str = "") -> Fetched:
+    async def fetch(self, until: str = "") -> SharedUpdate:
         """What is new for the reader; fails if it may not read the query. See `Hubs.fetch`."""
         return await self._hubs.fetch(
             self.ccq_id, client=self._client, token=self.token, until=until
         )
 
     async def events(
-        self, first: Fetched, *, heartbeat_s: float
+        self, first: SharedUpdate, *, heartbeat_s: float
     ) -> AsyncGenerator[Event | None, None]:
         """All events, each once; None after `heartbeat_s` without one.
 

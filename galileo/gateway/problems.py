@@ -42,7 +42,7 @@ STATUSES: dict[str, HTTPStatus] = {
 }
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A refused request: the HTTP status, and the reason as plain text."""
 
     def __init__(self, status: HTTPStatus, text: str, **headers: str) -> None:

@@ -21,7 +21,7 @@ from galileo.errors import GalileoError, InputError
 from galileo.formats.memory_file import MemoryFile
 from galileo.gateway.crs import CRS84, Crs, body_crs
 from galileo.gateway.documents import JSON
-from galileo.gateway.problems import Refused
+from galileo.gateway.problems import RequestRefused
 from galileo.model.schema import finite_json
 from galileo.offload import offload
 from galileo.shares import ArrivingRequest, Pool, ShareHolder
@@ -65,7 +65,7 @@ class _ArrivingBody:
         self.room = ArrivingRequest(pool, caller, end=self._end)
         self._receive = receive
         self._has_begun = self._is_whole = False
-        self._failure: Refused | None = None
+        self._failure: RequestRefused | None = None
         self._waiting: asyncio.Timeout | None = None
 
     async def receive(self) -> Message:
@@ -98,7 +98,9 @@ class _ArrivingBody:
         return message
 
     def _end(self, error: GalileoError) -> None:
-        self._failure = Refused(HTTPStatus.REQUEST_TIMEOUT, error.message, Connection="close")
+        self._failure = RequestRefused(
+            HTTPStatus.REQUEST_TIMEOUT, error.message, Connection="close"
+        )
         if self._waiting is not None:
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
@@ -172,9 +174,9 @@ def check_change(request: Request, *, systems: Collection[Crs]) -> None:
         )
 
 
-def _unsupported(expected: str, got: str) -> Refused:
+def _unsupported(expected: str, got: str) -> RequestRefused:
     text = f"expected {expected}, got {got:.100}"
-    return Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+    return RequestRefused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
 
 
 def format_of(request: Request, formats: Mapping[str, str]) -> str:
@@ -189,7 +191,7 @@ def format_of(request: Request, formats: Mapping[str, str]) -> str:
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in formats:
-        raise Refused(
+        raise RequestRefused(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"expected a body of type {', '.join(formats)}, got {media_type or 'none'}",
         )
@@ -206,7 +208,7 @@ async def json_body(request: Request) -> Any:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != JSON:  # HTML forms cannot send it.
         text = f"expected a body of type {JSON}, got {media_type or 'none'}"
-        raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+        raise RequestRefused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
     try:
         body = await document_of(request)
         return await offload(len(body) // JSON_STEP_BYTES, finite_json, body)
@@ -219,10 +221,12 @@ async def document_of(request: Request) -> bytes:
     headers = request.headers
     is_post = request.method in ("POST", "PUT", "PATCH")
     if "transfer-encoding" in headers or ("content-length" not in headers and is_post):
-        raise Refused(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length", Connection="close")
+        raise RequestRefused(
+            HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length", Connection="close"
+        )
     length = headers.get("content-length", "0")
     if not _LENGTH.fullmatch(length) or int(length) > DOCUMENT_BYTES_MAX:
-        raise Refused(
+        raise RequestRefused(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"expected a body of at most {DOCUMENT_BYTES_MAX:,} bytes, got {length[:40]}",
             Connection="close",
@@ -237,8 +241,8 @@ def _check_length(request: Request) -> None:
         raise _too_large(length[:40])
 
 
-def _too_large(got: str) -> Refused:
-    return Refused(
+def _too_large(got: str) -> RequestRefused:
+    return RequestRefused(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         f"expected a body of at most {BODY_BYTES_MAX:,} bytes, got {got}; send several requests",
     )

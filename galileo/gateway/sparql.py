@@ -41,7 +41,7 @@ LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SparqlAnswer:
     """A serialised answer."""
 
     media_type: str
@@ -102,14 +102,16 @@ class SparqlRoutes(RouteGroup):
         *,
         accept: str,
         until: float,
-    ) -> Answer:
+    ) -> SparqlAnswer:
         graph = await _graph(client, dataset, condition)
         try:
             return await self._run(graph, text, accept, until=until)
         finally:
             await asyncio.to_thread(graph.close)
 
-    async def _run(self, graph: LabelGraph, text: str, accept: str, *, until: float) -> Answer:
+    async def _run(
+        self, graph: LabelGraph, text: str, accept: str, *, until: float
+    ) -> SparqlAnswer:
         """The answer of a graph; a cancelled task cancels its query, and waits until it has ended.
 
         Args:
@@ -124,12 +126,12 @@ class SparqlRoutes(RouteGroup):
         """
         cancel = Cancellation()
 
-        def query() -> Answer:
+        def query() -> SparqlAnswer:
             timeout_s = max(LEFT_MIN_S, until - time.monotonic())
             result = graph.sparql(text, timeout_s=timeout_s, rows_max=ROWS_MAX, cancel=cancel)
             # Within the turn, so that one answer at a time is in memory in two formats.
             media_type, form = sparql_protocol.negotiate(accept, result.kind)
-            return Answer(media_type, result.serialise(form))
+            return SparqlAnswer(media_type, result.serialise(form))
 
         with self._stopping.calling(cancel.cancel):
             running = asyncio.get_running_loop().run_in_executor(self._threads, query)
@@ -140,7 +142,7 @@ class SparqlRoutes(RouteGroup):
                 await asyncio.wait([running])
                 raise
 
-    async def _within_share(self, query: asyncio.Task[Answer]) -> Answer:
+    async def _within_share(self, query: asyncio.Task[SparqlAnswer]) -> SparqlAnswer:
         """The answer of a query; ends it when it has run longer than its part of the time."""
         since = time.monotonic()
         try:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl
 
 from galileo.errors import InputError
-from galileo.gateway.problems import Refused
+from galileo.gateway.problems import RequestRefused
 
 FIELDS_MAX = 16
 """Parameters of a request; the protocol knows three."""
@@ -75,17 +75,17 @@ def _fields_of_body(request: Request) -> list[tuple[str, str]]:
     if kind == UPDATE:
         raise _updates_refused()
     if kind not in (FORM, QUERY) or "content-encoding" in request.headers:
-        raise Refused(
+        raise RequestRefused(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"expected a body of {QUERY} or {FORM}, not compressed, got {kind or 'no type'!r}",
         )
     _, _, charset = parameters.partition("charset=")
     if charset.strip('" ').lower() not in ("", "utf-8"):
-        raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"expected UTF-8, got {charset!r}")
+        raise RequestRefused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"expected UTF-8, got {charset!r}")
     try:
         text = request.body.decode()
     except UnicodeDecodeError as error:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"expected UTF-8: {error}") from error
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, f"expected UTF-8: {error}") from error
     return _fields(text) if kind == FORM else [("query", text)]
 
 
@@ -93,7 +93,7 @@ def _fields(text: str) -> list[tuple[str, str]]:
     try:
         return parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict")
     except ValueError as error:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"expected parameters: {error}") from error
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, f"expected parameters: {error}") from error
 
 
 def _single_query(fields: Sequence[tuple[str, str]]) -> str:
@@ -102,18 +102,22 @@ def _single_query(fields: Sequence[tuple[str, str]]) -> str:
         raise _updates_refused()
     for name in ("default-graph-uri", "named-graph-uri"):
         if name in names:
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.BAD_REQUEST,
                 f"expected a query of the one graph that is served, got {name}; leave it out",
             )
     queries = [value for name, value in fields if name == "query"]
     if len(queries) != 1:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"expected one parameter 'query', got {len(queries)}")
+        raise RequestRefused(
+            HTTPStatus.BAD_REQUEST, f"expected one parameter 'query', got {len(queries)}"
+        )
     return queries[0]
 
 
-def _updates_refused() -> Refused:
-    return Refused(HTTPStatus.BAD_REQUEST, "expected a query, got an update; results are read-only")
+def _updates_refused() -> RequestRefused:
+    return RequestRefused(
+        HTTPStatus.BAD_REQUEST, "expected a query, got an update; results are read-only"
+    )
 
 
 def negotiate(accept: str, kind: str) -> tuple[str, str]:
@@ -134,7 +138,7 @@ def negotiate(accept: str, kind: str) -> tuple[str, str]:
         if quality > quality_max:
             best, quality_max = name, quality
     if not best:
-        raise Refused(
+        raise RequestRefused(
             HTTPStatus.NOT_ACCEPTABLE,
             f"expected to answer with {kind} as one of {', '.join(offered)}, got {accept!r}",
         )

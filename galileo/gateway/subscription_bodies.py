@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.table_files import open_csv_rows
-from galileo.gateway.problems import Refused
+from galileo.gateway.problems import RequestRefused
 from galileo.model.channel import ID
 from galileo.model.table import Table, check_names
 
@@ -89,7 +89,7 @@ def _values(lines: list[bytes], *, first_row: int) -> list[Any]:
 
 def _check_json_size(text: bytes) -> None:
     if len(text) > JSON_BYTES_MAX:
-        raise Refused(
+        raise RequestRefused(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"expected a document or a line in JSON of at most {JSON_BYTES_MAX:,} bytes, got more; "
             "send JSON lines or CSV",
@@ -98,7 +98,7 @@ def _check_json_size(text: bytes) -> None:
 
 def _parsed(text: bytes) -> Any:
     if sum(map(text.count, (b"[", b"{", b":"))) > VALUES_MAX:
-        raise Refused(
+        raise RequestRefused(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"expected at most {VALUES_MAX:,} arrays, objects and members in a document or a line "
             "in JSON, got more; send JSON lines, and geometries in WKT",

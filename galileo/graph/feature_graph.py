@@ -16,7 +16,7 @@ import numpy.typing as npt
 from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.graph.quantiles import Bounded, QuantileBounds, check_quantiles, quantiles
-from galileo.graph.synopsis import SynopsisDelta, SynopsisState, Version
+from galileo.graph.synopsis import SynopsisDelta, SynopsisState, SynopsisVersion
 from galileo.graph.synopsis_entries import Counts, Entries, log_bucket_ends, zones_from_bounds
 from galileo.model.schema import Schema
 from galileo.query.columns import Mask
@@ -98,7 +98,7 @@ class FeatureGraph:
         other.entries = self.entries
         return other
 
-    def apply(self, delta: SynopsisDelta) -> Version:
+    def apply(self, delta: SynopsisDelta) -> SynopsisVersion:
         """Apply a delta of an owner if it continues from the known version.
 
         Returns:
@@ -122,7 +122,7 @@ class FeatureGraph:
             self._known = None
         return state.version
 
-    def version(self, partition: int) -> Version | None:
+    def version(self, partition: int) -> SynopsisVersion | None:
         """The known version of a partition; None if there is none."""
         state = self._states.get(partition)
         return None if state is None else state.version
@@ -209,4 +209,4 @@ def _must_match(query: Query, zones: Zones) -> Mask:
 
 def _empty_state(schema: Schema, delta: SynopsisDelta) -> SynopsisState:
     """The state before the first delta; a delta with a base does not continue it."""
-    return SynopsisState(Version(delta.state.version.epoch, 0), 0, Entries.empty(schema))
+    return SynopsisState(SynopsisVersion(delta.state.version.epoch, 0), 0, Entries.empty(schema))

@@ -24,7 +24,7 @@ ENTRIES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class SynopsisVersion:
     """The version of a synopsis.
 
     Attributes:
@@ -47,7 +47,7 @@ class SynopsisState:
         entries: its content.
     """
 
-    version: Version
+    version: SynopsisVersion
     step: int
     entries: Entries
     since: int = 0
@@ -150,7 +150,7 @@ def _read(batch: pa.RecordBatch) -> SynopsisDelta:
         int(stamp[b"partition"]),
         int(stamp[b"base"]),
         SynopsisState(
-            Version(int(stamp[b"epoch"]), int(stamp[b"sequence"])),
+            SynopsisVersion(int(stamp[b"epoch"]), int(stamp[b"sequence"])),
             int(stamp[b"step"]),
             Entries(key, changed, tuple(bounds)),
             int(stamp[b"since"]),
@@ -185,16 +185,16 @@ class Synopsis:
         self.partition = partition
         self._entries_max = entries_max
         self._grids = grids(schema)
-        self._state = SynopsisState(Version(epoch, 0), 0, Entries.empty(schema), since)
+        self._state = SynopsisState(SynopsisVersion(epoch, 0), 0, Entries.empty(schema), since)
 
     @property
-    def version(self) -> Version:
+    def version(self) -> SynopsisVersion:
         """The present version; a receiver that has acknowledged it needs no delta."""
         return self._state.version
 
     def restart(self, epoch: int) -> None:
         """Begins another epoch, in which receivers get a full copy."""
-        version = Version(epoch, self._state.version.sequence)
+        version = SynopsisVersion(epoch, self._state.version.sequence)
         self._state = replace(self._state, version=version)
 
     def with_features(self, schema: Schema, *, epoch: int) -> Synopsis:
@@ -228,7 +228,7 @@ class Synopsis:
         grid = self._grids[state.step]
         added = Entries.of(self.schema, columns, grid=grid, sequence=sequence)
         entries = state.entries.update(state.entries.widen(added, self.schema))
-        version = Version(state.version.epoch, sequence)
+        version = SynopsisVersion(state.version.epoch, sequence)
         self._state = self._coarsen_to_limit(
             SynopsisState(version, state.step, entries, state.since)
         )
@@ -241,7 +241,7 @@ class Synopsis:
             state = SynopsisState(state.version, step, entries, state.since)
         return state
 
-    def changes_since(self, known: Version | None) -> SynopsisDelta:
+    def changes_since(self, known: SynopsisVersion | None) -> SynopsisDelta:
         """The delta for a receiver.
 
         Args:

@@ -188,7 +188,7 @@ class HeldBack:
 
 
 @dataclass(frozen=True, slots=True)
-class RetentionReport:
+class RetentionOutcome:
     """What a node has dropped, what is held back, and what failed."""
 
     files: int = 0

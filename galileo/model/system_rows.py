@@ -151,7 +151,7 @@ class Rows(Generic[V]):
             if self.sequences.get(other) == at:
                 yield change
 
-    def page(self, after: Position, topic: str, *, until: int, term: int) -> Page:
+    def page(self, after: Position, topic: str, *, until: int, term: int) -> RowPage:
         """The rows of a topic that were changed after a position, as many as fit into one page.
 
         Args:
@@ -169,8 +169,8 @@ class Rows(Generic[V]):
         if rows:
             last = Position(self.sequences[rows[-1].name], rows[-1].name, term)
             if any(self._named(topic, last.sequence, last.name)):
-                return Page(tuple(rows), last, is_last=False, is_anew=is_anew)
-        return Page(tuple(rows), reached, is_last=True, is_anew=is_anew)
+                return RowPage(tuple(rows), last, is_last=False, is_anew=is_anew)
+        return RowPage(tuple(rows), reached, is_last=True, is_anew=is_anew)
 
     def _named(self, topic: str, sequence: int, name: str) -> Iterator[str]:
         return (other for _, other in self.after(sequence, name) if self.is_of(other, topic))
@@ -305,7 +305,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class RowPage:
     """Rows that were changed after a position.
 
     Attributes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.feature_graph import FeatureGraph
-from galileo.graph.synopsis import SynopsisDelta, Version
+from galileo.graph.synopsis import SynopsisDelta, SynopsisVersion
 from galileo.model.schema import Schema
 from galileo.model.windows import ClockStep
 from galileo.node.log_regression import LogRegression, LogRegressions
@@ -70,7 +70,7 @@ class ClusterView:
         """Sets the newest time bucket of each reported partition."""
         self._clocks.setdefault(dataset, {}).update({step.partition: step for step in steps})
 
-    def apply_synopsis(self, schema: Schema, delta: SynopsisDelta) -> Version:
+    def apply_synopsis(self, schema: Schema, delta: SynopsisDelta) -> SynopsisVersion:
         """Applies the changes of a synopsis; returns its version now, for the acknowledgement."""
         return self.graph(schema).apply(delta)
 

@@ -48,7 +48,7 @@ ID_SCHEMA = pa.schema([PARTS_SCHEMA.field(name) for name in ("partition", "seque
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ObservationPage:
     """Observations with their ids (`ID_SCHEMA`); where the next page begins, None for none."""
 
     observations: pa.Table
@@ -72,7 +72,7 @@ class Paging:
         columns: tuple[str, ...] = (),
         start: PageStart | None = None,
         accepts_missing: bool = False,
-    ) -> Page:
+    ) -> ObservationPage:
         """The next matching observations in the order of their ids.
 
         Args:
@@ -110,7 +110,7 @@ class Paging:
             *_, last = given.select(ID_SCHEMA.names).slice(limit - 1).to_pylist()
             following = start.after(last["partition"], last["sequence"], last["row"])
         names = [*options.names(query.schema), *ID_SCHEMA.names]
-        return Page(given.select(names), following, missing)
+        return ObservationPage(given.select(names), following, missing)
 
     async def _first(self, query: Query) -> tuple[PageStart, frozenset[int]]:
         """The snapshot of what is committed now; its scan looks at no path."""

@@ -28,10 +28,10 @@ from galileo.errors import (
     PartitionMoved,
     TransientError,
 )
-from galileo.model.retention import Removed, RetentionReport, VersionedRetention
+from galileo.model.retention import Removed, RetentionOutcome, VersionedRetention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
-from galileo.model.system_rows import Outcome, Page, Position, Row, RowChange
+from galileo.model.system_rows import Outcome, Position, Row, RowChange, RowPage
 from galileo.model.table import Table
 from galileo.node import query_limits
 from galileo.query import Query
@@ -389,7 +389,9 @@ class Peers(Protocol):
         self, node: str, table: str, changes: Sequence[RowChange]
     ) -> Sequence[Outcome]: ...
 
-    async def rows_after(self, node: str, table: str, position: Position, topic: str) -> Page: ...
+    async def rows_after(
+        self, node: str, table: str, position: Position, topic: str
+    ) -> RowPage: ...
 
     async def learn_row(self, node: str, table: str, row: Row) -> None: ...
 
@@ -403,7 +405,7 @@ class Peers(Protocol):
 
     async def apply_retention(
         self, node: str, dataset: str, retention: VersionedRetention
-    ) -> RetentionReport: ...
+    ) -> RetentionOutcome: ...
 
 
 def as_moved(

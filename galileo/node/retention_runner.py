@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError
 from galileo.model.channel import SUBSCRIPTIONS, channel_of
-from galileo.model.retention import HeldBack, Retention, RetentionReport
+from galileo.model.retention import HeldBack, Retention, RetentionOutcome
 from galileo.model.schema import StoredSchema
 from galileo.model.table import Table
 from galileo.model.times import MICROS
@@ -126,7 +126,7 @@ class RetentionRunner:
         """The data that readers held back at the last check of a dataset or channel."""
         return self._held.get(dataset, ())
 
-    def apply(self, dataset: str) -> RetentionReport:
+    def apply(self, dataset: str) -> RetentionOutcome:
         """Applies the dataset's policy now; blocks.
 
         Raises:
@@ -138,7 +138,7 @@ class RetentionRunner:
         with self._working:
             self._observe(shard)
             self._held.pop(dataset, None)
-            return RetentionReport()
+            return RetentionOutcome()
 
     def _run(self) -> None:
         while not self._stopping.wait(self._options.check_s):
@@ -180,7 +180,7 @@ class RetentionRunner:
             return Cursor({p: channel.index.subscriptions(p) for p in published})
         return reduce(Cursor.meet, self._tables_compared(shard.schema), published)
 
-    def drop_executions(self, shard: ChannelShard) -> RetentionReport:
+    def drop_executions(self, shard: ChannelShard) -> RetentionOutcome:
         """Drops old executions of a channel that no broker holds; blocks.
 
         The last one of a partition stays, for its cut.
@@ -192,7 +192,7 @@ class RetentionRunner:
         shard: S,
         policy: Retention,
         make_plan: Callable[[S, Retention, Sequence[Hold]], Plan],
-    ) -> RetentionReport:
+    ) -> RetentionOutcome:
         """Drops what a policy demands and no reader holds.
 
         Positions of named readers and brokers are read only if there is something to drop, since
@@ -280,7 +280,7 @@ class RetentionRunner:
                 partitions.add(partition)
         return frozenset(partitions)
 
-    def _carry_out(self, shard: Shard, planned: Plan) -> RetentionReport:
+    def _carry_out(self, shard: Shard, planned: Plan) -> RetentionOutcome:
         files = commits = size = 0
         failures = []
         for partition in sorted({*planned.seal, *planned.drop}):
@@ -303,7 +303,7 @@ class RetentionRunner:
                     "retention dropped %d files of %s, %d bytes, commits up to %d",
                     *(done.files, place, done.bytes, done.until),
                 )
-        return RetentionReport(files, commits, size, planned.held, tuple(failures))
+        return RetentionOutcome(files, commits, size, planned.held, tuple(failures))
 
 
 def _pieces(shard: Shard) -> Pieces:

@@ -31,7 +31,7 @@ _REVOKED, _KEPT, _BYTES = "revoked", "kept", "bytes"
 
 
 @dataclass(frozen=True, slots=True)
-class UploadedSampler:
+class SamplerFacts:
     """Metadata of a sampler that a user has sent.
 
     Attributes:
@@ -53,14 +53,14 @@ class UploadedSampler:
     revoked_at: float = 0.0
 
 
-NOTHING = UploadedSampler("", "", "", 0, "", 0.0)
+NOTHING = SamplerFacts("", "", "", 0, "", 0.0)
 
 
-def encode(facts: UploadedSampler) -> str:
+def encode(facts: SamplerFacts) -> str:
     return json.dumps([FORMAT, *astuple(facts)])
 
 
-def decode(data: str) -> UploadedSampler:
+def decode(data: str) -> SamplerFacts:
     """The inverse of `encode`.
 
     Raises:
@@ -72,12 +72,12 @@ def decode(data: str) -> UploadedSampler:
             raise ValueError(f"format {number}, not {FORMAT}")
         digest, name, entry = map(str, texts)
         times = float(sent_at), float(revoked_at)
-        return UploadedSampler(digest, name, entry, int(size), str(sent_by), *times)
+        return SamplerFacts(digest, name, entry, int(size), str(sent_by), *times)
     except (ValueError, TypeError) as error:
         raise CorruptData(f"expected facts of a sampler, got {data!r:.200}") from error
 
 
-def merged(known: UploadedSampler, other: UploadedSampler) -> UploadedSampler:
+def merged(known: SamplerFacts, other: SamplerFacts) -> SamplerFacts:
     """What was said of a digest at first, and its first revocation."""
     both = [one for one in (known, other) if one != NOTHING]
     first = min(both, key=lambda one: (one.sent_at, one.sent_by), default=NOTHING)
@@ -85,7 +85,7 @@ def merged(known: UploadedSampler, other: UploadedSampler) -> UploadedSampler:
     return replace(first, revoked_at=revoked)
 
 
-def _totals(facts: UploadedSampler) -> Mapping[str, int]:
+def _totals(facts: SamplerFacts) -> Mapping[str, int]:
     return {_REVOKED: 1} if facts.revoked_at else {_KEPT: 1, _BYTES: facts.bytes}
 
 
@@ -109,18 +109,18 @@ class KeepSampler:
         InputError: the cluster keeps as many as it may.
     """
 
-    facts: UploadedSampler
+    facts: SamplerFacts
     archive: pa.Buffer
 
     @property
     def name(self) -> str:
         return self.facts.digest
 
-    def begun(self, present: UploadedSampler) -> KeepSampler | LookUp:
+    def begun(self, present: SamplerFacts) -> KeepSampler | LookUp:
         check_not_revoked(present)
         return self if present == NOTHING else LookUp(self.name)
 
-    def apply(self, draft: Draft[UploadedSampler]) -> None:
+    def apply(self, draft: Draft[SamplerFacts]) -> None:
         present = draft[self.name]
         check_not_revoked(present)
         if present != NOTHING:
@@ -147,10 +147,10 @@ class RevokeSampler:
     name: str
     revoked_at: float
 
-    def begun(self, present: UploadedSampler) -> RevokeSampler:
+    def begun(self, present: SamplerFacts) -> RevokeSampler:
         return self
 
-    def apply(self, draft: Draft[UploadedSampler]) -> None:
+    def apply(self, draft: Draft[SamplerFacts]) -> None:
         present = draft[self.name]
         if present == NOTHING:
             raise unknown(self.name)
@@ -167,7 +167,7 @@ class RevokeSampler:
 SamplerChange: TypeAlias = KeepSampler | RevokeSampler
 
 
-def check_not_revoked(facts: UploadedSampler) -> None:
+def check_not_revoked(facts: SamplerFacts) -> None:
     """Raises `SamplerRevoked` where it was."""
     if facts.revoked_at:
         raise SamplerRevoked(

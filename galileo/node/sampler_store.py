@@ -31,7 +31,7 @@ from galileo.node.sampler_rows import (
     SAMPLER_ROWS,
     KeepSampler,
     RevokeSampler,
-    UploadedSampler,
+    SamplerFacts,
     unknown,
 )
 from galileo.node.system_tables import SystemPartition, SystemTable
@@ -83,7 +83,7 @@ class SamplerStore:
         self._on_revoked = on_revoked
         self._wall = clock.wall
         self._runtime = open_runtime(LIMITS)
-        self._known: dict[str, UploadedSampler] = {}
+        self._known: dict[str, SamplerFacts] = {}
         self._loaded: dict[str, SamplerArchive] = {}
 
     def close(self) -> None:
@@ -91,14 +91,14 @@ class SamplerStore:
 
     # --- what there is -----------------------------------------------------------------------
 
-    def known(self) -> tuple[UploadedSampler, ...]:
+    def known(self) -> tuple[SamplerFacts, ...]:
         """What is kept or was revoked, as far as this node knows, in the order of the uploads."""
         return tuple(sorted(self._known.values(), key=lambda one: (one.sent_at, one.digest)))
 
-    def _revoked(self) -> dict[str, UploadedSampler]:
+    def _revoked(self) -> dict[str, SamplerFacts]:
         return {digest: facts for digest, facts in self._known.items() if facts.revoked_at}
 
-    async def facts(self, digest: str) -> UploadedSampler:
+    async def facts(self, digest: str) -> SamplerFacts:
         """What is said of a sampler; asks the leader of the table if this node does not know it.
 
         Raises:
@@ -226,7 +226,7 @@ class SamplerStore:
 
     # --- changes -----------------------------------------------------------------------------
 
-    async def send(self, data: bytes, *, sent_by: str) -> UploadedSampler:
+    async def send(self, data: bytes, *, sent_by: str) -> SamplerFacts:
         """Has the cluster keep an archive; again is harmless.
 
         Raises:
@@ -238,7 +238,7 @@ class SamplerStore:
         """
         await self.check_allowed()
         archive = await asyncio.to_thread(SamplerArchive.from_bytes, data)
-        facts = UploadedSampler(
+        facts = SamplerFacts(
             digest=archive.digest,
             name=archive.name,
             entry=archive.entry,
@@ -250,7 +250,7 @@ class SamplerStore:
         await self.table.announce(kept.digest, kept)
         return kept
 
-    async def revoke(self, digest: str) -> tuple[UploadedSampler, tuple[str, ...]]:
+    async def revoke(self, digest: str) -> tuple[SamplerFacts, tuple[str, ...]]:
         """Ends every use of an archive, for good; again is harmless.
 
         Returns:
@@ -266,7 +266,7 @@ class SamplerStore:
         gone = await self.table.change(RevokeSampler(digest, self._wall()))
         return gone, await self.table.announce(digest, gone)
 
-    async def learn(self, learned: Mapping[str, UploadedSampler]) -> None:
+    async def learn(self, learned: Mapping[str, SamplerFacts]) -> None:
         """Takes in what was agreed on; ends every use of what is revoked."""
         before = self._known
         merged = {d: sampler_rows.merged(before.get(d, NOTHING), one) for d, one in learned.items()}
@@ -286,7 +286,7 @@ class SamplerStore:
         for digest in revoked:
             self._runtime.revoke(digest)
 
-    def _forget_unlisted(self, listed: Mapping[str, UploadedSampler]) -> None:
+    def _forget_unlisted(self, listed: Mapping[str, SamplerFacts]) -> None:
         """Forgets samplers that the table has lost, but no revocation."""
         self._known = {
             digest: facts

@@ -43,7 +43,7 @@ from galileo.model.retention import (
     HeldBack,
     Removed,
     Retention,
-    RetentionReport,
+    RetentionOutcome,
     VersionedRetention,
 )
 from galileo.model.schema import (
@@ -836,7 +836,7 @@ class StorageNode:
         """
         return self.catalog.retention((await self.named(dataset)).key)
 
-    async def apply_retention(self, dataset: str) -> dict[str, RetentionReport]:
+    async def apply_retention(self, dataset: str) -> dict[str, RetentionOutcome]:
         """Does now, at every node, what the dataset's policy demands; by node.
 
         A node that cannot be reached or fails is in it, with that as its failure.
@@ -849,18 +849,18 @@ class StorageNode:
         reports = await asyncio.gather(*(self._apply_at(name, dataset) for name in names))
         return dict(zip(names, reports, strict=True))
 
-    async def _apply_at(self, node: str, dataset: str) -> RetentionReport:
+    async def _apply_at(self, node: str, dataset: str) -> RetentionOutcome:
         numbered = self.catalog.retention(dataset)
         try:
             if node != self.name:
                 return await self._peers.apply_retention(node, dataset, numbered)
             return await self.apply_own_retention(dataset, numbered)
         except GalileoError as error:
-            return RetentionReport(failures=(error.message,))
+            return RetentionOutcome(failures=(error.message,))
 
     async def apply_own_retention(
         self, dataset: str, numbered: VersionedRetention
-    ) -> RetentionReport:
+    ) -> RetentionOutcome:
         """The same at this node alone, with a policy that may be newer than the one known here.
 
         Raises:

@@ -43,11 +43,11 @@ from galileo.model.system_rows import (
     Listing,
     LookUp,
     Outcome,
-    Page,
     Position,
     Row,
     RowChange,
     RowKind,
+    RowPage,
     Rows,
     V,
     first_changes,
@@ -478,7 +478,7 @@ class SystemTable(Generic[V]):
         commit = Commit(PRODUCER, number, versions, keys, unchanged_since=self._read_until)
         return self._partition.catalog.commit(self.key, {SYSTEM: commit})
 
-    async def page(self, after: Position, topic: str) -> Page:
+    async def page(self, after: Position, topic: str) -> RowPage:
         """The rows of a topic that were changed after a position, for a node that follows.
 
         Raises:
@@ -555,7 +555,7 @@ class SystemTable(Generic[V]):
             with contextlib.suppress(GalileoError):
                 await self._learn(await self._known_elsewhere())
 
-    async def _page_after(self, position: Position, topic: str) -> Page:
+    async def _page_after(self, position: Position, topic: str) -> RowPage:
         leader = self._partition.leader
         if leader == self._partition.name:
             return await self.page(position, topic)

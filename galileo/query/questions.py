@@ -51,7 +51,7 @@ class Latest(Asked):
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest(Asked):
+class FindNearest(Asked):
     """The matching observations nearest to a point.
 
     Attributes:
@@ -91,7 +91,7 @@ class Describe(Asked):
 
 
 @dataclass(frozen=True, slots=True)
-class Children(Asked):
+class ListChildren(Asked):
     """A page of the vertices below one of the metadata graph.
 
     Attributes:
@@ -122,5 +122,5 @@ class Version(Asked):
 
 
 Question: TypeAlias = (
-    Aggregate | Latest | Nearest | Summarise | Describe | Children | Explain | Version
+    Aggregate | Latest | FindNearest | Summarise | Describe | ListChildren | Explain | Version
 )

@@ -22,7 +22,7 @@ from galileo.labels import LabelSet
 from galileo.model.times import TIME_TYPE
 from galileo.optional_imports import to_pandas
 from galileo.rdf import labels_from_terms, lazy_imports, terms, to_rdf
-from galileo.rdf.sparql_process.engine import Answer
+from galileo.rdf.sparql_process.engine import WorkerAnswer
 from galileo.rdf.terms import XSD
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class SparqlResult:
 
     __slots__ = ("_answer", "_columns", "_size", "_source", "kind", "variables")
 
-    def __init__(self, answer: Answer, source: LabelSet | None = None) -> None:
+    def __init__(self, answer: WorkerAnswer, source: LabelSet | None = None) -> None:
         self._answer = answer
         self._source = source
         self._columns: list[pa.Array] | None = None

@@ -55,7 +55,7 @@ SHOWN_TO_ALL = frozenset(
 """Fields of a node's status that name no dataset, so that every caller of `Status` may see them."""
 
 
-class ClusterNodes(Protocol):
+class ClusterNodesApi(Protocol):
     """Implemented by `server.cluster_nodes.ClusterNodes`."""
 
     async def add(self, node: NodeInfo, *, group: str, is_new_group: bool) -> bytes: ...
@@ -75,7 +75,7 @@ class ClusterNodes(Protocol):
     def progress(self) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]: ...
 
 
-class RangeChanges(Protocol):
+class RangeChangesApi(Protocol):
     """Implemented by `server.range_changes.RangeChanges`."""
 
     def change(
@@ -91,8 +91,8 @@ class ClusterServicer:
         node: StorageNode,
         *,
         peers: GrpcPeers,
-        nodes: ClusterNodes | None = None,
-        ranges: RangeChanges | None = None,
+        nodes: ClusterNodesApi | None = None,
+        ranges: RangeChangesApi | None = None,
         own_status: Callable[[], Awaitable[cluster_pb2.NodeStatus]],
         drain: Callable[[bool], None],
         identify: Identify = anonymous,

@@ -48,7 +48,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class CcqInfo:
+class CcqDescription:
     """The description of a CCQ for clients."""
 
     id: str
@@ -75,14 +75,14 @@ class Submitted:
     `windows` are the changes of the CCQ's windows; None if it has none.
     """
 
-    ccq: CcqInfo
+    ccq: CcqDescription
     labels: LabelSet
     token: str
     windows: WindowChanges | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Update:
+class CcqUpdate:
     """An update of a CCQ for a reader.
 
     Attributes:
@@ -113,13 +113,13 @@ class CcqApi(Protocol):
         token: str,
         wait_s: float,
         labels_max: int,
-    ) -> Update | list[continuous_pb2.FetchPart]:
+    ) -> CcqUpdate | list[continuous_pb2.FetchPart]:
         """An update, or the parts of one from the CCQ's coordinator."""
         ...
 
     async def cancel(self, ccq_id: str) -> None: ...
 
-    async def list(self, dataset: str = "") -> list[CcqInfo]:
+    async def list(self, dataset: str = "") -> list[CcqDescription]:
         """The CCQs of the cluster that have not ended; dataset empty: of all."""
         ...
 
@@ -221,7 +221,7 @@ def _submission(request: continuous_pb2.SubmitRequest, owner: str, quotas: Quota
     )
 
 
-def facts_to_pb(facts: CcqInfo) -> continuous_pb2.Ccq:
+def facts_to_pb(facts: CcqDescription) -> continuous_pb2.Ccq:
     return alike(
         continuous_pb2.Ccq,
         facts,
@@ -254,7 +254,7 @@ def _packed_parts(pieces: Sequence[Piece], part_bytes: int) -> Iterator[continuo
         yield part
 
 
-def update_parts(update: Update, part_bytes: int = PART_BYTES) -> list[continuous_pb2.FetchPart]:
+def update_parts(update: CcqUpdate, part_bytes: int = PART_BYTES) -> list[continuous_pb2.FetchPart]:
     """The messages of an update, of about `part_bytes` each."""
     parts = list(_packed_parts(update.pieces, part_bytes)) or [continuous_pb2.FetchPart()]
     answer = update.answer

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from galileo.dht.membership import Gossip
 from galileo.dht.topology import PARTITIONS_MAX, Move
-from galileo.graph.synopsis import Version
+from galileo.graph.synopsis import SynopsisVersion
 from galileo.wire.attachments import AtMost
 
 MOVES_MAX = PARTITIONS_MAX + 1
@@ -39,7 +39,7 @@ class HeldSynopsis:
 
     dataset: str
     partition: int
-    version: Version
+    version: SynopsisVersion
 
 
 @dataclass(frozen=True, slots=True)

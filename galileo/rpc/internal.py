@@ -19,15 +19,14 @@ import grpc.aio
 import pyarrow as pa
 
 from galileo.ccq.placement import CcqChange
-from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.cursor import CommitRange as DroppedRange
+from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.cycle import CycleRequest, Matches
 from galileo.election.ranking import UsageStatistics
 from galileo.errors import ConfigError, GalileoError
 from galileo.labels import from_ipc
-from galileo.model.retention import Removed, RetentionReport, VersionedRetention
+from galileo.model.retention import Removed, RetentionOutcome, VersionedRetention
 from galileo.model.schema import unknown_dataset
-from galileo.model.system_rows import LookUp, OfferRow, Outcome, Page, Position, Row
+from galileo.model.system_rows import LookUp, OfferRow, Outcome, Position, Row, RowPage
 from galileo.node.definitions import DefinitionChange
 from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
@@ -49,9 +48,9 @@ from galileo.node.peers import (
     TableTask,
 )
 from galileo.node.replication.protocol import (
-    CommitRange,
     Envelope,
     HeldPartitions,
+    LogRange,
     RangeDigest,
 )
 from galileo.node.sampler_rows import SamplerChange
@@ -60,7 +59,7 @@ from galileo.node.system_tables import SystemTable
 from galileo.offload import offload
 from galileo.query import parse_async
 from galileo.replication.values import Member
-from galileo.rpc.continuous import Update, update_parts
+from galileo.rpc.continuous import CcqUpdate, update_parts
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.gossip import GossipReply, GossipRequest
 from galileo.spark.owners import OWNER, in_messages
@@ -103,7 +102,7 @@ class CachedRange:
 
     data: pa.Buffer
     reached: Cursor
-    gone: tuple[DroppedRange, ...]
+    gone: tuple[CommitRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ class CoordinatedCcqs(Protocol):
 
     async def fetch_here(
         self, ccq_id: str, *, token: str, wait_s: float, labels_max: int
-    ) -> Update: ...
+    ) -> CcqUpdate: ...
 
     async def held(
         self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
@@ -202,7 +201,7 @@ class Internal:
         return await self.replicate(envelopes)
 
     async def digests(
-        self, member: Member, ranges: Sequence[CommitRange]
+        self, member: Member, ranges: Sequence[LogRange]
     ) -> Sequence[RangeDigest | None]:
         """The digest of each range at a directory of this node; None where it does not know it."""
         replicas = self._node.replicas
@@ -222,7 +221,7 @@ class Internal:
         """Changes rows of a system table, as the leader of the system partition."""
         return await self._table(table).answer_all(changes)
 
-    async def rows_after(self, table: str, position: Position, topic: str) -> Page:
+    async def rows_after(self, table: str, position: Position, topic: str) -> RowPage:
         """The rows of a topic that were changed after a position, as the leader knows them."""
         return await self._table(table).page(position, topic)
 
@@ -290,7 +289,7 @@ class Internal:
         known = await self._node.stored_schema(channel)
         return channel_progress(self._node, known.key)
 
-    async def apply_retention(self, dataset: str, numbered_json: str) -> RetentionReport:
+    async def apply_retention(self, dataset: str, numbered_json: str) -> RetentionOutcome:
         """Drops what a policy demands to drop, at this node.
 
         Args:

@@ -17,9 +17,9 @@ from galileo.election.ranking import UsageStatistics
 from galileo.errors import MessageTooLarge, Unavailable
 from galileo.grouped_calls import GroupedCalls
 from galileo.labels import from_ipc
-from galileo.model.retention import Removed, RetentionReport, VersionedRetention
+from galileo.model.retention import Removed, RetentionOutcome, VersionedRetention
 from galileo.model.schema import Schema
-from galileo.model.system_rows import Outcome, Page, Position, Row, RowChange
+from galileo.model.system_rows import Outcome, Position, Row, RowChange, RowPage
 from galileo.model.table import Table
 from galileo.node.peers import (
     AnalysisTask,
@@ -188,7 +188,7 @@ class InternalCalls(ABC):
     ) -> Sequence[Outcome]:
         return await self._ask(node, CHANGE_ROWS, table, cast(Sequence[AnyChange], changes))
 
-    async def rows_after(self, node: str, table: str, position: Position, topic: str) -> Page:
+    async def rows_after(self, node: str, table: str, position: Position, topic: str) -> RowPage:
         return await self._ask(node, ROWS_AFTER, table, position, topic)
 
     async def learn_row(self, node: str, table: str, row: Row) -> None:
@@ -224,7 +224,7 @@ class InternalCalls(ABC):
 
     async def apply_retention(
         self, node: str, dataset: str, retention: VersionedRetention
-    ) -> RetentionReport:
+    ) -> RetentionOutcome:
         return await self._ask(node, APPLY_RETENTION, dataset, retention.to_json())
 
     async def fetch(

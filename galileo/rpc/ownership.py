@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import CcqDefinition
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context
 from galileo.rpc.identity import Identify, anonymous
 from galileo.wire.v1 import continuous_pb2
 
 
-async def _unused(ccq_id: str) -> Ccq:
+async def _unused(ccq_id: str) -> CcqDefinition:
     raise AssertionError("ownership is not checked without authentication")
 
 
@@ -26,7 +26,7 @@ class Ownership:
     def __init__(
         self,
         identify: Identify = anonymous,
-        find: Callable[[str], Awaitable[Ccq]] = _unused,
+        find: Callable[[str], Awaitable[CcqDefinition]] = _unused,
     ) -> None:
         self._identify = identify
         self._find = find

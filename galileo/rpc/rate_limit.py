@@ -244,7 +244,7 @@ def size_of(message: Any) -> int:
     return message.ByteSize() if isinstance(message, Message) else 0
 
 
-class Callers:
+class CallerDescriptions:
     """Describes callers.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from galileo.errors import MessageTooLarge
-from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
+from galileo.node.replication.protocol import Envelope, LogRange, RangeDigest
 from galileo.replication.values import Member
 from galileo.rpc.admission import SMALL_REQUEST_BYTES_MAX
 from galileo.rpc.internal import SERVICE, Internal
@@ -34,7 +34,7 @@ class GrpcReplicaLink:
         return answers
 
     async def digests(
-        self, member: Member, ranges: Sequence[CommitRange]
+        self, member: Member, ranges: Sequence[LogRange]
     ) -> Sequence[RangeDigest | None]:
         request, timeout_s = DIGESTS.encode(member, ranges), GOSSIP_S
         return await self._peers.ask(member.node, DIGESTS, request, timeout_s=timeout_s)

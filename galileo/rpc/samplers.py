@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from galileo.node.sampler_rows import UploadedSampler
+from galileo.node.sampler_rows import SamplerFacts
 from galileo.node.sampler_store import SamplerStore
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context, unary
@@ -62,13 +62,13 @@ class SamplersServicer:
         )
 
     async def _described(
-        self, sampler: UploadedSampler, context: Context
+        self, sampler: SamplerFacts, context: Context
     ) -> samplers_pb2.UploadedSampler:
         in_use = await self._in_use(self._identify(context))
         return sampler_to_pb(sampler, in_use.get(sampler.digest, ()))
 
 
 def sampler_to_pb(
-    sampler: UploadedSampler, ccq_ids: Sequence[str] = ()
+    sampler: SamplerFacts, ccq_ids: Sequence[str] = ()
 ) -> samplers_pb2.UploadedSampler:
     return alike(samplers_pb2.UploadedSampler, sampler, ccq_ids=ccq_ids)

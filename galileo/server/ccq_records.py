@@ -38,7 +38,7 @@ from galileo.node.loop_calls import call_in_loop
 from galileo.node.retention_plan import ReaderProgress
 from galileo.node.storage_node import StorageNode
 from galileo.node.system_tables import SystemTable
-from galileo.rpc.continuous import CcqInfo
+from galileo.rpc.continuous import CcqDescription
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.elections import Elections
 
@@ -154,7 +154,7 @@ class CcqRecords:
                 raise answer
         return record
 
-    async def all(self, dataset: str = "") -> list[CcqInfo]:
+    async def all(self, dataset: str = "") -> list[CcqDescription]:
         """The CCQs that live, by id; dataset empty: of all.
 
         Raises:
@@ -181,10 +181,10 @@ class CcqRecords:
         living = await self._living(topic_of(owner=owner))
         return sum(record.ccq.owner == owner for record in living)
 
-    def info(self, record: Record) -> CcqInfo:
+    def info(self, record: Record) -> CcqDescription:
         ccq = record.ccq
         coordinator = record.acting(self._is_gone) or record.coordinator
-        return CcqInfo(
+        return CcqDescription(
             id=ccq.id,
             dataset=ccq.dataset,
             query_json=ccq.query,

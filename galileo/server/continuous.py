@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from galileo.ccq import events as ccq
-from galileo.ccq.model import Ccq, Record, dropped_failure, end_reason
+from galileo.ccq.model import CcqDefinition, Record, dropped_failure, end_reason
 from galileo.ccq.pack_codec import to_bytes
 from galileo.ccq.records import NODES_MAX
 from galileo.clock import Clock
@@ -41,7 +41,7 @@ from galileo.offload import offload
 from galileo.optional_imports import require
 from galileo.packing import Compression
 from galileo.query import Query
-from galileo.rpc.continuous import CcqInfo, Submission, Submitted, Update
+from galileo.rpc.continuous import CcqDescription, CcqUpdate, Submission, Submitted
 from galileo.rpc.internal import CachedRange
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.quotas import check_times, check_vertices
@@ -99,7 +99,7 @@ class _Started:
     """A submission; `scanning` waits for `begin`, which its group sets."""
 
     query: Query
-    made: Ccq
+    made: CcqDefinition
     owned_max: int
     begin: asyncio.Event
     scanning: asyncio.Task[_Initial]
@@ -164,7 +164,7 @@ class ContinuousQueries:
         return Submitted(self._records.info(record), initial.labels, token, windows)
 
     async def _scan_and_elect(
-        self, query: Query, made: Ccq, owned_max: int
+        self, query: Query, made: CcqDefinition, owned_max: int
     ) -> tuple[_Initial, Record | GalileoError]:
         """The initial result, and the record after the election.
 
@@ -226,7 +226,7 @@ class ContinuousQueries:
         )
 
     def _first_windows(
-        self, made: Ccq, initial: _Initial
+        self, made: CcqDefinition, initial: _Initial
     ) -> tuple[WindowProgress, WindowChanges | None]:
         if made.window is None:
             return WindowProgress(), None
@@ -236,7 +236,7 @@ class ContinuousQueries:
             made.window, WindowProgress(), buckets=buckets, clock_us=clock_us, more=False
         )
 
-    def _checked(self, submission: Submission, query: Query) -> Ccq:
+    def _checked(self, submission: Submission, query: Query) -> CcqDefinition:
         if not self._has_spark:  # Looking for it takes as long as the rest of the checks.
             require("spark", purpose=f"a continuous query at node {self._node.name}")
             self._has_spark = True
@@ -272,7 +272,7 @@ class ContinuousQueries:
                 after_s=60.0,
                 node=self._node.name,
             )
-        return Ccq(
+        return CcqDefinition(
             id=submission.ccq_id,
             dataset=query.schema.key,
             query=query.to_json(),
@@ -285,7 +285,7 @@ class ContinuousQueries:
             added=query.schema.added,
         )
 
-    async def _initial(self, query: Query, made: Ccq) -> _Initial:
+    async def _initial(self, query: Query, made: CcqDefinition) -> _Initial:
         found, tail = await gathered(query, self._node.scans.run(query))
         sampled = await self._work.sample(found, made.sampler, query=query)
         labels = sampled.answering(frontier=tail.frontier, missing=tail.missing, query=made.query)
@@ -304,7 +304,7 @@ class ContinuousQueries:
         token: str,
         wait_s: float,
         labels_max: int,
-    ) -> Update | list[continuous_pb2.FetchPart]:
+    ) -> CcqUpdate | list[continuous_pb2.FetchPart]:
         """The labels since the token, from this node or from the coordinator."""
         position = await _read_token(token, ccq_id)
         record = await self._records.find(ccq_id)
@@ -317,7 +317,7 @@ class ContinuousQueries:
 
     async def fetch_here(
         self, ccq_id: str, *, token: str, wait_s: float, labels_max: int
-    ) -> Update:
+    ) -> CcqUpdate:
         """The labels since the token, if this node coordinates the CCQ, as another one believes.
 
         Raises:
@@ -348,7 +348,7 @@ class ContinuousQueries:
         *,
         wait_s: float,
         labels_max: int,
-    ) -> Update:
+    ) -> CcqUpdate:
         ccq_id, (cursor, progress) = record.ccq.id, position
         until_clock_us = self._until_clock_us(record, progress)
         bound = self._limits.answer_labels_max
@@ -386,14 +386,14 @@ class ContinuousQueries:
         return window.next_close_us(progress)
 
     async def _update(
-        self, answer: ccq.AnswerFetch, query: Ccq, progress: WindowProgress
-    ) -> Update:
+        self, answer: ccq.AnswerFetch, query: CcqDefinition, progress: WindowProgress
+    ) -> CcqUpdate:
         windows = None
         if query.window is not None:
             progress, windows = await asyncio.to_thread(apply_windows, query, progress, answer)
         if windows is not None:
             self._driver.record_late(query.id, windows.late)
-        return Update(
+        return CcqUpdate(
             answer,
             await pieces_of(answer.labels, query.compression),
             tokens.encode(query.id, answer.cursor, progress),
@@ -402,7 +402,7 @@ class ContinuousQueries:
             windows,
         )
 
-    async def _schema(self, made: Ccq) -> Schema:
+    async def _schema(self, made: CcqDefinition) -> Schema:
         """The schema of a CCQ's labels. Raises CcqDropped if the dataset was dropped."""
         try:
             return await self._node.narrowed(made.dataset, made.added)
@@ -475,7 +475,7 @@ class ContinuousQueries:
             data = await asyncio.to_thread(to_bytes, answer.labels, Compression.NONE)
         return CachedRange(pa.py_buffer(data), answer.reached, tuple(answer.gone))
 
-    async def find(self, ccq_id: str) -> Ccq:
+    async def find(self, ccq_id: str) -> CcqDefinition:
         """Finds a CCQ here or at the leader; acknowledges nothing.
 
         Raises:
@@ -498,7 +498,7 @@ class ContinuousQueries:
         """
         await self._records.end(ccq_id, "cancelled")
 
-    async def list(self, dataset: str = "") -> list[CcqInfo]:
+    async def list(self, dataset: str = "") -> list[CcqDescription]:
         """See `CcqRecords.all`."""
         return await self._records.all(dataset)
 

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 import pyarrow as pa
 
 from galileo.ccq import events as ccq
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import CcqDefinition
 from galileo.ccq.pack_codec import from_bytes
 from galileo.cursor import EMPTY_CURSOR, Cursor, continued
 from galileo.dht import placement
@@ -146,7 +146,7 @@ class EffectExecutor:
         else:
             await self._peers.register_queries(node, dataset, texts)
 
-    async def _schema(self, made: Ccq) -> Schema:
+    async def _schema(self, made: CcqDefinition) -> Schema:
         """The schema of the labels of a CCQ; errors as `StorageNode.narrowed`."""
         return await self._node.narrowed(made.dataset, made.added)
 

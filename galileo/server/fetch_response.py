@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 
 from galileo.ccq.events import AnswerFetch
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import CcqDefinition
 from galileo.errors import InvalidToken
 from galileo.model.windows import Window, WindowChanges, WindowProgress, advance_windows
 from galileo.packing import Compression
@@ -30,7 +30,7 @@ def check_progress(window: Window, progress: WindowProgress) -> None:
 
 
 def apply_windows(
-    made: Ccq, progress: WindowProgress, answer: AnswerFetch
+    made: CcqDefinition, progress: WindowProgress, answer: AnswerFetch
 ) -> tuple[WindowProgress, WindowChanges | None]:
     """Advances the windows of a reader by an answer; no changes if the query has no windows.
 

@@ -48,7 +48,7 @@ from galileo.rpc.internal import Internal, add_internal
 from galileo.rpc.ownership import Ownership
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.query import QueryServicer
-from galileo.rpc.rate_limit import Callers
+from galileo.rpc.rate_limit import CallerDescriptions
 from galileo.rpc.replication import GrpcReplicaLink
 from galileo.rpc.samplers import SamplersServicer
 from galileo.rpc.storage import StorageServicer
@@ -311,7 +311,7 @@ class NodeProcess:
             identify=identify,
             condition=self._watch.conditions.ask,
             ccqs_of=self._ccqs_of,
-            describe=Callers(self._security.metering, owned_by=self._owned_by).describe,
+            describe=CallerDescriptions(self._security.metering, owned_by=self._owned_by).describe,
             allowances=allowances,
         )
         samplers = SamplersServicer(

@@ -29,7 +29,7 @@ from galileo.server.driver import Driver
 from galileo.server.metrics import Measured
 
 
-class Calls(Protocol):
+class CallCounts(Protocol):
     """`rpc.call_log.CallTracker`."""
 
     refused: Counter[str]
@@ -52,7 +52,7 @@ class NodeView:
     node: StorageNode
     machine: Continuous
     driver: Driver
-    calls: Calls
+    calls: CallCounts
     loop_lag: DurationHistogram
     ccqs: CcqRecords
     version: str

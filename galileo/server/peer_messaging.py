@@ -43,7 +43,7 @@ from galileo.dht.membership import (
 from galileo.dht.node_states import StateEntry
 from galileo.dht.register import Ballot, Entry
 from galileo.errors import ConfigError, GalileoError, InputError
-from galileo.graph.synopsis import Synopsis, SynopsisDelta, Version
+from galileo.graph.synopsis import Synopsis, SynopsisDelta, SynopsisVersion
 from galileo.node.catalog import AnyShard
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.shard import PublishedCommits
@@ -99,7 +99,7 @@ class _Peer:
         self.run = 0
         self.has_sent_heartbeat = False
         self.topology_version = 1
-        self.acknowledged: dict[tuple[str, int], Version] = {}
+        self.acknowledged: dict[tuple[str, int], SynopsisVersion] = {}
         self.outdated: set[str] = set()
 
     @property
@@ -155,9 +155,11 @@ class _Summary:
     published: PublishedCommits
     at: float
     synopses: dict[int, Synopsis]
-    deltas: dict[tuple[int, Version | None, Version], bytes] = field(default_factory=dict)
+    deltas: dict[tuple[int, SynopsisVersion | None, SynopsisVersion], bytes] = field(
+        default_factory=dict
+    )
 
-    def delta(self, partition: int, known: Version | None) -> bytes:
+    def delta(self, partition: int, known: SynopsisVersion | None) -> bytes:
         """The encoded changes of a synopsis since a known version."""
         synopsis = self.synopses[partition]
         key = partition, known, synopsis.version

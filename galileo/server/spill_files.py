@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from galileo.ccq import events
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import CcqDefinition
 from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.errors import GalileoError
 from galileo.model.schema import Schema
@@ -91,7 +91,7 @@ class SpillFiles:
             raise
         return len(data)
 
-    def _read(self, number: int, made: Ccq) -> PackedLabels:
+    def _read(self, number: int, made: CcqDefinition) -> PackedLabels:
         schema = self._schema(made.dataset, made.added)
         return from_bytes(self._path(number).read_bytes(), schema)
 

@@ -169,7 +169,7 @@ class JvmOptions:
     flags: Sequence[str] = (_COMPILER,)
 
 
-class Gateway:
+class JvmProcess:
     """A running JVM. It ends with `close`, or with this process in any way.
 
     `PythonGatewayServer` exits when its standard input closes, whose other end this process has.
@@ -199,7 +199,7 @@ class Gateway:
         _stop(self._process)
 
 
-def launch(options: JvmOptions, *, log: IO[bytes] | None = None) -> Gateway:
+def launch(options: JvmOptions, *, log: IO[bytes] | None = None) -> JvmProcess:
     """Starts the JVM and waits until it is ready.
 
     Args:
@@ -231,7 +231,7 @@ def launch(options: JvmOptions, *, log: IO[bytes] | None = None) -> Gateway:
         raise
     finally:
         info.unlink(missing_ok=True)
-    return Gateway(process, port=port, secret=secret)
+    return JvmProcess(process, port=port, secret=secret)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from galileo.clock import Clock, SystemClock
 from galileo.cycle import CycleAnswer
 from galileo.errors import ConfigError, Unavailable
-from galileo.spark.jvm import Gateway, JvmOptions, environment_variables, launch, summarise_error
+from galileo.spark.jvm import JvmOptions, JvmProcess, environment_variables, launch, summarise_error
 from galileo.spark.options import SparkOptions, settings
 from galileo.spark.task import Job, run_tasks
 
@@ -59,7 +59,9 @@ class SparkEngine:
     engine. `run` blocks; call `cancel` from another thread.
     """
 
-    def __init__(self, session: SparkSession, options: SparkOptions, *, gateway: Gateway) -> None:
+    def __init__(
+        self, session: SparkSession, options: SparkOptions, *, gateway: JvmProcess
+    ) -> None:
         self._context = session.sparkContext
         self._gateway = gateway
         self._tasks = options.tasks
@@ -228,7 +230,7 @@ def _await_executor(engine: SparkEngine, options: SparkOptions) -> None:
         time.sleep(_POLL_S)
 
 
-def _attach(gateway: Gateway, session_settings: dict[str, str]) -> SparkSession:
+def _attach(gateway: JvmProcess, session_settings: dict[str, str]) -> SparkSession:
     with environment_variables(gateway.variables(session_settings["spark.pyspark.python"])):
         return create_session(SparkSession.builder, session_settings)
 

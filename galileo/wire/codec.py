@@ -12,7 +12,7 @@ import pyarrow as pa
 from galileo.cursor import CommitRange, Cursor, PageStart
 from galileo.errors import GalileoError, InputError
 from galileo.labels import from_ipc, to_ipc
-from galileo.model.retention import HeldBack, Removed, RetentionReport
+from galileo.model.retention import HeldBack, Removed, RetentionOutcome
 from galileo.model.windows import STATES, WindowChanges
 from galileo.wire.v1 import (
     cluster_pb2,
@@ -218,7 +218,7 @@ def held_to_pb(held: Sequence[HeldBack]) -> list[cluster_pb2.RetentionHold]:
     ]
 
 
-def report_to_pb(node: str, report: RetentionReport) -> cluster_pb2.RetentionReport:
+def report_to_pb(node: str, report: RetentionOutcome) -> cluster_pb2.RetentionReport:
     return cluster_pb2.RetentionReport(
         node=node,
         files=report.files,

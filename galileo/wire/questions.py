@@ -27,7 +27,8 @@ def question_to_pb(question: Question) -> analytics_pb2.AnalyseRequest:
                 message.edges.CopyFrom(analytics_pb2.Edges(edges=edges))
         case _:
             message = alike(getattr(analytics_pb2, type(question).__name__), question)
-    return analytics_pb2.AnalyseRequest(**{type(question).__name__.lower(): message})
+    [field] = [one for one in _QUESTION.fields if one.message_type is message.DESCRIPTOR]
+    return analytics_pb2.AnalyseRequest(**{field.name: message})
 
 
 def question_from_pb(request: analytics_pb2.AnalyseRequest) -> Question:
@@ -97,9 +98,9 @@ def _latest(message: analytics_pb2.Latest) -> questions.Latest:
     return questions.Latest(key)
 
 
-def _nearest(message: analytics_pb2.Nearest) -> questions.Nearest:
+def _nearest(message: analytics_pb2.FindNearest) -> questions.FindNearest:
     within_m = message.within_m if message.HasField("within_m") else None
-    return alike(questions.Nearest, message, within_m=within_m)
+    return alike(questions.FindNearest, message, within_m=within_m)
 
 
 def _summarise(message: analytics_pb2.Summarise) -> questions.Summarise:
@@ -110,13 +111,14 @@ def _summarise(message: analytics_pb2.Summarise) -> questions.Summarise:
     )
 
 
+_QUESTION = analytics_pb2.AnalyseRequest.DESCRIPTOR.oneofs_by_name["question"]
 _READ: Mapping[str, Callable[[Any], Question]] = {
     "aggregate": lambda message: questions.Aggregate(grouping_from_pb(message)),
     "latest": _latest,
     "nearest": _nearest,
     "summarise": _summarise,
     "describe": partial(alike, questions.Describe),
-    "children": partial(alike, questions.Children),
+    "children": partial(alike, questions.ListChildren),
     "explain": partial(alike, questions.Explain),
     "version": partial(alike, questions.Version),
 }

@@ -16,13 +16,13 @@ from galileo.ccq.events import (
     UsageMeasured,
 )
 from galileo.ccq.machine import Continuous
-from galileo.ccq.model import Ccq, Record
+from galileo.ccq.model import CcqDefinition, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.election.ranking import UsageStatistics
 
 WALL = 1_000_000.0
-CCQ = Ccq("q", "d", "", 1.0, WALL + 1000.0)
+CCQ = CcqDefinition("q", "d", "", 1.0, WALL + 1000.0)
 IDLE = UsageStatistics(memory_free_bytes=8 << 30)
 SELDOM = 1e9
 NODES = ("a", "b", "c")
@@ -49,7 +49,9 @@ class Driver:
     def tick(self, now: float) -> list:
         return self.feed(Ticked(WALL + now), now=now)
 
-    def lead(self, ccq: Ccq = CCQ, *, retrieved: Cursor = EMPTY_CURSOR, revision: int = 1) -> list:
+    def lead(
+        self, ccq: CcqDefinition = CCQ, *, retrieved: Cursor = EMPTY_CURSOR, revision: int = 1
+    ) -> list:
         """Learn a record that names all nodes, this one first."""
         state = self.machine.state
         nodes = (state.me, *sorted(state.nodes - {state.me}))

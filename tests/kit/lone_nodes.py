@@ -11,7 +11,7 @@ from galileo.dht import placement, topology_changes
 from galileo.dht.topology import SYSTEM, Topology
 from galileo.errors import CorruptData, GalileoError, Unavailable
 from galileo.node.replication.log_writer import WriteReport
-from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
+from galileo.node.replication.protocol import Envelope, LogRange, RangeDigest
 from galileo.node.shard import Shard
 from galileo.node.storage_node import StorageNode
 from galileo.replication.values import Member
@@ -25,9 +25,7 @@ class NoLine:
     async def send(self, node: str, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
         raise Unavailable(f"node {node} is away", node=node)
 
-    async def digests(
-        self, member: Member, ranges: Sequence[CommitRange]
-    ) -> list[RangeDigest | None]:
+    async def digests(self, member: Member, ranges: Sequence[LogRange]) -> list[RangeDigest | None]:
         raise Unavailable(f"node {member.node} is away", node=member.node)
 
 

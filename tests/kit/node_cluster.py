@@ -28,7 +28,7 @@ from galileo.node.peers import (
     ScanAnswer,
     ScanTask,
 )
-from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
+from galileo.node.replication.protocol import Envelope, LogRange, RangeDigest
 from galileo.node.replication.replicas import ReplicasOptions
 from galileo.node.storage_node import NodeCallbacks, NodeOptions, StorageNode
 from galileo.query import parse
@@ -129,9 +129,7 @@ class Line:
     async def send(self, node: str, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
         return await self._network.find(node).replicas.receive(envelopes)
 
-    async def digests(
-        self, member: Member, ranges: Sequence[CommitRange]
-    ) -> list[RangeDigest | None]:
+    async def digests(self, member: Member, ranges: Sequence[LogRange]) -> list[RangeDigest | None]:
         return self._network.find(member.node).replicas.comparison.digests(ranges)
 
 

@@ -44,7 +44,7 @@ from galileo.node.peers import (
     ScanLabels,
     ScanTask,
 )
-from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
+from galileo.node.replication.protocol import Envelope, LogRange, RangeDigest
 from galileo.node.replication.replicas import ReplicasOptions
 from galileo.node.shard import Shard
 from galileo.node.storage_node import NodeCallbacks, NodeOptions, StorageNode
@@ -256,9 +256,7 @@ class Line:
                 world.later(self._deliver(node, request, late_s))
         return ()  # The answers come back in the same way.
 
-    async def digests(
-        self, member: Member, ranges: Sequence[CommitRange]
-    ) -> list[RangeDigest | None]:
+    async def digests(self, member: Member, ranges: Sequence[LogRange]) -> list[RangeDigest | None]:
         host = self._world.hosts.get(member.node)
         if host is None or host.replicas.me != member:
             raise Unavailable(f"node {member.node} is away", node=member.node)

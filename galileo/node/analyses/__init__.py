@@ -21,11 +21,11 @@ from galileo.query.questions import Question
 ANALYSES: Mapping[type[Question], type[Analysis[Any]]] = MappingProxyType(
     {
         questions.Aggregate: AggregateAnalysis,
-        questions.Children: ChildrenAnalysis,
+        questions.ListChildren: ChildrenAnalysis,
         questions.Describe: DescribeAnalysis,
         questions.Explain: ExplainAnalysis,
         questions.Latest: LatestAnalysis,
-        questions.Nearest: NearestAnalysis,
+        questions.FindNearest: NearestAnalysis,
         questions.Summarise: SummariseAnalysis,
         questions.Version: VersionAnalysis,
     }

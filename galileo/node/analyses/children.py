@@ -16,7 +16,7 @@ from galileo.node.analyses.local_graphs import LocalGraphs
 from galileo.node.cluster_scan import ClusterScans
 from galileo.node.peers import Findings, PartitionScope
 from galileo.query import Query
-from galileo.query.questions import Children
+from galileo.query.questions import ListChildren
 from galileo.wire.value_json import values_from_json
 
 CHILDREN = 10_000
@@ -25,7 +25,7 @@ CHILDREN_MAX = 100_000
 """Children of one page."""
 
 
-class ChildrenAnalysis(DatasetAnalysis[Children]):
+class ChildrenAnalysis(DatasetAnalysis[ListChildren]):
     """Each owner sends its first children, a table of `drill_down.children`, and if it has "more".
 
     The first children of all are among the first of each node, so pages can be put together. A
@@ -34,7 +34,7 @@ class ChildrenAnalysis(DatasetAnalysis[Children]):
 
     has_rows = True
 
-    def __init__(self, question: Children, query: Query) -> None:
+    def __init__(self, question: ListChildren, query: Query) -> None:
         """Raises InputError if the order, a value or the limit makes no sense."""
         order = question.order or drill_down.default_order(query.schema)
         question = replace(question, order=order, limit=question.limit or CHILDREN)

@@ -21,13 +21,13 @@ from galileo.node.peers import PARTS_SCHEMA, Findings, PartitionScope, ReadTask
 from galileo.node.select import CursorRange
 from galileo.query import Query
 from galileo.query.nearest import CountBlocks, NearestTo, Neighbours, Question, first, search
-from galileo.query.questions import Nearest
+from galileo.query.questions import FindNearest
 
 DISTANCE = "distance_m"
 """The last column of an answer, with as many underscores behind it as no feature has."""
 
 
-class NearestAnalysis(Analysis[Nearest]):
+class NearestAnalysis(Analysis[FindNearest]):
     """Each owner sends its nearest observations, at most as many as are wanted.
 
     The answer has the nearest of all, with their distances in metres.
@@ -38,7 +38,7 @@ class NearestAnalysis(Analysis[Nearest]):
 
     has_rows = True
 
-    def __init__(self, question: Nearest, query: Query) -> None:
+    def __init__(self, question: FindNearest, query: Query) -> None:
         super().__init__(question, query)
         within_m = math.inf if question.within_m is None else question.within_m
         self.sought = NearestTo(

@@ -17,7 +17,7 @@ from galileo.dht.topology import partition_name
 from galileo.errors import GalileoError
 from galileo.model.schema import name_of_key
 from galileo.node.catalog import Catalog
-from galileo.node.replication.protocol import CommitRange, RangeDigest, ReplicaLink
+from galileo.node.replication.protocol import LogRange, RangeDigest, ReplicaLink
 from galileo.replication.values import Member
 from galileo.storage.history import RANGE
 from galileo.storage.journal import PartitionJournal
@@ -68,7 +68,7 @@ class Comparison:
             except Exception:
                 log.exception("replicas cannot be compared")
 
-    def digests(self, ranges: Sequence[CommitRange]) -> list[RangeDigest | None]:
+    def digests(self, ranges: Sequence[LogRange]) -> list[RangeDigest | None]:
         """What another member asks for; None where this node has less, or has dropped it."""
         return [self._digest(one) for one in ranges]
 
@@ -90,9 +90,9 @@ class Comparison:
             if dataset in self._catalog.shards and node in nodes.get(partition, ())
         }
 
-    def _ranges(self, followers: Mapping[int, Sequence[Member]]) -> dict[Member, list[CommitRange]]:
+    def _ranges(self, followers: Mapping[int, Sequence[Member]]) -> dict[Member, list[LogRange]]:
         """What each member is asked for."""
-        ranges = defaultdict[Member, list[CommitRange]](list)
+        ranges = defaultdict[Member, list[LogRange]](list)
         before, self._ends = self._ends, {}
         for partition, members in followers.items():
             for dataset, shard in self._catalog.shards.items():
@@ -106,10 +106,10 @@ class Comparison:
                 after = journal.history.first_mark()
                 if after < until:
                     for member in members:
-                        ranges[member].append(CommitRange(partition, dataset, after, until))
+                        ranges[member].append(LogRange(partition, dataset, after, until))
         return ranges
 
-    async def _compare_with(self, member: Member, ranges: Sequence[CommitRange]) -> None:
+    async def _compare_with(self, member: Member, ranges: Sequence[LogRange]) -> None:
         try:
             theirs = await self._link.digests(member, ranges)
             for one, digest in zip(ranges, theirs, strict=True):
@@ -117,7 +117,7 @@ class Comparison:
         except GalileoError as error:
             log.debug("replicas of %s cannot be compared: %s", member.node, error)
 
-    async def _judge(self, member: Member, asked: CommitRange, theirs: RangeDigest | None) -> None:
+    async def _judge(self, member: Member, asked: LogRange, theirs: RangeDigest | None) -> None:
         is_equal = self._is_equal(asked, theirs)
         copy = asked.dataset, asked.partition, member.node
         if is_equal:
@@ -131,11 +131,11 @@ class Comparison:
             )
             log.error("%s; see galileo doctor", what)
 
-    async def _narrow(self, member: Member, asked: CommitRange, after: int) -> tuple[int, int]:
+    async def _narrow(self, member: Member, asked: LogRange, after: int) -> tuple[int, int]:
         """The first range of commits that differs, as narrow as digests are kept."""
         until, journal = asked.until, self._journal(asked)
         while journal is not None and (middle := journal.history.middle_mark(after, until)):
-            part = CommitRange(asked.partition, asked.dataset, after, middle)
+            part = LogRange(asked.partition, asked.dataset, after, middle)
             (theirs,) = await self._link.digests(member, [part])
             is_equal = self._is_equal(part, theirs)
             if is_equal is None:
@@ -143,7 +143,7 @@ class Comparison:
             after, until = (middle, until) if is_equal else (after, middle)
         return after + 1, until
 
-    def _is_equal(self, asked: CommitRange, theirs: RangeDigest | None) -> bool | None:
+    def _is_equal(self, asked: LogRange, theirs: RangeDigest | None) -> bool | None:
         """Whether both have the same commits; None where one of them has not all."""
         journal = self._journal(asked)
         if theirs is None or journal is None:
@@ -151,7 +151,7 @@ class Comparison:
         digest = journal.history.digest(theirs.after, asked.until)
         return None if digest is None else digest == theirs.digest
 
-    def _digest(self, asked: CommitRange) -> RangeDigest | None:
+    def _digest(self, asked: LogRange) -> RangeDigest | None:
         journal = self._journal(asked)
         if journal is None or asked.until > journal.last_sequence:
             return None
@@ -159,6 +159,6 @@ class Comparison:
         digest = journal.history.digest(after, asked.until) if after < asked.until else None
         return None if digest is None else RangeDigest(after, digest)
 
-    def _journal(self, asked: CommitRange) -> PartitionJournal | None:
+    def _journal(self, asked: LogRange) -> PartitionJournal | None:
         shard = self._catalog.shards.get(asked.dataset)
         return None if shard is None else shard.journals.get(asked.partition)

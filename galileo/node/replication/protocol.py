@@ -36,7 +36,7 @@ class Envelope:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitRange:
+class LogRange:
     """The commits of a log from `after + 1` to `until`."""
 
     partition: int
@@ -78,7 +78,7 @@ class ReplicaLink(Protocol):
         ...
 
     async def digests(
-        self, member: Member, ranges: Sequence[CommitRange]
+        self, member: Member, ranges: Sequence[LogRange]
     ) -> Sequence[RangeDigest | None]:
         """The digest of each range at another member; None where that does not know it."""
         ...

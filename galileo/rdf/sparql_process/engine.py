@@ -53,7 +53,7 @@ Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerAnswer:
     """The answer of the worker: "boolean", "solutions" (TSV) or "triples" (N-Triples)."""
 
     kind: str
@@ -108,7 +108,7 @@ class Engine:
         timeout_s: float = 30.0,
         rows_max: int = 1_000_000,
         cancels: Sequence[Cancellation] = (),
-    ) -> Answer:
+    ) -> WorkerAnswer:
         """Answers a query; queries of several threads run one after the other.
 
         Args:
@@ -175,13 +175,13 @@ class Engine:
             if time.monotonic() > until:
                 raise _deadline_exceeded(timeout_s)
 
-    def _answer(self, request: _Request) -> Answer:
+    def _answer(self, request: _Request) -> WorkerAnswer:
         geometry = _GEOMETRY.search(request.text) is not None
         head, data = self._query_with_retry(request, geometry=geometry)
         if not geometry and head.get("error") == "unknown" and terms.GEOF in head["message"]:
             head, data = self._query_with_retry(request, geometry=True)
         if "error" not in head:
-            return Answer(head["kind"], data, head.get("value", False))
+            return WorkerAnswer(head["kind"], data, head.get("value", False))
         raise _refusal(request, head)
 
     def _query_with_retry(self, request: _Request, *, geometry: bool) -> Reply:

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
 
 from galileo.query.builder import QueryLike, query_text
-from galileo.spark.jvm import Gateway, JvmOptions, environment_variables, launch
+from galileo.spark.jvm import JvmOptions, JvmProcess, environment_variables, launch
 from galileo.spark.session import SOCKET_DIR_CHARACTERS_MAX, SPARK_HOME, create_session
 from galileo.spark.source.cql_to_spark import spark_conditions
 from galileo.spark.source.options import OBSERVATIONS
@@ -41,7 +41,7 @@ _ALWAYS = {
     PUSHDOWN_SETTING: "true",
 }
 
-_gateways: list[Gateway] = []
+_gateways: list[JvmProcess] = []
 _work_dirs: list[Path] = []
 
 
@@ -144,7 +144,7 @@ def _sockets(work_dir: Path) -> dict[str, str]:
     }
 
 
-def _gateway(master: str, *, heap_mb: int) -> Gateway:
+def _gateway(master: str, *, heap_mb: int) -> JvmProcess:
     """The JVM of this process; PySpark never uses another one."""
     if not _gateways or not _gateways[0].alive():
         work_dir = Path(tempfile.mkdtemp(prefix="galileo-"))
@@ -154,7 +154,7 @@ def _gateway(master: str, *, heap_mb: int) -> Gateway:
     return _gateways[0]
 
 
-def _end(gateway: Gateway, work_dir: Path) -> None:
+def _end(gateway: JvmProcess, work_dir: Path) -> None:
     session = SparkSession.getActiveSession()
     # Before the JVM ends, since PySpark would report its broken connections.
     if session is not None and gateway.alive():

@@ -99,7 +99,7 @@ class GalileoSource(DataSource):
         options = SourceOptions.from_spark(self.options)
         options.check_not_stream()
         if options.table:
-            return tables.TableReader(options, self._state_of_table(options), schema)
+            return tables.TableSourceReader(options, self._state_of_table(options), schema)
         kind = BatchReader if options.pushdown == PUSH_NONE else PushdownReader
         return kind(options, self._dataset_state(options), schema)
 
@@ -140,7 +140,7 @@ class NoPushdownSource(GalileoSource):
         options = SourceOptions.from_spark(self.options)
         options.check_not_stream()
         if options.table:
-            return tables.TableReader(options, self._state_of_table(options), schema)
+            return tables.TableSourceReader(options, self._state_of_table(options), schema)
         return BatchReader(options, self._dataset_state(options), schema)
 
 

@@ -50,7 +50,7 @@ def _named(table: Table) -> str:
     return f"table {table.name!r}"
 
 
-class TableReader(DataSourceReader):
+class TableSourceReader(DataSourceReader):
     """Reads the rows at one cursor, in repeatable tasks."""
 
     def __init__(

@@ -46,13 +46,13 @@ class AnalyseRequest(_message.Message):
     @_builtins.property
     def latest(self) -> Global___Latest: ...
     @_builtins.property
-    def nearest(self) -> Global___Nearest: ...
+    def nearest(self) -> Global___FindNearest: ...
     @_builtins.property
     def summarise(self) -> Global___Summarise: ...
     @_builtins.property
     def describe(self) -> Global___Describe: ...
     @_builtins.property
-    def children(self) -> Global___Children: ...
+    def children(self) -> Global___ListChildren: ...
     @_builtins.property
     def explain(self) -> Global___Explain: ...
     @_builtins.property
@@ -65,10 +65,10 @@ class AnalyseRequest(_message.Message):
         added: _builtins.int = ...,
         aggregate: Global___Aggregate | None = ...,
         latest: Global___Latest | None = ...,
-        nearest: Global___Nearest | None = ...,
+        nearest: Global___FindNearest | None = ...,
         summarise: Global___Summarise | None = ...,
         describe: Global___Describe | None = ...,
-        children: Global___Children | None = ...,
+        children: Global___ListChildren | None = ...,
         explain: Global___Explain | None = ...,
         version: Global___Version | None = ...,
     ) -> None: ...
@@ -220,7 +220,7 @@ class Latest(_message.Message):
 Global___Latest: _TypeAlias = Latest  # noqa: Y015
 
 @_typing.final
-class Nearest(_message.Message):
+class FindNearest(_message.Message):
     """The observations nearest to a point, and their distances: a row for each."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -249,7 +249,7 @@ class Nearest(_message.Message):
     _WhichOneofArgType__within_m: _TypeAlias = _typing.Literal["_within_m", b"_within_m"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__within_m) -> _WhichOneofReturnType__within_m | None: ...
 
-Global___Nearest: _TypeAlias = Nearest  # noqa: Y015
+Global___FindNearest: _TypeAlias = FindNearest  # noqa: Y015
 
 @_typing.final
 class Edges(_message.Message):
@@ -326,7 +326,7 @@ class Describe(_message.Message):
 Global___Describe: _TypeAlias = Describe  # noqa: Y015
 
 @_typing.final
-class Children(_message.Message):
+class ListChildren(_message.Message):
     """The vertices below one of the metadata graph: a row for each; and whether there are "more"."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -359,7 +359,7 @@ class Children(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Children: _TypeAlias = Children  # noqa: Y015
+Global___ListChildren: _TypeAlias = ListChildren  # noqa: Y015
 
 @_typing.final
 class Explain(_message.Message):

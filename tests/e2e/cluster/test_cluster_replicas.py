@@ -26,7 +26,7 @@ from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import InputError
 from galileo.labels import LabelSet
-from galileo.node.replication.protocol import CommitRange, RangeDigest
+from galileo.node.replication.protocol import LogRange, RangeDigest
 from galileo.replication.values import Member
 from galileo.rpc.replication import DIGESTS
 
@@ -52,7 +52,7 @@ def known_digests(cluster: LocalCluster, client: Client) -> list[int]:
     founding = Topology.from_json(client.topology_json()).founding
     assert founding is not None
     sequences = {p: s for node in client.status().nodes for p, s in _sequences(node).items()}
-    whole = CommitRange(0, "numbered", after=0, until=sequences.get(0, 0))
+    whole = LogRange(0, "numbered", after=0, until=sequences.get(0, 0))
     digests = list[RangeDigest | None]()
     for node in cluster.nodes:
         request = DIGESTS.encode(Member(node.name, founding.disks[0]), [whole])

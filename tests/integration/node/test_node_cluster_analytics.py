@@ -32,11 +32,11 @@ from galileo.node.peers import AnalysisTask, PartitionScope
 from galileo.query import parse, visitors
 from galileo.query.questions import (
     Aggregate,
-    Children,
     Describe,
     Explain,
+    FindNearest,
     Latest,
-    Nearest,
+    ListChildren,
     Question,
     Summarise,
     Version,
@@ -69,8 +69,8 @@ def held_by(cluster: Any, node: str) -> set[int]:
     return set(placement.partitions_by_node(cluster.topology)[node])
 
 
-def children_of(*prefix: Any, order: Any = (), limit: int = 10_000) -> Children:
-    return Children(values_to_json(prefix), order, limit)
+def children_of(*prefix: Any, order: Any = (), limit: int = 10_000) -> ListChildren:
+    return ListChildren(values_to_json(prefix), order, limit)
 
 
 async def test_analytics_give_the_same_answer_at_every_node(cluster: Any) -> None:
@@ -78,7 +78,9 @@ async def test_analytics_give_the_same_answer_at_every_node(cluster: Any) -> Non
     warm = frame[frame["temperature"] > 280]
     near, counts = [], []
     for at in "abc":
-        found = await answer(cluster, Nearest(20.0, 179.0, 25, None), "temperature > 280", at=at)
+        found = await answer(
+            cluster, FindNearest(20.0, 179.0, 25, None), "temperature > 280", at=at
+        )
         near.append(found.table.to_pylist())
         question = Summarise("temperature", bins=5)
         summary = (await answer(cluster, question, "temperature > 280", at=at)).facts
@@ -108,7 +110,7 @@ async def test_analytics_with_an_unreachable_node_are_partial(cluster: Any) -> N
     children = await answer(cluster, children_of())
     assert sum(children.table.column("observations").to_pylist()) == rows
     assert children.missing == gone
-    near = await answer(cluster, Nearest(0.0, 0.0, 10_000, None))
+    near = await answer(cluster, FindNearest(0.0, 0.0, 10_000, None))
     assert (near.table.num_rows, near.missing) == (rows, gone)
     assert gone.isdisjoint(near.frontier)
     nodes = (await answer(cluster, Explain())).facts["nodes"]
@@ -258,11 +260,11 @@ async def test_analytics_skip_partitions_pruned_by_the_feature_graph(cluster: An
     assert sum(node["scan"]["paths_examined"] for node in after.facts["nodes"]) == 0
     summary = await answer(cluster, Summarise("temperature", bins=3), cold)
     assert (summary.facts["paths"], summary.frontier) == (0, published)
-    near = await answer(cluster, Nearest(0.0, 0.0, 5, None), cold)
+    near = await answer(cluster, FindNearest(0.0, 0.0, 5, None), cold)
     assert (near.table.num_rows, near.frontier) == (0, published)
     gone = held_by(cluster, "b")
     cluster.network.away.add("b")
-    for question in (Summarise("temperature", bins=3), Nearest(0.0, 0.0, 5, None)):
+    for question in (Summarise("temperature", bins=3), FindNearest(0.0, 0.0, 5, None)):
         partial = await answer(cluster, question, cold)
         assert partial.missing == gone
         assert dict(partial.frontier) == {p: last for p, last in published.items() if p not in gone}
@@ -356,7 +358,7 @@ async def test_nearest_writes_its_queries_outside_the_event_loop(
 
     query = parse("temperature > 280", cluster.schema)
     monkeypatch.setattr(visitors, "json_value", note)
-    await cluster["a"].analytics.answer(query, Nearest(20.0, 179.0, 25, None))
+    await cluster["a"].analytics.answer(query, FindNearest(20.0, 179.0, 25, None))
     assert threads
     assert threading.get_ident() not in threads
 
@@ -424,7 +426,7 @@ async def test_nearest_holds_few_observations_more_than_requested(
         return plain(tables, sought)
 
     monkeypatch.setattr(nearest, "first", measured)
-    analysis = NearestAnalysis(Nearest(0.0, 0.0, 5, None), parse("", cluster.schema))
+    analysis = NearestAnalysis(FindNearest(0.0, 0.0, 5, None), parse("", cluster.schema))
     analysis.sought = dataclasses.replace(analysis.sought, first_m=3e7)
     scope = PartitionScope(frozenset(held_by(cluster, "b")))
     found = await analysis.local(cluster["b"].analytics.graphs, scope)
@@ -460,7 +462,7 @@ async def test_nearest_starts_again_after_retention_deleted_rows(
     everything = parse("", cluster.schema)
     scope = PartitionScope(frozenset(held_by(cluster, "a")))
     local = cluster["a"].analytics.local
-    found = (await local(everything, Nearest(0.0, 0.0, 10_000, None), scope)).table
+    found = (await local(everything, FindNearest(0.0, 0.0, 10_000, None), scope)).table
     assert dropped
     left = plain(shard.graph, everything, partitions=scope.partitions)
     assert found.num_rows == sum(left.column("rows").to_pylist()) > 0

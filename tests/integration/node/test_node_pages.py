@@ -13,15 +13,15 @@ from parameters import keep_quick
 
 from galileo.errors import DataExpired, IncompleteAnswer, InputError
 from galileo.node import pages
-from galileo.node.pages import Page, PageStart
+from galileo.node.pages import ObservationPage, PageStart
 from galileo.query import parse
 
 BOX = "S_INTERSECTS(geometry, BBOX(-100.5, 10.3, 40.2, 33.1))"
 ID = ("partition", "sequence", "row")
 
 
-async def page(cluster: Any, query: str = "", *, at: str = "a", **options: Any) -> Page:
-    found: Page = await cluster[at].paging.page(
+async def page(cluster: Any, query: str = "", *, at: str = "a", **options: Any) -> ObservationPage:
+    found: ObservationPage = await cluster[at].paging.page(
         parse(query, cluster.schema), **{"limit": 40} | options
     )
     return found
@@ -40,7 +40,7 @@ async def all_pages(cluster: Any, query: str = "", **options: Any) -> list[pa.Ta
     return tables
 
 
-async def rest(cluster: Any, found: Page) -> None:
+async def rest(cluster: Any, found: ObservationPage) -> None:
     while found.following is not None:
         found = await page(cluster, start=found.following, limit=100)
 

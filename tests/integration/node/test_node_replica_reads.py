@@ -23,7 +23,7 @@ from replica_nodes import (
 )
 
 from galileo.ccq import events as ccq
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import CcqDefinition
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.cycle import Answers, CycleRequest
 from galileo.dht.topology import Move
@@ -229,7 +229,7 @@ async def asked(host: Host, *, ahead: int = 0) -> dict[str, set[int]]:
         is_dead=lambda _: False,
         failure_of=lambda error: pytest.fail(repr(error)),
     )
-    one = Ccq("q", "nam", EVERYTHING.to_json(), interval_s=1.0, expires_at=1e9)
+    one = CcqDefinition("q", "nam", EVERYTHING.to_json(), interval_s=1.0, expires_at=1e9)
     await cycles.run(ccq.StartCycle(1, (ccq.CycleItem(one, 1, EMPTY_CURSOR, tuple(sorted(ALL))),)))
     names = {node.address: node.name for node in host.node.topology.nodes}
     job = Job(1, tuple(sent), 1, EvaluatorOptions(Path()))

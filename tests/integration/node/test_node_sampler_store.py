@@ -33,7 +33,7 @@ from galileo.labels import LabelSet
 from galileo.model.system import SAMPLERS
 from galileo.node import sampler_rows, sampler_store, system_tables
 from galileo.node.cluster_scan import ScanEnd
-from galileo.node.sampler_rows import NOTHING, UploadedSampler
+from galileo.node.sampler_rows import NOTHING, SamplerFacts
 from galileo.node.storage_node import NodeOptions
 from galileo.node.table_cleaner import TableCleaner
 from galileo.query import parse
@@ -266,7 +266,7 @@ async def test_archive_that_is_not_its_digest_is_refused(
     open_cluster: Any, made: Callable[..., SamplerArchive], share: Any
 ) -> None:
     other = made(CODE + "# other\n")
-    facts = UploadedSampler(share.digest, "share", "share:Share", 10, "", 1.0)
+    facts = SamplerFacts(share.digest, "share", "share:Share", 10, "", 1.0)
     change = sampler_rows.KeepSampler(facts, pa.py_buffer(other.data))
     await open_cluster["a"].samplers.table.change(change)
     with raises(InputError, expected=share.digest):
@@ -398,7 +398,7 @@ async def test_revoke_sampler_ends_running_queries(open_cluster: Any, share: Any
 
 async def test_revocation_outlives_the_table(open_cluster: Any, share: Any) -> None:
     """A leader that lacks it learns it from a node that is still up."""
-    gone = UploadedSampler(share.digest, "share", "share:Share", 10, "ada", 1.0, revoked_at=2.0)
+    gone = SamplerFacts(share.digest, "share", "share:Share", 10, "ada", 1.0, revoked_at=2.0)
     kept = replace(gone, digest="0" * 64, revoked_at=0.0)
     there = open_cluster[open_cluster.followers[0]]
     await there.samplers.learn({one.digest: one for one in (gone, kept)})

@@ -28,7 +28,7 @@ from replica_nodes import (
     until,
 )
 
-from galileo.ccq.model import Ccq, Record
+from galileo.ccq.model import CcqDefinition, Record
 from galileo.ccq.placement import EndCcq, ForgetCcq, PlaceCcq, move, moved_to
 from galileo.ccq.records import CCQ_ROWS, topic_of
 from galileo.ccq.records import NOTHING as NO_RECORD
@@ -51,7 +51,7 @@ from galileo.model.channel import Channel
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Feature, Schema
 from galileo.model.system import DATASETS
-from galileo.model.system_rows import LookUp, Outcome, Page, Position, Row, RowChange, RowKind
+from galileo.model.system_rows import LookUp, Outcome, Position, Row, RowChange, RowKind, RowPage
 from galileo.model.table import Table, index_versions, versions_of
 from galileo.node import system_tables
 from galileo.node.definitions import NOTHING, CreateDataset, Definition, encode
@@ -114,7 +114,7 @@ class LossyNetwork(Network):
         if is_lost:
             raise Unavailable(f"the answer of node {node} is lost", node=node)
 
-    async def rows_after(self, node: str, table: str, position: Position, topic: str) -> Page:
+    async def rows_after(self, node: str, table: str, position: Position, topic: str) -> RowPage:
         self.pages += 1
         return await super().rows_after(node, table, position, topic)
 
@@ -401,7 +401,7 @@ async def test_follower_ends_when_it_is_cancelled_as_news_arrive(world: SystemWo
     assert running.cancelled()
 
 
-async def page_of_leader(world: SystemWorld, after: Position) -> Page:
+async def page_of_leader(world: SystemWorld, after: Position) -> RowPage:
     """The page after a position; asks again where a busy machine lets a lease run out."""
     while True:
         try:
@@ -514,7 +514,7 @@ def records(world: SystemWorld) -> dict[str, Records]:
 
 
 def record(name: str, *nodes: str, dataset: str = "sea", **options: Any) -> Record:
-    return Record(Ccq(name, dataset, "", 1.0, 9.0, owner="ann"), 1, nodes, **options)
+    return Record(CcqDefinition(name, dataset, "", 1.0, 9.0, owner="ann"), 1, nodes, **options)
 
 
 def place(one: Record, most: int = 9) -> PlaceCcq:

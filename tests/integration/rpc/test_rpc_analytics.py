@@ -34,8 +34,8 @@ QUESTIONS: dict[str, Question] = {
     "Explain": questions.Explain(),
     "Summarise": questions.Summarise("temperature", bins=4),
     "Aggregate": questions.Aggregate(Grouping((CellKey(10),))),
-    "Children": questions.Children(),
-    "Nearest": questions.Nearest(0.0, 0.0, 1000, None),
+    "Children": questions.ListChildren(),
+    "Nearest": questions.FindNearest(0.0, 0.0, 1000, None),
 }
 
 
@@ -147,12 +147,12 @@ async def test_estimate_of_an_unknown_dataset_or_feature_is_refused(filled: Any)
 EMPTY_KEY = analytics_pb2.Aggregate(by=[analytics_pb2.GroupKey()])
 INVALID: list[tuple[Any, dict[str, Any]]] = [
     (request_of(questions.Explain(), query="temp > 1"), {"property": "temp"}),
-    (request_of(questions.Nearest(0.0, 0.0, 0, None)), {"parameter": "count"}),
-    (request_of(questions.Children(prefix_json="{}")), {}),
-    (request_of(questions.Children(limit=10**6)), {"parameter": "limit"}),
-    (request_of(questions.Children(after_json="[7]")), {"expected": "string"}),
-    (request_of(questions.Children(prefix_json="[7]")), {"level": "geohash"}),
-    (request_of(questions.Children(), query="temperature > 1"), {"parameter": "query"}),
+    (request_of(questions.FindNearest(0.0, 0.0, 0, None)), {"parameter": "count"}),
+    (request_of(questions.ListChildren(prefix_json="{}")), {}),
+    (request_of(questions.ListChildren(limit=10**6)), {"parameter": "limit"}),
+    (request_of(questions.ListChildren(after_json="[7]")), {"expected": "string"}),
+    (request_of(questions.ListChildren(prefix_json="[7]")), {"level": "geohash"}),
+    (request_of(questions.ListChildren(), query="temperature > 1"), {"parameter": "query"}),
     (request_of(questions.Summarise("station")), {"feature": "station"}),
     (request_of(questions.Summarise("temperature", bins=0)), {"parameter": "bins"}),
     (analytics_pb2.AnalyseRequest(dataset="nam"), {"parameter": "question"}),

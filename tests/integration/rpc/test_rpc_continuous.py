@@ -20,7 +20,7 @@ from galileo.labels import LabelSet
 from galileo.model.windows import Window, WindowProgress, advance_windows, instant
 from galileo.packing import Compression
 from galileo.packs import Piece, pack_labels
-from galileo.rpc.continuous import ContinuousServicer, Update
+from galileo.rpc.continuous import CcqUpdate, ContinuousServicer
 from galileo.rpc.internal import CachedRange, Internal
 from galileo.wire.caller import Stream
 from galileo.wire.channel import open_channel, server_options
@@ -38,10 +38,10 @@ HELD = CachedRange(
 class Face:
     """Has one answer; notes what it was asked for."""
 
-    answer: Update
+    answer: CcqUpdate
     asked: list[str] = field(default_factory=list)
 
-    async def fetch(self, ccq_id: str, **_: object) -> Update:
+    async def fetch(self, ccq_id: str, **_: object) -> CcqUpdate:
         self.asked.append(ccq_id)
         return self.answer
 
@@ -59,7 +59,7 @@ class Face:
         return HELD if term == 7 else None
 
 
-def update_of(*parts: list[tuple[int, int, int, int]]) -> Update:
+def update_of(*parts: list[tuple[int, int, int, int]]) -> CcqUpdate:
     packed = [labels for labels in map(to_labels, parts) if labels is not None]
     answer = AnswerFetch(
         1,
@@ -73,7 +73,7 @@ def update_of(*parts: list[tuple[int, int, int, int]]) -> Update:
         more=True,
     )
     pieces = [piece for labels in packed for piece in labels.pieces()]
-    return Update(answer, pieces, "after", SCHEMA.to_json(), "{}")
+    return CcqUpdate(answer, pieces, "after", SCHEMA.to_json(), "{}")
 
 
 @pytest.fixture

@@ -18,7 +18,14 @@ from galileo.model.quotas import NO_RATE, Quotas
 from galileo.rpc.access import ANONYMOUS, ANY_CLIENT, Principal, Role
 from galileo.rpc.internal import SERVICE
 from galileo.rpc.quotas import QuotaResolver
-from galileo.rpc.rate_limit import WAIT_MAX_S, Callers, Metering, TokenBucket, metered, size_of
+from galileo.rpc.rate_limit import (
+    WAIT_MAX_S,
+    CallerDescriptions,
+    Metering,
+    TokenBucket,
+    metered,
+    size_of,
+)
 from galileo.wire.v1 import continuous_pb2, query_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
 
@@ -58,7 +65,7 @@ async def test_caller_without_quotas_is_described_without_other_nodes() -> None:
         return {"ccqs_max": 3}
 
     metering, _ = metering_of(Quotas(calls_max=2))
-    callers = Callers(metering, owned_by=owned_by)
+    callers = CallerDescriptions(metering, owned_by=owned_by)
     described = await callers.describe(ANN, False)
     assert (described.name, [*described.roles], [*described.quotas]) == ("ann", ["reader"], [])
     assert not asked

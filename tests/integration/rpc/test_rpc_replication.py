@@ -13,7 +13,7 @@ from expected_errors import raises
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.election.ranking import UsageStatistics
 from galileo.errors import MessageTooLarge, Unavailable
-from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
+from galileo.node.replication.protocol import Envelope, LogRange, RangeDigest
 from galileo.replication import messages
 from galileo.replication.values import Epochs, Member
 from galileo.rpc import replication
@@ -49,7 +49,7 @@ class Received(Internal):
         return await self.replicate(envelopes)
 
     async def digests(
-        self, member: Member, ranges: Sequence[CommitRange]
+        self, member: Member, ranges: Sequence[LogRange]
     ) -> Sequence[RangeDigest | None]:
         if member != B:
             raise Unavailable("another directory", node=member.node)
@@ -108,7 +108,7 @@ async def test_link_sends_large_frames_apart_from_heartbeats(
 
 
 async def test_link_asks_for_digests(link: GrpcReplicaLink) -> None:
-    ranges = [CommitRange(partition, "nam", partition, 9) for partition in range(3)]
+    ranges = [LogRange(partition, "nam", partition, 9) for partition in range(3)]
     assert await link.digests(B, ranges) == (None, RangeDigest(1, 2**64 - 1), None)
     with pytest.raises(Unavailable, match="another directory"):
         await link.digests(Member("b", "earlier"), ranges)

@@ -17,7 +17,7 @@ from set_record import SetRecord
 
 from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
-from galileo.ccq.model import Ccq, Record
+from galileo.ccq.model import CcqDefinition, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.placement import EXPIRED_S, FORGOTTEN_S, CcqChange, EndCcq, SaveProgress
 from galileo.ccq.records import encode
@@ -46,7 +46,7 @@ from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
 WALL = 1_000_000.0
-CCQ = Ccq("q", "nam", "true", 1.0, WALL + 100.0, owner="ann")
+CCQ = CcqDefinition("q", "nam", "true", 1.0, WALL + 100.0, owner="ann")
 NAMES = ("a", "b", "c")
 IDLE = UsageStatistics(memory_free_bytes=8 << 30)
 USUAL = (100, 100)

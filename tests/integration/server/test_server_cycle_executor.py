@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.ccq import events as ccq
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import CcqDefinition
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.cycle import (
     Answers,
@@ -154,7 +154,7 @@ def cycling(node, evaluator, *, dead=()) -> CycleExecutor:
 
 
 def item(number: int, query: str, after: Cursor = EMPTY_CURSOR, **changes) -> ccq.CycleItem:
-    made = Ccq(f"c{number}", "air", query, 1.0, 1e12, **changes)
+    made = CcqDefinition(f"c{number}", "air", query, 1.0, 1e12, **changes)
     news = tuple(p for p, s in KNOWN.items() if s > after[p])
     return ccq.CycleItem(made, number + 1, after, news)
 

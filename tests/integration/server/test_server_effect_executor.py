@@ -17,7 +17,7 @@ from galileo.ccq.events import (
     RecordsChanged,
     Task,
 )
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import CcqDefinition
 from galileo.ccq.placement import EndCcq
 from galileo.election.election import Candidacy
 from galileo.errors import CorruptData, SamplerFailed, SamplerRevoked
@@ -39,7 +39,7 @@ async def test_compact_packs_that_fails_keeps_the_packs(error: Exception) -> Non
         spills=None,  # type: ignore[arg-type]
         records=None,  # type: ignore[arg-type]
     )
-    made = Ccq("q", "nam", "true", interval_s=1.0, expires_at=1e9)
+    made = CcqDefinition("q", "nam", "true", interval_s=1.0, expires_at=1e9)
     labels = SimpleNamespace(compact=fail)
     answer = await work(CompactPacks(made, 3, labels))  # type: ignore[arg-type]
     assert answer == PacksCompacted("q", 3, None)

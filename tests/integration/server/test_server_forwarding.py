@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from expected_errors import raises
 
-from galileo.ccq.model import Ccq, Record
+from galileo.ccq.model import CcqDefinition, Record
 from galileo.config import LimitsSection
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import CcqCancelled, Unavailable
@@ -75,7 +75,7 @@ class Records:
 
 
 def record(*nodes: str, **options: Any) -> Record:
-    return Record(Ccq("ccq-1", "nam", "true", 1.0, 9.0), 1, nodes, **options)
+    return Record(CcqDefinition("ccq-1", "nam", "true", 1.0, 9.0), 1, nodes, **options)
 
 
 def part(**tail: Any) -> continuous_pb2.FetchPart:

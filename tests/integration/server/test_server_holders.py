@@ -11,7 +11,7 @@ import pytest
 from simulator.logs import SCHEMA, to_labels, to_paths
 
 from galileo.ccq.events import CacheReadAnswered, CacheReadFailed, ReadHandedOffCache
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import CcqDefinition
 from galileo.ccq.pack_codec import to_bytes
 from galileo.cursor import CommitRange, Cursor
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
@@ -22,7 +22,7 @@ from galileo.rpc.peers import GrpcPeers
 from galileo.server.effect_executor import EffectExecutor
 from galileo.wire.channel import server_options
 
-CCQ = Ccq("q", SCHEMA.name, "", 1.0, 0.0)
+CCQ = CcqDefinition("q", SCHEMA.name, "", 1.0, 0.0)
 PATHS = [(p, s, row, row * s) for p in (0, 1) for s in (1, 2, 3) for row in range(5_000)]
 REACHED = Cursor({0: 3, 1: 3})
 GONE = (CommitRange(1, 4, 6),)

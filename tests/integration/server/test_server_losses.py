@@ -13,7 +13,7 @@ import pytest
 from set_record import SetRecord
 
 import galileo
-from galileo.ccq.model import Ccq, Holder, Record
+from galileo.ccq.model import CcqDefinition, Holder, Record
 from galileo.ccq.records import encode
 from galileo.clock import SystemClock
 from galileo.config import Config, from_dict
@@ -38,7 +38,7 @@ def config(tmp_path: Path) -> Config:
 
 def record(name: str, retrieved: int, **options: Any) -> Record:
     """A record of a query whose readers have retrieved so many commits; n only holds labels."""
-    made = Ccq(name, SCHEMA.name, "", interval_s=1.0, expires_at=4e9)
+    made = CcqDefinition(name, SCHEMA.name, "", interval_s=1.0, expires_at=4e9)
     holder = Holder("n", 1, Cursor(), Cursor({0: 100}))
     at = Cursor({0: retrieved})
     return Record(made, 1, ("elsewhere",), at, holders=(holder,), **options)

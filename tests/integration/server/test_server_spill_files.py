@@ -9,12 +9,12 @@ import pytest
 from simulator.logs import SCHEMA, to_labels, to_paths
 
 from galileo.ccq.events import LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import CcqDefinition
 from galileo.packing import Compression
 from galileo.server import spill_files as module
 from galileo.server.spill_files import DIRECTORY, SpillFiles
 
-CCQ = Ccq("q", SCHEMA.name, "", 1.0, 0.0)
+CCQ = CcqDefinition("q", SCHEMA.name, "", 1.0, 0.0)
 PATHS = [(0, sequence, row, row) for sequence in (1, 2) for row in range(50)]
 
 

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from fuzzing.targets import Target
 from galileo.cursor import Cursor
 from galileo.errors import InputError, InternalError, QuerySyntaxError
-from galileo.gateway.problems import Refused
+from galileo.gateway.problems import RequestRefused
 from galileo.gateway.sparql_protocol import Request, negotiate, query_text
 from galileo.geo import cover, geohash, regions
 from galileo.labels import level_texts, level_value, parse_label
@@ -274,7 +274,7 @@ def _http(data: bytes) -> None:
         text = query_text(request)
         for answer in ("solutions", "boolean", "triples"):
             negotiate(accept.decode("latin-1"), answer)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         raise InputError(refusal.text) from None
     if not isinstance(text, str):
         raise InternalError(f"understood {text!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from galileo.ccq.model import Ccq, Record
+from galileo.ccq.model import CcqDefinition, Record
 from galileo.cursor import Cursor
 from galileo.errors import GalileoError
 from simulator.clients import (
@@ -54,7 +54,7 @@ class BatchClient:
         """Ask a node for coordinators; with initial results, it does so for several clients."""
         if self._awaited != request or not self._left:
             return  # Another call is under way, or this message has come twice.
-        world, items = self._world, list[tuple[Ccq, Cursor]]()
+        world, items = self._world, list[tuple[CcqDefinition, Cursor]]()
         for reader in self._left:
             ccq = reader.ccq
             initial = evaluate_initial(world, node, ccq) if is_evaluated else NOTHING_EVALUATED

@@ -11,7 +11,7 @@ from delivery_audit import Answer, audited
 
 from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.events import AnswerFetch
-from galileo.ccq.model import Ccq, Record
+from galileo.ccq.model import CcqDefinition, Record
 from galileo.cursor import CommitRange, Cursor
 from simulator.logs import EPOCH_WALL, SKEW_MAX_S, Log, Path, keys_of_paths, scan, to_paths
 from simulator.loop import demand
@@ -104,7 +104,7 @@ class Checker:
             )
         seen.evaluated, seen.retrieved = evaluated, retrieved
 
-    def verify_answer(self, ccq: Ccq, answer: AnswerFetch, *, asked_with: Cursor) -> None:
+    def verify_answer(self, ccq: CcqDefinition, answer: AnswerFetch, *, asked_with: Cursor) -> None:
         """Check that an answer has exactly the matches in (after, cursor], in commit order by
         partition, except for the ranges that it reports as gone.
         """
@@ -130,7 +130,7 @@ class Checker:
         )
 
     def verify_initial(
-        self, ccq: Ccq, paths: list[Path], reached: Cursor, *, dropped: Cursor, now: float
+        self, ccq: CcqDefinition, paths: list[Path], reached: Cursor, *, dropped: Cursor, now: float
     ) -> None:
         """Check an initial result; `dropped` is as of the scan."""
         expected = [
@@ -149,7 +149,7 @@ class Checker:
         """Record the token of a fetch, which acknowledges labels."""
         self._tokens[ccq_id] = self._tokens.get(ccq_id, Cursor()).join(token)
 
-    def _verify_gone(self, ccq: Ccq, answer: AnswerFetch) -> None:
+    def _verify_gone(self, ccq: CcqDefinition, answer: AnswerFetch) -> None:
         """Check that reported ranges lie in the answer and were deleted. If readers must not be
         passed, a reader had fetched them, or they were deleted before the CCQ was known.
         """
@@ -166,7 +166,7 @@ class Checker:
                 has = max([self._tokens.get(ccq.id, Cursor())[partition], *before])
                 demand(one.last <= has, f"{ccq.id}: retention passed its readers to {one}")
 
-    def _verify_clock(self, ccq: Ccq, answer: AnswerFetch) -> None:
+    def _verify_clock(self, ccq: CcqDefinition, answer: AnswerFetch) -> None:
         """The event clock is reported with windows, and is not ahead of what was committed."""
         demand(
             ccq.window is not None or answer.clock_us is None, f"{ccq.id}: a clock without windows"
@@ -197,13 +197,18 @@ class Checker:
         for key, sequence in self._acknowledged.items():
             demand(found.get(key) == [sequence], f"batch {key} was acknowledged and is not there")
 
-    def owed(self, ccq: Ccq, gone: Iterable[CommitRange]) -> set[Path]:
+    def owed(self, ccq: CcqDefinition, gone: Iterable[CommitRange]) -> set[Path]:
         """The labels that a reader must have in the end, without those reported as gone."""
         gone = tuple(gone)
         return {path for path in self.truth(ccq) if not is_gone(path, gone)}
 
     def verify_delivered(
-        self, reader: str, ccq: Ccq, *, answers: Sequence[Answer], gone: Iterable[CommitRange]
+        self,
+        reader: str,
+        ccq: CcqDefinition,
+        *,
+        answers: Sequence[Answer],
+        gone: Iterable[CommitRange],
     ) -> None:
         """Check a reader at the end, by the rules for real processes: every label has come once, in
         order, and no token was ahead of it.
@@ -220,7 +225,7 @@ class Checker:
         }
         demand(not wrong, f"{reader}: {wrong} of {found}")
 
-    def truth(self, ccq: Ccq) -> set[Path]:
+    def truth(self, ccq: CcqDefinition) -> set[Path]:
         """All committed matches (invariant 1)."""
         return {p for log in self._logs.values() for p in scan(ccq, log, after=0, until=log.end)}
 

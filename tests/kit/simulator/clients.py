@@ -18,7 +18,7 @@ from galileo.ccq.events import (
     RedirectFetch,
     RefuseFetch,
 )
-from galileo.ccq.model import Ccq, Record
+from galileo.ccq.model import CcqDefinition, Record
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import GalileoError
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
@@ -139,7 +139,7 @@ class Reader(_Client):
         windows: its progress in the windows of its CCQ; None: it has none.
     """
 
-    def __init__(self, name: str, world: Service, ccq: Ccq) -> None:
+    def __init__(self, name: str, world: Service, ccq: CcqDefinition) -> None:
         super().__init__(name, world)
         self.ccq = ccq
         self.token: str | None = None
@@ -448,7 +448,7 @@ NOTHING_EVALUATED = Initial([], EMPTY_CURSOR, EMPTY_CURSOR, None)
 """The initial result of a CCQ whose first cycle finds what is stored."""
 
 
-def evaluate_initial(world: Service, node: Node, ccq: Ccq) -> Initial:
+def evaluate_initial(world: Service, node: Node, ccq: CcqDefinition) -> Initial:
     """The initial result, from the partitions that answer to `node`."""
     paths: list[Path] = []
     reached, dropped = {}, {}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-from galileo.ccq.model import Ccq, Record
+from galileo.ccq.model import CcqDefinition, Record
 from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import GalileoError
 from simulator.logs import EPOCH_WALL, SCHEMA, query
@@ -54,7 +54,9 @@ class Crowding:
         self._count += 1
         world, node = self._world, self._world.any_node()
         expires_at = EPOCH_WALL + world.loop.now + self._random.uniform(1.0, LIFE_MAX_S)
-        ccq = Ccq(f"x{self._count}", SCHEMA.name, query(29, 0), 2.0, expires_at, owner="crowd")
+        ccq = CcqDefinition(
+            f"x{self._count}", SCHEMA.name, query(29, 0), 2.0, expires_at, owner="crowd"
+        )
 
         def take(outcomes: Sequence[Record | GalileoError]) -> None:
             outcome = outcomes[0]

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from delivery_audit import Keys, keys_of
 
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import CcqDefinition
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
@@ -100,7 +100,7 @@ def query(modulus: int, remainder: int) -> str:
     return json.dumps({"modulus": modulus, "remainder": remainder})
 
 
-def matches(ccq: Ccq, commit: Commit) -> list[Path]:
+def matches(ccq: CcqDefinition, commit: Commit) -> list[Path]:
     """The sampled matches of one commit, naively."""
     wanted = json.loads(ccq.query)
     paths = [
@@ -116,7 +116,7 @@ def keeps(sampler: SamplerSpec, path: Path) -> bool:
     return (partition * 7 + sequence * 13 + row * 5 + value + sampler.seed) % 3 > 0
 
 
-def scan(ccq: Ccq, log: Log, *, after: int, until: int) -> list[Path]:
+def scan(ccq: CcqDefinition, log: Log, *, after: int, until: int) -> list[Path]:
     """The sampled matches with after < sequence <= until, deleted ones included."""
     return [path for commit in log.commits[after:until] for path in matches(ccq, commit)]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from galileo.ccq.cache import LabelCache, Selection
+from galileo.ccq.cache import CachedLabels, LabelCache
 from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.event_clock import EventClock
@@ -179,7 +179,7 @@ class _TokenUnchecked(Fetches):
 
 
 def _cut_anywhere(
-    backfilled: PackedLabels | None, selection: Selection, *, labels_max: int
+    backfilled: PackedLabels | None, selection: CachedLabels, *, labels_max: int
 ) -> FetchResponse:
     """Cuts the answer in the middle of a commit, and counts that commit as delivered."""
     whole = compose(backfilled, selection, labels_max=1_000_000)

@@ -44,7 +44,14 @@ from galileo.ccq.events import (
     Ticked,
     UsageMeasured,
 )
-from galileo.ccq.model import Ccq, Ending, Record, dropped_failure, end_reason, unknown_failure
+from galileo.ccq.model import (
+    CcqDefinition,
+    Ending,
+    Record,
+    dropped_failure,
+    end_reason,
+    unknown_failure,
+)
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.placement import EndCcq, PlaceCcq, moved_to
 from galileo.ccq.records import NODES_MAX, NOTHING, encode, merged
@@ -390,7 +397,9 @@ class Node:
 
     # --- what clients ask ---------------------------------------------------------------
 
-    def place(self, items: Sequence[tuple[Ccq, Cursor]], reply: Callable[[Outcomes], None]) -> None:
+    def place(
+        self, items: Sequence[tuple[CcqDefinition, Cursor]], reply: Callable[[Outcomes], None]
+    ) -> None:
         """Elect nodes for CCQs whose initial results go up to cursors, and add their records."""
 
         def go_on(elected: Mapping[str, tuple[str, ...]]) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from galileo.ccq.model import Record
 from galileo.ccq.records import topic_of
-from galileo.model.system_rows import Page, Position
+from galileo.model.system_rows import Position, RowPage
 from simulator.checker import Checker
 from simulator.logs import SCHEMA, Log
 from simulator.loop import Loop
@@ -76,7 +76,7 @@ class Retention:
         def read(after: Position) -> None:
             system.page(node, after, topic_of(dataset=name), partial(take, after))
 
-        def take(after: Position, page: Page) -> None:
+        def take(after: Position, page: RowPage) -> None:
             if node.epoch != epoch or not node.serves:
                 return
             if page.is_anew and after != Position():

@@ -25,7 +25,7 @@ from galileo.ccq.placement import CcqChange, Lost, PlaceCcq, move, moved_to
 from galileo.ccq.records import CCQ_ROWS, NODES_MAX, NOTHING, merged, topic_of
 from galileo.election.election import Candidacy
 from galileo.errors import GalileoError
-from galileo.model.system_rows import Draft, Listing, OfferRow, Page, Position, RowChange, Rows
+from galileo.model.system_rows import Draft, Listing, OfferRow, Position, RowChange, RowPage, Rows
 from simulator.checker import Checker
 from simulator.loop import Loop, demand
 from simulator.network import Network
@@ -241,7 +241,9 @@ class SystemLeader:
             node.name, host.name, lambda: host.receive(lambda: self._queue(host, changes, answer))
         )
 
-    def page(self, node: Node, after: Position, topic: str, take: Callable[[Page], None]) -> None:
+    def page(
+        self, node: Node, after: Position, topic: str, take: Callable[[RowPage], None]
+    ) -> None:
         """Ask the leader for the rows after a position."""
         if self.host is None:
             return
@@ -388,7 +390,7 @@ class Follower:
             self._ask()
         self._node.later(self._loop.random.uniform(0.0, FOLLOW_MAX_S), self.look)
 
-    def _take(self, token: object, page: Page) -> None:
+    def _take(self, token: object, page: RowPage) -> None:
         if self._awaited is not token:
             return
         self._awaited = None
@@ -410,7 +412,7 @@ class Follower:
     def _ask(self) -> None:
         token = self._awaited = object()
 
-        def take(page: Page) -> None:
+        def take(page: RowPage) -> None:
             if self._awaited is token:
                 self._node.receive(lambda: self._take(token, page))
 

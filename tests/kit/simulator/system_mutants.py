@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from galileo.model.system_rows import Draft, Page, Position, RowChange, Rows
+from galileo.model.system_rows import Draft, Position, RowChange, RowPage, Rows
 from galileo.node.definitions import CreateDataset, Definition, SetRetention
 from galileo.node.replication.replicas import Replicas
 from galileo.node.system_tables import SystemPartition, SystemTable
@@ -83,7 +83,7 @@ def _unchecked(*args: Any, unchanged_since: int, **options: Any) -> Commit:
 
 def _goes_on_anywhere(
     self: Rows[Any], after: Position, topic: str, *, until: int, term: int
-) -> Page:
+) -> RowPage:
     """Takes a position of another leader for one of its own."""
     return make_page(self, replace(after, term=term), topic, until=until, term=term)
 

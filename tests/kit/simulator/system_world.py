@@ -47,7 +47,7 @@ from galileo.model.system import DATASETS
 from galileo.node.definitions import NOTHING, Definition, decode, merged
 from galileo.node.replication import replicas
 from galileo.node.replication.log_writer import LogWriter
-from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
+from galileo.node.replication.protocol import Envelope, LogRange, RangeDigest
 from galileo.node.storage_node import StorageNode
 from galileo.replication.values import Member
 from galileo.rpc.internal import SERVICE, Internal
@@ -388,9 +388,7 @@ class Line:
         answers = await host.replicas.receive(*REPLICATE.decode(request))
         self._transmit(host.name, sender, answers)
 
-    async def digests(
-        self, member: Member, ranges: Sequence[CommitRange]
-    ) -> list[RangeDigest | None]:
+    async def digests(self, member: Member, ranges: Sequence[LogRange]) -> list[RangeDigest | None]:
         host = self._world.hosts.get(member.node)
         if host is None or host.replicas.me != member:
             raise Unavailable(f"node {member.node} is away", node=member.node)

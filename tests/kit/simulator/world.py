@@ -9,7 +9,7 @@ from random import Random
 
 from patches import patched
 
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import CcqDefinition
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.records import NODES_MAX
 from galileo.packing import Compression
@@ -335,7 +335,7 @@ class World(NamedNodes):
         readers = []
         for number in range(random.randint(1, 3)):
             expires_at = EPOCH_WALL + random.uniform(12.0, 24.0)
-            ccq = Ccq(
+            ccq = CcqDefinition(
                 id=f"q{number}",
                 dataset="sim",
                 query=query(random.choice((1, 2, 3)), 0),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from simulator.logs import SCHEMA, to_labels, to_paths
 
 from galileo.ccq import cache as module
-from galileo.ccq.cache import CacheUsage, LabelCache, Selection
+from galileo.ccq.cache import CachedLabels, CacheUsage, LabelCache
 from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import CorruptData
@@ -110,7 +110,7 @@ def judge(cache: LabelCache, disk: Disk, log, after: Cursor, labels_max: int) ->
         selection = cache.select(after, labels_max=labels_max)
         if selection.missing_spill is None:
             break
-        assert selection == Selection(
+        assert selection == CachedLabels(
             None, after, whole=False, missing_spill=selection.missing_spill
         )
         found = from_bytes(disk.files[selection.missing_spill], SCHEMA)

@@ -393,7 +393,7 @@ async def test_reader_behind_a_missing_partition_asks_again_after_a_heartbeat() 
             await joined.changed(60)
         reader = QueryReader(hubs, client, CCQ, token=first)
         async with aclosing(
-            reader.events(hub.Fetched(Update(labels_of([]), first), None), heartbeat_s=0.001)
+            reader.events(hub.SharedUpdate(Update(labels_of([]), first), None), heartbeat_s=0.001)
         ) as events:
             event = await anext(events)
             while event is None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from galileo.gateway.problems import Refused
+from galileo.gateway.problems import RequestRefused
 from galileo.gateway.request_bodies import (
     DOCUMENT_BYTES_MAX,
     JSON_SHOWN_MAX,
@@ -43,7 +43,7 @@ async def test_document_of_unknown_or_excessive_length_is_not_read(
 
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     request = Request({"type": "http", "method": "POST", "headers": raw}, receive)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         await document_of(request)
     assert refused.value.status == expected
 
@@ -96,7 +96,7 @@ async def test_slow_bodies_hold_no_others_up_and_end_while_others_wait() -> None
     await waiting.send(b"z" * 60_000, has_more=False)
     assert not waiting.task.done()
     for sender in slow:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             await asyncio.wait_for(sender.task, 10)
         assert refused.value.status == HTTPStatus.REQUEST_TIMEOUT
     assert not fast.task.done()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from galileo.errors import InputError
 from galileo.gateway import sparql_protocol
-from galileo.gateway.problems import Refused
+from galileo.gateway.problems import RequestRefused
 from galileo.gateway.sparql_protocol import Request, query_text
 
 TEXT = "SELECT * { ?s ?p 'é & = + %' }"
@@ -17,7 +17,7 @@ QUERY = {"content-type": "application/sparql-query; charset=UTF-8"}
 
 
 def status(request):
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         query_text(request)
     return caught.value.status
 
@@ -105,7 +105,7 @@ def test_negotiate_accept_header_chooses_best_format(accept, kind, expected):
     ],
 )
 def test_negotiate_no_acceptable_format_is_refused(accept, kind):
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         sparql_protocol.negotiate(accept, kind)
     assert caught.value.status == HTTPStatus.NOT_ACCEPTABLE
 

@@ -16,7 +16,7 @@ from expected_errors import raises
 
 from galileo.errors import InvalidObservations
 from galileo.gateway import subscription_bodies
-from galileo.gateway.problems import Refused
+from galileo.gateway.problems import RequestRefused
 from galileo.gateway.subscription_bodies import tables_of
 from galileo.model.table import Table
 
@@ -89,7 +89,7 @@ def test_many_small_values_are_refused_before_they_are_parsed(
 ) -> None:
     monkeypatch.setattr(subscription_bodies, "VALUES_MAX", 100)
     for body in (f'{{"id": [{value}' + f", {value}" * 100 + "]}", f"[{value}" + f",{value}" * 99):
-        with pytest.raises(Refused, match="at most 100 arrays, objects and members"):
+        with pytest.raises(RequestRefused, match="at most 100 arrays, objects and members"):
             read(tmp_path / "body", "json", body.encode())
 
 
@@ -133,5 +133,5 @@ def test_subscription_bodies_of_large_rows_are_parsed_in_bounded_pieces(
         ("json", b"[" + b",".join([line] * 9) + b"]"),
         ("ndjson", json.dumps({"id": "a" * 99}).encode()),
     ):
-        with pytest.raises(Refused, match="at most 100 bytes"):
+        with pytest.raises(RequestRefused, match="at most 100 bytes"):
             read(tmp_path / "body", format, body)

@@ -15,7 +15,7 @@ from galileo.cursor import Cursor
 from galileo.errors import InputError, InternalError
 from galileo.graph.columns import columns_from_batch
 from galileo.graph.feature_graph import FeatureGraph
-from galileo.graph.synopsis import Synopsis, SynopsisDelta, Version
+from galileo.graph.synopsis import Synopsis, SynopsisDelta, SynopsisVersion
 from galileo.graph.synopsis_entries import Entries, EntryGrid, grids, log_bucket_ends, log_buckets
 from galileo.model.schema import Feature, Schema
 from galileo.query.query import parse
@@ -97,15 +97,15 @@ def test_synopsis_changes_since_sends_changed_entries_only(world):
         delta = synopsis.changes_since(last)
         sent.append(len(delta.state.entries))
         last = delta.state.version
-        assert (delta.base, last) == (sequence - 1, Version(1, sequence))
+        assert (delta.base, last) == (sequence - 1, SynopsisVersion(1, sequence))
     assert sent[0] == sent[1] > 10, "all is new, then all is twice as much"
     assert sum(sent[31:]) < 0.4 * 10 * sent[0], "the same a fortieth time is little news"
     synopsis.add(world.batch(6, 0), 42)
-    empty = synopsis.changes_since(Version(1, 41))
-    assert (len(empty.state.entries), empty.state.version) == (0, Version(1, 42))
-    assert synopsis.version == Version(1, 42)
+    empty = synopsis.changes_since(SynopsisVersion(1, 41))
+    assert (len(empty.state.entries), empty.state.version) == (0, SynopsisVersion(1, 42))
+    assert synopsis.version == SynopsisVersion(1, 42)
     synopsis.add(world.batch(7, 1), 43)
-    assert len(synopsis.changes_since(Version(1, 42)).state.entries) <= 1
+    assert len(synopsis.changes_since(SynopsisVersion(1, 42)).state.entries) <= 1
 
 
 @given(
@@ -201,7 +201,7 @@ def test_feature_graph_delta_after_gap_is_ignored(world):
     synopsis, graph = Synopsis(world.schema, partition=0, epoch=1), FeatureGraph(world.schema)
     synopsis.add(world.batch(1, 10), 1)
     synopsis.add(world.batch(2, 10), 2)
-    assert graph.apply(synopsis.changes_since(Version(1, 1))) == Version(1, 0)
+    assert graph.apply(synopsis.changes_since(SynopsisVersion(1, 1))) == SynopsisVersion(1, 0)
     assert graph.version(0) is None
     assert graph.candidates(parse("gusts = 77", world.schema), [0]).maybe == {0}
 
@@ -222,8 +222,8 @@ def test_feature_graph_restarted_owner_replaces_state(world):
     assert graph.apply(early) == known, "an owner that still recovers knows less"
     for number, batch in enumerate(batches[1:]):
         second.add(batch, number + 2)
-    assert graph.apply(second.changes_since(known)) == Version(2, 4)
-    assert graph.apply(old) == Version(2, 4)
+    assert graph.apply(second.changes_since(known)) == SynopsisVersion(2, 4)
+    assert graph.apply(old) == SynopsisVersion(2, 4)
     assert _same(graph._states[0].entries, second.changes_since(None).state.entries)
     assert graph.entries == len(graph._states[0].entries)
 
@@ -238,7 +238,7 @@ def test_synopsis_many_entries_stays_within_limit(world, seed, limit):
         synopsis.add(batch.set_column(0, batch.schema.field(0), pa.array(cells)), sequence)
         state = synopsis.changes_since(None).state
         assert len(state.entries) <= limit
-        assert (state.since, state.version) == (7, Version(1, sequence))
+        assert (state.since, state.version) == (7, SynopsisVersion(1, sequence))
 
 
 @pytest.mark.parametrize("precision", [1, 2, 3, 9])

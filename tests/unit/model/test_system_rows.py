@@ -18,10 +18,10 @@ from galileo.model.system_rows import (
     LookUp,
     OfferRow,
     Outcome,
-    Page,
     Position,
     Row,
     RowKind,
+    RowPage,
     Rows,
     first_changes,
 )
@@ -95,7 +95,7 @@ def test_row_without_a_value_has_no_data() -> None:
 # --- pages ---------------------------------------------------------------------------------------
 
 
-def follow(rows: Rows[Value], after: Position, topic: str, *, until: int, term: int = 1) -> Page:
+def follow(rows: Rows[Value], after: Position, topic: str, *, until: int, term: int = 1) -> RowPage:
     return rows.page(after, topic, until=until, term=term)
 
 

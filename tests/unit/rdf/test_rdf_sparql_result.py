@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError
-from galileo.rdf.sparql_process.engine import Answer
+from galileo.rdf.sparql_process.engine import WorkerAnswer
 from galileo.rdf.sparql_result import SparqlResult
 
 XSD = "http://www.w3.org/2001/XMLSchema#"
@@ -29,7 +29,7 @@ def solutions(*columns, names=None):
     variables = " ".join(f"?{name}" for name in names)
     query = f"SELECT {variables} {{ VALUES ({variables}) {{ {rows} }} }}"
     data = store.query(query).serialize(format=ox.QueryResultsFormat.TSV)
-    return SparqlResult(Answer("solutions", data))
+    return SparqlResult(WorkerAnswer("solutions", data))
 
 
 def literal(text, kind):
@@ -168,7 +168,7 @@ def test_result_invalid_integer_keeps_others(few):
 
 
 def test_result_solution_without_bindings_is_empty_row():
-    result = SparqlResult(Answer("solutions", b"\n\n"))
+    result = SparqlResult(WorkerAnswer("solutions", b"\n\n"))
     assert (len(result), result.variables, result.rows) == (1, (), [{}])
 
 
@@ -189,7 +189,7 @@ def test_result_serialise_formats_have_same_values():
 
 def test_result_triples_round_trip_as_graph():
     line = '<urn:a> <urn:galileo:ns:value> "2"^^<http://www.w3.org/2001/XMLSchema#integer> .\n'
-    result = SparqlResult(Answer("triples", line.encode()))
+    result = SparqlResult(WorkerAnswer("triples", line.encode()))
     assert (len(result), result.triples) == (1, line)
     ((_, _, value),) = result.to_graph()
     assert value.toPython() == 2
@@ -197,7 +197,7 @@ def test_result_triples_round_trip_as_graph():
 
 @pytest.mark.parametrize("value", [True, False])
 def test_result_ask_has_truth_and_no_rows(value):
-    result = SparqlResult(Answer("boolean", value=value))
+    result = SparqlResult(WorkerAnswer("boolean", value=value))
     assert bool(result) is value
     with raises(InputError, expected="solutions"):
         _ = result.rows

@@ -21,16 +21,16 @@ QUESTIONS = [
     ),
     questions.Latest(CellKey(25)),
     questions.Latest(FeatureKey("station")),
-    questions.Nearest(1.5, -7.0, 3, None),
-    questions.Nearest(1.5, -7.0, 3, 0.0),
-    questions.Nearest(1.5, -7.0, 3, math.inf),
+    questions.FindNearest(1.5, -7.0, 3, None),
+    questions.FindNearest(1.5, -7.0, 3, 0.0),
+    questions.FindNearest(1.5, -7.0, 3, math.inf),
     questions.Summarise("t"),
     questions.Summarise("t", bins=0),
     questions.Summarise("t", edges=()),
     questions.Summarise("t", edges=(0.0, 1.5)),
     questions.Describe(),
-    questions.Children(),
-    questions.Children("[1]", ("geohash", "t"), 7, "[null]"),
+    questions.ListChildren(),
+    questions.ListChildren("[1]", ("geohash", "t"), 7, "[null]"),
     questions.Explain(),
     questions.Version(),
 ]
@@ -44,7 +44,7 @@ def test_question_is_received_as_it_was_sent(question: questions.Question) -> No
 
 def test_every_question_of_the_protocol_has_an_analysis() -> None:
     [kinds] = analytics_pb2.AnalyseRequest.DESCRIPTOR.oneofs
-    assert {kind.__name__.lower() for kind in ANALYSES} == {field.name for field in kinds.fields}
+    assert {kind.__name__ for kind in ANALYSES} == {f.message_type.name for f in kinds.fields}
     assert {type(question) for question in QUESTIONS} == set(ANALYSES)
 
 

@@ -10,7 +10,7 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.ccq.model import Ccq, Holder, Record
+from galileo.ccq.model import CcqDefinition, Holder, Record
 from galileo.cursor import Cursor
 from galileo.dht.register import Ballot, Entry, RegisterMessage
 from galileo.errors import InputError
@@ -20,7 +20,7 @@ from galileo.samplers import SamplerSpec
 from galileo.wire.tagged_json import TaggedJson
 
 MESSAGES: tuple[type, ...] = get_args(RegisterMessage)
-TAGGED = TaggedJson([*MESSAGES, Ballot, Entry, Ccq, Record, Holder, Window])
+TAGGED = TaggedJson([*MESSAGES, Ballot, Entry, CcqDefinition, Record, Holder, Window])
 
 numbers = st.integers(0, 2**63 - 1)
 texts = st.text(max_size=20)
@@ -40,7 +40,7 @@ st.register_type_strategy(
 )
 
 
-@pytest.mark.parametrize("cls", [*MESSAGES, Ccq, Record])
+@pytest.mark.parametrize("cls", [*MESSAGES, CcqDefinition, Record])
 @examples(20)
 @given(data=st.data())
 def test_tagged_json_any_message_round_trips(cls: type, data: st.DataObject) -> None:
@@ -58,12 +58,12 @@ def test_tagged_json_cursor_and_sampler_round_trip(cursor: Cursor, spec: Sampler
 def test_tagged_json_record_has_pinned_text() -> None:
     """Pinned: a change of the text is a change of the format of records."""
     spec = SamplerSpec("uniform", {"fraction": 0.5}, 7)
-    made = Ccq("c", "nam", "true", 1.0, 9.0, spec, Compression.LZ4)
+    made = CcqDefinition("c", "nam", "true", 1.0, 9.0, spec, Compression.LZ4)
     holder = Holder("node-3", 5, Cursor(), Cursor({2: 9}))
     record = Record(made, 3, ("node-1", "node-2"), Cursor({2: 5}), holders=(holder,))
     stored = TAGGED.encode(record).decode()
     assert stored == (
-        '{"$":"Record","ccq":{"$":"Ccq","id":"c","dataset":"nam","query":"true","interval_s":1.0,'
+        '{"$":"Record","ccq":{"$":"CcqDefinition","id":"c","dataset":"nam","query":"true","interval_s":1.0,'
         '"expires_at":9.0,"sampler":{"$":"SamplerSpec","json":"{\\"name\\":\\"uniform\\",'
         '\\"options\\":{\\"fraction\\":0.5},\\"seed\\":7}"},"compression":"lz4","window":null,'
         '"owner":"","added":0},"revision":3,"nodes":["node-1","node-2"],'
