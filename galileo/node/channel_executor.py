@@ -22,16 +22,16 @@ The log alone says what was executed. A node that begins to lead reads the last 
 commits with one number the first one counts, and the second is a conflict: its sender reads
 the log again. Each observation is therefore in exactly one execution of each partition.
 
-A partition of the dataset that cannot be read stays where it is in the cut, and its commits are
-matched later. Retention waits for that, with a bound (`galileo.node.channel_cuts`).
+A partition of the dataset that cannot be read (`galileo.node.channel_observations`) stays where it
+is in the cut, and its commits are matched later. Retention waits for that, with a bound
+(`galileo.node.channel_cuts`).
 
 Where changes of subscriptions count as news, an execution compares them with the subscriptions as
 the last one saw them: an index is never ahead of the log but while an execution is under way. The
 table is not cleaned past there (`RetentionRunner`). If subscriptions have rows of tables, they
 change with these. Then the index is at the cursor of each table in the last cut, too, and these
 tables are not cleaned past there (`galileo.node.channel_cuts`). Where changed subscriptions also
-match what is there already, the node keeps the observations up to the cut that may match, its
-*history*.
+match what is there already, an execution has the history of its cut.
 
 An execution of a repetitive channel matches the history, too, with all subscriptions. It is due at
 a multiple of the period, which the log has with the cut. An attempt within the same period is due
@@ -53,12 +53,10 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from galileo.clock import Clock
 from galileo.cursor import EMPTY_CURSOR, Cursor, continued
 from galileo.errors import (
-    NAMED_MAX,
     BatchConflict,
     DataExpired,
     GalileoError,
@@ -69,21 +67,19 @@ from galileo.errors import (
     Unavailable,
 )
 from galileo.histogram import LAG_BOUNDS_S, DurationHistogram
-from galileo.model.channel import ID, NO_BROKER, Channel
+from galileo.model.channel import NO_BROKER, Channel
 from galileo.model.forks import count_commits
-from galileo.model.rows import RowOptions
-from galileo.model.table import DELETED, Table
-from galileo.model.times import MICROS, TIME_MIN_US, column_micros, iso, times_from_micros
+from galileo.model.times import MICROS, column_micros, iso, times_from_micros
 from galileo.node import channel_matching
 from galileo.node.catalog import Catalog
 from galileo.node.channel_matching import Observed
-from galileo.node.channel_shard import ChannelShard
+from galileo.node.channel_observations import ChannelObservations, ChannelWork, halfway
 from galileo.node.cluster_view import ClusterView
 from galileo.node.peers import TableTask
 from galileo.node.reference_tables import References, ReferenceTables
-from galileo.node.select import CursorRange, Selection
+from galileo.node.select import Selection
 from galileo.node.table_reader import TableReader
-from galileo.query import Query, joins
+from galileo.query import joins
 from galileo.query.lookup_index import LookupIndex
 from galileo.query.subscriptions import ParameterQuery, RowIndex, SubscriptionIndex
 from galileo.storage.commits import Commit, Committed
@@ -92,20 +88,11 @@ PRODUCER = "~execute"
 """The producer of executions; no user has one with this character."""
 LOOK_S = 0.25
 """Seconds between two looks at which channels there are."""
-ROWS_MAX = 131_072
-"""Observations that are matched together, unless one commit alone has more, both sides have to be
-new, or the channel is repetitive."""
 BYTES_MAX = 64 << 20
 """Bytes of a result that is committed, unless one commit alone has more; a repetitive channel fails
 beyond it."""
-HISTORY_ROWS_MAX = 10_000_000
-"""Observations of a history."""
 RETRY_S = 10.0
 """Seconds until the next attempt after an error that may pass by itself."""
-CHUNKS_MAX = 256
-"""Pieces of a history before they are joined."""
-HISTORY_AGE_S = 600.0
-"""Seconds after which a history is read again, without what retention has dropped."""
 
 T = TypeVar("T")
 
@@ -145,122 +132,6 @@ class Progress:
     took_s: float = 0.0
     failure: str = ""
     is_transient: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Work:
-    """A channel, its logs and its query, and when this execution was due.
-
-    Attributes:
-        due_us: microseconds since 1970.
-        reading: held while the subscriptions of a partition are read, which takes memory.
-    """
-
-    channel: Channel
-    shard: ChannelShard
-    query: ParameterQuery
-    table: str
-    due_us: int
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that are matched, joined or delivered."""
-        place = ("latitude", "longitude", "time")
-        return tuple(dict.fromkeys([*place, *self.query.features, *self.delivered]))
-
-    @property
-    def delivered(self) -> Sequence[str]:
-        names: Sequence[str] = self.channel.observed_schema.names
-        return (*names, *self.channel.needed_columns)
-
-    def make_index(self) -> SubscriptionIndex:
-        """An index without subscriptions."""
-        channel = self.channel
-        if not channel.lookup:
-            return SubscriptionIndex(self.query)
-        return LookupIndex(self.query, channel.subscriptions, channel.reference_tables)
-
-    def readable(self, rows: pa.Table) -> pa.Table:
-        """Marks subscriptions that cannot be matched as deleted, and names them in the log.
-
-        Nodes do not check rows that are stored before the channel is created.
-        """
-        permitted = self.query.permits(rows)
-        if permitted.all():
-            return rows
-        names = rows.column(ID).filter(pa.array(~permitted))
-        log.warning(
-            "channel %s: %d subscriptions cannot be matched and are left out: %s; store them again",
-            *(self.channel.name, len(names), names[:NAMED_MAX].to_pylist()),
-        )
-        number = rows.schema.get_field_index(DELETED)
-        deleted = pc.or_(rows.column(DELETED), pa.array(~permitted))
-        return rows.set_column(number, rows.schema.field(number), deleted)
-
-    @property
-    def compares(self) -> bool:
-        """Whether changes of subscriptions count as news."""
-        return self.channel.compares
-
-    @property
-    def compared_tables(self) -> Sequence[Table]:
-        """The tables whose changes count as news, with the subscriptions that have their rows."""
-        tables = self.channel.reference_tables
-        return [tables[step.table] for step in self.channel.lookup] if self.compares else []
-
-    @property
-    def oldest_us(self) -> int:
-        """The time of the oldest observations that may match."""
-        age_max_us = self.channel.age_max_us
-        return TIME_MIN_US if age_max_us is None else max(TIME_MIN_US, self.due_us - age_max_us)
-
-    @property
-    def selected(self) -> Query:
-        """What every observation that matches satisfies, whatever the subscription."""
-        constant, oldest_us = self.query.constant, self.oldest_us
-        return constant if oldest_us == TIME_MIN_US else constant.since(oldest_us)
-
-    def is_divisible(self, after: Cursor, until: Cursor) -> bool:
-        """Whether several executions can do the work of one.
-
-        Where both sides have to be new, all that is new has to meet in one. A repetitive channel
-        delivers all that matches in one.
-        """
-        is_whole = self.channel.new in ("both", "none")
-        return not is_whole and _commits_between(after, until) > 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Fetched:
-    """The observations of the commits (after, until] that may match.
-
-    Attributes:
-        is_part: whether there are more than one execution takes.
-        is_whole: whether every partition could be read.
-        cut: where the range was to begin, without commits that were lost.
-    """
-
-    observations: pa.Table
-    after: Cursor
-    until: Cursor
-    is_part: bool
-    is_whole: bool
-    cut: Cursor
-
-
-@dataclass(slots=True, eq=False)
-class _History:
-    """The observations up to a cut that may match.
-
-    Attributes:
-        oldest_us: those before this time are missing.
-        read_at: when they were read, monotonic.
-    """
-
-    rows: RowIndex
-    oldest_us: int
-    read_at: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -305,17 +176,16 @@ class ChannelExecutor:
     ) -> None:
         self._catalog = catalog
         self._tables = tables
-        self._selection = selection
         self._view = view
         self._executor = executor
         self._clock = clock
         self._references = ReferenceTables(tables, executor=executor, clock=clock)
+        self._observations = ChannelObservations(selection, executor=executor, clock=clock)
         self._joining = asyncio.Lock()  # Channels share tables, which one thread at a time joins.
         self._on_committed = on_committed
         self.durations = DurationHistogram(LAG_BOUNDS_S)
         self._progress: dict[str, dict[int, Progress]] = {}
         self._queries: dict[str, ParameterQuery] = {}
-        self._histories: dict[str, dict[Cursor, _History]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def query(self, channel: Channel) -> ParameterQuery:
@@ -366,7 +236,7 @@ class ChannelExecutor:
                     self._running.pop(key).cancel()
                     self._progress.pop(key, None)
                     self._queries.pop(key, None)
-                    self._histories.pop(key, None)
+                    self._observations.forget(key)
                 self._references.forget_idle()
                 await asyncio.sleep(LOOK_S)
         finally:
@@ -429,7 +299,7 @@ class ChannelExecutor:
         self._forget_histories(work, ahead_s=work.channel.period_s)
         return is_behind
 
-    async def _is_due(self, work: _Work, partition: int) -> bool:
+    async def _is_due(self, work: ChannelWork, partition: int) -> bool:
         """Whether there may be an execution now.
 
         Of a repetitive channel it is due later than the last one, and its subscriptions are indexed
@@ -452,13 +322,13 @@ class ChannelExecutor:
             await self._update_index(work, partition)
         return work.due_us > last_us
 
-    def _forget_others(self, work: _Work) -> None:
+    def _forget_others(self, work: ChannelWork) -> None:
         """Frees the indices of partitions that other nodes execute."""
         known = self._known(work.channel).items()
         self._progress[work.channel.key] = {p: one for p, one in known if work.shard.owns(p)}
 
     def _is_wanted(
-        self, work: _Work, partition: int, read: Mapping[str, Cursor] | None = None
+        self, work: ChannelWork, partition: int, read: Mapping[str, Cursor] | None = None
     ) -> bool:
         """Whether an execution has something to match even if no observation is new.
 
@@ -481,18 +351,11 @@ class ChannelExecutor:
             for name, cursor in known.items()
         )
 
-    def _forget_histories(self, work: _Work, *, ahead_s: float = 0.0) -> None:
-        """Frees the histories up to cuts that no partition has, and those that are too old then."""
-        channel = work.channel
-        cuts = {progress.cut for progress in self._known(channel).values()}
-        oldest = self._clock.monotonic() + ahead_s - HISTORY_AGE_S
-        self._histories[channel.key] = {
-            cut: history
-            for cut, history in self._histories.get(channel.key, {}).items()
-            if cut in cuts and history.read_at > oldest
-        }
+    def _forget_histories(self, work: ChannelWork, *, ahead_s: float = 0.0) -> None:
+        cuts = {progress.cut for progress in self._known(work.channel).values()}
+        self._observations.forget(work.channel.key, but=cuts, ahead_s=ahead_s)
 
-    async def _work(self, channel: str) -> _Work | None:
+    async def _work(self, channel: str) -> ChannelWork | None:
         """What an execution needs; None if the channel or its table is not here, or is dropped."""
         try:
             shard = self._catalog.channel_shard(channel)
@@ -503,9 +366,9 @@ class ChannelExecutor:
         if schema is None or table is None or not self._catalog.knows(schema.key):
             return None
         due_us = shard.schema.due_us(self._clock.wall())
-        return _Work(shard.schema, shard, await self.query(shard.schema), table, due_us)
+        return ChannelWork(shard.schema, shard, await self.query(shard.schema), table, due_us)
 
-    async def _read_progress(self, work: _Work, partition: int) -> Progress:
+    async def _read_progress(self, work: ChannelWork, partition: int) -> Progress:
         """The progress of a partition, as its log has it."""
         known = self._progress.setdefault(work.channel.key, {})
         progress = known.get(partition)
@@ -540,7 +403,7 @@ class ChannelExecutor:
 
     async def _execute(
         self,
-        work: _Work,
+        work: ChannelWork,
         partitions: Sequence[int],
         *,
         after: Cursor,
@@ -561,7 +424,9 @@ class ChannelExecutor:
         """
         begun = self._clock.monotonic()
         is_repetitive = work.channel.is_repetitive
-        fetched = await self._fetch(work, after=after, until=until, is_whole=is_repetitive)
+        fetched = await self._observations.fetch(
+            work, after=after, until=until, is_whole=is_repetitive
+        )
         after = fetched.cut
         if not after.news(fetched.until):
             partitions = [p for p in partitions if self._is_wanted(work, p)]
@@ -569,9 +434,9 @@ class ChannelExecutor:
                 return False
         history, new = None, RowIndex(work.query, fetched.observations)
         if work.channel.new == "either":
-            history = (await self._history(work, after)).rows
+            history = (await self._observations.history(work, after)).rows
         elif is_repetitive and any(self._is_wanted(work, p) for p in partitions):
-            new = await self._all_rows(work, fetched, after=after)
+            new = await self._observations.all_rows(work, fetched, after=after)
         observed = Observed(new, history, fetched.after, fetched.until, work.due_us)
         commits, results = await self._prepare(work, partitions, observed)
         if commits:
@@ -583,7 +448,7 @@ class ChannelExecutor:
             took_s = self._of(work, partition).took_s = self._clock.monotonic() - begun
             self.durations.observe(took_s)
             self._note(work, partition, result, until=observed.until)
-        self._extend_history(work, observed)
+        self._observations.extend_history(work, observed)
         is_part |= fetched.is_part
         is_behind = is_part and any(isinstance(one, Committed) for one in results.values())
         half = halfway(after, fetched.until)
@@ -595,7 +460,7 @@ class ChannelExecutor:
         return is_behind
 
     def _note(
-        self, work: _Work, partition: int, result: BaseException | Committed, *, until: Cursor
+        self, work: ChannelWork, partition: int, result: BaseException | Committed, *, until: Cursor
     ) -> None:
         """Records the outcome of an execution.
 
@@ -618,7 +483,7 @@ class ChannelExecutor:
             raise result
         self._fail(work, partition, result)
 
-    def _fail(self, work: _Work, partition: int, error: GalileoError) -> None:
+    def _fail(self, work: ChannelWork, partition: int, error: GalileoError) -> None:
         """Notes why a partition cannot be executed now; the log has each reason once."""
         progress = self._of(work, partition)
         if progress.failure != error.message:
@@ -630,168 +495,11 @@ class ChannelExecutor:
         """The progress of partitions that were executed, or tried, since the node began."""
         return self._progress.get(channel.key, {})
 
-    def _of(self, work: _Work, partition: int) -> Progress:
+    def _of(self, work: ChannelWork, partition: int) -> Progress:
         return self._progress[work.channel.key][partition]
 
-    async def _history(self, work: _Work, until: Cursor) -> _History:
-        """The observations up to a cut that may match.
-
-        Raises:
-            Unavailable: a partition of the dataset cannot be read.
-            MessageTooLarge: there are too many.
-        """
-        histories, oldest_us = self._histories.setdefault(work.channel.key, {}), work.oldest_us
-        known = histories.get(until)
-        if known is None or known.oldest_us > oldest_us:
-            fetched = await self._fetch(work, after=EMPTY_CURSOR, until=until, is_whole=True)
-            if not fetched.is_whole:
-                raise Unavailable(
-                    f"the observations before an execution of channel {work.channel.name!r} cannot "
-                    "all be read; try again",
-                    after_s=1.0,
-                )
-            index, read_at = RowIndex(work.query, fetched.observations), self._clock.monotonic()
-            known = histories[until] = _History(index, oldest_us, read_at)
-        elif known.oldest_us < oldest_us:
-            rows = known.rows.observations
-            trim = partial(_since, rows, oldest_us)
-            recent = await asyncio.get_running_loop().run_in_executor(self._executor, trim)
-            index = known.rows if recent is rows else RowIndex(work.query, recent)
-            known = histories[until] = _History(index, oldest_us, known.read_at)
-        return known
-
-    def _extend_history(self, work: _Work, observed: Observed) -> None:
-        """Keeps the history up to the next cut."""
-        histories = self._histories.get(work.channel.key, {})
-        known = histories.get(observed.after)
-        if known is not None and observed.history is not None:
-            self._extend(work, known, observed.new.observations, until=observed.until)
-
-    async def _all_rows(self, work: _Work, fetched: _Fetched, *, after: Cursor) -> RowIndex:
-        """The observations up to the next cut that may match, which its history keeps.
-
-        Raises:
-            Unavailable: a partition of the dataset cannot be read.
-            MessageTooLarge: there are too many.
-        """
-        known = await self._history(work, after)
-        count = known.rows.observations.num_rows + fetched.observations.num_rows
-        if count > HISTORY_ROWS_MAX:
-            raise self._too_many_observations(work)
-        return self._extend(work, known, fetched.observations, until=fetched.until)
-
-    def _extend(self, work: _Work, known: _History, new: pa.Table, *, until: Cursor) -> RowIndex:
-        """Keeps a history with some more observations as that of a cut."""
-        rows = known.rows
-        if new.num_rows:
-            whole = pa.concat_tables([rows.observations, new])
-            if whole.column(0).num_chunks > CHUNKS_MAX:
-                whole = whole.combine_chunks()
-            rows = RowIndex(work.query, whole)
-        self._histories[work.channel.key][until] = _History(rows, known.oldest_us, known.read_at)
-        return rows
-
-    def _too_many_observations(self, work: _Work) -> MessageTooLarge:
-        further = ", bound their age by age_max" if work.channel.is_repetitive else ""
-        return MessageTooLarge(
-            f"expected a template of channel {work.channel.name!r} whose conditions without "
-            f"parameters select at most {HISTORY_ROWS_MAX:,} observations, got more; add "
-            f"some{further}, or let retention drop what is old",
-            bound=HISTORY_ROWS_MAX,
-        )
-
-    async def _fetch(
-        self, work: _Work, *, after: Cursor, until: Cursor, is_whole: bool = False
-    ) -> _Fetched:
-        """The observations of a range that may match.
-
-        Args:
-            work: the channel.
-            after: where the range begins.
-            until: where it ends.
-            is_whole: whether all are needed; otherwise those of as many commits as an execution
-                takes.
-
-        Raises:
-            MessageTooLarge: there are more than a node keeps.
-        """
-        query, rows_max = work.selected, HISTORY_ROWS_MAX if is_whole else ROWS_MAX
-        options = RowOptions(columns=work.columns)
-        schema = options.arrow_schema(query.schema)
-        wanted, absent, is_part, cut = until, set[int](), False, after
-        while True:
-            missing = set[int]()
-            commits = CursorRange(frozenset(after.news(until)), after, until)
-            tables, rows, is_large = [schema.empty_table()], 0, False
-            selected = self._selection.select(
-                query, options, commits=commits, on_missing=missing.update
-            )
-            try:
-                async with aclosing(selected) as parts:
-                    async for part in parts:
-                        tables.append(part)
-                        rows += part.num_rows
-                        is_large = rows > rows_max and (is_whole or work.is_divisible(after, until))
-                        if is_large:
-                            break
-            except HistoryChanged as error:  # What was matched before stays delivered.
-                known, cursors = (after, until), (after, until, wanted, cut)
-                after, until, wanted, cut = (continued(cursor, error) for cursor in cursors)
-                if (after, until) == known:
-                    raise
-                continue
-            except DataExpired as error:
-                kept = after.join(_expired(error, until))
-                if kept == after:
-                    raise
-                after = kept
-                continue
-            except GalileoError:
-                missing |= await self._unreadable(work, options, commits)
-                if not missing or missing >= commits.partitions:
-                    raise  # What was read is not all, and the next attempt may read it.
-            if missing:
-                absent |= missing
-                until = Cursor({p: after[p] if p in absent else s for p, s in wanted.items()})
-                is_part = False
-            elif is_large and is_whole:
-                raise self._too_many_observations(work)
-            elif is_large:
-                until, is_part = halfway(after, until), True
-            else:
-                whole = pa.concat_tables(tables)
-                return _Fetched(whole, after, until, is_part, not absent, cut)
-
-    async def _unreadable(
-        self, work: _Work, options: RowOptions, commits: CursorRange
-    ) -> frozenset[int]:
-        """The partitions of which some commits cannot be read.
-
-        They may be damaged, or their owner has lost commits that it had reported.
-        """
-        alone = {p: replace(commits, partitions=frozenset([p])) for p in commits.partitions}
-        reading = (self._is_readable(work, options, of_one) for of_one in alone.values())
-        are_readable = await asyncio.gather(*reading)
-        return frozenset(
-            p for p, is_readable in zip(alone, are_readable, strict=True) if not is_readable
-        )
-
-    async def _is_readable(self, work: _Work, options: RowOptions, commits: CursorRange) -> bool:
-        missing = set[int]()
-        selected = self._selection.select(
-            work.selected, options, commits=commits, on_missing=missing.update
-        )
-        try:
-            async with aclosing(selected) as parts:
-                async for _ in parts:
-                    pass
-        except GalileoError as error:
-            log.info("%s cannot read %s: %s", work.channel.name, commits.partitions, error)
-            return False
-        return not missing
-
     async def _prepare(
-        self, work: _Work, partitions: Sequence[int], observed: Observed
+        self, work: ChannelWork, partitions: Sequence[int], observed: Observed
     ) -> tuple[dict[int, Commit], dict[int, BaseException | Committed]]:
         """The commits of executions of partitions with the same cut, and why others have none."""
         failed = dict[int, BaseException | Committed]()
@@ -812,7 +520,7 @@ class ChannelExecutor:
         return await _outcomes(commits, failed), failed
 
     async def _match(
-        self, work: _Work, partition: int, observed: Observed, references: References
+        self, work: ChannelWork, partition: int, observed: Observed, references: References
     ) -> pa.Table:
         """The matches of a partition, whose subscriptions have rows of some tables.
 
@@ -837,7 +545,7 @@ class ChannelExecutor:
         return await self._divisibly(work, observed, match)
 
     async def _join_changes(
-        self, work: _Work, partition: int, changes: pa.Table, references: References
+        self, work: ChannelWork, partition: int, changes: pa.Table, references: References
     ) -> pa.Table:
         """The changes of subscriptions with rows of tables since the last execution.
 
@@ -892,7 +600,9 @@ class ChannelExecutor:
         async with self._joining:
             return await loop.run_in_executor(self._executor, join)
 
-    async def _join(self, work: _Work, observed: Observed, records: dict[int, pa.Table]) -> _Joined:
+    async def _join(
+        self, work: ChannelWork, observed: Observed, records: dict[int, pa.Table]
+    ) -> _Joined:
         """The observations as they are delivered.
 
         Raises:
@@ -912,7 +622,7 @@ class ChannelExecutor:
         return _Joined(enriched, records | renumbered, read.cursors)
 
     async def _commit(
-        self, work: _Work, partition: int, observed: Observed, joined: _Joined
+        self, work: ChannelWork, partition: int, observed: Observed, joined: _Joined
     ) -> Commit:
         """The commit of an execution. Raises _TooLargeError if its result is too large."""
         progress = self._of(work, partition)
@@ -942,7 +652,7 @@ class ChannelExecutor:
         return Commit(PRODUCER, progress.execution + 1, rows, paths)
 
     async def _divisibly(
-        self, work: _Work, observed: Observed, make: Callable[[], pa.Table]
+        self, work: ChannelWork, observed: Observed, make: Callable[[], pa.Table]
     ) -> pa.Table:
         """What a function makes in a thread.
 
@@ -956,7 +666,7 @@ class ChannelExecutor:
                 raise
             raise _TooLargeError from None
 
-    async def _update_index(self, work: _Work, partition: int) -> pa.Table | None:
+    async def _update_index(self, work: ChannelWork, partition: int) -> pa.Table | None:
         """Brings the index of a partition up to date with the table of subscriptions.
 
         Returns:
@@ -1002,7 +712,7 @@ class ChannelExecutor:
 
     async def _read_changes(
         self,
-        work: _Work,
+        work: ChannelWork,
         partition: int,
         *,
         after: int,
@@ -1045,12 +755,6 @@ async def _outcomes(
     return results
 
 
-def _since(observations: pa.Table, time_us: int) -> pa.Table:
-    """Those that are not before a time."""
-    is_recent = column_micros(observations.column("time")) >= time_us
-    return observations if is_recent.all() else observations.filter(pa.array(is_recent))
-
-
 def cut_of(rows: pa.Table) -> Cursor:
     """The cut of an execution: up to which commit of each partition it has gone."""
     if rows.column("broker")[0].as_py() != NO_BROKER:
@@ -1077,24 +781,3 @@ def _lost_rows(channel: Channel, error: DataExpired) -> DataExpired:
         "channel, and create it again",
         **error.details,
     )
-
-
-def halfway(after: Cursor, until: Cursor) -> Cursor:
-    """A cursor with half of the several commits between two: those of the first partitions."""
-    left = _commits_between(after, until) // 2
-    positions = dict(until)
-    for partition in reversed(after.news(until)):
-        removed = min(left, until[partition] - after[partition])
-        positions[partition] -= removed
-        left -= removed
-    return Cursor(positions)
-
-
-def _commits_between(after: Cursor, until: Cursor) -> int:
-    return sum(until[partition] - after[partition] for partition in after.news(until))
-
-
-def _expired(error: DataExpired, until: Cursor) -> Cursor:
-    """Up to where retention has dropped commits of a range."""
-    places = zip(error.details["partitions"], error.details["until"], strict=True)
-    return Cursor({partition: min(last, until[partition]) for partition, last in places})

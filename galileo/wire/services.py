@@ -46,7 +46,7 @@ internal service is in `galileo.rpc.internal`."""
 INTERNAL_SERVICE = "galileo.internal"
 """The full name of the service whose calls `galileo.rpc.internal` defines."""
 EVALUATOR_SERVICE = "galileo.evaluator"
-"""The full name of the service whose calls `galileo.spark.calls` defines."""
+"""The full name of the service whose calls `galileo.spark.launcher` defines."""
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 _KINDS = ("unary", "stream")

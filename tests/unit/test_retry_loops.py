@@ -24,7 +24,7 @@ OF_BACKOFF = {"after", "pause_s"}
 PAUSES = {"sleep", "_wait_after", "poll", *OF_BACKOFF}
 NEXT_PIECE = {
     "client/blocking_portal:serve": "each item is asked for by the reader",
-    "node/channel_executor:_fetch": "the next read begins after what retention dropped",
+    "node/channel_observations:fetch": "the next read begins after what retention dropped",
     "node/cluster_analytics:_local": "the search begins with what the index has now",
     "node/table_reader:_read": "the rows are looked for anew where the cleaner has put them",
     "node/system_tables:run": "news or the end of a wait begins the next look",

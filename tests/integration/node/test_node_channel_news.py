@@ -8,7 +8,7 @@ import pytest
 from channel_rounds import TEMPLATE, Rounds
 
 from galileo.model.channel import Channel
-from galileo.node import channel_executor
+from galileo.node import channel_observations
 
 MODES: list[dict[str, Any]] = [
     {"new": "observations"},
@@ -18,7 +18,11 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
-LIMITS = [{}, {"ROWS_MAX": 3}, {"BYTES_MAX": 1}]
+LIMITS = [
+    {},
+    {"galileo.node.channel_observations.ROWS_MAX": 3},
+    {"galileo.node.channel_executor.BYTES_MAX": 1},
+]
 MIXES = [
     pytest.param(mode, limits, marks=() if number == 0 or number + index == 2 else pytest.mark.slow)
     for index, mode in enumerate(MODES)
@@ -31,7 +35,7 @@ async def test_rounds_tell_what_loops_over_all_pairs_find(
     cluster: Any, mode: dict[str, Any], limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in limits.items():
-        monkeypatch.setattr(channel_executor, name, value)
+        monkeypatch.setattr(name, value)
     world = Rounds(cluster, Channel("alerts", "nam", TEMPLATE, **mode), seed=LIMITS.index(limits))
     await world.begin()
     total = 0
@@ -77,9 +81,9 @@ async def test_a_history_that_is_too_large_fails_and_says_so(
     for _ in range(4):
         await world.observe(10)
     await world.execute()
-    monkeypatch.setattr(channel_executor, "HISTORY_ROWS_MAX", 5)
+    monkeypatch.setattr(channel_observations, "HISTORY_ROWS_MAX", 5)
     for node in cluster.nodes:
-        node.channels._histories.clear()
+        node.channels._observations._histories.clear()
     await world.subscribe(10)
     world.hear()
     for node in cluster.nodes:

@@ -13,8 +13,8 @@ from waiting import until
 
 from galileo.model.channel import Channel
 from galileo.model.times import MICROS
-from galileo.node import channel_executor, channel_matching
-from galileo.node.channel_executor import HISTORY_AGE_S
+from galileo.node import channel_executor, channel_matching, channel_observations
+from galileo.node.channel_observations import HISTORY_AGE_S
 
 PERIOD_S = 60.0
 WAIT_S = 20.0
@@ -28,6 +28,10 @@ class RunningClock:
 
     def wall(self) -> float:
         return self.monotonic() + self._shift
+
+
+def histories_of(node: Any) -> list[Any]:
+    return [*node.channels._observations._histories.get("alerts", {}).values()]
 
 
 class Repeats(Rounds):
@@ -54,7 +58,7 @@ class Repeats(Rounds):
     def set_clock(self) -> None:
         """The nodes have the clock of the test; again after restarts."""
         for node in self.cluster.nodes:
-            node.channels._clock = self.cluster.clock
+            node.channels._clock = node.channels._observations._clock = self.cluster.clock
 
     async def restart(self, name: str) -> None:
         await self.cluster.restart(name)
@@ -279,7 +283,7 @@ async def test_too_many_observations_fail_whether_they_are_new_or_known(
     await world.observe(12)
     for rows_max, more in ((8, 0), (20, 12)):
         await world.observe(more)
-        monkeypatch.setattr(channel_executor, "HISTORY_ROWS_MAX", rows_max)
+        monkeypatch.setattr(channel_observations, "HISTORY_ROWS_MAX", rows_max)
         await world.try_all()
         failures = world.failures()
         assert failures
@@ -288,7 +292,7 @@ async def test_too_many_observations_fail_whether_they_are_new_or_known(
         await world.execute()
         assert await world.delivered() == world.due()
         world.wait()
-    monkeypatch.setattr(channel_executor, "HISTORY_ROWS_MAX", 1)
+    monkeypatch.setattr(channel_observations, "HISTORY_ROWS_MAX", 1)
     world.wait(3 * PERIOD_S)  # All are too old, and are read no more.
     await world.execute()
     assert not await world.delivered()
@@ -304,7 +308,7 @@ async def test_the_memory_holds_no_observations_that_are_too_old(cluster: Any) -
         await world.observe(10)
         await world.execute()
         assert await world.delivered() == world.due()
-        histories = [one for n in cluster.nodes for one in n.channels._histories["alerts"].values()]
+        histories = [one for node in cluster.nodes for one in histories_of(node)]
         sizes.append(max(one.rows.observations.num_rows for one in histories))
         world.wait()
     assert sizes[0] == 10
@@ -319,7 +323,7 @@ async def test_a_long_period_keeps_no_observations_in_memory(cluster: Any) -> No
         await world.observe(20)
         await world.execute()
         assert await world.delivered() == world.due()
-        assert not any(node.channels._histories["alerts"] for node in cluster.nodes)
+        assert not any(histories_of(node) for node in cluster.nodes)
         world.wait(HISTORY_AGE_S)
 
 

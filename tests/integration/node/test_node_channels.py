@@ -45,7 +45,7 @@ from galileo.errors import CorruptData, InputError, PartitionReadOnly, Unavailab
 from galileo.model.channel import Channel
 from galileo.model.enrichment import Lookup, Nearest, Step
 from galileo.model.table import Table
-from galileo.node import channel_executor, query_limits, table_reader
+from galileo.node import channel_observations, query_limits, table_reader
 from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.channel_executor import ChannelExecutor
 from galileo.node.channel_reader import LOOK_S
@@ -67,6 +67,7 @@ RETENTION = RetentionRunnerOptions(check_s=3600.0, min_age_s=0.0, table_age_s=0.
 CAUGHT_UP_MAX = 100
 KEPT_DAYS = 8
 EXECUTOR = "galileo.node.channel_executor"
+OBSERVATIONS = "galileo.node.channel_observations"
 REFERENCES = {
     "levels": LEVELS,
     "ratings": Table("ratings", {"number": "int", "stars": "int"}, "number"),
@@ -226,7 +227,7 @@ async def history(
 ) -> Hot:
     """Everything that users and nodes do, in any order, some of it at the same time."""
     bytes_max = 9_000 if enrich else 3_000
-    limits = ({}, {f"{EXECUTOR}.ROWS_MAX": 8}, {f"{EXECUTOR}.BYTES_MAX": bytes_max})
+    limits = ({}, {f"{OBSERVATIONS}.ROWS_MAX": 8}, {f"{EXECUTOR}.BYTES_MAX": bytes_max})
     options = {"template": TEMPLATES[seed % 2], "enrich": enrich} | more
     with patched(limits[seed % 3]):
         return await _history(cluster, seed, steps, **options)
@@ -352,7 +353,7 @@ async def test_a_partition_that_is_away_does_not_hold_up_those_with_too_much(
     """Where more is new than fits, the first half must not be that which is away."""
     for _ in range(6):
         await hot.observe()
-    monkeypatch.setattr(channel_executor, "ROWS_MAX", 1)
+    monkeypatch.setattr(channel_observations, "ROWS_MAX", 1)
     air = hot.published(DATASET)
     owner = next(node for node in hot.cluster.nodes if min(air) in node.partitions)
     hot.away.add(owner.name)
@@ -409,7 +410,7 @@ async def test_an_execution_that_cannot_be_stored_is_not_repeated_at_once(
 ) -> None:
     for _ in range(6):
         await hot.observe()
-    monkeypatch.setattr(channel_executor, "ROWS_MAX", 1)
+    monkeypatch.setattr(channel_observations, "ROWS_MAX", 1)
     executor, catalog = hot.cluster["a"].channels, hot.cluster["a"].catalog
     assert await executor.execute(CHANNEL), "there is more to do"
 
@@ -443,7 +444,7 @@ async def test_partitions_whose_cuts_differ_fail_alone(
             lambda key, commits: commit(key, {p: c for p, c in commits.items() if p != own[0]}),
         )
         await executor.execute(CHANNEL)
-    select = executor._selection.select
+    select = executor._observations._selection.select
 
     def fail(*args: Any, commits: Any, **options: Any) -> Any:
         if commits.after == Cursor():
@@ -453,7 +454,7 @@ async def test_partitions_whose_cuts_differ_fail_alone(
     await hot.observe()
     hot.gossip()
     with monkeypatch.context() as patched:
-        patched.setattr(executor._selection, "select", fail)
+        patched.setattr(executor._observations._selection, "select", fail)
         await hot.execute("b")
         assert executor._of(await executor._work(CHANNEL), own[0]).failure == "damaged"
     assert hot.cuts("b") == {hot.published(DATASET)}

@@ -22,6 +22,7 @@ from galileo.model.times import MICROS
 from galileo.node import channel_reader, table_cleaner
 from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.channel_executor import ChannelExecutor, Progress, cut_of
+from galileo.node.channel_observations import ChannelObservations
 from galileo.node.peers import ExecutionsTask
 from galileo.node.reference_tables import ReferenceTables
 from galileo.node.retention_plan import Hold
@@ -35,7 +36,7 @@ _read_progress = ChannelExecutor._read_progress
 _read_changes = ChannelExecutor._read_changes
 _update_index = ChannelExecutor._update_index
 _note = ChannelExecutor._note
-_fetch = ChannelExecutor._fetch
+_fetch = ChannelObservations.fetch
 _is_due = ChannelExecutor._is_due
 _join_changes = ChannelExecutor._join_changes
 _changed_keys = ReferenceTables.changed_keys
@@ -127,7 +128,7 @@ def by_clock(world: SimulatedWorld) -> Patches:
         times[fetched.until] = current
         return replace(fetched, observations=fetched.observations.filter(is_new), after=after)
 
-    return {f"{EXECUTOR}._fetch": fetch}
+    return {f"{OBSERVATIONS}.fetch": fetch}
 
 
 def _without_last(partitions: frozenset[int], after: Cursor, until: Cursor) -> CursorRange:
@@ -259,7 +260,7 @@ def bound_by_clock(world: SimulatedWorld) -> Patches:
         now_us = round(world.clock.wall() * MICROS)
         return now_us - (self.channel.age_max_us or now_us)
 
-    return {"galileo.node.channel_executor._Work.oldest_us": property(oldest_us)}
+    return {"galileo.node.channel_observations.ChannelWork.oldest_us": property(oldest_us)}
 
 
 async def _always_due(self: Any, work: Any, partition: int) -> bool:
@@ -356,7 +357,8 @@ class _HastyWorld(SimulatedWorld):
 
 NOT_READ = Progress(SubscriptionIndex.__new__(SubscriptionIndex))
 EXECUTOR = "galileo.node.channel_executor.ChannelExecutor"
-RANGE = "galileo.node.channel_executor.CursorRange"
+OBSERVATIONS = "galileo.node.channel_observations.ChannelObservations"
+RANGE = "galileo.node.channel_observations.CursorRange"
 INDEX_APPLY = "galileo.node.channel_executor.SubscriptionIndex.apply"
 CUTS = "galileo.node.channel_cuts.ChannelCuts"
 RETENTION = "galileo.node.retention_runner"
@@ -378,25 +380,25 @@ CHANNEL_MUTANTS: dict[str, Any] = {
     "new_by_clock": by_clock,
     "open_at_the_end": {RANGE: _without_last},
     "closed_at_the_beginning": {RANGE: _with_last_once_more},
-    "part_as_whole": {f"{EXECUTOR}._fetch": _part_as_whole},
-    "absent_as_matched": {f"{EXECUTOR}._fetch": _absent_as_matched},
+    "part_as_whole": {f"{OBSERVATIONS}.fetch": _part_as_whole},
+    "absent_as_matched": {f"{OBSERVATIONS}.fetch": _absent_as_matched},
     "absent_subscriptions_skipped": {f"{EXECUTOR}._read_progress": _from_frontier},
     "copies_as_new": {"galileo.node.table_cleaner._paths": _copies_as_new},
     "cleaned_past_compared": {f"{RETENTION}.RetentionRunner._compared": _all_published},
-    "history_not_extended": {f"{EXECUTOR}._extend_history": _as_it_was},
+    "history_not_extended": {f"{OBSERVATIONS}.extend_history": _as_it_was},
     "index_ahead_of_log": {f"{EXECUTOR}._read_progress": _keep_index},
     "rows_read_anew_as_new": {f"{TABLES}.changed_keys": _read_anew_as_new},
     "rows_newer_than_cut": {f"{TABLES}.read_at": _newest_rows},
     "rows_cleaned_past_compared": {f"{CUTS}.compared": _nothing_compared},
     "rows_ahead_of_log": {f"{EXECUTOR}._read_progress": _keep_rows},
     "rows_not_followed": {f"{EXECUTOR}._join_changes": _subscriptions_alone},
-    "repeats_new_alone": {f"{EXECUTOR}._all_rows": _new_alone},
+    "repeats_new_alone": {f"{OBSERVATIONS}.all_rows": _new_alone},
     "repeats_only_with_news": {f"{EXECUTOR}._is_due": _only_with_news},
     "repeats_when_tried": {"galileo.model.channel.Channel.due_us": _due_when_it_is_tried},
     "repeats_bound_by_clock": bound_by_clock,
     "repeats_twice": {f"{EXECUTOR}._is_due": _always_due},
     "repeats_after_take_over": {f"{EXECUTOR}._read_progress": _never_executed},
-    "repeats_old": {"galileo.node.channel_executor._since": _with_old},
+    "repeats_old": {"galileo.node.channel_observations._since": _with_old},
     "own_cut": {
         f"{EXECUTOR}._read_progress": _own_cut,
         f"{EXECUTOR}._note": _without_conflicts,

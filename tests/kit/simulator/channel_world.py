@@ -79,7 +79,7 @@ AIR = air("nam")
 CHANNEL = "hot"
 LIMITS: tuple[dict[str, int], ...] = (
     {},
-    {"galileo.node.channel_executor.ROWS_MAX": 12},
+    {"galileo.node.channel_observations.ROWS_MAX": 12},
     {"galileo.node.channel_executor.BYTES_MAX": 8_000},
 )
 """Limits of executions with other values."""
