@@ -29,8 +29,8 @@ from galileo.config import from_dict
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.serving import GatewayServer
 from galileo.rpc.internal import SERVICE
-from galileo.server.main import NodeProcess
 from galileo.server.malloc_tuning import freeze_modules
+from galileo.server.node_process import NodeProcess
 from galileo.wire.channel import MESSAGE_BYTES_MAX, open_blocking_channel, short_name
 from galileo.wire.services import NODE_SERVICES
 

@@ -38,6 +38,7 @@ from galileo.node.loop_calls import call_in_loop
 from galileo.node.retention_plan import ReaderProgress
 from galileo.node.storage_node import StorageNode
 from galileo.node.system_tables import SystemTable
+from galileo.rpc.access import Principal
 from galileo.rpc.continuous import CcqDescription
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.elections import Elections
@@ -161,6 +162,19 @@ class CcqRecords:
             TransientError: there is no leader.
         """
         return [self.info(record) for record in await self._living(topic_of(dataset=dataset))]
+
+    async def count(self, dataset: str) -> int:
+        """The number of running CCQs of a dataset; errors as `all`."""
+        return len(await self._living(topic_of(dataset=dataset)))
+
+    async def samplers_in_use(self, caller: Principal) -> dict[str, list[str]]:
+        """The CCQs of a caller that use each uploaded sampler, by its digest; errors as `all`."""
+        ccqs_of: dict[str, list[str]] = {}
+        for one in await self.all():
+            is_shown = caller.owns(one.owner) and caller.may_use(one.dataset)
+            if is_shown and one.sampler is not None and one.sampler.archive:
+                ccqs_of.setdefault(one.sampler.archive, []).append(one.id)
+        return ccqs_of
 
     async def _living(self, topic: str) -> list[Record]:
         """The records of a topic that have not ended, by id; those of dropped datasets have."""

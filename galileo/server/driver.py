@@ -79,7 +79,7 @@ class Driver:
         mail: PeerMessenger,
         clock: Clock,
         work: Work,
-        new_commits: Callable[[], list[ccq.ContinuousEvent]],
+        new_commits: Callable[[], Sequence[ccq.ContinuousEvent]],
         drop_spills: Callable[[Sequence[int]], None],
         has_readers: Callable[[], bool],
     ) -> None:

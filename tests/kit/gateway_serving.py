@@ -16,7 +16,8 @@ from galileo.gateway.options import GatewayOptions
 from galileo.gateway.serving import GatewayServer
 from galileo.model.schema import Schema
 from galileo.server.joining import resolve_topology
-from galileo.server.main import NodeProcess, open_store
+from galileo.server.node_options import open_store
+from galileo.server.node_process import NodeProcess
 
 
 @contextlib.asynccontextmanager

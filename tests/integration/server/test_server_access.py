@@ -18,7 +18,7 @@ from proving import Certified, Tokens, auth_section, keys_in, tls_section
 from galileo.clock import SystemClock
 from galileo.config import from_dict
 from galileo.rpc.access import Role
-from galileo.server.main import NodeProcess
+from galileo.server.node_process import NodeProcess
 from galileo.wire.channel import open_channel
 from galileo.wire.tls_credentials import TlsFiles
 

@@ -20,7 +20,7 @@ import galileo
 from galileo.clock import SystemClock
 from galileo.config import Config, from_dict
 from galileo.errors import HistoryChanged
-from galileo.server.main import NodeProcess
+from galileo.server.node_process import NodeProcess
 
 SCHEMA = galileo.Schema("air", [galileo.Feature("rain", "mm")], geohash_precision=2)
 TABLE = galileo.Table("beds", {"id": "int", "beds": "int"}, key="id")

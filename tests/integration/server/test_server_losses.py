@@ -19,7 +19,7 @@ from galileo.clock import SystemClock
 from galileo.config import Config, from_dict
 from galileo.cursor import Cursor
 from galileo.node.log_regression import LogRegression
-from galileo.server.main import NodeProcess
+from galileo.server.node_process import NodeProcess
 
 SCHEMA = galileo.Schema("air", [galileo.Feature("rain", "mm")], geohash_precision=2)
 

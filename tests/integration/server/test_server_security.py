@@ -59,7 +59,7 @@ from galileo.rpc.policy import POLICIES
 from galileo.rpc.replication import REPLICATE
 from galileo.rpc.token_store import TOKEN_PREFIX
 from galileo.sampler_runtime import unavailable_reason
-from galileo.server.main import NodeProcess
+from galileo.server.node_process import NodeProcess
 from galileo.version import VERSION
 from galileo.wire.channel import open_blocking_channel
 from galileo.wire.services import CLUSTER, NODE_SERVICES, stub_of
