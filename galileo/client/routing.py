@@ -3,10 +3,10 @@
 The client computes the partitions of all rows from the topology, as nodes do, and sends each owner
 its rows in one call. A node that receives rows of another owner forwards them, so a stale topology
 costs time and nothing else; the client then reads the topology again. If an owner cannot be
-reached, another node receives its rows, and the owner is not called directly for `avoid_s`.
+reached, another node receives its rows, and the owner is not called directly for `AVOID_S`.
 
 All calls have the producer and number of the batch. Each partition recognises a repeated batch by
-them, whichever way it comes. If a partition has copies, and its owner is silent for `hedge_s`,
+them, whichever way it comes. If a partition has copies, and its owner is silent for `HEDGE_S`,
 another node gets the rows, too, which forwards them to who leads the partitions by then: a hedged
 request (Dean and Barroso, "The Tail at Scale", 2013).
 

@@ -177,7 +177,7 @@ class RegisterMessageArrived:
 
 @dataclass(frozen=True, slots=True)
 class RegisterTicked:
-    """Time has passed; due several times per `round_s` while `is_busy`."""
+    """Time has passed; due several times per `ROUND_S` while `is_busy`."""
 
 
 RegisterEvent: TypeAlias = ChangeRequested | RegisterMessageArrived | RegisterTicked
