@@ -30,13 +30,13 @@ from galileo.ccq.thresholds import MemoryBudget, free_capacity, thresholds
 CHECK_S = 0.5
 """Interval of checks of the memory budget, besides after each cycle."""
 SPILL_IDLE_S = 60.0
-"""A CCQ whose readers come no more often than this may be spilled."""
+"""Interval of readers from which on a CCQ may be spilled."""
 SPILLS_MAX = 4
 """Files that are written at a time."""
 SPILL_RETRY_S = 10.0
 """Pause after a failed write of a file."""
 LOAD_AHEAD_S = 5.0
-"""Packs are loaded so long before readers are expected."""
+"""Time before readers are expected at which packs are loaded."""
 HOLDERS_MAX = 4
 """Nodes that may keep ranges of one CCQ, besides its coordinator."""
 

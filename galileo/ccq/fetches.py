@@ -61,11 +61,11 @@ from galileo.model.forks import first_of, history_of
 from galileo.packs import PackedLabels
 
 CONFIRM_TIMEOUT_S = 1.0
-"""For the owners' confirmation of a token that is ahead of known commits."""
+"""Time for the owners to confirm a token that is ahead of known commits."""
 BACKFILL_TIMEOUT_S = 30.0
-"""For the rescan for a token older than the cache."""
+"""Time for the rescan for a token older than the cache."""
 HOLDER_TIMEOUT_S = 5.0
-"""For a holder's answer; then its range is rescanned."""
+"""Time for a holder's answer, after which its range is rescanned."""
 BACKFILLS_MAX = 32
 """Rescans at a time, for each CCQ."""
 

@@ -74,7 +74,7 @@ from galileo.election.ranking import UsageStatistics
 EXPIRY_GRACE_S = 30.0
 """How long other nodes wait for the coordinator to end an expired CCQ."""
 SAVE_INTERVAL_S = 0.5
-"""Between two looks for records to be saved."""
+"""Pause between two looks for records to be saved."""
 FETCHES_MAX = 10_000
 """Open fetches at a time."""
 _FETCH_ANSWERS = (AnswerFetch, RefuseFetch, RedirectFetch)

@@ -31,15 +31,15 @@ from galileo.ccq.state import NodeState
 from galileo.election.election import Candidacy
 
 REPAIR_AFTER_S = 10.0
-"""A node that is dead for so long is replaced in the records that name it."""
+"""Time after which a dead node is replaced in the records that name it."""
 REPAIR_RETRY_S = 60.0
-"""Until nodes are sought again where none was found."""
+"""Pause until nodes are sought again where none was found."""
 REPAIRED_MAX = 256
 """CCQs that are looked at in one step, and for which nodes are elected together."""
 CHANGE_TIMEOUT_S = 20.0
-"""After it nodes are elected again for a CCQ."""
+"""Time after which nodes are elected again for a CCQ."""
 SUCCESSION_PAUSE_S = 10.0
-"""Between attempts to transfer one CCQ."""
+"""Pause between attempts to transfer one CCQ."""
 SUCCESSIONS_MAX = 4
 """CCQs that are transferred at a time."""
 CPU_SLACK = 0.05

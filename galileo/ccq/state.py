@@ -22,7 +22,7 @@ from galileo.errors import Failure
 from galileo.model.schema import is_dropped
 
 SAVE_AFTER_S = 2.0
-"""What clients have retrieved is saved so long after it has changed."""
+"""Time after which a change of what clients have retrieved is saved."""
 SAVED_MAX = 256
 """Records that are saved at a time, those first that wait longest."""
 TOMBSTONE_S = 600.0

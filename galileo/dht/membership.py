@@ -40,9 +40,9 @@ from galileo.dht.node_states import Digest, Mask, NodeStates, StateDelta, StateE
 from galileo.hashing import text64
 
 DIRECT_MAX = 4
-"""Up to so many peers, a round exchanges with all of them."""
+"""Peers up to which a round exchanges with all of them."""
 DELTAS_BYTES_MAX = 1 << 20
-"""Entries in one message; the last one may exceed it."""
+"""Size of the entries in one message; the last one may exceed it."""
 
 
 @dataclass(frozen=True, slots=True)

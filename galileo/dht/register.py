@@ -43,11 +43,11 @@ from galileo.hashing import text64
 ROUND_S = 0.25
 """Interval at which a proposer repeats its messages."""
 BALLOT_S = 1.5
-"""A proposer gives up a ballot that takes longer."""
+"""Time after which a proposer gives up a ballot."""
 BACKOFF_S = 0.4
 """The longest pause before the next ballot."""
 CHANGE_S = 15.0
-"""A change that takes longer is given up."""
+"""Time after which a change is given up."""
 NODES_MAX = 4096
 """Ballots are `round * NODES_MAX + ordinal`."""
 LOTS = 1 << 20

@@ -12,18 +12,18 @@ CPU_SHARE_MAX = 0.9
 CCQS_MAX = 100_000
 """Most CCQs of one node."""
 
-# Weights of the terms of a score, each of which is about 0 to 1 before weighting.
+# Each term of a score is about 0 to 1 before weighting.
 MEMORY_WEIGHT = 4.0
-"""Of the share of the free memory that the CCQ's cache would take. The largest weight, since a
-coordinator without memory must hand its CCQ off."""
+"""Weight of the share of the free memory that the CCQ's cache would take. It is the largest one,
+since a coordinator without memory must hand its CCQ off."""
 CPU_WEIGHT = 2.0
-"""Of the share of all cores in use."""
+"""Weight of the share of all cores in use."""
 LOAD_WEIGHT = 1.0
-"""Of the runnable threads per core, at most 4."""
+"""Weight of the runnable threads per core, at most 4."""
 CCQS_WEIGHT, CCQS_TYPICAL = 1.0, 20.0
-"""Of the coordinated CCQs, per `CCQS_TYPICAL`; spreads CCQs over idle nodes."""
+"""Weight of the coordinated CCQs, per `CCQS_TYPICAL`; spreads CCQs over idle nodes."""
 LATENCY_WEIGHT, LATENCY_TYPICAL_S = 0.5, 0.05
-"""Of the round-trip time, per `LATENCY_TYPICAL_S`, at most 4."""
+"""Weight of the round-trip time, per `LATENCY_TYPICAL_S`, at most 4."""
 
 
 @dataclass(frozen=True, slots=True)

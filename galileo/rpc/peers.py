@@ -26,26 +26,25 @@ DEAD_CHECK_S = 1.0
 """Pause between two looks at whether a node is dead that owes the next part of a stream."""
 
 
-# Deadlines of calls between nodes, in seconds.
 CALL_S = 5.0
-"""Of a call by default."""
+"""Deadline of a call, unless it has one of the following."""
 GOSSIP_S = 1.0
-"""Of an exchange of gossip."""
+"""Deadline of an exchange of gossip."""
 SAMPLER_S = 10.0
-"""Of a call that may bring the archive of a sampler."""
+"""Deadline of a call that may bring the archive of a sampler."""
 COMMIT_S = 30.0
-"""Of the commit of a batch."""
+"""Deadline of the commit of a batch."""
 SCAN_S = 60.0
-"""Of a call that reads or deletes data; for a stream, of its next part, without the time of a slow
-local reader."""
+"""Deadline of a call that reads or deletes data; that of the next part of a stream, without the
+time of a slow local reader."""
 RETENTION_S = 300.0
-"""Of the retention of a dataset."""
+"""Deadline of the retention of a dataset."""
 FETCH_S = SCAN_S + WAIT_MAX_S
-"""Of the next part of an update, for which a client may wait `WAIT_MAX_S`."""
+"""Time to the next part of an update, for which a client may wait `WAIT_MAX_S`."""
 FRAMES_S = 10.0
-"""Of messages of replicas with frames."""
+"""Deadline of messages of replicas with frames."""
 REMOVAL_PART_S = 1_800.0
-"""Of the next progress message of a removal."""
+"""Time to the next progress message of a removal."""
 DEADLINES_S: Mapping[str, float] = MappingProxyType(
     {
         "apply_retention": RETENTION_S,
@@ -57,7 +56,8 @@ DEADLINES_S: Mapping[str, float] = MappingProxyType(
         **dict.fromkeys(("read", "read_table", "read_executions"), SCAN_S),
     }
 )
-"""Of an internal call, or of the next part of its answer, by its name; `CALL_S` of the others."""
+"""Deadline of an internal call, or of the next part of its answer, by its name; others have
+`CALL_S`."""
 
 GOSSIP = SERVICE.call(Internal.gossip)
 

@@ -34,7 +34,8 @@ from galileo.wire.context_propagation import Origin, continue_request, outgoing_
 TICK_S = 0.05
 """Pause between two ticks."""
 IDLE_AFTER_S = 1.0
-"""After the last event but ticks and what nodes exchange regularly, a node is idle."""
+"""Time after which a node is idle since its last event but ticks and what nodes exchange
+regularly."""
 IDLE_TICK_S = 0.25
 """Pause between two ticks of an idle node, which an event ends."""
 ANNOUNCE_INTERVAL_S = 0.25

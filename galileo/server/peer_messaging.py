@@ -72,13 +72,13 @@ OUTBOX_MAX = 10_000
 MESSAGES_BYTES_MAX = 2 << 20
 """Size of the messages of one request; a single message may exceed it."""
 SYNOPSIS_LOOK_S = 0.5
-"""Between two looks for datasets whose synopses are due."""
+"""Pause between two looks for datasets whose synopses are due."""
 SYNOPSIS_INTERVAL_S = 5.0
-"""Between two updates of the synopses of a dataset with a stream of commits."""
+"""Interval of updates of the synopses of a dataset with a stream of commits."""
 SYNOPSIS_QUIET_S = 1.0
-"""After the last commit, the synopses are updated in any case."""
+"""Time after the last commit after which the synopses are updated in any case."""
 SYNOPSIS_BYTES_MAX = 4 << 20
-"""Changes of synopses in one heartbeat; the last may exceed it."""
+"""Size of the changes of synopses in one heartbeat; the last may exceed it."""
 _ADDRESS, _DISK, _LONE, _CCQS, _COMMITS = "address", "disk", "lone", "ccqs", "commits/"
 """Keys of entries of a node's state; `_COMMITS` is followed by the key of a dataset."""
 

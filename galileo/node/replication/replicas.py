@@ -91,13 +91,13 @@ from galileo.storage.store import Store
 KIND = "replicas"
 """Of the records of machines."""
 IDLE_AFTER_S = 1.0
-"""After its last event but beats and ticks, a machine is idle."""
+"""Time after which a machine is idle since its last event but beats and ticks."""
 IDLE_TICK_S = 0.25
-"""Between two ticks of an idle machine, unless its next beat or campaign is due."""
+"""Pause between two ticks of an idle machine, unless its next beat or campaign is due."""
 CHANGES_MAX = 4
 """Partitions of one leader that get members at the same time."""
 MESSAGE_BYTES_MAX = 4 << 20
-"""Frames of one message; a single frame may exceed it."""
+"""Size of the frames of one message; a single frame may exceed it."""
 BOX_MAX = 20_000
 """Messages that wait for one node; beyond it the oldest are lost."""
 
