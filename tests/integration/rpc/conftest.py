@@ -95,7 +95,6 @@ class Company:
 
     topology: Topology
     schema: Schema = SCHEMA
-    options: NodeOptions = field(default_factory=NodeOptions)
     query_servicer: type[QueryServicer] = QueryServicer
     dead: set[str] = field(default_factory=set)
     members: dict[str, Served] = field(default_factory=dict)
@@ -110,7 +109,7 @@ class Company:
     async def start(self, name: str, server: grpc.aio.Server, directory: Path) -> None:
         store = Store.open(directory, JournalOptions(durability="none"), wall=lambda: 0.0)
         peers = GrpcPeers(self.topology, is_dead=lambda node: node in self.dead)
-        node = lone_node(name, self.known, store=store, peers=peers, options=self.options)
+        node = lone_node(name, self.known, store=store, peers=peers, options=NodeOptions())
         self.known = node.topology
         storage = StorageServicer(node)
         add_service(STORAGE, storage, server)
