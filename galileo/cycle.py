@@ -103,12 +103,17 @@ class CycleRequest:
         """The items [start, stop)."""
         return self._select(np.arange(*slice(start, stop).indices(len(self))))
 
+    def is_asked_of(self, node: int) -> Mask:
+        """Whether each item needs any of the partitions of a node, shape (n,)."""
+        after = self.cursor_rows[:, self.owners == node]
+        asked: Mask = (after != NOT_REQUESTED).any(axis=1)[self.cursors]
+        return asked
+
     def for_node(self, node: int) -> CycleRequest:
         """What a node is asked: its partitions, and the items that need any of them."""
         columns = np.flatnonzero(self.owners == node)
         after = self.cursor_rows[:, columns]
-        asked = (after != NOT_REQUESTED).any(axis=1)[self.cursors]
-        some = self._select(np.flatnonzero(asked))
+        some = self._select(np.flatnonzero(self.is_asked_of(node)))
         rows, cursors = np.unique(some.cursors, return_inverse=True)
         return replace(
             some,

@@ -9,7 +9,7 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -76,21 +76,24 @@ class _Group:
     Attributes:
         schema: of their labels.
         items: the items of the cycle.
+        digests: of their queries.
         rows: the distinct rows.
         row_of: for each item its row.
         row_at: rows by cursor and partitions.
         committed: of each partition a commit that a leader has published.
         here: the partitions about which this node answers, as the leader or another replica.
+        nodes: names of those that the request names.
     """
 
     schema: Schema
     items: list[ccq.CycleItem] = field(default_factory=list)
-    known: list[_Known] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
     rows: list[_Row] = field(default_factory=list)
     row_of: list[int] = field(default_factory=list)
     row_at: dict[tuple[Cursor, tuple[int, ...], int], int] = field(default_factory=dict)
     committed: Cursor = EMPTY_CURSOR
     here: Partitions = frozenset()
+    nodes: Sequence[str] = ()
 
     @property
     def partitions(self) -> list[int]:
@@ -149,12 +152,12 @@ class CycleExecutor:
         if scanned:
             for group in scanned:
                 self._choose_replicas(group)
-            await self._introduce(scanned)
             requests = await asyncio.to_thread(self._requests, scanned)
+            await self._introduce(scanned, requests)
             with spans.child("job", datasets=len(scanned)):
                 answered = await self._evaluate(requests)
             answers = dict(zip(map(id, scanned), answered, strict=True))
-            self._forget(scanned, answers)
+            self._forget(requests, answered)
         results = [
             await asyncio.to_thread(self._results, group, answers.get(id(group), ()))
             for group in groups
@@ -182,7 +185,7 @@ class CycleExecutor:
             if at is None:
                 at = rows[key] = self._row_at(group, item, known, is_pruned=is_pruned)
             group.items.append(item)
-            group.known.append(known)
+            group.digests.append(known.digest)
             group.row_of.append(at)
         return list(groups.values())
 
@@ -272,7 +275,7 @@ class CycleExecutor:
         partitions = group.partitions
         rows, cursors = np.unique(group.after(partitions), axis=0, return_inverse=True)
         owner = {p: name for name, owned in reversed([*nodes]) for p in owned}
-        names = list(dict.fromkeys(owner[p] for p in partitions if p in owner))
+        names = group.nodes = list(dict.fromkeys(owner[p] for p in partitions if p in owner))
         samplers = _samplers(group.items)
         committed = [group.committed[p] for p in partitions] if group.here else []
         return CycleRequest(
@@ -281,7 +284,7 @@ class CycleExecutor:
             partitions=np.array(partitions, dtype=np.int32),
             after=rows.reshape(-1),
             cursors=cursors.reshape(-1)[np.array(group.row_of, dtype=np.intp)].astype(np.int32),
-            digests=np.frombuffer(b"".join(known.digest for known in group.known), np.uint8),
+            digests=np.frombuffer(b"".join(group.digests), np.uint8),
             items=np.arange(len(group.items), dtype=np.uint32),
             samplers_json=tuple(samplers),
             samplers=np.array([_number(samplers, item) for item in group.items], dtype=np.uint32),
@@ -297,33 +300,26 @@ class CycleExecutor:
 
     # --- queries that nodes do not know yet --------------------------------------------------
 
-    async def _introduce(self, groups: Sequence[_Group]) -> None:
-        """Registers new queries at nodes.
+    async def _introduce(self, groups: Sequence[_Group], requests: Sequence[CycleRequest]) -> None:
+        """Registers new queries at the nodes that are asked.
 
         If that fails, the node reports unknown queries, which the next cycle registers again.
         """
         if len(self._stood) > STOOD_MAX:
             self._stood.clear()
-        owned = placement.partitions_by_node(self._node.topology)
-        live = [name for name in owned if not self._is_dead(name)]
         calls = [
-            self._introduce_at(
-                node,
-                group,
-                owned[node] | group.here if node == self._node.name else owned[node] - group.here,
-            )
-            for node in live
-            for group in groups
+            self._introduce_at(name, group, np.flatnonzero(request.is_asked_of(node)).tolist())
+            for group, request in zip(groups, requests, strict=True)
+            for node, name in enumerate(group.nodes)
         ]
         await asyncio.gather(*calls)
 
-    async def _introduce_at(self, node: str, group: _Group, owned: Partitions) -> None:
-        dataset = group.schema.key
-        asked = [bool(row.asked & owned) for row in group.rows]
+    async def _introduce_at(self, node: str, group: _Group, items: Sequence[int]) -> None:
+        dataset, digests = group.schema.key, group.digests
         new = {
-            known.digest: item.ccq.query
-            for item, known, row in zip(group.items, group.known, group.row_of, strict=True)
-            if asked[row] and (node, dataset, known.digest) not in self._stood
+            digests[item]: group.items[item].ccq.query
+            for item in items
+            if (node, dataset, digests[item]) not in self._stood
         }
         try:
             for texts in _in_messages(new.values()):
@@ -332,15 +328,16 @@ class CycleExecutor:
             return
         self._stood.update((node, dataset, name) for name in new)
 
-    def _forget(
-        self, groups: Sequence[_Group], answers: Mapping[int, Sequence[CycleAnswer]]
-    ) -> None:
+    def _forget(self, requests: Sequence[CycleRequest], answers: Answers) -> None:
         """Forgets queries that a node no longer knows; the next cycle registers them again."""
-        for group in groups:
-            unknown = [item for one in answers[id(group)] for item in one.unknown.tolist()]
-            lost = {group.known[item].digest for item in unknown}
-            if lost:
-                self._stood = {one for one in self._stood if one[2] not in lost}
+        lost = {
+            request.digest_of(item)
+            for request, own in zip(requests, answers, strict=True)
+            for answer in own
+            for item in answer.unknown.tolist()
+        }
+        if lost:
+            self._stood = {one for one in self._stood if one[2] not in lost}
 
     # --- what was answered -------------------------------------------------------------------
 
