@@ -39,7 +39,7 @@ CONVICTED_FROM = {
     "index_ahead_of_log": 26,
     "matched_by_one_dropped": 10,
     **dict.fromkeys((one for one in CHANNEL_MUTANTS if one.startswith("repeats")), 6),
-    "repeats_after_take_over": 13,
+    "repeats_after_take_over": 35,
     "rows_cleaned_past_compared": 12,
     "rows_newer_than_cut": 12,
     "rows_not_followed": 8,
