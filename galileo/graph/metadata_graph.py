@@ -379,9 +379,8 @@ class MetadataGraph:
             The matches from one snapshot, with the numbers of requests as items. None if there are
             more pairs than the request allows.
         """
-        label_schema = match_query.label_schema or self.schema.label_schema
         snapshot = self._snapshot
-        work = MatchPass(match_query, snapshot.dropped, self._texts, label_schema)
+        work = MatchPass(match_query, snapshot.dropped, self._texts)
         for run in snapshot.parts:
             work.visit(run)
             if work.is_over:

@@ -1,5 +1,8 @@
 """Matches very many continuous queries against the new paths of a graph in one pass.
 
+A request is a query and a cursor past which its matches are requested. Many requests share the
+query or the cursor: cursors are rows of a matrix, so that one comparison serves all pairs.
+
 The paths of each run past the oldest cursor go through the index of the queries, a portion at a
 time; the cursor of each request then selects its pairs. If few requests concern a large run, each
 scans it separately, since zone maps and sorting then save more than a shared pass.
@@ -7,14 +10,16 @@ scans it separately, since zone maps and sorting then save more than a shared pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from galileo.arrays import within
 from galileo.cursor import Cursor
 from galileo.cycle import NOT_REQUESTED, MatchBatch
 from galileo.graph.columns import StringDictionary, to_labels
@@ -22,12 +27,116 @@ from galileo.graph.filter_pipeline import PORTION_PATHS, chunks
 from galileo.graph.row_ranges import Positions, Rows, count_rows, to_positions
 from galileo.graph.run_scan import BoundQuery, CommitWindow, Coverage, RunScan
 from galileo.graph.sorted_runs import SortedRun
-from galileo.query.columns import Columns, TextColumn, take_rows
-from galileo.query.index import MatchHits, MatchRequests, StandingQueries
+from galileo.query.columns import Columns, Mask, TextColumn, take_rows
+from galileo.query.index import CandidatePairs, StandingQueries
+from galileo.query.index.prefixes import Places, Slots
 from galileo.query.query import Query
 
+FEW_PATHS = 3_000
+"""New paths of a run per request; above it each request scans separately."""
 SPARSE = 16
 """Distinct rows are found by sorting if they are fewer than one in so many."""
+
+
+Sequences: TypeAlias = npt.NDArray[np.int64]
+Partitions: TypeAlias = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchHits:
+    """Pairs of a request and a matching row.
+
+    Attributes:
+        requests: number of the request, shape (k,).
+        rows: shape (k,).
+    """
+
+    requests: npt.NDArray[np.int32]
+    rows: Places
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @classmethod
+    def concat(cls, parts: Sequence[MatchHits]) -> MatchHits:
+        requests = [np.empty(0, dtype=np.int32), *(part.requests for part in parts)]
+        rows = [np.empty(0, dtype=np.intp), *(part.rows for part in parts)]
+        return cls(np.concatenate(requests), np.concatenate(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class MatchRequests:
+    """n requests.
+
+    Attributes:
+        slots: of the query of each, shape (n,).
+        cursors: row of `after` of each, shape (n,).
+        partitions: requested ones, sorted, shape (p,).
+        after: for each cursor and partition the last sequence that is not requested, or
+            `NOT_REQUESTED`; shape (c, p).
+    """
+
+    slots: Slots
+    cursors: npt.NDArray[np.int32]
+    partitions: Partitions
+    after: Sequences
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def least_sequences(self) -> Sequences:
+        """For each partition the least sequence after which commits are requested."""
+        used = np.unique(self.cursors)
+        if len(used) == 0:
+            return np.full(len(self.partitions), NOT_REQUESTED, dtype=np.int64)
+        least: Sequences = self.after[used].min(axis=0)
+        return least
+
+    def select(self, chosen: npt.NDArray[np.int32]) -> MatchRequests:
+        """Some of the requests, by number."""
+        return MatchRequests(self.slots[chosen], self.cursors[chosen], self.partitions, self.after)
+
+    def resolve(
+        self, pairs: CandidatePairs, *, partition: Partitions, sequence: Sequences
+    ) -> MatchHits:
+        """The requests to which the pairs belong.
+
+        Args:
+            pairs: of rows and of requested slots.
+            partition: of every row.
+            sequence: of every row.
+        """
+        asks, chosen = self._of_slots(pairs.slots)
+        rows = pairs.rows if chosen is None else pairs.rows[chosen]
+        column, known = self._columns(partition)
+        at = column[rows]
+        new = sequence[rows] > self.after[self.cursors[asks], at]
+        if not known.all():
+            new &= known[rows]
+        if new.all():
+            return MatchHits(asks, rows)
+        return MatchHits(asks[new], rows[new])
+
+    def _columns(self, partition: Partitions) -> tuple[Places, Mask]:
+        """The column of each row's partition, and whether there is one."""
+        at = np.minimum(np.searchsorted(self.partitions, partition), len(self.partitions) - 1)
+        known: Mask = self.partitions[at] == partition
+        return at, known
+
+    @cached_property
+    def _by_slot(self) -> tuple[npt.NDArray[np.int32], Places, Places]:
+        """The requests in the order of slots; for each slot the first position and the count."""
+        counts = np.bincount(self.slots)
+        return np.argsort(self.slots, kind="stable").astype(np.int32), _starts(counts), counts
+
+    def _of_slots(self, slots: Slots) -> tuple[npt.NDArray[np.int32], Places | None]:
+        """The requests of each slot, and which of `slots` each belongs to; None: one of each."""
+        order, first, counts = self._by_slot
+        many = counts[slots]
+        if (many == 1).all():
+            return order[first[slots]], None
+        chosen = np.repeat(np.arange(len(slots)), many)
+        return order[np.repeat(first[slots], many) + within(many)], chosen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,18 +148,16 @@ class MatchQuery:
         requests: the requests.
         until: the last commit of each partition.
         query_of: the query of a request, by number.
+        label_schema: of the matches.
         pairs_max: above so many pairs there is no answer; None: no bound.
-        few_paths: new paths of a run per request; above it each request scans separately.
-        label_schema: of the matches; None: that of the dataset by now.
     """
 
     standing: StandingQueries
     requests: MatchRequests
     until: Cursor
     query_of: Callable[[int], Query]
+    label_schema: pa.Schema
     pairs_max: int | None = None
-    few_paths: int = 3_000
-    label_schema: pa.Schema | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -61,13 +168,11 @@ class MatchPass:
         match_query: the match request.
         dropped: commits up to here are deleted.
         texts: of the graph.
-        label_schema: of the matches.
     """
 
     match_query: MatchQuery
     dropped: Cursor
     texts: StringDictionary
-    label_schema: pa.Schema
     features: tuple[str, ...] = ()
     _pairs: int = 0
     _rows: int = 0
@@ -86,8 +191,8 @@ class MatchPass:
 
     def matches(self) -> MatchBatch:
         if not self._items:
-            return MatchBatch.none(self.label_schema)
-        rows = pa.Table.from_batches(self._labels, schema=self.label_schema)
+            return MatchBatch.none(self.match_query.label_schema)
+        rows = pa.Table.from_batches(self._labels, schema=self.match_query.label_schema)
         return MatchBatch.of(np.concatenate(self._items), np.concatenate(self._places), rows)
 
     def visit(self, run: SortedRun) -> None:
@@ -99,8 +204,7 @@ class MatchPass:
         window = self._window(requests.select(selected).least_sequences())
         rows = _new_rows(run, window)
         hits: Iterator[MatchHits]
-        few_paths = self.match_query.few_paths
-        if run.zone_map is not None and count_rows(rows) > few_paths * len(selected):
+        if run.zone_map is not None and count_rows(rows) > FEW_PATHS * len(selected):
             hits = map(partial(self._match_one_by_one, run), selected.tolist())
         else:
             selected_requests = (
@@ -162,7 +266,9 @@ class MatchPass:
             return
         rows, places = _distinct(hits.rows)
         paths = run.paths.take(rows)
-        labels = to_labels(self.label_schema, paths, commits=run.commits, texts=self.texts)
+        labels = to_labels(
+            self.match_query.label_schema, paths, commits=run.commits, texts=self.texts
+        )
         self._items.append(hits.requests)
         self._places.append((places + self._rows).astype(np.uint32))
         self._labels.append(labels)
@@ -200,3 +306,8 @@ def _distinct(rows: Positions) -> tuple[Positions, Positions]:
     there = np.zeros(last - first + 1, dtype=np.bool_)
     there[rows - first] = True
     return np.flatnonzero(there) + first, (np.cumsum(there) - 1)[rows - first]
+
+
+def _starts(counts: Places) -> Places:
+    starts: Places = np.cumsum(counts) - counts
+    return starts

@@ -22,14 +22,14 @@ from galileo.cursor import Cursor, LostPosition, history_changed
 from galileo.cycle import CycleRequest, ItemFailure, MatchedPartitions, Matches, Numbers
 from galileo.errors import GalileoError, Unavailable
 from galileo.graph.metadata_graph import MetadataGraph
-from galileo.graph.standing_match import MatchQuery
+from galileo.graph.standing_match import MatchQuery, MatchRequests
 from galileo.hashing import digest, split_digests
 from galileo.model.forks import first_of
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
 from galileo.node.dataset_shard import DatasetShard
 from galileo.query import Query, parse
-from galileo.query.index import MatchRequests, StandingQueries
+from galileo.query.index import StandingQueries
 
 QUERIES_MAX = 200_000
 """Queries that are kept for one dataset."""
@@ -244,8 +244,8 @@ class _Passes:
                 asks,
                 until,
                 lambda ask: self.registry.query(self.names[items[ask]]),
+                self.label_schema,
                 pairs_max,
-                label_schema=self.label_schema,
             )
         )
         if matches is not None:

@@ -1,7 +1,6 @@
 """An index of very many continuous queries, matched against new paths in one pass."""
 
 from galileo.query.index.candidates import CandidatePairs
-from galileo.query.index.requests import MatchHits, MatchRequests
 from galileo.query.index.standing_queries import StandingQueries
 
-__all__ = ["MatchRequests", "MatchHits", "CandidatePairs", "StandingQueries"]
+__all__ = ["CandidatePairs", "StandingQueries"]

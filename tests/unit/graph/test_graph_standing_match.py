@@ -7,15 +7,17 @@ import pytest
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from patches import patched
 
 from galileo.cursor import Cursor
 from galileo.cycle import NOT_REQUESTED
 from galileo.graph.metadata_graph import MetadataGraph
-from galileo.graph.standing_match import MatchQuery
+from galileo.graph.standing_match import MatchQuery, MatchRequests
 from galileo.query import parse
-from galileo.query.index import MatchRequests, StandingQueries
+from galileo.query.index import StandingQueries
 
 PARTITIONS = (0, 1, 2)
+FEW_PATHS = "galileo.graph.standing_match.FEW_PATHS"
 COMMITS = st.lists(
     st.tuples(st.sampled_from(PARTITIONS), st.integers(0, 40), st.booleans()), max_size=12
 )
@@ -23,7 +25,7 @@ SEQUENCES = st.one_of(st.integers(0, 12), st.just(NOT_REQUESTED))
 CURSORS = st.lists(st.tuples(*[SEQUENCES] * 3), min_size=1, max_size=4)
 
 
-def question(graph, texts, asks, *, cursors, until, pairs_max=None, few_paths=3_000):
+def question(graph, texts, asks, *, cursors, until, pairs_max=None):
     standing = StandingQueries(graph.schema)
     for number, text in enumerate(texts):
         standing.add(number, parse(text, graph.schema))
@@ -34,7 +36,8 @@ def question(graph, texts, asks, *, cursors, until, pairs_max=None, few_paths=3_
         np.array(cursors, dtype=np.int64),
     )
     queries = {number: parse(texts[query], graph.schema) for number, (query, _) in enumerate(asks)}
-    return MatchQuery(standing, made, until, queries.__getitem__, pairs_max, few_paths)
+    schema = graph.schema.label_schema
+    return MatchQuery(standing, made, until, queries.__getitem__, schema, pairs_max)
 
 
 @examples(120)
@@ -69,8 +72,9 @@ def test_match_random_queries_equals_single_scans(
     graph.drop_before(0, dropped)
     asks = [(query, cursor % len(cursors)) for query, cursor in asks]
     until = Cursor(dict(enumerate(until)))
-    asked = question(graph, query_texts, asks, cursors=cursors, until=until, few_paths=few_paths)
-    found = graph.match(asked).check()
+    asked = question(graph, query_texts, asks, cursors=cursors, until=until)
+    with patched({FEW_PATHS: few_paths}):
+        found = graph.match(asked).check()
     assert found.rows.num_rows == len(np.unique(found.places))
     identities = list(
         zip(
@@ -94,7 +98,8 @@ def test_match_random_queries_equals_single_scans(
 
 
 @pytest.mark.parametrize("few_paths", [1, 3_000])
-def test_match_too_many_pairs_is_none(world, few_paths):
+def test_match_too_many_pairs_is_none(world, few_paths, monkeypatch):
+    monkeypatch.setattr(FEW_PATHS, few_paths)
     graph = MetadataGraph(world.schema, memtable_paths_max=50)
     for sequence in range(1, 5):
         graph.insert(world.batch(sequence, 40), partition=0, sequence=sequence)
@@ -107,7 +112,6 @@ def test_match_too_many_pairs_is_none(world, few_paths):
             cursors=[(0, 0, 0)],
             until=until,
             pairs_max=pairs_max,
-            few_paths=few_paths,
         )
         for pairs_max in (480, 479)
     )
@@ -124,7 +128,8 @@ def test_match_no_queries_is_empty(world):
 
 @pytest.mark.parametrize("few_paths", [1, 3_000])
 @pytest.mark.parametrize("memtable_paths_max", [1, 1_000])
-def test_match_dropped_commits_are_excluded(world, memtable_paths_max, few_paths):
+def test_match_dropped_commits_are_excluded(world, memtable_paths_max, few_paths, monkeypatch):
+    monkeypatch.setattr(FEW_PATHS, few_paths)
     graph = MetadataGraph(world.schema, memtable_paths_max=memtable_paths_max)
     for sequence in range(1, 6):
         for partition in (0, 1):
@@ -134,7 +139,7 @@ def test_match_dropped_commits_are_excluded(world, memtable_paths_max, few_paths
     asks = [(0, cursor) for cursor in range(3)]
     cursors = [(0, 0, 0), (4, NOT_REQUESTED, 0), (NOT_REQUESTED, 3, 0)]
     until = Cursor({0: 5, 1: 4})
-    asked = question(graph, ["true"], asks, cursors=cursors, until=until, few_paths=few_paths)
+    asked = question(graph, ["true"], asks, cursors=cursors, until=until)
     found = {
         number: sorted(
             set(zip(table["partition"].to_pylist(), table["sequence"].to_pylist(), strict=True))

@@ -15,10 +15,11 @@ from parameters import keep_quick
 
 from galileo.cycle import NOT_REQUESTED
 from galileo.geo import geohash
+from galileo.graph.standing_match import MatchRequests
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import micros
 from galileo.query import Columns, from_arrow, parse
-from galileo.query.index import MatchRequests, StandingQueries, access_path, normal_form
+from galileo.query.index import StandingQueries, access_path, normal_form
 from galileo.query.index.candidates import PAIRS_AT_ONCE
 from galileo.query.index.prefixes import prefixes_from_ranges
 from galileo.query.query import Query
