@@ -189,13 +189,14 @@ class Retain:
 
     def effects(self, outcome: object, state: State) -> list[State]:
         is_key = state.schema is not None and state.schema.key == self.key
-        if not is_key and isinstance(outcome, UnknownDataset):
-            return [state]
+        is_unknown = not is_key and isinstance(outcome, UnknownDataset)
         # The key of a first generation is a name, too, and means the present one where it is known.
         if state.schema is None or not (is_key or self.key == self.name):
-            return []
+            return [state] if is_unknown else []
         numbered = VersionedRetention(state.retention.version + 1, self.retention)
         changed = replace(state, retention=numbered)
+        if is_unknown:  # Its first attempt may have been made, and the dataset dropped since.
+            return [state, changed]
         if isinstance(outcome, VersionedRetention):
             if outcome.version > numbered.version:
                 return [changed]  # Another call came after it.
