@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from galileo.dht.topology import Topology, is_address, with_port
 from galileo.errors import InputError
-from galileo.wire.caller import DEFAULTS, BackoffClock, Caller, CallOptions, Connection
+from galileo.wire.caller import DEFAULTS, Caller, CallOptions, Connection
 from galileo.wire.services import CLUSTER
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import cluster_pb2
@@ -23,7 +23,6 @@ def cluster_caller(
     addresses: Iterable[str],
     *,
     options: CallOptions = DEFAULTS,
-    clock: BackoffClock | None = None,
     keys: TlsFiles = NO_TLS_FILES,
     has_fixed_window: bool = False,
 ) -> Caller:
@@ -32,7 +31,6 @@ def cluster_caller(
     Args:
         addresses: "host:port" or "host" of at least one node.
         options: times of calls.
-        clock: of the pauses between attempts.
         keys: TLS files and token of the client.
         has_fixed_window: as `galileo.wire.channel.Channels`.
 
@@ -53,7 +51,6 @@ def cluster_caller(
     return Caller(
         known,
         options=options,
-        clock=clock,
         keys=keys,
         discover=_members,
         has_fixed_window=has_fixed_window,

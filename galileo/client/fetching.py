@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 
 from galileo.client import decode
 from galileo.client.cluster_caller import ANSWER_S
@@ -57,20 +56,12 @@ class Fetcher:
     Args:
         caller: of all nodes.
         monotonic: seconds, of a clock that never jumps.
-        coordinators_max: queries whose coordinators are cached.
     """
 
-    def __init__(
-        self,
-        caller: Caller,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-        coordinators_max: int = COORDINATORS_MAX,
-    ) -> None:
-        self._coordinators_max = coordinators_max
+    def __init__(self, caller: Caller) -> None:
         self._caller = caller
         self._coordinators: OrderedDict[str, str] = OrderedDict()
-        self._avoided = AvoidedAddresses(monotonic)
+        self._avoided = AvoidedAddresses()
 
     def cache_coordinator(self, ccq_id: str, address: str) -> None:
         """Caches the "host:port" of a continuous query's coordinator; ignores an empty one."""
@@ -78,7 +69,7 @@ class Fetcher:
             return
         self._coordinators[ccq_id] = address
         self._coordinators.move_to_end(ccq_id)
-        while len(self._coordinators) > self._coordinators_max:
+        while len(self._coordinators) > COORDINATORS_MAX:
             self._coordinators.popitem(last=False)
 
     async def fetch(self, request: continuous_pb2.FetchRequest) -> Update:

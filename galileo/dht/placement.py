@@ -331,20 +331,16 @@ def _draw(nodes: Sequence[NodeInfo], partitions: range) -> dict[int, str]:
         scores[refused, chosen[refused]] = 0
 
 
-def _quotas(
-    nodes: Sequence[NodeInfo], partitions: int, *, counts: Mapping[str, int] | None = None
-) -> dict[str, int]:
+def _quotas(nodes: Sequence[NodeInfo], partitions: int) -> dict[str, int]:
     """The number of partitions of each node: its share by weight, rounded so that all are given.
 
     Args:
         nodes: of one group.
         partitions: the number of partitions of the group.
-        counts: how many each node has now; nodes with more than their share are rounded up first,
-            then those with the largest remainder.
     """
     weights = sum(Fraction(node.weight) for node in nodes)
     shares = {node.name: partitions * Fraction(node.weight) / weights for node in nodes}
-    return rounded(shares, counts=counts)
+    return rounded(shares)
 
 
 def _scores(names: Sequence[str], partitions: range) -> npt.NDArray[np.uint64]:

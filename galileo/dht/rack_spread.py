@@ -258,22 +258,16 @@ def _fill(
         }
 
 
-def rounded(
-    exact: Mapping[str, Fraction], *, counts: Mapping[str, int] | None = None
-) -> dict[str, int]:
+def rounded(exact: Mapping[str, Fraction]) -> dict[str, int]:
     """Shares of a whole number, each rounded down or up so that their sum stays.
 
     Args:
-        exact: the share of each node or rack.
-        counts: how many each has now; those with more than their share are rounded up first, then
-            those with the largest remainder.
+        exact: the share of each node or rack; those with the largest remainder are rounded up.
     """
     result = {name: int(share) for name, share in exact.items()}
 
-    def precedence(name: str) -> tuple[bool, bool, Fraction, int, str]:
-        remainder = exact[name] - result[name]
-        is_above = counts is not None and counts.get(name, 0) > result[name]
-        return not remainder, not is_above, -remainder, text64("quota", name), name
+    def precedence(name: str) -> tuple[Fraction, int, str]:
+        return result[name] - exact[name], text64("quota", name), name
 
     left = int(sum(exact.values())) - sum(result.values())
     for name in sorted(result, key=precedence)[:left]:

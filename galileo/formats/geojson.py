@@ -112,11 +112,11 @@ def _data(path: Path, title: str) -> pa.Buffer:
     return data
 
 
-def _check_text(data: pa.Buffer, *, scan_bytes: int = SCAN_BYTES) -> None:
+def _check_text(data: pa.Buffer) -> None:
     """Raises UnicodeDecodeError for other bytes than UTF-8, which Arrow takes as texts."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    for start in range(0, len(data), scan_bytes):
-        decoder.decode(memoryview(data)[start : start + scan_bytes])
+    for start in range(0, len(data), SCAN_BYTES):
+        decoder.decode(memoryview(data)[start : start + SCAN_BYTES])
     decoder.decode(b"", final=True)
 
 

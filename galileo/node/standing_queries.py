@@ -134,13 +134,11 @@ class Matching:
     Args:
         catalog: of the node.
         executor: in whose threads it works.
-        pairs_max: matches of one answer.
     """
 
-    def __init__(self, catalog: Catalog, *, executor: Executor, pairs_max: int = PAIRS_MAX) -> None:
+    def __init__(self, catalog: Catalog, *, executor: Executor) -> None:
         self._catalog = catalog
         self._executor = executor
-        self._pairs_max = pairs_max
         self._registries: dict[str, Registry] = {}
 
     async def register_queries(self, dataset: str, texts: Sequence[str]) -> None:
@@ -208,7 +206,7 @@ class Matching:
             known = np.flatnonzero(wanted).astype(np.int32)
             asks = MatchRequests(slots, task.cursors, task.partitions, task.cursor_rows)
             one_pass = _Passes(shard.graph, registry, asks, names, label_schema)
-            parts = one_pass.parts(known, until=until, pairs_max=self._pairs_max)
+            parts = one_pass.parts(known, until=until, pairs_max=PAIRS_MAX)
         shard.check_unchanged(journals, until)
         # Looked at after the graph: it is at least what the passes missed.
         dropped = Cursor({p: s for p, s in shard.dropped().items() if p in until})

@@ -18,7 +18,6 @@ import ctypes
 import gc
 import os
 import time
-from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -89,16 +88,12 @@ class IdleDetector:
         return is_due
 
 
-async def trim_when_idle(
-    *,
-    monotonic: Callable[[], float] = time.monotonic,
-    used_s: Callable[[], float] = time.process_time,
-) -> None:
+async def trim_when_idle() -> None:
     """Returns free memory whenever the process becomes idle; runs until cancelled."""
-    repose = IdleDetector(now=monotonic(), used_s=used_s())
+    repose = IdleDetector(now=time.monotonic(), used_s=time.process_time())
     while True:
         await asyncio.sleep(LOOK_S)
-        if repose.look(now=monotonic(), used_s=used_s()):
+        if repose.look(now=time.monotonic(), used_s=time.process_time()):
             await asyncio.to_thread(give_back)
 
 

@@ -88,13 +88,12 @@ class _CheckedFile:
     dropped: int
 
 
-def verify(directory: Path, *, progress: Progress | None = None, threads: int = THREADS) -> Report:
+def verify(directory: Path, *, progress: Progress | None = None) -> Report:
     """Reads every file of a node's directory and reports all damage.
 
     Args:
         directory: of a node, running or not.
         progress: called with the number of bytes just read.
-        threads: that read at the same time, files or pieces of them.
 
     Raises:
         InputError: this is no node's directory.
@@ -103,8 +102,8 @@ def verify(directory: Path, *, progress: Progress | None = None, threads: int = 
     damages, files, size = _check_records(directory)
     commits = torn_bytes = 0
     with (
-        ThreadPoolExecutor(threads, thread_name_prefix="verify") as executor,
-        ThreadPoolExecutor(threads, thread_name_prefix="verify-partitions") as waiting,
+        ThreadPoolExecutor(THREADS, thread_name_prefix="verify") as executor,
+        ThreadPoolExecutor(THREADS, thread_name_prefix="verify-partitions") as waiting,
     ):
         check = functools.partial(
             _check_partition, executor=executor, progress=progress or no_progress

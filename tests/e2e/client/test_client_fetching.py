@@ -14,7 +14,6 @@ from partial_services import add_part
 from simulator.logs import SCHEMA
 
 from galileo.client import AsyncClient, fetching
-from galileo.client.fetching import Fetcher
 from galileo.cursor import Cursor
 from galileo.errors import InvalidToken
 from galileo.rpc.error_mapping import streaming
@@ -144,10 +143,12 @@ async def test_fetch_with_wait_goes_to_any_node(nodes: tuple[Node, Node]) -> Non
     assert (known.asked, coordinator.asked) == (["a", "b"], [])
 
 
-async def test_fetcher_remembers_coordinators_max(nodes: tuple[Node, Node]) -> None:
+async def test_fetcher_remembers_coordinators_max(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "COORDINATORS_MAX", 2)
     known, coordinator = nodes
     async with AsyncClient(known.address) as client:
-        client._fetcher = Fetcher(client._caller, coordinators_max=2)
         for number in (1, 2, 3, 1, 3):
             await client.fetch(f"ccq-{number}", token=f"{number}")
     assert (known.asked, coordinator.asked) == (["1", "2", "3", "1"], ["3"])

@@ -14,6 +14,7 @@ from galileo.cycle import NOT_REQUESTED
 from galileo.errors import UnknownDataset, UnknownProperty
 from galileo.hashing import digest
 from galileo.labels import LabelSet
+from galileo.node import standing_queries
 from galileo.node.standing_queries import Matching, Registry
 from galileo.query import parse
 
@@ -36,9 +37,9 @@ def texts():
 
 @pytest.fixture
 def matching(cluster):
-    """`matching(node, pairs_max=...)`: of one node, with a thread of its own."""
+    """`matching(node)`: of one node, with a thread of its own."""
     with ThreadPoolExecutor(1) as executor:
-        yield lambda node, **options: Matching(cluster[node].catalog, executor=executor, **options)
+        yield lambda node: Matching(cluster[node].catalog, executor=executor)
 
 
 def task_of(texts, *, partitions, after, cursors=None):
@@ -131,12 +132,13 @@ async def test_match_of_unregistered_queries_names_them(cluster, matching, texts
 
 @pytest.mark.parametrize("pairs_max", [1, 50, 300])
 async def test_match_above_pairs_max_continues_in_later_answers(
-    cluster, matching, texts, pairs_max
+    cluster, matching, texts, pairs_max, monkeypatch
 ):
     """An answer is bounded, makes progress, and with the others says everything once."""
     await fill(cluster)
     partitions = owned(cluster, "a")
-    made = matching("a", pairs_max=pairs_max)
+    monkeypatch.setattr(standing_queries, "PAIRS_MAX", pairs_max)
+    made = matching("a")
     await made.register_queries("nam", texts)
     cursors = {item: dict.fromkeys(partitions, 0) for item in range(len(texts))}
     cursors[3] = dict.fromkeys(partitions, 2)
