@@ -46,8 +46,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -55,12 +54,10 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.clock import Clock
-from galileo.cursor import EMPTY_CURSOR, Cursor, continued
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import (
     BatchConflict,
-    DataExpired,
     GalileoError,
-    HistoryChanged,
     InternalError,
     MessageTooLarge,
     TransientError,
@@ -74,14 +71,13 @@ from galileo.node import channel_matching
 from galileo.node.catalog import Catalog
 from galileo.node.channel_matching import Observed
 from galileo.node.channel_observations import ChannelObservations, ChannelWork, halfway
+from galileo.node.channel_subscriptions import ChannelSubscriptions, Progress
 from galileo.node.cluster_view import ClusterView
-from galileo.node.peers import TableTask
 from galileo.node.reference_tables import References, ReferenceTables
 from galileo.node.select import Selection
 from galileo.node.table_reader import TableReader
 from galileo.query import joins
-from galileo.query.lookup_index import LookupIndex
-from galileo.query.subscriptions import ParameterQuery, RowIndex, SubscriptionIndex
+from galileo.query.subscriptions import ParameterQuery, RowIndex
 from galileo.storage.commits import Commit, Committed
 
 PRODUCER = "~execute"
@@ -97,41 +93,6 @@ RETRY_S = 10.0
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a partition of a channel is.
-
-    Attributes:
-        index: of its subscriptions.
-        indexed: the commit of the table up to which the index goes; -1: nothing is indexed.
-        subscriptions: the commit of the table that the last execution has seen.
-        sequence: the commit of the last execution; -1: to be read.
-        execution: its number.
-        cut: the commits of the dataset that were matched.
-        joined, references: where rows of tables are compared, the commits of these, by name, up to
-            which the index goes, and up to which the last execution has read them.
-        due_us: when the last execution of a repetitive channel was due.
-        at: seconds since 1970 of the last execution of this node; 0: none yet.
-        took_s: how long it took.
-        failure: why the last attempt failed; "" if it did not.
-        is_transient: whether that may pass by itself.
-    """
-
-    index: SubscriptionIndex
-    indexed: int = -1
-    subscriptions: int = 0
-    sequence: int = -1
-    execution: int = 0
-    cut: Cursor = field(default_factory=Cursor)
-    joined: dict[str, Cursor] = field(default_factory=dict)
-    references: dict[str, Cursor] = field(default_factory=dict)
-    due_us: int = 0
-    at: float = 0.0
-    took_s: float = 0.0
-    failure: str = ""
-    is_transient: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,13 +136,14 @@ class ChannelExecutor:
         on_committed: Callable[[], None],
     ) -> None:
         self._catalog = catalog
-        self._tables = tables
         self._view = view
         self._executor = executor
         self._clock = clock
         self._references = ReferenceTables(tables, executor=executor, clock=clock)
         self._observations = ChannelObservations(selection, executor=executor, clock=clock)
-        self._joining = asyncio.Lock()  # Channels share tables, which one thread at a time joins.
+        self._subscriptions = ChannelSubscriptions(
+            tables, references=self._references, executor=executor
+        )
         self._on_committed = on_committed
         self.durations = DurationHistogram(LAG_BOUNDS_S)
         self._progress: dict[str, dict[int, Progress]] = {}
@@ -319,7 +281,7 @@ class ChannelExecutor:
                 after_s=RETRY_S,
             )
         if work.due_us > last_us:
-            await self._update_index(work, partition)
+            await self._subscriptions.update(work, partition, self._of(work, partition))
         return work.due_us > last_us
 
     def _forget_others(self, work: ChannelWork) -> None:
@@ -528,77 +490,17 @@ class ChannelExecutor:
             _TooLargeError: there are too many.
             GalileoError: its subscriptions cannot be read.
         """
-        changes = None
+        progress, changes = self._of(work, partition), None
         if not work.channel.is_repetitive:
-            changes = await self._update_index(work, partition)
-        index, loop = self._of(work, partition).index, asyncio.get_running_loop()
-        if isinstance(index, LookupIndex) and changes is not None:
-            changes = await self._join_changes(work, partition, changes, references)
-        elif isinstance(index, LookupIndex):
-            async with self._joining:
-                await loop.run_in_executor(self._executor, index.join, references.rows)
+            changes = await self._subscriptions.update(work, partition, progress)
+        changes = await self._subscriptions.join(work, progress, changes, references)
+        index = progress.index
 
         def match() -> pa.Table:
             news = None if changes is None else work.readable(changes)
             return channel_matching.match(work.channel, index, observed, news)
 
         return await self._divisibly(work, observed, match)
-
-    async def _join_changes(
-        self, work: ChannelWork, partition: int, changes: pa.Table, references: References
-    ) -> pa.Table:
-        """The changes of subscriptions with rows of tables since the last execution.
-
-        Args:
-            work: a channel that compares.
-            partition: of its log, whose index has the subscriptions of the last execution.
-            changes: of the subscriptions.
-            references: the rows of the tables; `joined` is past their changes.
-
-        Raises:
-            DataExpired: the rows of the last execution are gone.
-            GalileoError: they cannot be read now.
-        """
-        progress, loop = self._of(work, partition), asyncio.get_running_loop()
-        index, before = progress.index, progress.references
-        assert isinstance(index, LookupIndex)
-        is_behind = not all(references.cursors[name].covers(before[name]) for name in before)
-        changed = {table.name: table.key_schema.empty_table() for table in work.compared_tables}
-        try:
-            if len(index) and not is_behind and progress.joined != before:
-                rows = {
-                    table.name: await self._references.read_at(table, before[table.name])
-                    for table in work.compared_tables
-                }
-                async with self._joining:
-                    await loop.run_in_executor(self._executor, index.join, rows)
-            if len(index) or is_behind:
-                for table in work.compared_tables:
-                    changed[table.name] = await self._references.changed_keys(
-                        table, after=before[table.name], until=references.cursors[table.name]
-                    )
-        except HistoryChanged as error:  # Compares with the rows before those that were lost.
-            progress.references = {
-                table.name: continued(before[table.name], error) for table in work.compared_tables
-            }
-            if progress.references == before:
-                raise
-            return await self._join_changes(work, partition, changes, references)
-        except DataExpired as error:
-            raise _lost_rows(work.channel, error) from error
-        if is_behind:
-            raise Unavailable(
-                f"the owners of the tables that channel {work.channel.name!r} looks up are behind "
-                "its last execution; try again",
-                after_s=1.0,
-            )
-        progress.joined = references.cursors
-
-        def join() -> pa.Table:
-            return index.joined_changes(work.readable(changes), references.rows, changed)
-
-        async with self._joining:
-            return await loop.run_in_executor(self._executor, join)
 
     async def _join(
         self, work: ChannelWork, observed: Observed, records: dict[int, pa.Table]
@@ -617,7 +519,7 @@ class ChannelExecutor:
         rows, renumbered = await loop.run_in_executor(self._executor, select)
         read = await self._references.read(channel.enrich, channel.reference_tables, rows)
         enrich = partial(joins.enrich, rows, channel.enrich, read.rows)
-        async with self._joining:
+        async with self._references.joining:
             enriched = await self._divisibly(work, observed, enrich)
         return _Joined(enriched, records | renumbered, read.cursors)
 
@@ -666,80 +568,6 @@ class ChannelExecutor:
                 raise
             raise _TooLargeError from None
 
-    async def _update_index(self, work: ChannelWork, partition: int) -> pa.Table | None:
-        """Brings the index of a partition up to date with the table of subscriptions.
-
-        Returns:
-            The changes, not yet applied, where they count as news, with those that are not
-            readable; `indexed` is past them.
-
-        Raises:
-            PartitionMoved: another node has it.
-        """
-        progress, loop = self._of(work, partition), asyncio.get_running_loop()
-
-        def apply_readable(rows: pa.Table) -> None:
-            progress.index.apply(work.readable(rows))
-
-        async def apply(rows: pa.Table) -> None:
-            await loop.run_in_executor(self._executor, apply_readable, rows)
-
-        if progress.indexed < 0:  # A part may be there, of which rows were deleted since.
-            progress.index = work.make_index()
-        if not work.compares:
-            try:
-                progress.indexed = await self._read_changes(
-                    work, partition, after=progress.indexed, take=apply
-                )
-            except DataExpired:  # Cleaned past what the index knows.
-                progress.index, progress.indexed = work.make_index(), -1
-                progress.indexed = await self._read_changes(work, partition, after=-1, take=apply)
-            return None
-        if progress.indexed < 0:
-            await self._read_changes(
-                work, partition, after=-1, take=apply, until=progress.subscriptions
-            )
-            progress.indexed = progress.subscriptions
-        parts = [work.channel.subscriptions.observation_schema.empty_table()]
-
-        async def collect(rows: pa.Table) -> None:
-            parts.append(rows)
-
-        progress.indexed = await self._read_changes(
-            work, partition, after=progress.indexed, take=collect
-        )
-        return pa.concat_tables(parts)
-
-    async def _read_changes(
-        self,
-        work: ChannelWork,
-        partition: int,
-        *,
-        after: int,
-        take: Callable[[pa.Table], Awaitable[None]],
-        until: int | None = None,
-    ) -> int:
-        """Reads the subscriptions of a partition that changed past a commit; all for -1.
-
-        Returns:
-            The commit up to which it has read.
-        """
-        task = TableTask(
-            work.table,
-            after=None if after < 0 else Cursor({partition: after}),
-            until=None if until is None else Cursor({partition: until}),
-            partitions=frozenset([partition]),
-        )
-        reached = max(after, 0)
-        if until == 0:  # An absent position of a cursor means that nothing is wanted.
-            return 0
-        async with work.reading, aclosing(self._tables.read_local(task)) as parts:
-            async for part in parts:
-                reached = max(reached, part.reached[partition])
-                if part.rows.num_rows:
-                    await take(part.rows)
-        return reached
-
 
 async def _outcomes(
     tasks: Mapping[int, Awaitable[T]], failed: dict[int, BaseException | Committed]
@@ -772,12 +600,3 @@ def references_of(rows: pa.Table) -> dict[str, Cursor]:
     for name, partition, until in zip(*(rows.column(f)[0].as_py() for f in fields), strict=True):
         positions[name][partition] = until
     return {name: Cursor(of_table) for name, of_table in positions.items()}
-
-
-def _lost_rows(channel: Channel, error: DataExpired) -> DataExpired:
-    return DataExpired(
-        f"expected the rows of the tables that channel {channel.name!r} looks up as they were at "
-        f"its last execution, got tables that are cleaned past there ({error.message}); drop the "
-        "channel, and create it again",
-        **error.details,
-    )

@@ -91,13 +91,19 @@ class References:
 
 
 class ReferenceTables:
-    """Reads the tables of steps; belongs to one event loop."""
+    """Reads the tables of steps; belongs to one event loop.
+
+    Attributes:
+        joining: held while rows are joined: channels share tables, which one thread at a time
+            joins.
+    """
 
     def __init__(self, tables: TableReader, *, executor: Executor, clock: Clock) -> None:
         self._tables = tables
         self._executor = executor
         self._clock = clock
         self._replicas = defaultdict[str, _Replica](_Replica)
+        self.joining = asyncio.Lock()
 
     @property
     def nbytes(self) -> int:

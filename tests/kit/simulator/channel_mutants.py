@@ -21,8 +21,9 @@ from galileo.errors import BatchConflict, DataExpired
 from galileo.model.times import MICROS
 from galileo.node import channel_reader, table_cleaner
 from galileo.node.channel_cuts import ChannelCuts
-from galileo.node.channel_executor import ChannelExecutor, Progress, cut_of
+from galileo.node.channel_executor import ChannelExecutor, cut_of
 from galileo.node.channel_observations import ChannelObservations
+from galileo.node.channel_subscriptions import ChannelSubscriptions, Progress
 from galileo.node.peers import ExecutionsTask
 from galileo.node.reference_tables import ReferenceTables
 from galileo.node.retention_plan import Hold
@@ -33,12 +34,12 @@ from simulator.channel_world import SimulatedWorld, run_channels
 
 _execute = ChannelExecutor.execute
 _read_progress = ChannelExecutor._read_progress
-_read_changes = ChannelExecutor._read_changes
-_update_index = ChannelExecutor._update_index
+_read_changes = ChannelSubscriptions._read_changes
+_update = ChannelSubscriptions.update
 _note = ChannelExecutor._note
 _fetch = ChannelObservations.fetch
 _is_due = ChannelExecutor._is_due
-_join_changes = ChannelExecutor._join_changes
+_join_changes = ChannelSubscriptions._join_changes
 _changed_keys = ReferenceTables.changed_keys
 _apply = SubscriptionIndex.apply
 _pieces = channel_reader._pieces
@@ -58,26 +59,30 @@ async def _subscriptions_first(self: Any, channel: str) -> bool:
     if work is None or work.compares:
         return await _execute(self, channel)
     for partition in work.shard.surely_own(range(work.channel.partitions)):
-        await _read_progress(self, work, partition)
-        await _update_index(self, work, partition)
+        progress = await _read_progress(self, work, partition)
+        await _update(self._subscriptions, work, partition, progress)
     await asyncio.sleep(0.4)
     return await _execute(self, channel)
 
 
-async def _unless_read(self: Any, work: Any, partition: int) -> Any:
+async def _unless_read(self: Any, work: Any, partition: int, progress: Any) -> Any:
     """The second part of `_subscriptions_first`."""
-    return await _update_index(self, work, partition) if work.compares else None
+    return await _update(self, work, partition, progress) if work.compares else None
 
 
-async def _read_heard(
-    self: Any, work: Any, partition: int, *, after: int, take: Any, until: int | None = None
-) -> int:
+def as_heard(world: SimulatedWorld) -> Patches:
     """Subscriptions are read as far as gossip has named them, as observations are."""
-    if until is None:
-        until = self._view.sequences(work.table)[partition]
-        if until <= max(after, 0):
-            return max(after, 0)
-    return await _read_changes(self, work, partition, after=after, take=take, until=until)
+
+    async def read(
+        self: Any, work: Any, partition: int, *, after: int, take: Any, until: int | None = None
+    ) -> int:
+        if until is None:
+            until = world[self._tables._name].view.sequences(work.table)[partition]
+            if until <= max(after, 0):
+                return max(after, 0)
+        return await _read_changes(self, work, partition, after=after, take=take, until=until)
+
+    return {f"{SUBSCRIPTIONS}._read_changes": read}
 
 
 def _without_deletions(self: Any, changes: Any) -> None:
@@ -85,11 +90,10 @@ def _without_deletions(self: Any, changes: Any) -> None:
     _apply(self, changes.filter(pc.invert(changes.column("deleted"))))
 
 
-async def _update_on_top(self: Any, work: Any, partition: int) -> Any:
+async def _update_on_top(self: Any, work: Any, partition: int, progress: Any) -> Any:
     """An index whose table was cleaned past it is read again, without being emptied first."""
-    progress = self._of(work, partition)
     if work.compares or progress.indexed < 0:
-        return await _update_index(self, work, partition)
+        return await _update(self, work, partition, progress)
 
     async def apply(rows: pa.Table) -> None:
         progress.index.apply(rows)
@@ -225,12 +229,10 @@ async def _keep_rows(self: Any, work: Any, partition: int) -> Any:
     return progress
 
 
-async def _subscriptions_alone(
-    self: Any, work: Any, partition: int, changes: Any, rows: Any
-) -> Any:
+async def _subscriptions_alone(self: Any, work: Any, progress: Any, changes: Any, rows: Any) -> Any:
     """Changes of rows count, as those of subscriptions do."""
-    self._of(work, partition).references = rows.cursors
-    return await _join_changes(self, work, partition, changes, rows)
+    progress.references = rows.cursors
+    return await _join_changes(self, work, progress, changes, rows)
 
 
 # --- repetitive channels -------------------------------------------------------------------------
@@ -265,7 +267,7 @@ def bound_by_clock(world: SimulatedWorld) -> Patches:
 
 async def _always_due(self: Any, work: Any, partition: int) -> bool:
     """There is one execution in a period."""
-    await _update_index(self, work, partition)
+    await _update(self._subscriptions, work, partition, self._of(work, partition))
     return True
 
 
@@ -358,8 +360,9 @@ class _HastyWorld(SimulatedWorld):
 NOT_READ = Progress(SubscriptionIndex.__new__(SubscriptionIndex))
 EXECUTOR = "galileo.node.channel_executor.ChannelExecutor"
 OBSERVATIONS = "galileo.node.channel_observations.ChannelObservations"
+SUBSCRIPTIONS = "galileo.node.channel_subscriptions.ChannelSubscriptions"
 RANGE = "galileo.node.channel_observations.CursorRange"
-INDEX_APPLY = "galileo.node.channel_executor.SubscriptionIndex.apply"
+INDEX_APPLY = "galileo.query.subscriptions.SubscriptionIndex.apply"
 CUTS = "galileo.node.channel_cuts.ChannelCuts"
 RETENTION = "galileo.node.retention_runner"
 SHARD = "galileo.node.table_shard.TableShard"
@@ -368,13 +371,13 @@ TABLES = "galileo.node.reference_tables.ReferenceTables"
 CHANNEL_MUTANTS: dict[str, Any] = {
     "subscriptions_before_frontier": {
         f"{EXECUTOR}.execute": _subscriptions_first,
-        f"{EXECUTOR}._update_index": _unless_read,
+        f"{SUBSCRIPTIONS}.update": _unless_read,
     },
-    "subscriptions_as_heard": {f"{EXECUTOR}._read_changes": _read_heard},
+    "subscriptions_as_heard": as_heard,
     "deletions_dropped_alone": {f"{SHARD}.may_drop": lambda *_: True},
     "deletions_ignored": {INDEX_APPLY: _without_deletions},
     "unsubscribe_lost_in_take_over": {
-        f"{EXECUTOR}._update_index": _update_on_top,
+        f"{SUBSCRIPTIONS}.update": _update_on_top,
         f"{EXECUTOR}._forget_others": _forget_nothing,
     },
     "new_by_clock": by_clock,
@@ -391,7 +394,7 @@ CHANNEL_MUTANTS: dict[str, Any] = {
     "rows_newer_than_cut": {f"{TABLES}.read_at": _newest_rows},
     "rows_cleaned_past_compared": {f"{CUTS}.compared": _nothing_compared},
     "rows_ahead_of_log": {f"{EXECUTOR}._read_progress": _keep_rows},
-    "rows_not_followed": {f"{EXECUTOR}._join_changes": _subscriptions_alone},
+    "rows_not_followed": {f"{SUBSCRIPTIONS}._join_changes": _subscriptions_alone},
     "repeats_new_alone": {f"{OBSERVATIONS}.all_rows": _new_alone},
     "repeats_only_with_news": {f"{EXECUTOR}._is_due": _only_with_news},
     "repeats_when_tried": {"galileo.model.channel.Channel.due_us": _due_when_it_is_tried},
