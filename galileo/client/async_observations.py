@@ -12,7 +12,7 @@ from typing import Never
 
 import pyarrow as pa
 
-from galileo.client import completeness, pages, queries
+from galileo.client import completeness, pages, queries, reading
 from galileo.client.arguments import check_progress, dataset_name, instance_of
 from galileo.client.calls import Calls, SamplerLike
 from galileo.client.ingestion import (
@@ -342,12 +342,12 @@ class AsyncObservations(Calls):
             >>> sorted(table["temperature"].to_pylist())
             [291.0, 292.5]
         """
-        queries.check_labels(labels, *others)
+        reading.check_labels(labels, *others)
         if require_complete:
             completeness.check_complete(labels)
         options = row_options(columns, limit, order_by)
-        return await queries.read(
-            self._caller, labels, exact=exact, options=options, progress=progress
+        return await reading.read(
+            self._router, labels, exact=exact, options=options, progress=progress
         )
 
     async def read_batches(
@@ -371,11 +371,11 @@ class AsyncObservations(Calls):
             >>> rows
             4
         """
-        queries.check_labels(labels, *others)
+        reading.check_labels(labels, *others)
         if require_complete:
             completeness.check_complete(labels)
         options = row_options(columns, limit, "")
-        pieces = queries.read_batches(self._caller, labels, exact=exact, options=options)
+        pieces = reading.read_batches(self._router, labels, exact=exact, options=options)
         async with aclosing(pieces) as tables:
             async for table in tables:
                 yield table
@@ -562,7 +562,7 @@ class AsyncObservations(Calls):
         """
         named = row_options(columns, None, "").columns
         schema = await self._schema_with(dataset, named)
-        return await pages.by_ids(self._caller, schema, ids, columns=named)
+        return await pages.by_ids(self._router, schema, ids, columns=named)
 
     async def count(self, dataset: str, query: QueryLike = "") -> int:
         """How many observations match a CQL2 query exactly; always complete, errors as `select`.

@@ -39,6 +39,7 @@ class Calls(StoredRows):
         """Begins with empty caches."""
         self._caller = caller
         self._router = Router(caller)
+        caller.discover = self._router.members
         self._fetcher = Fetcher(caller)
         self._schemas = {}
         self._group_commit = GroupCommit(self._send_group)

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from galileo.client import notebook_repr
 from galileo.client.cluster_caller import ANSWER_S
-from galileo.client.queries import rows_of_parts
+from galileo.client.reading import read_parts
+from galileo.client.routing import Router
 from galileo.errors import HistoryChanged, InputError
-from galileo.labels import to_ipc
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
 from galileo.optional_imports import to_pandas
@@ -150,7 +150,7 @@ def _with_id(table: pa.Table) -> pa.Table:
 
 
 async def by_ids(
-    caller: Caller, schema: Schema, ids: Sequence[str], *, columns: tuple[str, ...]
+    router: Router, schema: Schema, ids: Sequence[str], *, columns: tuple[str, ...]
 ) -> pa.Table:
     """Observations by their ids; see `AsyncClient.read_ids`."""
     options = RowOptions(columns)
@@ -160,13 +160,9 @@ async def by_ids(
     names = options.arrow_schema(schema)
     tables = [names.empty_table()]
     if len(order):
-        request = storage_pb2.ReadRequest(
-            dataset=schema.key,
-            parts=to_ipc(_parts(places[order], schema)),
-            columns=columns,
-            added=schema.added,
-        )
-        tables += [table async for table in rows_of_parts(caller, request, names)]
+        request = storage_pb2.ReadRequest(dataset=schema.key, columns=columns, added=schema.added)
+        pieces = read_parts(router, request, _parts(places[order], schema), columns=names)
+        tables += [table async for table in pieces]
     given = np.empty(len(order), dtype=np.int64)
     given[order] = np.arange(len(order))
     table = pa.concat_tables(tables).take(pa.array(given))

@@ -22,7 +22,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from galileo.client import completeness, decode
@@ -30,22 +29,21 @@ from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.ingestion import Progress
 from galileo.client.results import Labels, QueryEnd
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import IncompleteAnswer, InputError, TransientError, Unavailable
-from galileo.labels import LabelSet, from_ipc, marked
+from galileo.errors import IncompleteAnswer, TransientError, Unavailable
+from galileo.labels import from_ipc, marked
 from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
 from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.caller import Caller, Connection, Stream
-from galileo.wire.codec import cursor_from_pb, table_chunks, table_of
+from galileo.wire.codec import cursor_from_pb, table_of
 from galileo.wire.services import QUERY, STORAGE
 from galileo.wire.v1 import query_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
 
-PARTS_PER_READ = 100_000
 ENDPOINTS_AT_ONCE = 8
+"""Owners whose parts of one answer are read at the same time."""
 PART_S = 60.0
 """Time to the next part of a stream."""
-"""Owners whose parts of one answer are read at the same time."""
 
 Result = TypeVar("Result")
 
@@ -325,107 +323,6 @@ async def _endpoint_answer(
         yield part
 
 
-async def read(
-    caller: Caller,
-    labels: LabelSet,
-    *,
-    exact: bool,
-    options: RowOptions,
-    progress: Progress | None,
-) -> pa.Table:
-    """The observations behind labels; see `AsyncClient.read`."""
-    schema = labels.schema
-    options.check(schema)
-    needed = dataclasses.replace(
-        options, columns=needed_columns(options.names(schema), options.order_by)
-    )
-    pieces = read_batches(caller, labels, exact=exact, options=needed)
-    tables = [table async for table in with_progress(pieces, progress)]
-    whole = pa.concat_tables([needed.arrow_schema(schema).empty_table(), *tables])
-    first = sorted_by_time(whole, options.order_by).slice(0, options.limit)
-    return marked(first.select(options.names(schema)), labels.missing)
-
-
-async def read_batches(
-    caller: Caller,
-    labels: LabelSet,
-    *,
-    exact: bool,
-    options: RowOptions,
-    parts_per_read: int = PARTS_PER_READ,
-) -> AsyncGenerator[pa.Table, None]:
-    """The observations behind labels in pieces; see `AsyncClient.read_batches`.
-
-    With an order each piece is sorted, but not all of them together.
-    """
-    options.check(labels.schema)
-    left = options.limit
-    parts = await asyncio.to_thread(_parts, labels)
-    for chunk in table_chunks(parts, parts_per_read):
-        if left == 0:
-            return
-        request = storage_pb2.ReadRequest(
-            dataset=labels.schema.key,
-            parts=chunk,
-            query_json=labels.query if exact else "",
-            columns=options.columns,
-            limit=left,
-            order_by=options.order_by,
-            added=labels.schema.added,
-        )
-        pieces = rows_of_parts(caller, request, options.arrow_schema(labels.schema))
-        async with aclosing(pieces) as tables:
-            async for table in tables:
-                if left is not None and not options.order_by:
-                    left -= table.num_rows
-                yield table
-
-
-def check_labels(labels: object, *others: object) -> None:
-    """Raises InputError if the arguments of `read` are not labels."""
-    if isinstance(labels, LabelSet) and not others:
-        return
-    types = " and ".join(f"a {type(argument).__name__}" for argument in (labels, *others))
-    raise InputError(
-        f"expected labels, as query returns them, got {types}; use "
-        "client.select(dataset, query), which finds and reads observations in one call"
-    )
-
-
-def _parts(labels: LabelSet) -> pa.Table:
-    """The commits and rows to read, in the order in which nodes send them."""
-    order = np.lexsort((labels.rows, labels.sequences, labels.partitions))
-    return labels.table.select(["partition", "sequence", "row", "rows"]).take(pa.array(order))
-
-
-def rows_of_parts(
-    caller: Caller, request: storage_pb2.ReadRequest, schema: pa.Schema
-) -> AsyncGenerator[pa.Table, None]:
-    """All rows once; resumes at another node after an error.
-
-    All nodes send the same rows in the same order, so the number of rows read is the position.
-    """
-    rows_read = 0
-
-    async def rest() -> AsyncGenerator[pa.Table, None]:
-        nonlocal rows_read
-        skip = rows_read
-        stream, part = await caller.open(
-            lambda node: node.stream(STORAGE, "Read", request, part_s=PART_S),
-            Stream.read,
-        )
-        with stream:
-            while part is not None:
-                table = from_ipc(part.observations, schema)
-                skip, fresh = max(0, skip - table.num_rows), table.slice(skip)
-                if fresh.num_rows:
-                    rows_read += fresh.num_rows
-                    yield fresh
-                part = await caller.while_live(stream.address, stream.read())
-
-    return caller.resume(rest)
-
-
 async def select(
     caller: Caller,
     schema: Schema,
@@ -542,7 +439,12 @@ async def gather_or_cancel(calls: Iterable[Coroutine[Any, Any, Result]]) -> list
 
 
 async def cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancels the tasks, and returns when all have ended."""
+    """Cancels the tasks, and returns when all have ended.
+
+    Where they have ended before, as in an iterator that is dropped after its loop was closed, it
+    does not wait.
+    """
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    if not all(task.done() for task in tasks):
+        await asyncio.gather(*tasks, return_exceptions=True)

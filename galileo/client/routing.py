@@ -1,4 +1,5 @@
-"""Sends each node the rows of a batch that it owns: zero-hop routing (paper, III.A).
+"""Finds the owners of rows, and sends each the rows of a batch that it owns: zero-hop routing
+(paper, III.A).
 
 The client computes the partitions of all rows from the topology, as nodes do, and sends each owner
 its rows in one call. A node that receives rows of another owner forwards them, so a stale topology
@@ -20,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -49,7 +50,7 @@ HEDGE_S = 3.0
 
 
 class Router:
-    """Stores batches at the owners of their rows.
+    """Finds the owners of partitions, and stores batches at the owners of their rows.
 
     Args:
         caller: of the nodes.
@@ -57,10 +58,28 @@ class Router:
     """
 
     def __init__(self, caller: Caller, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._caller = caller
+        self.caller = caller
         self._monotonic = monotonic
         self._topology: Topology | None = None
         self._read_at = 0.0
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether partitions have copies, as far as this client knows."""
+        return self._topology is not None and self._topology.is_replicated
+
+    async def members(self, node: Connection) -> list[str]:
+        """The addresses of all nodes, from the topology that a node knows; keeps the topology."""
+        self._read_at = self._monotonic()
+        topology = self._topology = await topology_of(node)
+        return [member.address for member in topology.nodes]
+
+    async def owners(self, partitions: Iterable[int]) -> list[str]:
+        """The address of the owner of each partition; "" of one that the cluster does not have."""
+        topology = self._topology or await self._read_topology(self.caller.backoff())
+        owners = placement.owners(topology)
+        addresses = {"": ""} | {node.name: node.address for node in topology.nodes}
+        return [addresses[owners.get(partition, "")] for partition in partitions]
 
     async def ingest(
         self,
@@ -91,7 +110,7 @@ class Router:
         """
         if is_named:
             await self.record(schema, table, producer=producer, batch=batch)
-        backoff = self._caller.backoff(self._caller.options.ingest_patience_s)
+        backoff = self.caller.backoff(self.caller.options.ingest_patience_s)
         topology = self._topology or await self._read_topology(backoff)
         head = storage_pb2.IngestRequest(
             dataset=schema.key, producer=producer, batch=batch, added=schema.added
@@ -127,7 +146,7 @@ class Router:
         Raises:
             BatchConflict: another batch has this number.
         """
-        backoff = self._caller.backoff(self._caller.options.ingest_patience_s)
+        backoff = self.caller.backoff(self.caller.options.ingest_patience_s)
         topology = self._topology or await self._read_topology(backoff)
         digest = max(1, await asyncio.to_thread(rows_digest, table) ^ is_last)
         record = storage_pb2.IngestRequest(
@@ -179,7 +198,7 @@ class Router:
 
     async def _read_topology(self, backoff: Backoff) -> Topology:
         self._read_at = self._monotonic()
-        read = self._caller.call(topology_of, patience_s=backoff.left_s)
+        read = self.caller.call(topology_of, patience_s=backoff.left_s)
         topology = self._topology = await read
         return topology
 
@@ -194,7 +213,7 @@ class Router:
             reply: storage_pb2.IngestReply = await node.unary(STORAGE, "Ingest", request)
             return reply
 
-        direct = self._caller.call_owner(owner, attempt, patience_s=patience_s)
+        direct = self.caller.call_owner(owner, attempt, patience_s=patience_s)
         others = [node.address for node in topology.nodes if node.address != owner]
         may_move = topology.is_replicated or request.head.dataset in SYSTEM_TABLES
         if not may_move or not others:
@@ -203,11 +222,11 @@ class Router:
         try:
             done, _ = await asyncio.wait(calls, timeout=HEDGE_S)
             if not done:
-                hedge = self._caller.call(
+                hedge = self.caller.call(
                     attempt, patience_s=patience_s, first=random.choice(others)
                 )
                 calls.append(asyncio.create_task(hedge))
-                self._caller.avoided.add(owner)
+                self.caller.avoided.add(owner)
             return await _first_result(calls)
         finally:
             for call in calls:

@@ -335,14 +335,15 @@ class Caller:
         options: times of calls.
         clock: of the pauses between attempts.
         keys: TLS files and token.
-        discover: reads the addresses of all nodes from one. It is called after the first answer,
-            again after `DISCOVER_S`, because nodes come and go, and after an address did not
-            answer, because the node may have another one now.
+        discover: see the attribute.
         has_fixed_window: as `Channels`.
 
     Attributes:
         avoided: addresses that did not answer a call of `call_owner`.
         on_error: called with each error that a node answers, before it is raised.
+        discover: reads the addresses of all nodes from one. It is called after the first answer,
+            again after `DISCOVER_S`, because nodes come and go, and after an address did not
+            answer, because the node may have another one now.
     """
 
     def __init__(
@@ -364,7 +365,7 @@ class Caller:
         self._channels: Channels | SharedChannels = Channels(
             keys, has_fixed_window=has_fixed_window
         )
-        self._discover = discover
+        self.discover = discover
         self._discovered_at = -inf
         self.avoided = AvoidedAddresses(self.clock.monotonic)
         self.on_error: Callable[[GalileoError], None] = lambda _: None
@@ -618,11 +619,11 @@ class Caller:
     async def learn_addresses(self, address: str) -> None:
         """Reads the addresses of all nodes from one, where they may have changed."""
         now, before = self.clock.monotonic(), self._discovered_at
-        if self._discover is None or now < before + DISCOVER_S:
+        if self.discover is None or now < before + DISCOVER_S:
             return
         self._discovered_at = now
         try:
-            members = list(await self._discover(self.connection(address)))
+            members = list(await self.discover(self.connection(address)))
         except GalileoError:
             self._discovered_at = before
             return

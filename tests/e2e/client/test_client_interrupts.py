@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +352,16 @@ class Unfinished(grpc.GenericRpcHandler):
             self.ended.set()
 
 
+def with_owner(client: galileo.AsyncClient) -> galileo.AsyncClient:
+    """A client that takes its first node for the owner of all partitions."""
+
+    async def owners(partitions: Iterable[int]) -> list[str]:
+        return [client._caller.addresses[0] for _ in partitions]
+
+    client._router.owners = owners  # type: ignore[method-assign]
+    return client
+
+
 EMPTY = galileo.Schema("empty", [galileo.Feature("number")])
 STREAMS: dict[str, tuple[Callable[[galileo.AsyncClient], Any], tuple[Any, ...]]] = {
     "query_batches": (
@@ -359,7 +369,7 @@ STREAMS: dict[str, tuple[Callable[[galileo.AsyncClient], Any], tuple[Any, ...]]]
         (query_pb2.QueryPart(head=query_pb2.QueryHead(schema_json=EMPTY.to_json())),),
     ),
     "read_batches": (
-        lambda client: client.read_batches(
+        lambda client: with_owner(client).read_batches(
             LabelSet(
                 EMPTY,
                 pa.Table.from_pylist(

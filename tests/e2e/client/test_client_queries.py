@@ -7,7 +7,7 @@ import contextlib
 import gc
 import math
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +17,15 @@ from expected_errors import raises
 import galileo
 from galileo.client import LabelBatches, Labels, QueryEnd, queries
 from galileo.client.cluster_caller import cluster_caller
-from galileo.client.queries import read_batches
+from galileo.client.reading import read_batches
 from galileo.cursor import Cursor
-from galileo.errors import DeadlineExceeded, QuerySyntaxError, Unavailable, UnknownDataset
+from galileo.errors import (
+    DeadlineExceeded,
+    InputError,
+    QuerySyntaxError,
+    Unavailable,
+    UnknownDataset,
+)
 from galileo.labels import LabelSet
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Feature, Schema
@@ -199,6 +205,19 @@ def test_read_of_each_batch_equals_read_of_all(client: galileo.Client, stored: s
     assert sorted(numbers) == list(range(30_000))
 
 
+def test_query_batches_of_a_client_that_was_closed_can_be_dropped(
+    cluster: galileo.LocalCluster, stored: str
+) -> None:
+    one = galileo.connect(*cluster.addresses)
+    batches = one.query_batches(stored)
+    next(batches)
+    one.close()
+    with raises(InputError):
+        next(batches)
+    del batches
+    gc.collect()
+
+
 async def test_query_batches_retry_before_the_first_labels(
     cluster: galileo.LocalCluster, line: Line, stored: str
 ) -> None:
@@ -252,6 +271,17 @@ def test_query_end_known_drops_labels_of_missing_partitions() -> None:
 # --- observations --------------------------------------------------------------------------------
 
 
+def read_through(client: galileo.AsyncClient, address: str, *, instead_of: str = "") -> None:
+    """Has a client read at an address what it would at that of an owner, or of any owner."""
+    find_owners = client._router.owners
+
+    async def owners(partitions: Iterable[int]) -> list[str]:
+        found = await find_owners(partitions)
+        return [address if instead_of in ("", owner) else owner for owner in found]
+
+    client._router.owners = owners  # type: ignore[method-assign]
+
+
 async def notes(batches: AsyncIterator[pa.Table]) -> list[str]:
     return [note async for table in batches for note in table.column("note").to_pylist()]
 
@@ -270,12 +300,29 @@ async def test_read_continues_at_another_node(
     assert len(set(expected)) == len(expected) == ROWS
     async with galileo.AsyncClient(line.address, cluster.addresses[1]) as other:
         await other.status()
+        read_through(other, line.address)
         line.cut_after = after
         pieces = read_batches(
-            other._caller, labels, exact=True, options=RowOptions(), parts_per_read=25_000
+            other._router, labels, exact=True, options=RowOptions(), parts_per_read=25_000
         )
         assert await notes(pieces) == expected
     assert line.cuts == 0
+
+
+@pytest.mark.parametrize("after", [0, 200_000])
+async def test_read_of_several_owners_continues_where_one_is_lost(
+    cluster: galileo.LocalCluster, line: Line, stored: str, after: int
+) -> None:
+    async with galileo.AsyncClient(*cluster.addresses) as other:
+        labels = await other.query(stored)
+        expected = await notes(other.read_batches(labels))
+        assert len(set(await other._router.owners(labels.partitions.tolist()))) == 3
+        read_through(other, line.address, instead_of=cluster.addresses[0])
+        line.cut_after = after
+        table = await other.read(labels)
+        assert table.column("note").to_pylist() == expected
+        assert line.cuts == 0
+        assert await notes(other.read_batches(labels)) == expected, "while the owner is avoided"
 
 
 async def test_read_continues_over_many_breaks(
@@ -288,6 +335,7 @@ async def test_read_continues_over_many_breaks(
     async with galileo.AsyncClient(line.address, timeout="5s") as other:
         monkeypatch.setattr(other._caller, "addresses", [line.address])
         monkeypatch.setattr(other._caller, "_discovered_at", math.inf)
+        read_through(other, line.address)
         found: list[str] = []
         async for table in other.read_batches(labels):
             found += table.column("note").to_pylist()
@@ -305,6 +353,7 @@ async def test_read_ends_after_its_timeout(
     async with galileo.AsyncClient(line.address, timeout="300ms") as other:
         monkeypatch.setattr(other._caller, "_discovered_at", math.inf)
         await other.status()
+        read_through(other, line.address)
         line.cut_after = 1_500_000
         with pytest.raises(Unavailable):
             await notes(other.read_batches(labels))

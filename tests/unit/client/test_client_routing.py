@@ -237,6 +237,21 @@ async def test_router_stale_topology_is_read_again_rarely() -> None:
     assert sum(rows.num_rows for _, rows in nodes.taken) == 5 * 500
 
 
+async def test_router_finds_owners_by_the_topology_that_it_learned_last() -> None:
+    nodes = Nodes()
+    router = Router(nodes)  # type: ignore[arg-type]
+    partitions = [*TOPOLOGY.partitions, 10_000]
+    named = [TOPOLOGY.by_name[placement.owner(TOPOLOGY, p)].address for p in TOPOLOGY.partitions]
+    assert await router.owners(partitions) == [*named, ""]
+    other = next(node for node in NODES[:2] if node.address != named[0])
+    nodes.topology = replace(TOPOLOGY, moved=(Move(0, 1, other.name),))
+    assert await router.owners([0]) == named[:1]
+    node = Connection(_Channel(nodes, NODES[3].address), NODES[3].address)
+    assert await router.members(node) == [one.address for one in NODES]
+    assert await router.owners([0]) == [other.address]
+    assert nodes.topologies_read == 2
+
+
 async def test_router_unreachable_owner_is_called_rarely() -> None:
     table = observations(500)
     owners = placement.split_by_owner(TOPOLOGY, SCHEMA, table)
