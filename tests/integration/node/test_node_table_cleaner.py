@@ -15,6 +15,7 @@ import pytest
 from expected_errors import raises
 from lone_nodes import LoneOwner, commit_alone
 from parameters import keep_quick
+from simulator.channel_mutants import CHANNEL_MUTANTS
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired, DatasetExists, InputError, Unavailable
@@ -113,6 +114,19 @@ def clean_always(node: StorageNode) -> None:
 
 async def test_a_deletion_stays_where_files_end_between_it_and_an_older_copy(ships: Ships) -> None:
     """As those of a replica do, which drops what its leader has dropped."""
+    await drop_between_deletion_and_copy(ships)
+
+
+async def test_a_judge_convicts_deletions_that_are_dropped_alone(
+    ships: Ships, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, mutant in CHANNEL_MUTANTS["deletions_dropped_alone"].items():
+        monkeypatch.setattr(place, mutant)
+    with pytest.raises(AssertionError):
+        await drop_between_deletion_and_copy(ships)
+
+
+async def drop_between_deletion_and_copy(ships: Ships) -> None:
     await ships.write(1)
     shards = [node.catalog.table_shard("ships") for node in ships.cluster.nodes]
     shard, partition = next((one, p) for one in shards for p in one.own)
