@@ -142,7 +142,7 @@ class ChannelWork:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fetched:
+class FetchedObservations:
     """The observations of the commits (after, until] that may match.
 
     Attributes:
@@ -190,7 +190,7 @@ class ChannelObservations:
 
     async def fetch(
         self, work: ChannelWork, *, after: Cursor, until: Cursor, is_whole: bool = False
-    ) -> Fetched:
+    ) -> FetchedObservations:
         """The observations of a range that may match.
 
         Args:
@@ -248,7 +248,7 @@ class ChannelObservations:
                 until, is_part = halfway(after, until), True
             else:
                 whole = pa.concat_tables(tables)
-                return Fetched(whole, after, until, is_part, not absent, cut)
+                return FetchedObservations(whole, after, until, is_part, not absent, cut)
 
     async def _unreadable(
         self, work: ChannelWork, options: RowOptions, commits: CursorRange
@@ -314,7 +314,9 @@ class ChannelObservations:
         if known is not None and observed.history is not None:
             self._extend(work, known, observed.new.observations, until=observed.until)
 
-    async def all_rows(self, work: ChannelWork, fetched: Fetched, *, after: Cursor) -> RowIndex:
+    async def all_rows(
+        self, work: ChannelWork, fetched: FetchedObservations, *, after: Cursor
+    ) -> RowIndex:
         """The observations up to the next cut that may match, which its history keeps.
 
         Raises:

@@ -83,7 +83,7 @@ _FIND_ARCHIVE = OWNER.call(Owner.find_sampler_archive)
 
 
 @dataclass(slots=True, eq=False)
-class Scan:
+class OwnerScan:
     """What a task asks one owner for one request of its job, and what it has of that by now.
 
     Attributes:

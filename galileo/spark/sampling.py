@@ -35,7 +35,7 @@ from galileo.sampler_runtime import SandboxLimits, open_runtime
 from galileo.samplers import Observe, Sampler, SamplerSpec
 from galileo.spark.cpu_time_limit import WAITING_FACTOR, CpuTimeLimit, TimeLimitExceeded
 from galileo.spark.options import EvaluatorOptions
-from galileo.spark.owners import Scan, find_sampler_archive, read_observations
+from galileo.spark.owners import OwnerScan, find_sampler_archive, read_observations
 from galileo.spark.uploaded_samplers import BackgroundCalls, Call, Key, SamplerCache
 from galileo.wire.context_propagation import continue_request
 from galileo.wire.tls_credentials import TlsFiles
@@ -52,7 +52,7 @@ Result = TypeVar("Result")
 class UploadedCall:
     """A call of an uploaded sampler for one item of a part."""
 
-    scan: Scan
+    scan: OwnerScan
     part: MatchedPartitions
     item: int
     key: Key
@@ -60,7 +60,7 @@ class UploadedCall:
 
 
 def sample_part(
-    scan: Scan, part: MatchedPartitions, *, options: EvaluatorOptions
+    scan: OwnerScan, part: MatchedPartitions, *, options: EvaluatorOptions
 ) -> list[UploadedCall]:
     """Adds a part to the results of a scan, sampled; returns what uploaded samplers have to do."""
     request, matches = scan.request, part.matches
@@ -128,7 +128,7 @@ def _uploaded_call(
     spec: SamplerSpec,
     apply: Callable[[], LabelSet],
     *,
-    scan: Scan,
+    scan: OwnerScan,
     item: int,
     part: MatchedPartitions,
 ) -> UploadedCall:
@@ -142,7 +142,7 @@ def _uploaded_call(
 
 
 def _sample(
-    labels: LabelSet, spec: SamplerSpec, *, scan: Scan, item: int, options: EvaluatorOptions
+    labels: LabelSet, spec: SamplerSpec, *, scan: OwnerScan, item: int, options: EvaluatorOptions
 ) -> LabelSet:
     request, keys = scan.request, options.keys
     observe = functools.partial(

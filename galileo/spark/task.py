@@ -40,7 +40,7 @@ from galileo.model.schema import Schema
 from galileo.packing import Compression
 from galileo.packs import PackColumns, PackedLabels, pack_many
 from galileo.spark.options import EvaluatorOptions
-from galileo.spark.owners import NodeScanner, Scan
+from galileo.spark.owners import NodeScanner, OwnerScan
 from galileo.spark.sampling import UploadedCall, finish_calls, sample_part
 from galileo.tracing import Tracing, TracingOptions, start_tracing
 from galileo.wire.tls_credentials import TlsFiles
@@ -73,11 +73,11 @@ class Job:
     tasks: int
     options: EvaluatorOptions
 
-    def of_task(self, task: int) -> list[Scan]:
+    def of_task(self, task: int) -> list[OwnerScan]:
         """What a task asks, ordered by address."""
         addresses = sorted({one for request in self.requests for one in request.addresses})
         scans = [
-            Scan(number, request.for_node(request.addresses.index(address)))
+            OwnerScan(number, request.for_node(request.addresses.index(address)))
             for address in addresses[task :: self.tasks]
             for number, request in enumerate(self.requests)
             if address in request.addresses
@@ -110,14 +110,14 @@ def run(job: Job, task: int) -> Iterator[tuple[int, CycleAnswer]]:
         calls += _evaluate(scan, matches, options)
     finish_calls(calls, turn=job.number)
     _fit_to_budget(job, scans)
-    by_request: dict[int, list[Scan]] = {}
+    by_request: dict[int, list[OwnerScan]] = {}
     for scan in scans:
         by_request.setdefault(scan.number, []).append(scan)
     for number, own in by_request.items():
         yield number, _answer(job.requests[number], own)
 
 
-def _evaluate(scan: Scan, matches: Matches, options: EvaluatorOptions) -> list[UploadedCall]:
+def _evaluate(scan: OwnerScan, matches: Matches, options: EvaluatorOptions) -> list[UploadedCall]:
     """Filters and samples the answer of an owner; errors become failures of the scan."""
     scan.unknown, scan.failures = matches.unknown, [*matches.failures]
     calls: list[UploadedCall] = []
@@ -167,7 +167,7 @@ def _restrict(cursor: Cursor, request: CycleRequest) -> Cursor:
 # --- what fits --------------------------------------------------------------------------------
 
 
-def _fit_to_budget(job: Job, scans: Sequence[Scan]) -> None:
+def _fit_to_budget(job: Job, scans: Sequence[OwnerScan]) -> None:
     """Cuts the results of a task to its share of what a job may return."""
     parts = [(part, scan.request.schema) for scan in scans for part in scan.parts]
     fitting = fit_to_budget(parts, bytes_max=RESULT_BYTES_MAX // job.tasks, turn=job.number)
@@ -263,7 +263,7 @@ def _cut(
 # --- what is answered -------------------------------------------------------------------------
 
 
-def _answer(request: CycleRequest, scans: Sequence[Scan]) -> CycleAnswer:
+def _answer(request: CycleRequest, scans: Sequence[OwnerScan]) -> CycleAnswer:
     """The results of all scans for a request, with items numbered as in the whole request."""
     results = [(scan.request.items, part) for scan in scans for part in scan.parts]
     batch = joined(
