@@ -207,9 +207,9 @@ def test_sim_command_prints_seeds_for_each_mutant(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["scripts/sim", "--mutants", "--variant", "lazy_fsync", "--seeds"]
-    outcomes = [_fails(seed, "lazy_fsync") for seed in range(20)]
+    outcomes = [_fails(seed, "lazy_fsync") for seed in range(30)]
     survived = outcomes.index(False)
-    monkeypatch.setattr("sys.argv", [*words, "0:20"])
+    monkeypatch.setattr("sys.argv", [*words, "0:30"])
     assert main() == 0
     assert f"{outcomes.index(True) + 1} seeds to kill lazy_fsync" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", [*words, f"{survived}:{survived + 1}"])
@@ -221,7 +221,7 @@ def test_sim_command_prints_seeds_for_each_mutant(
 def test_sim_command_shrinks_and_prints_how_to_repeat(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["scripts/sim", "--variant", "lazy_fsync", "--seeds", "0:20", "--shrink"]
+    words = ["scripts/sim", "--variant", "lazy_fsync", "--seeds", "0:30", "--shrink"]
     monkeypatch.setattr("sys.argv", words)
     assert main() == 1
     output = capsys.readouterr().out
