@@ -7,7 +7,7 @@ all records in this way. A node whose caches are too full (`cache_memory`) has a
 memory elected, and stays in the record as the holder of the labels that it has.
 
 The change names the revision of the record, so of two that begin with one revision, only the first
-counts. What is not confirmed within `CHANGE_TIMEOUT_S` is tried anew.
+counts. A change that is not confirmed within `CHANGE_TIMEOUT_S` is made again.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ from galileo.wire.v1 import storage_pb2
 Tables: TypeAlias = AsyncGenerator[pa.Table, None]
 PARTS_PER_READ = 100_000
 FEW_PARTS = 10_000
-"""Parts of which one node is asked where there are copies. It may have all of them, and calls of
-several nodes cost more than they save."""
+"""Up to so many parts, one node reads all if partitions have copies. It may have them all itself,
+and calls to several nodes cost more than they save."""
 
 
 async def read(
@@ -220,7 +220,7 @@ def _read_rows(
 
 
 async def _one_by_one(answers: Sequence[Tables]) -> Tables:
-    """The tables of answers, of which one is read at a time.
+    """The tables of all answers, read one answer after the other.
 
     Where commits were lost, the later answers begin, too, so that the error names all partitions.
     """

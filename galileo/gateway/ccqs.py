@@ -21,7 +21,7 @@ from galileo.gateway.events import HEARTBEAT_S, EventStream, MergedEvents
 from galileo.gateway.formats import Encoders, preferred
 from galileo.gateway.hub import Hubs, QueryReader
 from galileo.gateway.json_answers import check_json, json_answer, url_of
-from galileo.gateway.request_bodies import json_body, start_of_json
+from galileo.gateway.request_bodies import JSON_STEP_BYTES, json_body, start_of_json
 from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.updates import (
     LABEL_FORMATS,
@@ -33,6 +33,7 @@ from galileo.gateway.updates import (
 )
 from galileo.model.times import iso
 from galileo.model.windows import Window
+from galileo.offload import offload
 from galileo.query.builder import Condition
 from galileo.samplers import SamplerSpec, sampler
 
@@ -78,7 +79,8 @@ class CcqRoutes(RouteGroup):
                 await client.cancel(ccq_id)
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             info = await info_of(client, ccq_id)
-            return await self._encoders.run(lambda: json_answer(_described(url_of(request), info)))
+            steps = len(info.query) // JSON_STEP_BYTES
+            return await offload(steps, lambda: json_answer(_described(url_of(request), info)))
 
     async def ccq_labels(self, request: Request) -> Response:
         """What is new after a token."""

@@ -197,8 +197,8 @@ class ChannelObservations:
             work: the channel.
             after: where the range begins.
             until: where it ends.
-            is_whole: whether all are needed; otherwise those of as many commits as an execution
-                takes.
+            is_whole: whether all observations are needed; otherwise an execution takes the
+                observations of as many commits as fit.
 
         Raises:
             MessageTooLarge: there are more than a node keeps.
@@ -253,7 +253,7 @@ class ChannelObservations:
     async def _unreadable(
         self, work: ChannelWork, options: RowOptions, commits: CursorRange
     ) -> frozenset[int]:
-        """The partitions of which some commits cannot be read.
+        """The partitions with commits that cannot be read.
 
         They may be damaged, or their owner has lost commits that it had reported.
         """
@@ -371,7 +371,7 @@ def _since(observations: pa.Table, time_us: int) -> pa.Table:
 
 
 def halfway(after: Cursor, until: Cursor) -> Cursor:
-    """A cursor with half of the several commits between two: those of the first partitions."""
+    """A cursor halfway between two: it has half of the commits, from the first partitions."""
     left = commits_between(after, until) // 2
     positions = dict(until)
     for partition in reversed(after.news(until)):

@@ -67,7 +67,7 @@ class ChannelSubscriptions:
 
     Args:
         tables: reads their tables.
-        references: the tables of which they have rows.
+        references: keeps the rows of the tables that channels look up.
         executor: in whose threads it works.
     """
 
@@ -98,7 +98,7 @@ class ChannelSubscriptions:
         async def apply(rows: pa.Table) -> None:
             await loop.run_in_executor(self._executor, apply_readable, rows)
 
-        if progress.indexed < 0:  # A part may be there, of which rows were deleted since.
+        if progress.indexed < 0:  # The index may have rows that were deleted since.
             progress.index = work.make_index()
         if not work.compares:
             try:
@@ -170,7 +170,7 @@ class ChannelSubscriptions:
             references: the rows of the tables.
 
         Returns:
-            The changes, with those of rows; errors as `_join_changes`.
+            The changes of the subscriptions and of the rows; errors as `_join_changes`.
         """
         index = progress.index
         if not isinstance(index, LookupIndex):

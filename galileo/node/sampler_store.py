@@ -40,7 +40,7 @@ from galileo.sampler_runtime import SandboxLimits, open_runtime, unavailable_rea
 from galileo.samplers import Sampler, SamplerSpec
 
 LIMITS = SandboxLimits(cpu_s=10.0, wall_s=10.0)
-"""Limits of one call, where a query is asked once or evaluated anew."""
+"""Limits of one call, where a query is asked once or evaluated again."""
 SENDER_CHARACTERS_MAX = 128
 ARCHIVES_LOADED_MAX = 16
 """Archives whose bytes stay in memory."""

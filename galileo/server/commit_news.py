@@ -22,7 +22,7 @@ class CommitNews:
         self._take_changed = node.catalog.watch()
 
     def own(self) -> list[CommitsObserved]:
-        """Events for the datasets of which this node has commits since the last call."""
+        """Events for the datasets to which this node has committed since the last call."""
         news: list[CommitsObserved] = []
         for dataset, shard in self._take_changed():
             published, before = shard.own_published(), self._published.get(dataset)
@@ -37,7 +37,7 @@ class CommitNews:
         return news
 
     def reported(self, datasets: Iterable[str]) -> Iterator[CommitsObserved]:
-        """Events for datasets of which other nodes have reported commits."""
+        """Events for datasets whose commits other nodes have reported."""
         for dataset in datasets:
             self._wake_table(dataset)
             yield self._observed(dataset)
