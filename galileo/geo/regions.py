@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from math import isfinite
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +28,8 @@ LONGITUDE_MAX = 360.0
 LATITUDE_MAX = 90.0
 KINDS = ("Point", "MultiPoint", "LineString", "MultiLineString", "Polygon", "MultiPolygon")
 
+_LEVELS = dict(zip(KINDS, (0, 1, 1, 2, 2, 3), strict=True))
+"""Levels of lists around the vertices of each kind."""
 _TURN = 360.0
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -145,9 +147,12 @@ def shape_from_geojson(raw: dict[str, Any]) -> shapely.Geometry:
             f"expected a geometry of type {', '.join(KINDS)}; got {kind!r}",
             expected="geometry_type",
         )
-    _check_size(raw.get("coordinates"))
+    arrays = _arrays(raw.get("coordinates"), _LEVELS[kind])
+    if arrays is None or _vertex_count(arrays) > VERTICES_MAX:
+        _check_size(raw.get("coordinates"))
+        arrays = raw["coordinates"]
     try:
-        return shapely.force_2d(shapely.geometry.shape(raw))
+        return shapely.force_2d(shapely.geometry.shape({"type": kind, "coordinates": arrays}))
     except (ValueError, TypeError, AttributeError, IndexError, ShapelyError) as error:
         raise InputError(
             f"expected coordinates of a {kind}; {_sentence(error)}", expected="coordinates"
@@ -225,6 +230,38 @@ def _check_range(coordinates: Floats) -> None:
         )
 
 
+def _arrays(coordinates: Any, levels: int) -> Any:
+    """Coordinates with an array in the place of each list of vertices.
+
+    None unless there are vertices throughout, as most geometries have them; `_check_size` has to
+    say what is wrong, if it is anything.
+    """
+    if not isinstance(coordinates, list | tuple) or not levels:
+        return None
+    if levels == 1:
+        return _vertex_array(coordinates)
+    arrays = [_arrays(part, levels - 1) for part in coordinates]
+    return None if any(array is None for array in arrays) else arrays
+
+
+def _vertex_array(vertices: Sequence[Any]) -> Floats | None:
+    """Rows of longitude, latitude and, in all or none, height; None unless all are numbers."""
+    if not {*map(type, vertices)} <= {list, tuple} or {*map(len, vertices)} not in ({2}, {3}):
+        return None
+    numbers = [*chain.from_iterable(vertices)]
+    if not {*map(type, numbers)} <= {int, float}:
+        return None
+    try:
+        array = np.array(numbers, dtype=np.float64).reshape(len(vertices), -1)
+    except OverflowError:
+        return None
+    return array if np.isfinite(array).all() else None
+
+
+def _vertex_count(arrays: Any) -> int:
+    return len(arrays) if isinstance(arrays, np.ndarray) else sum(map(_vertex_count, arrays))
+
+
 def _check_size(coordinates: Any) -> None:
     """Refuse too many vertices before the geometry is built."""
     pending, count = [coordinates], 0
@@ -246,8 +283,6 @@ def _check_size(coordinates: Any) -> None:
 
 
 def _check_vertex(item: Sequence[Any]) -> None:
-    if [*map(type, item)] == [float, float] and isfinite(item[0]) and isfinite(item[1]):
-        return  # By far the most.
     if len(item) not in (2, 3) or not all(_is_number(number) for number in item):
         raise InputError(
             f"expected a vertex of longitude and latitude, got {list(item)!r}", expected="vertex"

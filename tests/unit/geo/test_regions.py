@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import numpy as np
 import pytest
+import shapely
+import shapely.geometry
 from expected_errors import raises
 
 from galileo.errors import InputError
@@ -183,3 +188,33 @@ def test_from_geojson_too_many_vertices_raises():
     assert meets(regions.from_geojson(polygon(ring[::100])), (0, 0)) == [True]
     with raises(InputError, expected="vertices", bound=100000):
         regions.from_geojson(polygon(ring))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_shape_from_geojson_is_that_of_shapely(seed: int) -> None:
+    chance = random.Random(seed)
+    width = chance.choice((2, 3))
+
+    def drawn(levels: int) -> list[Any]:
+        if not levels:
+            numbers = (chance.uniform(-90, 90), chance.randrange(-90, 90))
+            return [chance.choice(numbers) for _ in range(width)]
+        return [drawn(levels - 1) for _ in range(chance.randrange(3, 6))]
+
+    kinds = ("Point", "LineString", "MultiPoint", "Polygon", "MultiLineString", "MultiPolygon")
+    kind, levels = chance.choice([*zip(kinds, (0, 1, 1, 2, 2, 3), strict=True)])
+    raw = {"type": kind, "coordinates": drawn(levels)}
+    expected = shapely.force_2d(shapely.geometry.shape(raw))
+    assert shapely.to_wkb(regions.shape_from_geojson(raw)) == shapely.to_wkb(expected)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [True, "1", None, float("nan"), float("inf"), 10**400],
+    ids=lambda fault: str(fault)[:4],
+)
+def test_shape_from_geojson_with_something_else_amid_numbers_raises(fault: Any) -> None:
+    line = [[0.5, 1.5]] * 10
+    line[5] = [0.5, fault]
+    with raises(InputError, expected="vertex"):
+        regions.shape_from_geojson({"type": "LineString", "coordinates": line})
