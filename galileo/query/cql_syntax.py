@@ -3,24 +3,22 @@
 The `cql2` package parses text by recursion in native code, where deep nesting ends the process.
 `_check_nesting` bounds the depth of that recursion. In a wrong text the parser tries both readings
 of each group in parentheses, as a condition and as a value, and so reads the contents of n nested
-groups 2^n times. `_check_groups` bounds that; CQL2 JSON is not affected.
+groups 2^n times. `_check_groups` bounds that; CQL2 JSON is not affected. Both see the text that the
+parser reads, with stand-ins for coordinates (`galileo.query.cql_geometries`).
 
-The parser rounds coordinates of geometries to a neighbor of the nearest double, which can make a
-polygon cross itself, and does not accept scientific notation in them. So it is given their indexes
-in their place, which it reads exactly. Neither does it know the escapes of texts, nor names that
-begin with an underscore: `_parsable` writes another character for both.
+The parser knows neither the escapes of texts, nor names that begin with an underscore: `_parsable`
+writes another character for both.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from math import copysign, inf
 from typing import Any, NoReturn
 
 from galileo.errors import QuerySyntaxError
 from galileo.optional_imports import LateModule
+from galileo.query.cql_geometries import ParsableText, end_of_shape
 
 cql2 = LateModule("cql2", purpose="reading a query")
 
@@ -40,6 +38,7 @@ _WINDOW = 60
 _QUOTE, _UNDERSCORE = "\uffff", "\ua7f7"
 """Stand for a quote behind a backslash, and for the underscore at the start of a name, while the
 text is parsed; names of features are ASCII."""
+_MAY_BE_UNKNOWN = re.compile(r"\\|_(?<![\w.:]_)")
 _UNKNOWN_TO_PARSER = re.compile(rf"""(?P<text>{TEXT_LITERAL})|"[^"]*"|(?<![\w.:])(?P<name>_)""")
 _ESCAPE = re.compile(r"\\([\s\S]?)")
 _CHARACTERS = dict(zip(f"abtnvfr\\{_QUOTE}", "\a\b\t\n\v\f\r\\'", strict=True))
@@ -62,23 +61,11 @@ _GROUPS = re.compile(
 """Parentheses outside of texts and quoted names; a geometry, which is read once, is one token if
 nothing follows it that could not be part of one.
 """
-_PARENTHESES = re.compile(r"[()]")
-_SHAPE_LEVELS_MAX = 3
-"""Of a multi-polygon."""
-_GEOMETRIES = re.compile(
-    r"""'(?:[^']|'')*'|"[^"]*"|
-    \b(?:MULTI)?(?:POINT|LINESTRING|POLYGON)\s*(?:ZM?|M)?\s*(?P<positions>\([-+.,\dE\s()]*\))""",
-    re.IGNORECASE | re.VERBOSE,
-)
-_COORDINATE = re.compile(
-    r"(?<![\w.])(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:E[-+]?[0-9]{1,3})?(?![\w.])", re.IGNORECASE
-)
-"""Without its sign."""
 _LONG_NUMBER = re.compile(r"[0-9]{640,}")
 _PLACE = re.compile(r"-->\s*(\d+):(\d+)")
 _EXPECTED = re.compile(r"= expected (.*)", re.DOTALL)
 
-_EMPTY_POINT = re.compile(r"""(?:'[^']*'|"[^"]*"|[^'"])*?\b(POINT\s+(?:ZM?|M)?\s*EMPTY)""", re.I)
+_EMPTY_POINT = re.compile(r"""(?:'[^']*'|"[^"]*"|[^'"])*?\b(POINT\s++(?:ZM?|M)?\s*+EMPTY)""", re.I)
 
 _STATEMENT = re.compile(r"\s*(?:SELECT|WITH|FROM|WHERE)\b", re.IGNORECASE)
 NO_NOW = "there is no now(); write the time itself, such as TIMESTAMP('2012-03-01T06:00:00Z')"
@@ -160,19 +147,18 @@ def find_name(source: str, name: str) -> int | None:
 
 def _read_text(written: str) -> Any:
     source = _parsable(written)
-    _check_nesting(source)
-    _check_groups(source)
-    coordinates = _coordinates(source)
-    plain = _indexed(source, coordinates)
+    parsable = ParsableText(source)
+    _check_nesting(source, parsable)
+    _check_groups(source, parsable)
     try:
-        parsed = cql2.parse_text(plain)
+        parsed = cql2.parse_text(parsable.text)
     except cql2.ParseError as error:
         _refuse_other_languages(source)
-        position, expected = _offset(plain, str(error)), _in_words(str(error))
-        position = _original(position, coordinates)
+        position, expected = _offset(parsable.text, str(error)), _in_words(str(error))
+        position = parsable.original(position)
         where = place(source, position)
         refuse(source, position, f"expected {expected} at {where} of the query")
-    _check_lists(source)
+    _check_lists(source, parsable)
     try:
         tree = parsed.to_json()
     except Exception:  # the package raises no narrower class; GeoJSON has no form for POINT EMPTY
@@ -180,8 +166,9 @@ def _read_text(written: str) -> Any:
         position = match.start(1) if match else 0
         where = place(source, position)
         refuse(source, position, f"expected a geometry with coordinates at {where} of the query")
-    if coordinates:
-        tree = _with_coordinates(tree, _values(source, coordinates))
+    if (infinite := parsable.infinite()) is not None:
+        refuse(source, infinite, "expected numbers that a double holds")
+    tree = parsable.restored(tree)
     return tree if source == written and "\\" not in source else _decoded(tree, source)
 
 
@@ -189,6 +176,9 @@ def _parsable(source: str) -> str:
     """A text of the same length that the parser reads; `_decoded` takes its result back."""
     if _QUOTE in source:
         refuse(source, source.index(_QUOTE), "expected a query without the character U+FFFF")
+
+    if not _MAY_BE_UNKNOWN.search(source):  # Most texts pass this cheap test.
+        return source
 
     def stand_in(token: re.Match[str]) -> str:
         if token["text"]:
@@ -231,62 +221,6 @@ def _decoded(tree: Any, source: str, *, in_like: bool = False) -> Any:
     return _ESCAPE.sub(character, tree)
 
 
-def _coordinates(source: str) -> list[re.Match[str]]:
-    """The coordinates of the geometries in a text."""
-    return [
-        number
-        for geometry in _GEOMETRIES.finditer(source)
-        if geometry["positions"]
-        for number in _COORDINATE.finditer(source, geometry.start(), _end_of_shape(geometry))
-    ]
-
-
-def _indexed(source: str, coordinates: Sequence[re.Match[str]]) -> str:
-    """The text with the index of each coordinate in its place; signs stay."""
-    ends = [0, *(number.end() for number in coordinates)]
-    parts = [
-        f"{source[end : number.start()]}{index}"
-        for index, (end, number) in enumerate(zip(ends, coordinates, strict=False))
-    ]
-    return "".join([*parts, source[ends[-1] :]])
-
-
-def _original(position: int, coordinates: Sequence[re.Match[str]]) -> int:
-    """The offset in the original text of an offset in the text with indexes."""
-    for index, number in enumerate(coordinates):
-        if position <= number.start():
-            break
-        grown = len(str(index)) - len(number[0])
-        position = max(number.start(), position - grown)
-    return position
-
-
-def _values(source: str, coordinates: Sequence[re.Match[str]]) -> list[float]:
-    values = [float(number[0]) for number in coordinates]
-    if inf in values:
-        position = coordinates[values.index(inf)].start()
-        refuse(source, position, "expected numbers that a double holds")
-    return values
-
-
-def _with_coordinates(tree: Any, values: Sequence[float]) -> Any:
-    """The parsed text with the values of coordinates in the place of their indexes."""
-    if isinstance(tree, list):
-        return [_with_coordinates(item, values) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    return {
-        name: (_valued if name == "coordinates" else _with_coordinates)(item, values)
-        for name, item in tree.items()
-    }
-
-
-def _valued(indexes: Any, values: Sequence[float]) -> Any:
-    if isinstance(indexes, list):
-        return [_valued(item, values) for item in indexes]
-    return copysign(values[int(abs(indexes))], indexes)
-
-
 def _refuse_other_languages(source: str) -> None:
     """Suggest the CQL2 form of SQL statements and operators of programming languages."""
     if _STATEMENT.match(source):
@@ -301,10 +235,10 @@ def _refuse_other_languages(source: str) -> None:
             refuse(source, match.start(), fault, parameter=name)
 
 
-def _check_lists(source: str) -> None:
-    for token in _LISTLESS_IN.finditer(source):
+def _check_lists(source: str, parsable: ParsableText) -> None:
+    for token in _LISTLESS_IN.finditer(parsable.text):
         if token["operand"]:
-            position = token.start("operand")
+            position = parsable.original(token.start("operand"))
             where = place(source, position)
             fault = f"expected a list of values in parentheses after IN, at {where} of the query"
             refuse(source, position, f"{fault}; write IN (1, 2), or = for a single value")
@@ -334,14 +268,14 @@ def _no_constant(name: str) -> NoReturn:
     raise _ConstantError(name)
 
 
-def _check_nesting(source: str) -> None:
+def _check_nesting(source: str, parsable: ParsableText) -> None:
     """Bound the recursion of the parser: chained and nested operators."""
-    upper = source.upper()
+    upper = parsable.text.upper()
     if sum(map(upper.count, _NESTING_WORDS)) <= NESTING_MAX:  # Most texts pass this cheap test.
         return
     outer: list[int] = []
     here = depth = joined = 0
-    for token in _TOKENS.finditer(source):
+    for token in _TOKENS.finditer(parsable.text):
         kind = token[0].upper()
         if kind == "(":
             outer.append(here)
@@ -355,27 +289,26 @@ def _check_nesting(source: str) -> None:
         elif kind[0] not in "'\")":
             here += 1
         if depth + here > NESTING_MAX or joined > OPERATORS_MAX:
-            _refuse_nesting(source, token.start())
+            _refuse_nesting(source, parsable.original(token.start()))
 
 
-def _check_groups(source: str) -> None:
+def _check_groups(source: str, parsable: ParsableText) -> None:
     """Bound the repeated readings of the parser."""
-    if (
-        len(source) << min(source.count("("), 64) <= READINGS_MAX
-    ):  # Most texts pass this cheap test.
+    text = parsable.text
+    if len(text) << min(text.count("("), 64) <= READINGS_MAX:  # Most texts pass this cheap test.
         return
     levels: list[int] = []
     groups = readings = start = behind = 0
-    while (token := _GROUPS.search(source, behind)) is not None:
+    while (token := _GROUPS.search(text, behind)) is not None:
         readings += (token.start() - start) << groups
         start, behind = token.start(), token.end()
         if readings > READINGS_MAX:
             break
-        if token["shape"] and (end := _end_of_shape(token)):
+        if token["shape"] and (end := end_of_shape(token)):
             readings += (end - start) << groups >> _SHAPE_EASE
             start = behind = end
         elif token["shape"]:
-            behind = source.index("(", start) + 1
+            behind = text.index("(", start) + 1
             levels.append(groups)
             groups += 1
         elif token[0] == ")" and levels:
@@ -383,26 +316,15 @@ def _check_groups(source: str) -> None:
         elif token[0][-1] == "(":
             levels.append(groups)
             groups += token["call"] is None
-    if readings + ((len(source) - start) << groups) > READINGS_MAX:
-        place_ = place(source, start)
+    if readings + ((len(text) - start) << groups) > READINGS_MAX:
+        position = parsable.original(start)
+        place_ = place(source, position)
         refuse(
             source,
-            start,
+            position,
             f"expected fewer parentheses within each other, or less text in them, at {place_} of "
             "the query; leave out those that change nothing, or send CQL2 JSON",
         )
-
-
-def _end_of_shape(token: re.Match[str]) -> int:
-    """The end of a geometry; 0 if its parentheses do not match or are too deep."""
-    depth = 0
-    for match in _PARENTHESES.finditer(token.string, token.start(), token.end()):
-        depth += 1 if match[0] == "(" else -1
-        if depth == 0:
-            return match.end()
-        if depth > _SHAPE_LEVELS_MAX:
-            return 0
-    return 0
 
 
 def _refuse_nesting(source: str, position: int) -> NoReturn:
