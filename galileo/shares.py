@@ -20,6 +20,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from galileo.errors import GalileoError, Overloaded
@@ -47,6 +48,11 @@ class ShareHolder:
     host: str
     name: str = ""
     is_kept: bool = False
+
+
+_NOBODY = ShareHolder("")
+SHARE_HOLDER: ContextVar[ShareHolder] = ContextVar("galileo_share_holder", default=_NOBODY)
+"""Who sent the request that this task answers; the process itself if there is none."""
 
 
 @dataclass(slots=True, eq=False)

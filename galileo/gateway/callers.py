@@ -8,7 +8,6 @@ import binascii
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextvars import ContextVar
 
 from starlette.requests import Request
 
@@ -17,13 +16,10 @@ from galileo.client.client_pool import ClientPool
 from galileo.errors import Forbidden, GalileoError, Overloaded, Unauthenticated
 from galileo.gateway.options import REQUESTS_OF_CALLER_MAX, GatewayOptions
 from galileo.gateway.rights import Principals, Right
-from galileo.shares import ShareHolder
+from galileo.shares import SHARE_HOLDER, ShareHolder
 from galileo.wire.tls_credentials import TOKEN_BYTES_MAX
 
 NODE_ROLE = "node"
-_NOBODY = ShareHolder("")
-CALLER: ContextVar[ShareHolder] = ContextVar("galileo_gateway_caller", default=_NOBODY)
-"""Who sent the request that this task answers; shares of pools and turns are by it."""
 _TOKEN, _CALLER = "galileo_token", "galileo_caller"
 """Members of the scope of a request that was let in."""
 
@@ -66,7 +62,7 @@ class Callers:
             GalileoError: no node can be asked.
         """
         caller = ShareHolder(request.client.host if request.client else "")
-        CALLER.set(caller)
+        SHARE_HOLDER.set(caller)
         if right.call:
             token = await self._token(request)
             principal = await self._principals.of_token(token, host=caller.host)
@@ -75,7 +71,7 @@ class Callers:
                 # One caller at whatever hosts, and none of those that share a host with it.
                 caller = ShareHolder(principal.name, principal.name)
             request.scope[_TOKEN], request.scope[_CALLER] = token, caller
-            CALLER.set(caller)
+            SHARE_HOLDER.set(caller)
         return caller
 
     @contextlib.asynccontextmanager

@@ -15,8 +15,8 @@ import pyarrow as pa
 from galileo.client.geo_files import GeoJsonWriter, Writer
 from galileo.client.table_formats import WRITERS, GroupedWriter
 from galileo.errors import InputError
-from galileo.gateway.callers import CALLER
 from galileo.gateway.options import ENCODERS, ENCODINGS_WAITING_MAX, IDLE_TIMEOUT_S
+from galileo.shares import SHARE_HOLDER
 from galileo.turns import FairTurns
 
 MEDIA_TYPES = {
@@ -96,7 +96,7 @@ class Encoders:
         Raises:
             Overloaded: too many wait, or the turn does not come in time.
         """
-        async with self._turns.acquire(CALLER.get(), within_s=IDLE_TIMEOUT_S):
+        async with self._turns.acquire(SHARE_HOLDER.get(), within_s=IDLE_TIMEOUT_S):
             return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     async def encode_whole(self, encoder: TableEncoder, table: pa.Table) -> bytes:

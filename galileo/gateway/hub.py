@@ -40,9 +40,9 @@ from galileo.errors import (
     Unavailable,
     UnknownCcq,
 )
-from galileo.gateway.callers import CALLER
 from galileo.gateway.shared_calls import SharedCalls
 from galileo.gateway.updates import EVENT_LABELS_MAX, Event, cut, event_of, has_windows, position
+from galileo.shares import SHARE_HOLDER
 from galileo.turns import FairTurns
 
 KEPT_BYTES_MAX = 4 << 20
@@ -314,7 +314,7 @@ class Hubs:
         )
 
     async def _fetch(self, ccq_id: str, *, client: QueryClient, token: str) -> SharedUpdate:
-        async with self._fetches.acquire(CALLER.get(), within_s=FETCH_WITHIN_S):
+        async with self._fetches.acquire(SHARE_HOLDER.get(), within_s=FETCH_WITHIN_S):
             update = await client.fetch(ccq_id, token=token, labels_max=EVENT_LABELS_MAX)
         return SharedUpdate(update, event_of(token, update) if update.token != token else None)
 

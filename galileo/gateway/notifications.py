@@ -18,10 +18,10 @@ import numpy as np
 from galileo.client.async_client import AsyncClient
 from galileo.client.notification_json import document
 from galileo.client.results import Notifications
-from galileo.gateway.callers import CALLER
 from galileo.gateway.formats import Encoders
 from galileo.gateway.hub import FETCH_WITHIN_S, FETCHES_MAX, stopping
 from galileo.gateway.updates import Event, frame_of
+from galileo.shares import SHARE_HOLDER
 from galileo.turns import FairTurns
 
 ANSWER_BYTES = 1 << 20
@@ -49,7 +49,7 @@ class Waits:
             Overloaded: the turn did not come in time.
             GalileoError: as `fetch`.
         """
-        async with self._turns.acquire(CALLER.get(), within_s=FETCH_WITHIN_S):
+        async with self._turns.acquire(SHARE_HOLDER.get(), within_s=FETCH_WITHIN_S):
             batches = await self.fetch(client, channel, broker, token=token, wait_s=0.0)
         if not wait_s or not all(map(is_empty, batches)):
             return batches

@@ -16,10 +16,10 @@ from galileo.gateway import crs
 from galileo.gateway.crs import Crs, crs_of
 from galileo.gateway.tile_matrix_sets import SETS, ZOOM_MAX
 from galileo.geo.geohash import PRECISION_MAX
+from galileo.interpreter_turns import interpret
 from galileo.model.grouping import CellKey, FeatureKey, WindowKey, cell, parse_key, window
 from galileo.model.schema import Feature, Schema, nearest_name
 from galileo.model.times import iso, period
-from galileo.offload import offload
 from galileo.query.builder import Condition, within
 from galileo.query.cql_syntax import read
 
@@ -484,7 +484,7 @@ async def _filter(given: Mapping[str, str]) -> Condition:
             parameter="filter-lang",
         )
     crs = crs_of(given, "filter-crs")
-    return await offload(len(text), lambda: Condition(crs.filter_in_degrees(read(text))))
+    return await interpret(len(text), lambda: Condition(crs.filter_in_degrees(read(text))))
 
 
 def _equal(feature: Feature, text: str) -> Condition:

@@ -22,8 +22,8 @@ from galileo.formats.memory_file import MemoryFile
 from galileo.gateway.crs import CRS84, Crs, body_crs
 from galileo.gateway.documents import JSON
 from galileo.gateway.problems import RequestRefused
+from galileo.interpreter_turns import interpret
 from galileo.model.schema import finite_json
-from galileo.offload import offload
 from galileo.shares import ArrivingRequest, Pool, ShareHolder
 
 BODY_BYTES_MAX = 64 << 20
@@ -32,7 +32,7 @@ BODIES_BYTES_MAX = 128 << 20
 DOCUMENT_BYTES_MAX = 1 << 20
 """Size of a document in JSON, and of a SPARQL query."""
 JSON_STEP_BYTES = 64
-"""Bytes of JSON that are parsed in a step of `offload`."""
+"""Bytes of JSON that are parsed in a step of `interpret`."""
 JSON_SHOWN_MAX = 200
 """Characters of a wrong value that an error shows."""
 ROOM_WITHIN_S = 20.0
@@ -211,7 +211,7 @@ async def json_body(request: Request) -> Any:
         raise RequestRefused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
     try:
         body = await document_of(request)
-        return await offload(len(body) // JSON_STEP_BYTES, finite_json, body)
+        return await interpret(len(body) // JSON_STEP_BYTES, finite_json, body)
     except (ValueError, RecursionError) as error:
         raise InputError(f"expected a JSON object: {error}", expected="json") from error
 

@@ -16,13 +16,14 @@ from starlette.responses import Response
 from galileo.client.async_client import AsyncClient
 from galileo.errors import InputError, Overloaded
 from galileo.gateway import parameters, sparql_protocol
-from galileo.gateway.callers import CALLER, Callers
+from galileo.gateway.callers import Callers
 from galileo.gateway.formats import Encoders
 from galileo.gateway.request_bodies import document_of
 from galileo.gateway.route_group import RouteGroup
 from galileo.query.builder import Condition
 from galileo.rdf.cancellation import Cancellation
 from galileo.rdf.graphs import ROWS_MAX, LabelGraph
+from galileo.shares import SHARE_HOLDER
 from galileo.turns import FairTurns
 
 LABELS_MAX = 100_000
@@ -86,7 +87,7 @@ class SparqlRoutes(RouteGroup):
         text = await _query_text(request)
         condition = await parameters.filter_of(request.query_params)
         dataset = request.path_params["collectionId"]
-        async with self._turns.acquire(CALLER.get(), within_s=TIMEOUT_S):
+        async with self._turns.acquire(SHARE_HOLDER.get(), within_s=TIMEOUT_S):
             query = self._query(client, dataset, condition, text, accept=accept, until=until)
             answer = await self._within_share(asyncio.create_task(query))
         charset = "; charset=utf-8" if answer.media_type.startswith("text/") else ""

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from galileo.errors import QuerySyntaxError, UnknownProperty
 from galileo.geo.ranges import Ranges
+from galileo.interpreter_turns import interpret
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
-from galileo.offload import offload
 from galileo.query import cql_syntax, time_predicates, visitors
 from galileo.query.binding import bind
 from galileo.query.columns import Columns, FeatureColumn, FloatColumn, Mask, from_arrow
@@ -195,8 +195,9 @@ async def parse_async(text: str, schema: Schema) -> Query:
 
     Raises:
         InputError: as `parse`.
+        Overloaded: as `interpret`.
     """
-    return await offload(parse_steps(text), _prepared, text, schema)
+    return await interpret(parse_steps(text), _prepared, text, schema)
 
 
 def parse_steps(text: str) -> int:

@@ -32,7 +32,7 @@ from galileo.errors import (
 from galileo.rpc.access import Principal, is_node_call
 from galileo.rpc.error_mapping import Context, refuse
 from galileo.rpc.policy import POLICIES
-from galileo.shares import RETRY_AFTER_S, ArrivingRequest, Pool, ShareHolder
+from galileo.shares import RETRY_AFTER_S, SHARE_HOLDER, ArrivingRequest, Pool, ShareHolder
 from galileo.wire.channel import MESSAGE_BYTES_MAX, PIECE_BYTES
 from galileo.wire.v1 import policy_pb2
 from galileo.wire.v1.policy_pb2 import Policy
@@ -175,6 +175,7 @@ class Admission:
                 f"this node answers {calls.held:,} calls at the moment; try again shortly",
                 after_s=RETRY_AFTER_S,
             )
+        SHARE_HOLDER.set(caller)
         call = AdmittedCall(policy, context, caller, requests, self._slots.get(policy.slot))
 
         def end(_: asyncio.Task[Any]) -> None:

@@ -32,7 +32,7 @@ from galileo.rpc.internal import SERVICE
 from galileo.rpc.peers import GOSSIP
 from galileo.rpc.policy import HEARTBEATS, POLICIES
 from galileo.rpc.replication import REPLICATE
-from galileo.shares import ShareHolder
+from galileo.shares import SHARE_HOLDER, ShareHolder
 from galileo.wire.channel import (
     PIECE_BYTES,
     node_server_options,
@@ -64,6 +64,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     go: asyncio.Event = field(default_factory=asyncio.Event)
     begun: int = 0
+    holders: list[ShareHolder] = field(default_factory=list)
 
     def service(self, details: grpc.HandlerCallDetails) -> object:
         if details.method == WATCH:
@@ -79,6 +80,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def answer(self, request: Any, context: object) -> bytes:
         self.begun += 1
+        self.holders.append(SHARE_HOLDER.get())
         await self.go.wait()
         return b"%d" % (len(request) if isinstance(request, bytes) else len(request.items))
 
@@ -175,6 +177,13 @@ async def test_admission_above_calls_max_is_overloaded(served: Served) -> None:
     await served.until(0)
     assert served.limits.requests_bytes == 0
     assert await served.call(STATUS, b"123") == b"3"
+
+
+async def test_admission_names_the_caller_for_turns(served: Served) -> None:
+    served.handlers.go.set()
+    await served.call(STATUS)
+    (holder,) = served.handlers.holders
+    assert holder.host.startswith("ipv4:")
 
 
 async def test_admission_counts_request_bytes_until_the_call_ends(served: Served) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
+from galileo import interpreter_turns
+from galileo.errors import Overloaded
 from galileo.geo import geohash, ranges
+from galileo.interpreter_turns import interpret
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import micros
 from galileo.offload import INLINE_STEPS_MAX
@@ -515,3 +521,17 @@ async def test_parse_async_uses_a_thread_for_long_texts_and_many_regions(
     query = await parse_async(text, SCHEMA)
     assert query == parse(text, SCHEMA)
     assert {"_json", "_cell_ranges"} <= vars(query).keys()
+
+
+async def test_parse_async_of_long_texts_waits_for_its_turn_and_of_short_ones_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_over = threading.Event()
+    other = asyncio.create_task(interpret(INLINE_STEPS_MAX + 1, is_over.wait, 10.0))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(interpreter_turns, "WITHIN_S", 0.01)
+    with raises(Overloaded):
+        await parse_async(triangle(1) + " " * INLINE_STEPS_MAX, SCHEMA)
+    assert await parse_async(triangle(1), SCHEMA) == parse(triangle(1), SCHEMA)
+    is_over.set()
+    assert await other
