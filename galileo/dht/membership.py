@@ -13,6 +13,10 @@ beat on up to an interval later than it received it, so such a beat counts from 
 relays do not prolong the life of a killed node. Else a beat takes about log2(nodes) exchanges to
 reach everybody, and the timeout is longer by the time of these.
 
+A node that has just started cannot know how old a beat is that others pass on. So each digest names
+the nodes that are dead to its sender. A peer is dead here, too, if it is dead to another node at
+the last beat that is known here, and exchanges of this node with it fail.
+
 Only beats count: TCP notices a stopped process after a minute, if ever. A node checks itself first.
 If its own ticks are more than `lag_max_s` apart (it was stopped, swapped out, or its loop was
 busy), beats of that time may still be in its sockets, so all deadlines are extended; else every
@@ -83,10 +87,12 @@ class Gossip:
     Attributes:
         digest: of the sender; None where entries follow that the peer was seen to lack.
         deltas: entries that the receiver may lack.
+        dead: nodes that are dead to the sender at the beats of the digest.
     """
 
     digest: Digest | None
     deltas: tuple[StateDelta, ...] = ()
+    dead: tuple[str, ...] = ()
 
 
 # --- events ------------------------------------------------------------------------------------
@@ -275,7 +281,7 @@ class Membership:
         run, version = self._acknowledged.get(to, (own, _ALL))
         base, bytes_max = version if run == own else 0, DELTAS_BYTES_MAX
         delta = self.states.delta(self.me, base=base, bytes_max=bytes_max)
-        return Gossip(digest, (delta,) if delta.entries else ())
+        return Gossip(digest, (delta,) if delta.entries else (), self.dead)
 
     def step(self, event: MembershipEvent, now: float) -> list[MembershipEffect]:
         if isinstance(event, MembershipTicked):
@@ -292,7 +298,7 @@ class Membership:
         if event.gossip.digest is not None:
             effects += self._reconcile(event, event.gossip.digest)
         elif isinstance(event, GossipArrived):
-            effects.append(AnswerGossip(Gossip(self.states.digest())))
+            effects.append(AnswerGossip(Gossip(self.states.digest(), dead=self.dead)))
         return effects
 
     def check(self) -> None:
@@ -309,14 +315,28 @@ class Membership:
         signs = np.zeros(len(self._is_alive), dtype=np.bool_)
         if gossip.digest is not None:
             signs = self.states.merge(gossip.digest)
+            silent = self._silent(gossip.digest, gossip.dead)
+            signs &= ~silent
             self._extend_deadlines(signs, sender, now)
             effects += [PeerRevived(node) for node in self._of(signs & ~self._is_alive)]
             self._is_alive |= signs
+            effects += self._bury(silent & self._is_failing())
         for delta in gossip.deltas:
             entries = self.states.apply(delta)
             if entries:
                 effects.append(StateChanged(delta.node, delta.run, entries))
         return [*effects, NodesHeard(self._of(signs))] if signs.any() else effects
+
+    def _silent(self, digest: Digest, dead: Iterable[str]) -> Mask:
+        """Peers that are dead to the maker of a digest, of which no later beat is known here."""
+        mask = np.zeros(len(self._is_alive), dtype=np.bool_)
+        mask[[row for node in dead if (row := self.states.index(node)) is not None]] = True
+        mask[self.states.index(self.me)] = False
+        return mask & ~self.states.is_past(digest)
+
+    def _is_failing(self) -> Mask:
+        """Peers with which exchanges of this node fail."""
+        return np.array([name in self._failing_since for name in self.states.names])
 
     def _extend_deadlines(self, signs: Mask, sender: str, now: float) -> None:
         """A beat of the sender counts from now, a relayed one from when it was made at latest."""
@@ -337,7 +357,7 @@ class Membership:
             self._acknowledged[event.node] = int(digest.runs[row]), int(digest.versions[row])
         missing = tuple(self.states.deltas(digest, bytes_max=DELTAS_BYTES_MAX))
         if isinstance(event, GossipArrived):
-            return [AnswerGossip(Gossip(self.states.digest(), missing))]
+            return [AnswerGossip(Gossip(self.states.digest(), missing, self.dead))]
         is_over = event.is_last or not missing
         return [] if is_over else [SendGossip(event.node, Gossip(None, missing))]
 
@@ -397,9 +417,13 @@ class Membership:
         return self._ring.pop()
 
     def _deaths(self, now: float) -> list[MembershipEffect]:
-        late = self._is_alive & (self._deadlines <= now)
-        self._is_alive &= ~late
-        return [PeerDied(node) for node in self._of(late)]
+        return self._bury(self._deadlines <= now)
+
+    def _bury(self, mask: Mask) -> list[MembershipEffect]:
+        """Takes those of some peers that were alive for dead."""
+        died = self._of(self._is_alive & mask)
+        self._is_alive &= ~mask
+        return [PeerDied(node) for node in died]
 
     def _of(self, mask: Mask) -> tuple[str, ...]:
         return tuple(map(self.states.names.__getitem__, mask.nonzero()[0].tolist()))

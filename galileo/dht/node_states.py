@@ -162,6 +162,12 @@ class NodeStates:
         self.beats[is_alive] = theirs.beats[is_alive]
         return is_alive
 
+    def is_past(self, digest: Digest) -> Mask:
+        """The rows of nodes of which a later run or beat is known here than a digest shows."""
+        theirs = self._aligned(digest)
+        is_later: Mask = (self.runs == theirs.runs) & (self.beats > theirs.beats)
+        return is_later | (self.runs > theirs.runs)
+
     def apply(self, delta: StateDelta) -> tuple[StateEntry, ...]:
         """Adopts the entries of a delta that continues what is held here.
 

@@ -9,6 +9,7 @@ from galileo.dht.membership import (
     Gossip,
     GossipArrived,
     Membership,
+    MembershipEvent,
     MembershipOptions,
     MembershipTicked,
     PeerDied,
@@ -30,7 +31,9 @@ def started(*peers: str) -> Membership:
     return membership
 
 
-def heartbeat(node: str, *, beats: int, run: int = 1, sender: str = "") -> GossipArrived:
+def heartbeat(
+    node: str, *, beats: int, run: int = 1, sender: str = "", dead: tuple[str, ...] = ()
+) -> GossipArrived:
     """A heartbeat of `sender` that shows beats of `node`."""
     digest = Digest(
         (node,),
@@ -38,7 +41,7 @@ def heartbeat(node: str, *, beats: int, run: int = 1, sender: str = "") -> Gossi
         np.array([beats], dtype=np.uint32),
         np.zeros(1, dtype=np.uint32),
     )
-    return GossipArrived(sender or node, Gossip(digest))
+    return GossipArrived(sender or node, Gossip(digest, dead=dead))
 
 
 def tick(membership: Membership, *, until: float, since: float, step_s: float = 0.25) -> list:
@@ -130,6 +133,45 @@ def test_membership_relayed_beat_of_few_nodes_counts_from_an_interval_ago():
     assert tick(membership, since=2.99, until=3.0) == [PeerDied("b")]
 
 
+def test_membership_peer_that_is_dead_to_another_one_and_fails_here_is_dead():
+    membership = started("b", "c")
+    membership.step(ExchangeFailed("b"), 0.1)
+    late = heartbeat("b", beats=7, sender="c", dead=("b",))
+    assert PeerDied("b") in membership.step(late, 0.2)
+    assert PeerDied("b") not in membership.step(late, 0.3)
+    assert (membership.dead, membership.alive) == (("b",), ("c",))
+    assert PeerRevived("b") in membership.step(heartbeat("b", beats=8), 0.4)
+
+
+def test_membership_peer_that_is_dead_to_another_one_lives_while_its_exchanges_end():
+    membership = started("b", "c")
+    late = heartbeat("b", beats=7, sender="c", dead=("b",))
+    assert PeerDied("b") not in membership.step(late, 0.2)
+    assert tick(membership, since=0.2, until=1.9) == []
+    died = [PeerDied("b"), PeerDied("c")]
+    assert tick(membership, since=1.9, until=2.0) == died, "the beat of c is no sign of b"
+
+
+@pytest.mark.parametrize(("run", "beats"), [(1, 8), (2, 1)])
+def test_membership_later_beat_refutes_the_death_that_another_node_reports(run, beats):
+    membership = started("b", "c")
+    membership.step(heartbeat("b", beats=beats, run=run, sender="c"), 0.1)
+    membership.step(ExchangeFailed("b"), 0.1)
+    membership.step(heartbeat("b", beats=7, sender="c", dead=("b", "a", "x")), 0.2)
+    assert membership.alive == ("b", "c")
+
+
+def test_membership_digest_names_the_dead():
+    a, b = (Membership(name, "abc", run=1 << 32, options=OPTIONS) for name in "ab")
+    for member in (a, b):
+        member.step(MembershipTicked(), 0.0)
+    tick(a, since=0.0, until=2.0)
+    assert a.heartbeat("b").dead == ("b", "c")
+    exchange(a, b, 2.0)
+    assert a.heartbeat("b").dead == ("c",)
+    assert answered(a, GossipArrived("b", b.heartbeat("a")), 2.0).dead == ("c",)
+
+
 def test_membership_own_pause_extends_deadlines():
     membership = started("b", "c")
     assert tick(membership, since=0.0, until=1.75) == []
@@ -195,13 +237,19 @@ def test_membership_options_interval_above_timeout_raises():
         MembershipOptions(heartbeat_interval_s=3.0)
 
 
-@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.sampled_from("tbc"), st.integers(1, 3))))
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.sampled_from("tbcfd"), st.integers(1, 3))))
 def test_membership_random_events_alternate_death_and_revival(steps):
     membership, now = started("b", "c"), 0.0
     dead: set[str] = set()
     for beats, (pause_s, kind, run) in enumerate(steps):
         now += pause_s
-        event = MembershipTicked() if kind == "t" else heartbeat(kind, beats=beats, run=run)
+        event: MembershipEvent = MembershipTicked()
+        if kind == "f":
+            event = ExchangeFailed("b")
+        elif kind == "d":
+            event = heartbeat("b", beats=beats, run=run, sender="c", dead=("b",))
+        elif kind != "t":
+            event = heartbeat(kind, beats=beats, run=run)
         for effect in membership.step(event, now):
             if isinstance(effect, PeerDied):
                 assert effect.node not in dead
