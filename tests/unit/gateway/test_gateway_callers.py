@@ -12,11 +12,11 @@ from starlette.requests import Request
 from galileo.client.results import CallerIdentity
 from galileo.errors import Forbidden, Overloaded, Unauthenticated, Unavailable
 from galileo.gateway import rights
-from galileo.gateway.callers import CALLER, Callers
+from galileo.gateway.callers import Callers
 from galileo.gateway.options import REQUESTS_OF_CALLER_MAX, GatewayOptions
 from galileo.gateway.rights import PUBLIC, Principals, Right
 from galileo.rpc.access import ANONYMOUS
-from galileo.shares import ShareHolder
+from galileo.shares import SHARE_HOLDER, ShareHolder
 
 READ, STORE = Right("Storage/Select", "{collectionId}"), Right("Storage/Ingest", "{collectionId}")
 
@@ -102,7 +102,7 @@ async def test_callers_without_a_token_are_counted_by_host(made: Callers, nodes:
         with pytest.raises(Overloaded):
             await stack.enter_async_context(made.client(await admitted(made, "", host="greedy")))
         await stack.enter_async_context(made.client(await admitted(made, "", host="other")))
-        assert CALLER.get() == ShareHolder("other")
+        assert SHARE_HOLDER.get() == ShareHolder("other")
     await made.close()
 
 

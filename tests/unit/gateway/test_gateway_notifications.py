@@ -18,14 +18,13 @@ from galileo.client.json_lines import json_values
 from galileo.client.results import Notifications
 from galileo.cursor import CommitRange, Cursor
 from galileo.errors import Unavailable
-from galileo.gateway.callers import CALLER
 from galileo.gateway.formats import Encoders
 from galileo.gateway.hub import FETCHES_MAX
 from galileo.gateway.notifications import BrokerReader, Waits, item_document, within_limit
 from galileo.gateway.updates import Event
 from galileo.model.channel import LEFT, MATCHES_SCHEMA
 from galileo.model.times import TIME_TYPE
-from galileo.shares import ShareHolder
+from galileo.shares import SHARE_HOLDER, ShareHolder
 from galileo.wire import token as tokens
 
 NAMES = ["a", "b", 'c"', "d\\\n", "é", "f,g", "[h]"]
@@ -239,7 +238,7 @@ async def test_first_call_of_one_caller_is_before_most_calls_of_a_greedy_one() -
         async def fetch_notifications(
             self, channel: str, broker: str, *, token: str, wait: float | None, bytes_max: int
         ) -> list[Notifications]:
-            order.append(CALLER.get().host)
+            order.append(SHARE_HOLDER.get().host)
             await turns.acquire()
             return [self._nothing()]
 
@@ -247,7 +246,7 @@ async def test_first_call_of_one_caller_is_before_most_calls_of_a_greedy_one() -
     names: Any = (executions, "hot", "me")
 
     async def ask(caller: str) -> None:
-        CALLER.set(ShareHolder(caller))
+        SHARE_HOLDER.set(ShareHolder(caller))
         await BrokerReader(*names, token="", waits=waits, encoders=encoders).first()
 
     asked = [asyncio.create_task(ask("greedy")) for _ in range(5 * FETCHES_MAX)]
