@@ -87,6 +87,9 @@ class HttpServer:
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            # Neither of the two waits while there are connections to accept. Other connections get
+            # their turn after each, or they would wait for all that has been opened meanwhile.
+            await asyncio.sleep(0)
             try:
                 client, address = await loop.sock_accept(self._listener)
             except OSError as error:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from expected_errors import raises
 
+from galileo.connection_limits import OpenConnection
 from galileo.errors import ConfigError, InputError
 from galileo.http_serving.protocol import HEAD_BYTES_MAX, BoundedProtocol, HttpLimits
 from galileo.http_serving.proxies import ForwardedRequest, TrustedProxies
@@ -360,3 +361,26 @@ def test_malformed_headers_of_a_proxy_are_refused(headers: dict[str, str]) -> No
 def test_proxy_that_is_no_network_is_refused(network: str) -> None:
     with raises(ConfigError, expected="network"):
         TrustedProxies([network])
+
+
+async def test_server_serves_other_connections_after_each_that_it_accepts() -> None:
+    server = HttpServer(hello, host="127.0.0.1", port=0, limits=LIMITS)
+    turns = 0
+    turns_at_accept: list[int] = []
+    admit = server.limiter.admit
+
+    async def counted(connection: OpenConnection) -> bool:
+        turns_at_accept.append(turns)
+        return await admit(connection)
+
+    server.limiter.admit = counted  # type: ignore[method-assign]
+    with contextlib.ExitStack() as stack:
+        for _ in range(LIMITS.connections_max):
+            stack.enter_context(connected(server))
+        serving = asyncio.create_task(server.serve())
+        while len(turns_at_accept) < LIMITS.connections_max:
+            await asyncio.sleep(0)
+            turns += 1
+        serving.cancel()
+        await asyncio.wait([serving])
+    assert len({*turns_at_accept}) == LIMITS.connections_max
