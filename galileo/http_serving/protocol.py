@@ -5,7 +5,8 @@
 - The head of a request has a size limit.
 - An answer leaves in pieces. The client takes each of them within the timeout, and the application
   makes the next one afterwards, so that a slow reader holds one piece.
-- A connection that ends cancels the task that answers its request.
+- A connection that ends cancels the task that answers its request. A client that sends more than
+  the size of a head before its answer is complete is disconnected.
 - An application that fails before its answer is complete closes the connection.
 - A request for a whole URL is one for its path, with the host of the URL (RFC 9112, 3.2.2).
 
@@ -155,6 +156,18 @@ class BoundedProtocol(H11Protocol):
         if is_whole and self._request_timer is not None and self._is_answering():
             self._stop_timer()
             self._limiter.record_request(self._connection)
+        if is_whole and self.flow.read_paused and self._is_answering():
+            self._read_ahead()
+
+    def _read_ahead(self) -> None:
+        """Reads on behind a request that is being answered, though its next one has begun.
+
+        Nothing but a read shows that the connection has ended, and the answer is not wanted.
+        """
+        if len(self.conn.trailing_data[0]) > HEAD_BYTES_MAX:
+            self.transport.abort()
+        else:
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         is_whole = self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)

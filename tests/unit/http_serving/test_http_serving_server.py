@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from galileo.http_serving.proxies import ForwardedRequest, TrustedProxies
 from galileo.http_serving.server import HttpServer, ServerThread
 
 WITHIN_S = 60.0
+SOON_S = 5.0
 LIMITS = HttpLimits(connections_max=4, idle_timeout_s=WITHIN_S)
 PIECE = bytes(1 << 18)
 
@@ -230,7 +232,7 @@ def test_server_pipelined_bytes_do_not_protect_a_stopped_reader() -> None:
         while last != (last := app.sent):  # The kernel takes some pieces.
             time.sleep(0.1)
         first.sendall(b"GET / HTTP/1.1\r\n")
-        await_that(lambda: any(one.flow.read_paused for one in server._state.connections))
+        await_that(lambda: any(one.conn.trailing_data[0] for one in server._state.connections))
         with connected(server) as second:
             ask(second)
             assert second.recv(100).startswith(b"HTTP/1.1 200 ")
@@ -384,3 +386,47 @@ async def test_server_serves_other_connections_after_each_that_it_accepts() -> N
         serving.cancel()
         await asyncio.wait([serving])
     assert len({*turns_at_accept}) == LIMITS.connections_max
+
+
+@pytest.mark.parametrize("ending", ["reset", "too much"])
+def test_answer_to_the_first_of_several_requests_ends_with_the_connection(ending: str) -> None:
+    has_begun, has_ended = threading.Event(), threading.Event()
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        has_begun.set()
+        try:
+            await asyncio.sleep(WITHIN_S)
+        finally:
+            has_ended.set()
+
+    with served(endless) as server, connected(server) as connection:
+        ask(connection)
+        ask(connection)
+        assert has_begun.wait(WITHIN_S)
+        if ending == "reset":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+        else:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * HEAD_BYTES_MAX)
+        assert has_ended.wait(SOON_S)
+
+
+def test_requests_before_the_answer_to_the_first_are_answered_in_their_order() -> None:
+    async def path(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.02)
+        await respond(send, scope["path"].encode())
+
+    with served(path) as server, connected(server) as connection:
+        for number in range(4):
+            ask(connection, f"/{number}")
+            time.sleep(0.01)
+        received = b""
+        while b"/3" not in received:
+            received += connection.recv(1 << 16)
+    assert [part[-2:] for part in received.split(b"HTTP/1.1 200")[1:]] == [
+        b"/0",
+        b"/1",
+        b"/2",
+        b"/3",
+    ]
