@@ -21,12 +21,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from galileo.ccq.model import Record
-from galileo.ccq.placement import CcqChange, Lost, PlaceCcq, move, moved_to
+from galileo.ccq.placement import CcqChange, EndCcq, Lost, PlaceCcq, move, moved_to
 from galileo.ccq.records import CCQ_ROWS, NODES_MAX, NOTHING, merged, topic_of
 from galileo.election.election import Candidacy
 from galileo.errors import GalileoError
 from galileo.model.system_rows import Draft, Listing, OfferRow, Position, RowChange, RowPage, Rows
-from simulator.checker import Checker
+from simulator.checker import Checker, is_over
 from simulator.loop import Loop, demand
 from simulator.network import Network
 from simulator.variants import Variant
@@ -293,6 +293,7 @@ class SystemLeader:
                 change.apply(draft) if mutant is None else mutant(change, draft)
             except GalileoError as error:
                 outcomes.append(error)
+                self._note_expiry(change)
             else:
                 outcomes.append(draft[change.name])
             if isinstance(change, PlaceCcq):
@@ -316,6 +317,13 @@ class SystemLeader:
                 self._loop.counters["rows restored"] += 1
                 del self._losses[name]
                 self._restored_at[name] = self._loop.now
+
+    def _note_expiry(self, change: RowChange) -> None:
+        """A CCQ that has expired where it runs has ended, though its row was lost before."""
+        loss = self._losses.get(change.name)
+        if loss is not None and isinstance(change, EndCcq) and change.ending == "expired":
+            demand(is_over(loss.value, now=self._loop.now), f"{loss.value} expired early")
+            del self._losses[change.name]
 
     def _judge_place(self, change: PlaceCcq, draft: Draft[Any], outcome: object) -> None:
         """As many CCQs live as may, counted one by one."""
