@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from galileo.ccq.events import AnswerFetch
+from galileo.ccq.model import Record
 from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.quotas import Quotas
@@ -27,6 +28,8 @@ from galileo.wire.codec import (
 from galileo.wire.v1 import continuous_pb2
 
 WAIT_MAX_S = 60.0
+RUNNING = "running"
+"""The state of a CCQ that has not ended."""
 PART_BYTES = 1 << 20
 """Approximate size of a message with packed labels."""
 
@@ -49,23 +52,17 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class CcqDescription:
-    """The description of a CCQ for clients."""
+    """The description of a CCQ for clients.
 
-    id: str
-    dataset: str
-    query_json: str
-    interval_s: float
-    expires_at: float
-    sampler: SamplerSpec | None
-    compression: str
+    Attributes:
+        record: of the CCQ.
+        coordinator: the node that runs it now.
+        coordinator_address: empty if it is not known yet.
+    """
+
+    record: Record
     coordinator: str
     coordinator_address: str
-    term: int
-    state: str
-    window: Window | None = None
-    holders: Sequence[str] = ()
-    owner: str = ""
-    added: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +147,7 @@ class ContinuousServicer:
         for chunk in label_chunks(labels.table):
             yield continuous_pb2.SubmitPart(labels=chunk)
         tail = continuous_pb2.SubmitTail(
-            ccq=facts_to_pb(submitted.ccq),
+            ccq=ccq_to_pb(submitted.ccq),
             token=submitted.token,
             frontier=cursor_to_pb(labels.frontier),
             missing=labels.missing,
@@ -179,7 +176,7 @@ class ContinuousServicer:
     async def List(  # noqa: N802
         self, request: continuous_pb2.ListRequest, context: Context
     ) -> continuous_pb2.ListReply:
-        known = [facts_to_pb(facts) for facts in await self._face.list(request.dataset)]
+        known = [ccq_to_pb(one) for one in await self._face.list(request.dataset)]
         return continuous_pb2.ListReply(ccqs=self._ownership.visible(context, known))
 
     @unary
@@ -221,12 +218,20 @@ def _submission(request: continuous_pb2.SubmitRequest, owner: str, quotas: Quota
     )
 
 
-def facts_to_pb(facts: CcqDescription) -> continuous_pb2.Ccq:
+def ccq_to_pb(described: CcqDescription) -> continuous_pb2.Ccq:
+    record, ccq = described.record, described.record.ccq
     return alike(
         continuous_pb2.Ccq,
-        facts,
-        sampler_json=facts.sampler.to_json() if facts.sampler else "",
-        window_json=facts.window.to_json() if facts.window else "",
+        ccq,
+        query_json=ccq.query,
+        sampler_json=ccq.sampler.to_json() if ccq.sampler else "",
+        compression=ccq.compression.text,
+        coordinator=described.coordinator,
+        coordinator_address=described.coordinator_address,
+        term=record.revision,
+        state=record.ended or RUNNING,
+        window_json=ccq.window.to_json() if ccq.window else "",
+        holders=[holder.node for holder in record.holders],
     )
 
 

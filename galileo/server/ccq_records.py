@@ -43,7 +43,6 @@ from galileo.rpc.continuous import CcqDescription
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.elections import Elections
 
-RUNNING = "running"
 HINTS_MAX = 10_000
 PROGRESS_TIMEOUT_S = 60.0
 SWEEP_S = 5.0
@@ -161,7 +160,7 @@ class CcqRecords:
         Raises:
             TransientError: there is no leader.
         """
-        return [self.info(record) for record in await self._living(topic_of(dataset=dataset))]
+        return [self.describe(one) for one in await self._living(topic_of(dataset=dataset))]
 
     async def count(self, dataset: str) -> int:
         """The number of running CCQs of a dataset; errors as `all`."""
@@ -170,10 +169,10 @@ class CcqRecords:
     async def samplers_in_use(self, caller: Principal) -> dict[str, list[str]]:
         """The CCQs of a caller that use each uploaded sampler, by its digest; errors as `all`."""
         ccqs_of: dict[str, list[str]] = {}
-        for one in await self.all():
-            is_shown = caller.owns(one.owner) and caller.may_use(one.dataset)
-            if is_shown and one.sampler is not None and one.sampler.archive:
-                ccqs_of.setdefault(one.sampler.archive, []).append(one.id)
+        for asked in [record.ccq for record in await self._living("")]:
+            is_shown = caller.owns(asked.owner) and caller.may_use(asked.dataset)
+            if is_shown and asked.sampler is not None and asked.sampler.archive:
+                ccqs_of.setdefault(asked.sampler.archive, []).append(asked.id)
         return ccqs_of
 
     async def _living(self, topic: str) -> list[Record]:
@@ -195,26 +194,9 @@ class CcqRecords:
         living = await self._living(topic_of(owner=owner))
         return sum(record.ccq.owner == owner for record in living)
 
-    def info(self, record: Record) -> CcqDescription:
-        ccq = record.ccq
+    def describe(self, record: Record) -> CcqDescription:
         coordinator = record.acting(self._is_gone) or record.coordinator
-        return CcqDescription(
-            id=ccq.id,
-            dataset=ccq.dataset,
-            query_json=ccq.query,
-            interval_s=ccq.interval_s,
-            expires_at=ccq.expires_at,
-            sampler=ccq.sampler,
-            compression=ccq.compression.text,
-            coordinator=coordinator,
-            coordinator_address=self.address(coordinator),
-            term=record.revision,
-            state=record.ended or RUNNING,
-            window=ccq.window,
-            holders=tuple(one.node for one in record.holders),
-            owner=ccq.owner,
-            added=ccq.added,
-        )
+        return CcqDescription(record, coordinator, self.address(coordinator))
 
     def address(self, node: str) -> str:
         """Empty if this node does not know it yet."""

@@ -161,7 +161,7 @@ class ContinuousQueries:
             raise record
         progress, windows = self._first_windows(made, initial)
         token = tokens.encode(made.id, initial.tail.frontier, progress)
-        return Submitted(self._records.info(record), initial.labels, token, windows)
+        return Submitted(self._records.describe(record), initial.labels, token, windows)
 
     async def _scan_and_elect(
         self, query: Query, made: CcqDefinition, owned_max: int

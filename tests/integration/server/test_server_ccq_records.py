@@ -39,6 +39,7 @@ from galileo.model.system_rows import Row
 from galileo.node import system_tables
 from galileo.node.retention_plan import ReaderProgress
 from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.rpc.continuous import CcqDescription
 from galileo.server import ccq_records
 from galileo.server.ccq_records import CcqRecords
 from galileo.server.elections import Elections
@@ -193,8 +194,8 @@ def record(ccq_id: str = "q", *nodes: str, **more: Any) -> Record:
     return Record(replace(CCQ, id=ccq_id, **made), int(bool(nodes)), nodes, **more)
 
 
-def ids(records: Iterable[Any]) -> list[str]:
-    return [one.id for one in records]
+def ids(described: Iterable[CcqDescription]) -> list[str]:
+    return [one.record.id for one in described]
 
 
 # --- finding ------------------------------------------------------------------------------------
@@ -397,7 +398,7 @@ async def test_lists_have_the_queries_that_live(cluster: Cluster) -> None:
         assert records.progress_from_thread("nam") is None, "the event loop is not known"
         records.start()
         assert await asyncio.to_thread(records.progress_from_thread, "nam") == read
-    assert cluster["a"].info(record("q", "z")).coordinator_address == ""
+    assert cluster["a"].describe(record("q", "z")).coordinator_address == ""
 
 
 @pytest.mark.usefixtures("hasty")
