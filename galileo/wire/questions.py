@@ -1,9 +1,10 @@
-"""Codec of questions to the analytics service."""
+"""Codec of questions to the analytics service.
+
+A question has the name of its message. One with the same fields as its message needs no code here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from galileo.errors import InputError
@@ -40,7 +41,19 @@ def question_from_pb(request: analytics_pb2.AnalyseRequest) -> Question:
     kind = request.WhichOneof("question")
     if kind is None:
         raise InputError("expected a question, got none", parameter="question")
-    return _READ[kind](getattr(request, kind))
+    message = getattr(request, kind)
+    match message:
+        case analytics_pb2.Aggregate():
+            return questions.Aggregate(grouping_from_pb(message))
+        case analytics_pb2.Latest():
+            return _latest(message)
+        case analytics_pb2.FindNearest():
+            return _nearest(message)
+        case analytics_pb2.Summarise():
+            return _summarise(message)
+        case _:
+            question: Question = alike(getattr(questions, type(message).__name__), message)
+            return question
 
 
 def grouping_to_pb(grouping: Grouping) -> analytics_pb2.Aggregate:
@@ -112,13 +125,3 @@ def _summarise(message: analytics_pb2.Summarise) -> questions.Summarise:
 
 
 _QUESTION = analytics_pb2.AnalyseRequest.DESCRIPTOR.oneofs_by_name["question"]
-_READ: Mapping[str, Callable[[Any], Question]] = {
-    "aggregate": lambda message: questions.Aggregate(grouping_from_pb(message)),
-    "latest": _latest,
-    "nearest": _nearest,
-    "summarise": _summarise,
-    "describe": partial(alike, questions.Describe),
-    "children": partial(alike, questions.ListChildren),
-    "explain": partial(alike, questions.Explain),
-    "version": partial(alike, questions.Version),
-}
