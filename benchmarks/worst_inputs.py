@@ -14,12 +14,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 from urllib.parse import quote, urlencode
 
 import numpy as np
 import pyarrow as pa
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 import galileo
 from galileo.ccq.model import CcqDefinition, Record
@@ -72,7 +74,9 @@ from galileo.rpc.internal import (
     QUERIES_MAX,
     REPLICATE_HEAD_BYTES_MAX,
     SCAN_ITEMS_MAX,
+    SERVICE,
     TASK_HEAD_BYTES_MAX,
+    Internal,
 )
 from galileo.rpc.internal_calls import (
     ANALYSE,
@@ -81,32 +85,29 @@ from galileo.rpc.internal_calls import (
     CHANGE_ROWS,
     COMMIT,
     DESCRIBE_CHANNEL,
-    DROP_GENERATIONS,
     FETCH,
     FIND_BATCHES,
     HANDED_OFF_CACHE,
-    HELD_PARTITIONS,
     KNOWN_ROW,
     KNOWN_ROWS,
     LEARN_ROW,
-    OWN_SAMPLER_ARCHIVE,
     READ,
     READ_EXECUTIONS,
     READ_TABLE,
     REGISTER_QUERIES,
-    REMOVE_DRAINED,
     ROWS_AFTER,
     SCAN,
     SCAN_SMALL,
-    USAGE,
 )
 from galileo.rpc.peers import GOSSIP
 from galileo.rpc.replication import DIGESTS, REPLICATE, REPLICATE_FRAMES
 from galileo.sampler_package import ARCHIVE_BYTES_MAX
 from galileo.spark.owners import OWNER
 from galileo.wire import token
+from galileo.wire.channel import short_name
 from galileo.wire.messages import NUMBERS_MAX, SET_ITEMS_MAX
 from galileo.wire.questions import question_to_pb
+from galileo.wire.services import NODE_SERVICES
 from galileo.wire.typed_service import TypedCall
 from galileo.wire.v1 import (
     analytics_pb2,
@@ -114,7 +115,6 @@ from galileo.wire.v1 import (
     cluster_pb2,
     common_pb2,
     continuous_pb2,
-    partitions_pb2,
     query_pb2,
     samplers_pb2,
     storage_pb2,
@@ -146,7 +146,7 @@ class WorstCall:
     """
 
     grows_with: str
-    requests: Callable[[], Iterator[Message] | Iterator[bytes]]
+    requests: Callable[[], Iterator[Message | bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,16 +572,48 @@ def _learn_row() -> Iterator[bytes]:
         yield LEARN_ROW.encode(CCQS.key, Row("large", data))
 
 
-def _one(*requests: Message) -> Callable[[], Requests]:
-    return lambda: iter(requests)
+def _one(request: Message | bytes) -> Callable[[], Iterator[Message | bytes]]:
+    return lambda: iter([request])
 
 
 _QUERY = "vertices or operators of the query by entries of the synopses"
 _TEXT = "length of a text"
+_SMALL = "length of names"
 _NOTHING = "nothing of the caller"
 
+_NAMES = frozenset({"ccq_id", "channel", "dataset", "digest", "name", "node", "to"})
+"""Texts of requests that are looked up, and not read."""
+_NUMBERS = (bool, int, float)
+
+
+def _small_requests() -> Iterator[tuple[str, Message | bytes]]:
+    """The requests of methods that take names, numbers and flags alone, with the longest names."""
+    for method in (method for service in NODE_SERVICES for method in service.methods):
+        fields, kind = method.input_type.fields, GetMessageClass(method.input_type)
+        if all(map(_is_small, fields)):
+            names = [field.name for field in fields if field.type == FieldDescriptor.TYPE_STRING]
+            request = kind(**dict.fromkeys(names, NAME))
+            yield f"{method.containing_service.name}/{method.name}", request
+    for call in SERVICE.calls.values():
+        kinds = get_type_hints(getattr(Internal, call.name), include_extras=True)
+        del kinds["return"]
+        texts = {name for name, kind in kinds.items() if kind not in _NUMBERS}
+        if texts <= _NAMES and all(kinds[name] is str for name in texts):
+            values = {name: NAME if name in texts else kind(1) for name, kind in kinds.items()}
+            yield short_name(call.path), call.encode(**values)
+
+
+def _is_small(field: FieldDescriptor) -> bool:
+    if field.is_repeated or field.message_type is not None:
+        return False
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return field.name in _NAMES
+    return field.type != FieldDescriptor.TYPE_BYTES
+
+
 RPCS: Mapping[str, WorstCall] = MappingProxyType(
-    {
+    {name: WorstCall(_SMALL, _one(request)) for name, request in _small_requests()}
+    | {
         "Storage/Ingest": WorstCall("columns by batches, rows by columns", _ingest),
         "Storage/Read": WorstCall("rows of parts; operators of the query", _read),
         "Storage/Select": WorstCall(f"{_QUERY}; names by columns", _select),
@@ -597,44 +629,28 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "Continuous/Fetch": WorstCall(_TEXT, _fetch),
         "Continuous/Watch": WorstCall(_TEXT, _fetch),
         "Continuous/List": WorstCall("continuous queries", _one(continuous_pb2.ListRequest())),
-        "Continuous/Cancel": WorstCall(_TEXT, _one(continuous_pb2.CancelRequest(ccq_id=NAME))),
         "Cluster/CreateDataset": WorstCall("features; operators of a template", _create_dataset),
         "Cluster/AddFeatures": WorstCall("features by features", _add_features),
-        "Cluster/DropDataset": WorstCall(_TEXT, _one(cluster_pb2.DropDatasetRequest(dataset=NAME))),
         "Cluster/ListDatasets": WorstCall(
             "datasets by features", _one(cluster_pb2.ListDatasetsRequest())
         ),
         "Cluster/Status": WorstCall("datasets by partitions", _one(cluster_pb2.StatusRequest())),
-        "Cluster/Topology": WorstCall("nodes", _one(cluster_pb2.TopologyRequest())),
-        "Cluster/Drain": WorstCall(_TEXT, _one(cluster_pb2.DrainRequest(node=NAME))),
         "Cluster/AddNode": WorstCall(
             _TEXT, _one(cluster_pb2.AddNodeRequest(name=NAME, address="localhost:1", group="g"))
         ),
-        "Cluster/RemoveNode": WorstCall(_TEXT, _one(cluster_pb2.RemoveNodeRequest(node=NAME))),
-        "Cluster/ForgetNode": WorstCall(_TEXT, _one(cluster_pb2.ForgetNodeRequest(node=NAME))),
         "Cluster/SetRanges": WorstCall("ranges by ranges", _ranges),
         "Cluster/SetReplicas": WorstCall(
             _NOTHING, _one(cluster_pb2.SetReplicasRequest(replicas=2**32 - 1))
         ),
-        "Cluster/Scrub": WorstCall(_NOTHING, _one(cluster_pb2.ScrubRequest())),
         "Cluster/SetRetention": WorstCall(
             _TEXT,
             _one(cluster_pb2.SetRetentionRequest(dataset=WIDE, retention_json="[" * len(LONG))),
         ),
-        "Cluster/GetRetention": WorstCall(
-            _TEXT, _one(cluster_pb2.GetRetentionRequest(dataset=NAME))
-        ),
-        "Cluster/ApplyRetention": WorstCall(
-            _TEXT, _one(cluster_pb2.ApplyRetentionRequest(dataset=NAME))
-        ),
-        "Partitions/Move": WorstCall(_TEXT, _one(partitions_pb2.MoveRequest(to=NAME))),
         "Channels/Follow": WorstCall("partitions", _follow),
         "Channels/DescribeChannel": WorstCall(
             "partitions", _one(channels_pb2.DescribeChannelRequest(dataset=CHANNEL))
         ),
         "Samplers/Upload": WorstCall("members by bytes", _upload),
-        "Samplers/List": WorstCall("samplers", _one(samplers_pb2.ListSamplersRequest())),
-        "Samplers/Revoke": WorstCall(_TEXT, _one(samplers_pb2.RevokeSamplerRequest(digest=NAME))),
         "internal/analyse": WorstCall(f"{_QUERY}; partitions", _analyse_share),
         "internal/commit": WorstCall("rows by columns", _commit),
         "internal/find_batches": WorstCall("places", _find_batches),
@@ -642,9 +658,6 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "internal/scan_small": WorstCall("items by operators", _tasks(SCAN_SMALL)),
         "internal/register_queries": WorstCall("queries by operators", _register),
         "internal/observations": WorstCall("rows of parts; operators of the query", _observations),
-        "internal/find_sampler_archive": WorstCall(
-            _TEXT, lambda: iter([OWNER.calls["find_sampler_archive"].encode(NAME, False)])
-        ),
         "internal/match": WorstCall("items by partitions", _match),
         "internal/read": WorstCall("rows of parts; operators of the query", _read_parts),
         "internal/read_table": WorstCall("keys by partitions", _table_keys),
@@ -658,7 +671,6 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "internal/replicate_frames": WorstCall(
             "messages, logs", _replicate(REPLICATE_HEAD_BYTES_MAX, REPLICATE_FRAMES.encode)
         ),
-        "internal/remove_drained": WorstCall(_TEXT, lambda: iter([REMOVE_DRAINED.encode(NAME)])),
         "internal/describe_channel": WorstCall(
             "partitions", lambda: iter([DESCRIBE_CHANNEL.encode(CHANNEL)])
         ),
@@ -676,22 +688,12 @@ RPCS: Mapping[str, WorstCall] = MappingProxyType(
         "internal/known_row": WorstCall(
             "bytes of a row", lambda: iter([KNOWN_ROW.encode(CCQS.key, "large")])
         ),
-        "internal/usage": WorstCall(_NOTHING, lambda: iter([USAGE.encode()])),
-        "internal/held_partitions": WorstCall(
-            "partitions", lambda: iter([HELD_PARTITIONS.encode()])
-        ),
         "internal/known_rows": WorstCall(
             "bytes of a page", lambda: iter([KNOWN_ROWS.encode(DATASETS.key, "")])
         ),
-        "internal/own_sampler_archive": WorstCall(
-            _TEXT, lambda: iter([OWN_SAMPLER_ARCHIVE.encode(NAME)])
-        ),
-        "internal/drop_generations": WorstCall(
-            _TEXT, lambda: iter([DROP_GENERATIONS.encode(NAME, 1)])
-        ),
     }
 )
-"""By method, "Service/Method"."""
+"""By method, "Service/Method"; `_small_requests` makes those that are not named."""
 
 
 # --- routes --------------------------------------------------------------------------------------
