@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, 
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias, TypeVar
@@ -903,9 +904,10 @@ class SystemWorld(World):
     def judge(self) -> None:
         if self.failures:
             raise self.failures[0]
-        logs = [self.log_of(host) for host in self.hosts.values()]
         [leader] = [host for host in self.hosts.values() if SYSTEM in host.replicas.led]
         log = self.log_of(leader)
+        given_up = [host for host in self.hosts.values() if self._is_given_up(host, leader)]
+        logs = [self.log_of(host) for host in self.hosts.values() if host not in given_up]
         for one in logs:
             assert one == log[: len(one)], "copies of the system table differ"
         self._judge_log(log)
@@ -933,6 +935,19 @@ class SystemWorld(World):
                     assert policies.setdefault(policy, key) == key, f"{row} was set twice"
         self.counters["commits"] += len(log)
         self.counters["commits of several names"] += sum(len(changed) > 1 for _, changed in log)
+
+    def _is_given_up(self, host: SystemHost, leader: SystemHost) -> bool:
+        """Whether a node has a copy from before the partition was founded anew; it serves none."""
+        hosted = host.replicas._hosted.get(SYSTEM)
+        current, newest = (
+            None if one is None else one.machine.state.set
+            for one in (hosted, leader.replicas._hosted[SYSTEM])
+        )
+        if hosted is None or current is None or newest is None or host is leader:
+            return False
+        is_earlier = current.history < newest.history and host.replicas.me in current.members
+        assert not is_earlier or hosted.failed_at == inf, f"{host.name} serves an earlier history"
+        return is_earlier
 
     async def play(self) -> None:
         """All faults, then everything works again, and is judged."""
