@@ -50,7 +50,7 @@ class Work:
         self._ended.release(count)
 
 
-async def test_a_caller_with_much_work_lets_another_one_before() -> None:
+async def test_caller_with_much_work_lets_another_one_before() -> None:
     work = Work()
     tasks = [work.start(ANN, f"ann {number}") for number in range(5)]
     await work.has_begun()
@@ -98,7 +98,7 @@ async def test_work_that_waits_when_too_much_waits_is_refused(
     assert await asyncio.gather(*tasks) == ["0", "1", "2"]
 
 
-async def test_a_turn_that_does_not_come_in_time_is_refused(
+async def test_turn_that_does_not_come_in_time_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(interpreter_turns, "WITHIN_S", 0.01)
@@ -111,7 +111,7 @@ async def test_a_turn_that_does_not_come_in_time_is_refused(
     await task
 
 
-async def test_an_error_of_the_work_is_raised_and_its_turn_ends() -> None:
+async def test_error_of_the_work_is_raised_and_its_turn_ends() -> None:
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             await interpret(LONG, divmod, 1, 0)

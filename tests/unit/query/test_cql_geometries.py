@@ -57,7 +57,7 @@ def test_points_in_parentheses_are_read() -> None:
     assert tree["args"][1]["coordinates"] == [[1, 2], [3, 4]]
 
 
-def test_a_text_with_a_geometry_in_it_stays() -> None:
+def test_text_with_a_geometry_in_it_stays() -> None:
     text = "LINESTRING(1 2, 3 4)"
     tree = read(f"note = '{text}' AND S_INTERSECTS(geometry, {text})")
     assert tree["args"][0]["args"][1] == text
@@ -77,7 +77,7 @@ def test_errors_behind_a_geometry_point_at_their_place(behind: str, position: in
 
 
 @pytest.mark.parametrize("form", ["text", "JSON"])
-def test_a_long_geometry_takes_few_calls_of_functions(form: str) -> None:
+def test_long_geometry_takes_few_calls_of_functions(form: str) -> None:
     ring = [[number / 1e3, number % 2] for number in range(VERTICES)]
     text = ", ".join(f"{x} {y}" for x, y in ring)
     calls = 0
