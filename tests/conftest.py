@@ -56,7 +56,7 @@ TOGETHER = {
         "tests/e2e/cli",
         "tests/e2e/docs",
         "tests/e2e/gateway",
-        "tests/e2e/test_cluster",
+        "tests/e2e/test_",
         "tests/integration/server/test_server_process",
     ),
 }
