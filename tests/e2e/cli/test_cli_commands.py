@@ -361,13 +361,6 @@ def test_query_with_limit_counts_all_labels(run: Run, dataset: str) -> None:
     assert "partial" not in shown
 
 
-def test_query_prints_all_labels_as_json(run: Run, dataset: str) -> None:
-    found = values(run("query", dataset, "temperature > 290", "--json"))
-    assert len(found["labels"]) == WARM
-    assert all(label["temperature"] > 290 for label in found["labels"])
-    assert (found["complete"], found["missing"]) == (True, [])
-
-
 def test_query_without_matches_prints_no_labels(run: Run, dataset: str) -> None:
     assert "0 labels" in run("query", dataset, "temperature > 1000").stdout
     assert values(run("query", dataset, "temperature > 1000", "--json"))["labels"] == []

@@ -14,7 +14,7 @@ from expected_errors import raises
 
 import galileo
 from galileo.cli.main import main
-from galileo.errors import InvalidObservations, InvalidSchema, UnknownDataset, UnknownProperty
+from galileo.errors import InvalidObservations, InvalidSchema, UnknownProperty
 from galileo.model.times import TIME_TYPE
 
 ROWS = 40
@@ -113,8 +113,6 @@ def test_a_file_of_the_earlier_schema_is_stored_once(
 @pytest.mark.parametrize(
     ("features", "details"),
     [
-        ([galileo.Feature("t", type="int")], {"expected": "free_name", "feature": "t"}),
-        ([GUST, GUST], {"expected": "unique", "feature": "gust"}),
         ([], {"expected": "features"}),
         (GUST, {"expected": "features"}),
         ([galileo.Feature(f"f{n}") for n in range(256)], {"expected": "features", "bound": 256}),
@@ -128,30 +126,12 @@ def test_features_that_cannot_be_added_are_refused(
     assert client.schema(name).added == 0
 
 
-def test_a_dataset_that_does_not_exist_gets_no_features(client: galileo.Client) -> None:
-    with raises(UnknownDataset, dataset="nothing-like-it"):
-        client.add_features("nothing-like-it", [GUST])
-
-
 def test_a_feature_that_no_client_has_added_is_unknown(
     client: galileo.Client, other: galileo.Client, name: str
 ) -> None:
     client.add_features(name, [GUST])
     with raises(UnknownProperty, property="site"):
         other.count(name, "site = 'a'")
-
-
-def test_describe_and_groups_have_added_features(client: galileo.Client, name: str) -> None:
-    client.add_features(name, [GUST, SITE])
-    client.ingest(name, rows(gust=[4.0] * ROWS, site=["a", "b"] * (ROWS // 2)))
-    described = client.describe(name)
-    assert (described.feature("gust").nulls, described.feature("gust").maximum) == (ROWS, 4.0)
-    groups = client.aggregate(name, by="site").to_arrow().to_pylist()
-    counts = {group["site"]: group["observations"] for group in groups}
-    assert counts == {"a": ROWS // 2, "b": ROWS // 2, None: ROWS}
-    sites = client.children(name, order=["site"])
-    assert sites.texts().to_pylist() == ["a", "b", "~"]
-    assert client.latest(name, by="site").to_arrow().num_rows == 3
 
 
 def test_command_adds_features(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import galileo
-from galileo.errors import InputError, UnknownDataset
+from galileo.errors import InputError
 from galileo.geo import geohash
 
 STATISTICS = {
@@ -97,14 +97,6 @@ def test_aggregate_of_a_region_counts_its_observations_exactly(
     assert sum(found.to_arrow()["observations"].to_pylist()) == client.count(explored.name, REGION)
 
 
-def test_aggregate_without_keys_is_one_group(client: galileo.Client, explored: Any) -> None:
-    [row] = client.aggregate(explored.name, statistics={"temperature": "max"}).table.to_pylist()
-    highest = explored.frame["temperature"].max()
-    assert row == {"observations": len(explored.frame), "temperature_max": highest}
-    [none] = client.aggregate(explored.name, "false").to_arrow().to_pylist()
-    assert none == {"observations": 0}
-
-
 def test_aggregate_by_bits_has_numbers_of_cells(client: galileo.Client, explored: Any) -> None:
     table = client.aggregate(explored.name, by=[galileo.cell(bits=3)]).to_arrow()
     frame = explored.frame
@@ -161,10 +153,8 @@ def test_version_is_the_same_until_something_is_committed(
 @pytest.mark.parametrize(
     ("wrong", "details"),
     [
-        ({"by": ["temprature"]}, {"feature": "temprature"}),
         ({"by": ["cell:2", galileo.cell(3)]}, {"parameter": "by"}),
         ({"by": [7]}, {"parameter": "by"}),
-        ({"statistics": {"station": "mean"}}, {"feature": "station"}),
         ({"statistics": ["temperature"]}, {"parameter": "statistics"}),
     ],
 )
@@ -173,5 +163,3 @@ def test_aggregate_with_wrong_keys_or_statistics_is_refused(
 ) -> None:
     with raises(InputError, **details):
         client.aggregate(explored.name, **wrong)
-    with pytest.raises(UnknownDataset):
-        client.aggregate("nowhere", by=["cell:2"])

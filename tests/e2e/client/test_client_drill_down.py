@@ -103,16 +103,11 @@ def test_tree_can_be_closed_early(client: galileo.Client, explored: Any) -> None
 @pytest.mark.parametrize(
     ("vertex", "keywords", "details"),
     [
-        ("9x/2014-03-01/250/1/a/true/b", {}, {"bound": 6}),
         (["9xj"], {}, {"level": "geohash"}),
         (["9x", "2014-03-01", "warm"], {}, {"level": "temperature", "expected": "float"}),
-        ("9x/2014-03-01/warm", {}, {"level": "temperature", "expected": "float"}),
-        ("", {"order": ["geohash", "geohash"]}, {"parameter": "order"}),
         ("", {"order": ["note"]}, {"parameter": "order"}),
         ("", {"order": "geohash"}, {"parameter": "order"}),
         ("1", {"order": ["note", "count"]}, {"level": "note"}),
-        ("", {"limit": 0}, {"parameter": "limit"}),
-        ("", {"limit": 100_001}, {"parameter": "limit"}),
         ("", {"after": 3.5}, {"expected": "string"}),
         ([object()], {}, {}),
         (["9x", "2014-03-01", 1.0, 1, "a", True], {}, {"bound": 5}),

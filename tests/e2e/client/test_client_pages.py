@@ -126,14 +126,12 @@ def test_read_ids_of_no_observation_is_refused(
 def test_page_with_a_wrong_token_or_limit_is_refused(client: galileo.Client, explored: Any) -> None:
     token = client.select_page(explored.name, limit=5).next
     assert token is not None
-    for query, after in ((QUERY, token), ("", token[:-6]), ("", "?"), ("", token[::-1])):
+    for query, after in ((QUERY, token), ("", token[:-6]), ("", token[::-1])):
         with raises(InvalidToken, expected="page_token"):
             client.select_page(explored.name, query, after=after)
     for limit in (0, 10_001, 2**40):
         with raises(InputError, parameter="limit"):
             client.select_page(explored.name, limit=limit)
-    with raises(InputError, parameter="columns"):
-        client.select_page(explored.name, columns=["nothing"])
 
 
 def test_page_command_lists_pages_and_ids(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from expected_errors import raises
 import galileo
 from galileo.cli.main import main
 from galileo.cursor import Cursor
-from galileo.errors import DatasetExists, InputError, InvalidObservations, UnknownDataset
+from galileo.errors import InputError, UnknownDataset
 
 COLUMNS = {"id": "text", "beds": "int", "height": "float", "open": "bool", "since": "time"}
 
@@ -163,32 +162,15 @@ def test_tables_and_datasets_are_told_apart(
     assert name not in {one.name for one in client.datasets()}
     for call in (
         lambda: client.schema(name),
-        lambda: client.query(name),
-        lambda: client.select(name),
-        lambda: client.submit(name, interval="1s"),
-        lambda: client.ingest(name, {"id": ["a"]}),
-        lambda: client.describe(name),
         lambda: client.add_features(name, [galileo.Feature("area")]),
         lambda: client.set_retention(name, galileo.Retention("30d")),
     ):
         with pytest.raises(InputError, match="expected a dataset, got the table"):
             call()
-    with pytest.raises(UnknownDataset, match="table 'shelterz' does not exist"):
-        client.upsert("shelterz", {"id": ["a"]})
-    with pytest.raises(UnknownDataset, match=f"table '{dataset}' does not exist"):
-        client.table(dataset)
-    with raises(DatasetExists, same=False):
-        client.create_dataset(galileo.Schema(name, [galileo.Feature("t")]))
-    with raises(DatasetExists, same=True):
-        client.create_table(galileo.Table(name, COLUMNS, key="id"))
-    with raises(DatasetExists, same=False):
-        client.create_table(galileo.Table(dataset, COLUMNS, key="id"))
 
 
 def test_wrong_input_is_refused_and_stores_nothing(client: galileo.Client, name: str) -> None:
     for rows, words in (
-        ({"id": ["a", None]}, "expected a key in every row"),
-        ({"id": ["a"], "bedz": [1]}, "did you mean beds"),
         (7, "expected a DataFrame"),
         ("absent.csv", "cannot be read"),
         ("rows.xlsx", "expected a file ending in"),
@@ -221,18 +203,6 @@ def test_a_dropped_table_is_gone_and_its_name_is_free(
         assert len(other.table(name, keys=[1])) == 0
         with pytest.raises(InputError, match="past its last commits"):
             other.table(name, at=before)
-
-
-async def test_the_async_client_has_the_same_calls(
-    cluster: galileo.LocalCluster, name: str
-) -> None:
-    async with galileo.AsyncClient(*cluster.addresses) as client:
-        numbers = range(8)
-        await asyncio.gather(
-            *(client.upsert(name, {"id": [f"k{n}"], "beds": [n]}) for n in numbers)
-        )
-        rows = (await client.table(name)).rows
-        assert sorted(rows["beds"].to_pylist()) == [*numbers]
 
 
 # --- the command line --------------------------------------------------------------------------
@@ -278,7 +248,6 @@ def test_a_table_is_made_filled_shown_and_dropped_by_commands(
     ("words", "message"),
     [
         (["create", "t", "--column", "id", "--key", "id"], "NAME:TYPE"),
-        (["create", "t", "--column", "id:text", "--key", "key"], "columns of the table"),
         (["delete", "{name}"], "KEYS or --file"),
         (["show", "{name}", "--at", "yesterday"], "the cursor of an earlier answer"),
         (["show", "{name}", "--limit", "1", "--all"], "--limit or --all"),
@@ -291,25 +260,6 @@ def test_wrong_commands_say_what_they_expect(
     done = run(cluster, "table", *(word.format(name=name) for word in words))
     assert done.exit_code == 2
     assert message in " ".join(done.output.split())
-
-
-def test_keys_of_commands_have_the_type_of_their_column(
-    cluster: galileo.LocalCluster, client: galileo.Client, fresh_name: Callable[[str], str]
-) -> None:
-    for kind, keys in (("int", (3, 4)), ("time", ("2014-03-01T06:00Z", "2014-03-02T06:00Z"))):
-        name = fresh_name("keyed")
-        client.create_table(galileo.Table(name, {"key": kind, "n": "int"}, key="key"))
-        client.upsert(name, {"key": keys, "n": [1, 2]})
-        shown = run(cluster, "table", "show", name, "--key", str(keys[1]), "--json")
-        assert [row["n"] for row in json.loads(shown.output)["rows"]] == [2], shown.output
-        assert run(cluster, "table", "delete", name, str(keys[1])).exit_code == 0
-        assert client.table(name).rows["n"].to_pylist() == [1]
-    assert run(cluster, "table", "show", name, "--key", "soon").exit_code == 2
-
-
-def test_rows_are_refused_that_are_of_another_type(client: galileo.Client, name: str) -> None:
-    with raises(InvalidObservations, column="beds"):
-        client.upsert(name, {"id": ["a"], "beds": ["many"]})
 
 
 def test_cursor_of_a_dropped_table_is_none_of_its_successor(
