@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import pandas as pd
 import pyarrow as pa
-from case_files import STORING, NotOffered, Question, Refused, Row
+from case_files import STORING, NotOffered, Question, Refused, Row, written
 from click.testing import CliRunner
 
 import galileo
@@ -345,15 +346,11 @@ class HttpDoor:
                 asked = options | {"dataset": question.name, "query": question.where}
                 return rows_of(verb, self._send(path, "POST", asked))
             case "ingest" | "subscribe":
-                columns = _columns(question)
-                rows = [
-                    dict(zip(columns, row, strict=True))
-                    for row in zip(*columns.values(), strict=True)
-                ]
-                is_csv = question.verb == "ingest"
-                receipt = self._send(path, "POST", _csv(question) if is_csv else rows)
-                rows = receipt.get("observations", receipt.get("subscriptions"))
-                return [{"rows": rows, "duplicate_rows": receipt["duplicates"]}]
+                is_csv = question.verb == "ingest"  # In CSV an empty text is none.
+                rows = _csv(question) if is_csv else pa.table(_columns(question)).to_pylist()
+                receipt = self._send(path, "POST", rows)
+                stored = receipt.get("observations", receipt.get("subscriptions"))
+                return [{"rows": stored, "duplicate_rows": receipt["duplicates"]}]
             case "aggregate":
                 keys = dict(key.partition(":")[::2] for key in _split(options.pop("by", "")))
                 if not keys or keys.keys() - {"cell", "window"}:
@@ -365,10 +362,32 @@ class HttpDoor:
         if question.where:
             options["filter"] = question.where
         answer = self._send(f"{path}&{urlencode(options)}")
+        if question.verb in ("aggregate", "latest"):
+            self._check_formats(f"{path}&{urlencode(options)}", answer["columns"])
         return answer if isinstance(answer, list) else rows_of(verb, answer)
+
+    def _check_formats(self, path: str, columns: dict[str, list[Any]]) -> None:
+        """Makes sure that CSV and Arrow have the columns that JSON has."""
+        texts = {name: str for name in columns if any(isinstance(v, str) for v in columns[name])}
+        body = io.BytesIO(self._read(path.replace("f=json", "f=csv")))
+        frame = pd.read_csv(body, dtype=texts, float_precision="round_trip").astype(object)
+        assert frame.where(frame.notna(), None).to_dict("list") == columns
+        table = pa.ipc.open_file(self._read(path.replace("f=json", "f=arrow"))).read_all()
+        arrow = {name: [*map(written, values)] for name, values in table.to_pydict().items()}
+        assert arrow == {name: [*map(written, values)] for name, values in columns.items()}
+        if "/latest?" in path:
+            features = self._send(path.replace("f=json", "f=geojson"))["features"]
+            places = [feature["geometry"]["coordinates"] for feature in features]
+            assert places == [*map(list, zip(columns["longitude"], columns["latitude"]))]  # noqa: B905
 
     def _send(self, path: str, method: str = "GET", body: Any = "") -> Any:
         """The JSON value of an answer, or the values of its lines."""
+        answer = self._read(path, method, body)
+        if "ndjson" in path:
+            return [json.loads(line) for line in answer.splitlines()]
+        return json.loads(answer)
+
+    def _read(self, path: str, method: str = "GET", body: Any = "") -> bytes:
         text = body if isinstance(body, str) else json.dumps(body)
         headers = {"Content-Type": "text/csv" if text is body else "application/json"}
         request = urllib.request.Request(
@@ -376,12 +395,9 @@ class HttpDoor:
         )
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-                answer = reply.read().decode()
+                return bytes(reply.read())
         except urllib.error.HTTPError as error:
             with error:
                 problem = json.loads(error.read())
             kind = problem.get("kind", str(error.code))
             raise Refused(kind, problem["detail"], problem.get("details", {})) from error
-        if "ndjson" in path:
-            return [json.loads(line) for line in answer.splitlines()]
-        return json.loads(answer)

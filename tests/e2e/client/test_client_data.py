@@ -517,30 +517,6 @@ def test_client_closed_ends_its_iterators(cluster: galileo.LocalCluster, stored:
 # --- coroutines ----------------------------------------------------------------------------------
 
 
-async def test_async_client_has_the_same_calls(
-    cluster: galileo.LocalCluster, fresh_name: Fresh
-) -> None:
-    name, data = fresh_name("coroutines"), frame(600)
-    async with galileo.AsyncClient(*cluster.addresses) as client:
-        await client.create_dataset(schema(name))
-        result: list[int] = []
-        receipt = await client.ingest(name, data, batch_rows=200, progress=result.append)
-        assert (receipt.rows, sum(result)) == (600, 600)
-        labels = await client.query(name, "temperature > 290")
-        table = await client.read(labels)
-        expected = data[(data["temperature"] > 290).fillna(False).astype(bool)]
-        assert notes(table) == sorted(expected["note"])
-        pieces = [piece async for piece in client.read_batches(labels)]
-        assert sum(piece.num_rows for piece in pieces) == table.num_rows
-        assert (await client.status()).complete
-        assert name in {one.name for one in await client.datasets()}
-        assert await client.schema(name) == schema(name)
-        assert '"node-1"' in await client.topology_json()
-        assert await client.list_ccqs() == [
-            one for one in await client.list_ccqs() if one.dataset != name
-        ]
-
-
 async def test_async_client_runs_calls_concurrently(
     cluster: galileo.LocalCluster, stored: Stored
 ) -> None:

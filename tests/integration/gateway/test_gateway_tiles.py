@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import math
 import random
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyogrio
 import pytest
 import shapely
@@ -274,95 +272,6 @@ async def test_tiles_show_the_cells_that_a_loop_counts(tmp_path: Path) -> None:
                 assert shape.equals(expected_box(cell, tiles, z, row, column)), (cell, path)
             shown += len(found)
         assert shown > 250
-
-
-async def test_groups_are_those_of_a_loop(tmp_path: Path) -> None:
-    frame = observations(2, 1_000)
-    async with filled(tmp_path / "node", frame) as (_, at):
-        for number, (text, test) in enumerate(QUERIES):
-            rows, precision = at.such(test), 2 + number
-            path = f"/cells?precision={precision}&window=1d&statistics={STATISTICS}{text}"
-            status, headers, body = await at.get(path)
-            assert status == 200, body
-            document = json.loads(body)
-            assert (document["complete"], document["missing"]) == (True, [])
-            assert "Galileo-Missing" not in headers
-            found, columns = by_key(document["columns"], ["cell", "time"]), document["columns"]
-            check(
-                found,
-                grouped(
-                    rows,
-                    lambda row: (geohash_of(row, precision), f"{row['time']:%Y-%m-%dT00:00:00Z}"),  # noqa: B023
-                ),
-            )
-            for cell, latitude, longitude in zip(
-                *(columns[name] for name in ("cell", "latitude", "longitude")), strict=True
-            ):
-                west, south, east, north = box_of(cell)
-                assert (latitude, longitude) == ((south + north) / 2, (west + east) / 2)
-            status, _, body = await at.get(f"{path}&f=csv")
-            assert status == 200
-            csv = pd.read_csv(io.BytesIO(body), dtype={"cell": str}, float_precision="round_trip")
-            assert csv.astype(object).where(csv.notna(), None).to_dict("list") == columns
-
-            path = f"/series?window=1h&statistics={STATISTICS}{text}"
-            columns = json.loads((await at.get(path))[2])["columns"]
-            assert columns["time"] == sorted(columns["time"])
-            expected = grouped(rows, lambda row: (f"{row['time']:%Y-%m-%dT%H:00:00Z}",))
-            check(by_key(columns, ["time"]), expected)
-            arrow = pa.ipc.open_file((await at.get(f"{path}&f=arrow"))[2]).read_all()
-            assert arrow.schema.field("time").type == pa.timestamp("us", "UTC")
-            assert arrow.column("observations").to_pylist() == columns["observations"]
-        _, _, body = await at.get("/cells?precision=5&filter=false")
-        assert json.loads(body)["columns"] == {
-            "cell": [],
-            "latitude": [],
-            "longitude": [],
-            "observations": [],
-        }
-
-
-async def test_latest_is_that_of_a_loop(tmp_path: Path) -> None:
-    frame = observations(7, 600)
-    async with filled(tmp_path / "node", frame) as (_, at):
-        for text, test in QUERIES:
-            newest: dict[str, Row] = {}
-            for row in at.such(test):
-                old = newest.get(row["station"])
-                if old is None or row["time"] > old["time"]:
-                    newest[row["station"]] = row
-            status, _, body = await at.get(f"/latest?by=station{text}")
-            assert status == 200, body
-            document = json.loads(body)
-            assert (document["complete"], document["missing"]) == (True, [])
-            stations = [feature["properties"]["station"] for feature in document["features"]]
-            assert stations == sorted(newest)
-            for feature, station in zip(document["features"], stations, strict=True):
-                row = newest[station]
-                place = [row["longitude"], row["latitude"]]
-                assert feature["geometry"] == {"type": "Point", "coordinates": place}
-                assert feature["properties"]["n"] == row["n"]
-            _, _, body = await at.get(f"/latest?by=station&f=json{text}")
-            columns = json.loads(body)["columns"]
-            assert columns["time"] == [
-                f"{newest[station]['time']:%Y-%m-%dT%H:%M:%SZ}" for station in stations
-            ]
-            csv = pd.read_csv(io.BytesIO((await at.get(f"/latest?by=station&f=csv{text}"))[2]))
-            assert csv["n"].to_list() == columns["n"]
-            _, _, body = await at.get(f"/latest?by=cell:3&f=arrow{text}")
-            table = pa.ipc.open_file(body).read_all()
-            cells = {geohash_of(row, 3) for row in at.such(test)}
-            assert table.column("geohash").to_pylist() == sorted(cells)
-        _, _, body = await at.get("/latest?by=cell:1")
-        kinds = {feature["geometry"]["type"] for feature in json.loads(body)["features"]}
-        assert kinds == {"Point"}
-
-
-def by_key(columns: dict[str, list[Any]], keys: list[str]) -> dict[Any, Row]:
-    rest = [name for name in columns if name not in (*keys, "latitude", "longitude")]
-    names = zip(*(columns[key] for key in keys), strict=True)
-    rows = zip(*(columns[name] for name in rest), strict=True)
-    return {name: dict(zip(rest, row, strict=True)) for name, row in zip(names, rows, strict=True)}
 
 
 async def test_unchanged_tile_is_not_sent_again(tmp_path: Path) -> None:
