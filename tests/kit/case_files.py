@@ -91,10 +91,9 @@ class Refusal:
             pattern = pattern.removeprefix(word).strip()
         return cls(kind, details, pattern)
 
-    def agrees(self, answer: Answer) -> bool:
+    def agrees(self, answer: Refused) -> bool:
         return (
-            isinstance(answer, Refused)
-            and answer.kind == self.kind
+            answer.kind == self.kind
             and all(written(answer.details.get(key)) == self.details[key] for key in self.details)
             and re.search(self.pattern, answer.message) is not None
             and LEAKS.search(answer.message) is None
@@ -113,20 +112,19 @@ class Step:
 
     def difference(self, answer: Answer) -> str:
         """What was expected and what came; "" if they agree."""
-        if isinstance(answer, Refused) or self.error:
-            if self.error and self.error.agrees(answer):
-                return ""
-            actual = answer if isinstance(answer, Refused) else f"{[*answer][:3]}"
-            return f"expected {self.error or 'no error'}, got {actual}"
+        if isinstance(answer, Refused):
+            is_right = self.error is not None and self.error.agrees(answer)
+            return "" if is_right else f"expected {self.error or 'no error'}, got {answer}"
+        if self.error:
+            return f"expected {self.error}, got {[*answer][:3]}"
         if not self.table:
             return ""
         columns, *rows = self.table
         if "columns" in self.question.options and answer and [*answer[0]] != [*columns]:
             return f"expected the columns {columns}, got {[*answer[0]]}"
-        actual = [tuple(written(row.get(name)) for name in columns) for row in answer]
-        is_sorted = self.question.verb in UNORDERED and "order_by" not in self.question.options
-        order = sorted if is_sorted else list[tuple[str, ...]]
-        if order(actual) == order(rows):
+        actual = [tuple(_cell(row, name) for name in columns) for row in answer]
+        is_ordered = self.question.verb not in UNORDERED or "order_by" in self.question.options
+        if actual == rows or (not is_ordered and sorted(actual) == sorted(rows)):
             return ""
         return "\n  ".join(("expected", *map(" ".join, rows), "got", *map(" ".join, actual)))
 
@@ -138,6 +136,10 @@ class Door(Protocol):
 
     def ask(self, question: Question) -> Sequence[Row]:
         """The rows that answer a question. Raises Refused or NotOffered."""
+
+
+def _cell(row: Row, name: str) -> str:
+    return written(row[name]) if name in row else "absent"
 
 
 def written(value: Any) -> str:
@@ -185,9 +187,9 @@ def _line_steps(number: int, head: str, text: str) -> Iterator[Step]:
     if not arrow:
         raise ValueError(f"line {number}: expected a question => its answer, got {text!r}")
     if head.startswith("refuse "):
-        _, verbs, *name = head.split(" ", 2)
+        _, verbs, *names = head.split(" ", 2)
         for verb in verbs.split(","):
-            asked = _question(" ".join((verb, *name, before)))
+            asked = _question(" ".join((verb, *names, before)))
             yield Step(number, asked, error=Refusal.parse(after))
         return
     _, name, column = head.split()
@@ -237,7 +239,7 @@ def run(path: Path, door: Door, fresh_name: Callable[[str], str]) -> list[str]:
     return differences
 
 
-@dataclass(frozen=True)
+@dataclass
 class Names:
     """The names that datasets, tables and channels of a file have in the cluster."""
 

@@ -368,7 +368,9 @@ class HttpDoor:
 
     def _check_formats(self, path: str, columns: dict[str, list[Any]]) -> None:
         """Makes sure that CSV and Arrow have the columns that JSON has."""
-        texts = {name: str for name in columns if any(isinstance(v, str) for v in columns[name])}
+        texts: Any = {
+            name: str for name in columns if any(isinstance(v, str) for v in columns[name])
+        }
         body = io.BytesIO(self._read(path.replace("f=json", "f=csv")))
         frame = pd.read_csv(body, dtype=texts, float_precision="round_trip").astype(object)
         assert frame.where(frame.notna(), None).to_dict("list") == columns
