@@ -113,23 +113,6 @@ def test_aggregate_shows_its_groups(client: galileo.Client, explored: Any) -> No
     assert "station" in found._repr_html_()
 
 
-@given(by=st.sampled_from(["cell:1", "cell:4", "station", "count"]), number=st.integers(0, 5))
-@examples(10)
-def test_latest_equals_pandas(client: galileo.Client, explored: Any, by: str, number: int) -> None:
-    """Which of several observations of one time it is, another test says."""
-    found = client.latest(explored.name, explored.queries[number], by=by)
-    frame = explored.matching(number)
-    expected = frame.groupby(KEYS[by](frame), dropna=False)["time"].max()
-    newest = found.to_pandas()
-    keys = newest["geohash"] if by.startswith("cell") else KEYS[by](newest)
-    assert found.complete
-    assert len(found) == len(expected) == keys.nunique(dropna=False)
-    whole = expected.reset_index()
-    assert rows(pd.DataFrame({"key": keys, "time": newest["time"]})) == rows(whole)
-    assert f"{len(found):,} observations" in repr(found)
-    assert "Newest" in found._repr_html_()
-
-
 def test_version_is_the_same_until_something_is_committed(
     client: galileo.Client, fresh_name: Callable[[str], str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Explain, nearest, summarise and estimate on a real cluster, against pandas."""
+"""Explain, nearest and estimate on a real cluster, against pandas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from synopses import wait_for_synopses
 
 import galileo
 from galileo.errors import InputError
-from galileo.geo.circles import EARTH_RADIUS_M
 from galileo.model.schema import Feature, Schema
 
 Fresh = Callable[[str], str]
@@ -26,61 +25,6 @@ queries = st.integers(0, 5)
 
 
 # --- nearest -------------------------------------------------------------------------------------
-
-
-def unit(latitude: float, longitude: float) -> tuple[float, float, float]:
-    up, around = math.radians(latitude), math.radians(longitude)
-    return math.cos(up) * math.cos(around), math.cos(up) * math.sin(around), math.sin(up)
-
-
-def key(row: dict[str, Any], point: tuple[float, float]) -> tuple[Any, ...]:
-    """The order that is promised, by the straight line through the earth."""
-    line = round(math.dist(unit(*point), unit(row["latitude"], row["longitude"])), 11)
-    values = [row[name] for name in ("temperature", "count", "station", "wet", "note")]
-    last = [(value is None, value if value is not None else 0) for value in values]
-    return line, row["time"], row["latitude"], row["longitude"], last
-
-
-POINTS = [(90.0, 0.0), (89.5, -170.0), (0.0, 180.0), (0.0, -180.0), (12.5, 179.99), (-90.0, 5.0)]
-points = st.sampled_from(POINTS) | st.tuples(
-    st.integers(-90, 90).map(float), st.integers(-180, 180).map(float)
-)
-
-
-@given(
-    point=points,
-    k=st.integers(1, 80),
-    within=st.none() | st.sampled_from([0.0, 1e3, 2e5, 3e6, 1e8]),
-    number=queries,
-)
-@examples(60)
-def test_nearest_equals_sorting_all_observations(
-    client: galileo.Client,
-    explored: Any,
-    point: tuple[float, float],
-    k: int,
-    within: float | None,
-    number: int,
-) -> None:
-    found = client.nearest(
-        explored.name,
-        explored.queries[number],
-        latitude=point[0],
-        longitude=point[1],
-        k=k,
-        within_m=within,
-    )
-    rows = explored.matching(number).astype(object).where(lambda f: f.notna(), None)
-    records = sorted(rows.to_dict("records"), key=lambda row: key(row, point))
-    reach = 2.0 if within is None else 2 * math.sin(min(within / 2 / EARTH_RADIUS_M, math.pi / 2))
-    wanted = [row for row in records if key(row, point)[0] <= reach + 1e-11][:k]
-    assert found.complete
-    assert found.to_arrow().column("note").to_pylist() == [row["note"] for row in wanted]
-    lines = np.array([key(row, point)[0] for row in wanted])
-    metres = 2 * EARTH_RADIUS_M * np.arcsin(np.minimum(lines / 2, 1))
-    distances = found.to_arrow().column("distance_m").to_numpy()
-    assert distances == pytest.approx(metres, rel=1e-6, abs=1.0)
-    assert (np.diff(distances) >= 0).all()
 
 
 def test_nearest_within_a_box_is_exact(client: galileo.Client, explored: Any) -> None:
@@ -112,38 +56,6 @@ def test_nearest_with_a_feature_named_distance_m_renames_the_distance(
     assert found.column_names[-2:] == ["distance_m", "distance_m_"]
     assert found.column("distance_m").to_pylist() == [7.0]
     assert found.column("distance_m_")[0].as_py() == pytest.approx(111_195, abs=1)
-
-
-# --- summaries -----------------------------------------------------------------------------------
-
-
-@given(
-    number=queries,
-    feature=st.sampled_from(["temperature", "count", "wet"]),
-    bins=st.none() | st.integers(1, 12) | st.just([-2.5, 0.0, 0.5, 255.0, 300.0]),
-)
-@examples(40)
-def test_summarise_equals_pandas(
-    client: galileo.Client, explored: Any, number: int, feature: str, bins: Any
-) -> None:
-    found = client.summarise(explored.name, explored.queries[number], feature=feature, bins=bins)
-    values = explored.matching(number)[feature]
-    known = values.dropna().to_numpy(dtype=np.float64)
-    assert found.complete
-    assert (found.observations, found.nulls) == (len(values), values.isna().sum())
-    assert 0 <= found.paths <= found.observations
-    assert found.total == pytest.approx(known.sum())
-    if len(known):
-        assert (found.minimum, found.maximum) == (known.min(), known.max())
-        assert found.mean == pytest.approx(known.mean())
-    else:
-        assert (found.minimum, found.maximum, found.mean) == (None, None, None)
-    if bins is None or (isinstance(bins, int) and len(known) == 0):
-        assert (found.edges, found.counts, found.to_arrow().num_rows) == ((), (), 0)
-    else:
-        counts, edges = np.histogram(known, bins)
-        assert found.edges == tuple(edges)
-        assert found.to_arrow().column("observations").to_pylist() == counts.tolist()
 
 
 # --- estimates -----------------------------------------------------------------------------------
