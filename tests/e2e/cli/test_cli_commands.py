@@ -409,6 +409,7 @@ def test_read_prints_observations_and_their_number(run: Run, dataset: str) -> No
     assert "2 observations shown; there are more, which --all shows" in shown
     assert shown.count("2014-03-01") == 2
     assert f"\n{WARM} observations" in run("read", dataset, "temperature > 290", "--all").stdout
+    assert "20 observations shown; there are more" in run("read", dataset).stdout
     rows = values(run("read", dataset, "temperature > 290", "--json"))["rows"]
     expected = frame()[frame()["temperature"] > 290]
     assert sorted(row["temperature"] for row in rows) == sorted(expected["temperature"])

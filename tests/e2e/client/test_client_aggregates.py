@@ -113,6 +113,13 @@ def test_aggregate_shows_its_groups(client: galileo.Client, explored: Any) -> No
     assert "station" in found._repr_html_()
 
 
+def test_latest_shows_its_observations(client: galileo.Client, explored: Any) -> None:
+    found = client.latest(explored.name, by="station")
+    assert f"{len(found):,} observations" in repr(found)
+    assert "Newest" in found._repr_html_()
+    assert found.to_pandas()["station"].isna().sum() == 1
+
+
 def test_version_is_the_same_until_something_is_committed(
     client: galileo.Client, fresh_name: Callable[[str], str]
 ) -> None:

@@ -95,7 +95,8 @@ def test_create_dataset_after_drop_is_another_dataset(
         assert other.select(name)["note"].to_pylist() == ["x"] * ROWS, "now it knows"
         found = client.query(name, "note = 'x'")
         assert client.read(found).num_rows == client.count(name) == ROWS
-        assert client.describe(name).observations == ROWS
+        described = client.describe(name)
+        assert (described.observations, described.feature("depth").maximum) == (ROWS, 1.0)
         assert len(client.nearest(name, latitude=1, longitude=1, k=3).to_pandas()) == 3
         assert client.summarise(name, feature="depth").observations == ROWS
         wait_for_synopses(cluster, name)
