@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -271,3 +272,25 @@ def test_cursor_of_a_dropped_table_is_none_of_its_successor(
     with raises(UnknownDataset, dropped=name):
         client.changes(name, cursor)
     assert sorted(client.table(name).rows["id"].to_pylist()) == ["b", "c"]
+
+
+def test_times_as_keys_of_commands_are_read_as_times(
+    cluster: galileo.LocalCluster, client: galileo.Client, fresh_name: Callable[[str], str]
+) -> None:
+    keyed, first, second = fresh_name("keyed"), "2014-03-01T06:00Z", "2014-03-02T06:00Z"
+    client.create_table(galileo.Table(keyed, {"key": "time", "n": "int"}, key="key"))
+    client.upsert(keyed, {"key": [first, second], "n": [1, 2]})
+    shown = run(cluster, "table", "show", keyed, "--key", second, "--json")
+    assert [row["n"] for row in json.loads(shown.output)["rows"]] == [2], shown.output
+    assert run(cluster, "table", "delete", keyed, second).exit_code == 0
+    assert client.table(keyed).rows["n"].to_pylist() == [1]
+    assert run(cluster, "table", "show", keyed, "--key", "soon").exit_code == 2
+
+
+async def test_concurrent_upserts_are_all_stored(cluster: galileo.LocalCluster, name: str) -> None:
+    async with galileo.AsyncClient(*cluster.addresses) as client:
+        await asyncio.gather(
+            *(client.upsert(name, {"id": [f"k{n}"], "beds": [n]}) for n in range(8))
+        )
+        rows = (await client.table(name)).rows
+        assert sorted(rows["beds"].to_pylist()) == [*range(8)]
