@@ -759,6 +759,12 @@ async def scrub(world: World, name: str) -> None:
                 await _read_all(shard, partition)
 
 
+async def scrub_all(world: World) -> None:
+    """Finds the damage that a node had found, too, but crashed before it was mended."""
+    for name in world.names:
+        await scrub(world, name)
+
+
 async def _read_all(shard: Shard, partition: int) -> None:
     """Reads also the last commits, of which a node that starts learns later that they count."""
     journal = shard.journals[partition]

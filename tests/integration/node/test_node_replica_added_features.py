@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from replica_nodes import SCHEMA, World, await_whole, batch, hurt, until
+from replica_nodes import SCHEMA, World, await_whole, batch, hurt, scrub_all, until
 
 from galileo.errors import GalileoError
 from galileo.model.schema import Feature, Schema
@@ -102,6 +102,7 @@ async def test_replicas_of_a_growing_dataset_keep_each_batch_with_its_features(
         await world.settle()
         await asyncio.gather(*works)
         await world.send_widest()
+        await scrub_all(world)
         await world.settle()
         world.judge()
         for host in world.hosts.values():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from replica_nodes import PARTITIONS, Host, World, expect_crash, hurt
+from replica_nodes import PARTITIONS, Host, World, expect_crash, hurt, scrub_all
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError
@@ -221,6 +221,7 @@ async def run(directory: Path, seed: int, steps: int) -> TableWorld:
             await world.clean()
             await hurt(world)
             await world.clean()
+        await scrub_all(world)
         await world.settle()
         await asyncio.gather(*works)
         await world.settle()  # The last batches may have come since.
