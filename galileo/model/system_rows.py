@@ -164,8 +164,8 @@ class Rows(Generic[V]):
         start = Position() if is_anew else after
         names = self._named(topic, start.sequence, start.name)
         rows = first_rows(self.kind.row(name, self[name]) for name in names)
-        # No name sorts behind "~", so what this commit changes is not sent again.
-        reached = Position(until, "~", term)
+        # What this commit changes is not sent again.
+        reached = Position(until, ALL_NAMES, term)
         if rows:
             last = Position(self.sequences[rows[-1].name], rows[-1].name, term)
             if any(self._named(topic, last.sequence, last.name)):
@@ -286,6 +286,10 @@ class Outcome:
 
 
 # --- following ---------------------------------------------------------------------------------
+
+
+ALL_NAMES = "~"
+"""No name sorts behind it."""
 
 
 @dataclass(frozen=True, slots=True)

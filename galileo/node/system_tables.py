@@ -39,6 +39,7 @@ from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, PartitionMoved, TransientError, Unavailable
 from galileo.grouped_calls import GroupedCalls
 from galileo.model.system_rows import (
+    ALL_NAMES,
     Draft,
     Listing,
     LookUp,
@@ -520,7 +521,8 @@ class SystemTable(Generic[V]):
             published = self._shard.published_sequence(SYSTEM)
         else:
             published = self._partition.view.sequences(self.key)[SYSTEM]
-        is_there = (published, known.number) == (self._position.sequence, self._position.term)
+        # Of the last commit it may have the rows of the first pages alone.
+        is_there = self._position == Position(published, ALL_NAMES, known.number)
         return self._listing is not None or not is_there
 
     async def _follow(self) -> None:

@@ -390,6 +390,25 @@ async def test_follower_that_was_away_catches_up_by_pages(
         await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_follower_with_a_part_of_the_last_commit_is_behind(
+    world: SystemWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower, leader, names = world.followers[0].node, world.leader.node, ["lake", "pond", "sea"]
+    await follower.system._follow()
+    changes = [CreateDataset(name, sea(name).to_json(), name, generation=0) for name in names]
+    await leader.system.change_all(changes)
+    monkeypatch.setattr(system_rows, "PAGE_BYTES_MAX", 1)
+    published = leader.catalog.shards[DATASETS.key].own_published().sequences
+    follower.view.update_sequences(DATASETS.key, published)
+    page = await follower.system._page_after(follower.system._position, "")
+    assert (page.reached.name, page.reached.sequence) == ("lake", published[SYSTEM])
+    follower.system._position = page.reached  # The call for the next page got lost.
+    assert follower.system._is_behind
+    await follower.system._follow()
+    assert not follower.system._is_behind
+    assert {"pond", "sea"} <= {*follower.catalog.keys}
+
+
 async def test_follower_ends_when_it_is_cancelled_as_news_arrive(world: SystemWorld) -> None:
     node = world.followers[0].node
     running = asyncio.create_task(node.system.run())
