@@ -41,7 +41,13 @@ from retaining import runner_of
 from simulator.channel_mutants import CHANNEL_MUTANTS
 
 from galileo.cursor import Cursor
-from galileo.errors import CorruptData, InputError, PartitionReadOnly, Unavailable
+from galileo.errors import (
+    CorruptData,
+    InputError,
+    PartitionMoved,
+    PartitionReadOnly,
+    Unavailable,
+)
 from galileo.model.channel import Channel
 from galileo.model.enrichment import Lookup, Nearest, Step
 from galileo.model.table import Table
@@ -115,7 +121,7 @@ class Hot:
     async def observe(self, batch: int | None = None) -> int:
         batch = next(self.batches) if batch is None else batch
         self.audit.observe(numbers_of(batch))
-        await self.any_node().ingest.ingest(DATASET, batch_of(batch), producer="p", batch=batch)
+        await self._ingest(DATASET, batch_of(batch), producer="p", batch=batch)
         return batch
 
     async def subscribe(self, changes: Changes | None = None) -> None:
@@ -124,9 +130,20 @@ class Hot:
             changes = {name: self.audit.random_change(name, self.random) for name in names}
         versions, batch = self.audit.change(changes), next(self.changes)
         rows = rows_of(self.audit.channel.subscriptions, changes)
-        ingest = self.any_node().ingest
-        await ingest.ingest(self.audit.table, rows, producer="s", batch=batch)
+        await self._ingest(self.audit.table, rows, producer="s", batch=batch)
         self.audit.settle(versions)
+
+    async def _ingest(self, name: str, rows: pa.Table, *, producer: str, batch: int) -> Any:
+        """Stores a batch, and repeats it as clients do.
+
+        A leader that has waited for a processor too long leads no more for a moment.
+        """
+        while True:
+            with contextlib.suppress(PartitionMoved):
+                return await self.any_node().ingest.ingest(
+                    name, rows, producer=producer, batch=batch
+                )
+            await asyncio.sleep(0.01)
 
     async def upsert(self, table: Table) -> None:
         """Changes some rows of a table that the channel reads."""
@@ -152,7 +169,7 @@ class Hot:
             [row | {"deleted": _is_deleted(row, chance)} for row in rows],
             schema=table.observation_schema,
         )
-        answer = await self.any_node().ingest.ingest(table.key, versions, producer="r", batch=batch)
+        answer = await self._ingest(table.key, versions, producer="r", batch=batch)
         self.audit.settle(noted)
         self.audit.upserted(table.name, answer.reached)
 
