@@ -315,28 +315,18 @@ class Membership:
         signs = np.zeros(len(self._is_alive), dtype=np.bool_)
         if gossip.digest is not None:
             signs = self.states.merge(gossip.digest)
-            silent = self._silent(gossip.digest, gossip.dead)
+            # A beat at which a peer is dead to the sender is no sign of life.
+            silent = self._rows_of(gossip.dead) & ~self.states.is_past(gossip.digest)
             signs &= ~silent
             self._extend_deadlines(signs, sender, now)
             effects += [PeerRevived(node) for node in self._of(signs & ~self._is_alive)]
             self._is_alive |= signs
-            effects += self._bury(silent & self._is_failing())
+            effects += self._bury(silent & self._rows_of(self._failing_since))
         for delta in gossip.deltas:
             entries = self.states.apply(delta)
             if entries:
                 effects.append(StateChanged(delta.node, delta.run, entries))
         return [*effects, NodesHeard(self._of(signs))] if signs.any() else effects
-
-    def _silent(self, digest: Digest, dead: Iterable[str]) -> Mask:
-        """Peers that are dead to the maker of a digest, of which no later beat is known here."""
-        mask = np.zeros(len(self._is_alive), dtype=np.bool_)
-        mask[[row for node in dead if (row := self.states.index(node)) is not None]] = True
-        mask[self.states.index(self.me)] = False
-        return mask & ~self.states.is_past(digest)
-
-    def _is_failing(self) -> Mask:
-        """Peers with which exchanges of this node fail."""
-        return np.array([name in self._failing_since for name in self.states.names])
 
     def _extend_deadlines(self, signs: Mask, sender: str, now: float) -> None:
         """A beat of the sender counts from now, a relayed one from when it was made at latest."""
@@ -420,10 +410,16 @@ class Membership:
         return self._bury(self._deadlines <= now)
 
     def _bury(self, mask: Mask) -> list[MembershipEffect]:
-        """Takes those of some peers that were alive for dead."""
+        """Declares the peers of a mask dead, except those that are dead already."""
         died = self._of(self._is_alive & mask)
         self._is_alive &= ~mask
         return [PeerDied(node) for node in died]
+
+    def _rows_of(self, nodes: Iterable[str]) -> Mask:
+        """The mask of some nodes, without those that the cluster does not have."""
+        mask = np.zeros(len(self._is_alive), dtype=np.bool_)
+        mask[[row for node in nodes if (row := self.states.index(node)) is not None]] = True
+        return mask
 
     def _of(self, mask: Mask) -> tuple[str, ...]:
         return tuple(map(self.states.names.__getitem__, mask.nonzero()[0].tolist()))

@@ -163,7 +163,7 @@ class NodeStates:
         return is_alive
 
     def is_past(self, digest: Digest) -> Mask:
-        """The rows of nodes of which a later run or beat is known here than a digest shows."""
+        """The mask of nodes for which this node knows a later run or beat than a digest has."""
         theirs = self._aligned(digest)
         is_later: Mask = (self.runs == theirs.runs) & (self.beats > theirs.beats)
         return is_later | (self.runs > theirs.runs)
