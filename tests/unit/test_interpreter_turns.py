@@ -1,4 +1,4 @@
-"""Long work of the interpreter: one piece at a time, and who has much of it waits for himself."""
+"""Long work of the interpreter: one piece at a time, and callers with much work wait longest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANN, BOB = ShareHolder("a", "ann"), ShareHolder("b", "bob")
 
 
 class Work:
-    """Pieces of work, each of which takes until it may end."""
+    """Pieces of work. Each piece blocks its thread until the test lets it end."""
 
     def __init__(self) -> None:
         self.order: list[str] = []

@@ -25,9 +25,9 @@ class _Seen:
     retrieved: Cursor = field(default_factory=Cursor)
 
 
-def is_over(record: Record, *, now: float) -> bool:
+def is_over(ccq: CcqDefinition, *, now: float) -> bool:
     """Whether a CCQ may count as expired by the clock of some node."""
-    return EPOCH_WALL + now >= record.ccq.expires_at - SKEW_MAX_S
+    return EPOCH_WALL + now >= ccq.expires_at - SKEW_MAX_S
 
 
 class Checker:
@@ -91,7 +91,7 @@ class Checker:
         if record.ended is not None:
             self.ends.setdefault(record.id, record)
         elif record.id in self.ends:
-            demand(is_over(record, now=now), f"{self.ends[record.id]} lives again: {record}")
+            demand(is_over(record.ccq, now=now), f"{self.ends[record.id]} lives again: {record}")
 
     def _observe_cursors(self, key: tuple[str, int, str, int], one: Coordinator) -> None:
         seen = self._seen.setdefault(key, _Seen())

@@ -23,10 +23,8 @@ from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import GalileoError
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.wire import token
-from simulator.checker import Checker
+from simulator.checker import Checker, is_over
 from simulator.logs import (
-    EPOCH_WALL,
-    SKEW_MAX_S,
     Log,
     Path,
     bucket_us,
@@ -327,10 +325,10 @@ class Reader(_Client):
 
     def _on_final(self, kind: str, message: str) -> None:
         """Check that the CCQ really expired, was cancelled or was dropped."""
-        is_over = EPOCH_WALL + self.loop.now >= self.ccq.expires_at - SKEW_MAX_S
-        is_forgotten = is_over and self.ccq.id in self.world.checker.ends
+        has_expired = is_over(self.ccq, now=self.loop.now)
+        is_forgotten = has_expired and self.ccq.id in self.world.checker.ends
         allowed = {
-            "ccq_expired": is_over,
+            "ccq_expired": has_expired,
             "ccq_cancelled": self.ccq.id in self.world.cancelled,
             "ccq_dropped": self.ccq.dataset in self.world.dropped,
             "unknown_ccq": is_forgotten,

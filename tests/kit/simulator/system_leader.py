@@ -322,7 +322,7 @@ class SystemLeader:
         """A CCQ that has expired where it runs has ended, though its row was lost before."""
         loss = self._losses.get(change.name)
         if loss is not None and isinstance(change, EndCcq) and change.ending == "expired":
-            demand(is_over(loss.value, now=self._loop.now), f"{loss.value} expired early")
+            demand(is_over(loss.value.ccq, now=self._loop.now), f"{loss.value} expired early")
             del self._losses[change.name]
 
     def _judge_place(self, change: PlaceCcq, draft: Draft[Any], outcome: object) -> None:

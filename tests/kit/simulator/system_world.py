@@ -937,13 +937,11 @@ class SystemWorld(World):
         self.counters["commits of several names"] += sum(len(changed) > 1 for _, changed in log)
 
     def _is_given_up(self, host: SystemHost, leader: SystemHost) -> bool:
-        """Whether a node has a copy from before the partition was founded anew; it serves none."""
+        """Whether a node still has files of an earlier founding, which it must not serve."""
+        newest = leader.replicas._hosted[SYSTEM].machine.state.set
         hosted = host.replicas._hosted.get(SYSTEM)
-        current, newest = (
-            None if one is None else one.machine.state.set
-            for one in (hosted, leader.replicas._hosted[SYSTEM])
-        )
-        if hosted is None or current is None or newest is None or host is leader:
+        current = None if hosted is None else hosted.machine.state.set
+        if hosted is None or current is None or newest is None:
             return False
         is_earlier = current.history < newest.history and host.replicas.me in current.members
         assert not is_earlier or hosted.failed_at == inf, f"{host.name} serves an earlier history"

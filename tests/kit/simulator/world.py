@@ -15,14 +15,14 @@ from galileo.ccq.records import NODES_MAX
 from galileo.packing import Compression
 from galileo.samplers import SamplerSpec
 from simulator.batches import BatchClient
-from simulator.checker import Checker
+from simulator.checker import Checker, is_over
 from simulator.clients import FETCH_WAIT_MAX_S, Producer, Reader
 from simulator.crowding import CCQS_MAX, OWNED_MAX, Crowding
 from simulator.dropping import DROPPED, Dropping
 from simulator.evaluator import NO_TROUBLE, Labour, no_labour
 from simulator.faults import Faults
 from simulator.joining import Joining
-from simulator.logs import EPOCH_WALL, SKEW_MAX_S, Log, query
+from simulator.logs import EPOCH_WALL, Log, query
 from simulator.loop import Loop, demand
 from simulator.mutants import VARIANTS
 from simulator.named_nodes import NamedNodes
@@ -274,8 +274,7 @@ class World(NamedNodes):
 
     def _expired(self) -> set[str]:
         """The CCQs that have expired, which their readers may not know yet."""
-        wall = EPOCH_WALL + self.loop.now
-        return {one.ccq.id for one in self.readers if wall >= one.ccq.expires_at - SKEW_MAX_S}
+        return {one.ccq.id for one in self.readers if is_over(one.ccq, now=self.loop.now)}
 
     def _ends_are_known(self) -> bool:
         over = {r.ccq.id for r in self.readers if r.ended}
