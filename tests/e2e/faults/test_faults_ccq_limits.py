@@ -42,6 +42,7 @@ SPARE_BYTES, LEFT_BYTES, STEP_BYTES = 64 * MIB, 8 * MIB, 2 * MIB
 left, step by step."""
 PRESSURE_S = 0.5
 SHED_WITHIN_S = 60.0
+SETTLED_S = 3.0
 FILL_WITHIN_S = 240.0
 CPU_SHARES = (0.1, 0.25, 0.5)
 SLOW_S = (4.0, 8.0)
@@ -122,8 +123,18 @@ def _fill(trial: Trial, client: Client, cluster: LocalCluster) -> int:
             client.ingest(NOISE.name, _noise(stored))
             stored += ROWS
         time.sleep(0.5)
+    _settle(client)
     trial.say(f"{stored} observations, {_cached(client) // MIB} MiB cached")
     return stored
+
+
+def _settle(client: Client) -> None:
+    """Wait until cycles add nothing: the memory that they work with would be scarce, too."""
+    cached, since = _cached(client), time.monotonic()
+    while time.monotonic() - since < SETTLED_S:
+        time.sleep(PRESSURE_S)
+        if (now := _cached(client)) != cached:
+            cached, since = now, time.monotonic()
 
 
 def _leave_evaluator(cluster: LocalCluster, group: ControlGroup) -> None:
