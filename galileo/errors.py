@@ -324,6 +324,22 @@ class BatchConflict(InputError):
     kind = "batch_conflict"
 
 
+class Conflict(InputError):
+    """A row was changed after the cursor of a conditional write.
+
+    `details` name its `key`, and the `cursor` of the change, empty before readers see it. Rows of
+    the call in other partitions may be stored.
+    """
+
+    kind = "conflict"
+
+
+class DuplicateKey(InputError):
+    """A conditional write has several rows with one key; nothing is stored."""
+
+    kind = "duplicate_key"
+
+
 class SpoolConflict(InputError):
     """Two readers store into one spool; the reader that gets this error has stored nothing."""
 

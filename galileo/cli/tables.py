@@ -116,12 +116,27 @@ def list_tables(session: Session) -> None:
     session.output.rows(rows, empty="There is no table that you may use.")
 
 
+_unchanged_since = click.option(
+    "--unchanged-since",
+    metavar="CURSOR",
+    help="Refuse rows whose keys have changed after a cursor of `table show` or `table changes`.",
+)
+
+
 @table.command()
 @click.argument("name")
 @click.argument("files", nargs=-1, required=True, type=FILE_OR_STDIN)
+@_unchanged_since
 @csv_options
 @in_session
-def upsert(session: Session, *, name: str, files: tuple[Path, ...], csv: dict[str, Any]) -> None:
+def upsert(
+    session: Session,
+    *,
+    name: str,
+    files: tuple[Path, ...],
+    unchanged_since: str | None,
+    csv: dict[str, Any],
+) -> None:
     """Store the rows of FILES in the table NAME, in place of those with the same keys.
 
     Files are Parquet, Arrow, CSV or JSON lines; - is CSV on standard input. Of rows with the same
@@ -131,9 +146,15 @@ def upsert(session: Session, *, name: str, files: tuple[Path, ...], csv: dict[st
     \b
     Example:
       galileo table upsert shelters shelters.csv
+      galileo table upsert shelters beds.csv --unchanged-since "$CURSOR"
     """
     with session.client() as client:
-        store = partial(client.upsert, name, csv=CsvOptions(**csv) if csv else None)
+        store = partial(
+            client.upsert,
+            name,
+            csv=CsvOptions(**csv) if csv else None,
+            unchanged_since=_condition(client, name, unchanged_since),
+        )
         store_files(session.output, files, store, noun="row")
 
 
@@ -141,10 +162,17 @@ def upsert(session: Session, *, name: str, files: tuple[Path, ...], csv: dict[st
 @click.argument("name")
 @click.argument("keys", nargs=-1)
 @click.option("--file", "path", type=EXISTING_FILE, help="A file with the columns of the key.")
+@_unchanged_since
 @csv_options
 @in_session
 def delete(
-    session: Session, *, name: str, keys: tuple[str, ...], path: Path | None, csv: dict[str, Any]
+    session: Session,
+    *,
+    name: str,
+    keys: tuple[str, ...],
+    path: Path | None,
+    unchanged_since: str | None,
+    csv: dict[str, Any],
 ) -> None:
     """Delete the rows with some KEYS from the table NAME; unknown keys are ignored.
 
@@ -159,7 +187,12 @@ def delete(
         raise InputError("expected KEYS or --file, one of the two", parameter="keys")
     with session.client() as client, session.output.noting_warnings():
         given = path if path is not None else _keys(client, name, keys)
-        receipt = client.delete(name, given, csv=CsvOptions(**csv) if csv else None)
+        receipt = client.delete(
+            name,
+            given,
+            csv=CsvOptions(**csv) if csv else None,
+            unchanged_since=_condition(client, name, unchanged_since),
+        )
     report_receipt(session.output, receipt, f"deleted: {counted(receipt.rows, 'key')}")
 
 
@@ -282,6 +315,10 @@ def _keys(client: Client, name: str, keys: tuple[str, ...]) -> pa.Table:
     except ValueError as error:
         raise InputError(f"expected whole numbers as keys: {error}", parameter="keys") from error
     return pa.table({fields[0].name: values})
+
+
+def _condition(client: Client, name: str, text: str | None) -> Cursor | None:
+    return None if text is None else _cursor(_known(client, name), text)
 
 
 def _cursor(table: Table, text: str) -> Cursor:

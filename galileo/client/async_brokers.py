@@ -8,8 +8,8 @@ from typing import Any
 
 from galileo.client.arguments import instance_of
 from galileo.client.calls import Calls
-from galileo.client.numbered_rows import change_row
 from galileo.client.results import Delivery
+from galileo.client.row_changes import KnownRow, change_row
 from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import InvalidToken
 from galileo.model.broker import BROKERS, Broker, brokers_of, unknown_broker
@@ -56,7 +56,7 @@ class AsyncBrokers(Calls):
         """
         instance_of(Broker, broker, "a broker, such as galileo.Broker('mail')")
         definition = json.dumps(broker.to_dict())
-        await change_row(self, BROKERS, broker.name, definition=definition, paused="")
+        await self._store_broker(broker.name, definition=definition, paused="")
 
     async def brokers(self) -> list[Broker]:
         """All brokers that were created, by name.
@@ -132,7 +132,13 @@ class AsyncBrokers(Calls):
         names = [broker.name for broker in await self.brokers()]
         if name not in names:
             raise unknown_broker(name, names)
-        await change_row(self, BROKERS, name, **changes)
+        await self._store_broker(name, **changes)
+
+    async def _store_broker(self, name: str, **changes: Any) -> None:
+        def change(row: KnownRow) -> dict[str, Any]:
+            return changes | {"revision": (row["revision"] or 0) + 1}
+
+        await change_row(self, BROKERS, name, change)
 
 
 def _delivery(

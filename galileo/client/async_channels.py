@@ -15,8 +15,8 @@ from galileo.client.calls import Calls
 from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.ingestion import Progress, in_thread
 from galileo.client.lost_commits import GoingOn, naming_token
-from galileo.client.numbered_rows import REVISION, read_row, replace_row, update_row
 from galileo.client.results import ChannelPartition, Notifications, Receipt
+from galileo.client.row_changes import KnownRow, change_row, read_row, replace_row
 from galileo.client.stored_rows import Keys, keyed
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import GalileoError, InputError
@@ -183,7 +183,7 @@ class AsyncChannels(Calls):
             ''
         """
         reader = _reader(await self._channel(channel), broker)
-        return (await read_row(self, POSITIONS, reader)).get(TOKEN) or ""
+        return (await read_row(self, POSITIONS, reader))[TOKEN] or ""
 
     async def acknowledge(self, channel: str, broker: str, token: str) -> None:
         """Stores how far a broker has come, in the cluster; durable when it returns.
@@ -209,10 +209,10 @@ class AsyncChannels(Calls):
         if token:
             tokens.decode(token, ccq_id=reader)
 
-        def change(row: dict[str, Any]) -> dict[str, Any]:
-            return {TOKEN: token, PROGRESS: "", ACKNOWLEDGED: row[REVISION] + 1}
+        def change(row: KnownRow) -> dict[str, Any]:
+            return {TOKEN: token, PROGRESS: "", ACKNOWLEDGED: (row[ACKNOWLEDGED] or 0) + 1}
 
-        await update_row(self, POSITIONS, reader, change)
+        await change_row(self, POSITIONS, reader, change)
 
     def follow(
         self, channel: str, broker: str, *, token: str = "", wait: Duration | None = None
@@ -358,7 +358,7 @@ class AsyncChannels(Calls):
         """
         with suppress(GalileoError):  # The caller may have no right to, and need not.
             row = await read_row(self, POSITIONS, _reader(await self._channel(channel), broker))
-            if row[REVISION] and (row[TOKEN] or "") == given and not row.get(WORKER):
+            if row.is_stored and (row[TOKEN] or "") == given and not row[WORKER]:
                 await replace_row(self, POSITIONS, row, **{TOKEN: token})
                 return True
         return False

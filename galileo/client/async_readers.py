@@ -7,8 +7,8 @@ from typing import Any
 
 from galileo.client.arguments import instance_of
 from galileo.client.calls import Calls
-from galileo.client.numbered_rows import update_row
 from galileo.client.results import DatasetReader
+from galileo.client.row_changes import KnownRow, change_row
 from galileo.cursor import Cursor
 from galileo.model.reader import (
     POSITIONS,
@@ -81,10 +81,10 @@ class AsyncReaders(Calls):
         instance_of(Cursor, cursor, "a cursor up to which all commits are processed")
         reader, hold_us = reader_key(known, name), reader_hold_us(hold)
 
-        def change(row: dict[str, Any]) -> dict[str, Any]:
-            return reader_rows.advance(row, reader, cursor, hold_us=hold_us)
+        def change(row: KnownRow) -> dict[str, Any]:
+            return reader_rows.advance(reader, row[TOKEN], cursor, hold_us=hold_us)
 
-        await update_row(self, POSITIONS, reader, change)
+        await change_row(self, POSITIONS, reader, change)
 
     async def drop_reader(self, dataset: str, name: str) -> None:
         """Removes a named reader; retention does not wait for it any more.
@@ -105,7 +105,7 @@ class AsyncReaders(Calls):
         if name not in names:
             raise unknown_reader(name, [*names])
         changes = {"token": "", "hold_us": 0, "stored_at": dt.datetime.now(dt.UTC)}
-        await update_row(self, POSITIONS, reader_key(known, name), lambda _: changes)
+        await change_row(self, POSITIONS, reader_key(known, name), lambda _: changes)
 
     async def _stored_readers(self, dataset: StoredSchema) -> dict[str, dict[str, Any]]:
         return readers_of(dataset, (await self._read_rows(POSITIONS.name)).rows)

@@ -57,6 +57,7 @@ class AsyncTables(Calls):
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
+        unchanged_since: Cursor | None = None,
     ) -> Receipt:
         """Stores rows in place of those with the same keys; durable when it returns.
 
@@ -76,11 +77,18 @@ class AsyncTables(Calls):
             first_batch: the number of the first batch.
             batch_rows: rows of a batch at most.
             progress: called with the rows of each batch that became durable.
+            unchanged_since: a cursor of this table. Rows are refused if one of their keys has
+                changed after it; those of each partition are stored together or not at all.
 
         Raises:
             UnknownDataset: there is no such table.
             InvalidObservations: a column is unknown or of a wrong type, a key is missing, or a
                 geometry is none that queries accept.
+            Conflict: a row has changed after `unchanged_since`; `details` name its `key`, and the
+                `cursor` of the change.
+            DuplicateKey: two rows of a conditional call have one key; nothing is stored.
+            DataExpired, HistoryChanged: whether a row has changed since is not known any more; read
+                it anew.
             TransientError: a node that must take rows was unreachable. Some may be stored; repeat
                 the call under `details["producer"]`.
 
@@ -88,6 +96,14 @@ class AsyncTables(Calls):
             >>> receipt = await client.upsert("shelters", {"id": ["a", "b"], "beds": [40, 25]})
             >>> receipt.rows
             2
+            >>> seen = await client.table("shelters", keys=["a"])
+            >>> row = {"id": ["a"], "beds": [seen.rows["beds"][0].as_py() - 1]}
+            >>> receipt = await client.upsert("shelters", row, unchanged_since=seen.cursor)
+            >>> try:
+            ...     await client.upsert("shelters", row, unchanged_since=seen.cursor)
+            ... except galileo.Conflict as error:
+            ...     print(error.details["key"])
+            a
         """
         return await self._store(
             table,
@@ -97,6 +113,7 @@ class AsyncTables(Calls):
             first_batch=first_batch,
             batch_rows=batch_rows,
             progress=progress,
+            unchanged_since=unchanged_since,
         )
 
     async def delete(
@@ -109,6 +126,7 @@ class AsyncTables(Calls):
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
+        unchanged_since: Cursor | None = None,
     ) -> Receipt:
         """Deletes the rows with some keys; unknown keys are ignored. Else as `upsert`.
 
@@ -121,6 +139,7 @@ class AsyncTables(Calls):
             first_batch: as of `upsert`.
             batch_rows: as of `upsert`.
             progress: as of `upsert`.
+            unchanged_since: as of `upsert`.
 
         Example:
             >>> receipt = await client.delete("shelters", ["b"])
@@ -137,6 +156,7 @@ class AsyncTables(Calls):
             first_batch=first_batch,
             batch_rows=batch_rows,
             progress=progress,
+            unchanged_since=unchanged_since,
         )
 
     async def table(
@@ -163,7 +183,7 @@ class AsyncTables(Calls):
             [38]
             >>> earlier = await client.table("shelters", at=before.cursor, keys=["a"])
             >>> earlier.rows["beds"].to_pylist()
-            [40]
+            [39]
         """
         return await self._read_rows(table, at=at, keys=keys)
 

@@ -714,6 +714,7 @@ class BlockingCalls(BlockingBase):
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
+        unchanged_since: Cursor | None = None,
     ) -> Receipt:
         """Stores rows in place of those with the same keys; durable when it returns.
 
@@ -733,11 +734,18 @@ class BlockingCalls(BlockingBase):
             first_batch: the number of the first batch.
             batch_rows: rows of a batch at most.
             progress: called with the rows of each batch that became durable.
+            unchanged_since: a cursor of this table. Rows are refused if one of their keys has
+                changed after it; those of each partition are stored together or not at all.
 
         Raises:
             UnknownDataset: there is no such table.
             InvalidObservations: a column is unknown or of a wrong type, a key is missing, or a
                 geometry is none that queries accept.
+            Conflict: a row has changed after `unchanged_since`; `details` name its `key`, and the
+                `cursor` of the change.
+            DuplicateKey: two rows of a conditional call have one key; nothing is stored.
+            DataExpired, HistoryChanged: whether a row has changed since is not known any more; read
+                it anew.
             TransientError: a node that must take rows was unreachable. Some may be stored; repeat
                 the call under `details["producer"]`.
 
@@ -745,6 +753,14 @@ class BlockingCalls(BlockingBase):
             >>> receipt = client.upsert("shelters", {"id": ["a", "b"], "beds": [40, 25]})
             >>> receipt.rows
             2
+            >>> seen = client.table("shelters", keys=["a"])
+            >>> row = {"id": ["a"], "beds": [seen.rows["beds"][0].as_py() - 1]}
+            >>> receipt = client.upsert("shelters", row, unchanged_since=seen.cursor)
+            >>> try:
+            ...     client.upsert("shelters", row, unchanged_since=seen.cursor)
+            ... except galileo.Conflict as error:
+            ...     print(error.details["key"])
+            a
         """
         return self._run(
             self._client.upsert(
@@ -755,6 +771,7 @@ class BlockingCalls(BlockingBase):
                 first_batch=first_batch,
                 batch_rows=batch_rows,
                 progress=progress,
+                unchanged_since=unchanged_since,
             )
         )
 
@@ -768,6 +785,7 @@ class BlockingCalls(BlockingBase):
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
+        unchanged_since: Cursor | None = None,
     ) -> Receipt:
         """Deletes the rows with some keys; unknown keys are ignored. Else as `upsert`.
 
@@ -780,6 +798,7 @@ class BlockingCalls(BlockingBase):
             first_batch: as of `upsert`.
             batch_rows: as of `upsert`.
             progress: as of `upsert`.
+            unchanged_since: as of `upsert`.
 
         Example:
             >>> receipt = client.delete("shelters", ["b"])
@@ -795,6 +814,7 @@ class BlockingCalls(BlockingBase):
                 first_batch=first_batch,
                 batch_rows=batch_rows,
                 progress=progress,
+                unchanged_since=unchanged_since,
             )
         )
 
@@ -820,7 +840,7 @@ class BlockingCalls(BlockingBase):
             [38]
             >>> earlier = client.table("shelters", at=before.cursor, keys=["a"])
             >>> earlier.rows["beds"].to_pylist()
-            [40]
+            [39]
         """
         return self._run(self._client.table(table, at=at, keys=keys))
 

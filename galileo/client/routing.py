@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from galileo import request_id, spans
 from galileo.client.cluster_caller import topology_of
+from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import RangesChanged, TransientError
@@ -37,6 +38,7 @@ from galileo.hashing import rows_digest
 from galileo.model.schema import StoredSchema
 from galileo.model.system import SYSTEM_TABLES
 from galileo.wire.caller import Backoff, Caller, Connection
+from galileo.wire.codec import cursor_to_pb
 from galileo.wire.services import STORAGE
 from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import Bulk, stream_of
@@ -91,6 +93,7 @@ class Router:
         is_new: bool = False,
         is_named: bool = False,
         partitions: npt.NDArray[np.int32] | None = None,
+        unchanged_since: Cursor | None = None,
     ) -> list[storage_pb2.IngestReply]:
         """Stores one batch of normalised rows, durable when it returns; the reply of each owner.
 
@@ -102,9 +105,12 @@ class Router:
             is_new: whether it is certain that no other call has sent it.
             is_named: whether the caller chose its number, so that it may be another batch's too.
             partitions: of the rows of a table, which no change of ranges moves; None: of others.
+            unchanged_since: rows of a table whose keys have later versions are refused; None: none
+                is.
 
         Raises:
             BatchConflict: another batch has this number; nothing is stored.
+            Conflict: a row was changed since; rows of other partitions may be stored.
             RangesChanged: the ranges went on changing until the call's patience ended.
             GalileoError: of a node; other nodes may have stored their rows.
         """
@@ -116,6 +122,9 @@ class Router:
             dataset=schema.key, producer=producer, batch=batch, added=schema.added
         )
         head.first_epoch = topology.range_epoch if is_new else 1
+        if unchanged_since is not None:
+            head.unchanged_since.SetInParent()  # An empty one is a condition, too.
+            head.unchanged_since.MergeFrom(cursor_to_pb(unchanged_since))
         while True:
             head.range_epoch = topology.range_epoch
             try:

@@ -23,7 +23,7 @@ from galileo.client.lost_commits import naming_cursor
 from galileo.client.results import Receipt, TableRows
 from galileo.client.routing import Router
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import GalileoError, InputError
+from galileo.errors import Conflict, GalileoError, InputError
 from galileo.formats import CsvOptions
 from galileo.formats.memory import is_table, opened, plain_tables
 from galileo.formats.source import BATCH_ROWS
@@ -36,8 +36,8 @@ from galileo.model.table import (
     Table,
     deleted_rows,
     hashes_of,
-    is_of_row,
     partitions_of,
+    refuse_duplicates,
     versions_of,
 )
 from galileo.query import joins
@@ -141,18 +141,24 @@ class StoredRows(Definitions):
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
+        unchanged_since: Cursor | None = None,
     ) -> Receipt:
         """Stores rows, which `prepare` makes those that `versions_of` takes.
 
-        The rows of a short call are perhaps sent with those of others.
+        The rows of a short call are perhaps sent with those of others, unless it is conditional.
         """
         check_progress(progress)
+        is_conditional = unchanged_since is not None
+        if is_conditional:
+            cursor_argument(unchanged_since, "unchanged_since")
 
         async def store(table: Table) -> Receipt:
             with opened(rows_of(table, rows)) as data:
                 read = _pieces(table, data, csv)
                 pieces: Iterator[pa.Table] = (prepare(table, some) for some in read)
-                if producer is None:
+                if is_conditional:
+                    pieces = iter(await in_thread(_distinct, table, pieces))
+                elif producer is None:
                     begun = await in_thread(lambda: list(itertools.islice(pieces, 2)))
                     if len(begun) == 1 and begun[0].num_rows <= min(batch_rows, CALL_ROWS_MAX):
                         receipt = await self._group_commit.store(table, begun[0])
@@ -167,6 +173,7 @@ class StoredRows(Definitions):
                     first_batch=first_batch,
                     batch_rows=batch_rows,
                     progress=progress,
+                    unchanged_since=unchanged_since,
                 )
 
         return await self._with_table(name, store, data=rows)
@@ -184,6 +191,7 @@ class StoredRows(Definitions):
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
+        unchanged_since: Cursor | None = None,
     ) -> Receipt:
         """Sends versions, a batch after the other, since of one key the last one counts."""
         versions = (versions_of(table, piece) for piece in pieces)
@@ -204,11 +212,14 @@ class StoredRows(Definitions):
                             batch,
                             producer=sender,
                             batch=first_batch + number,
-                            is_named=producer is not None and not is_of_row(table, batch, producer),
+                            is_named=producer is not None,
                             partitions=places[sent : sent + batch.num_rows],
+                            unchanged_since=unchanged_since,
                         )
                     except GalileoError as error:
                         error.details.setdefault("producer", sender)
+                        if isinstance(error, Conflict):
+                            _name_cursor(error)
                         raise
                     number, sent = number + 1, sent + batch.num_rows
                     for reply in replies:
@@ -255,6 +266,24 @@ def _pieces(table: Table, rows: Any, csv: CsvOptions | None = None) -> Iterator[
         "expected a DataFrame, an Arrow table, batch or reader, a dict of arrays, or the path of a "
         f"file, got {shown(rows)}"
     )
+
+
+def _distinct(table: Table, pieces: Iterator[pa.Table]) -> list[pa.Table]:
+    """The rows of a conditional call, all of which are read before the first one is sent.
+
+    Raises:
+        DuplicateKey: two of them have one key.
+    """
+    whole = [versions_of(table, piece) for piece in pieces]
+    refuse_duplicates(table, pa.concat_tables(whole or [table.observation_schema.empty_table()]))
+    return whole
+
+
+def _name_cursor(conflict: Conflict) -> None:
+    """Names the cursor of the change in place of the partition and the sequence of its commit."""
+    details = conflict.details
+    if "partition" in details:
+        details["cursor"] = Cursor({details.pop("partition"): details.pop("sequence")})
 
 
 def _tables(table: Table, rows: Any) -> Iterator[pa.Table]:

@@ -26,6 +26,7 @@ STATUSES: dict[str, HTTPStatus] = {
     errors.UnknownBroker.kind: HTTPStatus.NOT_FOUND,
     errors.DatasetExists.kind: HTTPStatus.CONFLICT,
     errors.BatchConflict.kind: HTTPStatus.CONFLICT,
+    errors.Conflict.kind: HTTPStatus.PRECONDITION_FAILED,
     errors.SpoolConflict.kind: HTTPStatus.CONFLICT,
     errors.MessageTooLarge.kind: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.ConfigError.kind: HTTPStatus.INTERNAL_SERVER_ERROR,

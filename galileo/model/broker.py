@@ -46,7 +46,8 @@ BROKERS = in_system(
     )
 )
 """`definition`: JSON of `Broker.to_dict`, "" of one that was dropped; `paused`: why nothing is
-delivered, "" if it is.
+delivered, "" if it is; `revision`: how often the row was changed, so that workers begin again when
+a broker is created once more or resumed.
 """
 WORKERS = Table("galileo.workers", {"name": "text", "beat": "int"}, key="name")
 """`beat`: a number that grows while the worker runs."""

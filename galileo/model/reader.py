@@ -27,8 +27,8 @@ WORKER, FAILURE = "worker", "failure"
 FAILED_AT, RETRY_AT = "failed_at", "retry_at"
 """The columns of when the endpoint failed, and until when the worker waits."""
 PROGRESS, ACKNOWLEDGED, GONE = "progress", "acknowledged", "gone"
-"""The columns of how far executions behind the token are delivered, as JSON; of the revision with
-which `acknowledge` has set the token; and of how many executions were deleted before delivery."""
+"""The columns of how far executions behind the token are delivered, as JSON; of how often
+`acknowledge` has set the token; and of how many executions were deleted before delivery."""
 POSITIONS = in_system(
     Table(
         f"{INTERNAL_PREFIX}positions",
@@ -37,7 +37,6 @@ POSITIONS = in_system(
             TOKEN: "text",
             "hold_us": "int",
             "stored_at": "time",
-            "revision": "int",
             WORKER: "text",
             FAILURE: "text",
             FAILED_AT: "time",

@@ -11,6 +11,7 @@ committed once more, with the sequence that it has *since*.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -21,9 +22,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.arrays import cast, one_array, plain, plain_type
-from galileo.errors import InputError, InvalidObservations, InvalidSchema, reason_of
+from galileo.errors import (
+    DuplicateKey,
+    InputError,
+    InvalidObservations,
+    InvalidSchema,
+    reason_of,
+)
 from galileo.geo import geoarrow, geometry_columns
-from galileo.hashing import digest, hash128
+from galileo.hashing import hash128
 from galileo.model.observations import is_text, refuse_long
 from galileo.model.schema import (
     ARROW_TYPES,
@@ -34,6 +41,7 @@ from galileo.model.schema import (
     nearest_name,
     read_json,
 )
+from galileo.model.sort_keys import differs
 from galileo.model.times import TIME_TYPE, time_column
 
 ColumnType = Literal["float", "int", "text", "bool", "time", "geometry"]
@@ -304,20 +312,6 @@ def deleted_rows(table: Table, keys: pa.Table) -> pa.Table:
     return named.append_column(DELETED, deleted)
 
 
-def row_producer(table: Table, rows: pa.Table) -> str:
-    """The producer of the changes of one row, which all principals share.
-
-    Of two changes with one number the first one counts, from any of them.
-    """
-    key = [rows.column(name)[0].as_py() for name in table.key_columns]
-    return f"row-{digest(str(key)).hex()}"
-
-
-def is_of_row(table: Table, rows: pa.Table, producer: str) -> bool:
-    """Whether rows are a change of one row by `row_producer`."""
-    return rows.num_rows == 1 and producer == row_producer(table, rows)
-
-
 def hashes_of(table: Table, rows: pa.Table) -> npt.NDArray[np.uint64]:
     """Of each row both halves of its key's hash."""
     if rows.num_rows == 0:
@@ -345,6 +339,27 @@ def index_versions(table: Table, versions: pa.Table) -> dict[int, Versions]:
         keyed = pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=_PATH_SCHEMA)
         parts[partition] = versions.take(pa.array(rows)), keyed
     return parts
+
+
+def refuse_duplicates(table: Table, rows: pa.Table) -> None:
+    """Raises DuplicateKey if two rows of a conditional write have one key."""
+    hashes = hashes_of(table, rows)
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+    is_again = ~(differs(hashes[order, 0]) | differs(hashes[order, 1]))
+    if is_again.any():
+        key = key_of(table, rows, int(order[is_again.argmax()]))
+        raise DuplicateKey(
+            f"expected one row of each key in a conditional write into table {table.name!r}, got "
+            f"several of {key!r}; send one of them",
+            key=key,
+        )
+
+
+def key_of(table: Table, rows: pa.Table | pa.RecordBatch, row: int) -> Any:
+    """The key of a row, for messages: its value, or a list of those of several columns."""
+    values = [rows.column(name)[row].as_py() for name in table.key_columns]
+    values = [value.isoformat() if isinstance(value, dt.datetime) else value for value in values]
+    return values[0] if len(values) == 1 else values
 
 
 def check_names(table: Table, names: Sequence[str]) -> None:

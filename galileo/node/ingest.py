@@ -43,7 +43,13 @@ from galileo.model.broker import check_brokers, match_brokers
 from galileo.model.channel import BROKER
 from galileo.model.observations import normalise, refuse_long
 from galileo.model.schema import Schema, StoredSchema, other_kind
-from galileo.model.table import DELETED, Table, index_versions, is_of_row, versions_of
+from galileo.model.table import (
+    DELETED,
+    Table,
+    index_versions,
+    refuse_duplicates,
+    versions_of,
+)
 from galileo.node.catalog import Catalog
 from galileo.node.earlier_batches import (
     NOTHING_STORED,
@@ -54,6 +60,7 @@ from galileo.node.earlier_batches import (
 from galileo.node.peers import CommitAnswer, CommitTask, Peers, TableTask
 from galileo.node.shard import Results
 from galileo.node.table_reader import TableReader
+from galileo.node.table_shard import overtaken
 from galileo.storage.commits import Commit, Committed, ranges_changed, record_of
 
 _PRODUCER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -105,13 +112,14 @@ class Ingest:
         check: Callable[[pa.Table], None] | None = None,
         brokers: tuple[str, ...] = (),
         digest: int = 0,
+        unchanged_since: Cursor | None = None,
     ) -> CommitAnswer:
         """Stores one batch, or the parts of some partitions; durable when it returns.
 
         Args:
             dataset: its name.
             table: the rows.
-            producer: of the batch; different principals share those of rows alone (`row_producer`).
+            producer: of the batch, one of the principal's own.
             batch: its number.
             principal: of the caller; "" without authentication.
             range_epoch: of the ranges by which the caller split the batch; 0 if this is all of it.
@@ -120,9 +128,14 @@ class Ingest:
             brokers: patterns of those that the caller may use; the table is one of a channel's.
                 Empty: all.
             digest: of the whole batch, which is recorded, and whose rows come in other calls.
+            unchanged_since: rows of a table whose keys have a later version are refused, with the
+                others of their partition; None: whatever is there is replaced.
 
         Raises:
             InvalidObservations, UnknownDataset, BatchConflict: the input is wrong.
+            DuplicateKey: two rows of a conditional write have one key.
+            Conflict: a row has changed since; a batch that is stored already is answered before.
+            DataExpired, HistoryChanged: nobody knows any more whether one has.
             Forbidden: a row is of another broker, or would replace or delete one that is.
             RangesChanged: the ranges were cut anew; split the batch again.
             Unavailable, PartitionReadOnly, Overloaded: repeat the same batch later; what an
@@ -130,6 +143,8 @@ class Ingest:
         """
         schema = self._catalog.stored_schema(dataset)
         if isinstance(schema, Schema):
+            if unchanged_since is not None:
+                raise other_kind(schema, "table")
             schema = schema.narrowed_to(table.column_names)
         elif not isinstance(schema, Table):
             raise other_kind(schema, "dataset")
@@ -147,14 +162,22 @@ class Ingest:
             return await self._record(CommitTask(schema.key, name, batch, table, digest=digest))
         if isinstance(schema, Table):
             table = await asyncio.to_thread(_versions, schema, table, check, brokers)
-            if is_of_row(schema, table, producer):
-                name = producer
+            if unchanged_since is not None:
+                await asyncio.to_thread(refuse_duplicates, schema, table)
+                unchanged_since = Cursor({p: unchanged_since[p] for p in schema.placed})
         deadline = time.monotonic() + RANGES_TIMEOUT_S
         while True:
             topology = self._topology_of(schema, range_epoch)
             identity = _identity(schema, name, batch, topology.range_epoch, max(first_epoch, 1))
             try:
-                return await self._ingest(schema, table, identity, topology, brokers=brokers)
+                return await self._ingest(
+                    schema,
+                    table,
+                    identity,
+                    topology,
+                    brokers=brokers,
+                    unchanged_since=unchanged_since,
+                )
             except RangesChanged:
                 if range_epoch or time.monotonic() > deadline:
                     raise
@@ -168,6 +191,7 @@ class Ingest:
             RangesChanged: the batch was split by earlier ranges.
             Unavailable: it was split by ranges that this node does not know yet.
             Forbidden: it would replace or delete rows of other brokers.
+            GalileoError: as of `ingest`.
         """
         if task.digest:
             return await self._record(task)
@@ -182,6 +206,7 @@ class Ingest:
             topology,
             is_own=True,
             brokers=task.brokers,
+            unchanged_since=task.unchanged_since,
         )
         return await self._commit(schema, begun, identity, topology)
 
@@ -228,9 +253,16 @@ class Ingest:
         topology: Topology,
         *,
         brokers: tuple[str, ...],
+        unchanged_since: Cursor | None,
     ) -> CommitAnswer:
         begun = await asyncio.to_thread(
-            self._begin, schema, table, identity, topology, brokers=brokers
+            self._begin,
+            schema,
+            table,
+            identity,
+            topology,
+            brokers=brokers,
+            unchanged_since=unchanged_since,
         )
         calls = [
             self._peers.commit(
@@ -244,6 +276,7 @@ class Ingest:
                     identity.first_epoch,
                     schema.added,
                     brokers,
+                    unchanged_since=unchanged_since,
                 ),
             )
             for owner, rows in begun.others.items()
@@ -258,11 +291,15 @@ class Ingest:
         self, schema: StoredSchema, begun: _Begun, identity: BatchIdentity, topology: Topology
     ) -> CommitAnswer:
         """Commits this node's own parts of a batch, if that has not begun yet."""
-        stored, results = NOTHING_STORED, begun.results
+        stored, results, since = NOTHING_STORED, begun.results, begun.unchanged_since
         if results is None and isinstance(schema, Table):
             checked = await self._check_replaced(schema, begun)
             results = await asyncio.to_thread(
-                self._submit, schema, begun.parts, identity, unchanged_since=checked
+                self._submit,
+                schema,
+                begun.parts,
+                identity,
+                unchanged_since=checked if since is None else since.meet(checked),
             )
         elif results is None:
             assert isinstance(schema, Schema), "neither a dataset nor a table"
@@ -274,6 +311,8 @@ class Ingest:
         by_partition = await asyncio.wrap_future(results)
         if by_partition:
             self._on_committed()
+        if since is None:  # The caller has no condition; this node has read the rows too early.
+            by_partition = {p: overtaken(result) for p, result in by_partition.items()}
         return _join([stored, *(_answer(p, result) for p, result in by_partition.items())])
 
     async def _check_replaced(self, table: Table, begun: _Begun) -> Cursor:
@@ -303,6 +342,7 @@ class Ingest:
         *,
         is_own: bool = False,
         brokers: tuple[str, ...] = (),
+        unchanged_since: Cursor | None = None,
     ) -> _Begun:
         """Splits a batch, and submits this node's own parts unless they may be stored already, or
         have to be checked.
@@ -317,8 +357,10 @@ class Ingest:
                 if owner != self._name:
                     others[owner].append(parts.pop(partition)[0])
         is_next = not identity.is_repeatable and not brokers
-        results = self._submit(schema, parts, identity) if is_next else None
-        return _Begun(parts, results, others, brokers)
+        results = None
+        if is_next:
+            results = self._submit(schema, parts, identity, unchanged_since=unchanged_since)
+        return _Begun(parts, results, others, brokers, unchanged_since)
 
     def _submit(
         self,
@@ -354,12 +396,14 @@ class _Begun:
         results: of these parts, when they are durable; None if they were not submitted yet.
         others: the rows of each other node.
         brokers: patterns; rows of other brokers may not be replaced. Empty: all may.
+        unchanged_since: of the caller's condition; None without any.
     """
 
     parts: Parts
     results: Future[Results] | None
     others: Mapping[str, Sequence[pa.Table]]
     brokers: tuple[str, ...]
+    unchanged_since: Cursor | None
 
 
 def _identity(

@@ -60,6 +60,7 @@ class CommitTask:
         added: how many of the features added to the dataset the rows have.
         brokers: patterns; rows of other brokers may not be replaced. Empty: all may.
         digest: of the whole batch, which is recorded; 0 of a task with rows.
+        unchanged_since: as of `Commit`, by partition.
     """
 
     dataset: str
@@ -71,6 +72,7 @@ class CommitTask:
     added: int = 0
     brokers: tuple[str, ...] = ()
     digest: int = 0
+    unchanged_since: Cursor | None = None
 
 
 @dataclass(frozen=True, slots=True)

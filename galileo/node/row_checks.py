@@ -1,8 +1,7 @@
 """Checks of tables that nodes, workers and clients read themselves, before their rows are stored.
 
-These are the tables of brokers, workers and positions. But for that of workers, their rows are
-numbered (`galileo.client.numbered_rows`): each is changed alone, by the batch of its revision, and
-never deleted.
+These are the tables of brokers, workers and positions. But for that of workers, each of their rows
+is changed alone, by a conditional write (`galileo.client.row_changes`), and never deleted.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from galileo.model.reader import (
     split_readers,
 )
 from galileo.model.schema import INTERNAL_PREFIX, StoredSchema
-from galileo.model.table import DELETED, Table, is_of_row
+from galileo.model.table import DELETED, Table
 from galileo.model.times import MICROS
 from galileo.wire import token as tokens
 from galileo.wire.reader_rows import progress_of
@@ -50,20 +49,20 @@ def check_reserved(schema: StoredSchema) -> None:
         )
 
 
-def is_numbered(table: StoredSchema) -> bool:
-    """Whether Galileo reads the rows of a table, and they are numbered."""
+def has_states(table: StoredSchema) -> bool:
+    """Whether Galileo keeps the states of brokers or readers in the rows of a table."""
     return table.key in (BROKERS.key, POSITIONS.key)
 
 
-def check_numbered(table: Table, rows: pa.Table, *, producer: str, batch: int) -> None:
-    """Raises InvalidObservations unless rows are one change of a numbered row that can be read."""
-    row = rows.slice(0, 1).to_pylist()[0] if rows.num_rows else {DELETED: True}
-    if row[DELETED] or not is_of_row(table, rows, producer) or batch != row["revision"]:
+def check_state(table: Table, rows: pa.Table, *, is_conditional: bool) -> None:
+    """Raises InvalidObservations unless rows are a conditional change of one row that is valid."""
+    row = rows.slice(0, 1).to_pylist()[0] if rows.num_rows == 1 else {DELETED: True}
+    if row[DELETED] or not is_conditional:
         raise InvalidObservations(
-            f"expected one changed row of {table.name!r} as the batch of its revision, none that "
-            "is deleted; change it by the calls for brokers, readers and positions, such as "
+            f"expected one changed row of {table.name!r} under the condition unchanged_since, none "
+            "that is deleted; change it by the calls for brokers, readers and positions, such as "
             "create_broker and drop_broker",
-            expected="numbered_row",
+            expected="conditional_row",
         )
     if fault := _fault_of_broker(row) if table.key == BROKERS.key else _fault_of_reader(row):
         words = f"expected a row of {table.name!r} that can be read: {fault}"

@@ -513,7 +513,7 @@ class StorageNode:
         return table
 
     async def row_check(
-        self, table: StoredSchema, *, producer: str, batch: int
+        self, table: StoredSchema, *, is_conditional: bool
     ) -> Callable[[pa.Table], None] | None:
         """What checks the rows of a batch for a table that Galileo reads; None for other tables.
 
@@ -522,9 +522,8 @@ class StorageNode:
         wrong name.
         """
         channel, checks = await self.channel_of(table), list[Callable[[pa.Table], None]]()
-        if isinstance(table, Table) and row_checks.is_numbered(table):
-            numbered = partial(row_checks.check_numbered, table)
-            checks.append(partial(numbered, producer=producer, batch=batch))
+        if isinstance(table, Table) and row_checks.has_states(table):
+            checks.append(partial(row_checks.check_state, table, is_conditional=is_conditional))
         if table.name == BROKERS.name:
             channels = [*self.catalog.channels.values()]
             checks.append(partial(check_changed, channels, await self._brokers()))

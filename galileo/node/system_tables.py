@@ -62,7 +62,7 @@ from galileo.node.replication.replicas import Replicas
 from galileo.node.row_reader import read_parts, translate_dropped_to_retry
 from galileo.node.shard import Results, partition_moved
 from galileo.node.table_index import Versions, parts_of
-from galileo.node.table_shard import TableShard
+from galileo.node.table_shard import TableShard, overtaken
 from galileo.storage.commits import Commit
 
 T = TypeVar("T")
@@ -458,7 +458,7 @@ class SystemTable(Generic[V]):
                 "change may be made later",
                 after_s=PAUSE_S,
             ) from None
-        result = results[SYSTEM]
+        result = overtaken(results[SYSTEM])
         if isinstance(result, GalileoError):
             raise result
         return result.sequence

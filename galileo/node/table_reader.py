@@ -20,7 +20,7 @@ import pyarrow as pa
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import DataExpired, InputError, Unavailable
+from galileo.errors import DataExpired, Unavailable
 from galileo.model.table import Table, hashes_of, partitions_of
 from galileo.node import query_limits
 from galileo.node.catalog import Catalog
@@ -142,12 +142,7 @@ class TableReader:
         until = published if task.until is None else _at(task.partitions, task.until)
         if not published.covers(until):
             shard.check_own(task.partitions)
-            past = {p: s for p, s in until.items() if s > published[p]}
-            raise InputError(
-                f"expected a cursor of table {shard.schema.name!r}, got one past its last commits: "
-                f"{past} where those are {dict(shard.published(past).items())}",
-                parameter="at",
-            )
+            raise shard.past_end(task.partitions, until, parameter="at")
         hashes = None if task.keys is None else hashes_of(shard.schema, task.keys)
         places = None if hashes is None else partitions_of(shard.schema, hashes)
         pieces = list[_Piece]()
@@ -163,7 +158,8 @@ class TableReader:
             for some in versions.pieces(query_limits.ROWS_PER_PIECE):
                 pieces.append(_Piece(partition, some, **commits))
         shard.check_unchanged(journals, task.partitions)
-        _check_not_dropped(shard, task, until)
+        if task.after is not None or task.until is not None:
+            shard.check_kept(task.partitions, until if task.after is None else after)
         return _Found(pieces, until)
 
     async def _shares(self, task: TableTask) -> list[Share[TableTask]]:
@@ -197,25 +193,6 @@ def _asked(table: Table, task: TableTask) -> frozenset[int]:
 
 def _at(partitions: frozenset[int], cursor: Cursor) -> Cursor:
     return Cursor({partition: cursor[partition] for partition in partitions})
-
-
-def _check_not_dropped(shard: TableShard, task: TableTask, until: Cursor) -> None:
-    """Raises DataExpired where versions that an answer needs may be removed.
-
-    Called after they were sought, since journals record first what is removed from the index.
-    """
-    if task.after is None and task.until is None:
-        return
-    dropped, first = shard.dropped(), until if task.after is None else task.after
-    expired = {p: dropped[p] for p in task.partitions if first[p] < dropped[p]}
-    if expired:
-        raise DataExpired(
-            f"expected a recent cursor of table {shard.schema.name!r}, got one before commit "
-            f"{max(expired.values())}, up to which replaced and deleted rows are removed; read the "
-            "table as it is, and continue from its cursor",
-            partitions=sorted(expired),
-            until=[expired[p] for p in sorted(expired)],
-        )
 
 
 def _split(shard: TableShard, piece: _Piece) -> list[_Piece]:

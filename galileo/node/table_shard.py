@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,20 +12,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import Unavailable
+from galileo.errors import Conflict, DataExpired, GalileoError, InputError, Unavailable
 from galileo.model.sort_keys import differs, sort_order
-from galileo.model.table import Table
+from galileo.model.table import Table, key_of
 from galileo.node.shard import Shard
 from galileo.node.table_index import TableIndex, Versions
-from galileo.storage.commits import Commit
+from galileo.storage.commits import Commit, Committed
 from galileo.storage.retention import Truncation
 
 PIECE_BYTES = 8 << 20
 """Bytes of rows of a table that are read together, unless one row has more."""
-UNCHECKED = np.iinfo(np.int64).max
-"""The bound of versions that replace whatever is there."""
-STALE_AFTER_S = 0.02
-"""Seconds after which a client repeats a batch with rows that another one was storing."""
+OVERLAP_AFTER_S = 0.02
+"""Seconds after which a client repeats a batch with rows that another one is storing."""
 
 
 class TableShard(Shard):
@@ -51,52 +49,107 @@ class TableShard(Shard):
         self, commits: Mapping[int, Sequence[Commit]]
     ) -> Mapping[int, Sequence[Commit]]:
         """Refuses batches with keys that have a version past `Commit.unchanged_since`."""
-        stale = {
-            (commit.producer, commit.batch)
-            for partition, of_partition in commits.items()
-            for commit in self._stale(partition, of_partition)
-        }
-        if not stale:
+        refusals = dict[tuple[str, int], GalileoError]()
+        for partition, of_partition in commits.items():
+            conditional = [one for one in of_partition if one.unchanged_since is not None]
+            if not conditional:
+                continue
+            for commit in conditional:
+                if error := self._refusal(partition, commit):
+                    refusals.setdefault((commit.producer, commit.batch), error)
+            for commit in self._overlapping(partition, of_partition):
+                refusals.setdefault((commit.producer, commit.batch), _overlap(self.schema))
+        if not refusals:
             return commits
-        refusal = Unavailable(
-            f"another call has just changed a row of table {self.schema.name!r} that this one "
-            "replaces; try again",
-            after_s=STALE_AFTER_S,
-        )
         return {
             partition: [
-                replace(one, refusal=refusal) if (one.producer, one.batch) in stale else one
+                replace(one, refusal=refusals.get((one.producer, one.batch), one.refusal))
                 for one in of_partition
             ]
             for partition, of_partition in commits.items()
         }
 
-    def _stale(self, partition: int, commits: Sequence[Commit]) -> list[Commit]:
-        """The commits of keys that have a version past `Commit.unchanged_since`.
-
-        That version may be published, pending, or of an earlier one of `commits`.
-        """
-        bounds = [_bound(commit) for commit in commits]
-        if min(bounds, default=UNCHECKED) == UNCHECKED:
-            return []
-        last, pending = self.published_sequence(partition), self.journals[partition].pending_paths
-        batches = [*pending, *(commit.paths for commit in commits)]
-        counts = [batch.num_rows for batch in batches]
-        paths = pa.concat_batches(batches)
-        high, low, since = (paths.column(name).to_numpy() for name in ("high", "low", "since"))
-        # Stand-ins for the sequences of commits that are not published.
-        sequence = np.repeat(np.arange(last + 1, last + 1 + len(batches)), counts)
-        bound = np.repeat([*[UNCHECKED] * len(pending), *bounds], counts)
-        keys = np.column_stack([high, low])[bound < UNCHECKED]
-        newer = self.index.find(partition, keys, after=min(bounds), until=last)
-        late = _late(
-            np.concatenate([newer.high, high]),
-            np.concatenate([newer.low, low]),
-            since=np.concatenate([newer.since, np.where(since, since, sequence)]),
-            bound=np.concatenate([np.full(len(newer), UNCHECKED), bound]),
+    def _refusal(self, partition: int, commit: Commit) -> GalileoError | None:
+        """Why published commits refuse a conditional batch."""
+        bound = commit.unchanged_since
+        assert bound is not None, "only conditional batches are refused"
+        since, last = Cursor({partition: bound}), self.published_sequence(partition)
+        try:
+            self.check_history([partition], since)
+            if bound > last:
+                self.check_own([partition])
+                raise self.past_end([partition], since, parameter="unchanged_since")
+            self.check_kept([partition], since)
+        except GalileoError as error:
+            return error
+        keys = np.column_stack(
+            [commit.paths.column(half).to_numpy(zero_copy_only=False) for half in ("high", "low")]
         )
-        numbers = np.unique(late) - (last + 1 + len(pending))
-        return [commits[number] for number in numbers.tolist()]
+        later = self.index.find(partition, keys, after=bound, until=last)
+        return self._conflict(partition, commit, later, keys) if len(later) else None
+
+    def _conflict(
+        self, partition: int, commit: Commit, later: Versions, keys: npt.NDArray[np.uint64]
+    ) -> Conflict:
+        row = int(np.flatnonzero((keys == [later.high[0], later.low[0]]).all(axis=1))[0])
+        key = key_of(self.schema, commit.observations, row)
+        return Conflict(
+            f"the row with the key {key!r} of table {self.schema.name!r} was changed after the "
+            "cursor of this call, which has not changed it; read the row, and decide anew",
+            key=key,
+            partition=partition,
+            sequence=int(later.since[0]),
+        )
+
+    def _overlapping(self, partition: int, commits: Sequence[Commit]) -> list[Commit]:
+        """The conditional batches with keys of a commit before them that is not published.
+
+        It may be pending, or an earlier one of `commits`.
+        """
+        pending = self.journals[partition].pending_paths
+        batches = [*pending, *(commit.paths for commit in commits)]
+        paths = pa.concat_batches(batches)
+        numbers = np.repeat(np.arange(len(batches)), [batch.num_rows for batch in batches])
+        is_copy = paths.column("since").to_numpy() > 0  # The cleaner changes no row.
+        high, low, number = (
+            column[~is_copy]
+            for column in (paths.column("high").to_numpy(), paths.column("low").to_numpy(), numbers)
+        )
+        order = sort_order([high, low, number])
+        high, low, number = high[order], low[order], number[order]
+        before = np.where(differs(high) | differs(low), number, np.roll(number, 1))
+        late = np.unique(number[before < number]) - len(pending)
+        found = [commits[place] for place in late[late >= 0].tolist()]
+        return [commit for commit in found if commit.unchanged_since is not None]
+
+    def past_end(
+        self, partitions: Iterable[int], cursor: Mapping[int, int], *, parameter: str
+    ) -> InputError:
+        """The error for a cursor past the last commits of some partitions."""
+        published = self.published(partitions)
+        past = {p: cursor[p] for p in partitions if cursor[p] > published[p]}
+        return InputError(
+            f"expected a cursor of table {self.schema.name!r}, got one past its last commits: "
+            f"{past} where those are {dict(self.published(past).items())}",
+            parameter=parameter,
+        )
+
+    def check_kept(self, partitions: Iterable[int], cursor: Mapping[int, int]) -> None:
+        """Raises DataExpired where versions that followed a cursor may be removed.
+
+        Called after versions were sought, since journals record first what is removed from the
+        index.
+        """
+        dropped = self.dropped()
+        expired = {p: dropped[p] for p in partitions if cursor[p] < dropped[p]}
+        if expired:
+            raise DataExpired(
+                f"expected a recent cursor of table {self.schema.name!r}, got one before commit "
+                f"{max(expired.values())}, up to which replaced and deleted rows are removed; read "
+                "the table as it is, and continue from its cursor",
+                partitions=sorted(expired),
+                until=[expired[p] for p in sorted(expired)],
+            )
 
     def may_drop(self, partition: int, last: int, until: int) -> bool:
         """As of `Shard`: whether nothing that counts at `until` is stored up to `last`.
@@ -131,27 +184,17 @@ class TableShard(Shard):
         return sizes[places]
 
 
-def _bound(commit: Commit) -> int:
-    return UNCHECKED if commit.unchanged_since is None else commit.unchanged_since
+def overtaken(result: Committed | GalileoError) -> Committed | GalileoError:
+    """The result of a batch whose condition a node has set, and not a caller.
 
-
-def _late(
-    high: npt.NDArray[np.uint64],
-    low: npt.NDArray[np.uint64],
-    *,
-    since: npt.NDArray[np.int64],
-    bound: npt.NDArray[np.int64],
-) -> npt.NDArray[np.int64]:
-    """Since which commits those versions count that follow one past their bound.
-
-    Args:
-        high: of the hash of each key.
-        low: likewise.
-        since: which commit each version counts.
-        bound: the last commit that may have the version before.
+    The node reads again where a row has changed since.
     """
-    order = sort_order([high, low, since])
-    high, low, since, bound = high[order], low[order], since[order], bound[order]
-    is_first = differs(high) | differs(low)
-    before = np.where(is_first, 0, np.roll(since, 1))
-    return since[(before > bound) & (before < since)]
+    return _overlap(None) if isinstance(result, Conflict) else result
+
+
+def _overlap(table: Table | None) -> Unavailable:
+    words = f"of table {table.name!r} " if table else ""
+    return Unavailable(
+        f"another call is just changing a row {words}that this one replaces; try again",
+        after_s=OVERLAP_AFTER_S,
+    )

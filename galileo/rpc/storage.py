@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import pyarrow as pa
 
+from galileo.cursor import Cursor
 from galileo.errors import Forbidden, InputError, InvalidObservations
 from galileo.labels import from_ipc
 from galileo.model.reader import POSITIONS, READER, split_readers
@@ -72,6 +73,7 @@ class StorageServicer:
         if schema.key == POSITIONS.key:  # More than one row is refused by the check of rows.
             rows = await asyncio.to_thread(versions_of, POSITIONS, table.slice(0, 1))
             await self._check_positions("Ingest", rows.column(READER))
+        condition = await _condition(head)
         answer = await self._node.ingest.ingest(
             head.dataset,
             table,
@@ -80,9 +82,10 @@ class StorageServicer:
             principal=caller.name if caller else "",
             range_epoch=head.range_epoch,
             first_epoch=head.first_epoch,
-            check=await self._node.row_check(schema, producer=head.producer, batch=head.batch),
+            check=await self._node.row_check(schema, is_conditional=condition is not None),
             brokers=brokers,
             digest=head.digest,
+            unchanged_since=condition,
         )
         return storage_pb2.IngestReply(
             rows=answer.rows,
@@ -305,6 +308,14 @@ def _observations(data: pa.Buffer) -> pa.Table:
             f"expected observations as an Arrow IPC stream, got bytes that fail: {error}"
         ) from error
     return table
+
+
+async def _condition(head: storage_pb2.IngestRequest) -> Cursor | None:
+    """The cursor of a conditional write; None of one without a condition."""
+    if not head.HasField("unchanged_since"):
+        return None
+    steps = len(head.unchanged_since.partitions)
+    return await offload(steps, cursor_from_pb, head.unchanged_since)
 
 
 def _table_task(request: storage_pb2.ReadTableRequest, table: Table) -> TableTask:

@@ -42,8 +42,8 @@ class Commit:
 
     Attributes:
         range_epoch: of the ranges by which it was split; a log with a later seal refuses it.
-        unchanged_since: up to which commit the earlier versions of its keys in a table were
-            checked; a later version of one of them refuses it. None: nothing was checked.
+        unchanged_since: of rows of a table: a version of one of their keys past this commit refuses
+            them all. None: whatever is there is replaced.
         refusal: why it may not be stored, unless it is already.
         digest: of a record, that of the whole batch.
     """

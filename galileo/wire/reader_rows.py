@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -39,12 +38,12 @@ def progress_of(text: str | None) -> dict[int, tuple[int, int]]:
         raise InvalidObservations(f"expected progress in JSON, got {text!r:.200}") from error
 
 
-def advance(row: Mapping[str, Any], reader: str, cursor: Cursor, *, hold_us: int) -> dict[str, Any]:
+def advance(reader: str, token: str | None, cursor: Cursor, *, hold_us: int) -> dict[str, Any]:
     """What changes in the row of a named reader when it has processed all up to a cursor.
 
     The position never goes back: of two streams with one name, the one that is further counts.
     """
-    joined = position_of(reader, row.get("token")).join(cursor)
+    joined = position_of(reader, token).join(cursor)
     return {
         "token": tokens.encode(reader, joined),
         "hold_us": hold_us,

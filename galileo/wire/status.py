@@ -39,6 +39,7 @@ CODES: dict[str, Code] = {
     errors.UnknownCcq.kind: Code.NOT_FOUND,
     errors.DatasetExists.kind: Code.ALREADY_EXISTS,
     errors.BatchConflict.kind: Code.ALREADY_EXISTS,
+    errors.Conflict.kind: Code.ABORTED,
     errors.NotPermitted.kind: Code.PERMISSION_DENIED,
     errors.Unauthenticated.kind: Code.UNAUTHENTICATED,
     errors.QuotaExceeded.kind: Code.RESOURCE_EXHAUSTED,

@@ -6,7 +6,7 @@ whichever worker, has the key that it had before.
 
 The broker's row in the table of positions says which worker pushes, behind which token, and how
 many notifications of executions behind the token are delivered, in whole chunks. Each change of the
-row is a compare-and-set (`galileo.client.numbered_rows`), and no attempt begins unless the row was
+row is a conditional write (`galileo.client.row_changes`), and no attempt begins unless the row was
 unchanged `CHECK_S` ago. So a worker that another one has replaced, or that was paused, sends
 nothing that is old, and cannot move the position. The position is moved after the endpoint has
 accepted what lies before it.
@@ -30,11 +30,12 @@ import pyarrow as pa
 from galileo.client.async_client import AsyncClient
 from galileo.client.ingestion import in_thread
 from galileo.client.notification_json import features
-from galileo.client.numbered_rows import REVISION, read_row, replace_row
 from galileo.client.results import Notifications
+from galileo.client.row_changes import KnownRow, read_row, replace_row
 from galileo.clock import Clock
+from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import (
-    BatchConflict,
+    Conflict,
     GalileoError,
     HistoryChanged,
     InvalidObservations,
@@ -88,7 +89,7 @@ CLAIM_S = 1.0
 TAKE_OVER_S = 20.0
 """How long a living worker has to give up a pair that is not its own any more.
 
-Its release may be lost, and it may not know yet. The compare-and-set stops it at its next one.
+Its release may be lost, and it may not know yet. Its next conditional write stops it.
 """
 RELEASE_TIMEOUT_S = 5.0
 
@@ -153,7 +154,7 @@ class PairDelivery:
         self._random = random_state
         self._reader = reader_of(pair.channel, pair.broker.name)
         self._dead_letters = pair.channel.dead_letters
-        self._row: dict[str, Any] = {}
+        self._row = KnownRow({}, EMPTY_CURSOR, is_stored=False)
         self._checked_at = 0.0
         self._may_hold = False  # A change that was interrupted may be stored.
         self._is_new = True
@@ -173,7 +174,7 @@ class PairDelivery:
                     await self._push()
                 except TakenError:
                     await asyncio.sleep(CLAIM_S)
-                except BatchConflict:
+                except Conflict:
                     log.info("%s: the position was moved", self._name)
                 except (DisabledError, UnknownDataset):
                     return
@@ -188,7 +189,7 @@ class PairDelivery:
         """Takes the pair over, and pushes.
 
         Raises:
-            TakenError, BatchConflict: another worker has it, or someone has moved the position.
+            TakenError, Conflict: another worker has it, or someone has moved the position.
             DisabledError: the endpoint accepts nothing, and the broker is paused.
             GalileoError: the cluster does not answer.
         """
@@ -204,7 +205,7 @@ class PairDelivery:
     async def _claim(self) -> None:
         begun = self._now()
         row = await read_row(self._client, POSITIONS, self._reader)
-        holder = row.get(WORKER) or ""
+        holder = row[WORKER] or ""
         if holder not in ("", self._worker) and self._is_alive(holder):
             if holder != self._holder[0]:
                 self._holder = holder, self._now()
@@ -213,9 +214,9 @@ class PairDelivery:
                 raise TakenError
         self._holder = "", 0.0
         self._row, self._checked_at, self._may_hold = row, begun, True
-        self._token, self._begun_at = row.get(TOKEN) or "", begun
+        self._token, self._begun_at = row[TOKEN] or "", begun
         try:
-            self._progress = progress_of(row.get(PROGRESS))
+            self._progress = progress_of(row[PROGRESS])
         except InvalidObservations as error:  # What is delivered of executions comes once more.
             log.warning("%s: %s", self._name, error)
             self._progress = {}
@@ -270,7 +271,7 @@ class PairDelivery:
                     self._progress.pop(batch.partition, None)
             if is_news:
                 await self._move(after_s=0.0)
-            elif self._token != self._row.get(TOKEN):
+            elif self._token != self._row[TOKEN]:
                 await self._move(after_s=IDLE_ACKNOWLEDGE_S)
             await self._check_position(WAIT_S)
 
@@ -279,7 +280,7 @@ class PairDelivery:
 
         A broker that begins does not get what was deleted before.
         """
-        is_beginning = not self._row.get(TOKEN) and self._now() - self._begun_at < self._kept_s
+        is_beginning = not self._row[TOKEN] and self._now() - self._begun_at < self._kept_s
         gone = [one for one in batch.gone if one.first > 1 or not is_beginning]
         if not gone:
             return
@@ -288,7 +289,7 @@ class PairDelivery:
         await self._deliver(dataclasses.replace(batch, gone=tuple(gone)), 0, 0)
         self._metrics.count_gone(*self._names, count)
         self._token = batch.token  # It has no notifications besides.
-        await self._store_position(gone=(self._row.get(GONE) or 0) + count)
+        await self._store_position(gone=(self._row[GONE] or 0) + count)
 
     @property
     def _kept_s(self) -> float:
@@ -383,17 +384,17 @@ class PairDelivery:
             stream=f"{channel.key}/{broker}/{batch.partition}",
             offset=start,
             notifications=batch if is_whole else batch.slice(start, stop),
-            acknowledged=self._row.get(ACKNOWLEDGED) or 0,
+            acknowledged=self._row[ACKNOWLEDGED] or 0,
         )
 
     async def _wait_after(self, error: DeliveryError, attempts: int) -> None:
         """Waits before the next attempt; stores why and until when, which `deliveries` shows.
 
         Raises:
-            BatchConflict: someone else has changed the row; the next attempt comes at once.
+            Conflict: someone else has changed the row; the next attempt comes at once.
         """
         self._count(FAILED, 0)
-        if self._row.get(FAILURE) != error.reason:
+        if self._row[FAILURE] != error.reason:
             log.warning("%s: %s", self._name, error.reason)
         bound_s = min(RETRY_MAX_S, RETRY_MIN_S * 2 ** min(attempts, 20))
         wait_s = max(min(error.after_s, RETRY_AFTER_MAX_S), self._random.uniform(0.0, bound_s))
@@ -445,7 +446,7 @@ class PairDelivery:
         """Changes the row of the broker.
 
         Raises:
-            BatchConflict: someone else has changed it.
+            Conflict: someone else has changed it.
         """
         begun = self._now()
         self._row = await replace_row(self._client, POSITIONS, self._row, **changes)
@@ -455,24 +456,25 @@ class PairDelivery:
         """Reads the row again, unless it was unchanged within `age_max_s`.
 
         Raises:
-            BatchConflict: someone else has changed it, say to deliver once more.
+            Conflict: someone else has changed it, say to deliver once more.
         """
         begun = self._now()
         if begun - self._checked_at < age_max_s:
             return
         row = await read_row(self._client, POSITIONS, self._reader)
-        if row[REVISION] != self._row[REVISION]:
-            raise BatchConflict("the position was moved")
-        self._checked_at = begun
+        if row.is_changed(self._row):
+            raise Conflict("the position was moved")
+        self._row, self._checked_at = row, begun
 
     async def _pause(self, reason: str) -> None:
         """Pauses the broker, unless it was changed, paused or dropped since this delivery began."""
         row = await read_row(self._client, BROKERS, self._pair.broker.name)
-        if row[REVISION] != self._pair.revision:  # The worker's next look sees what it is now.
+        if row["revision"] != self._pair.revision:  # The worker's next look sees what it is now.
             return
         try:
-            await replace_row(self._client, BROKERS, row, paused=reason)
-        except BatchConflict:
+            changes = {"paused": reason, "revision": row["revision"] + 1}
+            await replace_row(self._client, BROKERS, row, **changes)
+        except Conflict:
             return
         log.warning("broker %s is paused: %s", self._pair.broker.name, reason)
         with contextlib.suppress(GalileoError):
@@ -486,9 +488,9 @@ class PairDelivery:
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
                 try:
                     await self._store_position(worker="")
-                except BatchConflict:  # Perhaps with the change that the end has interrupted.
+                except Conflict:  # Perhaps with the change that the end has interrupted.
                     self._row = await read_row(self._client, POSITIONS, self._reader)
-                    if self._row.get(WORKER) == self._worker:
+                    if self._row[WORKER] == self._worker:
                         await self._store(worker="")
 
     def _time(self) -> dt.datetime:

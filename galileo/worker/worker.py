@@ -27,7 +27,6 @@ from collections.abc import Awaitable, Callable, Iterable
 import pyarrow as pa
 
 from galileo.client.async_client import AsyncClient
-from galileo.client.numbered_rows import REVISION
 from galileo.client.stored_rows import reachable_rows
 from galileo.clock import Clock, SystemClock
 from galileo.errors import DatasetExists, GalileoError, Unavailable, UnknownDataset
@@ -134,11 +133,11 @@ class Worker:
         await self._note_beats()
         rows, _ = await self._read(BROKERS)
         channels = await self._client.channels()
-        numbered = [(stored_broker(row), row[REVISION]) for row in rows.to_pylist()]
-        self._note_paused(broker for broker, _ in numbered if broker is not None)
+        revised = [(stored_broker(row), row["revision"]) for row in rows.to_pylist()]
+        self._note_paused(broker for broker, _ in revised if broker is not None)
         pairs = [
             Pair(channel, broker, revision)
-            for broker, revision in numbered
+            for broker, revision in revised
             if broker is not None and not broker.paused
             for channel in channels
             if broker.takes(channel.name)

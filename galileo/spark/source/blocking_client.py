@@ -101,9 +101,9 @@ class BlockingClient(BlockingCaller):
         return list(self.unary(CLUSTER, "Status", cluster_pb2.StatusRequest()).nodes)
 
     def ingest(
-        self, request: Bulk[storage_pb2.IngestRequest], *, first: str
+        self, request: Bulk[storage_pb2.IngestRequest], *, first: str = ""
     ) -> storage_pb2.IngestReply:
-        """Stores one batch; durable when it returns. The address `first` is tried first."""
+        """Stores one batch, durable when it returns; tries the address `first` first, if any."""
         reply: storage_pb2.IngestReply = self.unary(STORAGE, "Ingest", request, first=first)
         return reply
 

@@ -1,29 +1,29 @@
 """Stores the position of a stream in the cluster, so that retention waits for it.
 
-The row is a numbered one, as `galileo.client.numbered_rows` describes: each change is a batch of
-its own number, of which a partition takes the first one.
+Each change of the row is a conditional write, as of `galileo.client.row_changes`.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import BatchConflict, Overloaded
+from galileo.errors import Conflict, Overloaded
 from galileo.labels import from_ipc, to_ipc
-from galileo.model.reader import POSITIONS, READER, reader_key
+from galileo.model.reader import POSITIONS, READER, TOKEN, reader_key
 from galileo.model.schema import StoredSchema
-from galileo.model.table import row_producer
+from galileo.model.table import versions_of
 from galileo.spark.source.blocking_client import BlockingClient
-from galileo.spark.source.options import AS_GIVEN, SourceOptions
-from galileo.spark.source.writing import BatchNumbers, WriteSpec, send
+from galileo.spark.source.options import SourceOptions
 from galileo.wire import reader_rows
 from galileo.wire.caller import CallOptions
-from galileo.wire.v1 import storage_pb2
+from galileo.wire.v1 import common_pb2, storage_pb2
+from galileo.wire.zero_copy import Bulk, stream_of
 
 
 def advance_reader(
@@ -50,35 +50,33 @@ def advance_reader(
     reader = reader_key(dataset, options.reader)
     calls = CallOptions(patience_s=patience_s)
     with BlockingClient(addresses, options=calls, keys=options.keys) as client:
-        spec = WriteSpec(
-            tuple(addresses),
-            POSITIONS.to_json(),
-            AS_GIVEN,
-            batch_rows=1,
-            keys=options.keys,
-            is_table=True,
-        )
         backoff = client.backoff()
         while True:
-            row = _row(client, reader)
-            revision = (row["revision"] or 0) + 1
-            changes = reader_rows.advance(row, reader, cursor, hold_us=options.hold_us)
-            changed = row | changes | {"revision": revision}
-            rows = pa.Table.from_pylist([changed], schema=POSITIONS.arrow_schema)
-            numbers = BatchNumbers(row_producer(POSITIONS, rows), 0, revision)
+            row, read_until = _row(client, reader)
+            changes = reader_rows.advance(reader, row[TOKEN], cursor, hold_us=options.hold_us)
+            rows = pa.Table.from_pylist([row | changes], schema=POSITIONS.arrow_schema)
+            request = storage_pb2.IngestRequest(
+                dataset=POSITIONS.key,
+                producer=f"reader-{uuid.uuid4().hex}",
+                unchanged_since=read_until,
+            )
             try:
-                send(rows.to_batches(), spec, numbers)
+                client.ingest(Bulk(request, stream_of(versions_of(POSITIONS, rows))))
                 return
-            except BatchConflict:
+            except Conflict:
                 words = f"others change reader {options.reader!r} all the time; try again"
                 time.sleep(backoff.pause_s(Overloaded(words)))
 
 
-def _row(client: BlockingClient, reader: str) -> dict[str, Any]:
+def _row(client: BlockingClient, reader: str) -> tuple[dict[str, Any], common_pb2.Cursor]:
+    """The row of a reader, and up to where it was read."""
     keys = pa.table({READER: [reader]}, schema=POSITIONS.key_schema)
     request = storage_pb2.ReadTableRequest(dataset=POSITIONS.key, keys=to_ipc(keys))
-    parts = [part.rows for part in client.read_table(request) if part.rows]
-    rows = [
-        row for part in parts for row in from_ipc(part, POSITIONS.observation_schema).to_pylist()
-    ]
-    return rows[0] if rows else {READER: reader, "revision": 0}
+    row = dict.fromkeys(POSITIONS.arrow_schema.names) | {READER: reader}
+    read_until = common_pb2.Cursor()
+    for part in client.read_table(request):
+        if part.HasField("reached"):
+            read_until = part.reached
+        if part.rows:
+            [row] = from_ipc(part.rows, POSITIONS.observation_schema).to_pylist()
+    return row, read_until

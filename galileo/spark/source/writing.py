@@ -30,7 +30,7 @@ from galileo.errors import InputError, RangesChanged
 from galileo.hashing import rows_digest
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
-from galileo.model.table import DELETED, Table, is_of_row, versions_of
+from galileo.model.table import DELETED, Table, versions_of
 from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.options import SORTED
 from galileo.wire.caller import CallOptions
@@ -172,8 +172,6 @@ class _SentBatch:
     def _record(self, topology: Topology) -> None:
         """Has the digest of the whole batch recorded before any of its rows is stored."""
         schema, record = self._schema, storage_pb2.IngestRequest()
-        if isinstance(schema, Table) and is_of_row(schema, self._table, self._head.producer):
-            return
         record.CopyFrom(self._head)
         record.digest = rows_digest(self._table)
         home = placement.home_of_producer(topology, schema, record.producer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,14 @@ from parameters import keep_quick
 from replica_nodes import PARTITIONS, World, expect_crash, hurt, until
 
 from galileo.dht import placement
-from galileo.errors import Forbidden, GalileoError, Unavailable
+from galileo.errors import (
+    Conflict,
+    DataExpired,
+    Forbidden,
+    GalileoError,
+    InputError,
+    Unavailable,
+)
 from galileo.model.broker import PATTERN, check_brokers, match_brokers
 from galileo.model.channel import Channel
 from galileo.model.schema import Feature, Schema
@@ -27,7 +35,7 @@ from galileo.model.table import Table, deleted_rows, hashes_of, partitions_of, v
 from galileo.node.peers import TablePart, TableTask
 from galileo.node.storage_node import StorageNode
 from galileo.node.table_cleaner import CLEANER
-from galileo.node.table_shard import TableShard
+from galileo.node.table_shard import TableShard, overtaken
 from galileo.storage.commits import Commit
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
@@ -103,36 +111,67 @@ def append(shard: TableShard, commits: Sequence[Commit], *, is_pending: bool) ->
 def test_commits_of_changed_keys_are_refused(tmp_path: Path, seed: int) -> None:
     """Some are pending, some in one group, and copies of the cleaner change nothing."""
     chance = random.Random(seed)
-    last, end, published, batch, refused = dict[int, int](), 0, 0, 0, 0
+    changes, end, published, batch = defaultdict[int, list[int]](list), 0, 0, 0
+    found = Counter[str]()
     with opened(tmp_path) as shard:
         for _ in range(60):
-            commits, expected, seen = [], [], dict(last)
+            commits, expected, seen = [], [], set[int]()
             for _ in range(chance.randint(1, 4)):
                 keys = chance.choices(range(KEYS), k=chance.randint(1, 3))
                 batch += 1
-                if last and chance.random() < 0.2:  # A copy of something old.
-                    key = chance.choice(list(last))
-                    commits.append(commit_of(batch, [key], bound=None, since=last[key]))
-                    expected.append(False)
+                if changes and chance.random() < 0.2:  # A copy of something old.
+                    key = chance.choice(list(changes))
+                    commits.append(commit_of(batch, [key], bound=None, since=changes[key][-1]))
+                    expected.append("Committed")
                     continue
                 bound = chance.choice((None, published, chance.randint(0, published)))
                 commits.append(commit_of(batch, keys, bound=bound))
-                is_stale = bound is not None and any(seen.get(key, 0) > bound for key in keys)
-                expected.append(is_stale)
-                seen |= dict.fromkeys(keys, 1 << 40)  # Also by one that is refused itself.
+                earlier = [sequence for key in keys for sequence in changes.get(key, ())]
+                is_overlap = max(earlier, default=0) > published or not seen.isdisjoint(keys)
+                if bound is None:
+                    expected.append("Committed")
+                elif any(bound < sequence <= published for sequence in earlier):
+                    expected.append("Conflict")
+                else:
+                    expected.append("Unavailable" if is_overlap else "Committed")
+                seen |= {*keys}  # Also by one that is refused itself.
             results = append(shard, commits, is_pending=True)
-            assert [isinstance(one, Unavailable) for one in results] == expected
+            assert [type(one).__name__ for one in results] == expected
+            found.update(expected)
             for commit, result in zip(commits, results, strict=True):
+                if isinstance(result, Conflict):
+                    assert result.details["key"] in commit.observations["id"].to_pylist()
+                    sequence = result.details["sequence"]
+                    assert commit.unchanged_since is not None
+                    assert commit.unchanged_since < sequence <= published
+                    assert sequence in changes[result.details["key"]]
                 if isinstance(result, GalileoError):
-                    refused += 1
                     continue
                 end = result.sequence
                 if commit.producer != CLEANER:
-                    last |= dict.fromkeys(commit.observations["id"].to_pylist(), end)
+                    for key in commit.observations["id"].to_pylist():
+                        changes[key].append(end)
             if chance.random() < 0.6:
                 published = chance.randint(published, end)
                 shard.publish({PARTITION: published})
-    assert refused > 10
+    assert min(found[kind] for kind in ("Committed", "Conflict", "Unavailable")) > 10
+
+
+@pytest.mark.parametrize("kind", ["expired", "past-end"])
+def test_condition_that_cannot_be_checked_is_refused(tmp_path: Path, kind: str) -> None:
+    """A stored batch is answered all the same."""
+    with opened(tmp_path) as shard:
+        first = commit_of(1, [1], bound=0)
+        [stored] = append(shard, [first], is_pending=False)
+        append(shard, [commit_of(2, [1], bound=None)], is_pending=False)
+        bound, error = (1, DataExpired) if kind == "expired" else (9, InputError)
+        if kind == "expired":
+            shard._cleaned[PARTITION] = 2
+        again, other = append(shard, [first, commit_of(3, [2], bound=bound)], is_pending=False)
+        assert (again.sequence, again.duplicate) == (stored.sequence, True)
+        assert type(other) is error
+        [fresh] = append(shard, [commit_of(3, [2], bound=2)], is_pending=False)
+        assert fresh.sequence == 3
 
 
 def test_batch_that_is_stored_is_answered_though_its_rows_have_changed(tmp_path: Path) -> None:
@@ -142,8 +181,11 @@ def test_batch_that_is_stored_is_answered_though_its_rows_have_changed(tmp_path:
         append(shard, [commit_of(2, [1], bound=None)], is_pending=False)
         again, other = append(shard, [first, commit_of(3, [1], bound=0)], is_pending=False)
         assert (again.sequence, again.duplicate) == (stored.sequence, True)
-        assert isinstance(other, Unavailable)
-        assert other.details["after_s"] > 0
+        assert isinstance(other, Conflict)
+        assert other.details == {"key": 1, "partition": PARTITION, "sequence": 2}
+        retried = overtaken(other)
+        assert isinstance(retried, Unavailable)
+        assert retried.details["after_s"] > 0
 
 
 @pytest.mark.parametrize("is_pending", [False, True])
@@ -161,8 +203,9 @@ def test_batch_with_changed_rows_is_stored_in_no_partition(
             results = {partition: one.results for partition, one in appended.items()}
         else:
             results = commit_alone(shard, parts)
-        refused = {p: [isinstance(r, Unavailable) for r in each] for p, each in results.items()}
-        assert refused == {PARTITION: [True, False], OTHER: [True, False]}
+        refused = {p: [type(one).__name__ for one in each] for p, each in results.items()}
+        error = "Unavailable" if is_pending else "Conflict"
+        assert refused == {PARTITION: [error, "Committed"], OTHER: [error, "Committed"]}
 
 
 # --- nodes -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from galileo.dht.topology import SYSTEM
 from galileo.errors import TransientError
 from galileo.model.broker import BROKERS
 from galileo.model.reader import POSITIONS
-from galileo.model.table import Table, row_producer
+from galileo.model.table import Table
 from galileo.node.peers import TableTask
 from galileo.node.storage_node import StorageNode
 
@@ -31,7 +31,7 @@ class OneCopy(World):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, 0, topology=replace(TOPOLOGY, replicas=1))
-        self.is_calm = True
+        self.is_calm, self._stored = True, 0
 
     def nodes(self) -> list[StorageNode]:
         return [host.node for host in self.hosts.values()]
@@ -55,10 +55,11 @@ class OneCopy(World):
 
     async def store(self, node: StorageNode, table: Table, **row: Any) -> None:
         rows = pa.Table.from_pylist([row], schema=table.arrow_schema)
-        producer, batch = row_producer(table, rows), row["revision"]
+        self._stored += 1
+        batch = self._stored
 
         async def attempt() -> None:
-            await node.ingest.ingest(table.key, rows, producer=producer, batch=batch)
+            await node.ingest.ingest(table.key, rows, producer="p", batch=batch)
 
         await self.eventually(attempt)
 
@@ -88,11 +89,9 @@ async def test_brokers_and_positions_outlive_any_one_node_where_data_has_one_cop
     await until(world, lambda: len(voters(world).get(SYSTEM, ())) == 3)
     lost = world.leader()
     for number, node in enumerate(world.nodes(), start=1):
-        await world.store(node, BROKERS, name="mail", revision=number, paused=str(number))
-        await world.store(node, POSITIONS, reader=BROKER, revision=number, token="")
-        await world.store(
-            node, POSITIONS, reader=READER, revision=number, hold_us=number, stored_at=NOW
-        )
+        await world.store(node, BROKERS, name="mail", paused=str(number))
+        await world.store(node, POSITIONS, reader=BROKER, token="")
+        await world.store(node, POSITIONS, reader=READER, hold_us=number, stored_at=NOW)
     await world.crash(lost, is_lost=True)
     assert len(world.nodes()) == 2
     for number, node in enumerate(world.nodes(), start=4):
@@ -102,8 +101,6 @@ async def test_brokers_and_positions_outlive_any_one_node_where_data_has_one_cop
             assert {*(await world.rows(other, POSITIONS))["reader"].to_pylist()} == {READER, BROKER}
             [broker] = (await world.rows(other, BROKERS)).to_pylist()
             assert broker["paused"] == str(number - 1)
-        await world.store(node, BROKERS, name="mail", revision=number, paused=str(number))
-        await world.store(node, POSITIONS, reader=BROKER, revision=number, token="")
-        await world.store(
-            node, POSITIONS, reader=READER, revision=number, hold_us=number, stored_at=NOW
-        )
+        await world.store(node, BROKERS, name="mail", paused=str(number))
+        await world.store(node, POSITIONS, reader=BROKER, token="")
+        await world.store(node, POSITIONS, reader=READER, hold_us=number, stored_at=NOW)

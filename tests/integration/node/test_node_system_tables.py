@@ -35,6 +35,7 @@ from galileo.ccq.records import NOTHING as NO_RECORD
 from galileo.cursor import Cursor
 from galileo.dht.topology import SYSTEM
 from galileo.errors import (
+    Conflict,
     DatasetExists,
     GalileoError,
     InvalidSchema,
@@ -339,7 +340,7 @@ async def test_commit_behind_the_back_of_the_consumer_has_its_change_refused_and
     monkeypatch.setattr(leader.catalog, "commit", race)
     with raises(DatasetExists, same=False):
         await world["b"].create_dataset(sea("lake"))
-    assert [type(one) for one in refused] == [Unavailable]
+    assert [type(one) for one in refused] == [Conflict]
     assert await look_up_everywhere(world, "lake") == theirs
 
 

@@ -11,7 +11,7 @@ from gateway_serving import node
 from proving import Tokens, auth_section
 
 import galileo
-from galileo.client.numbered_rows import replace_row
+from galileo.client.row_changes import KnownRow, replace_row
 from galileo.cursor import Cursor
 from galileo.errors import Forbidden
 from galileo.model.reader import POSITIONS
@@ -42,7 +42,7 @@ async def test_who_may_write_the_table_of_positions_stores_those_of_readers(
                 await clients[name].advance_reader("air", "mine", Cursor(), hold="90d")
         await clients["job"].advance_reader("air", "nightly", Cursor(), hold="7d")
         with raises(Forbidden, dataset=POSITIONS.name):
-            row = {"reader": "reader/sea/nightly", "revision": 0}
+            row = KnownRow({"reader": "reader/sea/nightly"}, Cursor(), is_stored=False)
             await replace_row(clients["job"], POSITIONS, row, hold_us=1, stored_at=NOW)
         assert [one.name for one in await clients["ann"].readers("air")] == ["nightly"]
         assert await clients["bert"].readers("air") == [], "it may not read the table"

@@ -21,9 +21,9 @@ from proving import Tokens, auth_section, token_file
 
 import galileo
 from galileo.cli.main import main
-from galileo.client.numbered_rows import change_row, read_row, replace_row
+from galileo.client.row_changes import KnownRow, change_row, read_row, replace_row
 from galileo.cursor import Cursor
-from galileo.errors import BatchConflict, Forbidden, GalileoError, InputError, UnknownDataset
+from galileo.errors import Conflict, Forbidden, GalileoError, InputError, UnknownDataset
 from galileo.gateway.options import GatewayOptions
 from galileo.model.reader import POSITIONS
 from galileo.rpc.access import Role
@@ -149,12 +149,12 @@ async def test_subscriber_neither_replaces_nor_removes_subscriptions_of_others(s
     assert refusals[0]["roles"] == ["subscriber"]
 
 
-async def test_changes_of_a_position_by_two_principals_are_one_sequence(site: Site) -> None:
+async def test_of_two_changes_of_a_position_by_two_principals_one_counts(site: Site) -> None:
     mail, root = site["mail"], site["root"]
     key = "broker/smog/mail"
     before = await read_row(root, POSITIONS, key)
     await replace_row(mail, POSITIONS, before, token="", worker="", failure="first")
-    with raises(BatchConflict):
+    with raises(Conflict, key=key):
         await replace_row(root, POSITIONS, before, token="", worker="", failure="second")
     assert (await read_row(mail, POSITIONS, key))["failure"] == "first"
 
@@ -164,7 +164,7 @@ async def test_position_of_a_channel_that_does_not_exist_is_refused(site: Site) 
     for key in ("broker/smog@1/mail", "broker/none/mail", "reader/none/nightly"):
         with raises(UnknownDataset):
             await read_row(root, POSITIONS, key)
-        row = {"reader": key, "revision": 0}
+        row = KnownRow({"reader": key}, Cursor(), is_stored=False)
         with raises(UnknownDataset):
             await replace_row(root, POSITIONS, row, hold_us=1, stored_at=NOON)
 
@@ -229,7 +229,7 @@ ATTEMPTS: dict[str, Attempt] = {
     ),
     "a named reader": lambda one: one.table(POSITIONS.name, keys=["reader/air/nightly"]),
     "a hold": lambda one: change_row(
-        one, POSITIONS, "reader/air/nightly", hold_us=1, stored_at=NOON
+        one, POSITIONS, "reader/air/nightly", lambda _: {"hold_us": 1, "stored_at": NOON}
     ),
     "no position": lambda one: one.table(POSITIONS.name, keys=["mail"]),
     "removal": lambda one: one.delete(POSITIONS.name, ["broker/smog/fax"]),

@@ -15,7 +15,7 @@ from gateway_serving import node
 from proving import Tokens, auth_section
 
 import galileo
-from galileo.client.numbered_rows import change_row, read_row
+from galileo.client.row_changes import change_row, read_row
 from galileo.cursor import Cursor
 from galileo.errors import Forbidden, InputError, InvalidObservations, InvalidSchema
 from galileo.model.broker import BROKERS, WORKERS
@@ -63,7 +63,7 @@ async def test_writer_with_a_grant_on_everything_changes_no_table_of_galileo(
     with raises(Forbidden, dataset=BROKERS.name):
         await ann.drop_dataset(BROKERS.name)
     with raises(Forbidden, dataset=BROKERS.name):
-        await change_row(ann, BROKERS, "mail", definition="{not json")
+        await change_row(ann, BROKERS, "mail", lambda _: {"definition": "{not json"})
     assert [one.name for one in await ann.brokers()] == ["mail"], "it may read them"
 
 
@@ -115,27 +115,29 @@ async def test_row_that_cannot_be_read_is_refused_when_it_is_stored(
     ops = clients["ops"]
     await ops.create_broker(galileo.Broker("mail"))
     await ops.advance_reader("air", "nightly", Cursor(), hold="7d")
+    before = await read_row(ops, table, key)
     with raises(InvalidObservations, expected="readable_row"):
-        await change_row(ops, table, key, **changes)
-    assert (await read_row(ops, table, key))["revision"] == int(key == "mail" and table is BROKERS)
+        await change_row(ops, table, key, lambda _: changes)
+    assert not (await read_row(ops, table, key)).is_changed(before)
 
 
-async def test_numbered_rows_are_changed_one_by_one_and_never_deleted(clients: Clients) -> None:
+async def test_states_are_changed_under_conditions_and_never_deleted(clients: Clients) -> None:
     ops = clients["ops"]
     await ops.create_broker(galileo.Broker("mail"))
     await ops.acknowledge("smog", "mail", "")
-    two = {"name": ["mail", "fax"], "definition": ["", ""], "revision": [2, 1]}
+    two = {"name": ["mail", "fax"], "definition": ["", ""]}
+    now = {"unchanged_since": (await ops.table(BROKERS.name)).cursor}
     refused = [
-        lambda: ops.upsert(BROKERS.name, {"name": ["mail"], "definition": [""], "revision": [2]}),
-        lambda: ops.upsert(BROKERS.name, two),
-        lambda: ops.delete(BROKERS.name, ["mail"]),
+        lambda: ops.upsert(BROKERS.name, {"name": ["mail"], "definition": [""]}),
+        lambda: ops.upsert(BROKERS.name, two, **now),
+        lambda: ops.delete(BROKERS.name, ["mail"], **now),
         lambda: ops.upsert(BROKERS.name, {"name": ["mail"]}, producer="mine"),
         lambda: ops.delete(POSITIONS.name, ["broker/smog/mail"]),
         lambda: ops.upsert(POSITIONS.name, {"reader": ["broker/smog/mail"], "token": [""]}),
         lambda: ops.upsert(POSITIONS.name, {"reader": ["broker/smog/mail"]}, producer="mine"),
     ]
     for attempt in refused:
-        with raises(InvalidObservations, expected="numbered_row"):
+        with raises(InvalidObservations, expected="conditional_row"):
             await attempt()
     assert [one.name for one in await ops.brokers()] == ["mail"]
     await ops.drop_broker("mail")

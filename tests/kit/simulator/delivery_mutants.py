@@ -7,8 +7,8 @@ import dataclasses
 from dataclasses import fields
 from typing import Any
 
-from galileo.client.numbered_rows import read_row, replace_row
 from galileo.client.results import Notifications
+from galileo.client.row_changes import read_row, replace_row
 from galileo.model.reader import POSITIONS
 from galileo.worker.delivery import PairDelivery
 from galileo.worker.endpoints import Chunk, DeliveryError, RefusedError

@@ -34,7 +34,7 @@ from galileo.client.async_tables import AsyncTables
 from galileo.client.group_commit import GroupCommit
 from galileo.client.results import Notifications
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import BatchConflict, Unavailable
+from galileo.errors import BatchConflict, Conflict, Unavailable
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.broker import Broker, Into
 from galileo.model.channel import (
@@ -97,7 +97,8 @@ class Journal:
         self.away_partition, self.away_until = 0, 0.0
         self.tables: dict[str, Table] = {}
         self.rows: dict[str, dict[Any, dict[str, Any]]] = {}
-        self.batches: dict[tuple[str, str, int], tuple[list[dict[str, Any]], float]] = {}
+        self.batches: dict[tuple[str, str, int], tuple[list[dict[str, Any]], float, int]] = {}
+        self.commits, self.changed_at = 0, dict[tuple[str, Any], int]()
         self.channels: dict[str, Channel] = {}
         self.executions: dict[str, dict[int, list[Execution]]] = {}
         self.dropped: dict[tuple[str, int], int] = {}
@@ -194,17 +195,34 @@ class Journal:
         return pa.Table.from_pylist(records, schema=MATCHES_SCHEMA)
 
     def upsert(
-        self, table: Table, rows: list[dict[str, Any]], producer: str, batch: int, caller: str
-    ) -> int:
-        """Stores versions; how many rows were known. Raises BatchConflict."""
+        self,
+        table: Table,
+        rows: list[dict[str, Any]],
+        producer: str,
+        batch: int,
+        caller: str,
+        *,
+        unchanged_since: int | None = None,
+    ) -> tuple[int, int]:
+        """Stores versions; how many rows were known, and the number of their commit.
+
+        Raises:
+            BatchConflict: another batch has this number.
+            Conflict: a row was changed since.
+        """
         known = self.batches.get((table.name, producer, batch))
         if known is not None and not (self.allows("cleaning") and now() - known[1] > CLEANED_S):
             if known[0] != rows:
                 raise BatchConflict("another batch has this number")
-            return len(rows)
-        self.batches[table.name, producer, batch] = rows, now()
-        for row in rows:
-            key = tuple(row[name] for name in table.key_columns)
+            return len(rows), known[2]
+        keys = [tuple(row[name] for name in table.key_columns) for row in rows]
+        since = {key: self.changed_at.get((table.name, key), 0) for key in keys}
+        if unchanged_since is not None and max(since.values()) > unchanged_since:
+            raise Conflict("a row was changed since")
+        self.commits += 1
+        self.batches[table.name, producer, batch] = rows, now(), self.commits
+        for key, row in zip(keys, rows, strict=True):
+            self.changed_at[table.name, key] = self.commits
             if row.pop(DELETED):
                 self.rows[table.name].pop(key, None)
                 continue
@@ -212,7 +230,7 @@ class Journal:
             self.rows[table.name][key] = row
             if TOKEN in row and any(row[name] != before.get(name) for name in (TOKEN, PROGRESS)):
                 self.on_position(caller, row[READER].split("/")[1], row)
-        return 0
+        return 0, self.commits
 
 
 class MemoryClient(AsyncBrokers, AsyncChannels, AsyncTables):
@@ -304,24 +322,38 @@ class MemoryClient(AsyncBrokers, AsyncChannels, AsyncTables):
         producer: str,
         batch: int,
         is_named: bool = False,
+        unchanged_since: Cursor | None = None,
     ) -> list[storage_pb2.IngestReply]:
         """Stores rows; what is sent arrives, also if the caller does not wait for it."""
-        sent = self._store_rows(table, rows, partitions.tolist(), producer=producer, batch=batch)
+        bound = None if unchanged_since is None else max(unchanged_since.values(), default=0)
+        sent = self._store_rows(
+            table, rows, partitions.tolist(), producer=producer, batch=batch, bound=bound
+        )
         task = asyncio.create_task(sent)
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(task)
 
     async def _store_rows(
-        self, table: Table, rows: pa.Table, places: list[int], *, producer: str, batch: int
+        self,
+        table: Table,
+        rows: pa.Table,
+        places: list[int],
+        *,
+        producer: str,
+        batch: int,
+        bound: int | None,
     ) -> list[storage_pb2.IngestReply]:
         await self._reach()
         if self._journal.allows("away") and self._journal.away() in places:
             raise Unavailable("a partition is away")
         self._lose_release(rows)
-        count = rows.num_rows
-        known = self._journal.upsert(table, rows.to_pylist(), producer, batch, self.name)
+        count, journal = rows.num_rows, self._journal
+        known, commit = journal.upsert(
+            table, rows.to_pylist(), producer, batch, self.name, unchanged_since=bound
+        )
+        reached = cursor_to_pb(Cursor(dict.fromkeys(places, commit)))
         self._lose()
-        return [storage_pb2.IngestReply(rows=count, duplicate_rows=known)]
+        return [storage_pb2.IngestReply(rows=count, duplicate_rows=known, reached=reached)]
 
     async def _read_versions(
         self, table: Table, request: storage_pb2.ReadTableRequest, *, until: Cursor | None
@@ -343,7 +375,7 @@ class MemoryClient(AsyncBrokers, AsyncChannels, AsyncTables):
                 raise Unavailable("a partition is away")
             here = np.isin(partitions_of(table, hashes_of(table, rows)), [*reached])
             rows = rows.filter(pa.array(here))
-        return galileo.client.TableRows(rows, Cursor(dict.fromkeys(reached, 1)))
+        return galileo.client.TableRows(rows, Cursor(dict.fromkeys(reached, self._journal.commits)))
 
     async def _follow(
         self, channel: Channel, broker: str, after: Cursor, *, wait_s: float, bytes_max: int

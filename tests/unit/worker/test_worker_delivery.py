@@ -16,8 +16,8 @@ from simulator.virtual_time import SimulatedClock, SimulatedLoop, run_simulated
 import galileo.worker.delivery
 import galileo.worker.worker
 from galileo.client import async_channels, stored_rows
-from galileo.client.numbered_rows import read_row, replace_row
 from galileo.client.results import Delivery
+from galileo.client.row_changes import read_row, replace_row
 from galileo.cursor import Cursor
 from galileo.errors import HistoryChanged, Unavailable
 from galileo.model.broker import BROKERS, WORKERS, Broker, Webhook
