@@ -55,8 +55,9 @@ def cluster(
     settings: dict[str, dict[str, int]] | None = None,
     groups: int = 2,
     partitions: int = 4,
+    replicas: int = 1,
 ) -> Iterator[galileo.LocalCluster]:
-    """A running cluster with one copy of its data in a new directory below `directory`.
+    """A running cluster in a new directory below `directory`.
 
     Args:
         directory: on the disk to be measured.
@@ -64,6 +65,7 @@ def cluster(
         settings: of the nodes.
         groups: at most; there are no more than nodes.
         partitions: of each group.
+        replicas: copies of the data.
     """
     place = directory / f"cluster-{nodes}-{time.monotonic_ns()}"
     with galileo.LocalCluster(
@@ -72,7 +74,7 @@ def cluster(
         place,
         settings=settings,
         partitions_per_group=partitions,
-        replicas=1,
+        replicas=replicas,
     ) as running:
         yield running
 

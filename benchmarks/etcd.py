@@ -98,6 +98,40 @@ class Cluster:
         raise TimeoutError(f"expected etcd to elect a leader within {START_S:.0f} s")
 
 
+class Register:
+    """One key, read and changed by transactions over a connection that stays open."""
+
+    def __init__(self, member: Member) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", member.port, timeout=START_S)
+        self._key = base64.b64encode(b"register").decode()
+
+    def read(self) -> tuple[int, int]:
+        """The value, and the revision in which it was stored; 0 and 0 if there is none."""
+        found = self._post("kv/range", {"key": self._key}).get("kvs", [])
+        if not found:
+            return 0, 0
+        return int(base64.b64decode(found[0]["value"])), int(found[0]["mod_revision"])
+
+    def replace(self, value: int, *, revision: int) -> bool:
+        """Stores a value if the present one is of a revision; whether it has."""
+        text = base64.b64encode(str(value).encode()).decode()
+        condition = {"key": self._key, "target": "MOD", "mod_revision": str(revision)}
+        put = {"request_put": {"key": self._key, "value": text}}
+        answer = self._post("kv/txn", {"compare": [condition], "success": [put]})
+        return bool(answer.get("succeeded", False))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self._connection.request("POST", f"/v3/{path}", json.dumps(body))
+        answer = self._connection.getresponse()
+        found: dict[str, Any] = json.loads(answer.read())
+        if answer.status != http.client.OK:
+            raise OSError(f"{path}: {answer.status} {found}")
+        return found
+
+
 def version() -> str:
     """The version of etcd.
 

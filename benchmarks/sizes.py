@@ -20,6 +20,7 @@ class Sizes:
         blocks: (blocks in a batch, batches) that are ingested.
         copied: (observations in a batch, batches) that are ingested as COPY does.
         keyed: rows of a table.
+        conditional: increments of one row in a run.
         local, nearby, unseen: subscriptions with shared parameters, each with its own place, and
             such that also learn of twice as many old observations.
         watching, watched, singles: subscriptions of a channel, observations that are ingested
@@ -73,6 +74,7 @@ class Sizes:
     blocks: tuple[int, int] = (500, 16)
     copied: tuple[int, int] = (65_536, 4)
     keyed: int = 1_000_000
+    conditional: int = 400
     local: int = 4_000_000
     nearby: int = 1_000_000
     unseen: int = 500_000
@@ -144,6 +146,7 @@ QUICK = Sizes(
     blocks=(10, 3),
     copied=(1_000, 2),
     keyed=5_000,
+    conditional=16,
     local=20_000,
     nearby=5_000,
     unseen=3_000,
