@@ -107,7 +107,7 @@ def _writing(cluster: LocalCluster, counts: Counts) -> Iterator[None]:
             for turn in itertools.count(number):
                 if is_over.is_set():
                     return
-                key = COUNTERS[0] if turn % 2 else COUNTERS[turn % len(COUNTERS)]
+                key = COUNTERS[0] if turn % 2 else COUNTERS[turn // 2 % len(COUNTERS)]
                 counts.increase(client, key)
 
     writers = [threading.Thread(target=write, args=(number,)) for number in range(WRITERS)]
