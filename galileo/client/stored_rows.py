@@ -40,6 +40,7 @@ from galileo.model.table import (
     refuse_duplicates,
     versions_of,
 )
+from galileo.optional_imports import is_frame
 from galileo.query import joins
 from galileo.wire.caller import Connection
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
@@ -49,6 +50,10 @@ from galileo.wire.v1 import storage_pb2
 Result = TypeVar("Result")
 Keys: TypeAlias = Any
 """A table with the key's columns, or a list of keys if the key has one column."""
+Runner: TypeAlias = Callable[..., Awaitable[Any]]
+"""Calls a function with arguments, in a thread or not."""
+SMALL_ROWS = 100
+"""Rows that need no thread: to start one takes longer. As many keys are sought at their owner."""
 KEYS_COUNTED_MAX = 10_000_000
 """Rows of a call whose keys are counted; their hashes take 8 bytes each."""
 
@@ -65,19 +70,25 @@ class StoredRows(Definitions):
         """See `AsyncClient.table`."""
 
         async def read_rows(known: Table) -> TableRows:
-            request = storage_pb2.ReadTableRequest(dataset=known.key)
+            request, named = storage_pb2.ReadTableRequest(dataset=known.key), None
             if keys is not None:
-                rows = await in_thread(_read_keys, known, keys)
-                named = versions_of(known, deleted_rows(known, rows))
-                request.keys = to_ipc(named.select(list(known.key_columns)).combine_chunks())
-            answer = await self._read_versions(known, request, until=at)
+                run = _runner_for(known, keys)
+                named = await run(_read_keys, known, keys)
+                request.keys = to_ipc(named)
+            answer = await self._read_versions(known, request, until=at, keys=named)
             return TableRows(answer.rows.drop_columns([DELETED]), answer.cursor)
 
         return await self._with_table(table, read_rows, data=keys)
 
     async def _read_versions(
-        self, table: Table, request: storage_pb2.ReadTableRequest, *, until: Cursor | None
+        self,
+        table: Table,
+        request: storage_pb2.ReadTableRequest,
+        *,
+        until: Cursor | None,
+        keys: pa.Table | None = None,
     ) -> TableRows:
+        """Rows or changes; those with a few `keys` from the node that has them all, if one has."""
         if until is not None:
             request.until.CopyFrom(cursor_to_pb(cursor_argument(until, "at")))
         columns = table.observation_schema
@@ -92,6 +103,11 @@ class StoredRows(Definitions):
             return TableRows(whole, reached)
 
         with naming_cursor(cursor_from_pb(request.after), cursor_from_pb(request.until)):
+            if keys is not None and 0 < keys.num_rows <= SMALL_ROWS:
+                places = {*partitions_of(table, hashes_of(table, keys)).tolist()}
+                owners = {*await self._router.owners(places)}
+                if len(owners) == 1 and (owner := owners.pop()):
+                    return await self._caller.call_owner(owner, attempt)
             return await self._caller.call(attempt)
 
     async def _enrich(
@@ -153,13 +169,14 @@ class StoredRows(Definitions):
             cursor_argument(unchanged_since, "unchanged_since")
 
         async def store(table: Table) -> Receipt:
+            run = _runner_for(table, rows)
             with opened(rows_of(table, rows)) as data:
                 read = _pieces(table, data, csv)
                 pieces: Iterator[pa.Table] = (prepare(table, some) for some in read)
                 if is_conditional:
-                    pieces = iter(await in_thread(_distinct, table, pieces))
+                    pieces = iter(await run(_distinct, table, pieces))
                 elif producer is None:
-                    begun = await in_thread(lambda: list(itertools.islice(pieces, 2)))
+                    begun = await run(lambda: list(itertools.islice(pieces, 2)))
                     if len(begun) == 1 and begun[0].num_rows <= min(batch_rows, CALL_ROWS_MAX):
                         receipt = await self._group_commit.store(table, begun[0])
                         if progress is not None:
@@ -174,13 +191,16 @@ class StoredRows(Definitions):
                     batch_rows=batch_rows,
                     progress=progress,
                     unchanged_since=unchanged_since,
+                    run=run,
                 )
 
         return await self._with_table(name, store, data=rows)
 
     async def _send_group(self, table: Table, pieces: Sequence[pa.Table]) -> Receipt:
         """Stores the rows of several short calls."""
-        return await self._send(table, iter(pieces))
+        is_small = sum(piece.num_rows for piece in pieces) <= SMALL_ROWS
+        run = _at_once if is_small and not table.geometry_columns else in_thread
+        return await self._send(table, iter(pieces), run=run)
 
     async def _send(
         self,
@@ -192,6 +212,7 @@ class StoredRows(Definitions):
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
         unchanged_since: Cursor | None = None,
+        run: Runner = in_thread,
     ) -> Receipt:
         """Sends versions, a batch after the other, since of one key the last one counts."""
         versions = (versions_of(table, piece) for piece in pieces)
@@ -199,8 +220,8 @@ class StoredRows(Definitions):
         number = stored = duplicates = 0
         hashes: list[npt.NDArray[np.uint64]] = []
         reached = EMPTY_CURSOR
-        while (whole := await in_thread(next, versions, None)) is not None:
-            keys = await in_thread(hashes_of, table, whole)
+        while (whole := await run(next, versions, None)) is not None:
+            keys = await run(hashes_of, table, whole)
             if stored <= KEYS_COUNTED_MAX:
                 hashes.append(keys[:, 0])
             places, sent = partitions_of(table, keys), 0
@@ -235,7 +256,7 @@ class StoredRows(Definitions):
             duplicate_rows=duplicates,
             reached=reached,
             producer=sender,
-            keys=len(await in_thread(np.unique, np.concatenate(hashes))) if is_counted else None,
+            keys=len(await run(np.unique, np.concatenate(hashes))) if is_counted else None,
         )
 
 
@@ -291,7 +312,27 @@ def _tables(table: Table, rows: Any) -> Iterator[pa.Table]:
 
 
 def _read_keys(table: Table, keys: Keys) -> pa.Table:
-    return pa.concat_tables(_pieces(table, keyed(table, keys)), promote_options="default")
+    """The columns of the key."""
+    rows = pa.concat_tables(_pieces(table, keyed(table, keys)), promote_options="default")
+    named = versions_of(table, deleted_rows(table, rows))
+    return named.select(list(table.key_columns)).combine_chunks()
+
+
+async def _at_once(call: Callable[..., Result], *args: Any) -> Result:
+    """As `in_thread`, but in the event loop."""
+    return call(*args)
+
+
+def _runner_for(table: Table, rows: Any) -> Runner:
+    """What works on rows or keys: a thread, unless they are a few in memory without geometries."""
+    if isinstance(rows, Mapping):
+        columns = [*rows.values()]
+    elif isinstance(rows, list | tuple | pa.Table | pa.RecordBatch) or is_frame(rows):
+        columns = [rows]
+    else:  # The length of others, such as relations of DuckDB, may take long.
+        return in_thread
+    is_small = all(hasattr(one, "__len__") and len(one) <= SMALL_ROWS for one in columns)
+    return _at_once if is_small and not table.geometry_columns else in_thread
 
 
 def cursor_argument(value: Any, name: str) -> Cursor:

@@ -356,7 +356,12 @@ class MemoryClient(AsyncBrokers, AsyncChannels, AsyncTables):
         return [storage_pb2.IngestReply(rows=count, duplicate_rows=known, reached=reached)]
 
     async def _read_versions(
-        self, table: Table, request: storage_pb2.ReadTableRequest, *, until: Cursor | None
+        self,
+        table: Table,
+        request: storage_pb2.ReadTableRequest,
+        *,
+        until: Cursor | None,
+        keys: pa.Table | None = None,
     ) -> Any:
         await self._reach()
         stored = self._journal.rows[table.name]
