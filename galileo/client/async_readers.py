@@ -1,4 +1,7 @@
-"""The calls of `AsyncClient` about named readers of datasets, for which retention waits."""
+"""The calls of `AsyncClient` about named readers of datasets and tables.
+
+Retention and cleaning wait for them.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +34,19 @@ class AsyncReaders(Calls):
     """Readers that have a name in the cluster."""
 
     async def readers(self, dataset: str) -> list[DatasetReader]:
-        """The named readers of a dataset, by name.
+        """The named readers of a dataset or table, by name.
 
         Args:
             dataset: its name.
 
         Raises:
-            UnknownDataset: there is no such dataset.
+            UnknownDataset: there is no such dataset or table.
 
         Example:
             >>> [reader.name for reader in await client.readers("weather")]
             []
         """
-        known = await self._read_schema(dataset)
+        known = await self._read_kept(dataset)
         stored = await self._stored_readers(known)
         reply = await self._caller.unary(CLUSTER, "Status", cluster_pb2.StatusRequest())
         facts = (one for node in reply.nodes for one in node.datasets if one.dataset == known.key)
@@ -53,21 +56,22 @@ class AsyncReaders(Calls):
     async def advance_reader(
         self, dataset: str, name: str, cursor: Cursor, *, hold: Duration
     ) -> None:
-        """Stores up to where a reader has processed a dataset, in the cluster; durable on return.
+        """Stores up to where a reader has processed a dataset or table; durable on return.
 
         Creates the reader if there is none of this name. Its position never goes back: what it was
-        and the cursor are joined. Retention keeps the commits behind the position, until they are
-        older than its age and the hold together.
+        and the cursor are joined. Retention keeps the commits of a dataset behind the position,
+        until they are older than its age and the hold together. Cleaning keeps the changes of a
+        table behind the position, until the reader has not called this for as long as the hold.
 
         Args:
-            dataset: its name.
+            dataset: its name, or that of a table.
             name: of the reader.
-            cursor: up to which all commits are processed, such as `QueryEnd.frontier`.
-            hold: for how long commits are kept beyond the age of the dataset's retention, such as
-                "7d"; at most 90 days.
+            cursor: up to which all commits are processed, such as `QueryEnd.frontier` or the cursor
+                of `changes`.
+            hold: how long the cluster waits, such as "7d"; at most 90 days.
 
         Raises:
-            UnknownDataset: there is no such dataset.
+            UnknownDataset: there is no such dataset or table.
             InputError: the name or the hold is none.
             Forbidden: the caller may not write the table of positions.
 
@@ -77,7 +81,7 @@ class AsyncReaders(Calls):
             >>> [(one.name, one.behind) for one in await client.readers("weather")]
             [('nightly', 0)]
         """
-        known = await self._read_schema(dataset)
+        known = await self._read_kept(dataset)
         instance_of(Cursor, cursor, "a cursor up to which all commits are processed")
         reader, hold_us = reader_key(known, name), reader_hold_us(hold)
 
@@ -87,12 +91,12 @@ class AsyncReaders(Calls):
         await change_row(self, POSITIONS, reader, change)
 
     async def drop_reader(self, dataset: str, name: str) -> None:
-        """Removes a named reader; retention does not wait for it any more.
+        """Removes a named reader; retention and cleaning do not wait for it any more.
 
         A stream of Spark that runs under this name creates it again.
 
         Raises:
-            UnknownDataset: there is no such dataset.
+            UnknownDataset: there is no such dataset or table.
             InputError: there is no such reader.
 
         Example:
@@ -100,7 +104,7 @@ class AsyncReaders(Calls):
             >>> await client.advance_reader("weather", "nightly", cursor, hold="7d")
             >>> await client.drop_reader("weather", "nightly")
         """
-        known = await self._read_schema(dataset)
+        known = await self._read_kept(dataset)
         names = await self._stored_readers(known)
         if name not in names:
             raise unknown_reader(name, [*names])

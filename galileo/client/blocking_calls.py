@@ -318,13 +318,13 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.topology_json())
 
     def readers(self, dataset: str) -> list[DatasetReader]:
-        """The named readers of a dataset, by name.
+        """The named readers of a dataset or table, by name.
 
         Args:
             dataset: its name.
 
         Raises:
-            UnknownDataset: there is no such dataset.
+            UnknownDataset: there is no such dataset or table.
 
         Example:
             >>> [reader.name for reader in client.readers("weather")]
@@ -333,21 +333,22 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.readers(dataset))
 
     def advance_reader(self, dataset: str, name: str, cursor: Cursor, *, hold: Duration) -> None:
-        """Stores up to where a reader has processed a dataset, in the cluster; durable on return.
+        """Stores up to where a reader has processed a dataset or table; durable on return.
 
         Creates the reader if there is none of this name. Its position never goes back: what it was
-        and the cursor are joined. Retention keeps the commits behind the position, until they are
-        older than its age and the hold together.
+        and the cursor are joined. Retention keeps the commits of a dataset behind the position,
+        until they are older than its age and the hold together. Cleaning keeps the changes of a
+        table behind the position, until the reader has not called this for as long as the hold.
 
         Args:
-            dataset: its name.
+            dataset: its name, or that of a table.
             name: of the reader.
-            cursor: up to which all commits are processed, such as `QueryEnd.frontier`.
-            hold: for how long commits are kept beyond the age of the dataset's retention, such as
-                "7d"; at most 90 days.
+            cursor: up to which all commits are processed, such as `QueryEnd.frontier` or the cursor
+                of `changes`.
+            hold: how long the cluster waits, such as "7d"; at most 90 days.
 
         Raises:
-            UnknownDataset: there is no such dataset.
+            UnknownDataset: there is no such dataset or table.
             InputError: the name or the hold is none.
             Forbidden: the caller may not write the table of positions.
 
@@ -360,12 +361,12 @@ class BlockingCalls(BlockingBase):
         self._run(self._client.advance_reader(dataset, name, cursor, hold=hold))
 
     def drop_reader(self, dataset: str, name: str) -> None:
-        """Removes a named reader; retention does not wait for it any more.
+        """Removes a named reader; retention and cleaning do not wait for it any more.
 
         A stream of Spark that runs under this name creates it again.
 
         Raises:
-            UnknownDataset: there is no such dataset.
+            UnknownDataset: there is no such dataset or table.
             InputError: there is no such reader.
 
         Example:

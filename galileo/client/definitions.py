@@ -87,7 +87,16 @@ class Definitions:
 
     async def _read_schema(self, dataset: str) -> Schema:
         """Reads the schema of a dataset from a node."""
-        reply = await self._list(dataset_name(dataset))
+        return await self._listed_schema(dataset, await self._list(dataset_name(dataset)))
+
+    async def _read_kept(self, name: str) -> Schema | Table:
+        """Reads the definition of a dataset or table from a node."""
+        reply = await self._list(dataset_name(name))
+        for text in reply.tables_json:
+            return Table.from_json(text)
+        return await self._listed_schema(name, reply)
+
+    async def _listed_schema(self, dataset: str, reply: cluster_pb2.ListDatasetsReply) -> Schema:
         schemas = {schema.name: schema for schema in map(Schema.from_json, reply.schemas_json)}
         for text in (*reply.tables_json, *reply.channels_json):
             raise other_kind(stored_schema_from_json(text), "dataset")

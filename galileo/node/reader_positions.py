@@ -1,9 +1,9 @@
-"""Who holds the commits of a dataset or the results of a channel, and up to where each has come.
+"""Who holds the commits of a dataset or table, or the results of a channel, and up to where.
 
-A dataset is held by named readers and by its channels (`galileo.node.channel_cuts`), the results of
-a channel by brokers. Positions and brokers are rows of system tables. The leader of the system
-partition is asked before commits are dropped, not earlier: what a call of `advance_reader`,
-`create_broker` or `acknowledge` has stored before counts.
+A dataset is held by named readers and by its channels (`galileo.node.channel_cuts`), a table by
+named readers, the results of a channel by brokers. Positions and brokers are rows of system tables.
+The leader of the system partition is asked before commits are dropped, not earlier: what a call of
+`advance_reader`, `create_broker` or `acknowledge` has stored before counts.
 
 What cannot be read is taken for what holds most. Without a position, a broker, reader or channel
 holds everything up to its bound. Where the tables cannot be read, there may be a reader or broker
@@ -13,6 +13,7 @@ that holds as long as any can.
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -30,6 +31,7 @@ from galileo.model.reader import (
     readers_of,
 )
 from galileo.model.schema import StoredSchema
+from galileo.model.table import Table
 from galileo.model.times import MICROS
 from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.loop_calls import call_in_loop
@@ -76,11 +78,13 @@ class ReaderPositions:
         )
 
     async def read(self, schema: StoredSchema) -> Sequence[Hold]:
-        """The named readers and channels of a dataset, or the brokers that hold results of a
-        channel.
+        """The named readers and channels of a dataset, the named readers of a table, or the brokers
+        that hold results of a channel.
         """
         if isinstance(schema, Channel):
             return await self._of_channel(schema)
+        if isinstance(schema, Table):
+            return await self._of_dataset(schema)
         readers, channels = await asyncio.gather(self._of_dataset(schema), self._cuts.holds(schema))
         return [*readers, *channels]
 
@@ -92,7 +96,10 @@ class ReaderPositions:
             log.info("the readers of %s cannot be read: %s", schema.name, error)
             return [UNKNOWN]
         readers = readers_of(schema, rows).values()
-        return [_hold(row[READER], row[TOKEN], row["hold_us"]) for row in readers]
+        return [
+            _hold(row[READER], row[TOKEN], row["hold_us"], stored_at=row["stored_at"])
+            for row in readers
+        ]
 
     async def _of_channel(self, channel: Channel) -> list[Hold]:
         try:
@@ -110,5 +117,8 @@ class ReaderPositions:
         ]
 
 
-def _hold(reader: str, token: str | None, hold_us: int) -> Hold:
-    return Hold(reader.rpartition("/")[2], position_of(reader, token), hold_us / MICROS)
+def _hold(
+    reader: str, token: str | None, hold_us: int, *, stored_at: dt.datetime | None = None
+) -> Hold:
+    stored_us = None if stored_at is None else round(stored_at.timestamp() * MICROS)
+    return Hold(reader.rpartition("/")[2], position_of(reader, token), hold_us / MICROS, stored_us)

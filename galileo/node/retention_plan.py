@@ -51,19 +51,26 @@ class ReaderProgress:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A named reader or channel of a dataset, or a broker, for which commits are kept beyond the
-    policy.
+    """A named reader or channel of a dataset or table, or a broker, for which commits are kept.
 
     Attributes:
         reader: its name; "" for readers that are not known.
         position: the commits that it has processed or matched, or the executions that it has
             acknowledged.
-        hold_s: for how long the others are kept beyond the age of the policy.
+        hold_s: for how long the others are kept beyond the age of the policy; those of a table,
+            since `stored_us`.
+        stored_us: when a named reader has stored its position, microseconds since 1970; None if
+            that is not known.
     """
 
     reader: str
     position: Cursor
     hold_s: float
+    stored_us: int | None = None
+
+    def is_over(self, now_us: int) -> bool:
+        """Whether the reader of a table has stood still for longer than its hold."""
+        return self.stored_us is not None and self.stored_us + self.hold_s * MICROS < now_us
 
 
 Readers: TypeAlias = Callable[[str], Sequence[ReaderProgress] | None]

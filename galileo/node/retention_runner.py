@@ -43,7 +43,8 @@ TABLE_AGE_S = 300.0
 log = logging.getLogger(__name__)
 
 Holds: TypeAlias = Callable[[StoredSchema], Sequence[Hold]]
-"""The named readers and channels of a dataset, or the brokers that hold results of a channel."""
+"""The named readers and channels of a dataset, the named readers of a table, or the brokers that
+hold results of a channel."""
 Compared: TypeAlias = Callable[[Table], Sequence[Cursor]]
 """The commits of a table with which channels compare rows of subscriptions."""
 
@@ -162,12 +163,19 @@ class RetentionRunner:
             log.exception("retention of dataset %s failed; it is tried again", dataset)
 
     def clean(self, shard: TableShard) -> None:
-        """Removes versions of a table that no longer count; blocks."""
+        """Removes versions of a table that no longer count, and that no reader holds; blocks."""
         compared = self._compared(shard)  # Other nodes are asked.
         with self._working:
             self._observe(shard)
             settled = self._settling[shard.schema.key].settled.meet(compared)
-            self._cleaner.clean(shard, settled, is_over=self._stopping.is_set)
+            if not self._cleaner.is_due(shard, settled):
+                return
+        holds = self._holds(shard.schema)  # So are these, if there is something to clean.
+        now_us = self._now_us()
+        held = [shard.kept(hold.position) for hold in holds if not hold.is_over(now_us)]
+        with self._working:
+            until = reduce(Cursor.meet, held, settled)
+            self._cleaner.clean(shard, until, is_over=self._stopping.is_set)
 
     def _compared(self, shard: TableShard) -> Cursor:
         """The commits of a table that no channel compares with later ones any more.

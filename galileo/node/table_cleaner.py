@@ -55,11 +55,9 @@ class TableCleaner:
             settled: commits past it are not removed, so that readers can use recent cursors.
             is_over: whether to stop after the commit at hand.
         """
-        for partition, journal in sorted(shard.own.items()):
-            ends = [file.last for file in journal.log_files() if file.sealed]
-            bound = max((end for end in ends if end <= settled[partition]), default=0)
-            if bound <= journal.dropped or _has_pending_copies(journal) or is_over():
-                continue
+        for partition, bound in self._bounds(shard, settled):
+            if is_over():
+                return
             kept = shard.index.versions(partition, until=bound).kept(bound)
             place = f"{shard.schema.key}/p{partition}"
             try:
@@ -73,6 +71,21 @@ class TableCleaner:
                     )
             except (OSError, GalileoError) as error:
                 log.warning("cleaning of %s failed: %s; it is tried again", place, error)
+
+    def is_due(self, shard: TableShard, settled: Cursor) -> bool:
+        """Whether there is something to clean; a part of what `clean` does, without its commits."""
+        return any(
+            _is_worth_it(shard, p, shard.index.versions(p, until=bound).kept(bound), bound)
+            for p, bound in self._bounds(shard, settled)
+        )
+
+    def _bounds(self, shard: TableShard, settled: Cursor) -> Iterator[tuple[int, int]]:
+        """The own partitions with files that may be removed, and where the last of these ends."""
+        for partition, journal in sorted(shard.own.items()):
+            ends = [file.last for file in journal.log_files() if file.sealed]
+            bound = max((end for end in ends if end <= settled[partition]), default=0)
+            if bound > journal.dropped and not _has_pending_copies(journal):
+                yield partition, bound
 
     def _copy(
         self, shard: TableShard, partition: int, kept: Versions, *, is_over: Callable[[], bool]

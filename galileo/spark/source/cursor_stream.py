@@ -26,6 +26,7 @@ from galileo.dht.topology import Topology
 from galileo.errors import InputError, TransientError
 from galileo.model.schema import Schema, dropped_dataset
 from galileo.model.table import Table
+from galileo.model.times import MICROS
 from galileo.spark.source.options import (
     EARLIEST,
     LATEST,
@@ -51,6 +52,8 @@ POLL_S = 0.1
 log = logging.getLogger(__name__)
 REGISTER_S, ADVANCE_S = 30.0, 2.0
 """For so long a stream tries to store its first position, and later ones."""
+HOLD_PARTS = 8
+"""A stream without news stores its position so often within its hold."""
 
 S = TypeVar("S", Schema, Table)
 
@@ -80,6 +83,7 @@ class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
         self._target: Cursor | None = None
         self._refreshed_s = 0.0
         self._position: Cursor | None = None
+        self._stored_s = 0.0
 
     @abstractmethod
     def _discover(self, addresses: tuple[str, ...]) -> SourceState[S]:
@@ -145,7 +149,7 @@ class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
         Spark plans a micro-batch when the one before is in its log of commits. It calls `commit` of
         a source later, if there is data for another micro-batch, so never for the last one.
         """
-        if not self._options.reader or start == self._position:
+        if not self._options.reader or (start == self._position and not self._is_quiet_for_long):
             return
         options, schema, is_first = self._options, self._state.schema, self._position is None
         patience_s = REGISTER_S if is_first else ADVANCE_S
@@ -156,7 +160,12 @@ class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
                 raise
             # After the next micro-batch it is stored. Until then more is kept.
             log.warning("the position of reader %r is not stored: %s", options.reader, error)
-        self._position = start
+        self._position, self._stored_s = start, time.monotonic()
+
+    @property
+    def _is_quiet_for_long(self) -> bool:
+        """Whether the position was stored so long ago that the stream could seem to have ended."""
+        return time.monotonic() - self._stored_s > self._options.hold_us / MICROS / HOLD_PARTS
 
     @property
     def _addresses(self) -> tuple[str, ...]:

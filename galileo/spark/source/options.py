@@ -55,7 +55,7 @@ class SourceOptions:
         commits_per_task: commits of a micro-batch for one task.
         on_gap: "fail" or "skip" if retention dropped commits before they were read.
         reader: under which name a stream stores its position in the cluster; "" if it does not.
-        hold_us: for how long retention waits for the reader, microseconds.
+        hold_us: for how long retention or cleaning waits for the reader, microseconds.
         job: name of a batch write, so that a repeated write stores nothing twice; "" for a new one.
         order: "sorted" or "as_given", the order of a task's rows.
         batch_rows: rows of a stored batch.
@@ -181,7 +181,7 @@ def _check_names(options: Mapping[str, str]) -> None:
 def _table(options: Mapping[str, str]) -> str:
     """The name of a table, with which options of datasets are refused."""
     table = options.get("table", "")
-    others = ("dataset", "query", "pushdown", "commits_per_batch", "on_gap", "reader", "hold")
+    others = ("dataset", "query", "pushdown", "commits_per_batch", "on_gap")
     wrong = next((name for name in others if table and options.get(name)), None)
     if wrong is not None:
         raise InputError(

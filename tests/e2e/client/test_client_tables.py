@@ -294,3 +294,22 @@ async def test_concurrent_upserts_are_all_stored(cluster: galileo.LocalCluster, 
         )
         rows = (await client.table(name)).rows
         assert sorted(rows["beds"].to_pylist()) == [*range(8)]
+
+
+def test_named_reader_of_a_table_keeps_its_position(client: galileo.Client, name: str) -> None:
+    client.upsert(name, {"id": ["a"], "beds": [1]})
+    first = client.table(name).cursor
+    client.advance_reader(name, "mirror", first, hold="7d")
+    client.upsert(name, {"id": ["a"], "beds": [2]})
+    [reader] = client.readers(name)
+    assert (reader.name, reader.cursor, reader.behind) == ("mirror", first, 1)
+    changes = client.changes(name, reader.cursor)
+    client.advance_reader(name, "mirror", changes.cursor, hold="7d")
+    client.advance_reader(name, "mirror", first, hold="7d")
+    [again] = client.readers(name)
+    assert (again.cursor, again.behind) == (changes.cursor, 0)
+    assert again.stored_at > reader.stored_at
+    client.drop_reader(name, "mirror")
+    assert client.readers(name) == []
+    with raises(UnknownDataset):
+        client.advance_reader("no-such-table", "mirror", first, hold="7d")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from simulator.channel_mutants import CHANNEL_MUTANTS
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired, DatasetExists, InputError, Unavailable
 from galileo.hashing import hash128
+from galileo.model.reader import POSITIONS, reader_key
 from galileo.model.schema import Feature, Schema
 from galileo.model.table import Table
 from galileo.node.catalog import Catalog
@@ -32,6 +34,7 @@ from galileo.node.table_shard import PIECE_BYTES
 from galileo.storage.commits import Commit, Committed
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
+from galileo.wire import token
 
 TABLE = Table("ships", {"id": "int", "port": "text"}, key="id")
 KEYS = 40
@@ -242,6 +245,50 @@ async def test_what_was_cleaned_is_the_same_after_restarts_and_at_cursors(ships:
             with pytest.raises(DataExpired):
                 await ships.read(until=cursor)
     assert expired
+
+
+HOLD_S = 3_600.0
+
+
+async def store_reader(ships: Ships, cursor: Cursor, *, ago_s: float) -> None:
+    """Stores a named reader, as of some seconds ago."""
+    node = ships.any_node()
+    key = reader_key(node.catalog.table_shard("ships").schema, "sync")
+    stored_at = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=ago_s)
+    row = {
+        "reader": key,
+        "token": token.encode(key, cursor),
+        "hold_us": round(HOLD_S * 1e6),
+        "stored_at": stored_at,
+    }
+    ships.batches += 1
+    rows = pa.Table.from_pylist([row], schema=POSITIONS.arrow_schema)
+    await node.ingest.ingest(POSITIONS.key, rows, producer="sync", batch=ships.batches)
+
+
+async def test_changes_past_a_named_reader_are_kept_until_its_hold_is_over(ships: Ships) -> None:
+    await ships.write(20)
+    position, before = await ships.check(), dict(ships.expected)
+    await store_reader(ships, position, ago_s=0.5 * HOLD_S)
+    for node in ships.cluster.nodes:
+        clean_always(node)
+    for _ in range(10):
+        await ships.write(15)
+        await asyncio.to_thread(time.sleep, 0.1)
+        assert position.covers(ships.dropped)
+        changed, _ = await ships.read(after=position)
+        deleted = {row["id"] for row in changed if row["deleted"]}
+        new = {row["id"]: row["port"] for row in changed if not row["deleted"]}
+        kept = {key: port for key, port in before.items() if key not in deleted}
+        assert kept | new == ships.expected
+    await store_reader(ships, position, ago_s=1.1 * HOLD_S)
+    async with asyncio.timeout(WAITED_S):
+        while position.covers(ships.dropped):
+            await ships.write(1)
+            await asyncio.to_thread(time.sleep, 0.02)
+    with pytest.raises(DataExpired):
+        await ships.read(after=position)
+    await ships.check()
 
 
 async def test_large_rows_are_read_and_copied_a_few_at_a_time(ships: Ships) -> None:

@@ -435,6 +435,34 @@ def follow_table(
 
 
 @pytest.mark.slow
+def test_stream_of_changes_with_a_reader_is_waited_for(
+    spark: SparkSession,
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    fleet: str,
+    fresh_name: Make,
+    tmp_path: Path,
+) -> None:
+    target = fresh_name("copied")
+    [table] = [one for one in client.tables() if one.name == fleet]
+    client.create_table(galileo.Table(target, dict(table.columns), key=[*table.key_columns]))
+    client.upsert(fleet, {"number": [1, 2], "name": ["a", "b"]})
+    reader = {"reader": "copier", "hold": "2s", "checkpoint": tmp_path / "checkpoint"}
+    follow_table(spark, cluster.addresses[0], fleet, target, **reader)
+    [known] = client.readers(fleet)
+    assert (known.name, known.hold_s) == ("copier", 2.0)
+    assert known.cursor == client.table(fleet).cursor, "a trigger looks once more when it has all"
+    assert fleet_rows(client, target) == fleet_rows(client, fleet)
+    client.delete(fleet, [1])
+    [behind] = client.readers(fleet)
+    assert (behind.behind, behind.stored_at) == (1, known.stored_at)
+    follow_table(spark, cluster.addresses[0], fleet, target, **reader)
+    assert fleet_rows(client, target) == fleet_rows(client, fleet)
+    client.drop_reader(fleet, "copier")
+    assert client.readers(fleet) == []
+
+
+@pytest.mark.slow
 def test_stream_of_changes_keeps_a_copy_of_a_table(
     spark: SparkSession,
     cluster: galileo.LocalCluster,
