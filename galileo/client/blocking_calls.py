@@ -736,7 +736,7 @@ class BlockingCalls(BlockingBase):
             batch_rows: rows of a batch at most.
             progress: called with the rows of each batch that became durable.
             unchanged_since: a cursor of this table. Rows are refused if one of their keys has
-                changed after it; those of each partition are stored together or not at all.
+                changed after it; those of a batch in a partition are stored together or not at all.
 
         Raises:
             UnknownDataset: there is no such table.

@@ -137,6 +137,8 @@ class StoredRows(Definitions):
         table = await self._table(name)
         try:
             return await work(table)
+        except Conflict:
+            raise
         except InputError:
             self._forget(table.name)
             present = await self._table(name)

@@ -135,7 +135,7 @@ class Ingest:
             InvalidObservations, UnknownDataset, BatchConflict: the input is wrong.
             DuplicateKey: two rows of a conditional write have one key.
             Conflict: a row has changed since; a batch that is stored already is answered before.
-            DataExpired, HistoryChanged: nobody knows any more whether one has.
+            DataExpired, HistoryChanged: it is not known any more whether one has.
             Forbidden: a row is of another broker, or would replace or delete one that is.
             RangesChanged: the ranges were cut anew; split the batch again.
             Unavailable, PartitionReadOnly, Overloaded: repeat the same batch later; what an
