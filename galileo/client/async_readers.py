@@ -59,9 +59,9 @@ class AsyncReaders(Calls):
         """Stores up to where a reader has processed a dataset or table; durable on return.
 
         Creates the reader if there is none of this name. Its position never goes back: what it was
-        and the cursor are joined. Retention keeps the commits of a dataset behind the position,
-        until they are older than its age and the hold together. Cleaning keeps the changes of a
-        table behind the position, until the reader has not called this for as long as the hold.
+        and the cursor are joined. What lies behind the position is kept until the reader has not
+        called this for as long as the hold: by retention also until it is older than the age of the
+        policy and the hold together, by cleaning until then alone.
 
         Args:
             dataset: its name, or that of a table.
@@ -86,7 +86,8 @@ class AsyncReaders(Calls):
         reader, hold_us = reader_key(known, name), reader_hold_us(hold)
 
         def change(row: KnownRow) -> dict[str, Any]:
-            return reader_rows.advance(reader, row[TOKEN], cursor, hold_us=hold_us)
+            now = dt.datetime.now(dt.UTC)
+            return reader_rows.advance(reader, row[TOKEN], cursor, hold_us=hold_us, now=now)
 
         await change_row(self, POSITIONS, reader, change)
 

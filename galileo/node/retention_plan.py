@@ -13,7 +13,9 @@ recent ones, since a continuous query that is being submitted may need them.
 
 Named readers and channels hold commits of a dataset, and brokers the results of a channel, which
 have an age. They are readers up to an age of their own: each also lets go of what is older than the
-policy and its hold together. A policy without an age counts as one whose age is over at once.
+policy and its hold together. A policy without an age counts as one whose age is over at once. A
+named reader does so only when it has stood still for its hold: else one that goes on would miss
+observations that are as old when they arrive.
 """
 
 from __future__ import annotations
@@ -57,10 +59,10 @@ class Hold:
         reader: its name; "" for readers that are not known.
         position: the commits that it has processed or matched, or the executions that it has
             acknowledged.
-        hold_s: for how long the others are kept beyond the age of the policy; those of a table,
-            since `stored_us`.
-        stored_us: when a named reader has stored its position, microseconds since 1970; None if
-            that is not known.
+        hold_s: for how long the others are kept beyond the age of the policy, and after
+            `stored_us`.
+        stored_us: when a named reader has stored its position, microseconds since 1970; None of
+            others, and of readers that are not known.
     """
 
     reader: str
@@ -69,7 +71,7 @@ class Hold:
     stored_us: int | None = None
 
     def is_over(self, now_us: int) -> bool:
-        """Whether the reader of a table has stood still for longer than its hold."""
+        """Whether a named reader has stood still for longer than its hold."""
         return self.stored_us is not None and self.stored_us + self.hold_s * MICROS < now_us
 
 
@@ -139,7 +141,7 @@ def plan(pieces: Pieces, policy: Retention, *, bounds: Bounds, now_us: int) -> P
 def held_until(
     pieces: Pieces, policy: Retention, holds: Sequence[Hold], *, now_us: int
 ) -> list[ReaderProgress]:
-    """The commits that each reader does not need: processed, or older than its hold.
+    """The commits that each reader does not need: processed, or older than its hold that is over.
 
     Args:
         pieces: of all partitions of a dataset or channel on this node.
@@ -148,13 +150,13 @@ def held_until(
         now_us: the current time, microseconds since 1970.
     """
     age_s = policy.age_s or 0.0
-    return [
-        ReaderProgress(
-            hold.reader,
-            hold.position.join(_too_old(pieces, age_s + hold.hold_s, now_us=now_us)),
-        )
-        for hold in holds
-    ]
+    readers = []
+    for hold in holds:
+        needless = hold.position
+        if hold.stored_us is None or hold.is_over(now_us):
+            needless = needless.join(_too_old(pieces, age_s + hold.hold_s, now_us=now_us))
+        readers.append(ReaderProgress(hold.reader, needless))
+    return readers
 
 
 def demanded(pieces: Pieces, policy: Retention, *, now_us: int) -> dict[int, int]:

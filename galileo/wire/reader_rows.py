@@ -38,7 +38,9 @@ def progress_of(text: str | None) -> dict[int, tuple[int, int]]:
         raise InvalidObservations(f"expected progress in JSON, got {text!r:.200}") from error
 
 
-def advance(reader: str, token: str | None, cursor: Cursor, *, hold_us: int) -> dict[str, Any]:
+def advance(
+    reader: str, token: str | None, cursor: Cursor, *, hold_us: int, now: dt.datetime
+) -> dict[str, Any]:
     """What changes in the row of a named reader when it has processed all up to a cursor.
 
     The position never goes back: of two streams with one name, the one that is further counts.
@@ -47,5 +49,5 @@ def advance(reader: str, token: str | None, cursor: Cursor, *, hold_us: int) -> 
     return {
         "token": tokens.encode(reader, joined),
         "hold_us": hold_us,
-        "stored_at": dt.datetime.now(dt.UTC),
+        "stored_at": now,
     }

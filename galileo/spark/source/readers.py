@@ -5,6 +5,7 @@ Each change of the row is a conditional write, as of `galileo.client.row_changes
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 import uuid
 from collections.abc import Sequence
@@ -53,7 +54,8 @@ def advance_reader(
         backoff = client.backoff()
         while True:
             row, read_until = _row(client, reader)
-            changes = reader_rows.advance(reader, row[TOKEN], cursor, hold_us=options.hold_us)
+            now, hold_us = dt.datetime.now(dt.UTC), options.hold_us
+            changes = reader_rows.advance(reader, row[TOKEN], cursor, hold_us=hold_us, now=now)
             rows = pa.Table.from_pylist([row | changes], schema=POSITIONS.arrow_schema)
             request = storage_pb2.IngestRequest(
                 dataset=POSITIONS.key,

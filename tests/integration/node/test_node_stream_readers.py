@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime as dt
 import itertools
 import random
 from collections import Counter
@@ -163,10 +164,12 @@ class World:
         """New observations of this moment."""
         number = next(self.numbers)
         rows = batch_of(number)
-        times = pa.array([round(self.clock.now_s * MICROS)] * rows.num_rows).cast(TIME_TYPE)
+        late_s = self.random.choice((0.0, 0.0, 0.0, 60.0)) * DAY_S
+        at_s = self.clock.now_s - late_s
+        times = pa.array([round(at_s * MICROS)] * rows.num_rows).cast(TIME_TYPE)
         rows = rows.set_column(rows.column_names.index("time"), rows.schema.field("time"), times)
         await self.cluster["b"].ingest.ingest(DATASET, rows, producer="p", batch=number)
-        newest_s = (self.clock.now_s // BUCKET_S + 1) * BUCKET_S
+        newest_s = (at_s // BUCKET_S + 1) * BUCKET_S
         for partition, last in self.state().stored.published.items():
             for sequence in range(1, last + 1):
                 self.newest_s.setdefault((partition, sequence), newest_s)
@@ -179,7 +182,9 @@ class World:
             raise Unavailable("the node of the row is away")
         reader = reader_key(dataset, options.reader)
         row = self.rows.get(reader, {"reader": reader})
-        row |= reader_rows.advance(row, reader, cursor, hold_us=options.hold_us)
+        now = dt.datetime.fromtimestamp(self.clock.now_s, dt.UTC)
+        token, hold_us = row.get("token"), options.hold_us
+        row |= reader_rows.advance(reader, token, cursor, hold_us=hold_us, now=now)
         asyncio.run_coroutine_threadsafe(self.store(row), self.loop).result()
 
     async def store(self, row: dict[str, Any]) -> None:
@@ -243,8 +248,13 @@ class World:
             reader = reader_key(self.schema, job.name)
             row = self.rows.get(reader)
             assert row is not None or len(job.offsets) < 2, f"{job.name} is not registered"
-            if row is None or not row["hold_us"] or age_s >= AGE_S + row["hold_us"] / MICROS:
+            if row is None or not row["hold_us"]:
                 continue
+            hold_s = row["hold_us"] / MICROS
+            still_s = self.clock.now_s - row["stored_at"].timestamp()
+            if age_s >= AGE_S + hold_s and still_s > hold_s:
+                continue
+            self.counts["held though old"] += age_s >= AGE_S + hold_s
             position = reader_rows.position_of(reader, row["token"])
             assert job.processed.covers(position), f"{job.name} has not processed {position}"
             if position[partition] < sequence:
@@ -329,8 +339,9 @@ _readers_of = reader_positions.readers_of
 
 MUTANTS: dict[str, tuple[Any, str, Any, int]] = {
     "position before the batch is done": (CursorStream, "latestOffset", _end_first, 0),
-    "registered when the first batch is done": (CursorStream, "_advance_reader", _not_first, 7),
+    "registered when the first batch is done": (CursorStream, "_advance_reader", _not_first, 0),
     "hold ignored": (retention_runner, "held_until", _age_alone, 0),
+    "hold over by ages alone": (Hold, "is_over", lambda *_: True, 1),
     "held without a bound": (retention_runner, "held_until", _without_bound, 0),
     "dropped readers hold": (reader_positions, "readers_of", _of_dropped, 0),
     "unreadable taken for none": (
