@@ -703,7 +703,10 @@ class SystemWorld(World):
             return False
         machine = self.hosts[leader].replicas._hosted[SYSTEM].machine
         assert machine.state.set is not None
-        return machine.is_whole and len(machine.state.set.voters) >= 3
+        voters = machine.state.set.voters
+        # The leader may not have heard yet that a voter came back with an empty directory.
+        are_there = all(self.hosts[one.node].store.identity == one.disk for one in voters)
+        return machine.is_whole and are_there and len(voters) >= 3
 
     # --- recovery ----------------------------------------------------------------------------
 
@@ -775,11 +778,12 @@ class SystemWorld(World):
         for name in NAMES:
             await self.call(follower, self._random_ask(follower, name))
         async with asyncio.timeout(SETTLED_S):
-            while True:
-                before = self._rows_of_leader()
+            while True:  # A leader that cannot reach the other voter for a moment steps down.
+                before = self._rows_of_leader() if self._leader else None
                 if states_of(follower.node.catalog.definitions()) == before:
                     break
                 await asyncio.sleep(0.1)
+        assert before is not None, "the follower knows what the leader has"
         is_replaced, until = survivor not in self._voters, self._length
         for name in () if is_replaced else lost:
             await self.crash(name, is_lost=True)
