@@ -442,8 +442,8 @@ class AsyncObservations(Calls):
         check_steps(steps, schema.observation_schema, tables)
         names = options.columns
         if names:
-            read = tuple(dict.fromkeys([*names, *needed_columns(steps)]))
-            options = replace(options, columns=read)
+            needed = (name for name in needed_columns(steps) if name not in names)
+            options = replace(options, columns=(*names, *needed))
         observations = await queries.select(
             self._caller,
             schema,
