@@ -101,7 +101,7 @@ class AsyncTables(Calls):
             >>> receipt = await client.upsert("shelters", row, unchanged_since=seen.cursor)
             >>> try:
             ...     await client.upsert("shelters", row, unchanged_since=seen.cursor)
-            ... except galileo.Conflict as error:
+            ... except galileo.errors.Conflict as error:
             ...     print(error.details["key"])
             a
         """
@@ -183,7 +183,7 @@ class AsyncTables(Calls):
             [38]
             >>> earlier = await client.table("shelters", at=before.cursor, keys=["a"])
             >>> earlier.rows["beds"].to_pylist()
-            [39]
+            [40]
         """
         return await self._read_rows(table, at=at, keys=keys)
 

@@ -759,7 +759,7 @@ class BlockingCalls(BlockingBase):
             >>> receipt = client.upsert("shelters", row, unchanged_since=seen.cursor)
             >>> try:
             ...     client.upsert("shelters", row, unchanged_since=seen.cursor)
-            ... except galileo.Conflict as error:
+            ... except galileo.errors.Conflict as error:
             ...     print(error.details["key"])
             a
         """
@@ -841,7 +841,7 @@ class BlockingCalls(BlockingBase):
             [38]
             >>> earlier = client.table("shelters", at=before.cursor, keys=["a"])
             >>> earlier.rows["beds"].to_pylist()
-            [39]
+            [40]
         """
         return self._run(self._client.table(table, at=at, keys=keys))
 

@@ -128,7 +128,9 @@ def _judge(trial: Trial, client: Client, counts: Counts) -> None:
         trial.expect(len(set(values)) == len(values), f"{key}: a value was acknowledged twice")
         missing = {*range(1, rows[key] + 1)} - {*values}
         foreign = missing - {*uncertain}
-        trial.expect(not foreign, f"{key}: stored, and sent by nobody: {sorted(foreign)[:5]}")
+        trial.expect(
+            not foreign, f"{key}: stored, and no writer has sent it: {sorted(foreign)[:5]}"
+        )
         trial.expect(max(values) <= rows[key], f"{key}: {max(values)} was lost: {rows[key]}")
         trial.counts["acknowledged"] += len(values)
         trial.counts["unanswered"] += len(uncertain)
