@@ -255,7 +255,7 @@ def test_calls_max_throttles_concurrent_calls(metered: Metered) -> None:
             stub = stub_of(CONTINUOUS, channel)
             waiting = continuous_pb2.FetchRequest(ccq_id=made.id, token=made.token, wait_s=30)
             streams = [stub.Fetch(waiting) for _ in range(3)]
-            with metered.connect("ann", timeout="10ms") as hasty:
+            with metered.connect("ann", timeout="1s") as hasty:
                 # A busy node may have to wait for a leader longer than the client has patience.
                 error = wait_until(lambda: throttled(hasty), despite=(TransientError,))
             assert (error.details["quota"], error.details["bound"]) == ("calls_max", 3)
