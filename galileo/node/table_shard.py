@@ -79,13 +79,11 @@ class TableShard(Shard):
             if bound > last:
                 self.check_own([partition])
                 raise self.past_end([partition], since, parameter="unchanged_since")
+            keys = np.column_stack([commit.paths.column(half) for half in ("high", "low")])
+            later = self.index.find(partition, keys, after=bound, until=last)
             self.check_kept([partition], since)
         except GalileoError as error:
             return error
-        keys = np.column_stack(
-            [commit.paths.column(half).to_numpy(zero_copy_only=False) for half in ("high", "low")]
-        )
-        later = self.index.find(partition, keys, after=bound, until=last)
         return self._conflict(partition, commit, later, keys) if len(later) else None
 
     def _conflict(

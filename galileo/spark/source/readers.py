@@ -80,5 +80,5 @@ def _row(client: BlockingClient, reader: str) -> tuple[dict[str, Any], common_pb
         if part.HasField("reached"):
             read_until = part.reached
         if part.rows:
-            [row] = from_ipc(part.rows, POSITIONS.observation_schema).to_pylist()
+            [row] = from_ipc(part.rows, POSITIONS.observation_schema).to_pylist() or [row]
     return row, read_until

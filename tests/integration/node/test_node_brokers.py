@@ -35,6 +35,7 @@ from galileo.model.table import Table, deleted_rows, hashes_of, partitions_of, v
 from galileo.node.peers import TablePart, TableTask
 from galileo.node.storage_node import StorageNode
 from galileo.node.table_cleaner import CLEANER
+from galileo.node.table_index import NO_VERSIONS, Versions
 from galileo.node.table_shard import TableShard, overtaken
 from galileo.storage.commits import Commit
 from galileo.storage.store import Store
@@ -172,6 +173,22 @@ def test_condition_that_cannot_be_checked_is_refused(tmp_path: Path, kind: str) 
         assert type(other) is error
         [fresh] = append(shard, [commit_of(3, [2], bound=2)], is_pending=False)
         assert fresh.sequence == 3
+
+
+def test_change_that_is_cleaned_while_it_is_sought_is_not_overlooked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as shard:
+        for batch in (1, 2):
+            append(shard, [commit_of(batch, [1], bound=None)], is_pending=False)
+
+        def find(*_: Any, **__: Any) -> Versions:
+            shard._cleaned[PARTITION] = 2  # The cleaner records what it removes, and removes it.
+            return NO_VERSIONS
+
+        monkeypatch.setattr(shard.index, "find", find)
+        [refused] = append(shard, [commit_of(3, [1], bound=1)], is_pending=False)
+        assert isinstance(refused, DataExpired)
 
 
 def test_batch_that_is_stored_is_answered_though_its_rows_have_changed(tmp_path: Path) -> None:
