@@ -736,7 +736,7 @@ class BlockingCalls(BlockingBase):
             batch_rows: rows of a batch at most.
             progress: called with the rows of each batch that became durable.
             unchanged_since: a cursor of this table. Rows are refused if one of their keys has
-                changed after it; those of a batch in a partition are stored together or not at all.
+                changed after it. A partition stores all of its rows of a batch or none.
 
         Raises:
             UnknownDataset: there is no such table.
@@ -745,8 +745,8 @@ class BlockingCalls(BlockingBase):
             Conflict: a row has changed after `unchanged_since`; `details` name its `key`, and the
                 `cursor` of the change.
             DuplicateKey: two rows of a conditional call have one key; nothing is stored.
-            DataExpired, HistoryChanged: whether a row has changed since is not known any more; read
-                it anew.
+            DataExpired, HistoryChanged: the cursor is too old to tell whether a row has changed;
+                read the rows again.
             TransientError: a node that must take rows was unreachable. Some may be stored; repeat
                 the call under `details["producer"]`.
 

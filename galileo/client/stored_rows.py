@@ -163,7 +163,7 @@ class StoredRows(Definitions):
     ) -> Receipt:
         """Stores rows, which `prepare` makes those that `versions_of` takes.
 
-        The rows of a short call are perhaps sent with those of others, unless it is conditional.
+        Short calls may be sent together, unless they are conditional.
         """
         check_progress(progress)
         is_conditional = unchanged_since is not None
@@ -292,7 +292,7 @@ def _pieces(table: Table, rows: Any, csv: CsvOptions | None = None) -> Iterator[
 
 
 def _distinct(table: Table, pieces: Iterator[pa.Table]) -> list[pa.Table]:
-    """The rows of a conditional call, all of which are read before the first one is sent.
+    """Reads all rows of a conditional call, before the first one is sent.
 
     Raises:
         DuplicateKey: two of them have one key.

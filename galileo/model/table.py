@@ -356,7 +356,7 @@ def refuse_duplicates(table: Table, rows: pa.Table) -> None:
 
 
 def key_of(table: Table, rows: pa.Table | pa.RecordBatch, row: int) -> Any:
-    """The key of a row, for messages: its value, or a list of those of several columns."""
+    """The key of a row, for messages: one value, or a list if the key has several columns."""
     values = [rows.column(name)[row].as_py() for name in table.key_columns]
     values = [value.isoformat() if isinstance(value, dt.datetime) else value for value in values]
     return values[0] if len(values) == 1 else values

@@ -93,7 +93,7 @@ class TableShard(Shard):
         key = key_of(self.schema, commit.observations, row)
         return Conflict(
             f"the row with the key {key!r} of table {self.schema.name!r} was changed after the "
-            "cursor of this call, which has not changed it; read the row, and decide anew",
+            "cursor of this call, which has not changed it; read the row again before you decide",
             key=key,
             partition=partition,
             sequence=int(later.since[0]),
