@@ -846,3 +846,23 @@ def _is_whole(world: World) -> bool:
     """Whether each partition has a leader and enough voters that have what is committed."""
     led = sorted(p for host in world.hosts.values() for p in host.replicas.led)
     return led == [*world.partitions] and not under_replicated(world)
+
+
+async def play(world: World, *, producers: int, faults: int, is_enough: Callable[[], bool]) -> None:
+    """Has producers work while nodes crash and are cut off, until it is enough; then judges."""
+    await world.begin()
+    works = [asyncio.create_task(world.produce(n)) for n in range(producers)]
+    try:
+        for _ in range(faults):
+            await asyncio.sleep(world.random.uniform(0.1, 0.6))
+            await hurt(world, ["crash", "cut"])
+        await until(world, is_enough)
+        await world.settle()
+        await asyncio.gather(*works)
+        await world.settle()  # The last batches may have come since.
+        world.judge()
+    finally:
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+        await world.close()

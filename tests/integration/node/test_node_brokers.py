@@ -17,7 +17,7 @@ import pytest
 from expected_errors import raises
 from lone_nodes import commit_alone
 from parameters import keep_quick
-from replica_nodes import PARTITIONS, World, expect_crash, hurt, until
+from replica_nodes import PARTITIONS, World, expect_crash, play
 
 from galileo.dht import placement
 from galileo.errors import (
@@ -443,19 +443,9 @@ async def test_copies_of_subscriptions_replace_none_of_other_brokers(
     tmp_path: Path, seed: int, faults: int
 ) -> None:
     world = BrokerWorld(tmp_path, seed)
-    await world.begin()
-    works = [asyncio.create_task(world.produce(n)) for n in range(len(RIVALS))]
-    try:
-        for _ in range(faults):
-            await asyncio.sleep(world.random.uniform(0.1, 0.6))
-            await hurt(world, ["crash", "cut"])
-        await until(world, lambda: min(len(world.acknowledged), world.refused) > 10)
-        await world.settle()
-        await asyncio.gather(*works)
-        await world.settle()  # The last batches may have come since.
-        world.judge()
-    finally:
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
-        await world.close()
+    await play(
+        world,
+        producers=len(RIVALS),
+        faults=faults,
+        is_enough=lambda: min(len(world.acknowledged), world.refused) > 10,
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from replica_nodes import PARTITIONS, World, expect_crash, hurt, until
+from replica_nodes import PARTITIONS, World, expect_crash, play
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import Conflict, GalileoError
@@ -87,35 +87,24 @@ class CounterWorld(World):
                     counters[row["id"]] = row["value"]
 
 
-async def play(
+async def play_counters(
     directory: Path, seed: int, *, faults: int, keys: Sequence[str] = KEYS, conflicts: int = 20
 ) -> None:
     """Plays until so many writes have been refused, and then judges."""
     world = CounterWorld(directory, seed, keys)
-    await world.begin()
-    works = [asyncio.create_task(world.produce(n)) for n in range(WRITERS)]
-    try:
-        for _ in range(faults):
-            await asyncio.sleep(world.random.uniform(0.1, 0.6))
-            await hurt(world, ["crash", "cut"])
-        await until(world, lambda: len(world.acknowledged) > ACKNOWLEDGED)
-        await until(world, lambda: world.conflicts >= conflicts)
-        await world.settle()
-        await asyncio.gather(*works)
-        await world.settle()  # The last batches may have come since.
-        world.judge()
-    finally:
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
-        await world.close()
+    await play(
+        world,
+        producers=WRITERS,
+        faults=faults,
+        is_enough=lambda: len(world.acknowledged) > ACKNOWLEDGED and world.conflicts >= conflicts,
+    )
 
 
 @pytest.mark.parametrize(
     ("seed", "faults"), [(0, 2), *(pytest.param(n, 8, marks=pytest.mark.slow) for n in range(1, 8))]
 )
 async def test_counters_lose_no_increment(tmp_path: Path, seed: int, faults: int) -> None:
-    await play(tmp_path, seed, faults=faults)
+    await play_counters(tmp_path, seed, faults=faults)
 
 
 def _refuses_nothing(
@@ -146,7 +135,7 @@ async def test_judge_convicts_a_mutant_of_conditional_writes(
     monkeypatch.setattr(TableShard, name, mutant)
     for seed in range(5):
         try:
-            await play(tmp_path / str(seed), seed, faults=0, keys=["a"], conflicts=0)
+            await play_counters(tmp_path / str(seed), seed, faults=0, keys=["a"], conflicts=0)
         except AssertionError:
             return
     pytest.fail(f"a mutant without {name} survived")
