@@ -707,14 +707,14 @@ def _get(*paths: str) -> Callable[[], HttpRequests]:
     return lambda: (HttpRequest(path) for path in paths)
 
 
-def _filtered(path: str, **parameters: str) -> Callable[[], HttpRequests]:
+def _filtered(path: str, *, method: str = "GET", **parameters: str) -> Callable[[], HttpRequests]:
     """A request without a filter, and one with each of `short_queries`."""
 
     def requests() -> HttpRequests:
-        yield HttpRequest(f"{_DATASET}/{path}?{urlencode(parameters)}")
+        yield HttpRequest(f"{_DATASET}/{path}?{urlencode(parameters)}", method)
         for query in short_queries():
             text = urlencode({**parameters, "filter": query}, quote_via=quote, safe="(),:<>=")
-            yield HttpRequest(f"{_DATASET}/{path}?{text}")
+            yield HttpRequest(f"{_DATASET}/{path}?{text}", method)
 
     return requests
 
@@ -805,7 +805,11 @@ ROUTES: Mapping[tuple[str, str], WorstRequest] = MappingProxyType(
             ),
         ),
         ("items", "POST"): WorstRequest("names by lines, columns by batches", _posted_items),
+        ("items", "DELETE"): WorstRequest(_QUERY, _filtered("items", method="DELETE")),
         ("item", "GET"): WorstRequest(_TEXT, _get(f"{_DATASET}/items/{_LONG_PATH}")),
+        ("item", "DELETE"): WorstRequest(
+            _TEXT, lambda: iter([HttpRequest(f"{_DATASET}/items/{_LONG_PATH}", "DELETE")])
+        ),
         ("position", "GET"): WorstRequest(
             "points by rows",
             _edr("position", coords="MULTIPOINT(" + ",".join(f"({i} 9)" for i in range(20)) + ")"),

@@ -142,6 +142,13 @@ class Cursor(Mapping[int, int]):
         """A mask of the commits after this cursor, for columns of partitions and sequences."""
         if len(partitions) == 0 or not self._positions:
             return sequences > 0
+        after: Mask = sequences > self.of(partitions)
+        return after
+
+    def of(self, partitions: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """The sequence of each partition of a column, 0 of one that the cursor does not name."""
+        if len(partitions) == 0 or not self._positions:
+            return np.zeros(len(partitions), dtype=np.int64)
         positions = self._array
         try:
             known = None if positions is None else positions[partitions]
@@ -150,8 +157,7 @@ class Cursor(Mapping[int, int]):
         if known is None:
             positions = self._array = self._until(int(partitions.max()))
             known = positions[partitions]
-        after: Mask = sequences > known
-        return after
+        return known
 
     def _until(self, partition: int) -> npt.NDArray[np.int64]:
         """A dense array of the sequences."""

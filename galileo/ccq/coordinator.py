@@ -130,8 +130,10 @@ class Coordinator:
         if result.failure is not None and result.failure.kind == HistoryChanged.kind:
             return self._begin_again(result.failure, now)
         labels_added = self.cycles.finish(result, now)
-        is_news = labels_added or result.failure or result.gone or self.fetches.awaits_clock
-        effects = self.fetches.wake(now) if is_news else []
+        fetches = self.fetches
+        is_news = labels_added or result.failure or result.gone
+        is_awaited = fetches.awaits_clock or fetches.awaits_commits
+        effects = fetches.wake(now) if is_news or is_awaited else []
         small_chunks = self.cache.compact()
         if small_chunks is not None:
             effects.append(CompactPacks(self.ccq, self.term, small_chunks))

@@ -121,6 +121,7 @@ class FetchRequested:
         wait_until: monotonic time until which to wait for new labels; None answers at once.
         labels_max: soft bound of the answer; one whole commit may exceed it.
         until_clock_us: answer when the event clock reaches this, too.
+        any_commit: answer when later commits were evaluated, whether they have labels or not.
     """
 
     request: int
@@ -129,6 +130,7 @@ class FetchRequested:
     wait_until: float | None = None
     labels_max: int = 100_000
     until_clock_us: int | None = None
+    any_commit: bool = False
 
 
 @dataclass(frozen=True, slots=True)

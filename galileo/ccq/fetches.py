@@ -18,7 +18,8 @@ of three places:
 A fetch that waits for new labels is served afresh, by the same rules, when the cache grew. For a
 CCQ with windows it is also served when the event clock reaches the end of a window. If retention
 dropped commits before they were evaluated, the answer reports the range; a fetch does not wait
-after that.
+after that. A fetch of a CCQ over a keyed dataset is served when anything was committed, since that
+may withdraw labels.
 
 Each answer is "all labels in (after, cursor]" and a function of the log, the token and the cursor
 alone: a repeated fetch gets the same labels, and a client that continues from the cursor gets every
@@ -112,6 +113,7 @@ class _Fetch:
     until: Cursor = EMPTY_CURSOR
     holder: Holder | None = None
     until_clock_us: int | None = None
+    any_commit: bool = False
 
 
 class Fetches:
@@ -157,12 +159,17 @@ class Fetches:
             for fetch in self._open.values()
         )
 
+    @property
+    def awaits_commits(self) -> bool:
+        """Whether a fetch waits for any commit."""
+        return any(f.stage == "waiting" and f.any_commit for f in self._open.values())
+
     # --- events ------------------------------------------------------------------------------
 
     def fetch(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
         labels_max = max(1, min(event.labels_max, self._labels_max))
         fetch = _Fetch(event.request, event.cursor, event.wait_until, labels_max, now)
-        fetch.until_clock_us = event.until_clock_us
+        fetch.until_clock_us, fetch.any_commit = event.until_clock_us, event.any_commit
         self._open[event.request] = fetch
         ahead = self._ahead(fetch.cursor, known)
         if not ahead:
@@ -279,7 +286,10 @@ class Fetches:
             return self._load(fetch, selection.missing_spill, now)
         gone = self._cache.gone.between(fetch.cursor, selection.covered)
         is_news = (
-            selection.labels is not None or gone or self._is_clock_reached(fetch, selection.covered)
+            selection.labels is not None
+            or gone
+            or self._is_clock_reached(fetch, selection.covered)
+            or (fetch.any_commit and not fetch.cursor.covers(selection.covered))
         )
         if not is_news and self._may_wait(fetch, now):
             fetch.stage, fetch.deadline = "waiting", fetch.wait_until or now

@@ -342,6 +342,7 @@ def _show(session: Session, update: Update) -> None:
         session.output.value(
             {
                 "labels": update.labels.to_arrow().to_pylist(),
+                "withdrawn": _withdrawn(update).to_arrow().to_pylist(),
                 "token": update.token,
                 "frontier": update.frontier,
                 "age_s": update.age_s,
@@ -356,6 +357,10 @@ def _show(session: Session, update: Update) -> None:
         )
         return
     show_labels(session, update.labels)
+    if withdrawn := _withdrawn(update):
+        words = f"withdrawn, since they match or count no more: {counted(len(withdrawn), 'label')}"
+        session.output.value(None, words=words)
+        show_labels(session, withdrawn)
     if not update.is_news:
         session.output.value(None, words=f"nothing new: {update.status}")
     for dropped in update.gone:
@@ -367,6 +372,11 @@ def _show(session: Session, update: Update) -> None:
         if change.is_closed:
             session.output.value(None, words=_closing(change))
     session.output.value(None, words=f"token {update.token}")
+
+
+def _withdrawn(update: Update) -> Labels:
+    schema = update.labels.schema
+    return update.withdrawn or Labels(schema, schema.label_schema.empty_table())
 
 
 def _show_closed(session: Session, update: Update, spool: Spool) -> None:

@@ -31,12 +31,13 @@ class WatchDisplay(LiveDisplay):
         super().__init__(output)
         self._ccq_id = ccq_id
         self._newest: Labels | None = None
-        self._labels = self._updates = self._gone = 0
+        self._labels = self._updates = self._gone = self._withdrawn = 0
 
     def update(self, update: Update, notices: Sequence[str]) -> None:
         """Shows what an update brought; its token stands below, to go on with."""
         self._updates += 1
         self._labels += len(update.labels)
+        self._withdrawn += len(update.withdrawn or ())
         self._gone += sum(dropped.commits for dropped in update.gone)
         held = [update.labels] if self._newest is None else [self._newest, update.labels]
         joined = Labels.concat(update.labels.schema, held)
@@ -49,6 +50,7 @@ class WatchDisplay(LiveDisplay):
     def _summary(self, update: Update) -> str:
         gone = f", dropped by retention before: {counted(self._gone, 'commit')}" * bool(self._gone)
         more = ", more to come" * update.more
+        gone = f", {self._withdrawn:,} withdrawn" * bool(self._withdrawn) + gone
         return (
             f"{counted(self._labels, 'label')} in {counted(self._updates, 'update')}, the newest "
             f"{min(self._labels, LABELS_SHOWN)} shown{gone}{more}"

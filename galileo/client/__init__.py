@@ -3,6 +3,7 @@
 from galileo.client.analytics_results import (
     Aggregates,
     Children,
+    DatasetVersion,
     Estimate,
     FeatureSummary,
     LatestResult,
@@ -39,7 +40,7 @@ from galileo.client.results import (
 )
 from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import Spool, SpooledUpdate, SpooledWindow
-from galileo.model.versions import DatasetVersion, PartitionVersion
+from galileo.model.versions import PartitionVersion
 from galileo.model.windows import WindowChange
 
 __all__ = [

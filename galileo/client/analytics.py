@@ -16,6 +16,7 @@ from galileo.client.analytics_results import (
     Aggregates,
     Children,
     ConditionStep,
+    DatasetVersion,
     Estimate,
     FeatureSummary,
     NodeExplanation,
@@ -27,7 +28,7 @@ from galileo.client.graph_path import levels_of, parse_vertex, value_texts
 from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.model.schema import Schema
-from galileo.model.versions import DatasetVersion, PartitionVersion
+from galileo.model.versions import PartitionVersion
 from galileo.packing.arrow_streams import read_stream
 from galileo.query import questions
 from galileo.query.questions import Question

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from galileo.client import notebook_repr
 from galileo.client.graph_path import value_texts
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.model.schema import Schema
+from galileo.model.versions import PartitionVersion
 from galileo.optional_imports import to_pandas
 
 if TYPE_CHECKING:
@@ -558,3 +559,31 @@ class Estimate:
 
 def _state(missing: tuple[int, ...]) -> str:
     return f", partitions {list(missing)} missing" if missing else ""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetVersion:
+    """What readers see of a dataset: while it stays the same, so do all answers.
+
+    Attributes:
+        schema: of the dataset that has the name now.
+        partitions: the version of each partition that can have rows and whose owner answered.
+        ranges: a number that changes with the rule by which observations are placed, and so the
+            partitions in which a region is looked for.
+        missing: partitions whose owner could not be asked.
+    """
+
+    schema: Schema
+    partitions: Mapping[int, PartitionVersion]
+    ranges: int
+    missing: tuple[int, ...]
+
+    @property
+    def cursor(self) -> Cursor:
+        """The last commit of each partition, up to which readers see the dataset."""
+        return Cursor({partition: version.last for partition, version in self.partitions.items()})
+
+    @property
+    def complete(self) -> bool:
+        """Whether every owner answered."""
+        return not self.missing

@@ -11,6 +11,7 @@ from galileo.client.analytics import CHILDREN, AnalyticsAnswer, Result, Tree
 from galileo.client.analytics_results import (
     Aggregates,
     Children,
+    DatasetVersion,
     Estimate,
     FeatureSummary,
     LatestResult,
@@ -22,7 +23,6 @@ from galileo.client.arguments import dataset_name
 from galileo.client.calls import Calls
 from galileo.client.descriptions import DatasetDescription, description_of
 from galileo.model.grouping import Grouping, Key, parse_key
-from galileo.model.versions import DatasetVersion
 from galileo.query import questions
 from galileo.query.builder import QueryLike, query_text
 from galileo.query.operands import DATETIME, GEOHASH

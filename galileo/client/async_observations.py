@@ -8,13 +8,14 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
 
 import pyarrow as pa
 
 from galileo.client import completeness, pages, queries, reading
 from galileo.client.arguments import check_progress, dataset_name, instance_of
-from galileo.client.calls import Calls, SamplerLike
+from galileo.client.calls import SamplerLike
+from galileo.client.deletions import Deletions
 from galileo.client.ingestion import (
     Batches,
     Progress,
@@ -26,6 +27,8 @@ from galileo.client.ingestion import (
 from galileo.client.pages import LIMIT_MAX, Page
 from galileo.client.queries import LabelBatches
 from galileo.client.results import Labels, Receipt
+from galileo.client.stored_rows import cursor_argument
+from galileo.cursor import Cursor
 from galileo.errors import InputError, UnknownDataset
 from galileo.formats import CsvOptions, Source, open_source, suggest_schema
 from galileo.formats import Mapping as FileMapping
@@ -34,14 +37,14 @@ from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
 from galileo.model.enrichment import Step, check_steps, needed_columns, steps_of
 from galileo.model.rows import check_limit, row_options
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, not_keyed
 from galileo.model.times import Duration
 from galileo.query.builder import QueryLike, query_text
 from galileo.samplers import SamplerSpec
 from galileo.wire.v1 import query_pb2
 
 
-class AsyncObservations(Calls):
+class AsyncObservations(Deletions):
     """What is stored and asked once."""
 
     async def ingest(
@@ -57,8 +60,13 @@ class AsyncObservations(Calls):
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
+        unchanged_since: Cursor | None = None,
+        replaces: Any = None,
     ) -> Receipt:
         """Stores observations; durable when it returns.
+
+        In a keyed dataset each observation replaces the one with the same key, as a whole, and of
+        one key the last observation counts.
 
         Args:
             dataset: its name.
@@ -83,16 +91,28 @@ class AsyncObservations(Calls):
             producer: name under which the batches are numbered. Ingesting the same data again
                 under the same name and `batch_rows` stores nothing twice. By default files have
                 names made of their content, so that a repetition stores nothing twice; data in
-                memory gets a fresh name, so that a repetition stores it again.
+                memory, and files for a keyed dataset, get a fresh name, so that a repetition stores
+                them again.
             first_batch: the number of the first batch, of a producer that numbers its batches
                 itself over several calls.
             batch_rows: rows per batch; a table is cut into such pieces.
             progress: called with the rows of each batch that became durable.
+            unchanged_since: a cursor of this keyed dataset. Observations are refused if one of
+                their keys has changed after it. A partition stores all of its rows of a batch or
+                none.
+            replaces: observations of a keyed dataset, as of `delete`, that are deleted once `data`
+                is durable: those whose place or time is corrected, so that they have another key.
+                Keys that `data` has stay. Repeat the call after an error.
 
         Raises:
             InvalidObservations: a table does not fit; nothing of that table was stored.
             InputError: a file, grid or mapping does not fit; what came before is stored.
             ConfigError: a file needs a library that is not installed.
+            Conflict: an observation has changed after `unchanged_since`; `details` name its `key`,
+                and the `cursor` of the change.
+            DuplicateKey: two rows of a conditional call have one key; nothing is stored.
+            DataExpired, HistoryChanged: the cursor is too old to tell whether an observation has
+                changed.
             TransientError: a node that must take rows was unreachable; ingest the same again later,
                 under `details["producer"]`, or what was stored by then is stored twice.
 
@@ -104,21 +124,27 @@ class AsyncObservations(Calls):
         check_progress(progress)
         if producer is not None:
             instance_of(str, producer, "the producer's name as a text")
+        schema = await self._schema(dataset)
+        if unchanged_since is not None:
+            cursor_argument(unchanged_since, "unchanged_since")
+        if not schema.is_keyed and (unchanged_since is not None or replaces is not None):
+            raise not_keyed(schema)
         sending = Sending(
-            await self._schema(dataset),
+            schema,
             producer,
+            unchanged_since=unchanged_since,
+            keys=None if replaces is None else [],
             first_batch=first_batch,
             batch_rows=batch_rows,
             mapping=FileMapping.of(mapping, missing, csv),
             format=format,
             read_schema=partial(self._read_schema, dataset),
         )
-        return await send_all(
-            self._router,
-            sending,
-            data=data,
-            progress=progress,
-        )
+        receipt = await send_all(self._router, sending, data=data, progress=progress)
+        if replaces is None:
+            return receipt
+        deleted = await self._delete_rows(sending.schema, replaces, besides=sending.keys or ())
+        return replace(receipt, reached=receipt.reached.join(deleted.reached))
 
     async def ingest_file(
         self,
@@ -133,8 +159,10 @@ class AsyncObservations(Calls):
         index: Sequence[str] | None = None,
         precision: int = 5,
         bucket: Duration = "1h",
+        key: str | Sequence[str] = (),
         producer: str | None = None,
         progress: Progress | None = None,
+        unchanged_since: Cursor | None = None,
     ) -> Receipt:
         """Stores the observations of a file, and creates the dataset if asked to.
 
@@ -156,11 +184,15 @@ class AsyncObservations(Calls):
                 mapped, or the first 32.
             precision: with `create`, geohash characters of a block.
             bucket: with `create`, the width of a block in time.
+            key: with `create`, the features of the key, which are indexed; none: observations are
+                never replaced.
             producer: name under which the batches are numbered, in place of the file's own.
             progress: called with the rows of each batch that became durable.
+            unchanged_since: as for `ingest`.
 
         Raises:
-            InputError: the file is damaged, or does not fit the mapping or the dataset.
+            InputError: the file is damaged, or does not fit the mapping or the dataset, or the
+                dataset exists with another key than `key`.
             UnknownDataset: there is no such dataset, and `create` is false.
             ConfigError: the format needs a library that is not installed.
             TransientError: a node that must take rows stayed away; ingest the same again later.
@@ -191,19 +223,31 @@ class AsyncObservations(Calls):
             source = await in_thread(
                 partial(open_source, Path(path), mapping=read_by, format=format)
             )
+        wanted_key = (key,) if isinstance(key, str) else tuple(key)
         created = False
         try:
-            await self._schema(dataset)
+            _check_key(await self._schema(dataset), wanted_key)
         except UnknownDataset:
             if not create:
                 raise
             schema = suggest_schema(
-                source, dataset, geohash_precision=precision, time_bucket=bucket, index=index
+                source,
+                dataset,
+                geohash_precision=precision,
+                time_bucket=bucket,
+                index=index,
+                key=wanted_key,
             )
             await in_thread(check_first_batch, source, schema)
             self._cache_schema(Schema.from_json(await self._create(schema)))
             created = True
-        receipt = await self.ingest(dataset, source, producer=producer, progress=progress)
+        receipt = await self.ingest(
+            dataset,
+            source,
+            producer=producer,
+            progress=progress,
+            unchanged_since=unchanged_since,
+        )
         return replace(receipt, created=created)
 
     async def query(
@@ -391,6 +435,7 @@ class AsyncObservations(Calls):
         enrich: Sequence[Step] = (),
         require_complete: bool = True,
         progress: Progress | None = None,
+        at: Cursor | None = None,
     ) -> pa.Table:
         """The observations that match a CQL2 query exactly, found and read in one call.
 
@@ -414,10 +459,14 @@ class AsyncObservations(Calls):
                 given. `galileo.missing` in the metadata of a partial table's schema is a JSON list
                 of the missing partitions.
             progress: called with the observations of each piece as it comes.
+            at: a cursor of this dataset, such as the `frontier` of labels: the observations as they
+                were then, of the partitions that it names. None: as they are.
 
         Raises:
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
             InputError: there is no such column or order, or a step does not fit.
+            DataExpired: what was there at the cursor is not kept any more.
+            HistoryChanged: commits up to the cursor were lost.
             UnknownDataset: there is no such dataset or table.
             IncompleteAnswer: a node that may keep some of them cannot be reached.
             Unavailable: a node that keeps rows of a table cannot be reached.
@@ -451,6 +500,7 @@ class AsyncObservations(Calls):
             options=options,
             require_complete=require_complete,
             progress=progress,
+            at=None if at is None else cursor_argument(at, "at"),
         )
         if not steps:
             return observations
@@ -465,6 +515,7 @@ class AsyncObservations(Calls):
         *,
         columns: Sequence[str] = (),
         limit: int | None = None,
+        at: Cursor | None = None,
     ) -> AsyncIterator[pa.Table]:
         """The same in pieces, in any order; memory stays bounded.
 
@@ -484,7 +535,11 @@ class AsyncObservations(Calls):
         """
         options = row_options(columns, limit, "")
         schema = await self._schema_with(dataset, options.columns)
-        pieces = queries.select_batches(self._caller, schema, query_text(query), options=options)
+        if at is not None:
+            cursor_argument(at, "at")
+        pieces = queries.select_batches(
+            self._caller, schema, query_text(query), options=options, at=at
+        )
         async with aclosing(pieces) as tables:
             async for table in tables:
                 yield table
@@ -572,6 +627,19 @@ class AsyncObservations(Calls):
             2
         """
         return await queries.count(self._caller, dataset_name(dataset), query_text(query))
+
+
+def _check_key(schema: Schema, key: Sequence[str]) -> None:
+    """Raises InputError if a dataset has another key than a call wants; an empty one fits all."""
+    if not key or {*key} == {*schema.key_features}:
+        return
+    own = f"with the key {', '.join(schema.key_features)}" if schema.is_keyed else "without a key"
+    raise InputError(
+        f"expected the dataset {schema.name!r} with the key {', '.join(key)}, got one {own}; a "
+        "dataset never changes its key, so leave it out, or create another dataset",
+        expected="key",
+        dataset=schema.name,
+    )
 
 
 def _query_request(

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from galileo.client.arguments import instance_of
-from galileo.client.calls import Calls
+from galileo.client.arguments import check_progress, instance_of
+from galileo.client.deletions import Deletions, condition_of, refuse_rows_alone
 from galileo.client.ingestion import Progress
 from galileo.client.results import Receipt, TableRows
 from galileo.client.stored_rows import Keys, cursor_argument, keyed
 from galileo.cursor import Cursor
 from galileo.formats import CsvOptions
 from galileo.formats.source import BATCH_ROWS
+from galileo.model.schema import not_keyed
 from galileo.model.table import (
     Table,
     deleted_rows,
 )
+from galileo.query.builder import QueryLike
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.v1 import storage_pb2
 
 
-class AsyncTables(Calls):
+class AsyncTables(Deletions):
     """Keyed rows that are replaced and deleted."""
 
     async def create_table(self, table: Table) -> None:
@@ -118,8 +121,8 @@ class AsyncTables(Calls):
 
     async def delete(
         self,
-        table: str,
-        keys: Keys,
+        name: str,
+        what: Keys | QueryLike | Mapping[str, Any],
         *,
         csv: CsvOptions | None = None,
         producer: str | None = None,
@@ -128,29 +131,67 @@ class AsyncTables(Calls):
         progress: Progress | None = None,
         unchanged_since: Cursor | None = None,
     ) -> Receipt:
-        """Deletes the rows with some keys; unknown keys are ignored. Else as `upsert`.
+        """Deletes rows of a table, or observations of a keyed dataset; else as `upsert`.
+
+        Keys that are not there are ignored. What a condition deletes has not changed since it was
+        evaluated; where it has, the condition is evaluated once more.
 
         Args:
-            table: its name.
-            keys: rows, as of `upsert`, of which the columns of the key count; or a list of keys, if
-                the key has one column.
+            name: of the table or dataset.
+            what: of a table rows, as of `upsert`, of which the columns of the key count, or a list
+                of keys if the key has one column. Of a dataset rows, of which the place, the time
+                and the features of the key count, or a `pathlib.Path` of a file of such rows; or a
+                condition: CQL2 text, such as `"temperature > 400"`, `galileo.f.temperature > 400`,
+                or CQL2 JSON. An empty text stands for all observations.
             csv: as of `upsert`.
-            producer: as of `upsert`.
+            producer: as of `upsert`; not with a condition.
             first_batch: as of `upsert`.
             batch_rows: as of `upsert`.
             progress: as of `upsert`.
-            unchanged_since: as of `upsert`.
+            unchanged_since: as of `upsert`; not with a condition.
+
+        Returns:
+            `rows` is the number of keys, whether they were there or not, and of a condition that
+            of the deleted observations; `evaluated` says up to where a condition was evaluated.
+
+        Raises:
+            InputError: it is a dataset without a key.
+            IncompleteAnswer: a node that may keep observations that match cannot be reached.
+            Conflict: a row has changed after `unchanged_since`; or others change the observations
+                of a condition until the patience of the client ends.
+            UnknownDataset, InvalidObservations, DuplicateKey, TransientError: as of `upsert`.
 
         Example:
             >>> receipt = await client.delete("shelters", ["b"])
             >>> (await client.table("shelters")).rows["id"].to_pylist()
             ['a']
         """
-        return await self._store(
-            table,
-            keys,
-            deleted_rows,
-            rows_of=keyed,
+        known = await self._kept(name)
+        if isinstance(known, Table):
+            return await self._store(
+                name,
+                what,
+                deleted_rows,
+                rows_of=keyed,
+                csv=csv,
+                producer=producer,
+                first_batch=first_batch,
+                batch_rows=batch_rows,
+                progress=progress,
+                unchanged_since=unchanged_since,
+            )
+        check_progress(progress)
+        if not known.is_keyed:
+            raise not_keyed(known)
+        condition = condition_of(what)
+        if condition is not None:
+            refuse_rows_alone(known, csv=csv, producer=producer, unchanged_since=unchanged_since)
+            return await self._delete_matching(known, condition, progress=progress)
+        if unchanged_since is not None:
+            cursor_argument(unchanged_since, "unchanged_since")
+        return await self._delete_rows(
+            known,
+            what,
             csv=csv,
             producer=producer,
             first_batch=first_batch,
@@ -187,15 +228,17 @@ class AsyncTables(Calls):
         """
         return await self._read_rows(table, at=at, keys=keys)
 
-    async def changes(self, table: str, after: Cursor, *, until: Cursor | None = None) -> TableRows:
+    async def changes(self, name: str, after: Cursor, *, until: Cursor | None = None) -> TableRows:
         """The keys whose rows changed between two cursors, each with its last row.
+
+        Of a table or of a keyed dataset.
 
         Who applies them to the rows at the first cursor has the rows at the second: rows whose
         column `deleted` is true are removed, all others replaced. Of a deleted row only the key is
-        there.
+        there; of a deleted observation also the place and the time by which it was deleted.
 
         Args:
-            table: its name.
+            name: of the table or dataset.
             after: the cursor of an earlier answer.
             until: of a later one; None: all that is committed.
 
@@ -209,7 +252,9 @@ class AsyncTables(Calls):
             >>> (await client.changes("shelters", before)).rows.to_pylist()
             [{'id': 'a', 'beds': None, 'deleted': True}]
         """
-        known = await self._table(table)
+        known = await self._kept(name)
+        if not known.is_keyed:
+            raise not_keyed(known)
         request = storage_pb2.ReadTableRequest(
             dataset=known.key, after=cursor_to_pb(cursor_argument(after, "after"))
         )

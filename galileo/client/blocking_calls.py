@@ -16,6 +16,7 @@ from galileo.client.analytics import CHILDREN
 from galileo.client.analytics_results import (
     Aggregates,
     Children,
+    DatasetVersion,
     Estimate,
     FeatureSummary,
     LatestResult,
@@ -69,7 +70,6 @@ from galileo.model.retention import Retention
 from galileo.model.schema import Feature, Schema
 from galileo.model.table import Table
 from galileo.model.times import Duration
-from galileo.model.versions import DatasetVersion
 from galileo.model.windows import Window
 from galileo.query.builder import QueryLike
 from galileo.rdf.incremental_graph import LABELS_MAX
@@ -778,8 +778,8 @@ class BlockingCalls(BlockingBase):
 
     def delete(
         self,
-        table: str,
-        keys: Keys,
+        name: str,
+        what: Keys | QueryLike | Mapping[str, Any],
         *,
         csv: CsvOptions | None = None,
         producer: str | None = None,
@@ -788,18 +788,35 @@ class BlockingCalls(BlockingBase):
         progress: Progress | None = None,
         unchanged_since: Cursor | None = None,
     ) -> Receipt:
-        """Deletes the rows with some keys; unknown keys are ignored. Else as `upsert`.
+        """Deletes rows of a table, or observations of a keyed dataset; else as `upsert`.
+
+        Keys that are not there are ignored. What a condition deletes has not changed since it was
+        evaluated; where it has, the condition is evaluated once more.
 
         Args:
-            table: its name.
-            keys: rows, as of `upsert`, of which the columns of the key count; or a list of keys, if
-                the key has one column.
+            name: of the table or dataset.
+            what: of a table rows, as of `upsert`, of which the columns of the key count, or a list
+                of keys if the key has one column. Of a dataset rows, of which the place, the time
+                and the features of the key count, or a `pathlib.Path` of a file of such rows; or a
+                condition: CQL2 text, such as `"temperature > 400"`, `galileo.f.temperature > 400`,
+                or CQL2 JSON. An empty text stands for all observations.
             csv: as of `upsert`.
-            producer: as of `upsert`.
+            producer: as of `upsert`; not with a condition.
             first_batch: as of `upsert`.
             batch_rows: as of `upsert`.
             progress: as of `upsert`.
-            unchanged_since: as of `upsert`.
+            unchanged_since: as of `upsert`; not with a condition.
+
+        Returns:
+            `rows` is the number of keys, whether they were there or not, and of a condition that
+            of the deleted observations; `evaluated` says up to where a condition was evaluated.
+
+        Raises:
+            InputError: it is a dataset without a key.
+            IncompleteAnswer: a node that may keep observations that match cannot be reached.
+            Conflict: a row has changed after `unchanged_since`; or others change the observations
+                of a condition until the patience of the client ends.
+            UnknownDataset, InvalidObservations, DuplicateKey, TransientError: as of `upsert`.
 
         Example:
             >>> receipt = client.delete("shelters", ["b"])
@@ -808,8 +825,8 @@ class BlockingCalls(BlockingBase):
         """
         return self._run(
             self._client.delete(
-                table,
-                keys,
+                name,
+                what,
                 csv=csv,
                 producer=producer,
                 first_batch=first_batch,
@@ -845,15 +862,17 @@ class BlockingCalls(BlockingBase):
         """
         return self._run(self._client.table(table, at=at, keys=keys))
 
-    def changes(self, table: str, after: Cursor, *, until: Cursor | None = None) -> TableRows:
+    def changes(self, name: str, after: Cursor, *, until: Cursor | None = None) -> TableRows:
         """The keys whose rows changed between two cursors, each with its last row.
+
+        Of a table or of a keyed dataset.
 
         Who applies them to the rows at the first cursor has the rows at the second: rows whose
         column `deleted` is true are removed, all others replaced. Of a deleted row only the key is
-        there.
+        there; of a deleted observation also the place and the time by which it was deleted.
 
         Args:
-            table: its name.
+            name: of the table or dataset.
             after: the cursor of an earlier answer.
             until: of a later one; None: all that is committed.
 
@@ -867,7 +886,7 @@ class BlockingCalls(BlockingBase):
             >>> (client.changes("shelters", before)).rows.to_pylist()
             [{'id': 'a', 'beds': None, 'deleted': True}]
         """
-        return self._run(self._client.changes(table, after, until=until))
+        return self._run(self._client.changes(name, after, until=until))
 
     def ingest(
         self,
@@ -882,8 +901,13 @@ class BlockingCalls(BlockingBase):
         first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
+        unchanged_since: Cursor | None = None,
+        replaces: Any = None,
     ) -> Receipt:
         """Stores observations; durable when it returns.
+
+        In a keyed dataset each observation replaces the one with the same key, as a whole, and of
+        one key the last observation counts.
 
         Args:
             dataset: its name.
@@ -908,16 +932,28 @@ class BlockingCalls(BlockingBase):
             producer: name under which the batches are numbered. Ingesting the same data again
                 under the same name and `batch_rows` stores nothing twice. By default files have
                 names made of their content, so that a repetition stores nothing twice; data in
-                memory gets a fresh name, so that a repetition stores it again.
+                memory, and files for a keyed dataset, get a fresh name, so that a repetition stores
+                them again.
             first_batch: the number of the first batch, of a producer that numbers its batches
                 itself over several calls.
             batch_rows: rows per batch; a table is cut into such pieces.
             progress: called with the rows of each batch that became durable.
+            unchanged_since: a cursor of this keyed dataset. Observations are refused if one of
+                their keys has changed after it. A partition stores all of its rows of a batch or
+                none.
+            replaces: observations of a keyed dataset, as of `delete`, that are deleted once `data`
+                is durable: those whose place or time is corrected, so that they have another key.
+                Keys that `data` has stay. Repeat the call after an error.
 
         Raises:
             InvalidObservations: a table does not fit; nothing of that table was stored.
             InputError: a file, grid or mapping does not fit; what came before is stored.
             ConfigError: a file needs a library that is not installed.
+            Conflict: an observation has changed after `unchanged_since`; `details` name its `key`,
+                and the `cursor` of the change.
+            DuplicateKey: two rows of a conditional call have one key; nothing is stored.
+            DataExpired, HistoryChanged: the cursor is too old to tell whether an observation has
+                changed.
             TransientError: a node that must take rows was unreachable; ingest the same again later,
                 under `details["producer"]`, or what was stored by then is stored twice.
 
@@ -939,6 +975,8 @@ class BlockingCalls(BlockingBase):
                 first_batch=first_batch,
                 batch_rows=batch_rows,
                 progress=progress,
+                unchanged_since=unchanged_since,
+                replaces=replaces,
             ),
         )
 
@@ -955,8 +993,10 @@ class BlockingCalls(BlockingBase):
         index: Sequence[str] | None = None,
         precision: int = 5,
         bucket: Duration = "1h",
+        key: str | Sequence[str] = (),
         producer: str | None = None,
         progress: Progress | None = None,
+        unchanged_since: Cursor | None = None,
     ) -> Receipt:
         """Stores the observations of a file, and creates the dataset if asked to.
 
@@ -978,11 +1018,15 @@ class BlockingCalls(BlockingBase):
                 mapped, or the first 32.
             precision: with `create`, geohash characters of a block.
             bucket: with `create`, the width of a block in time.
+            key: with `create`, the features of the key, which are indexed; none: observations are
+                never replaced.
             producer: name under which the batches are numbered, in place of the file's own.
             progress: called with the rows of each batch that became durable.
+            unchanged_since: as for `ingest`.
 
         Raises:
-            InputError: the file is damaged, or does not fit the mapping or the dataset.
+            InputError: the file is damaged, or does not fit the mapping or the dataset, or the
+                dataset exists with another key than `key`.
             UnknownDataset: there is no such dataset, and `create` is false.
             ConfigError: the format needs a library that is not installed.
             TransientError: a node that must take rows stayed away; ingest the same again later.
@@ -1013,8 +1057,10 @@ class BlockingCalls(BlockingBase):
                 index=index,
                 precision=precision,
                 bucket=bucket,
+                key=key,
                 producer=producer,
                 progress=progress,
+                unchanged_since=unchanged_since,
             )
         )
 
@@ -1215,6 +1261,7 @@ class BlockingCalls(BlockingBase):
         enrich: Sequence[Step] = (),
         require_complete: bool = True,
         progress: Progress | None = None,
+        at: Cursor | None = None,
     ) -> pa.Table:
         """The observations that match a CQL2 query exactly, found and read in one call.
 
@@ -1238,10 +1285,14 @@ class BlockingCalls(BlockingBase):
                 given. `galileo.missing` in the metadata of a partial table's schema is a JSON list
                 of the missing partitions.
             progress: called with the observations of each piece as it comes.
+            at: a cursor of this dataset, such as the `frontier` of labels: the observations as they
+                were then, of the partitions that it names. None: as they are.
 
         Raises:
             QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
             InputError: there is no such column or order, or a step does not fit.
+            DataExpired: what was there at the cursor is not kept any more.
+            HistoryChanged: commits up to the cursor were lost.
             UnknownDataset: there is no such dataset or table.
             IncompleteAnswer: a node that may keep some of them cannot be reached.
             Unavailable: a node that keeps rows of a table cannot be reached.
@@ -1269,6 +1320,7 @@ class BlockingCalls(BlockingBase):
                 enrich=enrich,
                 require_complete=require_complete,
                 progress=progress,
+                at=at,
             )
         )
 
@@ -1279,6 +1331,7 @@ class BlockingCalls(BlockingBase):
         *,
         columns: Sequence[str] = (),
         limit: int | None = None,
+        at: Cursor | None = None,
     ) -> Iterator[pa.Table]:
         """The same in pieces, in any order; memory stays bounded.
 
@@ -1297,7 +1350,7 @@ class BlockingCalls(BlockingBase):
             2
         """
         return self._iterate(
-            self._client.select_batches(dataset, query, columns=columns, limit=limit)
+            self._client.select_batches(dataset, query, columns=columns, limit=limit, at=at)
         )
 
     def select_page(

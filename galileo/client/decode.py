@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Iterator
 from functools import lru_cache
@@ -23,6 +24,7 @@ from galileo.client.results import (
     UploadedSampler,
 )
 from galileo.errors import DeadlineExceeded
+from galileo.model import keyed
 from galileo.model.schema import Schema, name_of_key
 from galileo.model.times import MICROS
 from galileo.model.windows import Window, WindowChange
@@ -112,14 +114,25 @@ def _update(parts: list[continuous_pb2.FetchPart]) -> Update:
     schema = schema_of(head.schema_json)
     tables = [table for part in parts for table in _unpacked(part, schema)]
     windows, clock_us = windows_of(tail)
+    new = pa.concat_tables(tables) if tables else schema.label_schema.empty_table()
+    withdrawn = schema.label_schema.empty_table()
+    if schema.is_keyed:
+        replaced, withdrawn = (
+            table_of([data for part in parts for data in getattr(part, name)], schema.label_schema)
+            for name in ("replaced", "withdrawn")
+        )
+        new = keyed.without_labels(new, replaced)
+        withdrawn = keyed.without_keys(schema, withdrawn, new)
+    labels_of = functools.partial(
+        Labels,
+        schema,
+        frontier=cursor_from_pb(tail.cursor),
+        missing=tail.missing,
+        query=head.query_json,
+    )
     return Update(
-        labels=Labels(
-            schema,
-            pa.concat_tables(tables) if tables else schema.label_schema.empty_table(),
-            frontier=cursor_from_pb(tail.cursor),
-            missing=tail.missing,
-            query=head.query_json,
-        ),
+        labels=labels_of(new),
+        withdrawn=labels_of(withdrawn),
         token=tail.token,
         frontier=cursor_from_pb(tail.frontier),
         age_s=tail.age_s,

@@ -96,6 +96,13 @@ class Definitions:
             return Table.from_json(text)
         return await self._listed_schema(name, reply)
 
+    async def _kept(self, name: str) -> Schema | Table:
+        """The definition of a dataset or table, from the cache if there is one."""
+        known = SYSTEM_TABLES.get(dataset_name(name)) or self._tables.get(name)
+        if known is None and name in self._schemas:
+            return await self._schema(name)
+        return known or await self._read_kept(name)
+
     async def _listed_schema(self, dataset: str, reply: cluster_pb2.ListDatasetsReply) -> Schema:
         schemas = {schema.name: schema for schema in map(Schema.from_json, reply.schemas_json)}
         for text in (*reply.tables_json, *reply.channels_json):

@@ -19,26 +19,29 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.arrays import rebatch, split_by_bytes
 from galileo.client.results import Receipt
 from galileo.client.routing import Router
-from galileo.cursor import EMPTY_CURSOR
-from galileo.errors import GalileoError, InputError, InvalidObservations
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import Conflict, GalileoError, InputError, InvalidObservations
 from galileo.formats import Mapping as FileMapping
 from galileo.formats import Source, open_source
 from galileo.formats.memory import is_grid, is_table, named_tables, open_grid, open_table, opened
 from galileo.formats.reader import Reader
 from galileo.formats.source import BATCH_ROWS, skipped_words
+from galileo.model import keyed
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema, has_columns
+from galileo.model.times import column_micros
 from galileo.optional_imports import is_frame, is_series
 from galileo.wire.codec import cursor_from_pb
 from galileo.wire.v1 import storage_pb2
@@ -54,25 +57,41 @@ Batches: TypeAlias = Any
 """A table, a grid, a path, or an iterable of them: what `AsyncClient.ingest` takes."""
 _Replies: TypeAlias = list[storage_pb2.IngestReply]
 """Of the owners of a batch."""
-_Running: TypeAlias = dict[asyncio.Task[_Replies], int]
-"""The batches under way, with their bytes."""
+
+
+class _Sent(NamedTuple):
+    """What is under way of a batch: its bytes, and of a keyed dataset the sorted hashes of keys."""
+
+    size: int
+    keys: npt.NDArray[np.uint64] | None
+
+
+_Running: TypeAlias = dict[asyncio.Task[_Replies], _Sent]
+"""The batches under way."""
 
 
 async def send_all(
     router: Router, sending: Sending, *, data: Batches, progress: Progress | None
 ) -> Receipt:
-    """Sends everything and returns when all of it is durable; see `AsyncClient.ingest`."""
+    """Sends everything and returns when all of it is durable; see `AsyncClient.ingest`.
+
+    Of a keyed dataset, batches with a common key are sent one after the other, since of one key the
+    last one counts.
+    """
     batches: list[_Replies] = []
     running: _Running = {}
-    is_request = isinstance(data, OneRequest)
+    is_request, times = isinstance(data, OneRequest), TimeBounds()
     try:
         async with aclosing(sending.batches(data.tables if is_request else data)) as unsent:
+            if sending.unchanged_since is not None:
+                unsent = await _distinct(sending, unsent)
             marked = (
                 _until_last(unsent) if is_request else ((batch, False) async for batch in unsent)
             )
             async for batch, is_last in marked:
-                size = batch.table.nbytes
-                while _is_full(running, size):
+                sent = await _sent(sending, batch.table)
+                times.note(batch.table)
+                while _is_full(running, sent.size) or _overlaps(running, sent):
                     batches += await _some(running, progress)
                 if is_request:  # In order: another request is refused before its first new batch.
                     await router.record(
@@ -82,25 +101,94 @@ async def send_all(
                         batch=batch.number,
                         is_last=is_last,
                     )
-                sent = router.ingest(
+                storing = router.ingest(
                     sending.schema,
                     batch.table,
                     producer=batch.producer,
                     batch=batch.number,
                     is_new=batch.producer == sending.fresh_name,
                     is_named=batch.producer == sending.producer and not is_request,
+                    unchanged_since=sending.unchanged_since,
                 )
-                running[asyncio.create_task(sent)] = size
+                running[asyncio.create_task(storing)] = sent
         while running:
             batches += await _some(running, progress)
     except GalileoError as error:  # Under another name, what is stored by now would come twice.
         error.details.setdefault("producer", sending.name)
+        if isinstance(error, Conflict):
+            name_cursor(error)
         raise
     finally:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    return _receipt(sending, batches)
+    return replace(_receipt(sending, batches), start_us=times.start_us, end_us=times.end_us)
+
+
+@dataclass(slots=True)
+class TimeBounds:
+    """The least and the greatest time of what is sent."""
+
+    start_us: int | None = None
+    end_us: int | None = None
+
+    def note(self, table: pa.Table) -> None:
+        if not table.num_rows:
+            return
+        times = column_micros(table.column("time"))
+        first, last = int(times.min()), int(times.max())
+        self.start_us = first if self.start_us is None else min(first, self.start_us)
+        self.end_us = last if self.end_us is None else max(last, self.end_us)
+
+
+async def _sent(sending: Sending, table: pa.Table) -> _Sent:
+    """What is to be known of a batch; notes the keys that the call sends, if that is wanted."""
+    if not sending.schema.is_keyed:
+        return _Sent(table.nbytes, None)
+    hashes = await asyncio.to_thread(keyed.hashes_of, sending.schema, table)
+    if sending.keys is not None:
+        sending.keys.append(hashes)
+    return _Sent(table.nbytes, np.sort(hashes[:, 0]))
+
+
+def _overlaps(running: _Running, sent: _Sent) -> bool:
+    """Whether a batch has a key of one that is under way."""
+    keys = sent.keys
+    if keys is None or not len(keys):
+        return False
+    return any(
+        other.keys is not None
+        and bool((other.keys.take(np.searchsorted(other.keys, keys), mode="clip") == keys).any())
+        for other in running.values()
+        if other.keys is not None and len(other.keys)
+    )
+
+
+async def _distinct(
+    sending: Sending, batches: AsyncGenerator[Batch, None]
+) -> AsyncGenerator[Batch, None]:
+    """All batches of a conditional call, which are read before the first one is sent.
+
+    Raises:
+        DuplicateKey: two rows have one key.
+    """
+    whole = [batch async for batch in batches]
+    if whole:
+        rows = pa.concat_tables([batch.table for batch in whole])
+        await asyncio.to_thread(keyed.refuse_duplicates, sending.schema, rows)
+    return _again(whole)
+
+
+async def _again(batches: Iterable[Batch]) -> AsyncGenerator[Batch, None]:
+    for batch in batches:
+        yield batch
+
+
+def name_cursor(conflict: Conflict) -> None:
+    """Names the cursor of the change in place of the partition and the sequence of its commit."""
+    details = conflict.details
+    if "partition" in details:
+        details["cursor"] = Cursor({details.pop("partition"): details.pop("sequence")})
 
 
 async def _until_last(
@@ -170,6 +258,9 @@ class Sending:
         name: the producer of the latest batch.
         fresh_name: the producer that no other call has used; None if the caller named one.
         lacking: rows that were left out so far, by what they lack.
+        unchanged_since: rows of a keyed dataset are refused whose keys have changed since.
+        deletes: whether rows delete their keys, and need have no more than these.
+        keys: gets the hashes of the keys that are sent; None: they are not wanted.
     """
 
     schema: Schema
@@ -182,6 +273,9 @@ class Sending:
     name: str = ""
     fresh_name: str | None = None
     lacking: Counter[str] = field(default_factory=Counter)
+    unchanged_since: Cursor | None = None
+    deletes: bool = False
+    keys: list[npt.NDArray[np.uint64]] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.batch_rows, int | np.integer) or self.batch_rows < 1:
@@ -202,7 +296,9 @@ class Sending:
             async for each in items:
                 with opened(each) as item:
                     source = await self._source(item)
-                    if source is not None and source.path is not None and self.producer is None:
+                    # A file may bring back what another one has replaced in a keyed dataset.
+                    is_recognised = self.producer is None and not self.schema.is_keyed
+                    if is_recognised and source is not None and source.path is not None:
                         self.name = await in_thread(source.digest, self.batch_rows)
                         async for count, table in _numbered(self._read(source)):
                             yield Batch(self.name, count, table)
@@ -243,10 +339,14 @@ class Sending:
 
     async def _read(self, source: Source) -> AsyncGenerator[pa.Table, None]:
         async for table in _stepped(source.batches(self.batch_rows)):
-            yield normalise(self.schema, table)
+            yield self._normalised(table)
         self.lacking += source.lacking
         for warning in source.warnings():
             warnings.warn(warning, stacklevel=1)
+
+    def _normalised(self, data: Any) -> pa.Table:
+        rows = keyed.deleted_rows(self.schema, data) if self.deletes else data
+        return normalise(self.schema, rows)
 
     async def _update_schema(self) -> None:
         if self.read_schema is not None:
@@ -261,7 +361,7 @@ class Sending:
         names = map(str, first.columns) if is_frame(first) else first.column_names
         if not has_columns(self.schema, names):
             await self._update_schema()
-        pieces = (normalise(self.schema, piece) for piece in itertools.chain([first], named))
+        pieces = (self._normalised(piece) for piece in itertools.chain([first], named))
         if not is_in_memory:
             async for table in _stepped(rebatch(pieces, rows_max=self.batch_rows)):
                 yield table
@@ -369,7 +469,7 @@ def _is_full(running: _Running, size: int) -> bool:
     if len(running) < BATCHES_IN_FLIGHT_MIN:
         return False
     many = len(running) >= BATCHES_IN_FLIGHT_MAX
-    return many or sum(running.values()) + size > BYTES_IN_FLIGHT_MAX
+    return many or sum(sent.size for sent in running.values()) + size > BYTES_IN_FLIGHT_MAX
 
 
 async def _some(running: _Running, progress: Progress | None) -> list[_Replies]:

@@ -16,6 +16,7 @@ from galileo.client import notebook_repr
 from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.reading import read_parts
 from galileo.client.routing import Router
+from galileo.cursor import Cursor
 from galileo.errors import HistoryChanged, InputError
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
@@ -167,6 +168,12 @@ async def by_ids(
     given[order] = np.arange(len(order))
     table = pa.concat_tables(tables).take(pa.array(given))
     return table.add_column(0, ID, pa.array(list(ids), pa.string()))
+
+
+def cursor_of_id(name: str) -> Cursor:
+    """The commit of the observation of an id. Raises InputError if it is none."""
+    [(partition, sequence, _)] = _places([name]).tolist()
+    return Cursor({partition: sequence})
 
 
 def _parts(places: Places, schema: Schema) -> pa.Table:

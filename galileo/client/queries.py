@@ -35,7 +35,7 @@ from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
 from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.caller import Caller, Connection, Stream
-from galileo.wire.codec import cursor_from_pb, table_of
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, table_of
 from galileo.wire.services import QUERY, STORAGE
 from galileo.wire.v1 import query_pb2, storage_pb2
 from galileo.wire.zero_copy import Bulk
@@ -331,12 +331,13 @@ async def select(
     options: RowOptions,
     require_complete: bool,
     progress: Progress | None = None,
+    at: Cursor | None = None,
 ) -> pa.Table:
     """The observations; see `AsyncClient.select`."""
     options.check(schema)
     names = options.names(schema)
     needed = dataclasses.replace(options, columns=needed_columns(names, options.order_by))
-    request = _select_request(schema, query, needed, require_complete=require_complete)
+    request = _select_request(schema, query, needed, require_complete=require_complete, at=at)
     report = of_total(progress)
 
     async def attempt(node: Connection) -> pa.Table:
@@ -355,11 +356,11 @@ async def select(
 
 
 async def select_batches(
-    caller: Caller, schema: Schema, query: str, *, options: RowOptions
+    caller: Caller, schema: Schema, query: str, *, options: RowOptions, at: Cursor | None = None
 ) -> AsyncGenerator[pa.Table, None]:
     """The observations in pieces; see `AsyncClient.select_batches`."""
     options.check(schema)
-    request = _select_request(schema, query, options, require_complete=True)
+    request = _select_request(schema, query, options, require_complete=True, at=at)
     arrow_schema, rows = options.arrow_schema(schema), 0
     stream, part = await caller.open(
         lambda node: node.stream(STORAGE, "Select", request, part_s=PART_S),
@@ -387,9 +388,16 @@ async def select_batches(
 
 
 def _select_request(
-    schema: Schema, query: str, options: RowOptions, *, require_complete: bool
+    schema: Schema,
+    query: str,
+    options: RowOptions,
+    *,
+    require_complete: bool,
+    at: Cursor | None = None,
 ) -> storage_pb2.SelectRequest:
+    scope = None if at is None else storage_pb2.SelectScope(partitions=at, until=cursor_to_pb(at))
     return storage_pb2.SelectRequest(
+        commits=scope,
         dataset=schema.key,
         query=query,
         columns=options.columns,

@@ -172,6 +172,11 @@ class Receipt:
         lacking: of `skipped`, the rows by what they lack: "latitude", "longitude", "time", "value".
         keys: different keys among the rows of a table; None where they were not counted.
         created: whether `ingest_file` has created the dataset.
+        start_us: the least time of the observations, also of deleted ones, microseconds since 1970;
+            None if there are none, and of tables.
+        end_us: likewise the greatest.
+        evaluated: of a deletion by a condition, the cursor at which that was evaluated; later
+            observations are not deleted.
 
     Example:
         >>> receipt = client.ingest("weather", frame, producer="march-2014")
@@ -189,6 +194,9 @@ class Receipt:
     lacking: Mapping[str, int] = field(default_factory=dict)
     keys: int | None = None
     created: bool = False
+    start_us: int | None = None
+    end_us: int | None = None
+    evaluated: Cursor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -553,6 +561,11 @@ class Update:
 
     Attributes:
         labels: that the caller has not seen.
+        withdrawn: labels of a keyed dataset that the caller has perhaps seen, and whose
+            observations no longer match or no longer count: they were replaced or deleted. Who
+            removes what has their keys first, and then stores `labels` by key, has what matches at
+            the token of an update whose `more` is false. `read` has the old observations until
+            they are cleaned. None stands for none.
         token: to store with them, and to ask with next.
         frontier: up to which commit of each partition the CCQ is answered.
         age_s: how long ago the frontier was reached.
@@ -581,6 +594,7 @@ class Update:
     gone: tuple[CommitRange, ...] = ()
     windows: tuple[WindowChange, ...] = ()
     clock_us: int | None = None
+    withdrawn: Labels | None = None
 
     @property
     def clock(self) -> dt.datetime | None:
@@ -600,12 +614,14 @@ class Update:
     @property
     def is_news(self) -> bool:
         """Whether it has labels or anything else that is new."""
-        return bool(len(self.labels) or self.gone or self.windows)
+        withdraws = self.withdrawn is not None and len(self.withdrawn) > 0
+        return bool(len(self.labels) or self.gone or self.windows or withdraws)
 
     def _repr_html_(self) -> str:
         gone = sum(dropped.commits for dropped in self.gone)
         facts = {"as of": f"{self.age_s:.1f} s ago", "windows": len(self.windows) or None}
         facts |= {"more waits:": self.more, "commits gone:": gone or None}
+        facts |= {"withdrawn": (self.withdrawn is not None and len(self.withdrawn)) or None}
         return notebook_repr.card("Update", facts) + self.labels._repr_html_()
 
     def in_window(self, change: WindowChange) -> Labels:

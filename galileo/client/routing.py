@@ -76,9 +76,13 @@ class Router:
         topology = self._topology = await topology_of(node)
         return [member.address for member in topology.nodes]
 
+    async def topology(self) -> Topology:
+        """The topology as this client knows it, which may be stale."""
+        return self._topology or await self._read_topology(self.caller.backoff())
+
     async def owners(self, partitions: Iterable[int]) -> list[str]:
         """The address of the owner of each partition; "" of one that the cluster does not have."""
-        topology = self._topology or await self._read_topology(self.caller.backoff())
+        topology = await self.topology()
         owners = placement.owners(topology)
         addresses = {"": ""} | {node.name: node.address for node in topology.nodes}
         return [addresses[owners.get(partition, "")] for partition in partitions]

@@ -17,6 +17,7 @@ from galileo.client.spool import Spool
 from galileo.cursor import CommitRange
 from galileo.errors import Cancelled, GalileoError, TransientError
 from galileo.labels import LabelSet
+from galileo.model.schema import refuse_keyed
 from galileo.rdf import Cancellation, IncrementalGraph, SparqlResult
 from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S
 from galileo.rdf.incremental_graph import LABELS_MAX
@@ -170,6 +171,7 @@ async def open_view(
         spool.check(ccq_id)
         token = spool.token or token
     update = await updates.fetch(ccq_id, token=token)
+    refuse_keyed(update.labels.schema, "a SPARQL view of a continuous query")
     view = SparqlView(ccq_id, IncrementalGraph(update.labels.schema, labels_max=labels_max))
     try:
         if spool is not None:

@@ -12,25 +12,28 @@ import contextlib
 import datetime as dt
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from galileo.client.results import Labels, Update
 from galileo.cursor import CommitRange
 from galileo.errors import CorruptData, GalileoError, InputError, SpoolConflict, TransientError
-from galileo.labels import from_ipc, to_ipc
+from galileo.labels import LabelSet, from_ipc, to_ipc
+from galileo.model import keyed
 from galileo.model.schema import Schema
 from galileo.model.times import Instant, iso, micros
 from galileo.model.windows import WindowChange, instant
 
 APPLICATION_ID = 0x47414C53  # "GALS"
-FORMAT = 1
+FORMAT = 2
 BUSY_TIMEOUT_S = 10.0
 UPDATE_BYTES_MAX = 4 << 30
 """Of the labels of one update, unpacked; they were written here."""
-_NEXT = "SELECT number, arrow, schema, query FROM updates, reader"
+_NEXT = "SELECT number, arrow, withdrawn, schema, query FROM updates, reader"
 
 _TABLES = """
 CREATE TABLE reader (
@@ -39,7 +42,7 @@ CREATE TABLE reader (
 );
 CREATE TABLE updates (
     number INTEGER PRIMARY KEY AUTOINCREMENT, labels INTEGER NOT NULL, arrow BLOB NOT NULL,
-    first_us INTEGER, last_us INTEGER
+    withdrawn BLOB, first_us INTEGER, last_us INTEGER
 );
 CREATE TABLE gone (
     partition INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
@@ -86,10 +89,12 @@ class SpooledUpdate:
         number: 1, 2, 3 … in the order of arrival, never used twice; a reader of a
             spool continues after the last number that it read.
         labels: none of which is in another update of the spool.
+        withdrawn: of a keyed dataset, as of an `Update`.
     """
 
     number: int
     labels: Labels
+    withdrawn: Labels
 
 
 class Spool:
@@ -151,7 +156,7 @@ class Spool:
             self._database.close()
 
     def __len__(self) -> int:
-        """Labels held."""
+        """Labels of the updates held, withdrawn ones included."""
         return int(self._one("SELECT coalesce(sum(labels), 0) FROM updates")[0])
 
     def __repr__(self) -> str:
@@ -197,12 +202,15 @@ class Spool:
                 "INSERT OR REPLACE INTO reader VALUES (1, ?, ?, ?, ?)",
                 (ccq_id, update.token, labels.schema.to_json(), labels.query),
             )
-            if len(labels):
-                buckets = labels.buckets
+            withdrawn = update.withdrawn if update.withdrawn is not None else labels.slice(0, 0)
+            if len(labels) or len(withdrawn):
+                buckets = labels.buckets if len(labels) else withdrawn.buckets
                 database.execute(
-                    "INSERT INTO updates (labels, arrow, first_us, last_us) VALUES (?, ?, ?, ?)",
+                    "INSERT INTO updates (labels, arrow, withdrawn, first_us, last_us) "
+                    "VALUES (?, ?, ?, ?, ?)",
                     (
                         *(len(labels), to_ipc(labels.table, compression="lz4")),
+                        to_ipc(withdrawn.table, compression="lz4") if len(withdrawn) else None,
                         *(int(buckets.min()), int(buckets.max())),
                     ),
                 )
@@ -298,6 +306,8 @@ class Spool:
     def labels(self, window: SpooledWindow | WindowChange | None = None) -> Labels:
         """All labels held, or those that belong to a window, as one set.
 
+        Of a keyed dataset these are the ones that match and count at the token.
+
         Raises:
             InputError: it never held any, so their schema is unknown.
 
@@ -313,7 +323,11 @@ class Spool:
             )
         schema = Schema.from_json(held[0][0])
         updates = self.updates() if window is None else self._updates_around(window)
-        labels = Labels.concat(schema, [update.labels for update in updates])
+        labels: LabelSet
+        if schema.is_keyed:
+            labels = _folded(schema, updates)
+        else:
+            labels = Labels.concat(schema, [update.labels for update in updates])
         if window is not None:
             buckets = labels.buckets
             labels = labels.where((buckets >= window.start_us) & (buckets < window.end_us))
@@ -329,17 +343,25 @@ class Spool:
             after = rows[0][0]
             yield self._update(*rows[0])
 
-    def _update(self, number: int, data: bytes, schema_json: str, query: str) -> SpooledUpdate:
+    def _update(
+        self, number: int, data: bytes, withdrawn: bytes | None, schema_json: str, query: str
+    ) -> SpooledUpdate:
         schema = Schema.from_json(schema_json)
         try:
-            table = from_ipc(data, schema.label_schema, bytes_max=UPDATE_BYTES_MAX)
+            table, gone = (
+                from_ipc(part, schema.label_schema, bytes_max=UPDATE_BYTES_MAX)
+                if part
+                else schema.label_schema.empty_table()
+                for part in (data, withdrawn)
+            )
         except InputError as error:
             raise CorruptData(
                 f"update {number} of {self.path} is damaged: {error.message}",
                 file=str(self.path),
                 update=number,
             ) from error
-        return SpooledUpdate(number, Labels(schema, table, query=query))
+        labels, old = (Labels(schema, each, query=query) for each in (table, gone))
+        return SpooledUpdate(number, labels, old)
 
     def forget(self, *, until: int) -> None:
         """Drops the updates up to a number; the token stays, so they do not come again.
@@ -438,6 +460,16 @@ class Spool:
         if error.sqlite_errorname == "SQLITE_NOTADB":
             return self._foreign()
         return CorruptData(f"the spool {self.path} is damaged: {error}", file=str(self.path))
+
+
+def _folded(schema: Schema, updates: Iterable[SpooledUpdate]) -> Labels:
+    """The labels of updates of a keyed dataset, without those that later ones withdraw."""
+    held = schema.label_schema.empty_table()
+    for update in updates:
+        for changed in (update.withdrawn.table, update.labels.table):
+            held = keyed.without_keys(schema, held, changed)
+        held = pa.concat_tables([held, update.labels.table])
+    return Labels(schema, held)
 
 
 def _held(row: tuple[Any, ...]) -> SpooledWindow:

@@ -18,7 +18,7 @@ from galileo.client.arguments import check_progress, instance_of, shown
 from galileo.client.definitions import Definitions
 from galileo.client.geometry_objects import with_wkb
 from galileo.client.group_commit import CALL_ROWS_MAX, GroupCommit
-from galileo.client.ingestion import Progress, in_thread
+from galileo.client.ingestion import Progress, in_thread, name_cursor
 from galileo.client.lost_commits import naming_cursor
 from galileo.client.results import Receipt, TableRows
 from galileo.client.routing import Router
@@ -31,8 +31,8 @@ from galileo.formats.table_files import open_rows
 from galileo.geo import geoarrow
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.enrichment import Lookup, Step
+from galileo.model.schema import DELETED, Schema
 from galileo.model.table import (
-    DELETED,
     Table,
     deleted_rows,
     hashes_of,
@@ -82,7 +82,7 @@ class StoredRows(Definitions):
 
     async def _read_versions(
         self,
-        table: Table,
+        table: Table | Schema,
         request: storage_pb2.ReadTableRequest,
         *,
         until: Cursor | None,
@@ -91,7 +91,8 @@ class StoredRows(Definitions):
         """Rows or changes; those with a few `keys` from the node that has them all, if one has."""
         if until is not None:
             request.until.CopyFrom(cursor_to_pb(cursor_argument(until, "at")))
-        columns = table.observation_schema
+        columns = table.version_schema
+        geometries = table.geometry_columns if isinstance(table, Table) else ()
 
         async def attempt(node: Connection) -> TableRows:
             rows, reached = [columns.empty_table()], EMPTY_CURSOR
@@ -99,11 +100,12 @@ class StoredRows(Definitions):
                 reached = reached.join(cursor_from_pb(part.reached))
                 if part.rows:
                     rows.append(from_ipc(part.rows, columns))
-            whole = geoarrow.with_metadata(pa.concat_tables(rows), table.geometry_columns)
+            whole = geoarrow.with_metadata(pa.concat_tables(rows), geometries)
             return TableRows(whole, reached)
 
         with naming_cursor(cursor_from_pb(request.after), cursor_from_pb(request.until)):
-            if keys is not None and 0 < keys.num_rows <= SMALL_ROWS:
+            is_small = keys is not None and 0 < keys.num_rows <= SMALL_ROWS
+            if is_small and isinstance(table, Table):
                 places = {*partitions_of(table, hashes_of(table, keys)).tolist()}
                 owners = {*await self._router.owners(places)}
                 if len(owners) == 1 and (owner := owners.pop()):
@@ -242,7 +244,7 @@ class StoredRows(Definitions):
                     except GalileoError as error:
                         error.details.setdefault("producer", sender)
                         if isinstance(error, Conflict):
-                            _name_cursor(error)
+                            name_cursor(error)
                         raise
                     number, sent = number + 1, sent + batch.num_rows
                     for reply in replies:
@@ -300,13 +302,6 @@ def _distinct(table: Table, pieces: Iterator[pa.Table]) -> list[pa.Table]:
     whole = [versions_of(table, piece) for piece in pieces]
     refuse_duplicates(table, pa.concat_tables(whole or [table.observation_schema.empty_table()]))
     return whole
-
-
-def _name_cursor(conflict: Conflict) -> None:
-    """Names the cursor of the change in place of the partition and the sequence of its commit."""
-    details = conflict.details
-    if "partition" in details:
-        details["cursor"] = Cursor({details.pop("partition"): details.pop("sequence")})
 
 
 def _tables(table: Table, rows: Any) -> Iterator[pa.Table]:

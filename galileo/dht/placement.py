@@ -15,7 +15,7 @@ each *range epoch*; it differs by the group alone, because tier 2 is the same in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
@@ -38,12 +38,19 @@ def partitions_from_cells(
     topology: Topology, schema: Schema, cells: geohash.Cells, buckets: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int32]:
     """The partition of new blocks, given the cell and the start of the time bucket of each."""
-    groups = _groups_from_cells(topology.ranges, cells, schema.geohash_precision)
+    groups = _groups_from_cells(_ranges(topology, schema), cells, schema.geohash_precision)
     seed = np.uint64(text64("block", schema.name))
     hashes = mix64(mix64(cells ^ seed) ^ buckets.view(np.uint64))
     within = (hashes % np.uint64(topology.partitions_per_group)).astype(np.int32)
     placed: npt.NDArray[np.int32] = groups * np.int32(topology.partitions_per_group) + within
     return placed
+
+
+def _ranges(topology: Topology, schema: Schema) -> RangeMap:
+    """The ranges that place new blocks: of a keyed dataset, those of its epoch, if it is known."""
+    if schema.is_keyed and 0 < schema.range_epoch < topology.range_epoch:
+        return topology.former_ranges[schema.range_epoch - 1]
+    return topology.ranges
 
 
 def earlier_partitions(
@@ -61,6 +68,11 @@ def readable_partitions(topology: Topology) -> frozenset[int]:
     """The partitions that can have rows: those of groups that have a range, or had one."""
     groups = {group for ranges in topology.readable_ranges for _, group in ranges}
     return frozenset(p for group in groups for p in partitions_of_group(topology, group))
+
+
+def placed(topology: Topology, schema: StoredSchema) -> Collection[int]:
+    """The partitions that can have rows of a dataset or table."""
+    return schema.placed if isinstance(schema, Table) else readable_partitions(topology)
 
 
 @lru_cache(maxsize=16)
@@ -91,7 +103,7 @@ def split_by_owner(
     if len(nodes) == 1 and table.num_rows:
         return {nodes[0]: table}
     if partitions is None:
-        partitions = _partitions_of_rows(topology, schema, table)
+        partitions = partitions_of_rows(topology, schema, table)
     numbers = np.array([nodes.index(by_partition[p]) for p in topology.partitions])
     of_row = numbers[partitions]
     present = np.unique(of_row).tolist()
@@ -100,9 +112,10 @@ def split_by_owner(
     return {nodes[n]: table.take(pa.array(np.flatnonzero(of_row == n))) for n in present}
 
 
-def _partitions_of_rows(
+def partitions_of_rows(
     topology: Topology, schema: StoredSchema, rows: pa.Table
 ) -> npt.NDArray[np.int32]:
+    """The partition of each normalised row."""
     if isinstance(schema, Table):
         return partitions_of(schema, hashes_of(schema, rows))
     assert isinstance(schema, Schema), "neither a dataset nor a table"

@@ -295,30 +295,36 @@ def suggest_schema(
     geohash_precision: int = 5,
     time_bucket: Duration = "1h",
     index: Sequence[str] | None = None,
+    key: Sequence[str] = (),
 ) -> Schema:
     """A schema for a dataset of the file's observations, with its units and types.
 
     The features of `index` are indexed; without it those of the mapping; without a mapping the
-    first `DEFAULT_INDEXED_MAX` that are no identifiers.
+    first `DEFAULT_INDEXED_MAX` that are no identifiers. Those of `key` are always indexed.
 
     Raises:
-        UnknownProperty: `index` names an unknown feature.
+        UnknownProperty: `index` or `key` names an unknown feature.
+        InvalidSchema: a feature of `key` has a type that no key can have.
     """
     selected = {feature for feature, _ in source.mapping.features}
     if index is not None:
-        selected = {_known_feature(name, source.bindings) for name in index}
+        selected = {_known_feature(name, source.bindings, use="index") for name in index}
+    key = [_known_feature(name, source.bindings, use="make the key of") for name in key]
     identifiers = {variable.name for variable in source.variables() if variable.identifier}
     candidates = [
         binding.feature
         for binding in source.bindings
         if binding.expression and not identifiers & {*names(binding.expression)}
     ]
-    indexed = selected if selected or index is not None else set(candidates[:DEFAULT_INDEXED_MAX])
+    first = list(dict.fromkeys([*key, *candidates]))[:DEFAULT_INDEXED_MAX]
+    indexed = {*key, *(selected if selected or index is not None else first)}
     features = [
         Feature(b.feature, unit=b.unit, type=_known_type(b), indexed=b.feature in indexed)
         for b in source.bindings
     ]
-    return Schema(name, features, geohash_precision=geohash_precision, time_bucket=time_bucket)
+    return Schema(
+        name, features, geohash_precision=geohash_precision, time_bucket=time_bucket, key=key
+    )
 
 
 def _known_type(binding: Binding) -> FeatureType:
@@ -332,13 +338,13 @@ def _known_type(binding: Binding) -> FeatureType:
     return binding.type
 
 
-def _known_feature(name: str, bindings: Sequence[Binding]) -> str:
+def _known_feature(name: str, bindings: Sequence[Binding], *, use: str) -> str:
     features = [binding.feature for binding in bindings]
     if name not in features:
         close = nearest_name(name, features)
         hint = f"; did you mean {close!r}?" if close else "."
         raise UnknownProperty(
-            f"there is no feature {name!r} to index{hint} "
+            f"there is no feature {name!r} to {use}{hint} "
             f"The features are {format_names(features)}",
             nearest=close,
         )

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from galileo.client.analytics_results import DatasetVersion
 from galileo.gateway.shared_calls import SharedCalls
-from galileo.model.versions import DatasetVersion
 
 VERSION_AGE_MAX_S = 1.0
 """How long a caller's knowledge of a dataset's version is used."""

@@ -60,10 +60,15 @@ class Commits:
     Attributes:
         partition: shape (m,).
         sequence: commit sequence within the partition, shape (m,).
+        first: where the versions of a commit begin among those of the graph, shape (m,); None in a
+            dataset without a key. See `galileo.graph.versions`.
+        copied: whether some versions of a commit are copies, shape (m,); None as `first`.
     """
 
     partition: npt.NDArray[np.int32]
     sequence: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64] | None = None
+    copied: npt.NDArray[np.bool_] | None = None
 
     @classmethod
     def of(cls, partition: int, sequences: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Commits:
@@ -75,11 +80,22 @@ class Commits:
         return len(self.partition)
 
     def take(self, rows: Array) -> Commits:
-        return Commits(self.partition[rows], self.sequence[rows])
+        return Commits(*(array[rows] for array in self.arrays()))
+
+    def arrays(self) -> tuple[Array, ...]:
+        """Every array that there is, in the order of the attributes."""
+        every = (self.partition, self.sequence, self.first, self.copied)
+        return tuple(array for array in every if array is not None)
+
+    @classmethod
+    def concat(cls, parts: Sequence[Commits]) -> Commits:
+        """All commits of `parts`, at least one, in their order."""
+        stacks = zip(*(part.arrays() for part in parts), strict=True)
+        return cls(*map(np.concatenate, stacks))
 
     @property
     def nbytes(self) -> int:
-        return int(self.partition.nbytes + self.sequence.nbytes)
+        return sum(int(array.nbytes) for array in self.arrays())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -263,7 +279,7 @@ class StringDictionary:
 
 
 def columns_from_batch(schema: Schema, batch: pa.RecordBatch) -> Columns:
-    """The columns of a batch of `schema.path_schema`, with dictionaries of their own.
+    """The columns of a batch of `schema.graph_schema`, with dictionaries of their own.
 
     Args:
         schema: of the dataset.
@@ -272,11 +288,11 @@ def columns_from_batch(schema: Schema, batch: pa.RecordBatch) -> Columns:
     Raises:
         InternalError: the batch has other columns.
     """
-    if batch.schema in [schema.narrowed(n).path_schema for n in range(schema.added)]:
-        batch = widen(batch, schema.path_schema)
-    if batch.schema.names != schema.path_schema.names:
+    if batch.schema in [schema.narrowed(n).graph_schema for n in range(schema.added)]:
+        batch = widen(batch, schema.graph_schema)
+    if batch.schema.names != schema.graph_schema.names:
         raise InternalError(
-            f"expected paths with columns {schema.path_schema.names} for dataset "
+            f"expected paths with columns {schema.graph_schema.names} for dataset "
             f"{schema.name!r}, got {batch.schema.names}",
             expected="path_columns",
             dataset=schema.name,
@@ -297,7 +313,7 @@ def paths_from_batch(
 
     Args:
         columns: `columns_from_batch` the batch.
-        batch: of the path schema.
+        batch: of the graph's schema.
         commit: the number of the commit, or that of each path's.
         texts: of the graph.
     """

@@ -13,6 +13,7 @@ the answer; only these become labels.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from galileo.cursor import Cursor
 from galileo.graph.columns import Commits
 from galileo.graph.row_ranges import Rows, concat_rows, count_rows, select_rows
 from galileo.graph.run_scan import CommitWindow, Coverage, RunScan
+from galileo.graph.snapshot import Snapshot
 from galileo.graph.sorted_runs import SortedRun
 from galileo.labels import CommitSizes
 from galileo.query.columns import take_rows
@@ -38,7 +40,7 @@ Plan: TypeAlias = Callable[[CommitWindow], Iterable[RunScan]]
 
 
 def first_matches(
-    parts: Sequence[SortedRun], plan: Plan, *, window: CommitWindow, until: Cursor, labels_max: int
+    snapshot: Snapshot, plan: Plan, *, window: CommitWindow, until: Cursor, labels_max: int
 ) -> Generator[None, None, tuple[list[Match], Cursor]]:
     """The matches of the first commits of a window, up to a number of labels.
 
@@ -46,8 +48,8 @@ def first_matches(
     scanned.
 
     Args:
-        parts: runs and memtable of one snapshot.
-        plan: the scans of the runs for some of the commits.
+        snapshot: of the graph.
+        plan: the scans of the runs of the snapshot for some of the commits.
         window: all commits of the range.
         until: the end of the range.
         labels_max: at least 1; one commit may have more.
@@ -63,13 +65,13 @@ def first_matches(
     if expected <= max(labels_max, WINDOW_PATHS_MIN):
         found, end = (yield from _matches(plan(window))), until
     else:
-        left = _path_counts(parts, window)
+        left = _path_counts(snapshot.parts, window)
         paths = _window_paths(int(left.sizes.sum()), matches=expected, wanted=labels_max)
         scanned, begin = 0, window.after
         found = []
         while True:
             end = left.cut(reached=until, labels_max=paths)
-            found += yield from _matches(plan(CommitWindow(begin, end)))
+            found += yield from _matches(plan(replace(window, after=begin, until=end)))
             begin, left = end, left.past(end)
             wanted = labels_max - _count(found)
             if wanted <= 0 or not len(left):
@@ -79,9 +81,9 @@ def first_matches(
     if _count(found) <= labels_max:
         return found, end
     found = _by_run(found)
-    cut = _label_counts(found).cut(reached=end, labels_max=labels_max)
+    cut = _label_counts(snapshot, found).cut(reached=end, labels_max=labels_max)
     yield None
-    return [(run, _until(run, rows, cut)) for run, rows in found], cut
+    return [(run, _until(snapshot, run, rows, cut)) for run, rows in found], cut
 
 
 def _matches(tasks: Iterable[RunScan]) -> Generator[None, None, list[Match]]:
@@ -114,8 +116,11 @@ def _path_counts(parts: Sequence[SortedRun], window: CommitWindow) -> CommitSize
     return _sizes([(run.commits.take(mask), run.commit_paths()[mask]) for run, mask in held])
 
 
-def _label_counts(found: Sequence[Match]) -> CommitSizes:
-    """How many labels each commit has."""
+def _label_counts(snapshot: Snapshot, found: Sequence[Match]) -> CommitSizes:
+    """How many labels each commit has; in a keyed dataset, since each commit."""
+    if snapshot.versions is not None:
+        sources = [snapshot.sources(run, rows) for run, rows in found]
+        return _sizes([(each, np.ones(len(each), dtype=np.int64)) for each in sources])
     counts = [
         (run.commits, np.bincount(take_rows(run.paths.commit, rows), minlength=len(run.commits)))
         for run, rows in found
@@ -139,7 +144,10 @@ def _by_run(found: Sequence[Match]) -> list[Match]:
     return [(run, concat_rows(pieces)) for run, pieces in runs.values()]
 
 
-def _until(run: SortedRun, rows: Rows, cut: Cursor) -> Rows:
-    """The rows of commits up to a cursor."""
+def _until(snapshot: Snapshot, run: SortedRun, rows: Rows, cut: Cursor) -> Rows:
+    """The rows of commits up to a cursor; in a keyed dataset, since commits up to there."""
+    if snapshot.versions is not None:
+        sources = snapshot.sources(run, rows)
+        return select_rows(rows, ~cut.past(sources.partition, sources.sequence))
     kept = ~cut.past(run.commits.partition, run.commits.sequence)
     return rows if kept.all() else select_rows(rows, kept.take(take_rows(run.paths.commit, rows)))

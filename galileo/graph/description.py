@@ -151,10 +151,11 @@ class Descriptions:
         """The contents of some partitions in a snapshot; thread-safe."""
         known, described = self._known, dict[int, tuple[SortedRun, Description]]()
         parts: list[Description] = []
-        for run, held in snapshot.parts_of(partitions):
+        for part in snapshot.parts_of(partitions):
             check()
-            if held is not None and not held.all():
-                rows = np.flatnonzero(held.take(run.paths.commit))
+            run = part.run
+            if not part.is_whole:
+                rows = np.flatnonzero(np.logical_and.reduce(part.masks(run.paths)))
                 parts.append(self._of(run.paths.take(rows)))
                 continue
             if run.zone_map is None:  # the memtable, which grows

@@ -16,7 +16,7 @@ from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.graph.columns import Paths, StringDictionary, dtypes
 from galileo.graph.run_scan import Check, never_cancelled
-from galileo.graph.sorted_runs import SortedRun
+from galileo.graph.snapshot import LivePart
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE, micros, times_from_micros
 from galileo.query.columns import FeatureColumn, FloatColumn, IntColumn, Mask, TextColumn
@@ -30,7 +30,7 @@ def default_order(schema: Schema) -> tuple[str, ...]:
 
 def children(
     schema: Schema,
-    parts: Sequence[tuple[SortedRun, Mask | None]],
+    parts: Sequence[LivePart],
     *,
     prefix: Sequence[Any],
     order: Sequence[str],
@@ -41,7 +41,7 @@ def children(
 
     Args:
         schema: of the dataset.
-        parts: runs and memtable of one snapshot, each with a mask of live commits; None: all.
+        parts: runs and memtable of one snapshot.
         prefix: values from the root to the vertex: geohash text at the schema's precision, start of
             the time bucket (an instant), feature values, None for a missing one. Empty: root.
         order: levels of the tree from the root down: "geohash", "datetime" and indexed features,
@@ -61,9 +61,9 @@ def children(
     above = _Vertex(schema, dict(zip(order, prefix, strict=False)), texts)
     kind = above.values_of(_empty(schema), level).type
     counted = [_none(kind)]
-    for run, held in parts:
+    for part in parts:
         check()
-        below = above.below(run, held)
+        below = above.below(part)
         values = above.values_of(below, level)
         ones = pa.array(np.ones(len(below), dtype=np.int64))
         columns = {"value": values, "paths": ones, "observations": pa.array(below.rows)}
@@ -176,16 +176,14 @@ class _Vertex:
         named = [feature for feature in schema.indexed if feature.name in above]
         self._features = [(feature, _value(feature, above[feature.name])) for feature in named]
 
-    def below(self, run: SortedRun, held: Mask | None) -> Paths:
-        """The paths of a run that pass through the vertex."""
-        paths = run.paths
-        if self._cell is not None and run.zone_map is not None:
+    def below(self, part: LivePart) -> Paths:
+        """The live paths of a run that pass through the vertex."""
+        paths = part.run.paths
+        if self._cell is not None and part.run.zone_map is not None:
             cells = np.array([self._cell, self._cell + 1], dtype=np.uint64)
             start, stop = np.searchsorted(paths.columns.cell, cells)
             paths = paths.take(slice(int(start), int(stop)))
-        masks = self._masks(paths)
-        if held is not None:
-            masks.append(held.take(paths.commit))
+        masks = [*self._masks(paths), *part.masks(paths)]
         return paths.take(np.logical_and.reduce(masks)) if masks else paths
 
     def _masks(self, paths: Paths) -> list[Mask]:

@@ -12,7 +12,7 @@ the features of the schema that its query is bound to, so one that has begun goe
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -51,6 +51,7 @@ from galileo.graph.snapshot import Snapshot
 from galileo.graph.sorted_runs import BLOCK_PATHS, SortedRun, compact, compaction_start, seal
 from galileo.graph.standing_match import MatchPass, MatchQuery
 from galileo.graph.summary import Summary, check_summary, rows_by_cell, summarise
+from galileo.graph.versions import Choice, Marks, NewVersions, VersionArrays, Versions
 from galileo.model.grouping import Grouping
 from galileo.model.schema import Schema
 from galileo.query.columns import take_rows
@@ -65,6 +66,8 @@ GROUPED_PATHS = 1 << 17
 """Paths that are grouped together: a megabyte of a column."""
 _EVERY = 2**62
 """A sequence past every commit."""
+VERSIONS_MIN = 65_536
+"""Versions of a keyed dataset above which those that no run has any more are forgotten."""
 RUNS_MAX = 64
 """Runs above which an insert compacts them itself, if `maintain` is not called."""
 
@@ -93,7 +96,8 @@ class MetadataGraph:
         self._texts = StringDictionary()
         self._descriptions = Descriptions(schema, self._texts)
         self._memtable = Memtable(schema)
-        self._snapshot = Snapshot((), self._memtable.view())
+        self._versions = Versions() if schema.is_keyed else None
+        self._snapshot = Snapshot((), self._memtable.view(), versions=self._version_arrays())
         self._shed_up_to = EMPTY_CURSOR
         self._writing = threading.Lock()
         self._merging = threading.Lock()
@@ -102,13 +106,23 @@ class MetadataGraph:
         """Add the paths of one commit; as `insert_many`."""
         self.insert_many(batch, Commits.of(partition, [sequence]), np.array([batch.num_rows]))
 
-    def insert_many(self, batch: pa.RecordBatch, commits: Commits, counts: Counts) -> None:
+    def insert_many(
+        self,
+        batch: pa.RecordBatch,
+        commits: Commits,
+        counts: Counts,
+        *,
+        versions: NewVersions | None = None,
+        marks: Mapping[int, Marks] | None = None,
+    ) -> None:
         """Add the paths of some commits, all visible at once; thread-safe.
 
         Args:
-            batch: of `schema.path_schema`, the paths of one commit after those of another; copied.
+            batch: of `schema.graph_schema`, the paths of one commit after those of another; copied.
             commits: ascending within each partition.
             counts: paths of each commit.
+            versions: of these paths, in a keyed dataset.
+            marks: by partition what these versions supersede, and which of them do not count.
 
         Raises:
             InternalError: the batch has other columns.
@@ -123,8 +137,17 @@ class MetadataGraph:
             numbers = np.arange(len(held), dtype=np.int32) + np.int32(self._memtable.commits)
             commit = numbers.repeat(counts[held])
             paths = paths_from_batch(columns, batch, commit=commit, texts=self._texts)
-            self._memtable.append(paths, commits.take(held))
-            self._publish(seal_memtable=len(self._memtable) >= self._memtable_paths_max)
+            commits, reached = commits.take(held), self._snapshot.reached
+            if self._versions is not None:
+                assert versions is not None, "versions of a keyed dataset"
+                commits = self._versions.append(commits, counts[held], versions)
+                for partition, of_partition in (marks or {}).items():
+                    self._versions.mark(partition, of_partition)
+                last = dict(zip(commits.partition.tolist(), commits.sequence.tolist(), strict=True))
+                reached = reached.join(last)
+            self._memtable.append(paths, commits)
+            is_full = len(self._memtable) >= self._memtable_paths_max
+            self._publish(seal_memtable=is_full, reached=reached)
         if len(self._snapshot.runs) > RUNS_MAX:
             self.maintain()
 
@@ -149,13 +172,22 @@ class MetadataGraph:
             self._descriptions = Descriptions(schema, self._texts)
             self.schema = schema
 
-    def _publish(self, *, seal_memtable: bool) -> None:
+    def _publish(self, *, seal_memtable: bool, reached: Cursor | None = None) -> None:
         runs, view = self._snapshot.runs, self._memtable.view()
         if seal_memtable:
             runs = (*runs, seal(view.paths, view.commits, block_paths=self._block_paths))
             self._memtable = Memtable(self.schema)
             view = self._memtable.view()
-        self._snapshot = replace(self._snapshot, runs=runs, memtable=view)
+        self._snapshot = replace(
+            self._snapshot,
+            runs=runs,
+            memtable=view,
+            versions=self._version_arrays(),
+            reached=self._snapshot.reached if reached is None else reached,
+        )
+
+    def _version_arrays(self) -> VersionArrays | None:
+        return None if self._versions is None else self._versions.view()
 
     def maintain(self) -> bool:
         """Compact runs until each is large compared with the newer ones; call it in a thread.
@@ -176,15 +208,19 @@ class MetadataGraph:
             ) is not None:
                 self._rewrite(slice(start, len(self._snapshot.runs) - 1))
                 rewritten = True
+            self._forget_versions()
             return rewritten
         finally:
             self._merging.release()
 
     def _drop_dead_rows(self) -> bool:
         """Rewrite runs with many deleted paths, once after each drop."""
-        snapshot = self._snapshot
-        if snapshot.dropped == self._shed_up_to:
+        if self._snapshot.dropped == self._shed_up_to:
             return False
+        if self._versions is not None:  # What was cleaned is often in the memtable.
+            with self._writing:
+                self._publish(seal_memtable=len(self._memtable) > 0)
+        snapshot = self._snapshot
         wasteful = [at for at, run in enumerate(snapshot.runs) if snapshot.needs_rewrite(run)]
         for at in reversed(wasteful):
             self._rewrite(slice(at, at + 1))
@@ -201,6 +237,20 @@ class MetadataGraph:
             now = self._snapshot
             runs = (*now.runs[: place.start], *([run] if run else []), *now.runs[place.stop :])
             self._snapshot = replace(now, runs=runs)
+
+    def _forget_versions(self) -> None:
+        """Frees the memory of versions that no run has any more, once it is most of all."""
+        if self._versions is None or len(self._versions) < VERSIONS_MIN:
+            return
+        if 2 * sum(map(len, self._snapshot.parts)) > len(self._versions):
+            return
+        with self._writing:
+            self._publish(seal_memtable=len(self._memtable) > 0)
+            runs = self._snapshot.runs
+            self._versions, commits = self._versions.moved([run.commits for run in runs])
+            moved = zip(runs, commits, strict=True)
+            runs = tuple(replace(run, commits=placed) for run, placed in moved)
+            self._snapshot = replace(self._snapshot, runs=runs, versions=self._version_arrays())
 
     def drop_before(self, partition: int, sequence: int) -> None:
         """Delete the commits of a partition before a sequence, for retention.
@@ -233,8 +283,14 @@ class MetadataGraph:
                 if self._snapshot.live_commits(run) is not None:
                     self._rewrite(slice(at, at + 1))
             with self._writing:
-                left = {p: s for p, s in self._snapshot.dropped.items() if p != partition}
-                self._snapshot = replace(self._snapshot, dropped=Cursor(left))
+                if self._versions is not None:
+                    self._versions.remove(partition)
+                now = self._snapshot
+                dropped, reached = (
+                    Cursor({p: last for p, last in cursor.items() if p != partition})
+                    for cursor in (now.dropped, now.reached)
+                )
+                self._snapshot = replace(now, dropped=dropped, reached=reached)
 
     def scan(
         self,
@@ -270,6 +326,12 @@ class MetadataGraph:
     ) -> Iterator[RunScan]:
         """`_tasks`, one run at a time."""
         search = BoundQuery.of(query, self._texts)
+        if snapshot.versions is not None:
+            for run in snapshot.parts:
+                inside, counting = snapshot.in_window(run, window)
+                if inside.any():
+                    yield RunScan.of(run, search, commits=inside, versions=counting)
+            return
         window = replace(window, after=snapshot.since(window.after))
         for run in snapshot.parts:
             coverage = window.coverage(run)
@@ -285,6 +347,8 @@ class MetadataGraph:
         after: Cursor = EMPTY_CURSOR,
         until: Cursor | None = None,
         partitions: frozenset[int] | None = None,
+        choice: Choice = Choice.CURRENT,
+        at: Cursor | None = None,
     ) -> Iterator[pa.RecordBatch | None]:
         """The labels of `scan` a piece at a time, all from one snapshot.
 
@@ -298,17 +362,20 @@ class MetadataGraph:
             after: as in `scan`.
             until: as in `scan`.
             partitions: as in `scan`.
+            choice: of the versions of a keyed dataset.
+            at: for the choice.
 
         Returns:
             Non-empty batches of the `label_schema` of the query's schema, and None.
         """
-        plans = self._plans(query, CommitWindow(after, until, partitions), snapshot=self._snapshot)
+        window = CommitWindow(after, until, partitions, choice, at)
+        plans = self._plans(query, window, snapshot=self._snapshot)
         matches = (
             None if rows is None else (task.run, rows)
             for task in plans
             for rows in task.pieces(labels_max)
         )
-        yield from self._pieces(matches, labels_max, query.schema.label_schema)
+        return self._pieces(matches, labels_max, query.schema.label_schema)
 
     def scan_first(
         self,
@@ -339,10 +406,12 @@ class MetadataGraph:
             The commits up to which the labels are complete.
         """
         snapshot = self._snapshot
+        if snapshot.versions is None:  # Else copies count since deleted commits.
+            after = snapshot.since(after)
         found, reached = yield from first_matches(
-            snapshot.parts,
+            snapshot,
             lambda window: self._plans(query, window, snapshot=snapshot),
-            window=CommitWindow(snapshot.since(after), until),
+            window=CommitWindow(after, until, at=until),
             until=until,
             labels_max=labels_max,
         )
@@ -380,7 +449,7 @@ class MetadataGraph:
             more pairs than the request allows.
         """
         snapshot = self._snapshot
-        work = MatchPass(match_query, snapshot.dropped, self._texts)
+        work = MatchPass(match_query, snapshot, self._texts)
         for run in snapshot.parts:
             work.visit(run)
             if work.is_over:
@@ -576,6 +645,7 @@ class MetadataGraph:
         return len(self._snapshot.runs)
 
     def memory_bytes(self) -> int:
-        """Size of runs with their zone maps, memtable and texts."""
+        """Size of runs with their zone maps, memtable, texts and versions."""
         runs = sum(run.nbytes for run in self._snapshot.runs)
-        return runs + self._memtable.nbytes + self._texts.nbytes
+        versions = 0 if self._versions is None else self._versions.nbytes
+        return runs + self._memtable.nbytes + self._texts.nbytes + versions

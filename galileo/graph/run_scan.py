@@ -43,6 +43,7 @@ from galileo.graph.row_ranges import (
     to_positions,
 )
 from galileo.graph.sorted_runs import SortedRun
+from galileo.graph.versions import Choice, Sequences, VersionArrays, VersionFilter
 from galileo.query.columns import Columns, Mask
 from galileo.query.query import Query
 from galileo.query.spatial_predicates import SpatialLeaf
@@ -71,11 +72,15 @@ class CommitWindow:
         after: exclusive start.
         until: inclusive end; absent partitions are excluded. None: no end.
         partitions: the only ones included. None: all.
+        choice: of the versions of a keyed dataset.
+        at: for the choice.
     """
 
     after: Cursor = EMPTY_CURSOR
     until: Cursor | None = None
     partitions: frozenset[int] | None = None
+    choice: Choice = Choice.CURRENT
+    at: Cursor | None = None
 
     def holds(self, commits: Commits) -> Mask:
         """Which commits lie in the window."""
@@ -91,6 +96,44 @@ class CommitWindow:
             possible=self._between(partition, first=hi, last=lo),
             certain=self._between(partition, first=lo, last=hi),
         )
+
+    def versions_of(
+        self, run: SortedRun, versions: VersionArrays, *, dropped: Cursor
+    ) -> tuple[Mask, VersionFilter]:
+        """The commits of a run that may have versions of this window, and what selects these.
+
+        Args:
+            run: of a keyed dataset.
+            versions: of the run's graph.
+            dropped: commits up to here are deleted.
+        """
+        commits, partition = run.commits, run.commits.partition
+        assert commits.first is not None, "a run with versions"
+        assert commits.copied is not None, "a run with versions"
+        nothing = np.zeros(len(commits), dtype=np.int64)
+        gone, after = dropped.of(partition), self.after.of(partition)
+        assert self.until is not None, "the end of a snapshot, if no other"
+        until = self.until.of(partition)
+        at = until if self.at is None else self.at.of(partition)
+        inside = commits.sequence > gone
+        superseded: tuple[Sequences, Sequences | None]
+        match self.choice:
+            case Choice.STORED:
+                inside &= (commits.sequence > after) & (commits.sequence <= until)
+                since, superseded = (nothing, at), (at, None)
+            case Choice.WITHDRAWN:
+                since, superseded = (nothing, at), (at, until)
+            case Choice.REPLACED:
+                since, superseded = (after, until), (nothing, until)
+            case Choice.CURRENT:
+                since, superseded = (after, until), (at, None)
+        inside &= commits.sequence > since[0]
+        inside &= (commits.sequence <= since[1]) | commits.copied
+        if self.partitions is not None:
+            inside &= self._named(partition, self.partitions)
+        has_copies = bool((commits.copied & inside).any())
+        passed = VersionFilter(versions, commits.first, since, superseded, gone, has_copies)
+        return inside, passed
 
     def _between(
         self,
@@ -165,18 +208,27 @@ class RunScan:
     zones_scanned: int
 
     @classmethod
-    def of(cls, run: SortedRun, search: BoundQuery, *, commits: Mask | None) -> RunScan:
+    def of(
+        cls,
+        run: SortedRun,
+        search: BoundQuery,
+        *,
+        commits: Mask | None,
+        versions: VersionFilter | None = None,
+    ) -> RunScan:
         """Prune the run.
 
         Args:
             run: sealed or memtable.
             search: of the run's graph.
             commits: mask of live commits of the run; None: all.
+            versions: passes those that count, of a keyed dataset; None: all.
         """
         blocks = _possible_blocks(run, search, commits)
         rows = _candidates(run, search, blocks)
         held = () if commits is None else (CommitFilter(commits),)
-        filters = (*held, *search.filters)
+        counting = () if versions is None else (versions,)
+        filters = (*held, *counting, *search.filters)
         pipeline = FilterPipeline.of(run.paths, filters, rows=rows)
         return cls(run, rows, pipeline, len(blocks), int(np.count_nonzero(blocks)))
 

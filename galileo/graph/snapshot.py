@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.graph.columns import Commits, Paths
+from galileo.graph.row_ranges import Rows
 from galileo.graph.run_scan import CommitWindow, Coverage
 from galileo.graph.sorted_runs import SortedRun
-from galileo.query.columns import Mask
+from galileo.graph.versions import VersionArrays, VersionFilter
+from galileo.query.columns import Mask, take_rows
 
 DROPPED_MAX = 0.25
 """Share of a run's paths that may be dropped before it is rewritten without them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LivePart:
+    """A run or the memtable, and which of its paths live.
+
+    Attributes:
+        run: with all of its paths.
+        commits: a mask of its live commits; None: all.
+        versions: passes those that count, of a keyed dataset; None: all.
+    """
+
+    run: SortedRun
+    commits: Mask | None
+    versions: VersionFilter | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all paths live, as far as that is known without looking at each."""
+        return self.versions is None and (self.commits is None or bool(self.commits.all()))
+
+    def masks(self, paths: Paths) -> list[Mask]:
+        """Masks that live paths of the run all pass."""
+        masks = [] if self.commits is None else [self.commits.take(paths.commit)]
+        if self.versions is not None:
+            masks.append(self.versions.mask(paths, slice(0, len(paths))))
+        return masks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,27 +53,52 @@ class Snapshot:
         runs: sealed, oldest first.
         memtable: a view of it.
         dropped: commits up to here are deleted, though their paths may still be stored.
+        versions: of the paths of a keyed dataset; None of others.
+        reached: the last commit of each partition of a keyed dataset. Later ones may already have
+            marked what they supersede.
     """
 
     runs: tuple[SortedRun, ...]
     memtable: SortedRun
     dropped: Cursor = EMPTY_CURSOR
+    versions: VersionArrays | None = None
+    reached: Cursor = EMPTY_CURSOR
 
     @property
     def parts(self) -> tuple[SortedRun, ...]:
         """Runs and memtable, without an empty memtable."""
         return (*self.runs, self.memtable) if len(self.memtable) else self.runs
 
-    def parts_of(self, partitions: frozenset[int] | None) -> list[tuple[SortedRun, Mask | None]]:
-        """Runs and memtable, each with a mask of its live commits in the partitions; None: all."""
-        if partitions is None:
-            return [(run, self.live_commits(run)) for run in self.parts]
-        window = CommitWindow(self.dropped, None, partitions)
-        return [(run, window.holds(run.commits)) for run in self.parts]
+    def parts_of(self, partitions: frozenset[int] | None) -> list[LivePart]:
+        """Runs and memtable, with what lives of them in the partitions; None: in all."""
+        window = CommitWindow(EMPTY_CURSOR, None, partitions)
+        if partitions is None and self.versions is None:
+            return [LivePart(run, self.live_commits(run)) for run in self.parts]
+        return [LivePart(run, *self.in_window(run, window)) for run in self.parts]
+
+    def in_window(self, run: SortedRun, window: CommitWindow) -> tuple[Mask, VersionFilter | None]:
+        """The live commits of a run in a window, and what passes those of its versions that count.
+
+        The latter is None in a dataset without a key.
+        """
+        if self.versions is not None:
+            if window.until is None:
+                window = replace(window, until=self.reached)
+            return window.versions_of(run, self.versions, dropped=self.dropped)
+        return replace(window, after=self.since(window.after)).holds(run.commits), None
 
     def since(self, after: Cursor) -> Cursor:
         """The cursor, moved past deleted commits."""
         return after.join(self.dropped) if self.dropped else after
+
+    def sources(self, run: SortedRun, rows: Rows) -> Commits:
+        """The partition of each row, and the commit since which the row counts."""
+        numbers, commits = take_rows(run.paths.commit, rows), run.commits
+        partition, sequence = commits.partition.take(numbers), commits.sequence.take(numbers)
+        if self.versions is not None and commits.first is not None:
+            place = commits.first.take(numbers) + take_rows(run.paths.row, rows)
+            sequence = self.versions.since.take(place)
+        return Commits(partition, sequence)
 
     def live_commits(self, run: SortedRun) -> Mask | None:
         """Mask of the commits of a run that were not deleted; None: all."""

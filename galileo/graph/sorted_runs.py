@@ -214,10 +214,7 @@ def _numbered(
         number = np.where(stays, np.cumsum(stays) - 1 + count, -1)
         numbers.append(number.astype(np.int32))
         remaining.append(run.commits.take(stays))
-    return numbers, Commits(
-        np.concatenate([commits.partition for commits in remaining]),
-        np.concatenate([commits.sequence for commits in remaining]),
-    )
+    return numbers, Commits.concat(remaining)
 
 
 def compaction_start(sizes: Sequence[int]) -> int | None:

@@ -26,6 +26,7 @@ from galileo.graph.columns import StringDictionary, to_labels
 from galileo.graph.filter_pipeline import PORTION_PATHS, chunks
 from galileo.graph.row_ranges import Positions, Rows, count_rows, to_positions
 from galileo.graph.run_scan import BoundQuery, CommitWindow, Coverage, RunScan
+from galileo.graph.snapshot import Snapshot
 from galileo.graph.sorted_runs import SortedRun
 from galileo.query.columns import Columns, Mask, TextColumn, take_rows
 from galileo.query.index import CandidatePairs, StandingQueries
@@ -166,12 +167,12 @@ class MatchPass:
 
     Args:
         match_query: the match request.
-        dropped: commits up to here are deleted.
+        snapshot: of the graph.
         texts: of the graph.
     """
 
     match_query: MatchQuery
-    dropped: Cursor
+    snapshot: Snapshot
     texts: StringDictionary
     features: tuple[str, ...] = ()
     _pairs: int = 0
@@ -202,7 +203,7 @@ class MatchPass:
         if len(selected) == 0:
             return
         window = self._window(requests.select(selected).least_sequences())
-        rows = _new_rows(run, window)
+        rows = _new_rows(self.snapshot, run, window)
         hits: Iterator[MatchHits]
         if run.zone_map is not None and count_rows(rows) > FEW_PATHS * len(selected):
             hits = map(partial(self._match_one_by_one, run), selected.tolist())
@@ -225,7 +226,7 @@ class MatchPass:
         partitions = self.match_query.requests.partitions[requested].tolist()
         cursor = Cursor(dict(zip(partitions, after[requested].tolist(), strict=True)))
         return CommitWindow(
-            cursor.join(self.dropped), self.match_query.until, frozenset(partitions)
+            self.snapshot.since(cursor), self.match_query.until, frozenset(partitions)
         )
 
     def _match_one_by_one(self, run: SortedRun, number: int) -> MatchHits:
@@ -235,7 +236,8 @@ class MatchPass:
             rows: Positions = np.empty(0, dtype=np.intp)
         else:
             search = BoundQuery.of(match_query.query_of(number), self.texts)
-            rows = RunScan.of(run, search, commits=window.holds(run.commits)).matches()
+            inside, counting = self.snapshot.in_window(run, window)
+            rows = RunScan.of(run, search, commits=inside, versions=counting).matches()
         return MatchHits(np.full(len(rows), number, dtype=np.int32), rows)
 
     def _match_all(
@@ -287,7 +289,11 @@ def _requests_for_run(run: SortedRun, requests: MatchRequests) -> npt.NDArray[np
     return np.flatnonzero(news[requests.cursors]).astype(np.int32)
 
 
-def _new_rows(run: SortedRun, window: CommitWindow) -> Rows:
+def _new_rows(snapshot: Snapshot, run: SortedRun, window: CommitWindow) -> Rows:
+    if snapshot.versions is not None:
+        inside, counting = snapshot.in_window(run, window)
+        rows = np.flatnonzero(inside.take(run.paths.commit))
+        return rows if counting is None else rows[counting.mask(run.paths, rows)]
     coverage = window.coverage(run)
     if coverage is Coverage.NONE:
         return slice(0, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from galileo.arrays import cast, plain, plain_type, run_of_rows
 from galileo.errors import InputError, InvalidObservations
-from galileo.model.schema import COORDINATES, Feature, Schema, nearest_name
+from galileo.model.schema import COORDINATES, DELETED, Feature, Schema, nearest_name
 from galileo.model.times import (
     TIME_MAX_US,
     TIME_MIN_US,
@@ -35,7 +35,7 @@ TEXT_BYTES_MAX = 256 << 20
 
 
 def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> pa.Table:
-    """`data` as a table of `schema.observation_schema`, rows in the same order.
+    """`data` as a table of `schema.version_schema`, rows in the same order.
 
     Longitudes from 180 to 360 become negative, coordinates that rounding put outside of their range
     are clipped to it, naive times are UTC, NaN is null. Unchanged columns
@@ -51,7 +51,24 @@ def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> 
     columns = [_latitude(table), _longitude(table), _time(table, schema)]
     given = dict(zip(table.column_names, table.columns, strict=True))  # A look-up takes 0.1 ms.
     columns += [_feature(given, feature, rows=table.num_rows) for feature in schema.features]
-    return pa.table(columns, schema=schema.observation_schema)
+    if schema.is_keyed:
+        columns.append(_deleted(given, rows=table.num_rows))
+    return pa.table(columns, schema=schema.version_schema)
+
+
+def _deleted(given: Mapping[str, pa.ChunkedArray], *, rows: int) -> pa.ChunkedArray | pa.Array:
+    """Whether each row deletes its key; none does where the column is missing."""
+    if DELETED not in given:
+        return pa.array(np.zeros(rows, dtype=np.bool_))
+    column = plain(given[DELETED])
+    if column.type != pa.bool_() or column.null_count:
+        raise InvalidObservations(
+            f"expected true or false in every row of column {DELETED!r}, got {column.type} with "
+            f"{column.null_count} nulls",
+            expected="bool",
+            column=DELETED,
+        )
+    return column
 
 
 def as_table(data: Any) -> pa.Table:
@@ -114,6 +131,8 @@ def _check_names(schema: Schema, names: list[str], *, index: list[Any]) -> None:
     required = expected[: len(expected) - schema.added]
     missing = [name for name in required if name not in names]
     unknown = [name for name in names if name not in expected]
+    if schema.is_keyed and DELETED in unknown:
+        unknown.remove(DELETED)
     if not missing and not unknown:
         return
     parts = [f"missing: {', '.join(missing)}"] if missing else []

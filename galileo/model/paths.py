@@ -28,7 +28,7 @@ from galileo.model.times import column_micros, times_from_micros
 Ints: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Indexed: TypeAlias = tuple[pa.Table, pa.RecordBatch]
-"""Sorted observations, and a batch of `schema.path_schema` in the same order."""
+"""Sorted observations, and a batch of `schema.graph_schema` in the same order."""
 Place: TypeAlias = Callable[[geohash.Cells, Ints], npt.NDArray[np.int32]]
 """The partitions of blocks, given their cells and the starts of their buckets."""
 
@@ -59,7 +59,7 @@ def index(schema: Schema, table: pa.Table) -> Indexed:
         table: normalised observations.
     """
     if table.num_rows == 0:
-        return table, pa.RecordBatch.from_pylist([], schema=schema.path_schema)
+        return table, pa.RecordBatch.from_pylist([], schema=schema.graph_schema)
     return index_parts(schema, table, place=_one_place)[0]
 
 
@@ -229,7 +229,7 @@ def _paths(
         pa.array((starts - starts[of_part]).astype(np.int32)),
         pa.array(rows.astype(np.int32)),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema.path_schema)
+    return pa.RecordBatch.from_arrays(columns, schema=schema.graph_schema)
 
 
 def _order_keys(column: pa.ChunkedArray, feature: Feature) -> list[Key]:

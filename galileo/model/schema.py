@@ -38,6 +38,11 @@ RESERVED = frozenset(
     | {"cell", "bucket", "row", "rows"}
 )
 FEATURES_MAX = 256
+KEY_FEATURES_MAX = 8
+KEY_TYPES = ("int", "text", "bool")
+"""Of features of a key; floats are rarely equal."""
+DELETED = "deleted"
+"""The column that says whether a version deletes its key."""
 SCHEMA_STEPS = 1_000
 """Steps of `offload` that it takes to read or write a schema of 256 features as JSON."""
 ARROW_SCHEMAS_KEPT = 256
@@ -49,6 +54,17 @@ SHORTENED_MIN = 3
 """Least length of a name that is suggested for its beginning."""
 TIME_BUCKET_MIN_S = 1.0
 TIME_BUCKET_MAX_S = 366 * 86400.0
+
+VERSION_SCHEMA = pa.schema(
+    [
+        pa.field("high", pa.uint64(), nullable=False),
+        pa.field("low", pa.uint64(), nullable=False),
+        pa.field("since", pa.int64(), nullable=False),
+        pa.field(DELETED, pa.bool_(), nullable=False),
+    ]
+)
+"""What is indexed of each version of a key: both halves of the key's hash, the commit since which
+the version counts, 0 for the one that has it, and whether it deletes its key."""
 
 _Levels: TypeAlias = tuple[tuple[str, FeatureType], ...]
 """Names and types of indexed features."""
@@ -124,7 +140,12 @@ def _observation_schema(features: tuple[Feature, ...]) -> pa.Schema:
 
 
 @lru_cache(ARROW_SCHEMAS_KEPT)
-def _path_schema(levels: _Levels) -> pa.Schema:
+def _version_schema(features: tuple[Feature, ...]) -> pa.Schema:
+    return _observation_schema(features).append(VERSION_SCHEMA.field(DELETED))
+
+
+@lru_cache(ARROW_SCHEMAS_KEPT)
+def _graph_schema(levels: _Levels) -> pa.Schema:
     return pa.schema(
         [
             pa.field("cell", pa.uint64(), nullable=False),
@@ -137,12 +158,17 @@ def _path_schema(levels: _Levels) -> pa.Schema:
 
 
 @lru_cache(ARROW_SCHEMAS_KEPT)
+def _keyed_path_schema(levels: _Levels) -> pa.Schema:
+    return pa.schema([*_graph_schema(levels), *VERSION_SCHEMA])
+
+
+@lru_cache(ARROW_SCHEMAS_KEPT)
 def _label_schema(levels: _Levels) -> pa.Schema:
     place = [
         pa.field("partition", pa.int32(), nullable=False),
         pa.field("sequence", pa.int64(), nullable=False),
     ]
-    return pa.schema([*_path_schema(levels), *place])
+    return pa.schema([*_graph_schema(levels), *place])
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -183,9 +209,21 @@ class StoredSchema:
         return self if generation == self.generation else self._with(generation=generation)
 
     @property
+    def is_keyed(self) -> bool:
+        """Whether rows replace and delete those with the same key."""
+        return False
+
+    @property
     def observation_schema(self) -> pa.Schema:
         """The columns of the rows of a commit."""
         raise NotImplementedError
+
+    @property
+    def version_schema(self) -> pa.Schema:
+        """The columns of rows that are sent to be stored, and of changes: if rows replace each
+        other, whether a row deletes its key is one of them.
+        """
+        return self.observation_schema
 
     @property
     def path_schema(self) -> pa.Schema:
@@ -265,6 +303,17 @@ class StoredSchema:
 class Schema(StoredSchema):
     """The schema of a dataset; once the dataset exists, it can only get more features.
 
+    In a *keyed* dataset, an observation replaces the one with the same key: the cell and the time
+    bucket of its block, and the values of the features of `key`.
+
+    Args:
+        name: the dataset's name.
+        features: of the dataset.
+        geohash_precision: characters of a block's cell.
+        time_bucket: width of a block in time.
+        key: one to eight indexed features of the types int, text or bool; none: observations are
+            never replaced. Null is a value of a key, too.
+
     Attributes:
         name: the dataset's name, `[a-z0-9][a-z0-9_.-]{0,63}`.
         features: in the order of the metadata graph's levels (paper, III.B).
@@ -273,6 +322,9 @@ class Schema(StoredSchema):
         generation: how many datasets of this name were dropped before this one; the cluster sets
             it when it creates the dataset.
         added: how many of the features, the last ones, were added after the dataset was created.
+        key_features: the names of the features of the key; empty in a dataset without a key.
+        range_epoch: of the ranges that place the blocks of a keyed dataset for good, since all
+            versions of a key have to be in one partition; the cluster sets it at the creation.
 
     Example:
         >>> temperature = galileo.Feature("temperature", unit="K")
@@ -285,6 +337,8 @@ class Schema(StoredSchema):
     features: tuple[Feature, ...]
     geohash_precision: int
     time_bucket_us: int
+    key_features: tuple[str, ...]
+    range_epoch: int
 
     def __init__(
         self,
@@ -293,6 +347,7 @@ class Schema(StoredSchema):
         *,
         geohash_precision: int = 5,
         time_bucket: Duration = "1h",
+        key: str | Sequence[str] = (),
     ) -> None:
         object.__setattr__(self, "name", dataset_name(name))
         object.__setattr__(self, "features", _features(features))
@@ -300,6 +355,8 @@ class Schema(StoredSchema):
         object.__setattr__(self, "time_bucket_us", _bucket_us(time_bucket))
         object.__setattr__(self, "generation", 0)
         object.__setattr__(self, "added", 0)
+        object.__setattr__(self, "key_features", (key,) if isinstance(key, str) else tuple(key))
+        object.__setattr__(self, "range_epoch", 0)
         self._check()
 
     def _check(self) -> None:
@@ -326,6 +383,55 @@ class Schema(StoredSchema):
                 expected="precision",
                 bound=PRECISION_MAX,
             )
+        if self.key_features:
+            self._check_key()
+
+    def _check_key(self) -> None:
+        key = self.key_features
+        if len(key) > KEY_FEATURES_MAX or len({*key}) < len(key):
+            raise InvalidSchema(
+                f"expected a key of 1 to {KEY_FEATURES_MAX} different features, got "
+                f"{', '.join(map(str, key))}",
+                expected="key",
+                bound=KEY_FEATURES_MAX,
+            )
+        for name in key:
+            feature = self.feature(name) if isinstance(name, str) else None
+            if feature is None:
+                raise InvalidSchema(
+                    f"expected a key of features of dataset {self.name!r} "
+                    f"({', '.join(one.name for one in self.features)}), got {name!r}",
+                    expected="key",
+                )
+            if feature.type not in KEY_TYPES or not feature.indexed:
+                kind = feature.type if feature.indexed else f"{feature.type}, which is not indexed"
+                raise InvalidSchema(
+                    f"expected a key of indexed features of the types {', '.join(KEY_TYPES)}, got "
+                    f"feature {name!r} of type {kind}",
+                    expected="key_type",
+                    feature=name,
+                )
+        if self.feature(DELETED) is not None:
+            raise InvalidSchema(
+                f"the feature name {DELETED!r} is taken in keyed datasets; use another",
+                expected="free_name",
+                feature=DELETED,
+            )
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether observations replace those with the same key."""
+        return bool(self.key_features)
+
+    def placed_by(self, range_epoch: int) -> Schema:
+        """The same schema, whose blocks the ranges of an epoch place, if the dataset is keyed.
+
+        Example:
+            >>> station = galileo.Feature("station", type="text")
+            >>> galileo.Schema("buoys", [station], key="station").placed_by(3).range_epoch
+            3
+        """
+        return self._with(range_epoch=range_epoch) if self.is_keyed else self
 
     def with_features(self, features: Iterable[Feature]) -> Self:
         """The same schema with more features behind its own.
@@ -428,16 +534,27 @@ class Schema(StoredSchema):
         return _observation_schema(self.features)
 
     @property
+    def version_schema(self) -> pa.Schema:
+        """`observation_schema`; in a keyed dataset, whether a row deletes its key is behind it."""
+        return _version_schema(self.features) if self.is_keyed else self.observation_schema
+
+    @property
     def path_schema(self) -> pa.Schema:
+        """`graph_schema`; that of a keyed dataset ends with `VERSION_SCHEMA`."""
+        levels = self._levels
+        return _keyed_path_schema(levels) if self.is_keyed else _graph_schema(levels)
+
+    @property
+    def graph_schema(self) -> pa.Schema:
         """cell, bucket (start), the indexed features, then row and rows.
 
         `row` is the first of `rows` observations of this path within its commit.
         """
-        return _path_schema(self._levels)
+        return _graph_schema(self._levels)
 
     @property
     def label_schema(self) -> pa.Schema:
-        """`path_schema`, then where the block part is: partition and commit sequence."""
+        """`graph_schema`, then where the block part is: partition and commit sequence."""
         return _label_schema(self._levels)
 
     def newest_us(self, paths: pa.RecordBatch) -> int:
@@ -467,8 +584,22 @@ class Schema(StoredSchema):
             "geohash_precision": self.geohash_precision,
             "time_bucket_us": self.time_bucket_us,
         }
-        counts = {"generation": self.generation, "added": self.added}
+        if self.is_keyed:
+            raw["key"] = list(self.key_features)
+        counts = {name: getattr(self, name) for name in ("generation", "added", "range_epoch")}
         return raw | {name: count for name, count in counts.items() if count}
+
+    def is_wanted(self, wanted: StoredSchema) -> bool:
+        """As of `StoredSchema`; the cluster has chosen the ranges.
+
+        Example:
+            >>> weather = client.schema("weather")
+            >>> weather.is_wanted(weather)
+            True
+        """
+        if isinstance(wanted, Schema):
+            wanted = wanted._with(range_epoch=self.range_epoch)
+        return self.of_generation(wanted.generation) == wanted
 
     @staticmethod
     def from_dict(raw: dict[str, Any]) -> Schema:
@@ -487,8 +618,10 @@ class Schema(StoredSchema):
                 _features_of(features),
                 geohash_precision=int(raw["geohash_precision"]),
                 time_bucket=int(raw["time_bucket_us"]) / MICROS,
+                key=raw.get("key", ()),
             )
-            return schema._with(generation=int(raw.get("generation", 0)), added=added)
+            counts = {name: int(raw.get(name, 0)) for name in ("generation", "range_epoch")}
+            return schema._with(added=added, **counts)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidSchema(
                 f"expected a schema as `Schema.to_dict` gives it: {reason_of(error)}",
@@ -508,7 +641,7 @@ class Schema(StoredSchema):
 
 def has_columns(schema: Schema, names: Iterable[str]) -> bool:
     """Whether the observations of a schema have columns of all these names."""
-    return {*schema.observation_schema.names}.issuperset(names)
+    return {*schema.version_schema.names}.issuperset(names)
 
 
 def features_to_json(features: Iterable[Feature]) -> str:
@@ -668,6 +801,27 @@ def other_kind(schema: StoredSchema, expected: str) -> InputError:
         f"expected a {expected}, got the {kind} {schema.name!r}; {_READ_BY[kind]}",
         expected=expected,
     )
+
+
+def not_keyed(schema: StoredSchema) -> InputError:
+    """The error of a call that replaces or deletes rows of a dataset without a key."""
+    return InputError(
+        f"expected a table or a keyed dataset, got the dataset {schema.name!r}, whose observations "
+        "are never replaced; create one with galileo.Schema(..., key=[...])",
+        expected="key",
+        dataset=schema.name,
+    )
+
+
+def refuse_keyed(schema: Schema, reader: str) -> None:
+    """Raises InputError if a reader would have to hear of observations that count no longer."""
+    if schema.is_keyed:
+        raise InputError(
+            f"expected {reader} over a dataset without a key, got {schema.name!r}, whose "
+            "observations are replaced and deleted; client.changes says which have changed",
+            expected="no_key",
+            dataset=schema.name,
+        )
 
 
 def dropped_dataset(name: str, *, is_again: bool) -> UnknownDataset:

@@ -16,5 +16,5 @@ def stored_schema_from_json(text: str) -> StoredSchema:
     raw = read_json(text, "schema")
     if isinstance(raw, dict) and "template" in raw:
         return Channel.from_dict(raw)
-    is_table = isinstance(raw, dict) and "key" in raw
+    is_table = isinstance(raw, dict) and "columns" in raw
     return Table.from_dict(raw) if is_table else Schema.from_dict(raw)

@@ -34,8 +34,10 @@ from galileo.hashing import hash128
 from galileo.model.observations import is_text, refuse_long
 from galileo.model.schema import (
     ARROW_TYPES,
+    DELETED,
     FEATURE_NAME,
     FEATURES_MAX,
+    VERSION_SCHEMA,
     StoredSchema,
     dataset_name,
     nearest_name,
@@ -49,8 +51,6 @@ KEY_TYPES = ("int", "text", "time")
 KEY_BYTES_MAX = 1_024
 SYSTEM = 1 << 20
 """The number of the system partition, whose rows the whole cluster shares."""
-DELETED = "deleted"
-"""The stored column that says whether a version deletes its key."""
 
 _ARROW_TYPES: dict[str, pa.DataType] = {
     **ARROW_TYPES,
@@ -58,15 +58,6 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
     "geometry": pa.binary(),
 }
 _COUNTS = ("generation", "partitions", "first_partition")
-_PATH_SCHEMA = pa.schema(
-    [
-        pa.field("high", pa.uint64(), nullable=False),
-        pa.field("low", pa.uint64(), nullable=False),
-        pa.field("since", pa.int64(), nullable=False),
-        pa.field(DELETED, pa.bool_(), nullable=False),
-    ]
-)
-
 Versions: TypeAlias = tuple[pa.Table, pa.RecordBatch]
 """Rows of `Table.observation_schema`, and of each the hash of its key, of `Table.path_schema`."""
 
@@ -119,6 +110,11 @@ class Table(StoredSchema):
         return self if self.partitions else self._with(partitions=partitions)
 
     @property
+    def is_keyed(self) -> bool:
+        """True: rows replace those with the same key."""
+        return True
+
+    @property
     def placed(self) -> range:
         """The numbers of its partitions.
 
@@ -162,7 +158,7 @@ class Table(StoredSchema):
         """Of each row of a commit: both halves of its key's hash, the commit since which it counts,
         0 for this one, and whether it deletes its key.
         """
-        return _PATH_SCHEMA
+        return VERSION_SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, which `from_dict` reads.
@@ -336,7 +332,7 @@ def index_versions(table: Table, versions: pa.Table) -> dict[int, Versions]:
         rows = np.flatnonzero(places == partition)
         now = np.zeros(len(rows), dtype=np.int64)
         columns = [hashes[rows, 0], hashes[rows, 1], now, deleted[rows]]
-        keyed = pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=_PATH_SCHEMA)
+        keyed = pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=VERSION_SCHEMA)
         parts[partition] = versions.take(pa.array(rows)), keyed
     return parts
 
@@ -350,7 +346,7 @@ def refuse_duplicates(table: Table, rows: pa.Table) -> None:
         key = key_of(table, rows, int(order[is_again.argmax()]))
         raise DuplicateKey(
             f"expected one row of each key in a conditional write into table {table.name!r}, got "
-            f"several of {key!r}; send one of them",
+            f"several of {key_words(key)}; send one of them",
             key=key,
         )
 
@@ -360,6 +356,11 @@ def key_of(table: Table, rows: pa.Table | pa.RecordBatch, row: int) -> Any:
     values = [rows.column(name)[row].as_py() for name in table.key_columns]
     values = [value.isoformat() if isinstance(value, dt.datetime) else value for value in values]
     return values[0] if len(values) == 1 else values
+
+
+def key_words(key: Any) -> str:
+    """A key as words of a message."""
+    return ", ".join(map(str, key)) if isinstance(key, list) else repr(key)
 
 
 def check_names(table: Table, names: Sequence[str]) -> None:

@@ -43,6 +43,7 @@ from galileo.model.table import Table
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.definitions import Definition
+from galileo.node.keyed_shard import KeyedShard
 from galileo.node.replication.log_writer import LogOwner, LogWriter
 from galileo.node.shard import ALL_PARTITIONS, Results, Shard, partition_moved
 from galileo.node.table_shard import TableShard
@@ -60,6 +61,10 @@ OnDropped: TypeAlias = Callable[[str, int, Sequence[str]], None]
 """Called with a name, its number of dropped generations, and the keys of the dropped datasets."""
 
 log = logging.getLogger(__name__)
+
+
+def _kind_of(shard: AnyShard) -> type[Shard]:
+    return DatasetShard if isinstance(shard, DatasetShard) else type(shard)
 
 
 def _ignore(name: str, generations: int, keys: Sequence[str]) -> None:
@@ -124,13 +129,13 @@ class Catalog:
         """Adds a shard to new mappings, since others may be going through the present ones."""
         shard = self._new_shard(schema)
         self._shards = {**self._shards, schema.key: shard}
-        kind = type(shard)
+        kind = _kind_of(shard)
         self._kinds[kind] = {**self._kinds.get(kind, {}), schema.key: shard}
 
     def _remove(self, keys: Iterable[str]) -> None:
         """Removes shards; the mappings of other kinds stay the same objects."""
         for shard in [self._shards[key] for key in keys if key in self._shards]:
-            kind, key = type(shard), shard.schema.key
+            kind, key = _kind_of(shard), shard.schema.key
             self._shards = {k: one for k, one in self._shards.items() if k != key}
             self._kinds[kind] = {k: one for k, one in self._kinds[kind].items() if k != key}
 
@@ -148,6 +153,8 @@ class Catalog:
         if isinstance(schema, Channel):
             return ChannelShard(schema, **options)
         assert isinstance(schema, Schema), "neither a dataset, a table nor a channel"
+        if schema.is_keyed:
+            return KeyedShard(schema, **options)
         return DatasetShard(schema, **options)
 
     def _replay(self, dataset: str, partition: int, replayed: Replayed) -> None:
@@ -270,6 +277,18 @@ class Catalog:
         """
         shard = self.stored_shard(table)
         if not isinstance(shard, TableShard):
+            raise other_kind(shard.schema, "table")
+        return shard
+
+    def versioned_shard(self, name: str) -> KeyedShard | TableShard:
+        """The shard of the table or keyed dataset with this key.
+
+        Raises:
+            UnknownDataset: as of `stored_shard`.
+            InputError: it is none.
+        """
+        shard = self.stored_shard(name)
+        if not isinstance(shard, KeyedShard | TableShard):
             raise other_kind(shard.schema, "table")
         return shard
 

@@ -35,7 +35,8 @@ from galileo.errors import (
 )
 from galileo.model.channel import ID, Channel
 from galileo.model.rows import RowOptions
-from galileo.model.table import DELETED, Table
+from galileo.model.schema import DELETED
+from galileo.model.table import Table
 from galileo.model.times import TIME_MIN_US, column_micros
 from galileo.node.channel_matching import Observed
 from galileo.node.channel_shard import ChannelShard

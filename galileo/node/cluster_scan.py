@@ -29,6 +29,7 @@ from galileo.errors import (
     UnknownDataset,
     listed,
 )
+from galileo.graph.versions import Choice
 from galileo.node import query_limits, sampling
 from galileo.node.cluster_view import ClusterView
 from galileo.node.local_scan import LocalScans, split_table
@@ -251,12 +252,15 @@ class ClusterScans:
         labels_max: int = 0,
         sampler: SamplerSpec | None = None,
         large: LargeAnswers = LargeAnswers.PASS_ON,
+        choice: Choice = Choice.CURRENT,
+        at: Cursor | None = None,
     ) -> AsyncGenerator[pa.Table | ScanEnd, None]:
         """The labels of the commits (after, until] of some partitions, then their `ScanEnd`.
 
         With `labels_max` above 0 each node may stop when it has its part of so many: one in
         proportion to its partitions, doubled, since labels are not spread evenly. A sampler runs at
-        the nodes; samples of different nodes are not merged.
+        the nodes; samples of different nodes are not merged. `choice` and `at` are those of
+        versions of a keyed dataset.
         """
         whole = ScanTask(
             0,
@@ -267,6 +271,8 @@ class ClusterScans:
             partitions,
             labels_max,
             added=query.schema.added,
+            choice=choice,
+            at=at,
         )
         if sampler is not None:
             whole = dataclasses.replace(whole, sampler_json=sampler.to_json())

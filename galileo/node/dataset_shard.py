@@ -19,6 +19,7 @@ from galileo.hashing import text64
 from galileo.model.schema import Schema, widen
 from galileo.model.times import column_micros
 from galileo.model.windows import ClockStep
+from galileo.node.keyed_index import KeyedIndex
 from galileo.node.shard import Shard
 from galileo.query import parse
 from galileo.storage.recovery import Replayed
@@ -38,14 +39,15 @@ class DatasetShard(Shard):
 
     Args:
         schema: of the dataset.
+        index: of a keyed dataset; None: the metadata graph alone.
         options: as of `Shard`.
     """
 
     schema: Schema
-    index: MetadataGraph
+    index: MetadataGraph | KeyedIndex
 
-    def __init__(self, schema: Schema, **options: Any) -> None:
-        super().__init__(schema, MetadataGraph(schema), **options)
+    def __init__(self, schema: Schema, *, index: KeyedIndex | None = None, **options: Any) -> None:
+        super().__init__(schema, index or MetadataGraph(schema), **options)
         self._newest: dict[int, ClockStep] = {}
         self._synopses: dict[int, Synopsis] = {}
         self._unsummarised: dict[int, list[Replayed]] = {}
@@ -55,8 +57,8 @@ class DatasetShard(Shard):
 
     @property
     def graph(self) -> MetadataGraph:
-        """The index."""
-        return self.index
+        """The metadata graph of the index."""
+        return self.index.graph if isinstance(self.index, KeyedIndex) else self.index
 
     def prepare_features(self, schema: Schema) -> None:
         """Has the graph take paths with the added features of a schema, in a thread.
@@ -151,7 +153,7 @@ class DatasetShard(Shard):
             synopsis = self._synopses[partition] = synopsis.with_features(schema, epoch=epoch)
         if waiting:
             batches = [widen(commits.paths, schema.path_schema) for commits in waiting]
-            paths = pa.concat_batches(batches)
+            paths = pa.concat_batches(batches).select(schema.graph_schema.names)
             synopsis.add(paths, waiting[-1].last_sequence)
         # Only now: had that failed, a later commit would vouch for those that it lacks.
         self._unsummarised.pop(partition, None)
@@ -182,8 +184,8 @@ class DatasetShard(Shard):
             self._remade[partition] = self._remade.get(partition, 0) + 1
             fresh = self._synopsis(partition, journal.dropped)
             if until:
-                left = labels.select(schema.path_schema.names).combine_chunks()
-                nothing = pa.RecordBatch.from_pylist([], schema=schema.path_schema)
+                left = labels.select(schema.graph_schema.names).combine_chunks()
+                nothing = pa.RecordBatch.from_pylist([], schema=schema.graph_schema)
                 fresh.add(next(iter(left.to_batches()), nothing), until)
             self._synopses[partition] = fresh
         self._note_change()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
@@ -77,10 +77,12 @@ class Estimates:
         reporters = {node.name for node in topology.nodes if view.has_reported(node.name)}
 
         def bounds() -> tuple[PathBounds, tuple[QuantileBounds, ...]]:
-            return (
-                graph.estimate(query),
-                graph.quantiles(query, feature, shares) if feature and shares else (),
-            )
+            count = graph.estimate(query)
+            wanted = shares if feature else ()
+            if query.schema.is_keyed:  # Synopses also count what was replaced and deleted.
+                count, wanted = replace(count, low=0), [0.0, *wanted, 1.0] if wanted else ()
+            quantiles = graph.quantiles(query, feature, wanted) if feature and wanted else ()
+            return count, _of_any_part(quantiles) if query.schema.is_keyed else quantiles
 
         loop = asyncio.get_running_loop()
         count, quantiles = await loop.run_in_executor(self._executor, bounds)
@@ -90,3 +92,15 @@ class Estimates:
             behind=sum(max(last[p] - count.covered[p], 0) for p in candidates),
             unheard=frozenset(p for p in candidates if owners[p] not in reporters | {self._name}),
         )
+
+
+def _of_any_part(quantiles: Sequence[QuantileBounds]) -> tuple[QuantileBounds, ...]:
+    """Bounds of quantiles that hold for whatever part of the paths matches.
+
+    Args:
+        quantiles: of all paths, the first one of the share 0, and the last one of 1.
+    """
+    if not quantiles:
+        return ()
+    low, high = quantiles[0].low, quantiles[-1].high
+    return tuple(replace(one, low=low, high=high) for one in quantiles[1:-1])

@@ -38,18 +38,12 @@ from galileo.errors import (
     RangesChanged,
     Unavailable,
 )
-from galileo.model import paths
+from galileo.model import keyed, paths
 from galileo.model.broker import check_brokers, match_brokers
 from galileo.model.channel import BROKER
 from galileo.model.observations import normalise, refuse_long
-from galileo.model.schema import Schema, StoredSchema, other_kind
-from galileo.model.table import (
-    DELETED,
-    Table,
-    index_versions,
-    refuse_duplicates,
-    versions_of,
-)
+from galileo.model.schema import DELETED, Schema, StoredSchema, other_kind
+from galileo.model.table import Table, index_versions, refuse_duplicates, versions_of
 from galileo.node.catalog import Catalog
 from galileo.node.earlier_batches import (
     NOTHING_STORED,
@@ -60,7 +54,7 @@ from galileo.node.earlier_batches import (
 from galileo.node.peers import CommitAnswer, CommitTask, Peers, TableTask
 from galileo.node.shard import Results
 from galileo.node.table_reader import TableReader
-from galileo.node.table_shard import overtaken
+from galileo.node.versioned_shard import overtaken
 from galileo.storage.commits import Commit, Committed, ranges_changed, record_of
 
 _PRODUCER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -128,8 +122,8 @@ class Ingest:
             brokers: patterns of those that the caller may use; the table is one of a channel's.
                 Empty: all.
             digest: of the whole batch, which is recorded, and whose rows come in other calls.
-            unchanged_since: rows of a table whose keys have a later version are refused, with the
-                others of their partition; None: whatever is there is replaced.
+            unchanged_since: rows whose keys have a later version are refused, with the others of
+                their partition; of a table or keyed dataset. None: whatever is there is replaced.
 
         Raises:
             InvalidObservations, UnknownDataset, BatchConflict: the input is wrong.
@@ -143,7 +137,7 @@ class Ingest:
         """
         schema = self._catalog.stored_schema(dataset)
         if isinstance(schema, Schema):
-            if unchanged_since is not None:
+            if unchanged_since is not None and not schema.is_keyed:
                 raise other_kind(schema, "table")
             schema = schema.narrowed_to(table.column_names)
         elif not isinstance(schema, Table):
@@ -164,7 +158,11 @@ class Ingest:
             table = await asyncio.to_thread(_versions, schema, table, check, brokers)
             if unchanged_since is not None:
                 await asyncio.to_thread(refuse_duplicates, schema, table)
-                unchanged_since = Cursor({p: unchanged_since[p] for p in schema.placed})
+        elif unchanged_since is not None:
+            table = await asyncio.to_thread(_distinct, schema, table)
+        if unchanged_since is not None:
+            everywhere = placement.placed(self._topology.current, schema)
+            unchanged_since = Cursor({p: unchanged_since[p] for p in everywhere})
         deadline = time.monotonic() + RANGES_TIMEOUT_S
         while True:
             topology = self._topology_of(schema, range_epoch)
@@ -220,7 +218,7 @@ class Ingest:
         home = placement.home_of_producer(topology, schema, task.producer.rpartition("/")[2])
         owner = placement.owner(topology, home)
         if owner != self._name:
-            nothing = schema.observation_schema.empty_table()
+            nothing = schema.version_schema.empty_table()
             return await self._peers.commit(owner, replace(task, observations=nothing))
         self._catalog.stored_shard(schema.key).check_own([home])
         record = record_of(schema, task.producer, task.batch, digest=task.digest)
@@ -234,11 +232,16 @@ class Ingest:
     def _topology_of(self, schema: StoredSchema, range_epoch: int) -> Topology:
         """The topology, if its ranges are those of an epoch; epoch 0 stands for any.
 
-        The partitions of a table do not depend on the ranges, so any epoch fits its batches.
+        The partitions of a table do not depend on the ranges, and a keyed dataset has those of its
+        creation, so any epoch fits their batches.
         """
         topology = self._topology.current
         if isinstance(schema, Table):
             return topology
+        if isinstance(schema, Schema) and schema.is_keyed:  # The ranges of its creation count.
+            range_epoch = schema.range_epoch
+            if range_epoch <= topology.range_epoch:
+                return topology
         if range_epoch > topology.range_epoch:
             raise unknown_epoch(self._name)
         if 0 < range_epoch < topology.range_epoch:
@@ -355,7 +358,9 @@ class Ingest:
             for partition in list(parts):
                 owner = placement.owner(self._topology.current, partition)
                 if owner != self._name:
-                    others[owner].append(parts.pop(partition)[0])
+                    rows, derived = parts.pop(partition)
+                    is_dataset = schema.is_keyed and isinstance(schema, Schema)
+                    others[owner].append(keyed.sent_rows(rows, derived) if is_dataset else rows)
         is_next = not identity.is_repeatable and not brokers
         results = None
         if is_next:
@@ -409,8 +414,8 @@ class _Begun:
 def _identity(
     schema: StoredSchema, producer: str, batch: int, range_epoch: int, first_epoch: int
 ) -> BatchIdentity:
-    """The identity of a batch; the partitions of a table are the same in all range epochs."""
-    if isinstance(schema, Table):
+    """The identity of a batch; the partitions of keys are the same in all range epochs."""
+    if schema.is_keyed:
         return BatchIdentity(producer, batch)
     return BatchIdentity(producer, batch, range_epoch, first_epoch)
 
@@ -455,9 +460,17 @@ def _split(
         return index_versions(schema, rows)
     assert isinstance(schema, Schema), "neither a dataset nor a table"
     place = partial(placement.partitions_from_cells, topology, schema)
-    return paths.index_parts(
-        schema, rows if is_normalised else normalise(schema, rows), place=place
-    )
+    rows = rows if is_normalised else normalise(schema, rows)
+    if schema.is_keyed:
+        return keyed.index_versions(schema, rows, place=place)
+    return paths.index_parts(schema, rows, place=place)
+
+
+def _distinct(schema: Schema, rows: pa.Table) -> pa.Table:
+    """Normalised rows of a keyed dataset; raises DuplicateKey if two of them have one key."""
+    rows = normalise(schema, rows)
+    keyed.refuse_duplicates(schema, rows)
+    return rows
 
 
 def _answer(partition: int, result: Committed | GalileoError) -> CommitAnswer | GalileoError:

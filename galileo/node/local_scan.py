@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from galileo import spans
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import GalileoError
+from galileo.errors import GalileoError, Unavailable
+from galileo.graph.versions import Choice
 from galileo.model.schema import Schema
 from galileo.node import query_limits, sampling
 from galileo.node.catalog import Catalog
@@ -161,8 +162,20 @@ class _IncrementalScan:
         return answers
 
     def _start(self) -> _RunningScan:
+        """Begins the scan.
+
+        While copies of a keyed dataset take the place of what is dropped, they may be stored behind
+        the frontier that was read before; then the scan begins once more.
+        """
+        shard = self._catalog.shard(self._task.dataset)
+        while True:
+            dropped = shard.graph.dropped
+            started = self._begin(shard, dropped)
+            if started.is_whole:
+                return started
+
+    def _begin(self, shard: DatasetShard, dropped: Cursor) -> _RunningScan:
         task = self._task
-        shard = self._catalog.shard(task.dataset)
         journals = shard.journals
         shard.check_readable(task.partitions, after=task.after, until=task.until)
         if task.until is not None:  # Else `after` is up to where there are no matches.
@@ -172,7 +185,8 @@ class _IncrementalScan:
         reached = _frontier(published, until=task.until, partitions=task.partitions)
         self._reached = reached
         if self._sampler is None and task.after.covers(reached):
-            return _RunningScan(shard, journals, iter(()), labels_max=0)  # No new commit.
+            nothing = iter(())  # No new commit.
+            return _RunningScan(shard, journals, nothing, labels_max=0)
         schema = shard.schema.narrowed(task.added)
         query = parse(task.query_json, schema)
         labels_max = _labels_per_step(schema, self._bytes_max)
@@ -193,9 +207,16 @@ class _IncrementalScan:
             pieces = self._first(scan_first(after=task.after, labels_max=task.labels_max))
         else:
             pieces = shard.graph.scan_pieces(
-                query, labels_max=labels_max, after=task.after, until=reached
+                query,
+                labels_max=labels_max,
+                after=task.after,
+                until=reached,
+                choice=Choice(task.choice),
+                at=task.at,
             )
-        return _RunningScan(shard, journals, pieces, labels_max)
+        # Cleaning waits for those that name the end of their range.
+        checked = dropped if schema.is_keyed and task.until is None else None
+        return _RunningScan(shard, journals, pieces, labels_max, checked)
 
     def _first(self, pieces: sampling.FirstPieces) -> sampling.Pieces:
         """The pieces of a bounded scan, which says at the end how far they go."""
@@ -222,10 +243,22 @@ class _RunningScan:
     journals: Mapping[int, PartitionJournal]
     pieces: Iterator[pa.RecordBatch | None]
     labels_max: int
+    dropped: Cursor | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing was dropped of a keyed dataset since the scan began."""
+        return self.dropped is None or self.shard.graph.dropped == self.dropped
 
     def end(self, task: ScanTask, *, reached: Cursor) -> ScanDone:
-        """The end of the answer; errors as `DatasetShard.check_unchanged`."""
+        """The end of the answer; errors as `DatasetShard.check_unchanged`.
+
+        Raises:
+            Unavailable: several snapshots were scanned, between which rows were stored again.
+        """
         self.shard.check_unchanged(self.journals, task.partitions)
+        if (task.sampler_json or task.labels_max) and not self.is_whole:
+            raise Unavailable("rows were moved while they were scanned; try again", after_s=0.1)
         return _done(self.shard, task, reached=reached)
 
 
@@ -244,9 +277,9 @@ def _frontier(published: Cursor, *, until: Cursor | None, partitions: frozenset[
 
 def _done(shard: DatasetShard, task: ScanTask, *, reached: Cursor) -> ScanDone:
     """The end of an answer, with the requested commits that retention has dropped by now."""
-    dropped = shard.dropped().meet(reached)
-    gone = {p: s for p, s in dropped.items() if s > task.after[p]}
-    return ScanDone(task.item, reached, Cursor(gone))
+    is_stored = task.choice == Choice.STORED
+    gone = shard.lacks(reached, after=task.after, by_storage=is_stored)
+    return ScanDone(task.item, reached, gone.meet(reached))
 
 
 def split_table(table: pa.Table, labels_max: int) -> list[pa.Table]:

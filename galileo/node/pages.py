@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor, PageStart, lost_positions
 from galileo.errors import NAMED_MAX, DataExpired, HistoryChanged, InputError, listed
+from galileo.graph.versions import Choice
 from galileo.model.rows import RowOptions
 from galileo.node.cluster_scan import ClusterScans, ScanEnd, incomplete_answer
 from galileo.node.peers import NUMBERED_PARTS_SCHEMA, PARTS_SCHEMA, ReadTask
@@ -114,12 +115,23 @@ class Paging:
 
     async def _first(self, query: Query) -> tuple[PageStart, frozenset[int]]:
         """The snapshot of what is committed now; its scan looks at no path."""
-        nothing = parse("false", query.schema)
-        end = await self._end_of(nothing, self._scans.candidates(query))
-        return PageStart(end.frontier, end.gone), end.missing
+        nothing, candidates = parse("false", query.schema), self._scans.candidates(query)
+        end = await self._end_of(nothing, candidates)
+        if not query.schema.is_keyed:
+            return PageStart(end.frontier, end.gone), end.missing
+        # The frontier is behind the copies of what was cleaned.
+        gone, end = end.gone, await self._end_of(nothing, candidates)
+        return PageStart(end.frontier, gone.meet(end.frontier)), end.missing
 
     async def _end_of(self, query: Query, partitions: frozenset[int]) -> ScanEnd:
-        parts = self._scans.between(query, partitions=partitions, after=EMPTY_CURSOR, until=None)
+        parts = self._scans.between(
+            query,
+            partitions=partitions,
+            after=EMPTY_CURSOR,
+            until=None,
+            choice=Choice.STORED,
+            at=EMPTY_CURSOR,
+        )
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, ScanEnd):
@@ -158,7 +170,14 @@ class Paging:
         is_cut = False
         after = Cursor({partition: first for partition, (first, _) in window.items()})
         until = Cursor({partition: last for partition, (_, last) in window.items()})
-        parts = self._scans.between(query, partitions=frozenset(window), after=after, until=until)
+        parts = self._scans.between(
+            query,
+            partitions=frozenset(window),
+            after=after,
+            until=until,
+            choice=Choice.STORED,
+            at=start.frontier,
+        )
         held = [PARTS_SCHEMA.empty_table()]
         count = 0
         async with aclosing(parts):
@@ -235,7 +254,7 @@ def _check_window(end: ScanEnd, until: Cursor) -> None:
     lost = {p: min(s, until[p]) for p, s in end.gone.items() if p in until}
     if lost:
         raise DataExpired(
-            "expected observations that are stored; retention has dropped some of partitions "
+            "expected observations that are stored; some were removed of partitions "
             f"{listed(sorted(lost))} since the first page; begin with the first page",
             partitions=sorted(lost),
             until=[lost[partition] for partition in sorted(lost)],

@@ -28,11 +28,11 @@ from galileo.errors import (
     PartitionMoved,
     TransientError,
 )
+from galileo.graph.versions import Choice
 from galileo.model.retention import Removed, RetentionOutcome, VersionedRetention
 from galileo.model.rows import RowOptions
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, StoredSchema
 from galileo.model.system_rows import Outcome, Position, Row, RowChange, RowPage
-from galileo.model.table import Table
 from galileo.node import query_limits
 from galileo.query import Query
 from galileo.query.questions import Question
@@ -165,7 +165,7 @@ class ScanTask:
     `until` None means: up to what is committed when the scan starts. With `labels_max` above 0
     the answer may stop before, after a whole commit; `ScanDone.reached` has the frontier. With a
     sampler the labels are its sample. The labels have the first `added` of the features that were
-    added to the dataset.
+    added to the dataset. Of a keyed dataset they are those of a choice of versions.
     """
 
     item: int
@@ -177,6 +177,8 @@ class ScanTask:
     labels_max: int = 0
     sampler_json: str = ""
     added: int = 0
+    choice: str = Choice.CURRENT
+    at: Cursor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +378,7 @@ class Peers(Protocol):
     def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncGenerator[pa.Table, None]: ...
 
     def read_table(
-        self, node: str, task: TableTask, table: Table
+        self, node: str, task: TableTask, table: StoredSchema
     ) -> AsyncGenerator[TablePart, None]: ...
 
     def read_executions(

@@ -1,4 +1,5 @@
-"""Applies the retention of datasets and channels, and cleans tables, in the background.
+"""Applies the retention of datasets and channels, and cleans tables and keyed datasets.
+
 
 It has a thread of its own, because reading headers and deleting files can take long.
 """
@@ -22,6 +23,7 @@ from galileo.model.table import Table
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
 from galileo.node.channel_shard import ChannelShard
+from galileo.node.dataset_shard import DatasetShard
 from galileo.node.retention_plan import (
     PIECES,
     Bounds,
@@ -34,7 +36,7 @@ from galileo.node.retention_plan import (
 )
 from galileo.node.shard import Shard
 from galileo.node.table_cleaner import TableCleaner
-from galileo.node.table_shard import TableShard
+from galileo.node.versioned_shard import VersionedShard
 
 CHECK_S = 60.0
 MIN_AGE_S = 60.0
@@ -153,17 +155,17 @@ class RetentionRunner:
     def _try(self, dataset: str) -> None:
         try:
             shard = self._catalog.shards.get(dataset)
-            if isinstance(shard, TableShard):
+            if isinstance(shard, VersionedShard):
                 self.clean(shard)
-            elif isinstance(shard, ChannelShard):
+            if isinstance(shard, ChannelShard):
                 self.drop_executions(shard)
-            else:
+            elif isinstance(shard, DatasetShard):
                 self.apply(dataset)
         except Exception:
             log.exception("retention of dataset %s failed; it is tried again", dataset)
 
-    def clean(self, shard: TableShard) -> None:
-        """Removes versions of a table that no longer count, and that no reader holds; blocks."""
+    def clean(self, shard: VersionedShard) -> None:
+        """Removes versions that no longer count, and that no reader holds; blocks."""
         compared = self._compared(shard)  # Other nodes are asked.
         with self._working:
             self._observe(shard)
@@ -171,18 +173,24 @@ class RetentionRunner:
             if not self._cleaner.is_due(shard, settled):
                 return
         holds = self._holds(shard.schema)  # So are these, if there is something to clean.
+        readers = self._readers(shard.schema.key) if isinstance(shard, DatasetShard) else ()
+        if readers is None:
+            return
         now_us = self._now_us()
         held = [shard.kept(hold.position) for hold in holds if not hold.is_over(now_us)]
+        held += [shard.kept(reader.retrieved) for reader in readers]
         with self._working:
             until = reduce(Cursor.meet, held, settled)
             self._cleaner.clean(shard, until, is_over=self._stopping.is_set)
 
-    def _compared(self, shard: TableShard) -> Cursor:
+    def _compared(self, shard: VersionedShard) -> Cursor:
         """The commits of a table that no channel compares with later ones any more.
 
         A channel that is created meanwhile compares with later ones than are published now.
         """
         published, key = shard.published(), self._catalog.key_of(channel_of(shard.schema.name))
+        if not isinstance(shard.schema, Table):
+            return published
         channel = self._catalog.channel_shards.get(key or "")
         if channel and channel.schema.compares and shard.schema.name.endswith(SUBSCRIPTIONS):
             return Cursor({p: channel.index.subscriptions(p) for p in published})
@@ -268,8 +276,8 @@ class RetentionRunner:
             self._settling[dataset] = _Settling(before.seen, shard.published(), now)
 
     def _age_s(self, shard: Shard) -> float:
-        is_table = isinstance(shard, TableShard)
-        return self._options.table_age_s if is_table else self._options.min_age_s
+        is_cleaned = isinstance(shard, VersionedShard)
+        return self._options.table_age_s if is_cleaned else self._options.min_age_s
 
     def _long_written(self, shard: Shard, policy: Retention) -> frozenset[int]:
         """The partitions whose open file is older than `1 / PIECES` of the policy's age."""

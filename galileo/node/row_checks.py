@@ -21,8 +21,8 @@ from galileo.model.reader import (
     TOKEN,
     split_readers,
 )
-from galileo.model.schema import INTERNAL_PREFIX, StoredSchema
-from galileo.model.table import DELETED, Table
+from galileo.model.schema import DELETED, INTERNAL_PREFIX, StoredSchema
+from galileo.model.table import Table
 from galileo.model.times import MICROS
 from galileo.wire import token as tokens
 from galileo.wire.reader_rows import progress_of

@@ -266,7 +266,7 @@ def translate_dropped_to_retry() -> Iterator[None]:
 
 
 def _check_not_dropped(shard: Shard, parts: pa.Table) -> None:
-    dropped = shard.dropped()
+    dropped = shard.removed()
     places = parts.column("partition").to_numpy(), parts.column("sequence").to_numpy()
     gone = ~dropped.past(*places) if dropped else np.zeros(0, dtype=np.bool_)
     if not gone.any():
@@ -274,8 +274,9 @@ def _check_not_dropped(shard: Shard, parts: pa.Table) -> None:
     partitions = np.unique(places[0][gone]).tolist()
     named = listed(partitions, text_of=lambda p: f"{p} up to commit {dropped[p]}")
     raise DataExpired(
-        f"expected labels whose observations are stored, got {int(gone.sum())} that the retention "
-        f"of dataset {shard.schema.name!r} has dropped, in partitions {named}; leave them out",
+        f"expected labels whose observations are stored, got {int(gone.sum())} that retention or "
+        f"cleaning of dataset {shard.schema.name!r} has removed, in partitions {named}; leave them "
+        "out",
         partitions=partitions,
         until=[dropped[p] for p in partitions],
     )

@@ -255,8 +255,9 @@ def _check_stored(
     """
     try:
         if commits is not None:
-            gone = {p: s for p, s in shard.dropped().items() if p in own and s > commits.after[p]}
-            _check_range(own, commits, reached=shard.published(), gone=Cursor(gone))
+            gone = shard.lacks(commits.until, after=commits.after)
+            gone = Cursor({p: last for p, last in gone.items() if p in own})
+            _check_range(own, commits, reached=shard.published(), gone=gone)
     finally:
         shard.check_unchanged(journals, own)
 
@@ -285,7 +286,8 @@ def _check_range(
     if lost:
         named = listed(lost, text_of=lambda p: f"{p} up to commit {lost[p]}")
         raise DataExpired(
-            f"expected commits that are stored; retention has dropped those of partitions {named}",
+            "expected commits that are stored; retention or cleaning removed some of partitions "
+            f"{named}",
             partitions=list(lost),
             until=list(lost.values()),
         )
@@ -355,7 +357,8 @@ class _Pieces:
 
     def tables(self) -> Iterator[pa.Table | None]:
         # With an order the graph rules out what lies behind what has been found.
-        if self.query.everything and not self.work.options.is_top:
+        is_all = self.query.everything and not self.query.schema.is_keyed
+        if is_all and not self.work.options.is_top:
             yield from self._read_all_commits()
             return
         yield from self.tables_behind(self._labels())

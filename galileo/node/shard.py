@@ -378,7 +378,24 @@ class Shard:
 
         Read after the begin of a scan, it covers all commits that the scan lacks.
         """
+        return self.removed()
+
+    def removed(self) -> Cursor:
+        """The commit up to which each partition stores nothing any more."""
         return Cursor({p: journal.dropped for p, journal in self.journals.items()})
+
+    def lacks(self, until: Cursor, *, after: Cursor, by_storage: bool = False) -> Cursor:
+        """The commits up to which partitions lack some of the range (after, until] of an answer.
+
+        Called when the answer has ended.
+
+        Args:
+            until: the end of the range.
+            after: its begin.
+            by_storage: whether it is one of the commits that store the rows, also of keyed
+                datasets, in place of those since which they count.
+        """
+        return Cursor({p: last for p, last in self.dropped().items() if last > after[p]})
 
     def commit(
         self,

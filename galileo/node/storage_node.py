@@ -53,6 +53,7 @@ from galileo.model.schema import (
     existing_dataset,
     features_to_json,
     has_columns,
+    refuse_keyed,
     split_key,
 )
 from galileo.model.system import SYSTEM_TABLES
@@ -453,6 +454,8 @@ class StorageNode:
         row_checks.check_reserved(schema)
         if isinstance(schema, Table):
             schema = schema.spread(len(self.topology.partitions))
+        if isinstance(schema, Schema):
+            schema = schema.placed_by(self.topology.range_epoch)
         if isinstance(schema, Channel) and schema.schema is None:
             schema = await self._bind_channel(schema)
         text, creation = schema.to_json(), secrets.token_hex(8)
@@ -476,6 +479,7 @@ class StorageNode:
             known = await self.stored_named(channel.name)
             raise existing_dataset(known, same=known.is_wanted(channel))
         schema = await self.named(channel.dataset)
+        refuse_keyed(schema, "a channel")
         tables = {step.table: await self._table(step.table) for step in channel.steps}
         query = await asyncio.to_thread(
             ParameterQuery, channel.template, schema, channel.lookup, tables

@@ -38,6 +38,7 @@ from galileo.dht.topology import SYSTEM
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, PartitionMoved, TransientError, Unavailable
 from galileo.grouped_calls import GroupedCalls
+from galileo.model.schema import DELETED
 from galileo.model.system_rows import (
     ALL_NAMES,
     Draft,
@@ -54,7 +55,7 @@ from galileo.model.system_rows import (
     first_changes,
     first_rows,
 )
-from galileo.model.table import DELETED, hashes_of, index_versions, versions_of
+from galileo.model.table import hashes_of, index_versions, versions_of
 from galileo.node.catalog import Catalog
 from galileo.node.cluster_view import ClusterView
 from galileo.node.peers import Peers
@@ -62,7 +63,8 @@ from galileo.node.replication.replicas import Replicas
 from galileo.node.row_reader import read_parts, translate_dropped_to_retry
 from galileo.node.shard import Results, partition_moved
 from galileo.node.table_index import Versions, parts_of
-from galileo.node.table_shard import TableShard, overtaken
+from galileo.node.table_shard import TableShard
+from galileo.node.versioned_shard import overtaken
 from galileo.storage.commits import Commit
 
 T = TypeVar("T")

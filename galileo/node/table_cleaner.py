@@ -18,16 +18,12 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-
 from galileo.cursor import Cursor
 from galileo.errors import GalileoError
 from galileo.node.catalog import Catalog
-from galileo.node.row_reader import read_parts
-from galileo.node.table_index import Versions, parts_of
-from galileo.node.table_shard import TableShard
+from galileo.node.stored_versions import copies
+from galileo.node.table_index import Versions
+from galileo.node.versioned_shard import VersionedShard
 from galileo.storage.commits import Commit
 from galileo.storage.journal import PartitionJournal
 
@@ -47,7 +43,7 @@ class TableCleaner:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def clean(self, shard: TableShard, settled: Cursor, *, is_over: Callable[[], bool]) -> None:
+    def clean(self, shard: VersionedShard, settled: Cursor, *, is_over: Callable[[], bool]) -> None:
         """Cleans the own partitions of a table as far as that is worth it.
 
         Args:
@@ -58,7 +54,7 @@ class TableCleaner:
         for partition, bound in self._bounds(shard, settled):
             if is_over():
                 return
-            kept = shard.index.versions(partition, until=bound).kept(bound)
+            kept = shard.version_index.versions(partition, until=bound).kept(bound)
             place = f"{shard.schema.key}/p{partition}"
             try:
                 if not _is_worth_it(shard, partition, kept, bound):
@@ -72,14 +68,14 @@ class TableCleaner:
             except (OSError, GalileoError) as error:
                 log.warning("cleaning of %s failed: %s; it is tried again", place, error)
 
-    def is_due(self, shard: TableShard, settled: Cursor) -> bool:
+    def is_due(self, shard: VersionedShard, settled: Cursor) -> bool:
         """Whether there is something to clean; a part of what `clean` does, without its commits."""
         return any(
-            _is_worth_it(shard, p, shard.index.versions(p, until=bound).kept(bound), bound)
+            _is_worth_it(shard, p, shard.version_index.versions(p, until=bound).kept(bound), bound)
             for p, bound in self._bounds(shard, settled)
         )
 
-    def _bounds(self, shard: TableShard, settled: Cursor) -> Iterator[tuple[int, int]]:
+    def _bounds(self, shard: VersionedShard, settled: Cursor) -> Iterator[tuple[int, int]]:
         """The own partitions with files that may be removed, and where the last of these ends."""
         for partition, journal in sorted(shard.own.items()):
             ends = [file.last for file in journal.log_files() if file.sealed]
@@ -88,15 +84,14 @@ class TableCleaner:
                 yield partition, bound
 
     def _copy(
-        self, shard: TableShard, partition: int, kept: Versions, *, is_over: Callable[[], bool]
+        self, shard: VersionedShard, partition: int, kept: Versions, *, is_over: Callable[[], bool]
     ) -> bool:
         """Commits versions once more; whether all of them are committed."""
         for some in _pieces(shard, partition, kept):
             if is_over():
                 return False
-            rows = read_parts(shard, parts_of(partition, some), shard.schema)
             number = (shard.journal(partition).last_batch(CLEANER) or 0) + 1
-            commit = Commit(CLEANER, number, rows, _paths(shard, some))
+            commit = Commit(CLEANER, number, *copies(shard, partition, some))
             committing = self._catalog.commit(shard.schema.key, {partition: commit})
             while not wait([committing], timeout=WAIT_S).done:
                 if is_over():  # The copy may be committed later, which does no harm.
@@ -107,18 +102,18 @@ class TableCleaner:
         return True
 
 
-def _is_worth_it(shard: TableShard, partition: int, kept: Versions, bound: int) -> bool:
+def _is_worth_it(shard: VersionedShard, partition: int, kept: Versions, bound: int) -> bool:
     """Whether at most half of what is stored up to a bound counts."""
-    count = shard.index.count(partition, until=bound)
+    count = shard.version_index.count(partition, until=bound)
     if 2 * len(kept) <= count or count > WEIGHED_MAX:
         return 2 * len(kept) <= count
-    every = shard.index.versions(partition, until=bound)
+    every = shard.version_index.versions(partition, until=bound)
     stored = every.take(every.sequence <= bound)
     kept_bytes, all_bytes = (shard.row_bytes(partition, some).sum() for some in (kept, stored))
     return bool(2 * kept_bytes <= all_bytes)
 
 
-def _pieces(shard: TableShard, partition: int, kept: Versions) -> Iterator[Versions]:
+def _pieces(shard: VersionedShard, partition: int, kept: Versions) -> Iterator[Versions]:
     for some in kept.pieces(COPIED_TOGETHER):
         yield from shard.split_by_bytes(partition, some)
 
@@ -127,13 +122,3 @@ def _has_pending_copies(journal: PartitionJournal) -> bool:
     """Whether copies may be committed later; a deletion of their keys has to outlive them."""
     last = journal.last_batch(CLEANER)
     return last is not None and journal.find_batch(CLEANER, last) is None
-
-
-def _paths(shard: TableShard, versions: Versions) -> pa.RecordBatch:
-    columns: list[npt.NDArray[np.generic]] = [
-        versions.high,
-        versions.low,
-        versions.since.astype(np.int64),
-        versions.deleted,
-    ]
-    return pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=shard.schema.path_schema)

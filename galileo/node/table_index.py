@@ -24,12 +24,14 @@ import pyarrow as pa
 from galileo.arrays import within
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.columns import Commits
+from galileo.model.schema import DELETED
 from galileo.model.sort_keys import differs, sort_order
-from galileo.model.table import DELETED
 from galileo.node.peers import PARTS_SCHEMA
 
 MEMTABLE_VERSIONS = 4_096
 """Versions of a partition that are not sorted before they are read."""
+_EVERY = 2**62
+"""A sequence past every commit."""
 GROWTH = 2
 """A run has at least so many times the versions of the next newer one."""
 
@@ -92,11 +94,32 @@ class Versions:
         is_needed = ~newest.deleted | has_copies
         return newest.take(is_needed & (newest.sequence <= bound))
 
+    def overhanging(self, bound: int) -> Versions:
+        """The last versions of keys that are stored up to a commit, and an older one past it.
+
+        Args:
+            bound: of versions sorted by key.
+        """
+        if not len(self):
+            return self
+        starts = np.flatnonzero(self.first_of_keys())
+        has_later = np.logical_or.reduceat(self.sequence > bound, starts)
+        newest = self.newest()
+        return newest.take(has_later & (newest.sequence <= bound))
+
     def pieces(self, count: int) -> Iterator[Versions]:
         """All of them in the order in which they are stored, so many at a time."""
         ordered = self.take(np.lexsort((self.row, self.sequence)))
         for start in range(0, len(self), count):
             yield ordered.take(slice(start, start + count))
+
+    def is_stored_again(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        """Which rows have the same version before them, of versions sorted by key."""
+        before = np.maximum(rows - 1, 0)
+        equal: npt.NDArray[np.bool_] = rows > 0
+        for column in (self.high, self.low, self.since):
+            equal &= column[rows] == column[before]
+        return equal
 
     def first_of_keys(self) -> npt.NDArray[np.bool_]:
         """Mask of the first version of each key, of versions sorted by key."""
@@ -167,18 +190,13 @@ class TableIndex:
             commits: those of one partition are together, in ascending order.
             counts: versions of each commit.
         """
+        self.insert(versions_of(batch, commits, counts), commits, counts)
+
+    def insert(
+        self, versions: Versions, commits: Commits, counts: npt.NDArray[np.integer[Any]]
+    ) -> None:
+        """As `insert_many`, of what `versions_of` made of the batch."""
         ends = np.cumsum(counts)
-        starts = np.repeat(ends - counts, counts)
-        sequence = _narrow(np.repeat(commits.sequence, counts))
-        since = _narrow(batch.column("since").to_numpy())
-        versions = Versions(
-            batch.column("high").to_numpy(),
-            batch.column("low").to_numpy(),
-            np.where(since, since, sequence),
-            sequence,
-            (np.arange(len(starts)) - starts).astype(np.int32),
-            batch.column(DELETED).to_numpy(zero_copy_only=False),
-        )
         first = np.flatnonzero(differs(commits.partition)).tolist()
         for start, stop in zip(first, [*first[1:], len(commits)], strict=True):
             of_partition = slice(int(ends[start] - counts[start]), int(ends[stop - 1]))
@@ -223,6 +241,17 @@ class TableIndex:
             after: commits up to it do not count.
             until: nor do those past it.
         """
+        return self.stored(partition, hashes, after=after, until=until).newest()
+
+    def stored(
+        self,
+        partition: int,
+        hashes: npt.NDArray[np.uint64],
+        *,
+        after: int = 0,
+        until: int = _EVERY,
+    ) -> Versions:
+        """`versions` of some keys, each once; those that are copies are behind their originals."""
         found = [NO_VERSIONS]
         for run in self._of(partition).runs_after(after):
             starts = np.searchsorted(run.high, hashes[:, 0], side="left")
@@ -235,7 +264,26 @@ class TableIndex:
                 & (versions.since <= until)
             )
             found.append(versions.take(is_wanted))
-        return _merged(found).newest()
+        return _merged(found)
+
+    def last(self, partition: int, hashes: npt.NDArray[np.uint64]) -> Versions:
+        """At least the last version of each of some keys, wherever it is stored; sorted by key.
+
+        It takes no longer where keys have many versions.
+        """
+        found = [NO_VERSIONS]
+        for run in self._of(partition).runs_after(0):
+            end = np.searchsorted(run.high, hashes[:, 0], side="right")
+            at = np.flatnonzero(end)
+            at = at[run.high[end[at] - 1] == hashes[at, 0]]
+            place = end[at] - 1
+            is_last = run.low[place] == hashes[at, 1]
+            if not is_last.all():  # Half of the hash is that of another key, too.
+                return self.stored(partition, hashes)
+            while len(place):
+                found.append(run.take(place))
+                place = place[run.is_stored_again(place)] - 1
+        return _merged(found)
 
     def remove(self, partition: int) -> None:
         """Removes the versions of a partition, which may be inserted again."""
@@ -300,6 +348,23 @@ class TableIndex:
     def memory_bytes(self) -> int:
         every = list(self._partitions.values())
         return sum(part.nbytes for there in every for part in (*there.runs, *there.memtable))
+
+
+def versions_of(
+    batch: pa.RecordBatch, commits: Commits, counts: npt.NDArray[np.integer[Any]]
+) -> Versions:
+    """The versions of commits, in their order; arguments as of `TableIndex.insert_many`."""
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    sequence = _narrow(np.repeat(commits.sequence, counts))
+    since = _narrow(batch.column("since").to_numpy())
+    return Versions(
+        batch.column("high").to_numpy(),
+        batch.column("low").to_numpy(),
+        np.where(since, since, sequence),
+        sequence,
+        (np.arange(len(starts)) - starts).astype(np.int32),
+        batch.column(DELETED).to_numpy(zero_copy_only=False),
+    )
 
 
 def _narrow(sequences: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32 | np.int64]:

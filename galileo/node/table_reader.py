@@ -1,4 +1,4 @@
-"""Reads tables: the rows at a cursor, and the keys that changed between two.
+"""Reads tables and keyed datasets: the rows at a cursor, and the keys that changed between two.
 
 The node that receives a request sends each owner its share. An owner finds the newest version of
 each key in its index, and reads those from its journals.
@@ -21,6 +21,7 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import DataExpired, Unavailable
+from galileo.model.schema import StoredSchema, other_kind
 from galileo.model.table import Table, hashes_of, partitions_of
 from galileo.node import query_limits
 from galileo.node.catalog import Catalog
@@ -32,9 +33,9 @@ from galileo.node.peers import (
     read_from_owners,
     retry_timeout_s,
 )
-from galileo.node.row_reader import read_parts
-from galileo.node.table_index import Versions, parts_of
-from galileo.node.table_shard import TableShard
+from galileo.node.stored_versions import rows_of
+from galileo.node.table_index import Versions
+from galileo.node.versioned_shard import VersionedShard
 
 CLEANED_MAX = 10
 """How often rows are looked for again that were cleaned while they were read."""
@@ -90,15 +91,17 @@ class TableReader:
             Unavailable: a node that keeps some of them cannot be reached.
             CorruptData: stored bytes fail their checksum.
         """
-        table = self._catalog.table_shard(task.table).schema
+        table = self._catalog.versioned_shard(task.table).schema
         parts = read_from_owners(
-            dataclasses.replace(task, partitions=_asked(table, task)),
+            dataclasses.replace(task, partitions=self._asked(table, task)),
             split=self._shares,
             read_local=self.read_local,
             read=lambda node, share: self._peers.read_table(node, share, table),
             name=self._name,
             live=self._topology,
-            timeout_s=retry_timeout_s(self._topology, table.placed),
+            timeout_s=retry_timeout_s(
+                self._topology, placement.placed(self._topology.current, table)
+            ),
             is_partial=is_partial,
         )
         async with aclosing(parts):
@@ -107,8 +110,8 @@ class TableReader:
 
     async def read_all(self, task: TableTask) -> TablePart:
         """The same as one part."""
-        table = self._catalog.table_shard(task.table).schema
-        rows, reached = [table.observation_schema.empty_table()], EMPTY_CURSOR
+        table = self._catalog.versioned_shard(task.table).schema
+        rows, reached = [table.version_schema.empty_table()], EMPTY_CURSOR
         async with aclosing(self.read(task)) as parts:
             async for part in parts:
                 rows.append(part.rows)
@@ -124,15 +127,15 @@ class TableReader:
             DataExpired: or it is too old.
             HistoryChanged: commits up to a cursor were lost.
         """
-        shard, loop = self._catalog.table_shard(task.table), asyncio.get_running_loop()
+        shard, loop = self._catalog.versioned_shard(task.table), asyncio.get_running_loop()
         found = await loop.run_in_executor(self._executor, self._find, shard, task)
-        yield TablePart(shard.schema.observation_schema.empty_table(), found.reached)
+        yield TablePart(shard.schema.version_schema.empty_table(), found.reached)
         for piece in found.pieces:
             for small in await loop.run_in_executor(self._executor, _split, shard, piece):
                 rows = await loop.run_in_executor(self._executor, _read, shard, small)
                 yield TablePart(rows, EMPTY_CURSOR)
 
-    def _find(self, shard: TableShard, task: TableTask) -> _Found:
+    def _find(self, shard: VersionedShard, task: TableTask) -> _Found:
         """Finds the rows in the index, in a thread."""
         after = EMPTY_CURSOR if task.after is None else task.after
         journals = shard.journals
@@ -143,16 +146,16 @@ class TableReader:
         if not published.covers(until):
             shard.check_own(task.partitions)
             raise shard.past_end(task.partitions, until, parameter="at")
-        hashes = None if task.keys is None else hashes_of(shard.schema, task.keys)
-        places = None if hashes is None else partitions_of(shard.schema, hashes)
+        hashes = None if task.keys is None else hashes_of(_table(shard.schema), task.keys)
+        places = None if hashes is None else partitions_of(_table(shard.schema), hashes)
         pieces = list[_Piece]()
         for partition in sorted(task.partitions):
             commits = {"after": after[partition], "until": until[partition]}
             if hashes is None or places is None:
-                versions = shard.index.newest(partition, **commits)
+                versions = shard.version_index.newest(partition, **commits)
             else:
                 of_partition = hashes[places == partition]
-                versions = shard.index.find(partition, of_partition, **commits)
+                versions = shard.version_index.find(partition, of_partition, **commits)
             if task.after is None:
                 versions = versions.take(~versions.deleted)
             for some in versions.pieces(query_limits.ROWS_PER_PIECE):
@@ -162,12 +165,24 @@ class TableReader:
             shard.check_kept(task.partitions, until if task.after is None else after)
         return _Found(pieces, until)
 
+    def _asked(self, schema: StoredSchema, task: TableTask) -> frozenset[int]:
+        """The partitions that can have rows of the answer."""
+        asked = frozenset(placement.placed(self._topology.current, schema))
+        if task.partitions:
+            asked &= task.partitions
+        if task.keys is not None:
+            table = _table(schema)
+            asked &= frozenset(partitions_of(table, hashes_of(table, task.keys)).tolist())
+        if task.until is not None:
+            asked &= frozenset(partition for partition, last in task.until.items() if last)
+        return asked
+
     async def _shares(self, task: TableTask) -> list[Share[TableTask]]:
         """What to ask of which node: this one for all that it can answer."""
         partitions = task.partitions
         nodes = {**placement.all_owners(self._topology.current)}
         after = EMPTY_CURSOR if task.after is None else task.after
-        shard = self._catalog.table_shard(task.table)
+        shard = self._catalog.versioned_shard(task.table)
         here = shard.readable(partitions, after=after, until=task.until)
         nodes |= dict.fromkeys(here, self._name)
         by_node = sorted(partitions, key=lambda partition: nodes[partition])
@@ -179,34 +194,29 @@ class TableReader:
         ]
 
 
-def _asked(table: Table, task: TableTask) -> frozenset[int]:
-    """The partitions that can have rows of the answer."""
-    asked = frozenset(table.placed)
-    if task.partitions:
-        asked &= task.partitions
-    if task.keys is not None:
-        asked &= frozenset(partitions_of(table, hashes_of(table, task.keys)).tolist())
-    if task.until is not None:
-        asked &= frozenset(partition for partition, last in task.until.items() if last)
-    return asked
+def _table(schema: StoredSchema) -> Table:
+    """The schema, if it is one of a table: rows of keyed datasets are not sought by their keys."""
+    if not isinstance(schema, Table):
+        raise other_kind(schema, "table")
+    return schema
 
 
 def _at(partitions: frozenset[int], cursor: Cursor) -> Cursor:
     return Cursor({partition: cursor[partition] for partition in partitions})
 
 
-def _split(shard: TableShard, piece: _Piece) -> list[_Piece]:
+def _split(shard: VersionedShard, piece: _Piece) -> list[_Piece]:
     """Pieces of bounded bytes; in a thread."""
     parts = shard.split_by_bytes(piece.partition, piece.versions)
     return [dataclasses.replace(piece, versions=versions) for versions in parts]
 
 
-def _read(shard: TableShard, piece: _Piece) -> pa.Table:
+def _read(shard: VersionedShard, piece: _Piece) -> pa.Table:
     """The rows of a piece, wherever the cleaner has put them meanwhile; in a thread."""
-    versions, index = piece.versions, shard.index
+    versions, index = piece.versions, shard.version_index
     for _ in range(CLEANED_MAX):
         try:
-            return read_parts(shard, parts_of(piece.partition, versions), shard.schema)
+            return rows_of(shard, piece.partition, versions)
         except DataExpired:
             hashes = np.column_stack([versions.high, versions.low])
             versions = index.find(piece.partition, hashes, after=piece.after, until=piece.until)

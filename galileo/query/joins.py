@@ -38,8 +38,9 @@ from galileo.model.enrichment import (
     lookup_columns,
     step_fields,
 )
+from galileo.model.schema import DELETED
 from galileo.model.sort_keys import differs, sort_order
-from galileo.model.table import DELETED, Table
+from galileo.model.table import Table
 from galileo.model.times import column_micros
 from galileo.query.index.candidates import CandidatePairs, pairs_from_ranges
 from galileo.query.predicates import ObservationColumns

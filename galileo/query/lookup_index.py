@@ -27,7 +27,8 @@ import pyarrow.compute as pc
 from galileo.arrays import one_array
 from galileo.model.channel import ID
 from galileo.model.enrichment import lookup_columns
-from galileo.model.table import DELETED, Table
+from galileo.model.schema import DELETED
+from galileo.model.table import Table
 from galileo.query.joins import Reference, are_among, enrich, hashes_of
 from galileo.query.subscriptions import ParameterQuery, SubscriptionIndex
 from galileo.query.subscriptions.lookups import column_names

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import pyarrow as pa
+
 from galileo.ccq.events import AnswerFetch
 from galileo.ccq.model import Record
 from galileo.errors import InputError
@@ -88,6 +90,8 @@ class CcqUpdate:
         token: the reader's position after the update.
         query_json: of the CCQ; empty if the reader knows it.
         windows: changes of the CCQ's windows; None if it has none.
+        withdrawn: labels that counted at the reader's position, and do no more, of a keyed dataset.
+        replaced: labels that may be among the pieces, and do not count.
     """
 
     answer: AnswerFetch
@@ -96,6 +100,15 @@ class CcqUpdate:
     schema_json: str
     query_json: str = ""
     windows: WindowChanges | None = None
+    withdrawn: pa.Table | None = None
+    replaced: pa.Table | None = None
+
+    @property
+    def is_news(self) -> bool:
+        """Whether there is anything new for a reader."""
+        tables = [table for table in (self.withdrawn, self.replaced) if table is not None]
+        withdraws = any(table.num_rows for table in tables)
+        return bool(self.pieces or self.answer.gone or self.windows or withdraws)
 
 
 class CcqApi(Protocol):
@@ -262,6 +275,12 @@ def _packed_parts(pieces: Sequence[Piece], part_bytes: int) -> Iterator[continuo
 def update_parts(update: CcqUpdate, part_bytes: int = PART_BYTES) -> list[continuous_pb2.FetchPart]:
     """The messages of an update, of about `part_bytes` each."""
     parts = list(_packed_parts(update.pieces, part_bytes)) or [continuous_pb2.FetchPart()]
+    if update.withdrawn is not None:
+        chunks = label_chunks(update.withdrawn)
+        parts += [continuous_pb2.FetchPart(withdrawn=[chunk]) for chunk in chunks]
+    if update.replaced is not None:
+        chunks = label_chunks(update.replaced)
+        parts += [continuous_pb2.FetchPart(replaced=[chunk]) for chunk in chunks]
     answer = update.answer
     parts[0].head.CopyFrom(
         continuous_pb2.SubmitHead(schema_json=update.schema_json, query_json=update.query_json)

@@ -305,7 +305,7 @@ class Internal:
     async def commit(self, task: CommitTask) -> CommitAnswer:
         """Commits rows that belong to partitions of this node."""
         schema = await self._node.stored_schema(task.dataset, added=task.added)
-        columns, data = schema.narrowed(task.added).observation_schema, task.observations
+        columns, data = schema.narrowed(task.added).version_schema, task.observations
         rows = await offload(data.size // STEP_BYTES, from_ipc, data, columns)
         return await self._node.ingest.commit(replace(task, observations=rows))
 

@@ -18,9 +18,8 @@ from galileo.errors import MessageTooLarge, Unavailable
 from galileo.grouped_calls import GroupedCalls
 from galileo.labels import from_ipc
 from galileo.model.retention import Removed, RetentionOutcome, VersionedRetention
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, StoredSchema
 from galileo.model.system_rows import Outcome, Position, Row, RowChange, RowPage
-from galileo.model.table import Table
 from galileo.node.peers import (
     AnalysisTask,
     BatchLookup,
@@ -141,9 +140,9 @@ class InternalCalls(ABC):
                 yield from_ipc(part, columns)
 
     async def read_table(
-        self, node: str, task: TableTask, table: Table
+        self, node: str, task: TableTask, table: StoredSchema
     ) -> AsyncGenerator[TablePart, None]:
-        columns = table.observation_schema
+        columns = table.version_schema
         async with aclosing(self._parts(node, READ_TABLE, task)) as parts:
             async for part in parts:
                 rows = from_ipc(part.rows, columns) if part.rows.size else columns.empty_table()

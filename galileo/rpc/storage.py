@@ -13,7 +13,7 @@ from galileo.errors import Forbidden, InputError, InvalidObservations
 from galileo.labels import from_ipc
 from galileo.model.reader import POSITIONS, READER, split_readers
 from galileo.model.rows import RowOptions
-from galileo.model.schema import Schema, StoredSchema, unknown_table
+from galileo.model.schema import Schema, StoredSchema, other_kind, unknown_table
 from galileo.model.table import Table, versions_of
 from galileo.node.peers import (
     PARTS_SCHEMA,
@@ -118,7 +118,7 @@ class StorageServicer:
         schema, caller = await self._node.stored_schema(request.dataset), CALLER.get()
         if brokers := await self._brokers("ReadTable", schema):
             raise _own_brokers_alone(schema, brokers)
-        tables, shard = self._node.tables, self._node.catalog.table_shard(request.dataset)
+        tables, shard = self._node.tables, self._node.catalog.versioned_shard(request.dataset)
         steps = len(request.keys) // STEP_BYTES
         task = await offload(steps, _table_task, request, shard.schema)
         is_filtered = schema.key == POSITIONS.key
@@ -318,15 +318,20 @@ async def _condition(head: storage_pb2.IngestRequest) -> Cursor | None:
     return await offload(steps, cursor_from_pb, head.unchanged_since)
 
 
-def _table_task(request: storage_pb2.ReadTableRequest, table: Table) -> TableTask:
+def _table_task(request: storage_pb2.ReadTableRequest, schema: StoredSchema) -> TableTask:
     """The task of a request.
 
     Raises:
-        InputError: the keys are not of the table.
+        InputError: the keys are not of the table, or it is a dataset.
     """
+    keys = None
+    if request.keys:
+        if not isinstance(schema, Table):
+            raise other_kind(schema, "table")
+        keys = from_ipc(request.keys, schema.key_schema)
     return TableTask(
-        table.key,
-        from_ipc(request.keys, table.key_schema) if request.keys else None,
+        schema.key,
+        keys,
         cursor_from_pb(request.after) if request.HasField("after") else None,
         cursor_from_pb(request.until) if request.HasField("until") else None,
         frozenset(request.partitions),

@@ -7,12 +7,14 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from galileo.ccq import events as ccq
+from galileo.ccq.dropped_ranges import within
 from galileo.ccq.model import CcqDefinition, Record, dropped_failure, end_reason
 from galileo.ccq.pack_codec import to_bytes
 from galileo.ccq.records import NODES_MAX
@@ -32,7 +34,7 @@ from galileo.errors import (
 )
 from galileo.grouped_calls import GroupedCalls
 from galileo.labels import LabelSet
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, refuse_keyed
 from galileo.model.times import duration_text
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.node.cluster_scan import ScanEnd
@@ -40,7 +42,7 @@ from galileo.node.storage_node import StorageNode
 from galileo.offload import offload
 from galileo.optional_imports import require
 from galileo.packing import Compression
-from galileo.query import Query
+from galileo.query import Query, parse_async
 from galileo.rpc.continuous import CcqDescription, CcqUpdate, Submission, Submitted
 from galileo.rpc.internal import CachedRange
 from galileo.rpc.peers import GrpcPeers
@@ -49,6 +51,7 @@ from galileo.server.ccq_records import CcqRecords
 from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor, gathered
 from galileo.server.fetch_response import apply_windows, check_progress, pieces_of
+from galileo.server.withdrawals import Withdrawals, withdrawals
 from galileo.wire import token as tokens
 from galileo.wire.v1 import continuous_pb2
 
@@ -151,6 +154,8 @@ class ContinuousQueries:
             TransientError: no node could accept it.
         """
         schema = await self._node.named(submission.dataset)
+        if submission.window is not None:
+            refuse_keyed(schema, "a continuous query with windows")
         query = await self._node.bind(submission.query, schema)
         made = self._checked(submission, query)
         if made.sampler is not None:
@@ -354,12 +359,34 @@ class ContinuousQueries:
         bound = self._limits.answer_labels_max
         wanted = min(labels_max or bound, bound)
         wait_until = self._clock.monotonic() + wait_s if wait_s else None
-        answer = await self._ask(
-            lambda request: ccq.FetchRequested(
-                request, ccq_id, cursor, wait_until, wanted, until_clock_us
-            ),
-            timeout_s=ANSWER_TIMEOUT_S + wait_s,
-        )
+        is_keyed = (await self._schema(record.ccq)).is_keyed
+        while True:
+            make = partial(
+                ccq.FetchRequested,
+                ccq_id=ccq_id,
+                cursor=cursor,
+                wait_until=wait_until,
+                labels_max=wanted,
+                until_clock_us=until_clock_us,
+                any_commit=is_keyed,
+            )
+            answer = await self._ask(make, timeout_s=ANSWER_TIMEOUT_S + wait_s)
+            update = await self._answered(answer, record, cursor, progress, wanted)
+            is_over = wait_until is None or self._clock.monotonic() >= wait_until
+            if not is_keyed or is_over or update.is_news or update.answer.missing:
+                return update
+            cursor = update.answer.cursor  # What was committed has changed nothing for the reader.
+
+    async def _answered(
+        self,
+        answer: Any,
+        record: Record,
+        cursor: Cursor,
+        progress: WindowProgress,
+        labels_max: int,
+    ) -> CcqUpdate:
+        """The update of an answer of the machine; raises the error of another outcome."""
+        ccq_id = record.ccq.id
         if isinstance(answer, ccq.RefuseFetch):
             if answer.failure.kind == InvalidToken.kind:
                 # It is ahead of all commits, perhaps since those up to it were lost.
@@ -367,7 +394,7 @@ class ContinuousQueries:
             raise answer.failure.to_error()
         if isinstance(answer, ccq.RedirectFetch):
             raise _moving(ccq_id)
-        return await self._update(answer, record.ccq, progress)
+        return await self._update(answer, record.ccq, progress, labels_max)
 
     def _is_gone(self, node: str) -> bool:
         return self._driver.machine.state.is_gone(node)
@@ -386,9 +413,23 @@ class ContinuousQueries:
         return window.next_close_us(progress)
 
     async def _update(
-        self, answer: ccq.AnswerFetch, query: CcqDefinition, progress: WindowProgress
+        self,
+        answer: ccq.AnswerFetch,
+        query: CcqDefinition,
+        progress: WindowProgress,
+        labels_max: int,
     ) -> CcqUpdate:
         windows = None
+        schema, gone = await self._schema(query), None
+        if schema.is_keyed:
+            gone = await withdrawals(
+                self._node.scans,
+                await parse_async(query.query, schema),
+                after=answer.after,
+                until=answer.cursor,
+                labels_max=labels_max,
+            )
+            answer = _up_to(answer, gone)
         if query.window is not None:
             progress, windows = await asyncio.to_thread(apply_windows, query, progress, answer)
         if windows is not None:
@@ -397,9 +438,11 @@ class ContinuousQueries:
             answer,
             await pieces_of(answer.labels, query.compression),
             tokens.encode(query.id, answer.cursor, progress),
-            (await self._schema(query)).to_json(),
+            schema.to_json(),
             query.query,
             windows,
+            None if gone is None else gone.withdrawn,
+            None if gone is None else gone.replaced,
         )
 
     async def _schema(self, made: CcqDefinition) -> Schema:
@@ -519,6 +562,23 @@ async def _read_token(token: str, ccq_id: str) -> tuple[Cursor, WindowProgress]:
     if not token:
         return EMPTY_CURSOR, WindowProgress()
     return await offload(len(token), tokens.read, token, ccq_id=ccq_id)
+
+
+def _up_to(answer: ccq.AnswerFetch, gone: Withdrawals) -> ccq.AnswerFetch:
+    """The answer up to the cursor to which withdrawals are known."""
+    if gone.until == answer.cursor:
+        return answer
+    labels = None if answer.labels is None else answer.labels.until(gone.until)
+    missing = tuple(sorted({*answer.missing, *gone.missing}))
+    is_cut = any(gone.until[p] < answer.cursor[p] for p in answer.cursor if p not in gone.missing)
+    return replace(
+        answer,
+        labels=labels,
+        cursor=gone.until,
+        missing=missing,
+        more=answer.more or is_cut,
+        gone=within(answer.gone, after=answer.after, until=gone.until),
+    )
 
 
 def _moving(ccq_id: str) -> Unavailable:

@@ -15,8 +15,8 @@ from galileo.errors import InputError, InvalidObservations, UnknownProperty
 from galileo.geo.regions import Mask
 from galileo.model.channel import BROKER, ID, Channel
 from galileo.model.enrichment import Lookup
-from galileo.model.schema import Schema
-from galileo.model.table import DELETED, ColumnType, Table
+from galileo.model.schema import DELETED, Schema
+from galileo.model.table import ColumnType, Table
 from galileo.query.binding import bind
 from galileo.query.query import Query, pointing
 from galileo.query.subscriptions.conjuncts import SimplePart, constant_part, simple_parts

@@ -12,8 +12,8 @@ import shapely
 from galileo.errors import InputError
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.channel import BROKER, ID
-from galileo.model.schema import FEATURE_NAME, Schema
-from galileo.model.table import DELETED, ColumnType
+from galileo.model.schema import DELETED, FEATURE_NAME, Schema
+from galileo.model.table import ColumnType
 from galileo.query.operands import DATETIME, GEOHASH
 from galileo.query.template import CONDITIONS, DISTANCES, REGIONS, Template, parameter_of, tree_of
 

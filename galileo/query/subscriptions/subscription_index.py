@@ -20,8 +20,8 @@ from galileo.arrays import one_array, within
 from galileo.errors import MessageTooLarge
 from galileo.hashing import hash128
 from galileo.model.channel import BROKER, ID
+from galileo.model.schema import DELETED
 from galileo.model.sort_keys import differs
-from galileo.model.table import DELETED
 from galileo.query.index.bound_columns import grow
 from galileo.query.index.candidates import CandidatePairs
 from galileo.query.subscriptions.blocks import Numbers, Runs, SubscriptionBlocks, Subscriptions

@@ -23,8 +23,8 @@ from pyspark.sql.types import StructType
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError, InternalError
-from galileo.model.schema import Schema
-from galileo.model.table import DELETED, Table, check_names
+from galileo.model.schema import DELETED, Schema
+from galileo.model.table import Table, check_names
 from galileo.spark.source import columns, spark_to_cql, tables
 from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.cursor_stream import CursorStream, SourceState
@@ -42,6 +42,7 @@ from galileo.spark.source.plan import (
     check_complete,
     merge_status,
     splits,
+    table_splits,
 )
 from galileo.spark.source.reading import ReadSpec, batches
 from galileo.spark.source.writing import (
@@ -158,6 +159,13 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         stored = self._state.stored
         check_complete(stored)
+        if self._state.schema.is_keyed:  # What counts is known for whole partitions.
+            return table_splits(
+                self._state.topology,
+                until=stored.published,
+                weights=stored.rows_per_commit,
+                weight_max=self._options.rows_per_task,
+            )
         return splits(
             self._state.topology,
             after=stored.dropped,
@@ -197,6 +205,11 @@ class StreamReader(CursorStream[Schema]):
         self, options: SourceOptions, state: SourceState[Schema], schema: StructType
     ) -> None:
         super().__init__(options, state)
+        if state.schema.is_keyed:
+            raise InputError(
+                f"expected a table or a dataset without a key, got {state.schema.name!r}, whose "
+                "observations are replaced; read it as a batch, and follow it by client.changes"
+            )
         arrow = columns.requested_columns(state.schema, options.what, schema)
         query_json = spark_to_cql.conjunction(options.query, (), state.schema)
         self._spec = _read_spec(options, state, query_json, arrow=arrow, on_gap=options.on_gap)

@@ -10,7 +10,8 @@ from pyspark.sql.types import StructType
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired, InputError
-from galileo.model.table import DELETED, Table
+from galileo.model.schema import DELETED
+from galileo.model.table import Table
 from galileo.spark.source import columns
 from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.cursor_stream import CursorStream, SourceState

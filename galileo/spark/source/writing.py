@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -28,9 +28,10 @@ from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import InputError, RangesChanged
 from galileo.hashing import rows_digest
+from galileo.model import keyed
 from galileo.model.observations import normalise
-from galileo.model.schema import Schema
-from galileo.model.table import DELETED, Table, versions_of
+from galileo.model.schema import DELETED, Schema
+from galileo.model.table import Table, versions_of
 from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.options import SORTED
 from galileo.wire.caller import CallOptions
@@ -86,7 +87,8 @@ class WriteSpec:
     @property
     def batches_in_flight_max(self) -> int:
         """One, where of two batches with a key the later one counts."""
-        return 1 if self.is_table and self.order != SORTED else BATCHES_IN_FLIGHT_MAX
+        is_ordered = self.schema().is_keyed and self.order != SORTED
+        return 1 if is_ordered else BATCHES_IN_FLIGHT_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,7 @@ def send(rows: Iterable[pa.RecordBatch], spec: WriteSpec, numbers: BatchNumbers)
         TransientError: a node could not be reached.
     """
     schema = spec.schema()
-    key = schema.key_columns if isinstance(schema, Table) else ()
-    tables = _tables(rows, spec, columns=schema.observation_schema.names, key=key)
+    tables = _tables(rows, spec, schema)
     first = numbers.task % len(spec.addresses)
     addresses = [*spec.addresses[first:], *spec.addresses[:first]]
     replies: list[storage_pb2.IngestReply] = []
@@ -213,16 +214,17 @@ def _stored_rows(schema: Schema | Table, rows: pa.Table) -> pa.Table:
 def _tables(
     rows: Iterable[pa.RecordBatch],
     spec: WriteSpec,
+    schema: Schema | Table,
     *,
-    columns: list[str],
-    key: Sequence[str] = (),
     rows_sorted_max: int = ROWS_SORTED_MAX,
 ) -> Iterator[pa.Table]:
     """The rows in tables of `batch_rows`; only the last has fewer.
 
     Columns of features that were added to the dataset may be missing. Of a table, all columns but
-    those of its `key` may be missing.
+    those of its key may be missing.
     """
+    columns = schema.observation_schema.names
+    first = schema.key_columns if isinstance(schema, Table) else ("time",)
     buffer: list[pa.RecordBatch] = []
     count = 0
     limit = rows_sorted_max if spec.order == SORTED else spec.batch_rows
@@ -244,15 +246,22 @@ def _tables(
     if count:
         whole = pa.Table.from_batches(buffer)
         if spec.order == SORTED:
-            _check_unique(whole, key)
-            first = key or ("time",)
+            _check_unique(schema, whole)
             others = [name for name in whole.column_names if name not in first]
             whole = whole.sort_by([(name, "ascending") for name in (*first, *others)])
         yield from _cut(whole, spec.batch_rows)
 
 
-def _check_unique(rows: pa.Table, key: Sequence[str]) -> None:
-    if key and rows.group_by(list(key)).aggregate([]).num_rows < rows.num_rows:
+def _check_unique(schema: Schema | Table, rows: pa.Table) -> None:
+    if isinstance(schema, Table):
+        key = schema.key_columns
+        distinct = rows.group_by(list(key)).aggregate([]).num_rows
+    elif schema.is_keyed:
+        key = ("cell", "time bucket", *schema.key_features)
+        distinct = keyed.count_keys(schema, normalise(schema, rows))
+    else:
+        return
+    if distinct < rows.num_rows:
         raise InputError(
             f"expected each key ({', '.join(key)}) in one row of a write, got one in several; keep "
             "the row that counts, or, where a task has rows in the order of changes, set the "

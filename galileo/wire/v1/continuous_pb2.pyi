@@ -361,6 +361,8 @@ class FetchPart(_message.Message):
     PACKED_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
+    REPLACED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def head(self) -> Global___SubmitHead: ...
     @_builtins.property
@@ -373,6 +375,14 @@ class FetchPart(_message.Message):
     def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptRows]:
         """of packs that hold more than the answer"""
 
+    @_builtins.property
+    def withdrawn(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Arrow IPC streams: labels that the token before had, and count no more"""
+
+    @_builtins.property
+    def replaced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """likewise: labels that may be among `packed`, and do not count"""
+
     def __init__(
         self,
         *,
@@ -380,10 +390,12 @@ class FetchPart(_message.Message):
         packed: _abc.Iterable[_builtins.bytes] | None = ...,
         tail: Global___FetchTail | None = ...,
         kept: _abc.Iterable[Global___KeptRows] | None = ...,
+        withdrawn: _abc.Iterable[_builtins.bytes] | None = ...,
+        replaced: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "kept", b"kept", "packed", b"packed", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "kept", b"kept", "packed", b"packed", "replaced", b"replaced", "tail", b"tail", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

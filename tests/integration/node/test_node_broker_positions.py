@@ -25,7 +25,8 @@ from galileo.model.broker import BROKERS, HOLD_MAX_S, Broker
 from galileo.model.channel import Channel
 from galileo.model.reader import POSITIONS, reader_of
 from galileo.model.retention import Retention, VersionedRetention
-from galileo.model.table import DELETED, Table
+from galileo.model.schema import DELETED
+from galileo.model.table import Table
 from galileo.model.times import MICROS
 from galileo.node import reader_positions, retention_runner
 from galileo.node.channel_cuts import ChannelCuts

@@ -36,7 +36,8 @@ from galileo.node.peers import TablePart, TableTask
 from galileo.node.storage_node import StorageNode
 from galileo.node.table_cleaner import CLEANER
 from galileo.node.table_index import NO_VERSIONS, Versions
-from galileo.node.table_shard import TableShard, overtaken
+from galileo.node.table_shard import TableShard
+from galileo.node.versioned_shard import overtaken
 from galileo.storage.commits import Commit
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions

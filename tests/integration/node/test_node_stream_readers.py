@@ -23,8 +23,7 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired, Unavailable
 from galileo.model.reader import POSITIONS, reader_key
 from galileo.model.retention import Retention, VersionedRetention
-from galileo.model.schema import Schema
-from galileo.model.table import DELETED
+from galileo.model.schema import DELETED, Schema
 from galileo.model.times import MICROS, TIME_TYPE
 from galileo.node import reader_positions, retention_runner
 from galileo.node.retention_plan import Hold, ReaderProgress, held_until

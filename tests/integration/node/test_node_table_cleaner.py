@@ -30,7 +30,7 @@ from galileo.node.retention_runner import RetentionRunnerOptions
 from galileo.node.storage_node import StorageNode
 from galileo.node.table_cleaner import CLEANER, TableCleaner
 from galileo.node.table_index import Versions
-from galileo.node.table_shard import PIECE_BYTES
+from galileo.node.versioned_shard import PIECE_BYTES
 from galileo.storage.commits import Commit, Committed
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions

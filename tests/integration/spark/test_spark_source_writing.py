@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import galileo
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import BatchConflict, InputError, RangesChanged
-from galileo.model.table import DELETED
+from galileo.model.schema import DELETED
 from galileo.model.times import times_from_micros
 from galileo.spark.source import writing
 from galileo.spark.source.writing import BatchNumbers, WriteSpec, Written, send
@@ -70,7 +70,7 @@ def test_send_batches_depend_on_rows_only(
         for start, size in zip(starts, sizes, strict=False)
         for batch in given_rows.slice(start, size).combine_chunks().to_batches()
     ]
-    tables = list(writing._tables(pieces, sending, columns=COLUMNS))
+    tables = list(writing._tables(pieces, sending, SCHEMA))
     assert [table.num_rows for table in tables[:-1]] == [batch_rows] * (len(tables) - 1)
     assert 0 < tables[-1].num_rows <= batch_rows
     keys = [(name, "ascending") for name in ("time", "latitude", "longitude", "number")]
@@ -80,7 +80,7 @@ def test_send_batches_depend_on_rows_only(
 
 def test_send_too_many_rows_to_sort_are_refused() -> None:
     with pytest.raises(InputError, match="expected fewer than 500 rows in one task"):
-        list(writing._tables(made().to_batches(100), SENDING, columns=COLUMNS, rows_sorted_max=500))
+        list(writing._tables(made().to_batches(100), SENDING, SCHEMA, rows_sorted_max=500))
 
 
 def test_send_repeated_task_stores_rows_once(

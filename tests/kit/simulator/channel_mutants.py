@@ -19,7 +19,7 @@ from channel_audit import ROWS, Reader
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import BatchConflict, DataExpired
 from galileo.model.times import MICROS
-from galileo.node import channel_reader, table_cleaner
+from galileo.node import channel_reader, stored_versions
 from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.channel_executor import ChannelExecutor, cut_of
 from galileo.node.channel_observations import ChannelObservations
@@ -44,7 +44,7 @@ _changed_keys = ReferenceTables.changed_keys
 _apply = SubscriptionIndex.apply
 _pieces = channel_reader._pieces
 _hold = ChannelCuts._hold
-_paths = table_cleaner._paths
+_copies = stored_versions.copies
 
 Patches = dict[str, Any]
 """Replacements by dotted name."""
@@ -170,11 +170,11 @@ async def _from_frontier(self: Any, work: Any, partition: int) -> Any:
     return progress
 
 
-def _copies_as_new(shard: Any, versions: Any) -> Any:
+def _copies_as_new(shard: Any, partition: int, versions: Any) -> Any:
     """A version that cleaning copies counts since its first commit."""
-    copied = _paths(shard, versions)
+    rows, copied = _copies(shard, partition, versions)
     columns = copied.to_pydict() | {"since": [0] * copied.num_rows}
-    return pa.RecordBatch.from_pydict(columns, schema=copied.schema)
+    return rows, pa.RecordBatch.from_pydict(columns, schema=copied.schema)
 
 
 def _all_published(self: Any, shard: Any) -> Cursor:
@@ -365,7 +365,7 @@ RANGE = "galileo.node.channel_observations.CursorRange"
 INDEX_APPLY = "galileo.query.subscriptions.SubscriptionIndex.apply"
 CUTS = "galileo.node.channel_cuts.ChannelCuts"
 RETENTION = "galileo.node.retention_runner"
-SHARD = "galileo.node.table_shard.TableShard"
+SHARD = "galileo.node.versioned_shard.VersionedShard"
 TABLES = "galileo.node.reference_tables.ReferenceTables"
 
 CHANNEL_MUTANTS: dict[str, Any] = {
@@ -386,7 +386,7 @@ CHANNEL_MUTANTS: dict[str, Any] = {
     "part_as_whole": {f"{OBSERVATIONS}.fetch": _part_as_whole},
     "absent_as_matched": {f"{OBSERVATIONS}.fetch": _absent_as_matched},
     "absent_subscriptions_skipped": {f"{EXECUTOR}._read_progress": _from_frontier},
-    "copies_as_new": {"galileo.node.table_cleaner._paths": _copies_as_new},
+    "copies_as_new": {"galileo.node.table_cleaner.copies": _copies_as_new},
     "cleaned_past_compared": {f"{RETENTION}.RetentionRunner._compared": _all_published},
     "history_not_extended": {f"{OBSERVATIONS}.extend_history": _as_it_was},
     "index_ahead_of_log": {f"{EXECUTOR}._read_progress": _keep_index},

@@ -44,9 +44,9 @@ from galileo.model.channel import (
     pairs_of,
 )
 from galileo.model.reader import POSITIONS, PROGRESS, READER, TOKEN, WORKER, reader_of
-from galileo.model.schema import Schema, existing_dataset
+from galileo.model.schema import DELETED, Schema, existing_dataset
 from galileo.model.system import SYSTEM_TABLES
-from galileo.model.table import DELETED, SYSTEM, Table, hashes_of, partitions_of
+from galileo.model.table import SYSTEM, Table, hashes_of, partitions_of
 from galileo.wire import token as tokens
 from galileo.wire.caller import Backoff, BackoffClock
 from galileo.wire.codec import cursor_to_pb
@@ -357,12 +357,13 @@ class MemoryClient(AsyncBrokers, AsyncChannels, AsyncTables):
 
     async def _read_versions(
         self,
-        table: Table,
+        table: Table | Schema,
         request: storage_pb2.ReadTableRequest,
         *,
         until: Cursor | None,
         keys: pa.Table | None = None,
     ) -> Any:
+        assert isinstance(table, Table), "workers read tables"
         await self._reach()
         stored = self._journal.rows[table.name]
         if request.keys:

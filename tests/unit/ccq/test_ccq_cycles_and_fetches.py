@@ -307,6 +307,16 @@ def test_fetch_waiting_timeout_gives_empty_answer_with_token():
     assert (answer.labels, answer.cursor) == (None, Cursor({0: 5}))
 
 
+def test_fetch_for_any_commit_is_answered_without_labels():
+    driver = Driver()
+    driver.lead()
+    request = FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0, any_commit=True)
+    assert driver.feed(request) == []
+    (answer,) = driver.cycle([], {0: 5}, now=1.0)
+    assert (answer.labels, answer.cursor) == (None, Cursor({0: 5}))
+    assert driver.feed(replace(request, request=2, cursor=answer.cursor)) == []
+
+
 def test_fetch_abandoned_is_not_answered():
     driver = Driver()
     driver.lead()

@@ -209,6 +209,27 @@ def test_suggest_schema_ids_and_late_columns_are_not_indexed(tmp_path: Path) -> 
     assert suggest_schema(mapped, "wide").indexed == (Feature("link", type="text"),)
 
 
+def test_suggest_schema_features_of_the_key_are_indexed(path: Path) -> None:
+    source = open_source(path)
+    schema = suggest_schema(source, "points", index=["rh"], key=["station"])
+    assert schema.key_features == ("station",)
+    assert [feature.name for feature in schema.indexed] == ["rh", "station"]
+    with raises(InvalidSchema, feature="t"):
+        suggest_schema(source, "points", key=["t"])
+    with raises(UnknownProperty, nearest="station"):
+        suggest_schema(source, "points", key=["stations"])
+
+
+def test_suggest_schema_key_counts_among_the_features_indexed_by_default(tmp_path: Path) -> None:
+    columns = {"lat": [1.0], "lon": [2.0], "time": ["2020-01-01"]}
+    columns |= {f"v{number}": [1.0] for number in range(DEFAULT_INDEXED_MAX + 2)}
+    path = tmp_path / "wide.csv"
+    path.write_text(pa.table(columns | {"id": [7]}).to_pandas().to_csv(index=False))
+    schema = suggest_schema(open_source(path), "wide", key=["id"])
+    assert len(schema.indexed) == DEFAULT_INDEXED_MAX
+    assert schema.indexed[-1].name == "id"
+
+
 def test_suggest_schema_reserved_names_are_renamed(tmp_path: Path) -> None:
     path = tmp_path / "odd.parquet"
     table = pa.table(

@@ -256,3 +256,19 @@ async def test_client_pool_keeps_few_clients_and_refuses_keys_with_a_token() -> 
         assert pool.client(token) is not first
     assert len(pool) == 2
     await pool.close()
+
+
+def test_openapi_of_deletions_requires_a_filter() -> None:
+    paths = openapi(URL)["paths"]
+    items = paths["/collections/{collectionId}/items"]
+    names = [
+        one.get("name") or one["$ref"].rpartition("/")[2] for one in items["delete"]["parameters"]
+    ]
+    assert names == ["collectionId", *parameters.DELETED_ITEMS]
+    [required] = [one for one in items["delete"]["parameters"] if one.get("name") == "filter"]
+    assert required["required"]
+    assert [*items["delete"]["responses"]["200"]["content"]] == [documents.JSON]
+    posted = {one["$ref"].rpartition("/")[2] for one in items["post"]["parameters"]}
+    assert "If-Match" in posted
+    item = paths["/collections/{collectionId}/items/{featureId}"]["delete"]
+    assert {*item["responses"]} == {"204", "default"}

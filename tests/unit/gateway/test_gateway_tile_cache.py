@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 import galileo
+from galileo.client.analytics_results import DatasetVersion
 from galileo.errors import Unavailable
 from galileo.gateway.shared_calls import SharedCalls
 from galileo.gateway.tile_cache import ClientVersions, EncodedTile, KnownVersion, TileCache, TileKey
-from galileo.model.versions import DatasetVersion, PartitionVersion
+from galileo.model.versions import PartitionVersion
 
 SCHEMA = galileo.Schema("air", [galileo.Feature("temperature")])
 VERSION = DatasetVersion(SCHEMA, {p: PartitionVersion(1, 0, 10 + p) for p in range(4)}, 7, ())

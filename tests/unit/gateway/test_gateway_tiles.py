@@ -11,12 +11,12 @@ import pyarrow as pa
 from starlette.requests import Request
 
 import galileo
-from galileo.client.analytics_results import Aggregates
+from galileo.client.analytics_results import Aggregates, DatasetVersion
 from galileo.cursor import Cursor
 from galileo.gateway.formats import Encoders
 from galileo.gateway.tile_cache import ClientVersions
 from galileo.gateway.tiles import TileRoutes
-from galileo.model.versions import DatasetVersion, PartitionVersion
+from galileo.model.versions import PartitionVersion
 
 SCHEMA = galileo.Schema("air", [galileo.Feature("temperature")])
 PATH = {"collectionId": "air", "tileMatrixSetId": "WebMercatorQuad"}

@@ -1,0 +1,452 @@
+"""Keyed datasets of real nodes with one copy: restarts, cleaning, pages, conditional writes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from expected_errors import raises
+from generated import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from parameters import keep_quick
+
+from galileo.cursor import EMPTY_CURSOR, Cursor, PageStart
+from galileo.dht import placement, topology_changes
+from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.errors import Conflict, DataExpired, DuplicateKey, Unavailable
+from galileo.geo import geohash
+from galileo.graph import metadata_graph
+from galileo.model.grouping import Grouping
+from galileo.model.schema import Feature, Schema
+from galileo.node import table_index
+from galileo.node.keyed_shard import KeyedShard
+from galileo.node.peers import CommitAnswer
+from galileo.node.select import CursorRange
+from galileo.node.storage_node import StorageNode
+from galileo.node.table_cleaner import TableCleaner
+from galileo.query import parse
+from galileo.query.questions import Aggregate, Describe, FindNearest, ListChildren, Summarise
+
+BUOYS = Schema(
+    "buoys",
+    [
+        Feature("station", type="text"),
+        Feature("level", type="int"),
+        Feature("remark", type="text", indexed=False),
+    ],
+    geohash_precision=2,
+    time_bucket="6h",
+    key="station",
+)
+START = dt.datetime(2012, 3, 1, tzinfo=dt.UTC)
+STATIONS = (None, "a", "b")
+PLACES = ((40.0, -100.0), (40.0, 100.0), (-40.0, -100.0), (-40.0, 100.0))
+ALL = range(8)
+
+Key: TypeAlias = tuple[tuple[float, float], int, str | None]
+Row: TypeAlias = dict[str, Any]
+
+QUERIES: dict[str, Callable[[Row], bool]] = {
+    "": lambda row: True,
+    "level > 4": lambda row: row["level"] > 4,
+    "station = 'a'": lambda row: row["station"] == "a",
+    "station IS NULL": lambda row: row["station"] is None,
+    "S_INTERSECTS(geometry, BBOX(0, -50, 101, 50))": lambda row: row["longitude"] > 0,
+    "T_AFTER(datetime, TIMESTAMP('2012-03-01T06:00:00Z'))": lambda row: (
+        row["time"] > START + dt.timedelta(hours=6)
+    ),
+}
+
+
+class Buoys:
+    """The dataset at the nodes, and a dict of what it has to have.
+
+    Attributes:
+        states: what it had at some cursors.
+    """
+
+    def __init__(self, cluster: Any, seed: int = 0) -> None:
+        self.cluster, self.chance = cluster, random.Random(seed)
+        self.expected: dict[Key, Row] = {}
+        self.states: list[tuple[Cursor, list[Row]]] = []
+        self.batches = 0
+
+    @property
+    def rows(self) -> list[Row]:
+        return ordered([*self.expected.values()])
+
+    @property
+    def shards(self) -> list[KeyedShard]:
+        return [node.catalog.shard("buoys") for node in self.cluster.nodes]
+
+    def any_node(self) -> StorageNode:
+        nodes: list[StorageNode] = self.cluster.nodes
+        return self.chance.choice(nodes)
+
+    async def write(self, count: int) -> None:
+        """Batches of new, other and deleted rows, several of one key among them, at any node."""
+        for _ in range(count):
+            new = [self.new_row() for _ in range(self.chance.choice((1, 3, 8)))]
+            deleted = [self.chance.random() < 0.2 for _ in new]
+            await self.send([row for _, row in new], deleted)
+            for (key, row), is_deleted in zip(new, deleted, strict=True):
+                self.expected.pop(key, None)
+                if not is_deleted:
+                    self.expected[key] = row
+            self.states.append((self.published(), self.rows))
+
+    def new_row(self) -> tuple[Key, Row]:
+        chance = self.chance
+        place, bucket = chance.choice(PLACES), chance.randrange(2)
+        station = chance.choice(STATIONS)
+        minutes = 360 * bucket + chance.randrange(1, 359)
+        row = {
+            "latitude": place[0],
+            "longitude": place[1],
+            "time": START + dt.timedelta(minutes=minutes),
+            "station": station,
+            "level": chance.randrange(9),
+            "remark": f"remark {chance.random()} " + 200 * "x",
+        }
+        return (place, bucket, station), row
+
+    async def send(self, rows: list[Row], deleted: list[bool], **options: Any) -> CommitAnswer:
+        self.batches += 1
+        table = pa.Table.from_pylist(rows, BUOYS.observation_schema)
+        table = table.append_column("deleted", pa.array(deleted, pa.bool_()))
+        given: dict[str, Any] = {"producer": "p", "batch": self.batches} | options
+        return await self.any_node().ingest.ingest("buoys", table, **given)
+
+    def published(self) -> Cursor:
+        return Cursor({p: s for one in self.shards for p, s in one.published().items()})
+
+    def dropped(self) -> Cursor:
+        return Cursor({p: s for one in self.shards for p, s in one.dropped().items() if s})
+
+    async def clean(self) -> None:
+        """As nodes do in the background."""
+        for node in self.cluster.nodes:
+            shard = node.catalog.shard("buoys")
+            for journal in shard.own.values():
+                journal.seal()
+            cleaner = TableCleaner(node.catalog)
+            await asyncio.to_thread(cleaner.clean, shard, shard.published(), is_over=lambda: False)
+
+    async def restart(self) -> None:
+        for name in "abc":
+            await self.cluster.restart(name)
+
+    # --- what is read ----------------------------------------------------------------------------
+
+    async def check(self) -> None:
+        for text in ("", self.chance.choice([*QUERIES])):
+            await self.check_query(text, QUERIES[text])
+        await self.check_states()
+
+    async def check_query(self, text: str, matches: Callable[[Row], bool]) -> None:
+        expected = [row for row in self.rows if matches(row)]
+        node, query = self.any_node(), parse(text, BUOYS)
+        assert await self.select(text) == expected
+        assert await node.selection.count(query) == len(expected)
+        assert ordered(await self.pages(text)) == expected
+        assert (await self.labels(text)) == Counter(row["level"] for row in expected)
+        await self.check_analytics(text, expected)
+
+    async def select(self, text: str = "", until: Cursor | None = None) -> list[Row]:
+        commits = None if until is None else CursorRange(frozenset(ALL), EMPTY_CURSOR, until)
+        tables = self.any_node().selection.select(parse(text, BUOYS), commits=commits)
+        return ordered([row async for table in tables for row in table.to_pylist()])
+
+    async def labels(self, text: str) -> Counter[int]:
+        answer = await self.cluster.ask(text, at=self.any_node().name)
+        return Counter(answer.table.column("level").to_pylist())
+
+    async def pages(self, text: str, start: PageStart | None = None) -> list[Row]:
+        """The rows of all pages, or of those that are left."""
+        rows = list[Row]()
+        while True:
+            page = await self.any_node().paging.page(parse(text, BUOYS), limit=5, start=start)
+            table = page.observations.select(BUOYS.observation_schema.names)
+            rows, start = rows + table.to_pylist(), page.following
+            if start is None:
+                return [*rows]
+
+    async def check_analytics(self, text: str, expected: list[Row]) -> None:
+        node, query = self.any_node(), parse(text, BUOYS)
+
+        async def ask(question: Any) -> Any:
+            return await node.analytics.answer(query, question)
+
+        grouped = await ask(Aggregate(Grouping.of(["cell:2"], {"level": "sum"})))
+        found = [tuple(row.values()) for row in grouped.table.to_pylist()]
+        cells = sorted({cell_of(row) for row in expected})
+        levels = {c: [row["level"] for row in expected if cell_of(row) == c] for c in cells}
+        assert sorted(found) == [(cell, len(levels[cell]), sum(levels[cell])) for cell in cells]
+        summary = (await ask(Summarise("level"))).facts
+        assert (summary["observations"], summary["paths"]) == (len(expected), len(expected))
+        nearest = await ask(FindNearest(1.0, 2.0, 1_000, None))
+        assert sorted(nearest.table.column("remark").to_pylist()) == sorted(
+            row["remark"] for row in expected
+        )
+        if not text:
+            assert (await ask(Describe())).facts["observations"] == len(expected)
+            listed = (await ask(ListChildren(order=("station",)))).table
+            counts = zip(*(listed.column(n).to_pylist() for n in ("value", "paths")), strict=True)
+            assert dict(counts) == Counter(row["station"] for row in expected)
+
+    async def check_states(self) -> None:
+        """What there was at earlier cursors is there still, or said to be gone.
+
+        Before its first commit a partition has nothing, whatever is dropped.
+        """
+        dropped = self.dropped()
+        for cursor, expected in self.chance.sample(self.states, min(4, len(self.states))):
+            if all(cursor[p] >= last for p, last in dropped.items() if cursor[p]):
+                assert await self.select(until=cursor) == expected
+            else:
+                with pytest.raises(DataExpired):
+                    await self.select(until=cursor)
+
+
+def ordered(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: str(row["remark"]))
+
+
+def cell_of(row: Row) -> str:
+    cells = geohash.encode(np.array([row["latitude"]]), np.array([row["longitude"]]), 2)
+    text: str = geohash.to_text(cells, 2)[0].as_py()
+    return text
+
+
+@pytest.fixture
+async def buoys(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Buoys:
+    monkeypatch.setattr(table_index, "MEMTABLE_VERSIONS", 8)
+    monkeypatch.setattr(metadata_graph, "VERSIONS_MIN", 10)
+    cluster.schema = BUOYS
+    cluster.journals = replace(cluster.journals, segment_bytes_max=4_000)
+    for name in "abc":
+        await cluster.restart(name)
+    await cluster["b"].create_dataset(BUOYS)
+    return Buoys(cluster)
+
+
+@pytest.mark.parametrize("seed", keep_quick(range(20), 0))
+async def test_answers_are_those_of_a_dict_after_restarts_and_cleaning(
+    buoys: Buoys, seed: int
+) -> None:
+    buoys.chance.seed(seed)
+    for _ in range(2):
+        await buoys.write(12)
+        await buoys.restart()
+        await buoys.check()
+        await buoys.clean()
+        await buoys.check()
+        await buoys.write(3)
+    assert len(buoys.dropped()) > 2
+    await buoys.restart()
+    await buoys.check()
+
+
+async def test_deletions_of_all_rows_leave_nothing(buoys: Buoys) -> None:
+    await buoys.write(10)
+    rows = buoys.rows
+    await buoys.send(rows, [True] * len(rows))
+    buoys.expected.clear()
+    await buoys.check()
+    await buoys.clean()
+    await buoys.check()
+    await buoys.restart()
+    await buoys.check()
+    assert sum(one.version_index.count(p) for one in buoys.shards for p in one.own) == 0
+
+
+@pytest.mark.parametrize("batches", keep_quick([6, 20], 6))
+async def test_pages_that_began_before_a_cleaning_are_right_or_expired(
+    buoys: Buoys, batches: int
+) -> None:
+    await buoys.write(batches)
+    page = await buoys.any_node().paging.page(parse("", BUOYS), limit=5)
+    first, expected = page.observations, buoys.rows
+    begun = page.following
+    assert begun is not None
+    read = first.select(BUOYS.observation_schema.names).to_pylist()
+    await buoys.write(5)
+    assert ordered(read + await buoys.pages("", begun)) == expected
+    before = buoys.dropped()
+    await buoys.clean()
+    assert buoys.dropped() != before
+    with pytest.raises(DataExpired):
+        await buoys.pages("", begun)
+    await buoys.check()
+
+
+async def test_pages_of_a_cleaned_dataset_are_its_rows_while_it_changes(buoys: Buoys) -> None:
+    await buoys.write(15)
+    await buoys.clean()
+    assert buoys.dropped()
+    expected, start, read = buoys.rows, None, list[Row]()
+    while True:
+        page = await buoys.any_node().paging.page(parse("", BUOYS), limit=3, start=start)
+        read += page.observations.select(BUOYS.observation_schema.names).to_pylist()
+        start = page.following
+        if start is None:
+            break
+        await buoys.write(1)
+    assert ordered(read) == expected
+
+
+async def test_readers_see_the_same_rows_while_nodes_clean(buoys: Buoys) -> None:
+    """A reader may have to begin anew, but sees no row twice and misses none."""
+    counts = Counter[str]()
+
+    async def read(number: int) -> None:
+        node, query = buoys.cluster.nodes[number % 3], parse("", BUOYS)
+        answers: dict[str, Any] = {"select": buoys.select, "pages": buoys.pages}
+        name = ("select", "pages", "labels")[number % 3]
+        while not cleaning.done():
+            with contextlib.suppress(DataExpired, Unavailable):
+                assert await node.selection.count(query) == len(expected)
+                if name == "labels":
+                    assert await buoys.labels("") == levels
+                else:
+                    assert ordered(await answers[name]("")) == expected
+                counts[name] += 1
+
+    for _ in range(3):
+        await buoys.write(10)
+        expected = buoys.rows
+        levels = Counter(row["level"] for row in expected)
+        cleaning = asyncio.create_task(buoys.clean())
+        await asyncio.gather(cleaning, *map(read, range(6)))
+    assert all(counts[name] for name in ("select", "pages", "labels"))
+
+
+# --- conditional writes ---------------------------------------------------------------------------
+
+
+async def test_conditional_write_is_refused_where_its_key_has_changed(buoys: Buoys) -> None:
+    (key, row), (other_key, other) = buoys.new_row(), buoys.new_row()
+    assert key != other_key
+    await buoys.send([row, other], [False, False])
+    seen = buoys.published()
+    await buoys.send([row | {"level": 100}], [False], unchanged_since=seen)
+    with pytest.raises(Conflict) as caught:
+        await buoys.send([row | {"level": 101}], [False], unchanged_since=seen)
+    assert caught.value.details["key"][2:] == [row["station"]]
+    await buoys.send([other | {"level": 102}], [False], unchanged_since=seen)
+    await buoys.send([row], [True], unchanged_since=buoys.published())
+    with pytest.raises(Conflict):
+        await buoys.send([row], [False], unchanged_since=seen)
+    found = await buoys.select()
+    assert [one["level"] for one in found] == [102]
+
+
+async def test_conditional_write_with_a_key_twice_is_refused(buoys: Buoys) -> None:
+    _, row = buoys.new_row()
+    with pytest.raises(DuplicateKey):
+        await buoys.send([row, row | {"level": 7}], [False, False], unchanged_since=EMPTY_CURSOR)
+    assert await buoys.select() == []
+
+
+async def test_conditional_write_that_is_repeated_is_stored_once(buoys: Buoys) -> None:
+    _, row = buoys.new_row()
+    seen = buoys.published()
+    options = {"producer": "q", "batch": 1, "unchanged_since": seen}
+    first = await buoys.send([row], [False], **options)
+    again = await buoys.send([row], [False], **options)
+    assert (first.rows, first.duplicate_rows) == (1, 0)
+    assert (again.rows, again.duplicate_rows, again.reached) == (1, 1, first.reached)
+    assert await buoys.select() == [row]
+    await buoys.restart()
+    again = await buoys.send([row], [False], **options)
+    assert (again.duplicate_rows, again.reached) == (1, first.reached)
+
+
+async def test_conditional_write_before_the_cleaned_bound_is_refused(buoys: Buoys) -> None:
+    await buoys.write(2)
+    seen = buoys.published()
+    await buoys.write(15)
+    await buoys.clean()
+    dropped = buoys.dropped()
+    key, row = next(
+        (key, row)
+        for key, row in sorted(buoys.expected.items(), key=str)
+        if seen[partition_of(buoys, row)] < dropped[partition_of(buoys, row)]
+    )
+    with raises(DataExpired):
+        await buoys.send([row], [True], unchanged_since=seen)
+    await buoys.check()
+    await buoys.send([row], [True], unchanged_since=buoys.published())
+    del buoys.expected[key]
+    await buoys.check()
+
+
+def partition_of(buoys: Buoys, row: Row) -> int:
+    """The partition of a row by the present topology."""
+    topology = buoys.cluster.topology
+    schema = buoys.shards[0].schema
+    cells = geohash.encode(np.array([row["latitude"]]), np.array([row["longitude"]]), 2)
+    hours = (row["time"] - START) // dt.timedelta(hours=6) * 6
+    bucket = round((START + dt.timedelta(hours=hours)).timestamp() * 1e6)
+    [partition] = placement.partitions_from_cells(topology, schema, cells, np.array([bucket]))
+    return int(partition)
+
+
+# --- ranges ---------------------------------------------------------------------------------------
+
+NODES = [NodeInfo(name, f"127.0.0.1:{port}") for port, name in enumerate("ab", start=1)]
+FIRST = Topology("test", (Group("west", (NODES[0],)), Group("east", (NODES[1],))), even_ranges(2))
+EAST: tuple[tuple[str, int], ...] = (("", 1),)
+
+
+def cut(topology: Topology, ranges: Any) -> Topology:
+    proposed = topology_changes.propose_ranges(topology, ranges)
+    version = proposed.version
+    return topology_changes.activate_ranges(proposed, ranges, known_version=version)
+
+
+@given(
+    cells=st.lists(st.integers(0, 1023), min_size=1, max_size=20),
+    bucket=st.integers(0, 1_000),
+    epoch=st.integers(1, 3),
+)
+@examples(100)
+def test_keys_stay_in_their_partitions_when_ranges_are_cut(
+    cells: list[int], bucket: int, epoch: int
+) -> None:
+    topologies = [FIRST, cut(FIRST, EAST), cut(cut(FIRST, EAST), (("", 0),))]
+    assert [one.range_epoch for one in topologies] == [1, 2, 3]
+    blocks = np.array(cells, dtype=np.uint64), np.full(len(cells), bucket)
+    schema = BUOYS.placed_by(epoch)
+    plain = Schema("buoys", [Feature("level")], geohash_precision=2)
+    first = placement.partitions_from_cells(topologies[epoch - 1], plain, *blocks)
+    for topology in topologies[epoch - 1 :]:
+        placed = placement.partitions_from_cells(topology, schema, *blocks)
+        assert placed.tolist() == first.tolist()
+        assert {*placed.tolist()} <= placement.readable_partitions(topology)
+
+
+async def test_rows_replace_those_before_the_ranges_were_cut(buoys: Buoys) -> None:
+    await buoys.write(6)
+    topology = cut(topology_changes.pin(buoys.cluster.topology), EAST)
+    buoys.cluster.topology = replace(topology, version=topology.version + 1)
+    for node in buoys.cluster.nodes:
+        node.live.replace_nodes(buoys.cluster.topology)
+    assert buoys.any_node().topology.range_epoch == 2
+    await buoys.write(6)
+    await buoys.check()
+    await buoys.restart()
+    await buoys.write(2)
+    await buoys.check()
+    of_cluster = await buoys.any_node().schema("buoys")
+    assert of_cluster.range_epoch == 1
