@@ -28,7 +28,7 @@ WRITTEN_DEFAULT = re.compile(r"\s*\[default: (.*)\]$")
 DOCUMENT = re.compile(r"\bdocs/([a-z]+\.md)")
 
 PAGES = {
-    "data": ("Commands for data", "dataset table ingest retention"),
+    "data": ("Commands for data", "dataset table ingest delete retention"),
     "queries": (
         "Commands for queries",
         "query read page count aggregate latest nearest stats graph estimate explain sparql",

@@ -46,13 +46,15 @@ COMMANDS = {
     "whoami": "",
     "top": "--once",
     "doctor": "",
-    "dataset create": "made --feature temperature:K",
+    "dataset create": "made --feature temperature:K --feature station::text --key station",
     "dataset add-feature": "made gust:m/s",
     "ingest": "csv reports.csv --create",
     "topology suggest": "--dataset csv --groups 1",
     "topology cut": "--undo",
     "dataset list": "",
-    "dataset show": "csv",
+    "dataset show": "made",
+    "dataset changes": "made --after {cursor}",
+    "delete": "made --all --yes",
     "query": f"reports '{WARM}' --output labels.parquet",
     "read": f"reports '{WARM}' --output -  --format csv",
     "page": "reports --limit 2",
@@ -200,7 +202,7 @@ def use_commands(address: str, cluster: str) -> None:
         expect(f"galileo {name}", (done.returncode, done.stderr), (0, done.stderr))
         if name == "ccq submit":
             values["ccq"] = done.stdout.strip()
-        elif name == "table show":
+        elif name in ("dataset show", "table show"):
             values["cursor"] = done.stdout.rpartition("cursor: ")[2].strip()
     expect("read labels.parquet", pq.read_table("labels.parquet").num_rows, 4)
     for name, (extra, arguments) in WITH_EXTRA.items():

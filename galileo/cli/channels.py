@@ -18,7 +18,8 @@ from galileo.cli.options import EXISTING_FILE, FILE_OR_STDIN, csv_options
 from galileo.cli.output import Output, counted, time_left, to_json
 from galileo.cli.positions import PositionFile
 from galileo.cli.session import Session, in_session
-from galileo.cli.tables import report_receipt, store_files
+from galileo.cli.stored_rows import report_receipt
+from galileo.cli.tables import store_files
 from galileo.cli.watch_display import stop_when_reader_ends
 from galileo.client import ChannelPartition, Client, Notifications
 from galileo.client.json_lines import json_columns, json_lines, json_values

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import click
 import pyarrow as pa
 
 from galileo.cli.ccq import LABELS_SHOWN, show_labels
+from galileo.cli.cursors import cursor_of
 from galileo.cli.output import Output, counted
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.cli.table_writer import FORMATS, STDOUT, format_of, writing
 from galileo.client import BlockingLabelBatches, Client, Labels
+from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.labels import missing_of
 from galileo.model.rows import row_options
@@ -145,6 +147,7 @@ class ReadRequest:
     order_by: str
     exact: bool
     require_complete: bool
+    at: Cursor | None = None
 
     def table(self, client: Client, output: Output, *, limit: int | None) -> pa.Table:
         """The first of them, or all; a terminal shows how many have come."""
@@ -162,7 +165,7 @@ class ReadRequest:
             "progress": progress,
         }
         if self.exact:
-            return client.select(self.dataset, self.query, **options)
+            return client.select(self.dataset, self.query, at=self.at, **options)
         labels = client.query(self.dataset, self.query, require_complete=self.require_complete)
         return client.read(labels, exact=False, **options)
 
@@ -181,6 +184,12 @@ class ReadRequest:
 @click.option(
     "--whole-blocks", is_flag=True, help="Download all observations of the matching blocks."
 )
+@click.option(
+    "--at",
+    "at",
+    metavar="CURSOR",
+    help="The observations as they were at a cursor, such as one of `dataset show`.",
+)
 @require_complete_option
 @in_session
 def read(
@@ -195,6 +204,7 @@ def read(
     limit: int | None,
     everything: bool,
     whole_blocks: bool,
+    at: str | None,
     require_complete: bool,
 ) -> None:
     """Download the observations that match a query.
@@ -212,9 +222,13 @@ def read(
     """
     limit = limit_of(limit, everything=everything)
     check_format(output, file_format)
+    if at is not None and whole_blocks:
+        raise InputError("expected --at or --whole-blocks, got both")
     names = tuple(name.strip() for name in columns.split(",")) if columns else ()
     request = ReadRequest(dataset, query, names, order_by or "", not whole_blocks, require_complete)
     with session.client() as client:
+        if at is not None:
+            request = replace(request, at=cursor_of(client.schema(dataset), at))
         if output is not None:
             _write_rows(session.output, client, request, Target(output, file_format), limit=limit)
             return
@@ -294,6 +308,12 @@ def _write_rows(
         table = request.table(client, output, limit=limit)
         missing = missing_of(table)
         write_tables(output, [table], columns, target=target, unit="rows", missing=lambda: missing)
+        return
+    if request.at is not None:
+        pieces = client.select_batches(
+            request.dataset, request.query, columns=request.columns, at=request.at
+        )
+        write_tables(output, pieces, columns, target=target, unit="rows", missing=tuple)
         return
     matches = client.query_batches(
         request.dataset, request.query, require_complete=request.require_complete

@@ -1,4 +1,4 @@
-"""`galileo dataset`: create, extend, list, show and drop datasets."""
+"""`galileo dataset`: create, extend, list, show, follow and drop datasets."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from typing import Any
 
 import click
 
+from galileo.cli.cursors import changes_options, keyed_dataset
+from galileo.cli.data import check_format, limit_of, limit_options, output_options
 from galileo.cli.lazy import CommandGroup
 from galileo.cli.output import Output, counted
 from galileo.cli.retention import in_words
 from galileo.cli.session import Session, in_session, require_complete_option
+from galileo.cli.stored_rows import Shown, show_changes
 from galileo.client import Client, DatasetDescription, DroppedDataset, FeatureDescription
 from galileo.errors import InputError, UnknownDataset
 from galileo.model.channel import SUBSCRIPTIONS
 from galileo.model.retention import Retention
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import duration_text
+from galileo.wire import token
 
 MICROS = 1_000_000
 CONCURRENT_DESCRIBES = 8
@@ -31,7 +35,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 @click.group(cls=CommandGroup)
 def dataset() -> None:
-    """Datasets: create, extend, list, show and drop them.
+    """Datasets: create, extend, list, show, follow and drop them.
 
     \b
     Example:
@@ -56,21 +60,39 @@ def dataset() -> None:
 @click.option(
     "--bucket", default="1h", show_default=True, help="Time span of a block, such as 10m."
 )
+@click.option(
+    "--key",
+    "key",
+    multiple=True,
+    metavar="FEATURE",
+    help="A feature of the key, of type int, text or bool; repeat it for several.",
+)
 @in_session
 def create(
-    session: Session, *, name: str, features: tuple[str, ...], precision: int, bucket: str
+    session: Session,
+    *,
+    name: str,
+    features: tuple[str, ...],
+    precision: int,
+    bucket: str,
+    key: tuple[str, ...],
 ) -> None:
     """Create the dataset NAME.
+
+    With --key it is a keyed dataset: an observation replaces the one of the same block with the
+    same values of the key features. A dataset never changes its key.
 
     \b
     Example:
       galileo dataset create stations --feature temperature:K --feature wind:m/s
+      galileo dataset create buoys --feature id::text --feature waves:m --key id
     """
     schema = Schema(
         name,
         [_feature(text) for text in features],
         geohash_precision=precision,
         time_bucket=bucket,
+        key=key,
     )
     with session.client() as client:
         client.create_dataset(schema)
@@ -162,6 +184,21 @@ def is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
+def check_terminal(what: str) -> None:
+    """Raises InputError if there is no terminal on which to confirm what cannot be undone."""
+    if not is_terminal():
+        raise InputError(
+            f"{what} cannot be undone, and there is no terminal to confirm it on; add --yes"
+        )
+
+
+def confirm(session: Session, question: str, *, otherwise: str) -> None:
+    """Asks about what cannot be undone; ends the command with words unless the answer is yes."""
+    if not click.confirm(f"{question} This cannot be undone.", err=True):
+        session.output.note(otherwise)
+        click.get_current_context().exit(1)
+
+
 def _check_drop(
     session: Session,
     client: Client,
@@ -186,11 +223,7 @@ def _check_drop(
     """
     if is_confirmed:
         return
-    if not is_terminal():
-        raise InputError(
-            f"dropping {kind} {name!r} cannot be undone, and there is no terminal to confirm "
-            "it on; add --yes"
-        )
+    check_terminal(f"dropping {kind} {name!r}")
     try:
         find(name)
     except UnknownDataset as error:
@@ -199,10 +232,8 @@ def _check_drop(
     stored = [each for node in client.status().nodes for each in node.datasets]
     counted = f"{name}{SUBSCRIPTIONS}" if kind == "channel" else name
     rows = sum(each["rows"] for each in stored if each["dataset"] == counted)
-    question = f"Drop {kind} {name} with {rows:,} {_ROWS[kind]}? This cannot be undone."
-    if not click.confirm(question, err=True):
-        session.output.note("Nothing was dropped.")
-        click.get_current_context().exit(1)
+    question = f"Drop {kind} {name} with {rows:,} {_ROWS[kind]}?"
+    confirm(session, question, otherwise="Nothing was dropped.")
 
 
 def _feature(text: str) -> Feature:
@@ -245,7 +276,8 @@ def show(session: Session, *, name: str, require_complete: bool) -> None:
     """Show the dataset NAME: size, time, place, retention, and statistics of its features.
 
     The numbers come from the metadata graphs; no observation is read. Time and place are those of
-    whole blocks. Features that are not indexed have no statistics.
+    whole blocks. Features that are not indexed have no statistics. Of a keyed dataset it shows the
+    key, and a cursor of what is there now.
 
     \b
     Example:
@@ -255,11 +287,53 @@ def show(session: Session, *, name: str, require_complete: bool) -> None:
     with session.client() as client:
         description = client.describe(name, require_complete=require_complete)
         retention = client.retention(name)
+        cursor = _present_cursor(client, description.schema, require_complete=require_complete)
     if session.output.as_json:
-        session.output.value(_facts(description, retention))
+        session.output.value(_facts(description, retention) | cursor)
     else:
         _show(session.output, description, retention)
+        for text in cursor.values():
+            session.output.value(None, words=f"cursor: {text}")
     session.output.warn_partial(description.missing)
+
+
+@dataset.command()
+@click.argument("name")
+@changes_options
+@limit_options
+@output_options("rows")
+@in_session
+def changes(
+    session: Session,
+    *,
+    name: str,
+    after: str,
+    until: str | None,
+    limit: int | None,
+    everything: bool,
+    output: str | None,
+    file_format: str | None,
+) -> None:
+    """Show the keys of the keyed dataset NAME whose observations changed after a cursor.
+
+    Each is shown with its last observation; of a deleted one there are place, time and key alone.
+
+    \b
+    Example:
+      CURSOR=$(galileo dataset show buoys --json | jq -r .cursor)
+      galileo dataset changes buoys --after "$CURSOR"
+    """
+    shown = Shown(limit_of(limit, everything=everything), everything, output, file_format)
+    check_format(output, file_format)
+    show_changes(session, keyed_dataset, name, after=after, until=until, shown=shown)
+
+
+def _present_cursor(client: Client, schema: Schema, *, require_complete: bool) -> dict[str, str]:
+    """The member `cursor`: what a keyed dataset has now; nothing of other datasets."""
+    if not schema.is_keyed:
+        return {}
+    version = client.version(schema.name, require_complete=require_complete)
+    return {"cursor": token.encode(schema.key, version.cursor)}
 
 
 def _describe_all(client: Client, *, require_complete: bool) -> list[DatasetDescription]:
@@ -289,9 +363,10 @@ def _show(output: Output, described: DatasetDescription, retention: Retention | 
     if described.bbox is not None:
         west, south, east, north = described.bbox
         place = f"longitude {west:g} to {east:g}, latitude {south:g} to {north:g}\n"
+    key = f"key {', '.join(schema.key_features)}; " if schema.is_keyed else ""
     words = (
         f"{schema.name}: blocks of {schema.geohash_precision} geohash characters and "
-        f"{_bucket(described)}; {in_words(retention)}\n"
+        f"{_bucket(described)}; {key}{in_words(retention)}\n"
         f"{counted(described.observations, 'observation')} in "
         f"{counted(described.paths, 'path')} and "
         f"{_in_bytes(described.bytes)}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from galileo.cli.cursors import cursor_of, keyed_dataset, unchanged_since_option
 from galileo.cli.options import FILE_OR_STDIN, STDIN, csv_options, readable
 from galileo.cli.output import Output, counted
 from galileo.cli.session import Session, in_session
@@ -61,6 +62,14 @@ INDEXED_NAMED = 6
     "--bucket", default="1h", show_default=True, help="Width of a block in time (with --create)."
 )
 @click.option(
+    "--key",
+    "key",
+    multiple=True,
+    metavar="FEATURE",
+    help="A feature of the key, of type int, text or bool; repeat it for several (with --create).",
+)
+@unchanged_since_option("`dataset show` or `dataset changes`")
+@click.option(
     "--list",
     "only_list",
     is_flag=True,
@@ -87,6 +96,8 @@ def ingest(
     index: str | None,
     precision: int,
     bucket: str,
+    key: tuple[str, ...],
+    unchanged_since: str | None,
     only_list: bool,
     wanted: str,
     csv: dict[str, Any],
@@ -96,6 +107,8 @@ def ingest(
     Running the same command again stores nothing twice: batches are known by the file's
     content, so an ingest that broke off is resumed by repeating it.
 
+    In a keyed dataset an observation replaces the one with the same key. --create --key makes one.
+
     \b
     Example:
       galileo ingest nam nam.t00z.grib2 --create --map temperature=2t \\
@@ -104,6 +117,7 @@ def ingest(
       galileo ingest tower tower.csv --create \\
           --map latitude=39.1 --map longitude=-105.5
       galileo ingest nam.t00z.grib2 --list --filter wind
+      galileo ingest buoys hour.csv --create --key station
       galileo ingest storms ibtracs.csv --create --units --map time=ISO_TIME \\
           --map wind=WMO_WIND --bad-rows bad.csv
     """
@@ -115,13 +129,17 @@ def ingest(
     if only_list:
         _list(session.output, files, mapping, file_format, wanted)
         return
-    options = {
+    options: dict[str, Any] = {
         "create": create,
         "index": None if index is None else [name.strip() for name in index.split(",")],
         "precision": precision,
         "bucket": bucket,
+        "key": key,
     }
     with session.client() as client, session.output.noting_warnings():
+        if unchanged_since is not None:
+            schema = keyed_dataset(client, dataset)
+            options["unchanged_since"] = cursor_of(schema, unchanged_since)
         for path in files:
             with readable(path, suffix=f".{file_format or 'csv'}") as file:
                 source = open_source(file, mapping=mapping, format=file_format)
@@ -171,11 +189,12 @@ def _report_created(
 ) -> None:
     """Prints what was chosen for a new dataset, and what was left out."""
     count = len(schema.features)
+    key = f", and the key {', '.join(schema.key_features)}" if schema.is_keyed else ""
     if not output.as_json:
         output.value(
             None,
             words=f"Created dataset {schema.name} ({counted(count, 'feature')}), with blocks of "
-            f"{schema.geohash_precision} geohash characters and {options['bucket']}: "
+            f"{schema.geohash_precision} geohash characters and {options['bucket']}{key}: "
             + format_names([_described(feature) for feature in schema.features]),
         )
     sources = {variable.name: variable for variable in source.variables()}

@@ -42,7 +42,12 @@ COMMANDS = {
         "galileo.cli.data:count", "Count the observations that match a query exactly."
     ),
     "dataset": LazyCommand(
-        "galileo.cli.datasets:dataset", "Datasets: create, extend, list, show and drop them."
+        "galileo.cli.datasets:dataset",
+        "Datasets: create, extend, list, show, follow and drop them.",
+    ),
+    "delete": LazyCommand(
+        "galileo.cli.delete:delete",
+        "Delete observations of a keyed dataset: those that match a condition, or those of a file.",
     ),
     "doctor": LazyCommand(
         "galileo.cli.doctor:doctor",
@@ -170,8 +175,6 @@ INSTEAD = {
     "create": "did you mean galileo dataset create?",
     "select": "did you mean galileo read?",
     "export": "did you mean galileo read DATASET --output FILE?",
-    "delete": "observations are not deleted one by one; see galileo retention, dataset drop and "
-    "table delete",
     "drop": "did you mean galileo dataset drop?",
 }
 """What to use in place of commands that other systems have."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,34 +10,22 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from galileo.cli.data import (
-    Target,
-    check_format,
-    limit_of,
-    limit_options,
-    output_options,
-    write_tables,
-)
+from galileo.cli.cursors import changes_options, cursor_of, unchanged_since_option
+from galileo.cli.data import check_format, limit_of, limit_options, output_options
 from galileo.cli.datasets import drop_stored
 from galileo.cli.lazy import CommandGroup
 from galileo.cli.options import EXISTING_FILE, FILE_OR_STDIN, csv_options, readable
 from galileo.cli.output import Output, counted
 from galileo.cli.session import Session, in_session
-from galileo.client import Client, Receipt, TableRows
-from galileo.client.table_formats import rows_with_geojson, with_wkt
+from galileo.cli.stored_rows import Shown, report_receipt, show_changes, show_rows
+from galileo.client import Client, Receipt
 from galileo.cursor import Cursor
-from galileo.errors import InputError, InvalidToken
+from galileo.errors import InputError
 from galileo.formats import CsvOptions
-from galileo.geo.geoarrow import geometry_columns
 from galileo.model.table import Table
 from galileo.wire import token
 
-ROWS_SHOWN = 100
-"""Rows on the screen without --limit."""
-WKT_CHARS_SHOWN = 100
-"""Characters of a geometry on the screen."""
-WKT_DECIMALS_SHOWN = 6
-"""Of degrees: a tenth of a metre."""
+_unchanged_since = unchanged_since_option("`table show` or `table changes`")
 
 
 @click.group(cls=CommandGroup)
@@ -114,13 +100,6 @@ def list_tables(session: Session) -> None:
         for one in tables
     ]
     session.output.rows(rows, empty="There is no table that you may use.")
-
-
-_unchanged_since = click.option(
-    "--unchanged-since",
-    metavar="CURSOR",
-    help="Refuse rows whose keys have changed after a cursor of `table show` or `table changes`.",
-)
 
 
 @table.command()
@@ -232,19 +211,16 @@ def show(
         known = _known(client, name)
         found = client.table(
             name,
-            at=None if at is None else _cursor(known, at),
+            at=None if at is None else cursor_of(known, at),
             keys=_keys(client, name, keys) if keys else None,
         )
     cursor = "" if keys else token.encode(known.key, found.cursor)
-    _show(session.output, found, cursor, _Shown(limit, everything, output, file_format))
+    show_rows(session.output, found, cursor, Shown(limit, everything, output, file_format))
 
 
 @table.command()
 @click.argument("name")
-@click.option(
-    "--after", "after", required=True, metavar="CURSOR", help="The cursor of an earlier answer."
-)
-@click.option("--until", "until", metavar="CURSOR", help="The cursor of a later one.")
+@changes_options
 @limit_options
 @output_options("rows")
 @in_session
@@ -265,14 +241,9 @@ def changes(
     Example:
       galileo table changes shelters --after "$CURSOR"
     """
-    limit = limit_of(limit, everything=everything)
+    shown = Shown(limit_of(limit, everything=everything), everything, output, file_format)
     check_format(output, file_format)
-    with session.client() as client:
-        known = _known(client, name)
-        last = None if until is None else _cursor(known, until)
-        found = client.changes(name, _cursor(known, after), until=last)
-    cursor = token.encode(known.key, found.cursor)
-    _show(session.output, found, cursor, _Shown(limit, everything, output, file_format))
+    show_changes(session, _known, name, after=after, until=until, shown=shown)
 
 
 @table.command()
@@ -318,18 +289,7 @@ def _keys(client: Client, name: str, keys: tuple[str, ...]) -> pa.Table:
 
 
 def _condition(client: Client, name: str, text: str | None) -> Cursor | None:
-    return None if text is None else _cursor(_known(client, name), text)
-
-
-def _cursor(table: Table, text: str) -> Cursor:
-    try:
-        return token.decode(text, ccq_id=table.key)
-    except InvalidToken as error:
-        raise InputError(
-            f"expected the cursor of an earlier answer about table {table.name!r}, got "
-            f"{text[: token.SHOWN_CHARS]!r}",
-            parameter="cursor",
-        ) from error
+    return None if text is None else cursor_of(_known(client, name), text)
 
 
 def store_files(
@@ -345,52 +305,3 @@ def store_files(
         if receipt.keys is not None and receipt.keys != receipt.rows:
             words = f"{words}, {counted(receipt.keys, 'key')}"
         report_receipt(output, receipt, f"{path.name}: {words} stored")
-
-
-def report_receipt(output: Output, receipt: Receipt, words: str) -> None:
-    """Prints what a call stored, for people as `words`."""
-    facts = {name: getattr(receipt, name) for name in ("rows", "keys", "batches", "producer")}
-    output.value(facts, words=words)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """How many rows are shown, or written to which file."""
-
-    limit: int | None
-    everything: bool
-    path: str | None
-    format: str | None
-
-
-def _show(output: Output, found: TableRows, cursor: str, shown: _Shown) -> None:
-    """Shows rows, and the cursor up to which they go; "" for an answer about some keys."""
-    if shown.path is not None:
-        rows, target = found.rows.slice(0, shown.limit), Target(shown.path, shown.format)
-        write_tables(output, [rows], rows.schema, target=target, unit="table rows", missing=tuple)
-        if cursor:
-            output.note(f"cursor: {cursor}")
-        return
-    limit = shown.limit
-    if limit is None and not shown.everything and not output.as_json:
-        limit = ROWS_SHOWN
-    rows = found.rows.slice(0, limit)
-    has_more = rows.num_rows < len(found)
-    if output.as_json:
-        facts = {"rows": rows_with_geojson(rows), "more": has_more}
-        output.value(facts | ({"cursor": cursor} if cursor else {}))
-        return
-    output.rows(_shortened(rows))
-    words = counted(rows.num_rows, "row")
-    if has_more:
-        words = f"{counted(len(found), 'row')}; {rows.num_rows:,} shown, --all shows all"
-    output.value(None, words=f"{words}\ncursor: {cursor}" if cursor else words)
-
-
-def _shortened(rows: pa.Table) -> list[dict[str, Any]]:
-    """The rows as values of Python; of geometries the first characters of their WKT."""
-    short: list[dict[str, Any]] = with_wkt(rows, decimals=WKT_DECIMALS_SHOWN).to_pylist()
-    for name in geometry_columns(rows.schema):
-        for row in short:
-            row[name] = row[name] and textwrap.shorten(row[name], WKT_CHARS_SHOWN, placeholder=" …")
-    return short

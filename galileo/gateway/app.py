@@ -21,7 +21,7 @@ from galileo.gateway import html_documents
 from galileo.gateway.aggregates import MISSING_HEADER, AggregateRoutes
 from galileo.gateway.callers import Callers
 from galileo.gateway.ccq_collections import CcqCollections, is_ccq
-from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes
+from galileo.gateway.ccqs import CcqRoutes
 from galileo.gateway.channels import ChannelRoutes
 from galileo.gateway.cluster import ClusterRoutes
 from galileo.gateway.document_routes import DocumentRoutes
@@ -45,6 +45,7 @@ from galileo.gateway.routes import LIST_CCQS, ROUTES, Handler, RouteInfo, right_
 from galileo.gateway.sparql import SparqlRoutes
 from galileo.gateway.subscriptions import SubscriptionRoutes
 from galileo.gateway.tiles import NoSuchTile, TileRoutes
+from galileo.gateway.updates import TOKEN_HEADER
 from galileo.http_serving.hosts import LOOPBACK_NAMES, host_name, is_loopback
 from galileo.http_serving.proxies import TrustedProxies
 
@@ -112,7 +113,7 @@ class Gateway:
             allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=[
                 *("Authorization", "Content-Crs", "Content-Type", "Idempotency-Key"),
-                *("Last-Event-ID", REQUEST_HEADER),
+                *("If-Match", "Last-Event-ID", REQUEST_HEADER),
             ],
             expose_headers=[
                 *(REQUEST_HEADER, TOKEN_HEADER, MISSING_HEADER),
@@ -170,7 +171,11 @@ class Gateway:
                 caller = await self.callers.admit(request, right)
                 async with self._bodies.admitted(request, caller) as admitted:
                     if not is_read:
-                        check_change(admitted, systems=route.body_systems)
+                        check_change(
+                            admitted,
+                            systems=route.body_systems,
+                            headers=route.parameters_of(request.method),
+                        )
                     return await (of_ccq if is_of_ccq else handler)(admitted)
             except NoSuchTile as error:
                 return problem(HTTPStatus.NOT_FOUND, str(error))

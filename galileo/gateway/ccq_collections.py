@@ -30,7 +30,7 @@ from galileo.gateway.formats import TableEncoder, preferred
 from galileo.gateway.json_answers import check_json, json_answer, url_of
 from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.updates import cut
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, refuse_keyed
 
 CCQ_ID = re.compile(r"ccq-[0-9a-f]{32}")
 ID = "id"
@@ -198,6 +198,7 @@ async def _part(
 ) -> tuple[Labels, Place | None]:
     """Up to `limit` labels of one update, and the place behind them."""
     update = await client.fetch(ccq_id, token=place.after, labels_max=limit)
+    refuse_keyed(update.labels.schema, "a collection of a continuous query")
     parts = [update.labels]
     if place.until:
         parts, update = await _whole(client, ccq_id, update, place.until)

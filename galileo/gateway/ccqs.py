@@ -25,12 +25,14 @@ from galileo.gateway.request_bodies import JSON_STEP_BYTES, json_body, start_of_
 from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.updates import (
     LABEL_FORMATS,
+    TOKEN_HEADER,
     cut,
     encode_labels,
     link_members,
     members_of,
     windows_of,
 )
+from galileo.model.schema import refuse_keyed
 from galileo.model.times import iso
 from galileo.model.windows import Window
 from galileo.offload import offload
@@ -39,8 +41,6 @@ from galileo.samplers import SamplerSpec, sampler
 
 LABELS_MAX = 10_000
 """Soft bound of the labels of an answer; the next one has the rest."""
-TOKEN_HEADER = "Galileo-Token"
-"""The token of an update, with answers of any format."""
 MERGED_MAX = 64
 """Queries of a stream of several."""
 SUBMISSION = ("dataset", "query", "interval", "expiration", "sampler", "window")
@@ -93,6 +93,7 @@ class CcqRoutes(RouteGroup):
                 ccq_id, token=given.get("after", ""), wait=wait_s or None, labels_max=LABELS_MAX
             )
             if until:
+                refuse_keyed(update.labels.schema, "until with a continuous query")
                 update = cut(update, until, ccq_id=ccq_id)
             return await self._labels_answer(update, format)
 

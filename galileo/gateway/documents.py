@@ -120,6 +120,7 @@ def collection(url: str, described: DatasetDescription) -> dict[str, Any]:
         **edr_documents.members(at, described),
         "geohashPrecision": schema.geohash_precision,
         "timeBucket": schema.time_bucket_us / MICROS,
+        **_key("key", schema),
         "links": [
             link("self", at, JSON, "this document"),
             page_link(at),
@@ -158,7 +159,12 @@ def item_schema(url: str, schema: Schema) -> dict[str, Any]:
         **{feature.name: _property(feature) for feature in schema.features},
     }
     document = _json_schema(f"{collection_url(url, schema)}/schema", schema, properties)
-    return {**document, "required": ["geometry", "time"]}
+    return {**document, "required": ["geometry", "time"], **_key("x-galileo-key", schema)}
+
+
+def _key(member: str, schema: Schema) -> dict[str, list[str]]:
+    """The member with the features of the key of a keyed dataset."""
+    return {member: list(schema.key_features)} if schema.is_keyed else {}
 
 
 def _json_schema(url: str, schema: Schema, properties: dict[str, Any]) -> dict[str, Any]:

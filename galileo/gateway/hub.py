@@ -42,6 +42,7 @@ from galileo.errors import (
 )
 from galileo.gateway.shared_calls import SharedCalls
 from galileo.gateway.updates import EVENT_LABELS_MAX, Event, cut, event_of, has_windows, position
+from galileo.model.schema import refuse_keyed
 from galileo.shares import SHARE_HOLDER
 from galileo.turns import FairTurns
 
@@ -316,6 +317,7 @@ class Hubs:
     async def _fetch(self, ccq_id: str, *, client: QueryClient, token: str) -> SharedUpdate:
         async with self._fetches.acquire(SHARE_HOLDER.get(), within_s=FETCH_WITHIN_S):
             update = await client.fetch(ccq_id, token=token, labels_max=EVENT_LABELS_MAX)
+        refuse_keyed(update.labels.schema, "events of a continuous query")
         return SharedUpdate(update, event_of(token, update) if update.token != token else None)
 
     def _start(self, ccq_id: str, *, client: QueryClient, token: str) -> Hub:

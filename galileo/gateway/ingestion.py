@@ -5,7 +5,8 @@ twice: a mistake anywhere in it is found before anything is stored, and what is 
 by a batch however small the body is.
 
 Nodes know a batch by its producer and number, so a request that is repeated under its key, at any
-gateway, stores nothing twice.
+gateway, stores nothing twice. The content of a body is its key unless the dataset is keyed: there,
+a body that was sent before may replace what another one has stored since.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
 from galileo.gateway.crs import CRS84, Crs, body_crs, check_columns_crs
 from galileo.gateway.formats import Encoders
+from galileo.gateway.keyed_datasets import token_header, unchanged_since
 from galileo.gateway.request_bodies import decoding, format_of, received
 from galileo.model.schema import Schema
 
@@ -110,17 +112,21 @@ class IngestRoute:
         if format != "geojson":
             check_columns_crs(system, format, parameter="Content-Crs")
         async with self._callers.client(request) as client:
-            dataset = (await client.schema(request.path_params["collectionId"])).name
+            schema = await client.schema(request.path_params["collectionId"])
+            since = unchanged_since(request.headers, schema)
             async with received(request) as (body, digest):
-                key = key or BatchKey(f"http-{format}-{system.code}-{digest}", 0)
-                source = await self._source(client, dataset, _Sent(body, format, system))
+                if key is None and not schema.is_keyed:
+                    key = BatchKey(f"http-{format}-{system.code}-{digest}", 0)
+                source = await self._source(client, schema.name, _Sent(body, format, system))
+                tables = self._tables(source)
                 receipt = await client.ingest(
-                    dataset,
-                    OneRequest(self._tables(source)),
-                    producer=key.producer,
-                    first_batch=key.first_batch,
+                    schema.name,
+                    OneRequest(tables) if key else tables,
+                    producer=key and key.producer,
+                    first_batch=key.first_batch if key else 0,
+                    unchanged_since=since,
                 )
-        return _created(receipt, key)
+        return _created(schema, receipt, key)
 
     async def _source(self, client: AsyncClient, dataset: str, sent: _Sent) -> StrictSource:
         """As `_checked`, also where another client has just added features to the dataset."""
@@ -189,11 +195,13 @@ def _check_size(rows: int, size: int) -> None:
         )
 
 
-def _created(receipt: Receipt, key: BatchKey) -> Response:
+def _created(schema: Schema, receipt: Receipt, key: BatchKey | None) -> Response:
     document = {
         "observations": receipt.rows,
         "duplicates": receipt.duplicate_rows,
-        "batch": f"{key.producer}:{key.number}",
+        **({"batch": f"{key.producer}:{key.number}"} if key else {}),
         "commits": {str(partition): sequence for partition, sequence in receipt.reached.items()},
     }
-    return Response(json.dumps(document), HTTPStatus.CREATED, media_type=documents.JSON)
+    headers = token_header(schema, receipt.reached)
+    body = json.dumps(document)
+    return Response(body, HTTPStatus.CREATED, headers=headers, media_type=documents.JSON)

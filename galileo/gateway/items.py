@@ -1,4 +1,4 @@
-"""Observations of a dataset: pages of GeoJSON, files, single ones, and ingest."""
+"""Observations of a dataset: pages of GeoJSON, files, single ones, ingest and deletion."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from galileo.client.async_client import AsyncClient
+from galileo.client.pages import cursor_of_id
 from galileo.errors import InputError
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
@@ -20,6 +21,14 @@ from galileo.gateway.crs import Crs, check_columns_crs, content_crs, crs_of
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
 from galileo.gateway.ingestion import IngestRoute
 from galileo.gateway.json_answers import url_of
+from galileo.gateway.keyed_datasets import (
+    delete_matching,
+    delete_observation,
+    gone,
+    observation_of_id,
+    token_header,
+    token_headers,
+)
 from galileo.gateway.parameters import ItemsRequest, items_request
 from galileo.gateway.problems import problem
 from galileo.gateway.route_group import RouteGroup
@@ -41,6 +50,9 @@ class ItemRoutes(RouteGroup):
     async def items(self, request: Request) -> Response:
         if request.method == "POST":
             return await self._ingest.store(request)
+        if request.method == "DELETE":
+            async with self._callers.client(request) as client:
+                return await delete_matching(client, request)
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(self._callers.client(request))
             schema = await client.schema(request.path_params["collectionId"])
@@ -56,6 +68,7 @@ class ItemRoutes(RouteGroup):
                     parameter="after",
                 )
             check_columns_crs(wanted.crs, format)
+            headers = await token_headers(client, schema)
             columns = wanted.columns or tuple(schema.observation_schema.names)
             tables: Any = client.select_batches(
                 schema.name, wanted.query, columns=columns, limit=wanted.limit
@@ -64,13 +77,19 @@ class ItemRoutes(RouteGroup):
             arrow_schema = pa.schema([schema.observation_schema.field(name) for name in columns])
             encoder, media_type = TableEncoder(format, arrow_schema), MEDIA_TYPES[format]
             return await file_answer(
-                tables, encoder, self._encoders, media_type=media_type, held=stack
+                tables,
+                encoder,
+                self._encoders,
+                media_type=media_type,
+                held=stack,
+                headers=headers,
             )
 
     async def _page(
         self, request: Request, client: AsyncClient, schema: Schema, wanted: ItemsRequest
     ) -> Response:
         """A page of GeoJSON, with a link to the next one."""
+        token = {} if wanted.after is not None else await token_headers(client, schema)
         page = await client.select_page(
             schema.name,
             wanted.query,
@@ -93,10 +112,13 @@ class ItemRoutes(RouteGroup):
             counted = await client.aggregate(schema.name, by=[], require_complete=True)
             members["numberMatched"] = sum(counted.table.column(OBSERVATIONS).to_pylist())
         body = await self._features(page.table, members, wanted.crs)
-        headers = {"Vary": "Accept", **content_crs(wanted.crs)}
+        headers = {"Vary": "Accept", **content_crs(wanted.crs), **token}
         return Response(body, media_type=documents.GEOJSON, headers=headers)
 
     async def item(self, request: Request) -> Response:
+        if request.method == "DELETE":
+            async with self._callers.client(request) as client:
+                return await delete_observation(client, request)
         known = parameters.single_values(request.query_params, ("f", "crs"))
         preferred(known.get("f"), "", {"geojson": documents.GEOJSON})
         system = crs_of(known, "crs")
@@ -104,9 +126,11 @@ class ItemRoutes(RouteGroup):
         async with self._callers.client(request) as client:
             schema = await client.schema(request.path_params["collectionId"])
             try:
-                table = await client.read_ids(schema.name, [name])
+                table = await observation_of_id(client, schema, name)
             except InputError as error:
                 return problem(HTTPStatus.NOT_FOUND, error.message)
+        if not table.num_rows:
+            return gone(schema, name)
         feature = json.loads(await self._features(table, {}, system))["features"][0]
         collection = documents.collection_url(url, schema)
         links = [
@@ -115,7 +139,8 @@ class ItemRoutes(RouteGroup):
             documents.link("collection", collection, documents.JSON),
         ]
         body = json.dumps({**feature, "links": links})
-        return Response(body, media_type=documents.GEOJSON, headers=content_crs(system))
+        headers = {**content_crs(system), **token_header(schema, cursor_of_id(name))}
+        return Response(body, media_type=documents.GEOJSON, headers=headers)
 
     async def _features(self, table: pa.Table, members: dict[str, Any], system: Crs) -> bytes:
         """Observations with a first column of ids as GeoJSON; a feature can have its name, too."""

@@ -56,6 +56,13 @@ def _parameter(name: str) -> dict[str, Any]:
     return {"name": name, **parameters.TABLE[name]}
 
 
+def _listed(name: str, method: str) -> dict[str, Any]:
+    """A parameter of a method, as its operation lists it."""
+    if method == "DELETE" and name == "filter":  # Without one, everything would be deleted.
+        return {**_parameter(name), "required": True}
+    return {"$ref": f"#/components/parameters/{name}"}
+
+
 def _operations(route: RouteInfo) -> dict[str, Any]:
     return {method.lower(): _operation(route, method) for method in route.methods}
 
@@ -63,9 +70,8 @@ def _operations(route: RouteInfo) -> dict[str, Any]:
 def _operation(route: RouteInfo, method: str) -> dict[str, Any]:
     is_get = method == "GET"
     statuses = [status for name, status in route.statuses if name == method] or [HTTPStatus.OK]
-    own = route.parameters if is_get else route.body_parameters
-    names = (*path_parameters(route), *own)
-    listed: list[dict[str, Any]] = [{"$ref": f"#/components/parameters/{n}"} for n in names]
+    names = (*path_parameters(route), *route.parameters_of(method))
+    listed = [_listed(name, method) for name in names]
     if route.more_parameters and is_get:
         listed.append(
             {
@@ -94,6 +100,6 @@ def _operation(route: RouteInfo, method: str) -> dict[str, Any]:
 
 def _success(route: RouteInfo, method: str, status: int) -> dict[str, Any]:
     has_body = status != HTTPStatus.NO_CONTENT
-    media_types = route.body_answers if method in ("POST", "PUT") else ()
+    media_types = () if method == "GET" else route.body_answers
     content: dict[str, Any] = {name: {} for name in media_types or route.media_types}
     return {"description": route.summary, **({"content": content} if has_body else {})}

@@ -173,6 +173,11 @@ TABLE: dict[str, dict[str, Any]] = {
     "Content-Crs": _crs(
         "The coordinate reference system of positions in a body of GeoJSON.", where="header"
     ),
+    "If-Match": _value(
+        "Of a keyed dataset, the Galileo-Token of an earlier answer in quotation marks: "
+        "observations whose keys have changed since are refused with 412.",
+        where="header",
+    ),
     "Idempotency-Key": _value(
         "producer:number, or another text: a repetition stores nothing twice.", where="header"
     ),
@@ -193,6 +198,8 @@ ITEMS = (
     "crs",
 )
 """Those of observations."""
+DELETED_ITEMS = ("filter", "filter-lang", "filter-crs")
+"""Those of observations to delete."""
 CCQ_LABELS = ("f", "after", "until", "wait")
 """Those of an update of a continuous query."""
 CCQ_EVENTS = ("after", "Last-Event-ID")

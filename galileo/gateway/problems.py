@@ -10,6 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from galileo import errors, request_id
+from galileo.cursor import Cursor
 from galileo.errors import GalileoError
 from galileo.redaction import redacted
 
@@ -104,6 +105,11 @@ def _document(status: HTTPStatus, detail: str, members: dict[str, Any]) -> dict[
     return document
 
 
+def _plain(value: Any) -> Any:
+    """JSON values of a detail."""
+    return {str(p): last for p, last in value.items()} if isinstance(value, Cursor) else str(value)
+
+
 def _answer(document: dict[str, Any], headers: dict[str, str] | None) -> Response:
-    body = redacted(json.dumps(document, default=str))  # A user may have put a token anywhere.
+    body = redacted(json.dumps(document, default=_plain))  # A user may have put a token anywhere.
     return Response(body, document["status"], headers=headers, media_type=MEDIA_TYPE)

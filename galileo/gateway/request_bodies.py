@@ -139,18 +139,22 @@ def decoding(body: MemoryFile, format: str) -> Iterator[None]:
         raise InputError(f"expected a whole {format} body: {error}") from error
 
 
-def check_change(request: Request, *, systems: Collection[Crs]) -> None:
+def check_change(
+    request: Request, *, systems: Collection[Crs], headers: Collection[str] = ()
+) -> None:
     """Checks the headers that change what a request other than GET means.
 
     Args:
         request: whose body is not read yet.
         systems: coordinate reference systems that its positions can have.
+        headers: that have a meaning for it.
 
     Raises:
         InputError: it has a precondition, a part of a body, or positions in another system.
         Refused: its body is compressed, is no UTF-8, or is CSV without a header line.
     """
-    if names := [name for name in _CONDITIONS if name in request.headers]:
+    unknown = (name for name in _CONDITIONS if name not in headers)
+    if names := [name for name in unknown if name in request.headers]:
         raise InputError(
             f"expected a request without the header {names[0]}, which has no meaning for "
             f"{request.method} here; leave it out",

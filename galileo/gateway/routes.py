@@ -47,7 +47,8 @@ class RouteInfo:
         more_parameters: whether it has further parameters, named as the features of the dataset.
         request_types: media types of the body of methods that have one.
         body_parameters: names in `parameters.TABLE` of methods that have one.
-        body_answers: media types of their answers, where these are others.
+        delete_parameters: names in `parameters.TABLE` of DELETE.
+        body_answers: media types of answers to methods other than GET, where these are others.
         body_systems: coordinate reference systems that positions in bodies can have.
         statuses: of success, where there are others than 200: pairs of method and status.
     """
@@ -62,8 +63,15 @@ class RouteInfo:
     request_types: tuple[str, ...] = ()
     statuses: tuple[tuple[str, int], ...] = ()
     body_parameters: tuple[str, ...] = ()
+    delete_parameters: tuple[str, ...] = ()
     body_answers: tuple[str, ...] = ()
     body_systems: tuple[Crs, ...] = (CRS84,)
+
+    def parameters_of(self, method: str) -> tuple[str, ...]:
+        """Names in `parameters.TABLE` of a method, besides those of the path."""
+        if method in ("GET", "HEAD"):
+            return self.parameters
+        return self.delete_parameters if method == "DELETE" else self.body_parameters
 
 
 _CCQ = "/ccqs/{ccqId}"
@@ -96,23 +104,26 @@ ROUTES = (
     RouteInfo(
         "items",
         f"{_COLLECTION}/items",
-        "Observations; POST stores some",
+        "Observations; POST stores some, DELETE deletes some of a keyed dataset",
         parameters.ITEMS,
         (*_ITEM_TYPES, HTML),
-        ("GET", "POST"),
+        ("GET", "POST", "DELETE"),
         more_parameters=True,
         request_types=tuple(REQUEST_TYPES),
         statuses=(("POST", 201),),
-        body_parameters=("Idempotency-Key", "Content-Crs"),
+        body_parameters=("Idempotency-Key", "Content-Crs", "If-Match"),
+        delete_parameters=parameters.DELETED_ITEMS,
         body_answers=(JSON,),
         body_systems=crs.ALL,
     ),
     RouteInfo(
         "item",
         f"{_COLLECTION}/items/{{featureId}}",
-        "An observation",
+        "An observation; DELETE deletes it from a keyed dataset",
         ("f", "crs"),
         (GEOJSON, HTML),
+        ("GET", "DELETE"),
+        statuses=(("DELETE", 204),),
     ),
     *(
         RouteInfo(
@@ -322,6 +333,7 @@ _ANALYSE, _SELECT, _READ, _QUERY = (
         "Query/Run",
     )
 )
+_INGEST = Right("Storage/Ingest", "{collectionId}")
 _FOLLOW = Right("Channels/Follow", "{channelId}", "{brokerId}")
 LIST_CCQS, _READ_CCQ = Right("Continuous/List"), Right("Continuous/Watch")
 RIGHTS: Mapping[str, tuple[Right, ...]] = {
@@ -330,8 +342,8 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
     **dict.fromkeys((*edr_requests.QUERIES, "location"), (_SELECT,)),
     **dict.fromkeys(("locations", "cells", "series", "tile"), (_ANALYSE,)),
     "estimate": (Right("Analytics/Estimate", "{collectionId}"),),
-    "items": (_SELECT, Right("Storage/Ingest", "{collectionId}")),
-    "item": (_READ,),
+    "items": (_SELECT, _INGEST, _INGEST),
+    "item": (_READ, _INGEST),
     "sparql": (_QUERY, _QUERY),
     **dict.fromkeys(("landing", "conformance", "api", "asyncapi"), (PUBLIC,)),
     **dict.fromkeys(("tile_matrix_sets", "tile_matrix_set"), (PUBLIC,)),

@@ -29,6 +29,8 @@ LABEL_FORMATS = {
     "arrow": "application/vnd.apache.arrow.file",
 }
 """Of updates, by the name of the format; the first is the default."""
+TOKEN_HEADER = "Galileo-Token"
+"""The token of an update, or of observations of a keyed dataset, with answers of any format."""
 METADATA_KEY = "galileo"
 """Of the members of an update in the metadata of an Arrow schema."""
 EVENT_LABELS_MAX = 512
@@ -98,7 +100,9 @@ def _cut_ranges(gone: Iterable[CommitRange], until: Cursor) -> Iterable[CommitRa
 
 def members_of(update: Update) -> dict[str, Any]:
     """What an update says besides its labels, as JSON values."""
+    withdrawn = {} if update.withdrawn is None else _withdrawn(update.withdrawn)
     return {
+        **withdrawn,
         "token": update.token,
         "more": update.more,
         "frontier": {str(partition): at for partition, at in update.frontier.items()},
@@ -108,6 +112,14 @@ def members_of(update: Update) -> dict[str, Any]:
         "age": update.age_s,
         "interval": update.interval_s,
     }
+
+
+def _withdrawn(labels: Labels) -> dict[str, Any]:
+    """The labels that an update of a keyed dataset withdraws, as JSON values."""
+    if not labels.schema.is_keyed:
+        return {}
+    table = labels.to_arrow()
+    return {"withdrawn": [json.loads(row) for row in json_lines(table).to_pylist()]}
 
 
 def windows_of(windows: Iterable[WindowChange], clock_us: int | None) -> dict[str, Any]:

@@ -28,6 +28,8 @@ FILES = {
     "timeless.csv": "latitude,longitude,temperature,station\n40,-105,290,KDEN\n",
     "others.csv": "latitude,longitude,time,humidity\n40,-105,2014-03-01T06:00:00Z,3\n",
     "ragged.csv": f"{HEAD}40,-105\n",
+    "buoys.csv": "latitude,longitude,time,id,waves\n40,-105,2014-03-01T06:00:00Z,b1,3\n",
+    "waves.csv": "latitude,longitude,time,waves\n40,-105,2014-03-01T06:00:00Z,3.5\n",
     "sampler.py": "class Sampler:\n    pass\n",
     "broken.toml": "[node\n",
     "keys.toml": '[node]\nport = "x"\n',
@@ -69,11 +71,16 @@ def world(
         (files / file).write_text(content, encoding="utf-8")
     client.ingest(name, pd.read_csv(files / "good.csv"))
     (files / "token").chmod(0o600)
+    buoys = fresh_name("buoys")
+    keyed = [galileo.Feature("id", type="text"), galileo.Feature("waves", "m")]
+    client.create_dataset(galileo.Schema(buoys, keyed, key="id"))
+    client.ingest(buoys, pd.read_csv(files / "buoys.csv"))
     ccq, cancelled = client.submit(name), client.submit(name)
     client.cancel(cancelled)
     expiring = client.submit(name, interval="100ms", expiration="1s")
     names = {
         "air": name,
+        "buoys": buoys,
         "files": str(files),
         "ccq": ccq.id,
         "cancelled": cancelled.id,
@@ -106,7 +113,34 @@ WRONG: dict[str, tuple[str, str]] = {
     "reed {air}": ("usage", "No such command 'reed'.*'read'"),
     "ls": ("usage", "No such command 'ls'; did you mean galileo dataset list"),
     "describe {air}": ("usage", "did you mean galileo dataset show"),
-    "delete {air}": ("usage", "not deleted one by one; see galileo retention"),
+    "delete {air} 'temperature > 400' --yes": (
+        "invalid_input",
+        "a keyed dataset, got the dataset '{air}'",
+    ),
+    "delete {buoys}": ("invalid_input", "a CONDITION, --file, or --all"),
+    "delete {buoys} ' '": ("invalid_input", "a CONDITION, --file, or --all"),
+    "delete {buoys} 'waves > 4' --all": ("invalid_input", "one of the three"),
+    "delete {buoys} 'waves > 4' --file {files}/buoys.csv": ("invalid_input", "one of the three"),
+    "delete {buoys} 'waves > 4'": ("invalid_input", "'{buoys}' cannot be undone.*add --yes"),
+    "delete {buoys} --all": ("invalid_input", "'{buoys}' cannot be undone.*add --yes"),
+    "delete {buoys} 'waves >' --yes": ("query_syntax", "waves >"),
+    "delete {buoys} 'height > 4' --yes": ("unknown_property", "height"),
+    "delete {buoys} 'waves > 4' --yes --unchanged-since x": ("invalid_input", "need --file"),
+    "delete {buoys} --all --yes --separator ';'": ("invalid_input", "need --file"),
+    "delete {buoys} --file {files}/buoys.csv --unchanged-since x": (
+        "invalid_input",
+        "about dataset '{buoys}', got 'x'",
+    ),
+    "delete {buoys} --file {files}/good.csv": ("invalid_observations", "id"),
+    "delete {buoys} --file /nowhere.csv": ("usage", "'/nowhere.csv' does not exist"),
+    "delete berg --all --yes": ("unknown_dataset", "^dataset 'berg' does not exist"),
+    "dataset changes {air} --after x": ("invalid_input", "got the dataset '{air}'"),
+    "dataset changes {buoys}": ("usage", "Missing option '--after'"),
+    "dataset changes {buoys} --after x": ("invalid_input", "about dataset '{buoys}', got 'x'"),
+    "read {buoys} --at x": ("invalid_input", "about dataset '{buoys}', got 'x'"),
+    "read {buoys} --at x --whole-blocks": ("invalid_input", "got both"),
+    "dataset create new --feature t --key t": ("invalid_schema", "int, text, bool, got .*'t'"),
+    "dataset create new --feature t --key u": ("invalid_schema", "features of .*got 'u'"),
     "read {air} --columns temp --output {files}/no.csv": ("invalid_input", "no column 'temp'"),
     "read {air} --columns time,time --output {files}/no.csv": ("invalid_input", "'time' twice"),
     "nearest {air} --latitude 9 --longitude 9 --within 5mi": (
@@ -175,6 +209,18 @@ WRONG: dict[str, tuple[str, str]] = {
     "ingest {air} {files}/good.csv --map depth=temperature": (
         "invalid_schema",
         "good.csv: dataset '{air}' has no feature 'depth'; its features are temperature, station",
+    ),
+    "ingest new {files}/good.csv --create --key temp": ("unknown_property", "no feature 'temp'"),
+    "ingest new {files}/waves.csv --create --key waves": (
+        "invalid_schema",
+        "waves.csv: expected a key .*int, text, bool, got feature 'waves' of type float",
+    ),
+    "ingest {air} {files}/good.csv --create --key station": ("invalid_input", "without a key"),
+    "ingest {buoys} {files}/buoys.csv --create --key depth": ("invalid_input", "with the key id"),
+    "ingest {air} {files}/good.csv --unchanged-since x": ("invalid_input", "a keyed dataset"),
+    "ingest {buoys} {files}/buoys.csv --unchanged-since x": (
+        "invalid_input",
+        "about dataset '{buoys}', got 'x'",
     ),
     "ingest new {files}/good.csv --create --index depth": (
         "unknown_property",
@@ -295,6 +341,7 @@ def test_usage_error_with_json_is_json(world: World, words: str) -> None:
 
 def test_wrong_commands_leave_everything_as_it_was(world: World) -> None:
     assert world.client.count(world.dataset) == 1
+    assert world.client.count(world.names["buoys"]) == 1
     assert world.names["ccq"] in {info.id for info in world.client.list_ccqs()}
     assert "new" not in {schema.name for schema in world.client.datasets()}
     left = {path.name for path in Path(world.names["files"]).glob("[!.]*")}

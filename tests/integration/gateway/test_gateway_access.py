@@ -77,12 +77,22 @@ def basic(token: str) -> str:
 
 
 async def fill(address: str, proof: Credentials) -> None:
-    """Makes the datasets "rain" and "wind", with an observation each."""
+    """Makes the datasets "rain" and "wind", with an observation each, and "tide" with a key."""
     row = {"latitude": [40.0], "longitude": [8.0], "time": [pd.Timestamp("2014-03-01T06:00Z")]}
     async with galileo.AsyncClient(address, timeout="60s", proof=proof) as client:
         for name in ("rain", "wind"):
             await client.create_dataset(galileo.Schema(name, [galileo.Feature("amount")]))
             await client.ingest(name, pd.DataFrame({**row, "amount": [1.0]}))
+        tide = galileo.Schema("tide", [galileo.Feature("gauge", type="int")], key="gauge")
+        await client.create_dataset(tide)
+
+
+async def deletable(client: galileo.AsyncClient) -> str:
+    """The id of a new observation of "tide"."""
+    row = {"latitude": [40.0], "longitude": [8.0], "time": [pd.Timestamp("2014-03-01T06:00Z")]}
+    await client.ingest("tide", pd.DataFrame({**row, "gauge": [1]}))
+    page = await client.select_page("tide")
+    return str(page.table.column("id")[0].as_py())
 
 
 async def test_gateway_callers_have_the_rights_of_their_tokens(
@@ -316,6 +326,7 @@ CHANNEL = {"dataset": "wind", "template": "amount > :least"}
 _CHANNEL = (("channelId", "cold"),)
 _SUBSCRIPTION = b'{"id": "s", "broker": "me", "least": 1}'
 _CSV = b"latitude,longitude,time,amount\n40,8,2014-03-01T06:00Z,1\n"
+_TIDE = (("collectionId", "tide"),)
 _TILESET = (("tileMatrixSetId", "WebMercatorQuad"),)
 _TILE = (*_TILESET, ("tileMatrix", "0"), ("tileRow", "0"), ("tileCol", "0"))
 REQUESTS: dict[tuple[str, str], Row] = {
@@ -329,7 +340,9 @@ REQUESTS: dict[tuple[str, str], Row] = {
     ("schema", "GET"): Row("reader"),
     ("items", "GET"): Row("reader"),
     ("items", "POST"): Row("writer", body=_CSV, media_type="text/csv"),
+    ("items", "DELETE"): Row("writer", query="filter=gauge%3D2", names=_TIDE),
     ("item", "GET"): Row("reader"),
+    ("item", "DELETE"): Row("writer", names=_TIDE),
     ("sparql", "GET"): Row("asker", query="query=ASK%7B%7D"),
     ("sparql", "POST"): Row("asker", body=b"ASK {}", media_type="application/sparql-query"),
     ("cells", "GET"): Row("reader", query="precision=2"),
@@ -481,6 +494,8 @@ async def test_every_request_of_every_caller_has_the_rights_of_its_token(
                     names = {"collectionId": "wind", "featureId": feature, "ccqId": ccq}
                     names |= {"channelId": "hot", "subscriptionId": "s", "brokerId": "me"}
                     names |= dict(row.names)
+                    if (route.name, method) == ("item", "DELETE"):
+                        names["featureId"] = await deletable(writing)
                     if (route.name, method) == ("channel", "DELETE"):
                         with contextlib.suppress(galileo.errors.DatasetExists):
                             await writing.create_channel(galileo.Channel("cold", **CHANNEL))

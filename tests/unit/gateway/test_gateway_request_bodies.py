@@ -10,13 +10,17 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
+from expected_errors import raises
 from starlette.requests import Request
 
+from galileo.errors import InputError
+from galileo.gateway.crs import CRS84
 from galileo.gateway.problems import RequestRefused
 from galileo.gateway.request_bodies import (
     DOCUMENT_BYTES_MAX,
     JSON_SHOWN_MAX,
     RequestBodies,
+    check_change,
     document_of,
     start_of_json,
 )
@@ -46,6 +50,17 @@ async def test_document_of_unknown_or_excessive_length_is_not_read(
     with pytest.raises(RequestRefused) as refused:
         await document_of(request)
     assert refused.value.status == expected
+
+
+def test_precondition_without_a_meaning_is_refused() -> None:
+    headers = [(b"if-match", b'"token"')]
+    request = Request({"type": "http", "method": "POST", "headers": headers})
+    check_change(request, systems=(CRS84,), headers=("If-Match",))
+    with raises(InputError, parameter="If-Match"):
+        check_change(request, systems=(CRS84,))
+    request = Request({"type": "http", "method": "POST", "headers": [(b"if-none-match", b"*")]})
+    with raises(InputError, parameter="If-None-Match"):
+        check_change(request, systems=(CRS84,), headers=("If-Match",))
 
 
 class Sender:

@@ -1,0 +1,296 @@
+"""Keyed datasets over HTTP: replacing, preconditions, deletions, and what ids stand for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+import pytest
+from gateway_serving import site
+
+import galileo
+from galileo.client.async_client import AsyncClient
+from galileo.gateway import keyed_datasets
+from galileo.model.schema import Schema
+from galileo.wire import token
+
+TIMEOUT_S = 60.0
+BUOYS, RAIN = "/collections/buoys/items", "/collections/rain/items"
+KEYED = galileo.Schema(
+    "buoys",
+    [
+        galileo.Feature("station", type="text"),
+        galileo.Feature("id", type="int"),
+        galileo.Feature("wet", type="bool"),
+        galileo.Feature("waves"),
+    ],
+    key=["station", "id", "wet"],
+)
+LARGE = 2**53 + 1
+"""An int that no float has."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    text: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.text)
+
+    @property
+    def error(self) -> tuple[int, str, str | None]:
+        """Status, kind and parameter of a problem."""
+        details = self.document.get("details", {})
+        return self.status, self.document.get("kind", ""), details.get("parameter")
+
+
+@dataclass(frozen=True)
+class Served:
+    url: str
+    client: AsyncClient
+
+    async def ask(
+        self, path: str, method: str = "GET", *, body: bytes | None = None, **headers: str
+    ) -> Answer:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = Request(self.url + path, data=body, method=method, headers=given)
+
+        def send() -> Answer:
+            try:
+                reply = urlopen(request, timeout=TIMEOUT_S)
+            except HTTPError as error:
+                reply = error
+            with reply:
+                names = {name.lower(): value for name, value in reply.headers.items()}
+                return Answer(reply.status, names, reply.read().decode())
+
+        return await asyncio.to_thread(send)
+
+    async def post(self, *rows: str, path: str = BUOYS, **headers: str) -> Answer:
+        lines = [f"40,8,2014-03-01T06:00:00Z,{row}\n" for row in rows]
+        head = "latitude,longitude,time,station,id,wet,waves\n"
+        body = "".join([head, *lines]).encode()
+        return await self.ask(path, "POST", body=body, Content_Type="text/csv", **headers)
+
+    async def waves(self, path: str = BUOYS) -> dict[str | None, float]:
+        answer = await self.ask(path)
+        every = [feature["properties"] for feature in answer.document["features"]]
+        return {one["station"]: one["waves"] for one in every}
+
+    async def ids(self) -> dict[str | None, str]:
+        answer = await self.ask(BUOYS)
+        return {one["properties"]["station"]: one["id"] for one in answer.document["features"]}
+
+
+@contextlib.asynccontextmanager
+async def serving(directory: Path) -> AsyncIterator[Served]:
+    async with site(directory / "node", {}, KEYED) as (url, client):
+        await client.create_dataset(galileo.Schema("rain", KEYED.features))
+        yield Served(url, client)
+
+
+def row(station: str, waves: float) -> str:
+    return f"{station},{LARGE},true,{waves}"
+
+
+NULLS = ",,,3.5"
+"""A row whose features of the key are null."""
+
+
+async def test_post_replaces_and_a_body_that_was_sent_before_does_so_again(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        first = await served.post(row("a", 1.5), row("b", 2.5), NULLS)
+        assert (first.status, first.document["observations"]) == (201, 3)
+        assert "batch" not in first.document
+        for waves in (5.5, 1.5, 5.5):
+            posted = await served.post(row("a", waves))
+            assert (posted.status, posted.document["duplicates"]) == (201, 0)
+            assert await served.waves() == {"a": waves, "b": 2.5, None: 3.5}
+        for duplicates in (0, 1):  # A request with a key is known again, and replaces once.
+            repeated = await served.post(row("a", 7.5), Idempotency_Key="buoys:1")
+            assert repeated.document["duplicates"] == duplicates
+            assert repeated.document["batch"] == "buoys:1"
+            if not duplicates:
+                await served.post(row("a", 8.5))
+        assert (await served.waves())["a"] == 8.5
+
+
+async def test_if_match_refuses_what_has_changed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        await served.post(row("a", 1.5), row("b", 2.5))
+        read = [await served.ask(f"{BUOYS}{query}") for query in ("", "?f=csv", "?f=html")]
+        [seen] = {answer.headers["galileo-token"] for answer in read}
+        posted = await served.post(row("a", 5.5), If_Match=f'"{seen}"')
+        assert posted.status == 201
+        refused = await served.post(row("a", 6.5), row("c", 1.5), If_Match=f'"{seen}"')
+        assert refused.error == (412, "conflict", None)
+        details = refused.document["details"]
+        assert details["key"][2:] == ["a", LARGE, True]
+        assert details["cursor"] == posted.document["commits"]
+        assert await served.waves() == {"a": 5.5, "b": 2.5}
+        last = posted.headers["galileo-token"]
+        assert (await served.post(row("a", 6.5), If_Match=f'"{last}"')).status == 201
+        single = await served.ask(f"{BUOYS}/{(await served.ids())['b']}")
+        own = single.headers["galileo-token"]
+        assert (await served.post(row("b", 7.5), If_Match=f'"{own}"')).status == 201
+        assert (await served.post(row("b", 8.5), If_Match=f'"{own}"')).status == 412
+        twice = await served.post(row("a", 1.5), row("a", 2.5), If_Match=f'"{last}"')
+        assert twice.error[:2] == (400, "duplicate_key")
+        assert await served.waves() == {"a": 6.5, "b": 7.5}
+
+
+async def test_pages_after_the_first_have_no_token(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        await served.post(row("a", 1.5), row("b", 2.5))
+        first = await served.ask(f"{BUOYS}?limit=1")
+        assert "galileo-token" in first.headers
+        [following] = [one for one in first.document["links"] if one["rel"] == "next"]
+        second = await served.ask(following["href"].removeprefix(served.url))
+        assert second.status == 200
+        assert "galileo-token" not in second.headers
+
+
+async def test_wrong_if_match_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        await served.post(row("a", 1.5))
+        seen = (await served.ask(BUOYS)).headers["galileo-token"]
+        other = token.encode("rain", (await served.client.version("buoys")).cursor)
+        headers = (seen, "*", "", '"x"', '"', f'W/"{seen}"', f'"{seen}", "{seen}"', f'"{other}"')
+        for header in headers:
+            refused = await served.post(row("a", 2.5), If_Match=header)
+            assert refused.error == (400, "invalid_input", "If-Match"), header
+        assert await served.waves() == {"a": 1.5}
+
+
+async def test_item_of_a_replaced_or_deleted_observation_is_not_found(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        await served.post(row("a", 1.5), row("b", 2.5), NULLS)
+        before = await served.ids()
+        for name in before.values():
+            assert (await served.ask(f"{BUOYS}/{name}")).document["id"] == name
+        await served.post(row("a", 5.5))
+        deleted = await served.ask(f"{BUOYS}/{before['b']}", "DELETE")
+        assert (deleted.status, deleted.text) == (204, "")
+        for station in ("a", "b"):
+            for method in ("GET", "DELETE"):
+                answer = await served.ask(f"{BUOYS}/{before[station]}", method)
+                assert answer.status == 404, (station, method)
+        assert (await served.ask(f"{BUOYS}/{before['b']}?f=html", Accept="text/html")).status == 404
+        assert await served.waves() == {"a": 5.5, None: 3.5}
+        assert (await served.ask(f"{BUOYS}/{before[None]}", "DELETE")).status == 204
+        assert await served.waves() == {"a": 5.5}
+        marker = (await served.client.version("buoys")).cursor
+        [(partition, sequence)] = marker.items()
+        name = f"p{partition}.{sequence}.0"  # Of the deletion itself.
+        assert (await served.ask(f"{BUOYS}/{name}")).status == 404
+        for name in ("p1.99999.0", "nothing", "p1"):
+            assert (await served.ask(f"{BUOYS}/{name}", "DELETE")).status == 404
+
+
+async def test_item_that_changes_while_it_is_deleted_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = keyed_datasets.observation_of_id
+    async with serving(tmp_path) as served:
+        await served.post(row("a", 1.5))
+
+        async def change_after(client: AsyncClient, schema: Schema, name: str) -> Any:
+            stored = await find(client, schema, name)
+            await served.post(row("a", 5.5))
+            return stored
+
+        monkeypatch.setattr(keyed_datasets, "observation_of_id", change_after)
+        refused = await served.ask(f"{BUOYS}/{(await served.ids())['a']}", "DELETE")
+        assert refused.error == (412, "conflict", None)
+        assert await served.waves() == {"a": 5.5}
+
+
+async def test_delete_by_a_filter(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        await served.post(row("a", 1.5), row("b", 2.5), row("c", 3.5), NULLS)
+        answer = await served.ask(f"{BUOYS}?filter={quote('waves > 2 AND wet = true')}", "DELETE")
+        assert (answer.status, answer.document["deleted"]) == (200, 2)
+        assert await served.waves() == {"a": 1.5, None: 3.5}
+        evaluated = token.decode(answer.document["evaluated"], ccq_id="buoys")
+        then = await served.client.select("buoys", at=evaluated)
+        assert then.num_rows == 4
+        tree = json.dumps({"op": "isNull", "args": [{"property": "station"}]})
+        query = f"filter={quote(tree)}&filter-lang=cql2-json"
+        assert (await served.ask(f"{BUOYS}?{query}", "DELETE")).document["deleted"] == 1
+        assert (await served.ask(f"{BUOYS}?{query}", "DELETE")).document["deleted"] == 0
+        assert (await served.ask(f"{BUOYS}?filter=true", "DELETE")).document["deleted"] == 1
+        assert await served.waves() == {}
+
+
+WRONG_FILTERS = {
+    "": ("invalid_input", "filter"),
+    "filter=": ("invalid_input", "filter"),
+    "filter=%20%0A": ("invalid_input", "filter"),
+    "filter-lang=cql2-text": ("invalid_input", "filter"),
+    "filter=true&filter=false": ("invalid_input", "filter"),
+    "filter=true&bbox=1,2,3,4": ("invalid_input", "bbox"),
+    "filter=true&station=a": ("invalid_input", "station"),
+    "filter=true&filter-lang=sql": ("invalid_input", "filter-lang"),
+    "filter=waves%20%3E": ("query_syntax", None),
+    "filter=wave%20%3E%201": ("unknown_property", None),
+}
+"""By query: kind and parameter of the error."""
+
+
+async def test_delete_by_a_wrong_filter_deletes_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        await served.post(row("a", 1.5))
+        for query, error in WRONG_FILTERS.items():
+            refused = await served.ask(f"{BUOYS}?{query}", "DELETE")
+            assert refused.error == (400, *error), query
+        assert await served.waves() == {"a": 1.5}
+
+
+async def test_preconditions_and_parameters_of_deletions_are_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        await served.post(row("a", 1.5))
+        item = f"{BUOYS}/{(await served.ids())['a']}"
+        for path in (item, f"{BUOYS}?filter=true"):
+            refused = await served.ask(path, "DELETE", If_Match='"x"')
+            assert refused.error == (400, "invalid_input", "If-Match")
+        assert (await served.ask(f"{item}?f=json", "DELETE")).error == (400, "invalid_input", "f")
+        assert await served.waves() == {"a": 1.5}
+
+
+async def test_dataset_without_a_key_refuses_deletions_and_preconditions(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        assert (await served.post(row("a", 1.5), path=RAIN)).status == 201
+        read = await served.ask(RAIN)
+        assert "galileo-token" not in read.headers
+        item = f"{RAIN}/{read.document['features'][0]['id']}"
+        assert "galileo-token" not in (await served.ask(item)).headers
+        for path, others in ((item, "GET, HEAD"), (f"{RAIN}?filter=true", "GET, HEAD, POST")):
+            refused = await served.ask(path, "DELETE")
+            assert (refused.status, refused.headers["allow"]) == (405, others)
+            assert "rain" in refused.document["detail"]
+        refused = await served.post(row("a", 2.5), path=RAIN, If_Match='"x"')
+        assert refused.error == (400, "invalid_input", "If-Match")
+        assert (await served.ask("/collections/none/items?filter=true", "DELETE")).status == 404
+        assert await served.client.count("rain") == 1
+
+
+async def test_documents_name_the_key(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        key = list(KEYED.key_features)
+        assert (await served.ask("/collections/buoys")).document["key"] == key
+        assert (await served.ask("/collections/buoys/schema")).document["x-galileo-key"] == key
+        assert "<dt>key</dt>" in (await served.ask("/collections/buoys?f=html")).text
+        assert "key" not in (await served.ask("/collections/rain")).document
+        assert "x-galileo-key" not in (await served.ask("/collections/rain/schema")).document
+        assert "<dt>key</dt>" not in (await served.ask("/collections/rain?f=html")).text
