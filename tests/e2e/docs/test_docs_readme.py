@@ -39,6 +39,7 @@ WITH_CLUSTER = [
     "docs/input.md",
     "docs/schema-design.md",
     "docs/tables.md",
+    "docs/corrections.md",
     "docs/channels.md",
 ]
 ALONE = ["docs/cluster.md", "docs/errors.md", "docs/sandbox.md"]
