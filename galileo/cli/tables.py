@@ -266,7 +266,7 @@ def _known(client: Client, name: str) -> Table:
     """The definition of a table; errors as `Client.table`."""
     found = {one.name: one for one in client.tables()}
     if name not in found:
-        client.changes(name, Cursor())  # It says why.
+        client.table(name)  # It says why.
     return found[name]
 
 

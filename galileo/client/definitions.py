@@ -17,6 +17,7 @@ from galileo.model.schema import (
     other_kind,
     unknown_channel,
     unknown_dataset,
+    unknown_name,
     unknown_table,
 )
 from galileo.model.stored_schema import stored_schema_from_json
@@ -101,7 +102,11 @@ class Definitions:
         known = SYSTEM_TABLES.get(dataset_name(name)) or self._tables.get(name)
         if known is None and name in self._schemas:
             return await self._schema(name)
-        return known or await self._read_kept(name)
+        try:
+            return known or await self._read_kept(name)
+        except UnknownDataset as error:
+            tables = [table.name for table in await self._read_tables()]
+            raise unknown_name(name, sorted([*self._schemas, *tables])) from error
 
     async def _listed_schema(self, dataset: str, reply: cluster_pb2.ListDatasetsReply) -> Schema:
         schemas = {schema.name: schema for schema in map(Schema.from_json, reply.schemas_json)}

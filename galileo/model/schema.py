@@ -766,6 +766,15 @@ def unknown_table(name: str, names: Sequence[str]) -> UnknownDataset:
     return UnknownDataset(words, dataset=name, nearest=close)
 
 
+def unknown_name(name: str, names: Sequence[str]) -> UnknownDataset:
+    """The error about a name that neither a dataset nor a table has; it suggests the nearest."""
+    names = [known for known in names if not known.startswith(INTERNAL_PREFIX)]
+    close = nearest_name(name, names)
+    hint = f"; did you mean {close!r}?" if close else ""
+    words = f"no dataset and no table has the name {name!r}{hint}"
+    return UnknownDataset(words, dataset=name, nearest=close)
+
+
 def unknown_channel(name: str, names: Sequence[str]) -> UnknownDataset:
     """The error about an unknown channel; it suggests the nearest of `names`."""
     words, close = absence("channel", name, names)

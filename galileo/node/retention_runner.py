@@ -181,7 +181,16 @@ class RetentionRunner:
         held += [shard.kept(reader.retrieved) for reader in readers]
         with self._working:
             until = reduce(Cursor.meet, held, settled)
-            self._cleaner.clean(shard, until, is_over=self._stopping.is_set)
+            self._cleaner.clean(
+                shard, until, expired_us=self._expired_us(shard), is_over=self._stopping.is_set
+            )
+
+    def _expired_us(self, shard: Shard) -> int | None:
+        """Before when observations are too old for the policy of their dataset."""
+        policy = self._catalog.retention(shard.schema.key).retention
+        if policy is None or policy.age_s is None:
+            return None
+        return self._now_us() - round(policy.age_s * MICROS)
 
     def _compared(self, shard: VersionedShard) -> Cursor:
         """The commits of a table that no channel compares with later ones any more.

@@ -43,12 +43,21 @@ class TableCleaner:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def clean(self, shard: VersionedShard, settled: Cursor, *, is_over: Callable[[], bool]) -> None:
-        """Cleans the own partitions of a table as far as that is worth it.
+    def clean(
+        self,
+        shard: VersionedShard,
+        settled: Cursor,
+        *,
+        expired_us: int | None = None,
+        is_over: Callable[[], bool],
+    ) -> None:
+        """Cleans the own partitions of a table or keyed dataset as far as that is worth it.
 
         Args:
             shard: of the table.
             settled: commits past it are not removed, so that readers can use recent cursors.
+            expired_us: observations of earlier time buckets are not copied, microseconds since
+                1970; None: all are.
             is_over: whether to stop after the commit at hand.
         """
         for partition, bound in self._bounds(shard, settled):
@@ -59,7 +68,10 @@ class TableCleaner:
             try:
                 if not _is_worth_it(shard, partition, kept, bound):
                     continue
-                if self._copy(shard, partition, kept, is_over=is_over):
+                # Without what has replaced them, older versions would count again.
+                hangs_over = shard.version_index.versions(partition, until=bound).overhanging(bound)
+                least_us = None if len(hangs_over) else expired_us
+                if self._copy(shard, partition, kept, least_us=least_us, is_over=is_over):
                     done = shard.drop(partition, bound)
                     log.info(
                         "cleaning dropped %d files of %s, %d bytes, and copied %d versions",
@@ -84,14 +96,23 @@ class TableCleaner:
                 yield partition, bound
 
     def _copy(
-        self, shard: VersionedShard, partition: int, kept: Versions, *, is_over: Callable[[], bool]
+        self,
+        shard: VersionedShard,
+        partition: int,
+        kept: Versions,
+        *,
+        least_us: int | None,
+        is_over: Callable[[], bool],
     ) -> bool:
         """Commits versions once more; whether all of them are committed."""
         for some in _pieces(shard, partition, kept):
             if is_over():
                 return False
+            copied = copies(shard, partition, some, least_us=least_us)
+            if copied is None:
+                continue
             number = (shard.journal(partition).last_batch(CLEANER) or 0) + 1
-            commit = Commit(CLEANER, number, *copies(shard, partition, some))
+            commit = Commit(CLEANER, number, *copied)
             committing = self._catalog.commit(shard.schema.key, {partition: commit})
             while not wait([committing], timeout=WAIT_S).done:
                 if is_over():  # The copy may be committed later, which does no harm.

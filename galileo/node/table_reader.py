@@ -142,6 +142,9 @@ class TableReader:
         shard.check_readable(task.partitions, after=after, until=task.until)
         shard.check_history(task.partitions, task.after, task.until)
         published = shard.published(task.partitions)
+        if not published.covers(_at(task.partitions, after)):
+            shard.check_own(task.partitions)
+            raise shard.past_end(task.partitions, after, parameter="after")
         until = published if task.until is None else _at(task.partitions, task.until)
         if not published.covers(until):
             shard.check_own(task.partitions)

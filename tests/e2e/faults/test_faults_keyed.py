@@ -33,12 +33,19 @@ PAUSE_S = (3.0, 8.0)
 WHOLE_S = 120.0
 WRITES_BETWEEN = 20
 START = dt.datetime(2014, 3, 1, tzinfo=dt.UTC)
-FEATURES = [Feature("station", type="text"), Feature("value", type="int")]
+FEATURES = [
+    Feature("station", type="text"),
+    Feature("value", type="int"),
+    Feature("level", type="int"),
+]
+HIGH, LEVELS = "level > 4", 10
+"""A query, and how many levels values go through."""
 SCHEMA = Schema("buoys", FEATURES, key="station", geohash_precision=2, time_bucket="1h")
 HOLDS = (
     "writers replace and delete observations: at the end each key is as the last acknowledged "
     "write left it, and who has followed the changes has the same; at each of its cursors the "
-    "observations are what it has"
+    "observations are what it has; and who follows a continuous query has what matches at each "
+    "token"
 )
 Rows: TypeAlias = dict[str, int]
 """The value of each station."""
@@ -58,14 +65,16 @@ def test_keyed_kills(trial: Trial) -> None:
         client = cluster.client(timeout=PATIENCE)
         client.create_dataset(SCHEMA)
         writers = [Writer(number, trial.random.random()) for number in range(WRITERS)]
-        follower = Follower()
-        with _running(cluster, writers, follower):
+        ccq = client.submit("buoys", HIGH, interval="1s", expiration="1d")
+        follower, alarm = Follower(), Alarm(ccq.id, ccq.token)
+        with _running(cluster, writers, follower, alarm):
             for number in trial.each_round():
                 _await_writes(writers)
                 time.sleep(trial.random.uniform(*BETWEEN_S))
                 _befall(trial, cluster.nodes, number, next(faults))
                 wait_until(lambda: is_whole(client), what="all copies", timeout_s=WHOLE_S)
         _judge(trial, client, writers, follower)
+        _judge_alarm(trial, client, alarm)
 
 
 def _befall(trial: Trial, nodes: list[LocalNode], number: int, fault: str) -> None:
@@ -99,6 +108,7 @@ def observations(values: dict[str, int]) -> pa.Table:
             ],
             "station": [*values],
             "value": pa.array([*values.values()], pa.int64()),
+            "level": pa.array([value % LEVELS for value in values.values()], pa.int64()),
         }
     )
 
@@ -208,12 +218,66 @@ class Follower:
         self.compared += 1
 
 
+@dataclass
+class Alarm:
+    """Follows a continuous query, and folds its updates by key.
+
+    Attributes:
+        ccq_id: of the query.
+        token: of what it has.
+        rows: the values that match.
+        updates: how many had labels or withdrew some.
+        withdrawn: labels in all.
+        compared: how often what matches at a token was read.
+    """
+
+    ccq_id: str
+    token: str
+    rows: Rows = field(default_factory=dict)
+    updates: int = 0
+    withdrawn: int = 0
+    compared: int = 0
+    errors: list[Exception] = field(default_factory=list)
+
+    def run(self, cluster: LocalCluster, is_over: threading.Event) -> None:
+        with cluster.client(timeout="5s") as client:
+            while not is_over.is_set():
+                try:
+                    self.step(client)
+                except TransientError:
+                    continue
+                except Exception as error:
+                    self.errors.append(error)
+                    return
+
+    def step(self, client: Client) -> Cursor:
+        update = client.fetch(self.ccq_id, token=self.token, wait="2s")
+        assert update.withdrawn is not None
+        old, new = (
+            dict(zip(table["station"].to_pylist(), table["value"].to_pylist(), strict=True))
+            for table in (update.withdrawn.table, update.labels.table)
+        )
+        self.rows = {key: value for key, value in self.rows.items() if key not in old} | new
+        self.token = update.token
+        self.updates += update.is_news
+        self.withdrawn += len(old)
+        if not update.more and not update.labels.missing:
+            at = update.labels.frontier
+            known = values_of(client.select("buoys", HIGH, at=at))
+            assert known == self.rows, f"at {at}: {known.items() ^ self.rows.items()}"
+            self.compared += 1
+        return update.labels.frontier
+
+
 @contextlib.contextmanager
-def _running(cluster: LocalCluster, writers: list[Writer], follower: Follower) -> Iterator[None]:
-    """Writers and a follower that work within the block."""
+def _running(
+    cluster: LocalCluster, writers: list[Writer], follower: Follower, alarm: Alarm
+) -> Iterator[None]:
+    """Writers and those who follow them work within the block."""
     is_over = threading.Event()
     threads = [
-        threading.Thread(target=each.run, args=(cluster, is_over)) for each in (*writers, follower)
+        threading.Thread(target=each.run, args=(cluster, is_over))
+        for each in (*writers, follower, alarm)
     ]
     for thread in threads:
         thread.start()
@@ -244,3 +308,16 @@ def _judge(trial: Trial, client: Client, writers: list[Writer], follower: Follow
         trial.expect(not writer.errors, f"a writer was refused: {writer.errors[:1]}")
     trial.counts["followed"] += follower.steps
     trial.counts["compared"] += follower.compared
+
+
+def _judge_alarm(trial: Trial, client: Client, alarm: Alarm) -> None:
+    trial.expect(not alarm.errors, f"the alarm has failed: {alarm.errors[:1]}")
+    until = client.version("buoys", require_complete=True).cursor
+    try:
+        wait_until(lambda: alarm.step(client).covers(until), what="the last update")
+    except (GalileoError, AssertionError) as error:
+        trial.expect(False, f"the alarm at the end: {error!r}")
+    trial.expect(alarm.withdrawn > 0, "nothing was withdrawn")
+    trial.counts["updates"] += alarm.updates
+    trial.counts["withdrawn"] += alarm.withdrawn
+    trial.counts["alarm compared"] += alarm.compared

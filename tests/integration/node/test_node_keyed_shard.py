@@ -133,14 +133,20 @@ class Buoys:
     def dropped(self) -> Cursor:
         return Cursor({p: s for one in self.shards for p, s in one.dropped().items() if s})
 
-    async def clean(self) -> None:
+    async def clean(self, expired_us: int | None = None) -> None:
         """As nodes do in the background."""
         for node in self.cluster.nodes:
             shard = node.catalog.shard("buoys")
             for journal in shard.own.values():
                 journal.seal()
             cleaner = TableCleaner(node.catalog)
-            await asyncio.to_thread(cleaner.clean, shard, shard.published(), is_over=lambda: False)
+            await asyncio.to_thread(
+                cleaner.clean,
+                shard,
+                shard.published(),
+                expired_us=expired_us,
+                is_over=lambda: False,
+            )
 
     async def restart(self) -> None:
         for name in "abc":
@@ -255,6 +261,22 @@ async def test_answers_are_those_of_a_dict_after_restarts_and_cleaning(
     assert len(buoys.dropped()) > 2
     await buoys.restart()
     await buoys.check()
+
+
+async def test_observations_too_old_for_the_retention_are_not_copied(buoys: Buoys) -> None:
+    await buoys.write(25)
+    limit = START + dt.timedelta(hours=6)
+    old, young = (
+        [row for row in buoys.rows if (row["time"] < limit) is is_old] for is_old in (True, False)
+    )
+    await buoys.clean(expired_us=round(limit.timestamp() * 1e6))
+    rows = await buoys.select()
+    assert [row for row in rows if row["time"] >= limit] == young
+    left = [row for row in rows if row["time"] < limit]
+    assert len(left) < len(old)
+    assert all(row in old for row in left)
+    await buoys.restart()
+    assert await buoys.select() == rows
 
 
 async def test_deletions_of_all_rows_leave_nothing(buoys: Buoys) -> None:

@@ -162,7 +162,7 @@ async def test_observed_after_retention_is_unavailable(
     own = labels.where(labels.partitions == partition)
     query = parse(QUERY, filled.schema)
     assert observed(shard, own, query=query).num_rows > 0
-    monkeypatch.setattr(shard, "dropped", lambda: type(labels.frontier)({partition: 10**6}))
+    monkeypatch.setattr(shard, "removed", lambda: type(labels.frontier)({partition: 10**6}))
     with pytest.raises(Unavailable):
         observed(shard, own, query=query)
 

@@ -31,6 +31,7 @@ from galileo.gateway.hub import Hubs
 from galileo.gateway.request_bodies import RequestBodies
 from galileo.gateway.shared_calls import SharedCalls
 from galileo.model.quotas import Quotas
+from galileo.model.schema import Feature, Schema
 from galileo.node.analyses.local_graphs import LocalGraphs
 from galileo.node.replication.log_writer import LogWriter
 from galileo.rpc import admission as rpc_admission
@@ -216,7 +217,8 @@ class Client:
 
     async def fetch(self, *_: Any, **__: Any) -> Any:
         await self._go.wait()
-        return SimpleNamespace(token="")
+        schema = Schema("air", [Feature("t")])
+        return SimpleNamespace(token="", labels=SimpleNamespace(schema=schema))
 
     async def list_ccqs(self, *_: Any, **__: Any) -> Any:
         await self._go.wait()
