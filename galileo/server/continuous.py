@@ -569,12 +569,14 @@ def _up_to(answer: ccq.AnswerFetch, gone: Withdrawals) -> ccq.AnswerFetch:
     if gone.until == answer.cursor:
         return answer
     labels = None if answer.labels is None else answer.labels.until(gone.until)
+    behind = {p: last for p, last in gone.until.items() if last < answer.cursor[p]}
     missing = tuple(sorted({*answer.missing, *gone.missing}))
     is_cut = any(gone.until[p] < answer.cursor[p] for p in answer.cursor if p not in gone.missing)
     return replace(
         answer,
         labels=labels,
         cursor=gone.until,
+        frontier=Cursor({**answer.frontier, **behind}),
         missing=missing,
         more=answer.more or is_cut,
         gone=within(answer.gone, after=answer.after, until=gone.until),

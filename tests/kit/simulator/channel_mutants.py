@@ -172,7 +172,9 @@ async def _from_frontier(self: Any, work: Any, partition: int) -> Any:
 
 def _copies_as_new(shard: Any, partition: int, versions: Any, **options: Any) -> Any:
     """A version that cleaning copies counts since its first commit."""
-    rows, copied = _copies(shard, partition, versions, **options)
+    made = _copies(shard, partition, versions, **options)
+    assert made is not None, "rows without a time"
+    rows, copied = made
     columns = copied.to_pydict() | {"since": [0] * copied.num_rows}
     return rows, pa.RecordBatch.from_pydict(columns, schema=copied.schema)
 

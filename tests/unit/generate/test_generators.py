@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -16,10 +18,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError
-from galileo.generate import GRID_211, GRID_218, LambertGrid, QuakesLike, StationsLike, StormsLike
-from galileo.generate.quakes import REVIEW_H_MAX
+from galileo.generate import (
+    GRID_211,
+    GRID_218,
+    Bulletin,
+    LambertGrid,
+    QuakesLike,
+    StationsLike,
+    StormsLike,
+)
+from galileo.generate.quakes import AUTOMATIC, REVIEW_H_MAX, REVIEWED
 from galileo.generate.storms import CATEGORIES_M_S, DAYS_MAX, DAYS_MIN, STEP_H
+from galileo.model import keyed
 from galileo.model.observations import normalise
+from galileo.model.schema import DELETED, Schema
 from galileo.optional_imports import library
 
 HOURS = [f"2014-07-01T{hour:02}:00Z" for hour in range(24)]
@@ -89,30 +101,73 @@ def test_stations_zero_raises() -> None:
         StationsLike(stations=0)
 
 
-# --- made-up earthquakes: reproducible, in the order of publication, revised later ---------------
+# --- made-up earthquakes: reproducible, in the order of publication, corrected later -------------
 
 
 START = "2014-04-01"
+ALARM = 3.5
 
 
-def catalogue(quakes: QuakesLike, days: float = 20) -> pd.DataFrame:
+def catalogue(bulletins: Iterable[Bulletin]) -> pd.DataFrame:
     """All reports in one table, with the time of publication."""
-    return pd.concat(
-        bulletin.reports.to_pandas().assign(published=pd.Timestamp(bulletin.published))
-        for bulletin in quakes.bulletins(START, days=days)
+    tables, times = zip(*((one.reports, one.published) for one in bulletins), strict=True)
+    published = pd.to_datetime(np.repeat(times, [table.num_rows for table in tables]))
+    return pa.concat_tables(tables).to_pandas().assign(published=published)
+
+
+def deletions(bulletins: Iterable[Bulletin]) -> pd.Series:
+    """The time of publication of each deletion, by event."""
+    return pd.Series(
+        {event: pd.Timestamp(one.published) for one in bulletins for event in one.deleted}
     )
 
 
+def last_word(bulletins: Iterable[Bulletin]) -> dict[str, dict[str, Any]]:
+    """The latest report of each event that is not deleted."""
+    events = dict[str, dict[str, Any]]()
+    for bulletin in bulletins:
+        events |= {row["event"]: row for row in bulletin.reports.to_pylist()}
+        for event in bulletin.deleted:
+            events.pop(event, None)
+    return events
+
+
 @pytest.fixture(scope="module")
-def reports() -> pd.DataFrame:
-    return catalogue(QuakesLike(seed=2, per_day=200))
+def bulletins() -> list[Bulletin]:
+    """So many that each has hardly an event twice."""
+    return list(QuakesLike(seed=2, per_day=200).bulletins(START, days=20, every="10m"))
+
+
+@pytest.fixture(scope="module")
+def reports(bulletins: list[Bulletin]) -> pd.DataFrame:
+    return catalogue(bulletins)
+
+
+@pytest.fixture(scope="module")
+def reviewed(reports: pd.DataFrame) -> pd.DataFrame:
+    """A row for each reviewed event: columns of its first report, and with _y those of the last."""
+    first, second = (reports[reports["status"] == status] for status in (AUTOMATIC, REVIEWED))
+    assert first["event"].is_unique
+    assert second["event"].is_unique
+    both = first.merge(second, on="event", suffixes=("", "_y"))
+    assert len(both) == len(second)
+    return both
+
+
+def keys(schema: Schema, reports: pd.DataFrame, suffix: str = "") -> npt.NDArray[np.uint64]:
+    columns = {
+        name: reports[name if name == "event" else f"{name}{suffix}"]
+        for name in schema.observation_schema.names
+    }
+    return keyed.hashes_of(schema, normalise(schema, pd.DataFrame(columns)))[:, 0]
 
 
 def test_quakes_bulletin_is_normalised() -> None:
     quakes = QuakesLike(seed=2)
     for bulletin in quakes.bulletins(START, days=2):
-        assert normalise(quakes.schema(), bulletin.reports).equals(bulletin.reports)
-        assert bulletin.reports.num_rows > 0
+        stored = normalise(quakes.schema(), bulletin.reports).drop_columns(DELETED)
+        assert stored.equals(bulletin.reports)
+        assert bulletin.reports.num_rows or bulletin.deleted
 
 
 def test_quakes_same_seed_gives_same_catalogue() -> None:
@@ -127,39 +182,77 @@ def test_quakes_bulletins_come_at_intervals() -> None:
     assert all(one.hour % 6 == 0 and one.minute == 0 for one in times)
 
 
-def test_quakes_bulletin_interval_keeps_reports() -> None:
+def test_quakes_bulletin_has_each_event_once() -> None:
+    for bulletin in QuakesLike(1, per_day=200).bulletins(START, days=4, every="1d"):
+        events = [*bulletin.reports["event"].to_pylist(), *bulletin.deleted]
+        assert len(set(events)) == len(events)
+
+
+def test_quakes_bulletin_interval_keeps_last_word() -> None:
     daily, hourly = (
-        pa.concat_tables(one.reports for one in QuakesLike(1).bulletins(START, days=4, every=every))
-        for every in ("1d", "1h")
+        last_word(QuakesLike(1).bulletins(START, days=4, every=every)) for every in ("1d", "1h")
     )
-    assert daily.equals(hourly)
+    assert daily == hourly
+    assert len(daily) > 200
 
 
 def test_quakes_reports_follow_events(reports: pd.DataFrame) -> None:
     delay = reports["published"] - reports["time"]
-    first, second = (delay[reports["revision"] == number] for number in (0, 1))
+    first, second = (delay[reports["status"] == status] for status in (AUTOMATIC, REVIEWED))
     assert delay.min() > pd.Timedelta(0)
-    assert first.max() < pd.Timedelta("6h20min")
-    assert second.max() <= pd.Timedelta(hours=REVIEW_H_MAX + 6)
+    assert first.max() < pd.Timedelta("31min")
+    assert second.max() <= pd.Timedelta(hours=REVIEW_H_MAX + 1)
     assert second.median() > pd.Timedelta("6h")
 
 
-def test_quakes_revision_follows_first_report(reports: pd.DataFrame) -> None:
-    first, second = (reports[reports["revision"] == number] for number in (0, 1))
-    assert first["event"].is_unique
-    assert second["event"].is_unique
-    both = first.merge(second, on=["event", "latitude", "longitude", "time"])
-    assert len(both) == len(second)
-    assert 0.55 < len(second) / len(first) < 0.65
-    changed = both["magnitude_y"] - both["magnitude_x"]
+def test_quakes_review_changes_magnitude(reports: pd.DataFrame, reviewed: pd.DataFrame) -> None:
+    assert 0.55 < len(reviewed) / reports["event"].nunique() < 0.65
+    changed = reviewed["magnitude_y"] - reviewed["magnitude"]
     assert 0.2 < changed.std() < 0.3
     assert abs(changed.mean()) < 0.03
+    raised = reviewed["magnitude"] >= ALARM
+    assert 0.1 < (reviewed["magnitude_y"][raised] < ALARM).mean() < 0.5
 
 
-def test_quakes_magnitudes_follow_law(reports: pd.DataFrame) -> None:
-    reviewed = reports[reports["revision"] == 1]["magnitude"]
-    assert reviewed.between(2.5, 9.0).all()
-    share = (reviewed >= 3.5).mean()
+def test_quakes_review_moves_events_a_little(reviewed: pd.DataFrame) -> None:
+    moved_deg = (reviewed["latitude_y"] - reviewed["latitude"]).abs()
+    moved_s = (reviewed["time_y"] - reviewed["time"]).dt.total_seconds().abs()
+    assert 0.05 < moved_deg.mean() < 0.15
+    assert moved_deg.max() < 1
+    assert 1 < moved_s.mean() < 3
+    assert moved_s.max() < 20
+
+
+def test_quakes_review_moves_some_events_into_other_blocks(reviewed: pd.DataFrame) -> None:
+    cell, bucket = (
+        keys(schema, reviewed) != keys(schema, reviewed, "_y")
+        for schema in (
+            QuakesLike().schema(),
+            QuakesLike().schema(geohash_precision=1, time_bucket="1m"),
+        )
+    )
+    assert 0.05 < cell.mean() < 0.2
+    assert 0.01 < bucket.mean() < 0.1
+
+
+def test_quakes_false_events_are_deleted_after_their_report(
+    bulletins: list[Bulletin], reports: pd.DataFrame
+) -> None:
+    deleted = deletions(bulletins)
+    of_deleted = reports[reports["event"].isin(deleted.index)]
+    assert len(of_deleted) == len(deleted) == sum(len(one.deleted) for one in bulletins)
+    assert (of_deleted["status"] == AUTOMATIC).all()
+    assert (deleted[of_deleted["event"]].to_numpy() > of_deleted["published"].to_numpy()).all()
+    assert 0.02 < len(deleted) / reports["event"].nunique() < 0.06
+
+
+@pytest.mark.parametrize("least", [2.5, 4.5])
+def test_quakes_magnitudes_follow_law(least: float) -> None:
+    quakes = QuakesLike(seed=2, per_day=200, magnitude_min=least)
+    reports = catalogue(quakes.bulletins(START, days=20, every="1d"))
+    magnitude = reports["magnitude"][reports["status"] == REVIEWED]
+    assert magnitude.between(least, 9.0).all()
+    share = (magnitude >= least + 1).mean()
     assert np.isclose(share, 0.11, atol=0.03), "a tenth for each whole magnitude, rounded"
 
 
@@ -169,9 +262,16 @@ def test_quakes_places_are_valid(reports: pd.DataFrame) -> None:
     assert reports["depth"].between(1, 680).all()
 
 
-def test_quakes_per_day_zero_raises() -> None:
-    with raises(InputError, option="per_day"):
-        QuakesLike(per_day=0)
+def test_quakes_without_events_publish_nothing() -> None:
+    assert list(QuakesLike(per_day=1e-9).bulletins(START, days=1)) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("per_day", 0), ("magnitude_min", 9.5), ("magnitude_min", np.nan)]
+)
+def test_quakes_invalid_option_raises(option: str, value: float) -> None:
+    with raises(InputError, option=option):
+        QuakesLike(**{option: value})
 
 
 # --- made-up seasons of storms: reproducible, with tracks and winds that a storm could have ------
