@@ -156,11 +156,11 @@ def _overlaps(running: _Running, sent: _Sent) -> bool:
     keys = sent.keys
     if keys is None or not len(keys):
         return False
+    before = (other.keys for other in running.values() if other.keys is not None)
     return any(
-        other.keys is not None
-        and bool((other.keys.take(np.searchsorted(other.keys, keys), mode="clip") == keys).any())
-        for other in running.values()
-        if other.keys is not None and len(other.keys)
+        bool((known.take(np.searchsorted(known, keys), mode="clip") == keys).any())
+        for known in before
+        if len(known)
     )
 
 

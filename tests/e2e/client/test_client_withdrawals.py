@@ -91,7 +91,7 @@ def test_who_folds_updates_by_key_has_what_matches_at_each_token(
     client.ingest(name, reports(chance, 60))
     ccq = client.submit(name, WARM, interval="1s", expiration="1h")
     held, token, withdrawn = by_key(ccq.initial), ccq.token, 0
-    for number in range(12):
+    for number in range(8):
         for _ in range(chance.randrange(1, 4)):
             kind = chance.random()
             if kind < 0.6:
@@ -110,7 +110,7 @@ def test_who_folds_updates_by_key_has_what_matches_at_each_token(
             token, withdrawn = update.token, withdrawn + len(update.withdrawn)
             if not update.more and update.labels.frontier:
                 assert followed(held) == current(client, name, update.labels.frontier)
-            if number % 5 or update.labels.frontier.covers(until):
+            if number % 3 or update.labels.frontier.covers(until):
                 break
             time.sleep(0.1)
     assert withdrawn > 2

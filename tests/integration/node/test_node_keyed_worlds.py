@@ -546,7 +546,7 @@ class Aging:
             await asyncio.to_thread(runner.stop)
 
 
-@pytest.mark.parametrize("cleans", [False, True])
+@pytest.mark.parametrize("cleans", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 async def test_retention_drops_old_observations_and_none_comes_back(
     cluster: Any, seed: int, cleans: bool
