@@ -56,7 +56,7 @@ FEATURES = [
 KEYED = galileo.Schema("keyed", FEATURES, key="station")
 PLAIN = galileo.Schema("plain", FEATURES)
 PARTS = 100
-"""Values of `quality`, each of which as many readings have."""
+"""Different values of `quality`; each is that of as many readings."""
 
 NEW_OF_PLAIN, REPLACED_OF_PLAIN, OF_POSTGRES = 0.7, 0.5, 5.0
 REST_SHARE, LOOK_S, REST_S = 0.25, 0.5, 60.0
@@ -100,7 +100,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
 
 
 def readings(count: int, *, stations: int, revision: int) -> pa.Table:
-    """Readings of all stations, hour by hour; those of another revision have the same keys."""
+    """Readings of all stations, hour by hour; all revisions have the same keys."""
     places, chance = np.random.default_rng(5), np.random.default_rng(revision)
     latitude = places.uniform(*weather.LATITUDES, stations)
     longitude = places.uniform(*weather.LONGITUDES, stations)

@@ -45,7 +45,7 @@ def delete(
     unchanged_since: str | None,
     csv: dict[str, Any],
 ) -> None:
-    """Delete observations of a keyed dataset: those that match a condition, or those of a file.
+    """Delete observations of a keyed dataset, by a condition or by a file of their keys.
 
     The CONDITION is CQL2. The command shows how many observations match it, and asks before it
     deletes them; without a terminal to confirm it on, --yes is required. An observation that

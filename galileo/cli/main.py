@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "delete": LazyCommand(
         "galileo.cli.delete:delete",
-        "Delete observations of a keyed dataset: those that match a condition, or those of a file.",
+        "Delete observations of a keyed dataset, by a condition or by a file of their keys.",
     ),
     "doctor": LazyCommand(
         "galileo.cli.doctor:doctor",

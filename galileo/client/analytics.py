@@ -218,7 +218,14 @@ def aggregates_of(answer: AnalyticsAnswer) -> Aggregates:
     )
 
 
-def version_of(answer: AnalyticsAnswer) -> DatasetVersion:
+async def version(caller: Caller, dataset: str, *, require_complete: bool) -> DatasetVersion:
+    question = questions.Version()
+    return await analyse(
+        caller, dataset, "", question, _version_of, require_complete=require_complete
+    )
+
+
+def _version_of(answer: AnalyticsAnswer) -> DatasetVersion:
     facts = answer.facts
     versions = {partition: PartitionVersion(*rest) for partition, *rest in facts["versions"]}
     schema = Schema.from_json(facts["schema"])

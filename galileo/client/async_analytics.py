@@ -282,12 +282,8 @@ class AsyncAnalytics(Calls):
             >>> before == await client.version("weather")
             True
         """
-        return await self._analyse(
-            dataset,
-            "",
-            questions.Version(),
-            analytics.version_of,
-            require_complete=require_complete,
+        return await analytics.version(
+            self._caller, dataset_name(dataset), require_complete=require_complete
         )
 
     async def children(

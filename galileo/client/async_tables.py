@@ -138,11 +138,11 @@ class AsyncTables(Deletions):
 
         Args:
             name: of the table or dataset.
-            what: of a table rows, as of `upsert`, of which the columns of the key count, or a list
-                of keys if the key has one column. Of a dataset rows, of which the place, the time
-                and the features of the key count, or a `pathlib.Path` of a file of such rows; or a
-                condition: CQL2 text, such as `"temperature > 400"`, `galileo.f.temperature > 400`,
-                or CQL2 JSON. An empty text stands for all observations.
+            what: of a table, rows as of `upsert` whose columns of the key are read, or a list of
+                keys if the key has one column. Of a dataset, rows whose place, time and features
+                of the key are read, or a `pathlib.Path` of a file with such rows; or a condition:
+                CQL2 text, such as `"temperature > 400"`, `galileo.f.temperature > 400`, or CQL2
+                JSON. An empty text stands for all observations.
             csv: as of `upsert`.
             producer: as of `upsert`; not with a condition.
             first_batch: as of `upsert`.
@@ -151,8 +151,9 @@ class AsyncTables(Deletions):
             unchanged_since: as of `upsert`; not with a condition.
 
         Returns:
-            `rows` is the number of keys, whether they were there or not, and of a condition that
-            of the deleted observations; `evaluated` says up to where a condition was evaluated.
+            `rows` is the number of keys that were sent, also of keys that are not there. After a
+            condition it is the number of deleted observations, and `evaluated` is the cursor at
+            which the condition was evaluated.
 
         Raises:
             InputError: it is a dataset without a key.

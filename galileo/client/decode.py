@@ -104,7 +104,7 @@ async def update_parts(
 
 async def update_of(parts: list[continuous_pb2.FetchPart]) -> Update:
     """The update of all its parts."""
-    if sum(len(data) for part in parts for data in part.packed) < _DECODE_IN_THREAD_BYTES:
+    if sum(part.ByteSize() for part in parts) < _DECODE_IN_THREAD_BYTES:
         return _update(parts)
     return await asyncio.to_thread(_update, parts)
 

@@ -33,7 +33,6 @@ from galileo.model import keyed
 from galileo.model.observations import normalise
 from galileo.model.rows import row_options
 from galileo.model.schema import COORDINATES, Schema
-from galileo.query import questions
 from galileo.query.builder import Condition, Property, query_text
 from galileo.wire.codec import cursor_from_pb
 from galileo.wire.v1 import storage_pb2
@@ -89,20 +88,13 @@ class Deletions(Calls):
                     if progress is not None:
                         progress(table.num_rows)
             asked = {*refusals}
-            for conflict in [*refusals.values()][:1]:
-                await backoff.after(conflict)
+            if refusals:
+                await backoff.after(next(iter(refusals.values())))
         return deletion.receipt(evaluated)
 
     async def _frontier(self, schema: Schema) -> Cursor:
         """The last commit of each partition; raises IncompleteAnswer where a node is away."""
-        version = await analytics.analyse(
-            self._caller,
-            schema.key,
-            "",
-            questions.Version(),
-            analytics.version_of,
-            require_complete=True,
-        )
+        version = await analytics.version(self._caller, schema.key, require_complete=True)
         return version.cursor
 
     async def _delete_batch(

@@ -174,7 +174,7 @@ class Receipt:
         created: whether `ingest_file` has created the dataset.
         start_us: the least time of the observations, also of deleted ones, microseconds since 1970;
             None if there are none, and of tables.
-        end_us: likewise the greatest.
+        end_us: the greatest time of these observations.
         evaluated: of a deletion by a condition, the cursor at which that was evaluated; later
             observations are not deleted.
 

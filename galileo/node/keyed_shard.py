@@ -51,4 +51,4 @@ class KeyedShard(VersionedShard, DatasetShard):
         return key_of(self.schema, pa.table(commit.observations), row)
 
     def _narrow(self, partition: int) -> None:
-        """See `KeyedShard`."""
+        """Does nothing: a synopsis keeps the bounds of what counted earlier."""

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.versions import Choice
@@ -64,24 +65,32 @@ async def withdrawals(
 async def _between(scans: ClusterScans, query: Query, after: Cursor, until: Cursor) -> Withdrawals:
     changed = frozenset(after.news(until))
     asked = changed & scans.candidates(query)
-    tables = dict[Choice, list[pa.Table]]()
-    reached, missing = {p: until[p] for p in changed}, set[int]()
+    missing, tables = set[int](), list[pa.Table]()
     for choice, first in ((Choice.WITHDRAWN, EMPTY_CURSOR), (Choice.REPLACED, after)):
-        tables[choice] = [query.schema.label_schema.empty_table()]
-        if not asked:
-            continue
-        answer = scans.between(
-            query, partitions=asked, after=first, until=until, choice=choice, at=after
-        )
-        async with aclosing(answer) as parts:
-            async for part in parts:
-                if isinstance(part, ScanEnd):
-                    missing |= {p for p in asked if part.frontier[p] < until[p]}
-                else:
-                    tables[choice].append(part)
-    reached |= {p: after[p] for p in missing}
-    withdrawn, replaced = (pa.concat_tables(each) for each in tables.values())
+        found = [query.schema.label_schema.empty_table()]
+        if asked:
+            answer = scans.between(
+                query, partitions=asked, after=first, until=until, choice=choice, at=after
+            )
+            async with aclosing(answer) as parts:
+                async for part in parts:
+                    if isinstance(part, ScanEnd):
+                        missing |= {p for p in asked if part.frontier[p] < until[p]}
+                    else:
+                        found.append(part)
+        tables.append(pa.concat_tables(found))
+    # A reader stays where it is in these partitions, where all that counted still does.
+    withdrawn, replaced = (_outside(missing, table) for table in tables)
+    reached = {p: after[p] if p in missing else until[p] for p in changed}
     return Withdrawals(withdrawn, replaced, after.join(reached), frozenset(missing))
+
+
+def _outside(partitions: set[int], labels: pa.Table) -> pa.Table:
+    """Labels but for those of some partitions."""
+    if not partitions:
+        return labels
+    values = pa.array([*partitions], pa.int32())
+    return labels.filter(pc.invert(pc.is_in(labels["partition"], value_set=values)))
 
 
 def _halfway(after: Cursor, until: Cursor) -> Cursor:

@@ -191,17 +191,9 @@ class Follower:
     compared: int = 0
     errors: list[Exception] = field(default_factory=list)
 
-    def run(self, cluster: LocalCluster, is_over: threading.Event) -> None:
-        with cluster.client(timeout="5s") as client:
-            while not is_over.is_set():
-                try:
-                    self.step(client)
-                    self.compare(client)
-                except TransientError:
-                    continue
-                except Exception as error:
-                    self.errors.append(error)
-                    return
+    def turn(self, client: Client) -> None:
+        self.step(client)
+        self.compare(client)
 
     def step(self, client: Client) -> None:
         changes = client.changes("buoys", self.cursor)
@@ -239,16 +231,8 @@ class Alarm:
     compared: int = 0
     errors: list[Exception] = field(default_factory=list)
 
-    def run(self, cluster: LocalCluster, is_over: threading.Event) -> None:
-        with cluster.client(timeout="5s") as client:
-            while not is_over.is_set():
-                try:
-                    self.step(client)
-                except TransientError:
-                    continue
-                except Exception as error:
-                    self.errors.append(error)
-                    return
+    def turn(self, client: Client) -> None:
+        self.step(client)
 
     def step(self, client: Client) -> Cursor:
         update = client.fetch(self.ccq_id, token=self.token, wait="2s")
@@ -269,6 +253,19 @@ class Alarm:
         return update.labels.frontier
 
 
+def _follow(reader: Follower | Alarm, cluster: LocalCluster, is_over: threading.Event) -> None:
+    """A reader takes turns until the end, or until it fails."""
+    with cluster.client(timeout="5s") as client:
+        while not is_over.is_set():
+            try:
+                reader.turn(client)
+            except TransientError:
+                continue
+            except Exception as error:
+                reader.errors.append(error)
+                return
+
+
 @contextlib.contextmanager
 def _running(
     cluster: LocalCluster, writers: list[Writer], follower: Follower, alarm: Alarm
@@ -276,8 +273,11 @@ def _running(
     """Writers and those who follow them work within the block."""
     is_over = threading.Event()
     threads = [
-        threading.Thread(target=each.run, args=(cluster, is_over))
-        for each in (*writers, follower, alarm)
+        *(threading.Thread(target=each.run, args=(cluster, is_over)) for each in writers),
+        *(
+            threading.Thread(target=_follow, args=(each, cluster, is_over))
+            for each in (follower, alarm)
+        ),
     ]
     for thread in threads:
         thread.start()
@@ -292,8 +292,7 @@ def _running(
 def _judge(trial: Trial, client: Client, writers: list[Writer], follower: Follower) -> None:
     trial.expect(not follower.errors, f"the follower has failed: {follower.errors[:1]}")
     try:
-        follower.step(client)
-        follower.compare(client)
+        follower.turn(client)
     except (GalileoError, AssertionError) as error:
         trial.expect(False, f"the follower at the end: {error!r}")
     rows = follower.rows  # An unanswered write may come later than this.
