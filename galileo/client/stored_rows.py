@@ -91,7 +91,7 @@ class StoredRows(Definitions):
         """Rows or changes; those with a few `keys` from the node that has them all, if one has."""
         if until is not None:
             request.until.CopyFrom(cursor_to_pb(cursor_argument(until, "at")))
-        columns = table.version_schema
+        request.added, columns = table.added, table.version_schema
         geometries = table.geometry_columns if isinstance(table, Table) else ()
 
         async def attempt(node: Connection) -> TableRows:

@@ -258,6 +258,7 @@ class TableTask:
             included.
         until: the commits that count; None for all that are committed.
         partitions: that are asked; none for all.
+        added: how many of the features added to a keyed dataset the rows have.
     """
 
     table: str
@@ -265,6 +266,7 @@ class TableTask:
     after: Cursor | None = None
     until: Cursor | None = None
     partitions: frozenset[int] = frozenset()
+    added: int = 0
 
 
 @dataclass(frozen=True, slots=True)

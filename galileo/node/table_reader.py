@@ -91,7 +91,7 @@ class TableReader:
             Unavailable: a node that keeps some of them cannot be reached.
             CorruptData: stored bytes fail their checksum.
         """
-        table = self._catalog.versioned_shard(task.table).schema
+        table = self._catalog.versioned_shard(task.table).schema.narrowed(task.added)
         parts = read_from_owners(
             dataclasses.replace(task, partitions=self._asked(table, task)),
             split=self._shares,
@@ -110,7 +110,7 @@ class TableReader:
 
     async def read_all(self, task: TableTask) -> TablePart:
         """The same as one part."""
-        table = self._catalog.versioned_shard(task.table).schema
+        table = self._catalog.versioned_shard(task.table).schema.narrowed(task.added)
         rows, reached = [table.version_schema.empty_table()], EMPTY_CURSOR
         async with aclosing(self.read(task)) as parts:
             async for part in parts:
@@ -129,11 +129,12 @@ class TableReader:
         """
         shard, loop = self._catalog.versioned_shard(task.table), asyncio.get_running_loop()
         found = await loop.run_in_executor(self._executor, self._find, shard, task)
-        yield TablePart(shard.schema.version_schema.empty_table(), found.reached)
+        columns = shard.schema.narrowed(task.added).version_schema
+        yield TablePart(columns.empty_table(), found.reached)
         for piece in found.pieces:
             for small in await loop.run_in_executor(self._executor, _split, shard, piece):
                 rows = await loop.run_in_executor(self._executor, _read, shard, small)
-                yield TablePart(rows, EMPTY_CURSOR)
+                yield TablePart(rows.select(columns.names), EMPTY_CURSOR)
 
     def _find(self, shard: VersionedShard, task: TableTask) -> _Found:
         """Finds the rows in the index, in a thread."""

@@ -403,7 +403,7 @@ class Internal:
     @bounded_head(TASK_HEAD_BYTES_MAX)
     async def read_table(self, task: TableTask) -> AsyncGenerator[TablePart, None]:
         """Rows of a table in partitions of this node."""
-        await self._node.stored_schema(task.table)
+        await self._node.stored_schema(task.table, added=task.added)
         if (keys := task.keys) is not None:
             columns = self._node.catalog.table_shard(task.table).schema.key_schema
             keys = await offload(keys.size // STEP_BYTES, from_ipc, keys, columns)

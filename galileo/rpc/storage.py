@@ -115,7 +115,8 @@ class StorageServicer:
     async def ReadTable(  # noqa: N802
         self, request: storage_pb2.ReadTableRequest, context: Context
     ) -> AsyncIterator[storage_pb2.ReadTablePart]:
-        schema, caller = await self._node.stored_schema(request.dataset), CALLER.get()
+        schema = await self._node.stored_schema(request.dataset, added=request.added)
+        caller = CALLER.get()
         if brokers := await self._brokers("ReadTable", schema):
             raise _own_brokers_alone(schema, brokers)
         tables, shard = self._node.tables, self._node.catalog.versioned_shard(request.dataset)
@@ -335,6 +336,7 @@ def _table_task(request: storage_pb2.ReadTableRequest, schema: StoredSchema) -> 
         cursor_from_pb(request.after) if request.HasField("after") else None,
         cursor_from_pb(request.until) if request.HasField("until") else None,
         frozenset(request.partitions),
+        request.added,
     )
 
 

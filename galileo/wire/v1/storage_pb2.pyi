@@ -184,12 +184,15 @@ class ReadTableRequest(_message.Message):
     UNTIL_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     """the key of the table"""
     keys: _builtins.bytes
     """Arrow IPC stream of the key's columns; empty: all keys"""
     partial: _builtins.bool
     """leave out partitions that cannot be reached, in place of an error"""
+    added: _builtins.int
+    """added features of a keyed dataset that the rows have"""
     @_builtins.property
     def after(self) -> _common_pb2.Cursor:
         """keys that changed past it alone, deleted ones included; absent: rows"""
@@ -211,10 +214,11 @@ class ReadTableRequest(_message.Message):
         until: _common_pb2.Cursor | None = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
         partial: _builtins.bool = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "dataset", b"dataset", "keys", b"keys", "partial", b"partial", "partitions", b"partitions", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "after", b"after", "dataset", b"dataset", "keys", b"keys", "partial", b"partial", "partitions", b"partitions", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -766,13 +766,16 @@ def test_features_are_added_to_rows_that_are_replaced(
 ) -> None:
     rows = [reading(n, 280.0 + n) for n in range(12)]
     client.ingest(name, table_of(rows))
-    with cluster.client() as other:
+    with cluster.client() as other, cluster.client() as third:
         before = other.version(name).cursor
+        assert third.changes(name, before).rows.num_rows == 0
         client.add_features(
             name, [galileo.Feature("salinity"), galileo.Feature("mast", type="int")]
         )
         wide = table_of(rows[:4]).append_column("salinity", [[30.0, 31.0, 32.0, None]])
         client.ingest(name, wide.append_column("mast", [[1, 2, 3, 4]]))
+        known = third.changes(name, before).rows  # Of the features that this client knows.
+        assert by_key(known.to_pylist()) == by_key(row | {"deleted": False} for row in rows[:4])
         other.ingest(name, table_of([rows[1] | {"waves": 99}]))  # Of a client that knows less.
         nothing = {"salinity": None, "mast": None}
         expected = by_key(row | nothing for row in rows)
