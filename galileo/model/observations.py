@@ -40,7 +40,8 @@ def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> 
     Longitudes from 180 to 360 become negative, coordinates that rounding put outside of their range
     are clipped to it, naive times are UTC, NaN is null. Unchanged columns
     keep their buffers. Features that were added to the dataset are null where their column is
-    missing, so that producers of the earlier schema can go on.
+    missing, so that producers of the earlier schema can go on. Rows that delete their keys have no
+    other features.
 
     Raises:
         InvalidObservations: a column is missing, unknown or of a wrong type; a coordinate is null
@@ -52,7 +53,15 @@ def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> 
     given = dict(zip(table.column_names, table.columns, strict=True))  # A look-up takes 0.1 ms.
     columns += [_feature(given, feature, rows=table.num_rows) for feature in schema.features]
     if schema.is_keyed:
-        columns.append(_deleted(given, rows=table.num_rows))
+        deleted = _deleted(given, rows=table.num_rows)
+        if pc.any(deleted).as_py():
+            columns = [
+                column
+                if name in (*COORDINATES, *schema.key_features)
+                else pc.if_else(deleted, pa.scalar(None, column.type), column)
+                for name, column in zip(schema.observation_schema.names, columns, strict=True)
+            ]
+        columns.append(deleted)
     return pa.table(columns, schema=schema.version_schema)
 
 

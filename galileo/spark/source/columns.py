@@ -13,14 +13,25 @@ from pyspark.sql.types import StructType
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.geo import geohash
-from galileo.model.schema import Schema, nearest_name
-from galileo.spark.source.options import LABELS
+from galileo.model.schema import Schema, nearest_name, not_keyed
+from galileo.model.table import Table
+from galileo.spark.source.options import CHANGES, LABELS
 
 GEOHASH = "geohash"
 
 
-def arrow_columns(schema: Schema, what: str) -> pa.Schema:
-    """All columns of observations or labels."""
+def arrow_columns(schema: Schema | Table, what: str) -> pa.Schema:
+    """All columns of observations, labels, rows or changes.
+
+    Raises:
+        InputError: changes of a dataset without a key.
+    """
+    if what == CHANGES:
+        if not schema.is_keyed:
+            raise not_keyed(schema)
+        return schema.version_schema
+    if isinstance(schema, Table):
+        return schema.arrow_schema
     if what != LABELS:
         return schema.observation_schema
     label = schema.label_schema
@@ -28,22 +39,13 @@ def arrow_columns(schema: Schema, what: str) -> pa.Schema:
     return label.set(place, pa.field(GEOHASH, pa.string(), nullable=False))
 
 
-def spark_columns(schema: Schema, what: str, columns: Sequence[str]) -> StructType:
+def spark_columns(schema: Schema | Table, what: str, names: Sequence[str]) -> StructType:
     """The columns of a read as a schema of Spark; all if none is named.
 
     Raises:
         InputError: there is no such column, or it is named twice.
     """
-    of = f"the {what} of dataset {schema.name!r}"
-    return selected_columns(arrow_columns(schema, what), columns, of=of)
-
-
-def selected_columns(available: pa.Schema, names: Sequence[str], *, of: str) -> StructType:
-    """Some columns of what `of` names as a schema of Spark; all if none is named.
-
-    Raises:
-        InputError: there is no such column, or it is named twice.
-    """
+    available, of = arrow_columns(schema, what), f"the {what} of {_named(schema)}"
     for name in names:
         if name not in available.names or list(names).count(name) > 1:
             close = nearest_name(name, available.names)
@@ -55,32 +57,23 @@ def selected_columns(available: pa.Schema, names: Sequence[str], *, of: str) -> 
     return from_arrow_schema(pa.schema([available.field(n) for n in names or available.names]))
 
 
-def requested_columns(schema: Schema, what: str, wanted: StructType) -> pa.Schema:
+def requested_columns(schema: Schema | Table, what: str, wanted: StructType) -> pa.Schema:
     """The Arrow schema of the batches that Spark expects.
 
     Args:
-        schema: of the dataset.
-        what: observations or labels.
+        schema: of the dataset or table.
+        what: observations, labels, rows or changes.
         wanted: all columns or some of them, as from `.schema(...)`.
 
     Raises:
         InputError: a column is unknown, or has another type than the stored one.
     """
     stored = spark_columns(schema, what, wanted.fieldNames())
-    return checked_columns(stored, wanted, of=f"dataset {schema.name!r}")
-
-
-def checked_columns(stored: StructType, wanted: StructType, *, of: str) -> pa.Schema:
-    """The Arrow schema of columns that Spark expects with the types in which they are stored.
-
-    Raises:
-        InputError: a column has another type.
-    """
     for field in wanted.fields:
         kind = stored[field.name].dataType
         if field.dataType != kind:
             raise InputError(
-                f"expected column {field.name!r} of {of} as {kind.simpleString()}, got "
+                f"expected column {field.name!r} of {_named(schema)} as {kind.simpleString()}, got "
                 f"{field.dataType.simpleString()}; cast it in a select"
             )
     arrow: pa.Schema = to_arrow_schema(wanted, timezone="UTC")
@@ -90,9 +83,10 @@ def checked_columns(stored: StructType, wanted: StructType, *, of: str) -> pa.Sc
 def check_writable(schema: Schema, columns: StructType) -> None:
     """Raises InvalidObservations if a DataFrame has other columns than the dataset.
 
-    Features that were added to the dataset may be missing.
+    Features that were added to the dataset may be missing, and so may the column that says which
+    rows delete their keys.
     """
-    wanted = schema.observation_schema.names
+    wanted = schema.version_schema.names
     required = schema.narrowed(0).observation_schema.names
     missing = [name for name in required if name not in columns.fieldNames()]
     unknown = [name for name in columns.fieldNames() if name not in wanted]
@@ -119,3 +113,7 @@ def labels_to_spark(batch: pa.RecordBatch, arrow: pa.Schema, *, precision: int) 
         for name in arrow.names
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+
+
+def _named(schema: Schema | Table) -> str:
+    return f"{'table' if isinstance(schema, Table) else 'dataset'} {schema.name!r}"

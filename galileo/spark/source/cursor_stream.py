@@ -1,4 +1,4 @@
-"""Streams whose offsets are cursors: of a dataset's commits, or of a table's changes.
+"""Streams whose offsets are cursors: of commits, or of the changes of tables and keyed datasets.
 
 What is between two cursors never changes, so a repeated micro-batch has the same rows.
 """
@@ -27,6 +27,7 @@ from galileo.errors import InputError, TransientError
 from galileo.model.schema import Schema, dropped_dataset
 from galileo.model.table import Table
 from galileo.model.times import MICROS
+from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.options import (
     EARLIEST,
     LATEST,
@@ -42,6 +43,7 @@ from galileo.spark.source.plan import (
     StreamTask,
     check_complete,
     limit_commits,
+    merge_status,
     stream_tasks,
 )
 from galileo.spark.source.readers import advance_reader
@@ -55,7 +57,7 @@ REGISTER_S, ADVANCE_S = 30.0, 2.0
 HOLD_PARTS = 8
 """A stream without news stores its position so often within its hold."""
 
-S = TypeVar("S", Schema, Table)
+S = TypeVar("S", bound=Schema | Table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,20 @@ class SourceState(Generic[S]):
     @property
     def addresses(self) -> tuple[str, ...]:
         return tuple(node.address for node in self.topology.nodes)
+
+
+def discover(addresses: Sequence[str], options: SourceOptions) -> SourceState[Any]:
+    """Requests the state of the dataset or table of the options from the cluster.
+
+    Raises:
+        UnknownDataset: it does not exist.
+        TransientError: no node could be reached.
+    """
+    with BlockingClient(addresses, keys=options.keys) as client:
+        schema = client.table(options.table) if options.table else client.schema(options.dataset)
+        topology = client.topology()
+        stored = merge_status(topology, client.status(), dataset=schema.key)
+    return SourceState(schema, topology, stored)
 
 
 class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[S]):
@@ -85,9 +101,9 @@ class CursorStream(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
         self._position: Cursor | None = None
         self._stored_s = 0.0
 
-    @abstractmethod
     def _discover(self, addresses: tuple[str, ...]) -> SourceState[S]:
         """Requests the state from the cluster."""
+        return discover(addresses, self._options)
 
     @abstractmethod
     def _earliest(self, stored: StoredCommits) -> Cursor:

@@ -32,6 +32,10 @@ _STREAM = ("starting", "commits_per_batch", "commits_per_task", "on_gap", "reade
 _WRITE = ("job", "order", "batch_rows")
 NAMES = (*_READ, *_CREDENTIALS, *_STREAM, *_WRITE)
 
+_OF_OBSERVATIONS = ("query", "pushdown", "commits_per_batch", "on_gap")
+"""Options that changes do not take. What has changed may have matched a query before, and has to be
+deleted from a copy then; and the commits between two cursors are not read one by one."""
+
 _GENERATION = "generation"
 """The key of the dataset's generation in an offset; the other keys are partitions."""
 
@@ -46,7 +50,8 @@ class SourceOptions:
         table: its name; "" if it is a dataset.
         query: CQL2.
         columns: of the result; empty for all.
-        what: "observations" or "labels" of a dataset, "rows" or "changes" of a table.
+        what: "observations" or "labels" of a dataset, "rows" of a table, or "changes" of a table or
+            keyed dataset.
         pushdown: Spark's filters that nodes evaluate: those that the "query" implies, "all" that
             nodes can evaluate, or "none".
         rows_per_task: approximate rows of a task of a batch read.
@@ -88,6 +93,12 @@ class SourceOptions:
 
     def check_not_stream(self) -> None:
         """Raises InputError for options of streams that would promise something elsewhere."""
+        if self.what == CHANGES:
+            raise InputError(
+                "expected no option what=changes in a batch read or a write: the changes of a "
+                "table or keyed dataset are a stream; use readStream",
+                option="what",
+            )
         if self.reader:
             raise InputError(
                 "expected the options 'reader' and 'hold' with readStream alone: a batch read has "
@@ -114,7 +125,7 @@ class SourceOptions:
             columns=tuple(
                 filter(None, (part.strip() for part in options.get("columns", "").split(",")))
             ),
-            what=_one_of(options, "what", *((ROWS, CHANGES) if table else (OBSERVATIONS, LABELS))),
+            what=_one_of(options, "what", *((ROWS,) if table else (OBSERVATIONS, LABELS)), CHANGES),
             pushdown=_one_of(options, "pushdown", PUSH_QUERY, PUSH_ALL, PUSH_NONE),
             rows_per_task=_count(options, "rows_per_task", ROWS_PER_TASK, least=1),
             starting=options.get("starting", EARLIEST),
@@ -179,16 +190,18 @@ def _check_names(options: Mapping[str, str]) -> None:
 
 
 def _table(options: Mapping[str, str]) -> str:
-    """The name of a table, with which options of datasets are refused."""
-    table = options.get("table", "")
-    others = ("dataset", "query", "pushdown", "commits_per_batch", "on_gap")
-    wrong = next((name for name in others if table and options.get(name)), None)
-    if wrong is not None:
-        raise InputError(
-            f"expected no option {wrong!r} with the option 'table'; it is of datasets",
-            option=wrong,
-        )
-    return table
+    """The name of a table. With one, and of changes, options of observations are refused."""
+    table, is_changes = options.get("table", ""), options.get("what", "").lower() == CHANGES
+    others = ("dataset",) * bool(table) + _OF_OBSERVATIONS * (bool(table) or is_changes)
+    wrong = next((name for name in others if options.get(name)), None)
+    if wrong is None:
+        return table
+    given, of = ("the option 'table'", "datasets") if table else ("what=changes", "observations")
+    hint = "; filter in Spark, and delete what no longer matches" if is_changes else ""
+    raise InputError(
+        f"expected no option {wrong!r} with {given}; it is of {of}{hint * (wrong == 'query')}",
+        option=wrong,
+    )
 
 
 def _reader(options: Mapping[str, str]) -> tuple[str, int]:

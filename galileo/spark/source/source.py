@@ -24,10 +24,9 @@ from pyspark.sql.types import StructType
 from galileo.cursor import Cursor
 from galileo.errors import InputError, InternalError
 from galileo.model.schema import DELETED, Schema
-from galileo.model.table import Table, check_names
+from galileo.model.table import check_names
 from galileo.spark.source import columns, spark_to_cql, tables
-from galileo.spark.source.blocking_client import BlockingClient
-from galileo.spark.source.cursor_stream import CursorStream, SourceState
+from galileo.spark.source.cursor_stream import CursorStream, SourceState, discover
 from galileo.spark.source.options import (
     CHANGES,
     FAIL,
@@ -40,7 +39,6 @@ from galileo.spark.source.plan import (
     Split,
     StoredCommits,
     check_complete,
-    merge_status,
     splits,
     table_splits,
 )
@@ -52,7 +50,6 @@ from galileo.spark.source.writing import (
     Written,
     send,
 )
-from galileo.wire.tls_credentials import TlsFiles
 
 NAME = "galileo"
 
@@ -63,25 +60,11 @@ _BATCH_ID = "streaming.sql.batchId"
 log = logging.getLogger(__name__)
 
 
-def discover(addresses: Sequence[str], dataset: str, *, keys: TlsFiles) -> SourceState[Schema]:
-    """Requests the state of a dataset from the cluster.
-
-    Raises:
-        UnknownDataset: it does not exist.
-        TransientError: no node could be reached.
-    """
-    with BlockingClient(addresses, keys=keys) as client:
-        schema, topology = client.schema(dataset), client.topology()
-        return SourceState(
-            schema, topology, merge_status(topology, client.status(), dataset=schema.key)
-        )
-
-
 class GalileoSource(DataSource):
     """`spark.read.format("galileo")`; docs/spark-data-source.md has the options."""
 
-    _state: SourceState[Schema] | None = None
-    _table_state: SourceState[Table] | None = None
+    _state: SourceState[Any] | None = None
+    _pushes_filters = True
 
     @classmethod
     def name(cls) -> str:
@@ -90,25 +73,24 @@ class GalileoSource(DataSource):
     def schema(self) -> StructType:
         """The columns. A batch read returns the commits that are stored at this call."""
         options = SourceOptions.from_spark(self.options)
-        if options.table:
-            state = self._table_state = _discover_table(options)
-            return tables.spark_columns(state.schema, options.what, options.columns)
-        self._state = discover(options.addresses, options.dataset, keys=options.keys)
+        self._state = discover(options.addresses, options)
         return columns.spark_columns(self._state.schema, options.what, options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.from_spark(self.options)
         options.check_not_stream()
+        state = self._known_state(options)
         if options.table:
-            return tables.TableSourceReader(options, self._state_of_table(options), schema)
-        kind = BatchReader if options.pushdown == PUSH_NONE else PushdownReader
-        return kind(options, self._dataset_state(options), schema)
+            return tables.TableSourceReader(options, state, schema)
+        pushes = self._pushes_filters and options.pushdown != PUSH_NONE
+        return (PushdownReader if pushes else BatchReader)(options, state, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         options = SourceOptions.from_spark(self.options)
-        if options.table:
-            return tables.ChangeReader(options, self._state_of_table(options), schema)
-        return StreamReader(options, self._dataset_state(options), schema)
+        state = self._known_state(options)
+        if state.schema.is_keyed or options.what == CHANGES:
+            return tables.ChangeReader(options, state, schema)
+        return StreamReader(options, state, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = SourceOptions.from_spark(self.options)
@@ -121,28 +103,17 @@ class GalileoSource(DataSource):
         # Spark sets `overwrite` for its output mode "complete", which writes all rows each time.
         return StreamWriter(_write_spec(options, schema, overwrite=overwrite))
 
-    def _state_of_table(self, options: SourceOptions) -> SourceState[Table]:
-        """As `_dataset_state`."""
-        if self._table_state is None or self._table_state.stored.missing:
-            self._table_state = _discover_table(options)
-        return self._table_state
-
-    def _dataset_state(self, options: SourceOptions) -> SourceState[Schema]:
+    def _known_state(self, options: SourceOptions) -> SourceState[Any]:
         """The state that `schema` requested; a new one if a node did not answer."""
         if self._state is None or self._state.stored.missing:
-            self._state = discover(options.addresses, options.dataset, keys=options.keys)
+            self._state = discover(options.addresses, options)
         return self._state
 
 
 class NoPushdownSource(GalileoSource):
     """The data source for sessions without pushdown of filters."""
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        options = SourceOptions.from_spark(self.options)
-        options.check_not_stream()
-        if options.table:
-            return tables.TableSourceReader(options, self._state_of_table(options), schema)
-        return BatchReader(options, self._dataset_state(options), schema)
+    _pushes_filters = False
 
 
 class BatchReader(DataSourceReader):
@@ -205,17 +176,9 @@ class StreamReader(CursorStream[Schema]):
         self, options: SourceOptions, state: SourceState[Schema], schema: StructType
     ) -> None:
         super().__init__(options, state)
-        if state.schema.is_keyed:
-            raise InputError(
-                f"expected a table or a dataset without a key, got {state.schema.name!r}, whose "
-                "observations are replaced; read it as a batch, and follow it by client.changes"
-            )
         arrow = columns.requested_columns(state.schema, options.what, schema)
         query_json = spark_to_cql.conjunction(options.query, (), state.schema)
         self._spec = _read_spec(options, state, query_json, arrow=arrow, on_gap=options.on_gap)
-
-    def _discover(self, addresses: tuple[str, ...]) -> SourceState[Schema]:
-        return discover(addresses, self._options.dataset, keys=self._options.keys)
 
     def _earliest(self, stored: StoredCommits) -> Cursor:
         return stored.dropped
@@ -273,26 +236,20 @@ class StreamWriter(DataSourceStreamArrowWriter):
         )
 
 
-def _discover_table(options: SourceOptions) -> SourceState[Table]:
-    return tables.discover(options.addresses, options.table, keys=options.keys)
-
-
 def _write_spec(options: SourceOptions, schema: StructType, *, overwrite: bool) -> WriteSpec:
     options.check_not_stream()
     if overwrite:
         raise InputError(
-            "expected mode 'append': observations are never overwritten, and the rows of a table "
-            "are replaced by their keys; let retention drop observations, and delete rows by the "
-            f"column {DELETED!r}"
+            "expected mode 'append': rows of tables and keyed datasets are replaced by their keys, "
+            f"and other observations never; delete by the column {DELETED!r}, and let retention "
+            "drop observations"
         )
-    if options.on_gap == SKIP or options.columns or options.query or options.what == CHANGES:
+    if options.on_gap == SKIP or options.columns or options.query:
         raise InputError("expected no option of reads when writing (query, columns, what, on_gap)")
-    state: SourceState[Schema] | SourceState[Table]
+    state = discover(options.addresses, options)
     if options.table:
-        state = _discover_table(options)
         check_names(state.schema, schema.fieldNames())
     else:
-        state = discover(options.addresses, options.dataset, keys=options.keys)
         columns.check_writable(state.schema, schema)
     return WriteSpec(
         state.addresses,

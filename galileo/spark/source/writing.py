@@ -220,10 +220,10 @@ def _tables(
 ) -> Iterator[pa.Table]:
     """The rows in tables of `batch_rows`; only the last has fewer.
 
-    Columns of features that were added to the dataset may be missing. Of a table, all columns but
-    those of its key may be missing.
+    Columns of features that were added to the dataset may be missing, and so may the one of
+    deletions. Of a table, all columns but those of its key may be missing.
     """
-    columns = schema.observation_schema.names
+    columns = schema.version_schema.names
     first = schema.key_columns if isinstance(schema, Table) else ("time",)
     buffer: list[pa.RecordBatch] = []
     count = 0

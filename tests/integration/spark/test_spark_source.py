@@ -8,9 +8,11 @@ import json
 import os
 import re
 import struct
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,20 @@ import pytest
 from parameters import keep_quick
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
 from spark_line import behind_a_line
+from waiting import wait_until
 
 import galileo
 import galileo.spark
 from galileo.cursor import EMPTY_CURSOR
 from galileo.model.times import times_from_micros
 from galileo.spark.source.columns import requested_columns, spark_columns
-from galileo.spark.source.options import FAIL, LABELS
+from galileo.spark.source.cursor_stream import discover
+from galileo.spark.source.options import FAIL, LABELS, SourceOptions
 from galileo.spark.source.plan import splits
 from galileo.spark.source.reading import ReadSpec, batches
-from galileo.spark.source.source import discover
 from galileo.spark.source.spark_to_cql import conjunction
-from galileo.wire.tls_credentials import NO_TLS_FILES
 
 ROOT = Path(__file__).parents[3]
 ROWS = 20_000
@@ -224,7 +227,8 @@ def test_load_as_labels_reads_labels(load: Any, air: str, client: galileo.Client
 def test_load_as_labels_reads_moved_partitions(
     air: str, client: galileo.Client, cluster: galileo.LocalCluster
 ) -> None:
-    known = discover(cluster.addresses, air, keys=NO_TLS_FILES)
+    options = SourceOptions.from_spark({"address": cluster.addresses[0], "dataset": air})
+    known = discover(cluster.addresses, options)
     whole = spark_columns(known.schema, LABELS, ())
     asked = ReadSpec(
         known.schema.to_json(),
@@ -419,19 +423,37 @@ def follow_table(
     spark: SparkSession, address: str, source: str, target: str, **options: Any
 ) -> list[int]:
     """Applies by a stream what has changed in a table to another; rows of each micro-batch."""
-    given = {"address": address, "table": source, "what": "changes"}
-    checkpoint = str(options.pop("checkpoint"))
+    return follow(spark, address, {"table": source}, {"table": target}, **options)
+
+
+def follow(
+    spark: SparkSession,
+    address: str,
+    source: dict[str, str],
+    target: dict[str, str],
+    *,
+    checkpoint: Path,
+    prepare: Callable[[DataFrame], DataFrame] = lambda frame: frame,
+    **options: Any,
+) -> list[int]:
+    """As `follow_table`, of a table or keyed dataset; `prepare` makes the rows that are written."""
+    given = {"address": address, "what": "changes", **source}
     query = (
-        spark.readStream.format("galileo")
-        .options(**given | options)
-        .load()
+        prepare(spark.readStream.format("galileo").options(**given | options).load())
         .writeStream.format("galileo")
-        .options(address=address, table=target, checkpointLocation=checkpoint)
+        .options(address=address, checkpointLocation=str(checkpoint), **target)
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
     return [one.numInputRows for one in query.recentProgress if one.numInputRows]
+
+
+def repeat_last_batch(checkpoint: Path) -> None:
+    """As a crash between the sink and the log of what it has: the last micro-batch comes again."""
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
 
 
 @pytest.mark.slow
@@ -493,11 +515,8 @@ def test_stream_of_changes_keeps_a_copy_of_a_table(
     changed = client.changes(copy, before).rows.select(["number", "deleted"]).to_pylist()
     assert {row["number"]: row["deleted"] for row in changed} == {1: True, 4: False}
 
-    # A crash between the sink and the log of what it has: the last micro-batch comes again.
     after = client.table(copy).cursor
-    last = max((place / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()
-    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    repeat_last_batch(place)
     client.upsert(fleet, {"number": [6], "name": ["f"]})
     assert follow_table(spark, address, fleet, copy, checkpoint=place)[0] == 2
     changed = client.changes(copy, after).rows["number"].to_pylist()
@@ -527,6 +546,195 @@ def test_stream_of_changes_starts_at_option_starting(
         found = follow_table(spark, address, ships, name, commits_per_task=1, **options)
         assert (starting, found) == (starting, rows)
     assert same(client.table(name).rows, client.table(ships).rows.select(["number", "name"]))
+
+
+# --- keyed datasets ------------------------------------------------------------------------------
+
+
+def keyed_schema(name: str) -> galileo.Schema:
+    return galileo.Schema(name, schema("any").features, key="station", geohash_precision=1)
+
+
+def reports(stations: Iterable[int], *, first: int = 0) -> pa.Table:
+    """Observations of one hour, one of each station, which stays in its cell of four."""
+    listed = np.array(list(stations))
+    numbers = np.arange(first, first + len(listed))
+    return pa.table(
+        {
+            "latitude": 50.0 + numbers % 10,
+            "longitude": 1.0 + numbers % 10 + 45 * (listed % 4),
+            "time": times_from_micros(START_US + numbers % 3_600 * 1_000_000),
+            "temperature": pa.array(250.0 + numbers % 60, mask=numbers % 7 == 0),
+            "station": pa.array([f"K{station}" for station in listed]),
+            "number": pa.array(numbers),
+        }
+    )
+
+
+def by_station(rows: pa.Table) -> dict[str, dict[str, Any]]:
+    """Rows by their keys, of which none is there twice."""
+    found = {row["station"]: row for row in rows.to_pylist()}
+    assert len(found) == rows.num_rows
+    return found
+
+
+@pytest.fixture
+def buoys(client: galileo.Client, fresh_name: Make) -> str:
+    """A keyed dataset with observations that were replaced and deleted."""
+    name = fresh_name("buoys")
+    client.create_dataset(keyed_schema(name))
+    client.ingest(name, reports(range(200)))
+    client.ingest(name, reports(range(0, 200, 3), first=1_000))
+    client.delete(name, reports(range(0, 200, 5)))
+    return name
+
+
+@pytest.mark.slow
+def test_stream_of_changes_keeps_copies_of_a_keyed_dataset(
+    spark: SparkSession,
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    buoys: str,
+    fresh_name: Make,
+    tmp_path: Path,
+) -> None:
+    address, names = cluster.addresses[0], [fresh_name("copy"), fresh_name("warm")]
+    for name in names:
+        client.create_dataset(keyed_schema(name))
+    copy, warm = ({"dataset": name} for name in names)
+    source, place = {"dataset": buoys}, tmp_path / "copy"
+
+    def filtered(changes: DataFrame) -> DataFrame:
+        gone = "deleted OR NOT coalesce(temperature > 280, false)"
+        return changes.withColumn("deleted", expr(gone))
+
+    def apply() -> list[int]:
+        batches = follow(spark, address, source, copy, checkpoint=place)
+        follow(spark, address, source, warm, checkpoint=tmp_path / "warm", prepare=filtered)
+        assert by_station(client.select(names[0])) == by_station(client.select(buoys))
+        expected = by_station(client.select(buoys, "temperature > 280"))
+        assert 0 < len(expected) < client.count(buoys)
+        assert by_station(client.select(names[1])) == expected
+        return batches
+
+    assert apply() == [160], "deleted ones are no news to a new copy"
+    after = client.version(buoys).cursor
+    client.ingest(buoys, reports(range(80), first=2_011))
+    client.ingest(buoys, reports(range(40), first=3_002))
+    client.delete(buoys, "station = 'K7' OR station = 'K70'")
+    before = client.version(names[0]).cursor
+    assert apply() == [80], "each key once"
+    changed = client.changes(names[0], before).rows
+    assert by_station(changed) == by_station(client.changes(buoys, after).rows)
+    assert changed.filter(changed["deleted"])["number"].null_count == 2
+
+    before = client.version(names[0]).cursor
+    repeat_last_batch(place)
+    client.ingest(buoys, reports([500], first=9_000))
+    assert apply() == [80, 1]
+    changed = client.changes(names[0], before).rows["station"].to_pylist()
+    assert changed == ["K500"], "the micro-batch that came again changed nothing"
+
+    starting = json.dumps({str(p): s for p, s in after.items()})
+    later, options = tmp_path / "later", {"starting": starting, "commits_per_task": 1}
+    assert follow(spark, address, source, copy, checkpoint=later, **options) == [81]
+    assert by_station(client.select(names[0])) == by_station(client.select(buoys))
+
+
+@pytest.mark.slow
+def test_stream_of_changes_with_wrong_options_is_refused(
+    spark: SparkSession, load: Any, cluster: galileo.LocalCluster, air: str, buoys: str
+) -> None:
+    for dataset, options, words in (
+        (buoys, {}, "expected the option what=changes: a stream of"),
+        (buoys, {"what": "labels"}, "expected the option what=changes: a stream of"),
+        (air, {"what": "changes"}, "expected a table or a keyed dataset, got the dataset"),
+    ):
+        reader = spark.readStream.format("galileo").options(
+            address=cluster.addresses[0], dataset=dataset, **options
+        )
+        with pytest.raises(PySparkException, match=words):
+            reader.load().writeStream.format("memory").queryName("t").start().processAllAvailable()
+    with pytest.raises(PySparkException, match="a stream; use readStream"):
+        load(buoys, what="changes").count()
+    rows = spark.createDataFrame(reports([1]).to_pandas())
+    with pytest.raises(PySparkException, match="true or false in every row of column 'deleted'"):
+        save(rows.withColumn("deleted", expr("cast(null as boolean)")), cluster, buoys)
+    with pytest.raises(PySparkException, match="unknown: deleted"):
+        save(rows.withColumn("deleted", expr("false")), cluster, air)
+
+
+CLEANING = """
+import dataclasses, runpy, sys
+from galileo.node.storage_node import StorageNode
+
+def retain(node, readers, options, *, own=StorageNode.retain):
+    own(node, readers, dataclasses.replace(options, table_age_s=0.3))
+
+StorageNode.retain = retain
+del sys.argv[:3]
+runpy.run_module("galileo.server", run_name="__main__", alter_sys=True)
+"""
+"""The program of a node that cleans what is 0.3 seconds old: `CLEANING python -m galileo.server`"""
+
+
+@pytest.mark.slow
+def test_stream_of_changes_folds_to_a_keyed_dataset_that_is_cleaned(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    settings = {"storage": {"segment_bytes_max": 4_096, "retention_check_s": 0.1}}
+    running = galileo.LocalCluster(1, 1, tmp_path / "cluster", settings=settings)
+    program = tmp_path / "cleaning.py"
+    program.write_text(CLEANING)
+    running.nodes[0].prefix = (sys.executable, str(program))
+    random, folded, gone = np.random.default_rng(3), dict[str, Any](), list[int]()
+    with running:
+        address, client = running.addresses[0], running.client()
+        client.create_dataset(keyed_schema("buoys"))
+        source = spark.readStream.format("galileo").options(
+            address=address, dataset="buoys", what="changes"
+        )
+
+        def fold(frame: DataFrame, _: int) -> None:
+            rows = by_station(frame.toArrow())
+            gone.append(sum(row["deleted"] for row in rows.values()))
+            for station, row in rows.items():
+                folded.pop(station, None)
+                if row.pop("deleted"):
+                    assert row["temperature"] is row["number"] is None
+                else:
+                    folded[station] = row
+
+        def run(checkpoint: str, **options: str) -> None:
+            query = source.options(**options).load().writeStream.foreachBatch(fold)
+            query = query.option("checkpointLocation", str(tmp_path / checkpoint))
+            query.trigger(availableNow=True).start().awaitTermination()
+
+        def dropped_past(before: int) -> int:
+            [node] = client.status().nodes
+            [status] = [one for one in node.datasets if one["dataset"] == "buoys"]
+            dropped = sum(status["dropped"].values())
+            return dropped if dropped > before else 0
+
+        cleaned = 0
+        for turn in range(4):
+            for step in range(8):
+                stations = random.choice(150, 60, replace=False)
+                client.ingest("buoys", reports(stations, first=1_000 * turn + 100 * step))
+            client.delete("buoys", reports(random.choice(150, 20, replace=False)))
+            if turn == 1:
+                unread = client.version("buoys").cursor
+            run("held", reader="folder", hold="1d")
+            assert folded == by_station(client.select("buoys"))
+            cleaned = wait_until(partial(dropped_past, cleaned), "cleaning")
+        assert gone == [0, 20, 20, 20]
+
+        starting = json.dumps({str(p): s for p, s in unread.items()})
+        with pytest.raises(StreamingQueryException, match="begins anew with a new checkpoint"):
+            run("unheld", starting=starting)
+        folded.clear()
+        run("anew", starting="earliest")
+        assert folded == by_station(client.select("buoys"))
 
 
 # --- bytes ---------------------------------------------------------------------------------------
@@ -664,13 +872,11 @@ def test_stream_continues_from_its_checkpoint(
     client.ingest(source, made(500, first=1_000))
     assert sum(copy(spark, address, source, empty, checkpoint=place)) == 500
     assert numbers_of(client, empty) == list(range(1_500))
-    # A crash between the sink and the log of what it has: the last micro-batch comes again.
-    last = max((place / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()
-    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    repeat_last_batch(place)
     assert sum(copy(spark, address, source, empty, checkpoint=place)) == 500
     assert numbers_of(client, empty) == list(range(1_500))
-    offset = json.loads((place / "offsets" / last.name).read_text().splitlines()[-1])
+    last = max((place / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    offset = json.loads(last.read_text().splitlines()[-1])
     assert all(partition.isdigit() for partition in offset)
 
 
@@ -840,6 +1046,7 @@ def test_spark_data_source_page_runs(
         assert "GreaterThan(temperature,290.0)" in capsys.readouterr().out
         assert names["client"].count("heat-warm") == 2
         assert names["client"].count("heat-copy") == 3
+        assert names["client"].count("reports-warm") == 2
     finally:
         names["client"].close()
 

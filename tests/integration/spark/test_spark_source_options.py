@@ -11,7 +11,8 @@ from pyspark.sql.types import StructType
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError
-from galileo.model.schema import Feature, Schema
+from galileo.model.schema import DELETED, Feature, Schema
+from galileo.spark.source import columns
 from galileo.spark.source.options import (
     SourceOptions,
     cursor_of,
@@ -20,6 +21,7 @@ from galileo.spark.source.options import (
     offset_of,
 )
 from galileo.spark.source.source import GalileoSource, StreamReader
+from galileo.spark.source.tables import ChangeReader
 
 NEEDED = {"address": "127.0.0.1:7701, 127.0.0.1:7702", "dataset": "air"}
 
@@ -42,6 +44,11 @@ def test_source_options_are_read_in_any_case() -> None:
         ({"on_gap": "ignore"}, {"option": "on_gap"}),
         ({"rows_per_task": "0"}, {"option": "rows_per_task", "bound": 1}),
         ({"batch_rows": "1e3"}, {"option": "batch_rows"}),
+        ({"what": "rows"}, {"option": "what"}),
+        ({"what": "changes", "query": "t > 1"}, {"option": "query"}),
+        ({"what": "Changes", "on_gap": "skip"}, {"option": "on_gap"}),
+        ({"what": "changes", "commits_per_batch": "5"}, {"option": "commits_per_batch"}),
+        ({"what": "changes", "pushdown": "all"}, {"option": "pushdown"}),
     ],
 )
 def test_source_options_that_are_invalid_are_refused(
@@ -49,6 +56,22 @@ def test_source_options_that_are_invalid_are_refused(
 ) -> None:
     with raises(InputError, **details):
         SourceOptions.from_spark({**NEEDED, **changed})
+
+
+def test_source_option_changes_is_of_streams_of_keyed_datasets() -> None:
+    changes = SourceOptions.from_spark({**NEEDED, "what": "changes"})
+    with raises(InputError, option="what"):
+        changes.check_not_stream()
+    plain, keyed = (Schema("air", [Feature("s", type="text")], key=key) for key in ((), "s"))
+    with raises(InputError, expected="key", dataset="air"):
+        columns.arrow_columns(plain, changes.what)
+    assert columns.arrow_columns(keyed, changes.what).names == [
+        *keyed.observation_schema.names,
+        DELETED,
+    ]
+    state: Any = SimpleNamespace(schema=keyed)
+    with raises(InputError, option="what"):
+        ChangeReader(SourceOptions.from_spark(NEEDED), state, StructType())
 
 
 def test_offset_of_round_trips_cursor() -> None:

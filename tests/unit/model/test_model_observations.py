@@ -81,6 +81,16 @@ def test_normalise_normalised_table_is_unchanged() -> None:
     assert normalise(SCHEMA, once).equals(once)
 
 
+def test_normalise_deleting_row_has_its_key_alone() -> None:
+    schema = Schema("nam", SCHEMA.features, key="station")
+    given = columns(deleted=[False, True])
+    rows = normalise(schema, pa.table(given)).to_pylist()
+    plain = normalise(schema, pa.table(columns(deleted=[False, False]))).to_pylist()
+    gone = {"temperature": None, "count": None, "wet": None, "deleted": True}
+    assert rows == [plain[0], plain[1] | gone]
+    assert None not in plain[1].values()
+
+
 def test_normalise_normalised_table_keeps_buffers() -> None:
     once = normalise(SCHEMA, table())
     twice = normalise(SCHEMA, once)
