@@ -127,8 +127,9 @@ class Channel(StoredSchema):
             observations that match at that time.
         enrich: steps that add rows of tables to the observations that are delivered, such as
             `galileo.Lookup("ratings", on="country")`; each has another table.
-        leave: with "either", whether a change of a subscription, or of its row, also delivers which
-            of the observations that matched before match no longer.
+        leave: with "either", whether a change of a subscription, of its row, or of an observation
+            of a keyed dataset also delivers which of the observations that matched before match no
+            longer.
         lookup: tables whose columns the template names, such as `officers.place`, and for each the
             parameter with the key of a subscription's row: `{"officers": ":officer"}`. If the key
             has several columns, a dict of parameters and columns.
@@ -599,7 +600,8 @@ def _new(new: Any, *, leave: Any) -> Any:
         )
     if not isinstance(leave, bool) or (leave and new != "either"):
         raise InvalidSchema(
-            f"expected leave=True with new='either' alone, got {leave!r} with {new!r}",
+            f"expected leave=True with new='either' alone, since other channels do not know what "
+            f"matched before, got {leave!r} with {new!r}",
             expected="leave",
         )
     return new

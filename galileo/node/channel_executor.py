@@ -69,8 +69,13 @@ from galileo.model.forks import count_commits
 from galileo.model.times import MICROS, column_micros, iso, times_from_micros
 from galileo.node import channel_matching
 from galileo.node.catalog import Catalog
-from galileo.node.channel_matching import Observed
-from galileo.node.channel_observations import ChannelObservations, ChannelWork, halfway
+from galileo.node.channel_matching import Observed, Replaced
+from galileo.node.channel_observations import (
+    ChannelObservations,
+    ChannelWork,
+    FetchedObservations,
+    halfway,
+)
 from galileo.node.channel_subscriptions import ChannelSubscriptions, Progress
 from galileo.node.cluster_view import ClusterView
 from galileo.node.reference_tables import References, ReferenceTables
@@ -396,10 +401,11 @@ class ChannelExecutor:
                 return False
         history, new = None, RowIndex(work.query, fetched.observations)
         if work.channel.new == "either":
-            history = (await self._observations.history(work, after)).rows
+            history = (await self._observations.remaining(work, fetched)).rows
         elif is_repetitive and any(self._is_wanted(work, p) for p in partitions):
-            new = await self._observations.all_rows(work, fetched, after=after)
-        observed = Observed(new, history, fetched.after, fetched.until, work.due_us)
+            new = await self._observations.all_rows(work, fetched)
+        replaced = await self._replaced(work, fetched) if work.channel.leave else None
+        observed = Observed(new, history, replaced, fetched.after, fetched.until, work.due_us)
         commits, results = await self._prepare(work, partitions, observed)
         if commits:
             committing = self._catalog.commit(work.channel.key, commits)
@@ -420,6 +426,13 @@ class ChannelExecutor:
                 work, [partition], after=after, until=half, is_part=True
             )
         return is_behind
+
+    async def _replaced(self, work: ChannelWork, fetched: FetchedObservations) -> Replaced | None:
+        if not fetched.replaced.num_rows:
+            return None
+        return await asyncio.get_running_loop().run_in_executor(
+            self._executor, Replaced.of, work.query, fetched.replaced, fetched.observations
+        )
 
     def _note(
         self, work: ChannelWork, partition: int, result: BaseException | Committed, *, until: Cursor

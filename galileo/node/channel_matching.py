@@ -10,6 +10,12 @@ S_k for the observations and subscriptions that execution k sees:
 - none: D_k x S_k, where D_k has the observations that are not too old at execution k.
 
 (Wang, Carey and Tsotras, "Subscribing to Big Data at Scale", 2020, sections 4.1.4 and 5.4.)
+
+Of a keyed dataset, D_k has the observations that count at the cut of execution k, and D_{k-1} above
+stands for what is left of it in D_k. With `leave`, the rest, which was replaced or deleted, is
+matched with S_{k-1}: those pairs leave whose subscription does not match in D_k what has the key.
+So who adds the pairs that match, and removes those that have left, by subscription and key, has
+the matches of D_k and S_k.
 """
 
 from __future__ import annotations
@@ -34,11 +40,50 @@ from galileo.model.channel import (
     Channel,
     pairs_of,
 )
+from galileo.model.schema import DELETED
 from galileo.model.sort_keys import differs
-from galileo.query.subscriptions import RowIndex, SubscriptionIndex
+from galileo.query.subscriptions import (
+    MATCH_SCHEMA,
+    ParameterQuery,
+    RowIndex,
+    SubscriptionIndex,
+)
 
 COMPRESSION = "lz4"
+KEY = "~key"
+"""The column of observations with a hash of their keys, where some of them are replaced."""
 _RECORD_SCHEMA = MATCHES_SCHEMA.insert(0, pa.field(BROKER, pa.string(), nullable=False))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replaced:
+    """Observations of a keyed dataset that counted at the first cut, and do not at the second one.
+
+    Attributes:
+        rows: all of them; of each key one.
+        successors: the new observations with the same keys.
+        numbers: of each successor, the number of the row whose key it has.
+    """
+
+    rows: RowIndex
+    successors: RowIndex
+    numbers: pa.Array
+
+    @classmethod
+    def of(cls, query: ParameterQuery, replaced: pa.Table, new: pa.Table) -> Replaced:
+        """Pairs observations by their `KEY`."""
+        keys, new_keys = (one_array(table.column(KEY)) for table in (replaced, new))
+        places = pc.index_in(keys, value_set=new_keys)
+        numbers = np.flatnonzero(np.asarray(places.is_valid())).astype(np.int32)
+        successors = RowIndex(query, new.take(places.drop_null()))
+        return cls(RowIndex(query, replaced), successors, pa.array(numbers))
+
+    def match_successors(self, index: SubscriptionIndex) -> pa.RecordBatch:
+        """The matches of the successors, with the numbers of the rows."""
+        matches = index.match(self.successors)
+        rows = matches.column("rows")
+        lists = pa.ListArray.from_arrays(_offsets_of(rows), self.numbers.take(rows.flatten()))
+        return matches.set_column(1, MATCH_SCHEMA.field("rows"), lists)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,22 +92,32 @@ class Observed:
 
     Attributes:
         new: those between two cuts; of a repetitive channel all up to the second one.
-        history: those before; None if these do not count.
+        history: those before; None if these do not count. Of a keyed dataset, those that still
+            count at the second cut.
+        replaced: those that count no longer, where subscribers learn of that; None: none.
         after, until: the two cuts.
         due_us: when the execution was due, microseconds since 1970.
     """
 
     new: RowIndex
     history: RowIndex | None
+    replaced: Replaced | None
     after: Cursor
     until: Cursor
     due_us: int
 
     @property
     def rows(self) -> pa.Table:
-        """All of them, those of the history first; matches have their numbers."""
-        new = self.new.observations
-        return new if self.history is None else pa.concat_tables([self.history.observations, new])
+        """All of them: the history, the new and the replaced ones; matches have their numbers."""
+        parts = [] if self.history is None else [self.history]
+        parts += [self.new] if self.replaced is None else [self.new, self.replaced.rows]
+        return pa.concat_tables([part.observations for part in parts])
+
+    @property
+    def count(self) -> int:
+        """How many there are before the replaced ones."""
+        history = 0 if self.history is None else self.history.observations.num_rows
+        return history + int(self.new.observations.num_rows)
 
 
 def match(
@@ -82,16 +137,24 @@ def match(
     if observed.history is None:
         index.apply(changes)
         return _records(index.selected(changes.column(ID)).match(observed.new))
-    ids, history = changes.column(ID), observed.history
-    before = index.selected(ids).match(history)
+    ids, history, replaced = changes.column(ID), observed.history, observed.replaced
+    first, parts = history.observations.num_rows, list[pa.Table]()
+    selected, ended = index.selected(ids), None
+    before = selected.match(history)
+    if replaced is not None:
+        ended = selected.match(replaced.rows)
+        index.apply(_deleted(changes))
+        parts.append(_groups_left(index, replaced, shift=observed.count))
     index.apply(changes)
-    after = index.selected(ids).match(history)
-    parts = [
-        _records(index.match(observed.new), shift=history.observations.num_rows),
-        _difference(after, before, left=False),
-    ]
+    selected = index.selected(ids)
+    after = selected.match(history)
+    parts.append(_records(index.match(observed.new), shift=first))
+    parts.append(_difference(after, before, left=False))
     if channel.leave:
         parts.append(_difference(before, after, left=True))
+    if replaced is not None and ended is not None:
+        again = replaced.match_successors(selected)
+        parts.append(_difference(ended, again, left=True, shift=observed.count))
     return pa.concat_tables(parts)
 
 
@@ -172,8 +235,37 @@ def _records(matches: pa.RecordBatch, *, shift: int = 0) -> pa.Table:
     return pa.table(columns, schema=_RECORD_SCHEMA)
 
 
-def _difference(matches: pa.RecordBatch, without: pa.RecordBatch, *, left: bool) -> pa.Table:
-    """The pairs of some matches that are not among others, a record for each subscription."""
+def _deleted(changes: pa.Table) -> pa.Table:
+    """Changes that delete the same subscriptions."""
+    place, gone = changes.schema.get_field_index(DELETED), np.ones(changes.num_rows, dtype=np.bool_)
+    return changes.set_column(place, changes.schema.field(place), pa.array(gone))
+
+
+def _groups_left(index: SubscriptionIndex, replaced: Replaced, *, shift: int) -> pa.Table:
+    """The pairs of replaced observations without a successor that matches.
+
+    All subscriptions of a record match the same, so each record is compared by its first one.
+    """
+    matches, again = index.match(replaced.rows), replaced.match_successors(index)
+    place, ids = matches.schema.get_field_index("subscriptions"), matches.column("subscriptions")
+    field = matches.schema.field(place)
+    first = [
+        batch.set_column(place, field, pc.list_slice(batch.column(place), 0, 1))
+        for batch in (matches, again)
+    ]
+    left = _difference(*first, left=True, shift=shift)
+    found = one_array(left.column("subscriptions")).flatten()
+    records = pc.index_in(found, value_set=pc.list_element(ids, 0))
+    return left.set_column(place, field, ids.take(records))
+
+
+def _difference(
+    matches: pa.RecordBatch, without: pa.RecordBatch, *, left: bool, shift: int = 0
+) -> pa.Table:
+    """The pairs of some matches that are not among others, a record for each subscription.
+
+    Rows are counted from `shift` on.
+    """
     match, rows, ids = pairs_of(pa.Table.from_batches([matches]))
     _, other_rows, other_ids = pairs_of(pa.Table.from_batches([without]))
     codes = one_array(pa.chunked_array([ids, other_ids]).dictionary_encode())
@@ -188,7 +280,7 @@ def _difference(matches: pa.RecordBatch, without: pa.RecordBatch, *, left: bool)
     single = pa.array(np.arange(len(starts) + 1, dtype=np.int32))
     columns = [
         matches.column(BROKER).take(pa.array(match[chosen[starts]])),
-        pa.ListArray.from_arrays(offsets, pa.array(rows[chosen])),
+        pa.ListArray.from_arrays(offsets, pa.array(rows[chosen] + np.int32(shift))),
         pa.ListArray.from_arrays(single, ids.take(first)),
         pa.array(np.full(len(starts), left)),
     ]

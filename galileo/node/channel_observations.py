@@ -8,21 +8,28 @@ Where changed subscriptions also match what is there already, and where a channe
 node keeps the observations up to a cut that may match, its *history*. There is one for each cut
 that a partition of the channel has; an execution extends it by what is new. It loses what has
 become too old, and is read again after some time, without what retention has dropped.
+
+Of a keyed dataset an execution reads what counts at its frontier since the cut, and a history has
+what counts at its cut. So an execution that has a history also reads what counted at the cut and
+was *replaced*, or deleted, up to the frontier. All of this is a function of the log of the dataset
+and the two cursors. The dataset is not cleaned past the cut (`galileo.node.channel_cuts`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from galileo.arrays import one_array
 from galileo.clock import Clock
 from galileo.cursor import EMPTY_CURSOR, Cursor, continued
 from galileo.errors import (
@@ -33,12 +40,14 @@ from galileo.errors import (
     MessageTooLarge,
     Unavailable,
 )
+from galileo.graph.versions import Choice
+from galileo.model import keyed
 from galileo.model.channel import ID, Channel
 from galileo.model.rows import RowOptions
-from galileo.model.schema import DELETED
+from galileo.model.schema import DELETED, Schema
 from galileo.model.table import Table
 from galileo.model.times import TIME_MIN_US, column_micros
-from galileo.node.channel_matching import Observed
+from galileo.node.channel_matching import KEY, Observed
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.select import CursorRange, Selection
 from galileo.query import Query
@@ -76,9 +85,21 @@ class ChannelWork:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are matched, joined or delivered."""
+        """The columns that are matched, joined or delivered, or tell keys apart."""
         place = ("latitude", "longitude", "time")
-        return tuple(dict.fromkeys([*place, *self.query.features, *self.delivered]))
+        key = self.schema.key_features if self.has_replaced else ()
+        return tuple(dict.fromkeys([*place, *self.query.features, *self.delivered, *key]))
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of the dataset."""
+        assert self.channel.schema is not None, "a channel of a cluster"
+        return self.channel.schema
+
+    @property
+    def has_replaced(self) -> bool:
+        """Whether an execution has a history, of which observations are replaced and deleted."""
+        return self.schema.is_keyed and self.channel.new in ("either", "none")
 
     @property
     def delivered(self) -> Sequence[str]:
@@ -147,12 +168,14 @@ class FetchedObservations:
     """The observations of the commits (after, until] that may match.
 
     Attributes:
+        replaced: those that counted at `after`, and at `until` do not.
         is_part: whether there are more than one execution takes.
         is_whole: whether every partition could be read.
         cut: where the range was to begin, without commits that were lost.
     """
 
     observations: pa.Table
+    replaced: pa.Table
     after: Cursor
     until: Cursor
     is_part: bool
@@ -211,14 +234,12 @@ class ChannelObservations:
         while True:
             missing = set[int]()
             commits = CursorRange(frozenset(after.news(until)), after, until)
-            tables, rows, is_large = [schema.empty_table()], 0, False
-            selected = self._selection.select(
-                query, options, commits=commits, on_missing=missing.update
-            )
+            tables = {choice: [schema.empty_table()] for choice in Choice}
+            rows, is_large = 0, False
             try:
-                async with aclosing(selected) as parts:
-                    async for part in parts:
-                        tables.append(part)
+                async with aclosing(self._select(work, options, commits, missing)) as parts:
+                    async for choice, part in parts:
+                        tables[choice].append(part)
                         rows += part.num_rows
                         is_large = rows > rows_max and (is_whole or work.is_divisible(after, until))
                         if is_large:
@@ -248,8 +269,35 @@ class ChannelObservations:
             elif is_large:
                 until, is_part = halfway(after, until), True
             else:
-                whole = pa.concat_tables(tables)
-                return FetchedObservations(whole, after, until, is_part, not absent, cut)
+                read = (tables[choice] for choice in (Choice.CURRENT, Choice.WITHDRAWN))
+                whole, replaced = [await self._joined(work, some) for some in read]
+                return FetchedObservations(whole, replaced, after, until, is_part, not absent, cut)
+
+    async def _select(
+        self, work: ChannelWork, options: RowOptions, commits: CursorRange, missing: set[int]
+    ) -> AsyncGenerator[tuple[Choice, pa.Table], None]:
+        """The observations that may match, and those that were replaced; adds to `missing`."""
+        has_replaced = work.has_replaced and commits.after
+        for choice in (Choice.CURRENT, *([Choice.WITHDRAWN] if has_replaced else ())):
+            chosen = replace(commits, choice=choice)
+            selected = self._selection.select(
+                work.selected, options, commits=chosen, on_missing=missing.update
+            )
+            async with aclosing(selected) as parts:
+                async for part in parts:
+                    yield choice, part
+
+    async def _joined(self, work: ChannelWork, tables: Sequence[pa.Table]) -> pa.Table:
+        """Observations in one table, with `KEY` where some of them are replaced."""
+
+        def with_keys() -> pa.Table:
+            hashes = keyed.hashes_of(work.schema, whole)[:, 0]
+            return whole.append_column(KEY, pa.array(np.ascontiguousarray(hashes)))
+
+        whole = pa.concat_tables(tables)
+        if not work.has_replaced:
+            return whole
+        return await asyncio.get_running_loop().run_in_executor(self._executor, with_keys)
 
     async def _unreadable(
         self, work: ChannelWork, options: RowOptions, commits: CursorRange
@@ -269,11 +317,8 @@ class ChannelObservations:
         self, work: ChannelWork, options: RowOptions, commits: CursorRange
     ) -> bool:
         missing = set[int]()
-        selected = self._selection.select(
-            work.selected, options, commits=commits, on_missing=missing.update
-        )
         try:
-            async with aclosing(selected) as parts:
+            async with aclosing(self._select(work, options, commits, missing)) as parts:
                 async for _ in parts:
                     pass
         except GalileoError as error:
@@ -308,23 +353,37 @@ class ChannelObservations:
             known = histories[until] = History(index, oldest_us, known.read_at)
         return known
 
+    async def remaining(self, work: ChannelWork, fetched: FetchedObservations) -> History:
+        """The history of the cut of an execution, without what was replaced since.
+
+        Raises:
+            Unavailable: a partition of the dataset cannot be read.
+            MessageTooLarge: there are too many.
+        """
+        known = await self.history(work, fetched.cut)
+        if not fetched.replaced.num_rows:
+            return known
+        rest = await asyncio.get_running_loop().run_in_executor(
+            self._executor, _without, known.rows.observations, fetched.replaced
+        )
+        return replace(known, rows=RowIndex(work.query, rest))
+
     def extend_history(self, work: ChannelWork, observed: Observed) -> None:
         """Keeps the history up to the next cut."""
         histories = self._histories.get(work.channel.key, {})
         known = histories.get(observed.after)
         if known is not None and observed.history is not None:
+            known = replace(known, rows=observed.history)
             self._extend(work, known, observed.new.observations, until=observed.until)
 
-    async def all_rows(
-        self, work: ChannelWork, fetched: FetchedObservations, *, after: Cursor
-    ) -> RowIndex:
+    async def all_rows(self, work: ChannelWork, fetched: FetchedObservations) -> RowIndex:
         """The observations up to the next cut that may match, which its history keeps.
 
         Raises:
             Unavailable: a partition of the dataset cannot be read.
             MessageTooLarge: there are too many.
         """
-        known = await self.history(work, after)
+        known = await self.remaining(work, fetched)
         count = known.rows.observations.num_rows + fetched.observations.num_rows
         if count > HISTORY_ROWS_MAX:
             raise self._too_many_observations(work)
@@ -369,6 +428,12 @@ def _since(observations: pa.Table, time_us: int) -> pa.Table:
     """Those that are not before a time."""
     is_recent = column_micros(observations.column("time")) >= time_us
     return observations if is_recent.all() else observations.filter(pa.array(is_recent))
+
+
+def _without(observations: pa.Table, replaced: pa.Table) -> pa.Table:
+    """Those whose keys others have not."""
+    is_replaced = pc.is_in(observations.column(KEY), value_set=one_array(replaced.column(KEY)))
+    return observations.filter(pc.invert(is_replaced))
 
 
 def halfway(after: Cursor, until: Cursor) -> Cursor:

@@ -24,6 +24,7 @@ import pyarrow as pa
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import NAMED_MAX, DataExpired, HistoryChanged, InputError, listed
+from galileo.graph.versions import Choice
 from galileo.model.rows import TIME, FirstRows, RowOptions
 from galileo.model.times import column_micros
 from galileo.node import query_limits
@@ -49,11 +50,17 @@ Labels = TypeVar("Labels", pa.Table, pa.RecordBatch)
 
 @dataclass(frozen=True, slots=True)
 class CursorRange:
-    """The commits past `after` and not past `until` of some partitions."""
+    """The commits past `after` and not past `until` of some partitions.
+
+    Attributes:
+        choice: of a keyed dataset, CURRENT: the versions since these commits that count at `until`;
+            or WITHDRAWN: those that count at `after`, and at `until` no more.
+    """
 
     partitions: frozenset[int]
     after: Cursor
     until: Cursor
+    choice: Choice = Choice.CURRENT
 
 
 class Selection:
@@ -194,7 +201,10 @@ class Selection:
             return
         query, commits = work.query, work.commits
         after, until = (EMPTY_CURSOR, None) if commits is None else (commits.after, commits.until)
-        parts = self._scans.between(query, partitions=partitions, after=after, until=until)
+        choice, at = work.versions
+        parts = self._scans.between(
+            query, partitions=partitions, after=after, until=until, choice=choice, at=at
+        )
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, ScanEnd):
@@ -220,6 +230,13 @@ class _Work:
     wanted: FirstRows
     commits: CursorRange | None = None
     on_missing: Callable[[frozenset[int]], None] | None = None
+
+    @property
+    def versions(self) -> tuple[Choice, Cursor | None]:
+        """Which versions of a keyed dataset are wanted, and the cursor of that choice."""
+        if self.commits is None or self.commits.choice is Choice.CURRENT:
+            return Choice.CURRENT, None
+        return self.commits.choice, self.commits.after
 
     def rest(self) -> RowOptions:
         """The options for another node: the columns and number of rows that are still needed."""
@@ -404,12 +421,15 @@ class _Pieces:
     def _labels(self) -> Iterator[pa.RecordBatch | None]:
         """Labels that match."""
         after, until = self._bounds()
+        choice, at = self.work.versions
         return self.shard.graph.scan_pieces(
             self.query,
             labels_max=query_limits.LABELS_PER_PART,
             after=after,
             until=until,
             partitions=self.partitions,
+            choice=choice,
+            at=at,
         )
 
     def _match_labels(

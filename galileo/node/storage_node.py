@@ -53,7 +53,6 @@ from galileo.model.schema import (
     existing_dataset,
     features_to_json,
     has_columns,
-    refuse_keyed,
     split_key,
 )
 from galileo.model.system import SYSTEM_TABLES
@@ -479,7 +478,6 @@ class StorageNode:
             known = await self.stored_named(channel.name)
             raise existing_dataset(known, same=known.is_wanted(channel))
         schema = await self.named(channel.dataset)
-        refuse_keyed(schema, "a channel")
         tables = {step.table: await self._table(step.table) for step in channel.steps}
         query = await asyncio.to_thread(
             ParameterQuery, channel.template, schema, channel.lookup, tables

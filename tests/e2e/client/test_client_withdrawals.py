@@ -181,12 +181,10 @@ def test_a_spool_has_what_matches(
         assert sum(len(update.withdrawn) for update in spool.updates()) == 1
 
 
-def test_windows_channels_and_views_take_no_keyed_dataset(
+def test_windows_and_views_take_no_keyed_dataset(
     client: galileo.Client, name: str, warm: galileo.Ccq
 ) -> None:
     with raises(InputError, expected="no_key", dataset=name):
         client.submit(name, WARM, window=galileo.Window.tumbling("1h"))
-    with raises(InputError, expected="no_key", dataset=name):
-        client.create_channel(galileo.Channel(f"{name}-alarms", name, "temperature > :least"))
     with raises(InputError, expected="no_key", dataset=name):
         client.sparql_view(warm)

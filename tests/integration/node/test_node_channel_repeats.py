@@ -55,11 +55,6 @@ class Repeats(Rounds):
     def now_us(self) -> int:
         return round(self.cluster.clock.wall() * MICROS)
 
-    def set_clock(self) -> None:
-        """The nodes have the clock of the test; again after restarts."""
-        for node in self.cluster.nodes:
-            node.channels._clock = node.channels._observations._clock = self.cluster.clock
-
     async def restart(self, name: str) -> None:
         await self.cluster.restart(name)
         self.set_clock()
