@@ -50,9 +50,22 @@ Positions = dict[int, int]
 Row = dict[str, Any]
 
 
+SLOTS = 5
+"""Keys of a keyed dataset of observations."""
+GONE = 999.0
+"""The temperature of what deletes a key: a judge reads rows alone."""
+
+
 class Observation(NamedTuple):
+    """`slot` is the key, in a keyed dataset."""
+
     number: int
     temperature: float
+    slot: int = 0
+
+    @staticmethod
+    def of(row: Row) -> Observation:
+        return Observation(row["number"], row["temperature"], row.get("slot", 0))
 
     @property
     def time_us(self) -> int:
@@ -161,10 +174,13 @@ class Reader:
         self.cursor = self.cursor.join(part.reached)
 
 
-def air(name: str) -> Schema:
-    """A dataset of observations with numbers and temperatures."""
+def air(name: str, *, is_keyed: bool = False) -> Schema:
+    """A dataset of observations with numbers and temperatures; keyed by their slots."""
     features = [Feature("number", type="int", indexed=False), Feature("temperature")]
-    return Schema(name, features, geohash_precision=2, time_bucket="6h")
+    if is_keyed:
+        features.append(Feature("slot", type="int"))
+    key = ["slot"] if is_keyed else []
+    return Schema(name, features, geohash_precision=2, time_bucket="6h", key=key)
 
 
 def numbers_of(batch: int) -> range:
@@ -184,6 +200,26 @@ def batch_of(number: int) -> pa.Table:
         ],
         schema=air("air").observation_schema,
     )
+
+
+def versions_of(number: int) -> pa.Table:
+    """Numbered observations that replace and delete each other, each slot at its own place."""
+    made, rows = random.Random(number), batch_of(number)
+    slots = [made.randrange(SLOTS) for _ in range(ROWS)]
+    gone = [made.random() < 0.25 for _ in range(ROWS)]
+    temperatures = rows.column("temperature").to_pylist()
+    columns: dict[str, Any] = {
+        "latitude": [-60.0 + 30 * slot for slot in slots],
+        "longitude": [-150.0 + 70 * slot for slot in slots],
+        "time": rows.column("time"),
+        "number": rows.column("number"),
+        "temperature": [
+            GONE if is_gone else value for is_gone, value in zip(gone, temperatures, strict=True)
+        ],
+        "slot": pa.array(slots, pa.int64()),
+        "deleted": gone,
+    }
+    return pa.table(columns)
 
 
 Changes = dict[str, tuple[str, float | None]]
@@ -220,6 +256,7 @@ class ChannelAudit:
         assert channel.schema is not None
         self.channel = channel
         self.dataset = channel.schema.key
+        self.is_keyed = channel.schema.is_keyed
         self.table = channel.subscriptions.key
         self.parameter = parameter_of(channel.subscriptions)
         self.values = range(8 if channel.lookup else 40)
@@ -342,7 +379,9 @@ class ChannelAudit:
         return differences
 
     def _observations(self, header: Any, rows: pa.Table) -> list[Observation]:
-        return [Observation(row["number"], row["temperature"]) for row in rows.to_pylist()]
+        if header is not None and header.producer == CLEANER:
+            return []
+        return [Observation.of(row) for row in rows.to_pylist()]
 
     def _changes(self, header: Any, rows: pa.Table) -> list[Change]:
         if (
@@ -487,6 +526,11 @@ class ChannelAudit:
                     due[there[name].broker][Pair(name, observation)] += 1
                 if held and not holds and self.channel.leave:
                     due[before[name].broker][Pair(name, observation, left=True)] += 1
+        if self.channel.leave:
+            for (old, new), name in itertools.product(self.replaced(one), before):
+                holds = new is not None and there.get(name, NEVER).matches(new)
+                if before[name].matches(old) and not holds:
+                    due[before[name].broker][Pair(name, old, left=True)] += 1
         return due
 
     def with_rows(self, there: dict[str, Version], one: LoggedExecution) -> dict[str, Version]:
@@ -567,8 +611,31 @@ class ChannelAudit:
                     there[change.id] = Version(change.broker, change.least)
         return there
 
+    def current(self, until: Positions) -> dict[int, Observation]:
+        """What counts after some commits of a keyed dataset, by slot."""
+        there = dict[int, Observation]()
+        for of, last in until.items():
+            for sequence in range(1, last + 1):
+                for one in self.commits[of][sequence]:
+                    there.pop(one.slot, None)
+                    if one.temperature != GONE:
+                        there[one.slot] = one
+        return there
+
+    def replaced(self, one: LoggedExecution) -> Iterator[tuple[Observation, Observation | None]]:
+        """What counts no longer, of a keyed dataset, with what counts in its place."""
+        if self.is_keyed:
+            there = self.current(one.until)
+            for slot, observation in self.current(one.after).items():
+                if there.get(slot) != observation:
+                    yield observation, there.get(slot)
+
     def observations(self, one: LoggedExecution) -> Iterator[Observation]:
         """Those of the commits that an execution has matched."""
+        if self.is_keyed:
+            before = self.current(one.after).values()
+            yield from (new for new in self.current(one.until).values() if new not in before)
+            return
         for of, last in one.until.items():
             for sequence in range(one.after[of] + 1, last + 1):
                 yield from self.commits[of][sequence]
@@ -582,7 +649,11 @@ class ChannelAudit:
         return (one for one in there if one.time_us >= oldest_us)
 
     def history(self, one: LoggedExecution) -> Iterator[Observation]:
-        """Those of the commits before an execution."""
+        """Those of the commits before an execution, which still count."""
+        if self.is_keyed:
+            there = self.current(one.until).values()
+            yield from (old for old in self.current(one.after).values() if old in there)
+            return
         for of, last in one.after.items():
             for sequence in range(1, last + 1):
                 yield from self.commits[of][sequence]
@@ -624,6 +695,9 @@ class ChannelAudit:
 
         When everything is executed, and all calls have returned.
         """
+        if self.is_keyed:
+            self._check_folded()
+            return
         inside = Counter[tuple[str, int]]()
         for log in self.log.values():
             for sequence in sorted(log):
@@ -638,6 +712,31 @@ class ChannelAudit:
             else:
                 assert count or not holds, f"{name} has not entered {observation}"
             self.certain += holds
+
+    def _check_folded(self) -> None:
+        """As `_check_fences`, for who folds what is delivered by subscription and key."""
+        inside, entered = dict[tuple[str, int], int](), set[tuple[str, int]]()
+        for log in self.log.values():
+            for sequence in sorted(log):
+                for name, observation, left in all_pairs(log[sequence]):
+                    if left:
+                        number = inside.pop((name, observation.slot), None)
+                        assert number == observation.number, f"{name} has not {observation}"
+                    else:
+                        inside[name, observation.slot] = observation.number
+                        entered.add((name, observation.number))
+        there = self.current({of: max(log) for of, log in self.commits.items() if log})
+        expected = {
+            (name, slot): observation.number
+            for name, versions in self.ledger.items()
+            for slot, observation in there.items()
+            if self.looked_up(versions[-1])[-1].matches(observation)
+        }
+        if self.channel.leave:
+            assert inside == expected, "what is delivered does not add up to what matches"
+        missing = {(name, number) for (name, _), number in expected.items()} - entered
+        assert not missing, f"{missing} have not entered"
+        self.certain += len(expected)
 
     def looked_up(self, version: Version) -> list[Version]:
         """A version of a subscription with each version of its row, if it has one."""
@@ -797,7 +896,7 @@ def all_pairs(one: LoggedExecution) -> Iterator[Pair]:
 def pairs_of(observations: bytes, matches: bytes) -> list[Pair]:
     """Subscriptions with their observations, of two Arrow streams."""
     rows = read_rows(observations)
-    found = [Observation(row["number"], row["temperature"]) for row in rows]
+    found = [Observation.of(row) for row in rows]
     pairs, used = [], set[int]()
     for match in read_rows(matches):
         used |= set(match["rows"])

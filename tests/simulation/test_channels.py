@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from patches import patched
 from replica_nodes import topology_of, until
 from simulator.channel_mutants import CHANNEL_MUTANTS, run_channel_variant
 from simulator.channel_world import (
+    KEYED_FROM,
     MODES,
     OF_QUERIES,
     REPLICATED_EVERY,
@@ -28,6 +30,9 @@ from galileo.node.query_limits import FAILOVER_RETRY_S
 SEEDS, PART = 600, 50
 SEEDS_QUICK = range(REPLICATED_EVERY - len(MODES), REPLICATED_EVERY)
 """One of each mode, some of them with rows of tables, the last one with copies."""
+KEYED_SEEDS = 280
+KEYED_QUICK = (1, 4, 9)
+"""With histories: one whose pairs leave, and one of a repetitive channel, with copies."""
 LAST_ONE_GONE = 3954
 """The last subscription of a partition of a repetitive channel goes after its last execution."""
 MUTANT_SEEDS = 20
@@ -38,6 +43,10 @@ CONVICTED_FROM = {
     "index_ahead_of_log": 26,
     "matched_by_one_dropped": 10,
     **dict.fromkeys((one for one in CHANNEL_MUTANTS if one.startswith("repeats")), 6),
+    "replaced_stay": KEYED_FROM + 1,
+    "replaced_unread": KEYED_FROM + 1,
+    "replaced_with_changed": KEYED_FROM + 4,
+    "replaced_without_successors": KEYED_FROM + 4,
     "repeats_after_take_over": 35,
     "rows_cleaned_past_compared": 10,
     "rows_newer_than_cut": 12,
@@ -46,6 +55,8 @@ CONVICTED_FROM = {
     "subscriptions_before_frontier": 7,
     "unknown_as_matched": 10,
     "unmatched_dropped": 10,
+    "versions_copied_as_new": KEYED_FROM + 1,
+    "versions_not_held": KEYED_FROM + 18,
 }
 """The first seed to try with a mutant; 0 for others."""
 SCENARIOS = {
@@ -61,7 +72,11 @@ SLOW_MUTANTS = {
     "index_ahead_of_log",
     "rows_read_anew_as_new",
     "unknown_as_matched",
-    *(one for one in CHANNEL_MUTANTS if one.startswith(("cleaned", "repeats", "rows_cleaned"))),
+    *(
+        one
+        for one in CHANNEL_MUTANTS
+        if one.startswith(("cleaned", "repeats", "replaced", "rows_cleaned", "versions"))
+    ),
 } - {"repeats_bound_by_clock", "repeats_new_alone"}
 """Mutants whose conviction takes longer than two seconds."""
 EXPECTED = (
@@ -92,6 +107,13 @@ def test_repetitive_channel_without_subscriptions_is_not_executed() -> None:
 def test_channels_random_worlds_keep_all_promises(seeds: range) -> None:
     counters = sum(map(play, seeds), Counter[str]())
     assert not [name for name in EXPECTED if not counters[name]]
+
+
+@pytest.mark.parametrize("seeds", [KEYED_QUICK, *seeds_in_parts(KEYED_SEEDS, PART)])
+def test_channels_over_keyed_datasets_keep_all_promises(seeds: Sequence[int]) -> None:
+    counters = sum((play(KEYED_FROM + seed) for seed in seeds), Counter[str]())
+    assert counters["notifications due for certain"]
+    assert counters["observations cleaned"]
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(REPLICATED_EVERY - 1, marks=pytest.mark.slow)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Collection
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from channel_audit import ROWS, Reader
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import BatchConflict, DataExpired
+from galileo.graph.versions import Choice
 from galileo.model.times import MICROS
 from galileo.node import channel_reader, stored_versions
 from galileo.node.channel_cuts import ChannelCuts
@@ -45,6 +47,7 @@ _apply = SubscriptionIndex.apply
 _pieces = channel_reader._pieces
 _hold = ChannelCuts._hold
 _copies = stored_versions.copies
+_select = ChannelObservations._select
 
 Patches = dict[str, Any]
 """Replacements by dotted name."""
@@ -237,10 +240,36 @@ async def _subscriptions_alone(self: Any, work: Any, progress: Any, changes: Any
     return await _join_changes(self, work, progress, changes, rows)
 
 
+# --- keyed datasets ------------------------------------------------------------------------------
+
+
+def _with_replaced(observations: Any, replaced: Any) -> Any:
+    """A history loses what was replaced."""
+    return observations
+
+
+async def _current_alone(self: Any, work: Any, *rest: Any) -> Any:
+    """An execution reads what was replaced."""
+    async with aclosing(_select(self, work, *rest)) as parts:
+        async for choice, part in parts:
+            if choice is Choice.CURRENT:
+                yield choice, part
+
+
+def _without_successors(self: Any, index: Any) -> Any:
+    """A subscription does not leave a key whose new version it matches."""
+    return index.match(self.successors).slice(0, 0)
+
+
+def _unchanged(changes: Any) -> Any:
+    """Changed subscriptions leave what they matched before."""
+    return changes.slice(0, 0)
+
+
 # --- repetitive channels -------------------------------------------------------------------------
 
 
-async def _new_alone(self: Any, work: Any, fetched: Any, *, after: Cursor) -> Any:
+async def _new_alone(self: Any, work: Any, fetched: Any) -> Any:
     """Observations that were delivered are delivered again."""
     return RowIndex(work.query, fetched.observations)
 
@@ -363,6 +392,7 @@ NOT_READ = Progress(SubscriptionIndex.__new__(SubscriptionIndex))
 EXECUTOR = "galileo.node.channel_executor.ChannelExecutor"
 OBSERVATIONS = "galileo.node.channel_observations.ChannelObservations"
 SUBSCRIPTIONS = "galileo.node.channel_subscriptions.ChannelSubscriptions"
+MATCHING = "galileo.node.channel_matching"
 RANGE = "galileo.node.channel_observations.CursorRange"
 INDEX_APPLY = "galileo.query.subscriptions.SubscriptionIndex.apply"
 CUTS = "galileo.node.channel_cuts.ChannelCuts"
@@ -397,6 +427,12 @@ CHANNEL_MUTANTS: dict[str, Any] = {
     "rows_cleaned_past_compared": {f"{CUTS}.compared": _nothing_compared},
     "rows_ahead_of_log": {f"{EXECUTOR}._read_progress": _keep_rows},
     "rows_not_followed": {f"{SUBSCRIPTIONS}._join_changes": _subscriptions_alone},
+    "replaced_stay": {"galileo.node.channel_observations._without": _with_replaced},
+    "replaced_unread": {f"{OBSERVATIONS}._select": _current_alone},
+    "replaced_without_successors": {f"{MATCHING}.Replaced.match_successors": _without_successors},
+    "replaced_with_changed": {f"{MATCHING}._deleted": _unchanged},
+    "versions_copied_as_new": {"galileo.node.table_cleaner.copies": _copies_as_new},
+    "versions_not_held": {f"{CUTS}.holds": _nothing_held},
     "repeats_new_alone": {f"{OBSERVATIONS}.all_rows": _new_alone},
     "repeats_only_with_news": {f"{EXECUTOR}._is_due": _only_with_news},
     "repeats_when_tried": {"galileo.model.channel.Channel.due_us": _due_when_it_is_tried},

@@ -36,6 +36,7 @@ from channel_audit import (
     batch_of,
     numbers_of,
     rows_of,
+    versions_of,
 )
 from patches import patched
 from replica_nodes import (
@@ -52,10 +53,11 @@ from galileo.cursor import Cursor
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import Topology
 from galileo.errors import GalileoError
-from galileo.model import paths
+from galileo.model import keyed, paths
 from galileo.model.channel import Channel, New
 from galileo.model.observations import normalise
 from galileo.model.retention import Retention, VersionedRetention
+from galileo.model.schema import Schema
 from galileo.model.table import Table, index_versions
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
@@ -75,7 +77,9 @@ from simulator.virtual_time import (
     run_simulated,
 )
 
-AIR = air("nam")
+AIR, KEYED_AIR = air("nam"), air("nam", is_keyed=True)
+KEYED_FROM = 10_000
+"""The dataset is keyed in worlds from this seed on."""
 CHANNEL = "hot"
 LIMITS: tuple[dict[str, int], ...] = (
     {},
@@ -134,6 +138,7 @@ class Plan:
 
     Attributes:
         new, leave, template, age_max_s: of the channel.
+        is_keyed: whether observations are replaced and deleted, and the dataset is cleaned.
         looks_up: whether its subscriptions have rows of `LEVELS`.
         limits: of executions.
         is_kept: whether neither tables are cleaned nor executions dropped.
@@ -150,6 +155,7 @@ class Plan:
     leave: bool = False
     template: str = TEMPLATES[0]
     age_max_s: float | None = None
+    is_keyed: bool = False
     looks_up: bool = False
     limits: Mapping[str, int] = field(default_factory=dict)
     is_kept: bool = False
@@ -168,6 +174,10 @@ class Plan:
         return replace(TOPOLOGY, replicas=self.replicas)
 
     @property
+    def dataset(self) -> Schema:
+        return KEYED_AIR if self.is_keyed else AIR
+
+    @property
     def channel(self) -> Channel:
         made = Channel(
             CHANNEL,
@@ -180,11 +190,13 @@ class Plan:
             age_max=self.age_max_s,
             lookup={LEVELS.name: ":level"} if self.looks_up else None,
         )
-        query = ParameterQuery(made.template, AIR, made.lookup, {LEVELS.name: LEVELS})
+        query = ParameterQuery(made.template, self.dataset, made.lookup, {LEVELS.name: LEVELS})
         partitions = len(self.topology.partitions)
         tables = [LEVELS.spread(partitions)] if self.looks_up else []
         parameters = query.parameters
-        return made.bound(AIR, parameters, start={}, partitions=partitions, references=tables)
+        return made.bound(
+            self.dataset, parameters, start={}, partitions=partitions, references=tables
+        )
 
 
 class ChannelWorld(World):
@@ -204,7 +216,7 @@ class ChannelWorld(World):
             directory,
             seed,
             topology=plan.topology,
-            schema=AIR,
+            schema=plan.dataset,
             further=(*channel.references, channel, channel.subscriptions),
             options=options,
         )
@@ -232,7 +244,8 @@ class ChannelWorld(World):
             wall=lambda: self.clock.wall() + AHEAD_S,
             monotonic=self.clock.monotonic,
         )
-        host.node.catalog.adopt_retention("nam", VersionedRetention(1, Retention(AGE_S)))
+        if not self.plan.is_keyed:
+            host.node.catalog.adopt_retention("nam", VersionedRetention(1, Retention(AGE_S)))
         loop = asyncio.get_running_loop()
         cuts = ChannelCuts(host.node.catalog, host.node.channel_reader, loop=loop)
         positions = ReaderPositions(host.node.tables, cuts, loop=loop)
@@ -263,8 +276,9 @@ class ChannelWorld(World):
 
     @property
     def cleaned_tables(self) -> list[str]:
-        """The keys of the tables of the channel, and of those that it reads."""
-        return [self.audit.table, *(table.key for table in self.audit.channel.references)]
+        """The keys of the tables of the channel, and of those that it reads, and of the dataset."""
+        tables = [self.audit.table, *(table.key for table in self.audit.channel.references)]
+        return [*tables, "nam"] if self.plan.is_keyed else tables
 
     async def crash(self, name: str, *, is_lost: bool) -> None:
         self.runners.pop(name).stop()
@@ -334,7 +348,7 @@ class ChannelWorld(World):
         def work() -> None:
             self.audit.remember(catalog)
             for key in self.cleaned_tables:
-                runner.clean(catalog.table_shard(key))
+                runner.clean(catalog.versioned_shard(key))
             runner.drop_executions(catalog.channel_shard(CHANNEL))
             # More may have been published while the tables were cleaned.
             self.audit.remember(catalog)
@@ -367,7 +381,7 @@ class ChannelWorld(World):
 
     def table_of(self, number: int, node: StorageNode) -> pa.Table:
         self.audit.observe(numbers_of(number))
-        return batch_of(number)
+        return versions_of(number) if self.plan.is_keyed else batch_of(number)
 
     async def send(self, number: int) -> None:
         await super().send(number)
@@ -661,11 +675,13 @@ class SimulatedWorld(ChannelWorld):
             del self.threads[host.name]
         after = self.changes_dropped(host, self.cleaned_tables)
         self.counters["tables cleaned"] += after[0] > before[0]
-        self.counters["looked-up tables cleaned"] += after[1:] > before[1:]
+        count = 1 + len(self.audit.channel.references)
+        self.counters["looked-up tables cleaned"] += after[1:count] > before[1:count]
+        self.counters["observations cleaned"] += after[count:] > before[count:]
 
     def changes_dropped(self, host: Host, keys: Sequence[str]) -> list[int]:
         """Up to which commits tables are cleaned at a node, in all."""
-        tables = map(host.node.catalog.table_shard, keys)
+        tables = map(host.node.catalog.versioned_shard, keys)
         return [sum(table.dropped().values()) for table in tables]
 
     async def crash(self, name: str, *, is_lost: bool) -> None:
@@ -687,7 +703,7 @@ class SimulatedWorld(ChannelWorld):
     async def send(self, number: int) -> None:
         self.audit.observe(numbers_of(number))
         self.stamps[number] = round(self.clock.wall(), 3)
-        parts = _observation_parts(number, self.plan.topology)
+        parts = _observation_parts(number, self.plan.topology, self.plan.dataset)
         await self.commit("nam", parts, producer="p", batch=number)
         self.acknowledged.add(number)
         self.note(f"batch {number} is stored")
@@ -808,10 +824,12 @@ SLOW = replace(OPTIONS, tick_s=0.05, restart_s=0.2)
 
 
 @lru_cache(maxsize=4096)
-def _observation_parts(number: int, topology: Topology) -> Parts:
+def _observation_parts(number: int, topology: Topology, schema: Schema) -> Parts:
     """A batch as it is stored."""
-    place = partial(placement.partitions_from_cells, topology, AIR)
-    return paths.index_parts(AIR, normalise(AIR, batch_of(number)), place=place)
+    place = partial(placement.partitions_from_cells, topology, schema)
+    if schema.is_keyed:
+        return keyed.index_versions(schema, normalise(schema, versions_of(number)), place=place)
+    return paths.index_parts(schema, normalise(schema, batch_of(number)), place=place)
 
 
 @lru_cache(maxsize=4096)
@@ -842,7 +860,8 @@ def plan_of(seed: int) -> Plan:
         looks_up=(seed // len(MODES)) % LOOKUPS_EVERY == 1,
         limits=LIMITS[0] if is_repetitive else chance.choice(LIMITS),
         is_kept=chance.random() < 0.2,
-        drops=_drops(new, chance.random()),
+        drops="nothing" if seed >= KEYED_FROM else _drops(new, chance.random()),
+        is_keyed=seed >= KEYED_FROM,
         replicas=3 if seed % REPLICATED_EVERY == REPLICATED_EVERY - 1 else 1,
         sending_s=0.6,
         subscribing_s=0.8,
