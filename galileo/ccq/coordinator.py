@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from math import exp
 from typing import Any
 
@@ -32,6 +33,10 @@ VISIT_PAUSE_S = 1.0
 """Fetches with longer pauses between them are separate visits."""
 NEWEST_WEIGHT = 0.5
 """Weight of the newest pause in the mean pause (exponential average)."""
+RESET_PAUSE_S = 600.0
+"""The longest pause within a reset of one reader while others go on."""
+RESETS_MAX = 16
+"""Readers within a reset for which the others are held back; of more, the latest ones."""
 
 
 class FetchStats:
@@ -116,6 +121,7 @@ class Coordinator:
         self.fetches.acknowledged = record.retrieved
         self.fetches.holders = record.holders
         self.fetch_stats = FetchStats(now)
+        self._resets: dict[Cursor, float] = {}
 
     @property
     def evaluated(self) -> Cursor:
@@ -124,6 +130,14 @@ class Coordinator:
     @property
     def retrieved(self) -> Cursor:
         return self.fetches.acknowledged
+
+    def saved(self, now: float) -> Cursor:
+        """What has been retrieved, but nothing past the snapshot of a reader within a reset.
+
+        Cleaning waits for it. If it went past the snapshot, the reader would have to begin again.
+        """
+        snapshots = [cursor for cursor, at in self._resets.items() if now - at < RESET_PAUSE_S]
+        return reduce(Cursor.meet, snapshots, self.retrieved)
 
     def apply_result(self, result: CycleResult, now: float) -> Effects:
         """Add the result of a cycle to the cache, and wake waiting fetches."""
@@ -161,6 +175,11 @@ class Coordinator:
 
     def fetch(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
         self.fetch_stats.record_fetch(now)
+        self._resets.pop(event.cursor, None)
+        if event.is_reset:
+            self._resets[event.cursor] = now
+            for oldest in [*self._resets][:-RESETS_MAX]:
+                del self._resets[oldest]
         return self.fetches.fetch(event, known, now)
 
     def confirm(self, event: SequencesConfirmed, known: Cursor, now: float) -> Effects:

@@ -122,6 +122,7 @@ class FetchRequested:
         labels_max: soft bound of the answer; one whole commit may exceed it.
         until_clock_us: answer when the event clock reaches this, too.
         any_commit: answer when later commits were evaluated, whether they have labels or not.
+        is_reset: whether the client is getting what counted at the cursor; it is told no labels.
     """
 
     request: int
@@ -131,6 +132,7 @@ class FetchRequested:
     labels_max: int = 100_000
     until_clock_us: int | None = None
     any_commit: bool = False
+    is_reset: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ A fetch that waits for new labels is served afresh, by the same rules, when the 
 CCQ with windows it is also served when the event clock reaches the end of a window. If retention
 dropped commits before they were evaluated, the answer reports the range; a fetch does not wait
 after that. A fetch of a CCQ over a keyed dataset is served when anything was committed, since that
-may withdraw labels.
+may withdraw labels. A fetch within a reset gets no labels from here.
 
 Each answer is "all labels in (after, cursor]" and a function of the log, the token and the cursor
 alone: a repeated fetch gets the same labels, and a client that continues from the cursor gets every
@@ -114,6 +114,7 @@ class _Fetch:
     holder: Holder | None = None
     until_clock_us: int | None = None
     any_commit: bool = False
+    is_reset: bool = False
 
 
 class Fetches:
@@ -170,6 +171,7 @@ class Fetches:
         labels_max = max(1, min(event.labels_max, self._labels_max))
         fetch = _Fetch(event.request, event.cursor, event.wait_until, labels_max, now)
         fetch.until_clock_us, fetch.any_commit = event.until_clock_us, event.any_commit
+        fetch.is_reset = event.is_reset
         self._open[event.request] = fetch
         ahead = self._ahead(fetch.cursor, known)
         if not ahead:
@@ -276,6 +278,9 @@ class Fetches:
         return [effect for f in (fetch, *behind) for effect in self._serve(f, now)]
 
     def _serve(self, fetch: _Fetch, now: float) -> Effects:
+        if fetch.is_reset:
+            nothing = FetchResponse(None, fetch.cursor, is_cut=False)
+            return self._answer(fetch, nothing, now=now, missing=fetch.unconfirmed, more=False)
         base = self._cache.base
         behind = self._before_jumps(fetch.cursor)
         if behind or not fetch.cursor.covers(base):

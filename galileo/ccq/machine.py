@@ -256,6 +256,7 @@ class Continuous:
         for ccq_id in fetched:
             if ccq_id in state.coordinated:
                 state.progress(ccq_id, now)
+                state.note_fetch(ccq_id, now)
         changes: list[CcqChange] = []
         for record in state.pop_dirty(now):
             if record.ended is not None:

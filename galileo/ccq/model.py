@@ -15,6 +15,10 @@ from galileo.samplers import SamplerSpec
 
 RETRY_S = 0.5
 """Pause before a request is repeated; also the advice to clients."""
+HOLD_S = 7 * 86_400.0
+"""Hold of a query, if its submission names none."""
+HOLD_PARTS = 8
+"""A later fetch is noted once a part of the hold has passed."""
 
 Ending: TypeAlias = Literal["cancelled", "expired", "dropped"]
 
@@ -35,6 +39,7 @@ class CcqDefinition:
         window: windows of its labels, reported to readers.
         owner: name of the submitter, who alone may fetch and cancel it; "" without authentication.
         added: how many features had been added to the dataset; labels have those and no later ones.
+        hold_s: how long what its readers may still need is kept while nobody fetches.
     """
 
     id: str
@@ -47,6 +52,7 @@ class CcqDefinition:
     window: Window | None = None
     owner: str = ""
     added: int = 0
+    hold_s: float = HOLD_S
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compression", Compression(self.compression))  # Of JSON: a text.
@@ -87,6 +93,7 @@ class Record:
         ended: why it ended; once set, for ever.
         ended_at: wall time of the end, 0 while it lives.
         holders: nodes that keep ranges before the cache of the coordinator, oldest first.
+        fetched_at: wall time of a fetch; later ones within a part of the hold may not be noted.
     """
 
     ccq: CcqDefinition
@@ -96,6 +103,7 @@ class Record:
     ended: Ending | None = None
     ended_at: float = 0.0
     holders: tuple[Holder, ...] = ()
+    fetched_at: float = 0.0
 
     def __post_init__(self) -> None:
         """Remove holders whose range clients have, or all if the CCQ ended."""

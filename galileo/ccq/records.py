@@ -50,7 +50,7 @@ def decode(data: str) -> Record:
 
 
 def merged(one: Record, other: Record) -> Record:
-    """The newer of both: the later revision, any end, the later retrieved cursor.
+    """The newer of both: the later revision, any end, the later retrieved cursor and fetch.
 
     In the same revision, the holders that both name.
     """
@@ -63,7 +63,14 @@ def merged(one: Record, other: Record) -> Record:
     ends = [(record.ended_at, record.ended) for record in (one, other) if record.ended]
     ended_at, ended = min(ends, default=(0.0, None))
     retrieved = one.retrieved.join(other.retrieved)
-    return replace(newer, retrieved=retrieved, ended=ended, ended_at=ended_at, holders=holders)
+    return replace(
+        newer,
+        retrieved=retrieved,
+        ended=ended,
+        ended_at=ended_at,
+        holders=holders,
+        fetched_at=max(one.fetched_at, other.fetched_at),
+    )
 
 
 def _age(record: Record) -> tuple[int, tuple[str, ...], float, int]:

@@ -12,7 +12,7 @@ from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import Effects, RedirectFetch, RefuseFetch
 from galileo.ccq.handed_off_cache import HandedOffCaches
-from galileo.ccq.model import RETRY_S, Ending, Holder, Record, end_reason
+from galileo.ccq.model import HOLD_PARTS, RETRY_S, Ending, Holder, Record, end_reason
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.records import merged
 from galileo.ccq.stats import NodeCounts
@@ -204,12 +204,18 @@ class NodeState:
         """The record with what clients have retrieved, and the holders that are needed."""
         coordinator = self.coordinated.get(ccq_id)
         if coordinator is not None:
-            self.acknowledge(ccq_id, coordinator.retrieved, now)
+            self.acknowledge(ccq_id, coordinator.saved(now), now)
             mine, kept = self.records[ccq_id], coordinator.fetches.holders
             holders = tuple(holder for holder in mine.holders if holder in kept)
             if holders != mine.holders:
                 self._update(replace(mine, holders=holders), now)
         return self.records[ccq_id]
+
+    def note_fetch(self, ccq_id: str, now: float) -> None:
+        """Note that a query that runs here was fetched, unless that was noted lately."""
+        mine = self.records[ccq_id]
+        if mine.ended is None and self.wall - mine.fetched_at > mine.ccq.hold_s / HOLD_PARTS:
+            self._update(replace(mine, fetched_at=self.wall), now)
 
     def pop_dirty(self, now: float) -> list[Record]:
         """Remove and return records that have waited to be saved, the longest first."""
@@ -300,7 +306,7 @@ class NodeState:
 
     def _stop(self, former: Coordinator, now: float) -> Effects:
         record = self.records[former.ccq.id]
-        self.acknowledge(record.id, former.retrieved, now)
+        self.acknowledge(record.id, former.saved(now), now)
         self._keep_cache(former, now)
         if record.ended is not None:
             failure = end_reason(record)

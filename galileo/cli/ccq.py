@@ -65,6 +65,12 @@ def ccq() -> None:
     help="Windows over the time of observations, such as tumbling:1h or sliding:6h/1h.",
 )
 @click.option("--lateness", help="How far past its end a window stays open, such as 10m.")
+@click.option(
+    "--hold",
+    default="7d",
+    show_default=True,
+    help="How long what readers may still need is kept if nobody fetches, at most 90d.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Print the id alone.")
 @in_session
 def submit(
@@ -78,6 +84,7 @@ def submit(
     compression: str,
     window: str | None,
     lateness: str | None,
+    hold: str,
     quiet: bool,
 ) -> None:
     """Submit a continuous query and print its id, first token and how to go on.
@@ -98,6 +105,7 @@ def submit(
             sampler=sampler.spec(),
             compression=compression,
             window=_window(window, lateness),
+            hold=hold,
         )
     if quiet and not session.output.as_json:
         click.echo(submitted.id)
@@ -342,6 +350,7 @@ def _show(session: Session, update: Update) -> None:
         session.output.value(
             {
                 "labels": update.labels.to_arrow().to_pylist(),
+                "reset": update.reset,
                 "withdrawn": _withdrawn(update).to_arrow().to_pylist(),
                 "token": update.token,
                 "frontier": update.frontier,
@@ -356,6 +365,9 @@ def _show(session: Session, update: Update) -> None:
             }
         )
         return
+    if update.reset:
+        words = "reset: forget the labels of earlier updates; all that match now follow"
+        session.output.value(None, words=words)
     show_labels(session, update.labels)
     if withdrawn := _withdrawn(update):
         words = f"withdrawn, since they match or count no more: {counted(len(withdrawn), 'label')}"

@@ -36,10 +36,14 @@ class WatchDisplay(LiveDisplay):
     def update(self, update: Update, notices: Sequence[str]) -> None:
         """Shows what an update brought; its token stands below, to go on with."""
         self._updates += 1
-        self._labels += len(update.labels)
+        self._labels = len(update.labels) + self._labels * (not update.reset)
         self._withdrawn += len(update.withdrawn or ())
         self._gone += sum(dropped.commits for dropped in update.gone)
-        held = [update.labels] if self._newest is None else [self._newest, update.labels]
+        held = (
+            [update.labels]
+            if self._newest is None or update.reset
+            else [self._newest, update.labels]
+        )
         joined = Labels.concat(update.labels.schema, held)
         newest = joined.slice(max(0, len(joined) - LABELS_SHOWN), len(joined))
         self._newest = Labels(newest.schema, newest.table)

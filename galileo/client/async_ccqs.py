@@ -36,6 +36,7 @@ INTERVAL = "1s"
 EXPIRATION = "30d"
 """The default: long enough for an alarm, and an end for queries without readers, whose evaluation
 and labels take resources."""
+HOLD = "7d"
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class AsyncCcqs(Calls):
         sampler: SamplerLike | None = None,
         compression: str = "none",
         window: Window | None = None,
+        hold: Duration = HOLD,
     ) -> Ccq:
         """Submits a cached continuous query; it is answered until it expires.
 
@@ -67,8 +69,13 @@ class AsyncCcqs(Calls):
             compression: of the cache, "none" or "lz4".
             window: `galileo.Window...`; updates then say which windows their labels belong to,
                 and which of them are over.
+            hold: how long what the readers of the query may still need is kept if nobody fetches,
+                at most 90 days: versions that were replaced or deleted in a keyed dataset, and
+                observations that are older than the retention of any dataset. Who fetches later
+                gets `Update.reset` or `Update.gone`.
 
         Raises:
+            InputError: an argument is wrong.
             Unavailable: the system partition has no leader, or no node takes the query. It may have
                 been stored; `list_ccqs` says so later.
 
@@ -89,6 +96,7 @@ class AsyncCcqs(Calls):
             sampler_json=chosen.to_json() if chosen else "",
             compression=compression,
             window_json=window.to_json() if window else "",
+            hold_s=seconds(hold),
         )
 
         async def attempt(node: Connection) -> Ccq:

@@ -24,7 +24,7 @@ from galileo.client.analytics_results import (
     QueryExplanation,
     Vertex,
 )
-from galileo.client.async_ccqs import EXPIRATION, INTERVAL
+from galileo.client.async_ccqs import EXPIRATION, HOLD, INTERVAL
 from galileo.client.async_channels import ANSWER_BYTES
 from galileo.client.blocking_base import BlockingBase, BlockingLabelBatches, BlockingTables
 from galileo.client.calls import SamplerLike
@@ -1444,6 +1444,7 @@ class BlockingCalls(BlockingBase):
         sampler: SamplerLike | None = None,
         compression: str = "none",
         window: Window | None = None,
+        hold: Duration = HOLD,
     ) -> Ccq:
         """Submits a cached continuous query; it is answered until it expires.
 
@@ -1458,8 +1459,13 @@ class BlockingCalls(BlockingBase):
             compression: of the cache, "none" or "lz4".
             window: `galileo.Window...`; updates then say which windows their labels belong to,
                 and which of them are over.
+            hold: how long what the readers of the query may still need is kept if nobody fetches,
+                at most 90 days: versions that were replaced or deleted in a keyed dataset, and
+                observations that are older than the retention of any dataset. Who fetches later
+                gets `Update.reset` or `Update.gone`.
 
         Raises:
+            InputError: an argument is wrong.
             Unavailable: the system partition has no leader, or no node takes the query. It may have
                 been stored; `list_ccqs` says so later.
 
@@ -1477,6 +1483,7 @@ class BlockingCalls(BlockingBase):
                 sampler=sampler,
                 compression=compression,
                 window=window,
+                hold=hold,
             )
         )
 

@@ -141,6 +141,7 @@ def _update(parts: list[continuous_pb2.FetchPart]) -> Update:
         gone=commit_ranges_from_pb(tail.gone),
         windows=windows,
         clock_us=clock_us,
+        reset=tail.reset,
     )
 
 

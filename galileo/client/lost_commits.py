@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 from galileo.cursor import Cursor, continued
@@ -45,8 +46,9 @@ def naming_token(token: str, reader: str) -> Iterator[None]:
         yield
     except HistoryChanged as error:
         if token:
-            cursor, progress = tokens.read(token, ccq_id=reader)
-            token = tokens.encode(reader, continued(cursor, error), progress)
+            position = tokens.read(token, ccq_id=reader)
+            following = continued(position.cursor, error)
+            token = replace(position, cursor=following).encode(reader)
         error.details |= {"token": token, "remedy": "lost_token"}
         raise
 

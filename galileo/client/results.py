@@ -490,6 +490,7 @@ class CcqInfo:
     `term` counts the changes of the nodes that may run it, from 1. `holders` are nodes that keep
     earlier stretches of its cache, the oldest first. `owner` is who submitted it, "" without access
     control. Its labels have the first `added` of the features that were added to the dataset.
+    `hold_s` is how long what its readers may still need is kept if nobody fetches.
     """
 
     id: str
@@ -507,6 +508,7 @@ class CcqInfo:
     holders: tuple[str, ...] = ()
     owner: str = ""
     added: int = 0
+    hold_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -578,6 +580,9 @@ class Update:
             belong to, and of those that are over now; empty where the query has none.
         clock_us: the event clock, microseconds since 1970-01-01 UTC: the start of the newest
             time bucket that was committed. None: there is none yet, or the query has no windows.
+        reset: of a keyed dataset, whether the caller first forgets all labels that it has: what it
+            has to withdraw is not known any more. `labels` and the following updates have all that
+            match now, and `withdrawn` is empty.
 
     Example:
         >>> update = client.fetch(ccq)
@@ -595,6 +600,7 @@ class Update:
     windows: tuple[WindowChange, ...] = ()
     clock_us: int | None = None
     withdrawn: Labels | None = None
+    reset: bool = False
 
     @property
     def clock(self) -> dt.datetime | None:
@@ -615,12 +621,13 @@ class Update:
     def is_news(self) -> bool:
         """Whether it has labels or anything else that is new."""
         withdraws = self.withdrawn is not None and len(self.withdrawn) > 0
-        return bool(len(self.labels) or self.gone or self.windows or withdraws)
+        return bool(self.reset or len(self.labels) or self.gone or self.windows or withdraws)
 
     def _repr_html_(self) -> str:
         gone = sum(dropped.commits for dropped in self.gone)
         facts = {"as of": f"{self.age_s:.1f} s ago", "windows": len(self.windows) or None}
         facts |= {"more waits:": self.more, "commits gone:": gone or None}
+        facts |= {"reset": self.reset or None}
         facts |= {"withdrawn": (self.withdrawn is not None and len(self.withdrawn)) or None}
         return notebook_repr.card("Update", facts) + self.labels._repr_html_()
 

@@ -29,11 +29,11 @@ from galileo.model.times import Instant, iso, micros
 from galileo.model.windows import WindowChange, instant
 
 APPLICATION_ID = 0x47414C53  # "GALS"
-FORMAT = 2
+FORMAT = 3
 BUSY_TIMEOUT_S = 10.0
 UPDATE_BYTES_MAX = 4 << 30
 """Of the labels of one update, unpacked; they were written here."""
-_NEXT = "SELECT number, arrow, withdrawn, schema, query FROM updates, reader"
+_NEXT = "SELECT number, arrow, withdrawn, reset, schema, query FROM updates, reader"
 
 _TABLES = """
 CREATE TABLE reader (
@@ -42,7 +42,7 @@ CREATE TABLE reader (
 );
 CREATE TABLE updates (
     number INTEGER PRIMARY KEY AUTOINCREMENT, labels INTEGER NOT NULL, arrow BLOB NOT NULL,
-    withdrawn BLOB, first_us INTEGER, last_us INTEGER
+    withdrawn BLOB, first_us INTEGER, last_us INTEGER, reset INTEGER NOT NULL
 );
 CREATE TABLE gone (
     partition INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
@@ -88,13 +88,15 @@ class SpooledUpdate:
     Attributes:
         number: 1, 2, 3 … in the order of arrival, never used twice; a reader of a
             spool continues after the last number that it read.
-        labels: none of which is in another update of the spool.
+        labels: none of which is in another update of the spool, unless a reset comes between them.
         withdrawn: of a keyed dataset, as of an `Update`.
+        reset: whether the labels of earlier updates count no more, as of an `Update`.
     """
 
     number: int
     labels: Labels
     withdrawn: Labels
+    reset: bool
 
 
 class Spool:
@@ -203,15 +205,16 @@ class Spool:
                 (ccq_id, update.token, labels.schema.to_json(), labels.query),
             )
             withdrawn = update.withdrawn if update.withdrawn is not None else labels.slice(0, 0)
-            if len(labels) or len(withdrawn):
-                buckets = labels.buckets if len(labels) else withdrawn.buckets
+            if len(labels) or len(withdrawn) or update.reset:
+                buckets = (labels if len(labels) else withdrawn).buckets
+                span = (int(buckets.min()), int(buckets.max())) if len(buckets) else (None, None)
                 database.execute(
-                    "INSERT INTO updates (labels, arrow, withdrawn, first_us, last_us) "
-                    "VALUES (?, ?, ?, ?, ?)",
+                    "INSERT INTO updates (labels, arrow, withdrawn, first_us, last_us, reset) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
                     (
                         *(len(labels), to_ipc(labels.table, compression="lz4")),
                         to_ipc(withdrawn.table, compression="lz4") if len(withdrawn) else None,
-                        *(int(buckets.min()), int(buckets.max())),
+                        *(*span, update.reset),
                     ),
                 )
             database.executemany(
@@ -322,7 +325,11 @@ class Spool:
                 file=str(self.path),
             )
         schema = Schema.from_json(held[0][0])
-        updates = self.updates() if window is None else self._updates_around(window)
+        begin = self._one("SELECT coalesce(max(number), 1) FROM updates WHERE reset")[0] - 1
+        if window is None:
+            updates = self.updates(after=begin)
+        else:
+            updates = self._updates_around(window, after=begin)
         labels: LabelSet
         if schema.is_keyed:
             labels = _folded(schema, updates)
@@ -333,9 +340,10 @@ class Spool:
             labels = labels.where((buckets >= window.start_us) & (buckets < window.end_us))
         return Labels(schema, labels.table, query=held[0][1])
 
-    def _updates_around(self, window: SpooledWindow | WindowChange) -> Iterator[SpooledUpdate]:
-        """The updates that may have labels of a window."""
-        after = 0
+    def _updates_around(
+        self, window: SpooledWindow | WindowChange, *, after: int
+    ) -> Iterator[SpooledUpdate]:
+        """The updates whose number lies past `after` and that may have labels of a window."""
         while rows := self._all(
             f"{_NEXT} WHERE number > ? AND first_us < ? AND last_us >= ? ORDER BY number LIMIT 1",
             *(after, window.end_us, window.start_us),
@@ -344,7 +352,13 @@ class Spool:
             yield self._update(*rows[0])
 
     def _update(
-        self, number: int, data: bytes, withdrawn: bytes | None, schema_json: str, query: str
+        self,
+        number: int,
+        data: bytes,
+        withdrawn: bytes | None,
+        reset: int,
+        schema_json: str,
+        query: str,
     ) -> SpooledUpdate:
         schema = Schema.from_json(schema_json)
         try:
@@ -361,7 +375,7 @@ class Spool:
                 update=number,
             ) from error
         labels, old = (Labels(schema, each, query=query) for each in (table, gone))
-        return SpooledUpdate(number, labels, old)
+        return SpooledUpdate(number, labels, old, bool(reset))
 
     def forget(self, *, until: int) -> None:
         """Drops the updates up to a number; the token stays, so they do not come again.

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from galileo.client.async_ccqs import EXPIRATION, INTERVAL
+from galileo.client.async_ccqs import EXPIRATION, HOLD, INTERVAL
 from galileo.client.async_client import AsyncClient
 from galileo.client.results import Ccq, CcqInfo, Labels, Update
 from galileo.errors import Forbidden, InputError, UnknownCcq
@@ -43,7 +43,7 @@ LABELS_MAX = 10_000
 """Soft bound of the labels of an answer; the next one has the rest."""
 MERGED_MAX = 64
 """Queries of a stream of several."""
-SUBMISSION = ("dataset", "query", "interval", "expiration", "sampler", "window")
+SUBMISSION = ("dataset", "query", "interval", "expiration", "sampler", "window", "hold")
 """Members of a submission."""
 
 
@@ -183,6 +183,7 @@ def _described(root: str, info: CcqInfo) -> dict[str, Any]:
         "query": json.loads(info.query) if info.query.startswith("{") else info.query,
         "interval": info.interval_s,
         "expires": iso(round(info.expires_at * 1e6)),
+        "hold": info.hold_s,
         "state": info.state,
         "coordinator": info.coordinator,
         "sampler": json.loads(info.sampler.to_json()) if info.sampler else None,
@@ -244,6 +245,7 @@ async def _submission(request: Request) -> dict[str, Any]:
         "expiration": given.get("expiration", EXPIRATION),
         "sampler": _sampler_of(given.get("sampler")),
         "window": _window_of(given.get("window")),
+        "hold": given.get("hold", HOLD),
     }
 
 

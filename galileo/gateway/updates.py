@@ -68,7 +68,7 @@ def position(token: str, ccq_id: str) -> Cursor:
 
 def has_windows(token: str, ccq_id: str) -> bool:
     """Whether the reader of a token has begun to follow windows."""
-    return bool(token) and tokens.read(token, ccq_id=ccq_id)[1] != tokens.NO_PROGRESS
+    return bool(token) and tokens.read(token, ccq_id=ccq_id).progress != tokens.NO_PROGRESS
 
 
 def cut(update: Update, until: str, *, ccq_id: str) -> Update:
@@ -100,9 +100,8 @@ def _cut_ranges(gone: Iterable[CommitRange], until: Cursor) -> Iterable[CommitRa
 
 def members_of(update: Update) -> dict[str, Any]:
     """What an update says besides its labels, as JSON values."""
-    withdrawn = {} if update.withdrawn is None else _withdrawn(update.withdrawn)
     return {
-        **withdrawn,
+        **_withdrawn(update),
         "token": update.token,
         "more": update.more,
         "frontier": {str(partition): at for partition, at in update.frontier.items()},
@@ -114,12 +113,13 @@ def members_of(update: Update) -> dict[str, Any]:
     }
 
 
-def _withdrawn(labels: Labels) -> dict[str, Any]:
-    """The labels that an update of a keyed dataset withdraws, as JSON values."""
-    if not labels.schema.is_keyed:
+def _withdrawn(update: Update) -> dict[str, Any]:
+    """What an update of a keyed dataset withdraws, as JSON values."""
+    if update.withdrawn is None or not update.withdrawn.schema.is_keyed:
         return {}
-    table = labels.to_arrow()
-    return {"withdrawn": [json.loads(row) for row in json_lines(table).to_pylist()]}
+    table = update.withdrawn.to_arrow()
+    rows = [json.loads(row) for row in json_lines(table).to_pylist()]
+    return {"reset": update.reset, "withdrawn": rows}
 
 
 def windows_of(windows: Iterable[WindowChange], clock_us: int | None) -> dict[str, Any]:

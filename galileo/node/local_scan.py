@@ -276,9 +276,12 @@ def _frontier(published: Cursor, *, until: Cursor | None, partitions: frozenset[
 
 
 def _done(shard: DatasetShard, task: ScanTask, *, reached: Cursor) -> ScanDone:
-    """The end of an answer, with the requested commits that retention has dropped by now."""
-    is_stored = task.choice == Choice.STORED
-    gone = shard.lacks(reached, after=task.after, by_storage=is_stored)
+    """The end of an answer, with the requested commits that retention has dropped by now.
+
+    Versions that counted at `at` are gone if later commits are dropped.
+    """
+    is_stored, counted = task.choice == Choice.STORED, reached if task.at is None else task.at
+    gone = shard.lacks(counted, after=task.after, by_storage=is_stored)
     return ScanDone(task.item, reached, gone.meet(reached))
 
 

@@ -7,15 +7,15 @@ files, the oldest ones of each partition; an open file is sealed first.
 - *Bytes* demand, while all files together have more, the sealed file with the oldest newest
   observation among those that are first in their partition.
 
-A policy that may not pass readers keeps three kinds of commits: those that a reader of a live
-continuous query has not fetched; all, while the continuous queries are not known for certain; and
-recent ones, since a continuous query that is being submitted may need them.
+A policy that may not pass readers keeps three kinds of commits: those that a reader holds; all,
+while the continuous queries are not known for certain; and recent ones, since a continuous query
+that is being submitted may need them.
 
-Named readers and channels hold commits of a dataset, and brokers the results of a channel, which
-have an age. They are readers up to an age of their own: each also lets go of what is older than the
-policy and its hold together. A policy without an age counts as one whose age is over at once. A
-named reader does so only when it has stood still for its hold: else one that goes on would miss
-observations that are as old when they arrive.
+Continuous queries, named readers and channels hold commits of a dataset, and brokers the results of
+a channel, which have an age. Each holds up to an age of its own: it lets go of what is older than
+the policy and its hold together. A policy without an age counts as one whose age is over at once. A
+continuous query or named reader does so only when it has stood still for its hold: else one that
+goes on would miss observations that are as old when they arrive.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ Pieces: TypeAlias = Mapping[int, Sequence[LogFile]]
 
 @dataclass(frozen=True, slots=True)
 class ReaderProgress:
-    """A live continuous query, a named reader, a channel or a broker, and up to where it needs no
-    commits.
+    """Up to where a reader needs no commits at present.
 
     Attributes:
         name: "" for readers that are not known.
-        retrieved: what the clients of the query have fetched, or the reader has processed.
+        retrieved: what it has processed, or holds no more.
     """
 
     name: str
@@ -53,16 +52,16 @@ class ReaderProgress:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A named reader or channel of a dataset or table, or a broker, for which commits are kept.
+    """A continuous query, named reader, channel or broker for which commits are kept.
 
     Attributes:
-        reader: its name; "" for readers that are not known.
-        position: the commits that it has processed or matched, or the executions that it has
-            acknowledged.
+        reader: its name or id; "" for readers that are not known.
+        position: the commits that it has fetched, processed or matched, or the executions that it
+            has acknowledged.
         hold_s: for how long the others are kept beyond the age of the policy, and after
             `stored_us`.
-        stored_us: when a named reader has stored its position, microseconds since 1970; None of
-            others, and of readers that are not known.
+        stored_us: when a continuous query was fetched, or a named reader has stored its position,
+            microseconds since 1970; None of others, and of readers that are not known.
     """
 
     reader: str
@@ -71,11 +70,11 @@ class Hold:
     stored_us: int | None = None
 
     def is_over(self, now_us: int) -> bool:
-        """Whether a named reader has stood still for longer than its hold."""
+        """Whether a query or named reader has stood still for longer than its hold."""
         return self.stored_us is not None and self.stored_us + self.hold_s * MICROS < now_us
 
 
-Readers: TypeAlias = Callable[[str], Sequence[ReaderProgress] | None]
+Readers: TypeAlias = Callable[[str], Sequence[Hold] | None]
 """The live continuous queries of a dataset; None while these are not known for certain."""
 
 
@@ -85,7 +84,7 @@ class Bounds:
 
     Attributes:
         settled: commits past this cursor are too recent.
-        readers: of live continuous queries; None while these are not known for certain.
+        readers: None while the live continuous queries are not known for certain.
     """
 
     settled: Cursor

@@ -177,8 +177,9 @@ class RetentionRunner:
         if readers is None:
             return
         now_us = self._now_us()
-        held = [shard.kept(hold.position) for hold in holds if not hold.is_over(now_us)]
-        held += [shard.kept(reader.retrieved) for reader in readers]
+        held = [
+            shard.kept(hold.position) for hold in (*holds, *readers) if not hold.is_over(now_us)
+        ]
         with self._working:
             until = reduce(Cursor.meet, held, settled)
             self._cleaner.clean(
@@ -239,10 +240,10 @@ class RetentionRunner:
     def _plan_rows(self, shard: Shard, policy: Retention, holds: Sequence[Hold]) -> Plan:
         pieces = _pieces(shard)
         # Queries are listed after the files were listed, so that none of these is newer.
-        readers = self._readers(shard.schema.key)
-        if readers is not None:
-            readers = [replace(one, retrieved=shard.kept(one.retrieved)) for one in readers]
-            readers = [*readers, *held_until(pieces, policy, holds, now_us=self._now_us())]
+        queries, readers = self._readers(shard.schema.key), None
+        if queries is not None:
+            queries = [replace(one, position=shard.kept(one.position)) for one in queries]
+            readers = held_until(pieces, policy, [*queries, *holds], now_us=self._now_us())
         return self._plan(shard, policy, pieces, Bounds(self._settled(shard), readers))
 
     def _plan_executions(

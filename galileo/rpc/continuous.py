@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from galileo.ccq.events import AnswerFetch
-from galileo.ccq.model import Record
+from galileo.ccq.model import HOLD_S, Record
 from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.quotas import Quotas
@@ -48,6 +48,7 @@ class Submission:
     sampler: SamplerSpec | None
     compression: Compression
     window: Window | None = None
+    hold_s: float = HOLD_S
     owner: str = ""
     quotas: Quotas = UNBOUNDED
 
@@ -92,6 +93,7 @@ class CcqUpdate:
         windows: changes of the CCQ's windows; None if it has none.
         withdrawn: labels that counted at the reader's position, and do no more, of a keyed dataset.
         replaced: labels that may be among the pieces, and do not count.
+        reset: whether the reader has to forget what it has first.
     """
 
     answer: AnswerFetch
@@ -102,13 +104,14 @@ class CcqUpdate:
     windows: WindowChanges | None = None
     withdrawn: pa.Table | None = None
     replaced: pa.Table | None = None
+    reset: bool = False
 
     @property
     def is_news(self) -> bool:
         """Whether there is anything new for a reader."""
         tables = [table for table in (self.withdrawn, self.replaced) if table is not None]
         withdraws = any(table.num_rows for table in tables)
-        return bool(self.pieces or self.answer.gone or self.windows or withdraws)
+        return bool(self.reset or self.pieces or self.answer.gone or self.windows or withdraws)
 
 
 class CcqApi(Protocol):
@@ -226,6 +229,7 @@ def _submission(request: continuous_pb2.SubmitRequest, owner: str, quotas: Quota
         sampler=SamplerSpec.from_json(request.sampler_json) if request.sampler_json else None,
         compression=Compression.parse(request.compression),
         window=Window.from_json(request.window_json) if request.window_json else None,
+        hold_s=request.hold_s,
         owner=owner,
         quotas=quotas,
     )
@@ -296,6 +300,7 @@ def update_parts(update: CcqUpdate, part_bytes: int = PART_BYTES) -> list[contin
             gone=commit_ranges_to_pb(answer.gone),
             windows=_windows(update.windows),
             interval_s=answer.interval_s,
+            reset=update.reset,
         )
     )
     return parts

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from galileo.ccq import events as ccq
-from galileo.ccq.model import Record, unknown_failure
+from galileo.ccq.model import HOLD_PARTS, Record, unknown_failure
 from galileo.ccq.placement import (
     CcqChange,
     EndCcq,
@@ -34,8 +34,9 @@ from galileo.ccq.records import CCQ_ROWS, NODES_MAX, NOTHING, encode, topic_of
 from galileo.clock import Clock
 from galileo.election.election import Candidacy
 from galileo.errors import GalileoError, Unavailable
+from galileo.model.times import MICROS
 from galileo.node.loop_calls import call_in_loop
-from galileo.node.retention_plan import ReaderProgress
+from galileo.node.retention_plan import Hold
 from galileo.node.storage_node import StorageNode
 from galileo.node.system_tables import SystemTable
 from galileo.rpc.access import Principal
@@ -44,7 +45,7 @@ from galileo.rpc.peers import GrpcPeers
 from galileo.server.elections import Elections
 
 HINTS_MAX = 10_000
-PROGRESS_TIMEOUT_S = 60.0
+HOLDS_TIMEOUT_S = 60.0
 SWEEP_S = 5.0
 SWEPT_MAX = 1_024
 """Changes of one sweep; the next one makes others."""
@@ -100,7 +101,7 @@ class CcqRecords:
         node.add_system_table(self.table)
 
     def start(self) -> None:
-        """Notes the running event loop, for `progress_from_thread`."""
+        """Notes the running event loop, for `holds_from_thread`."""
         self._loop = asyncio.get_running_loop()
 
     # --- what there is -------------------------------------------------------------------------
@@ -205,21 +206,21 @@ class CcqRecords:
         except Unavailable:
             return ""
 
-    async def progress(self, dataset: str) -> list[ReaderProgress] | None:
-        """What the readers of a dataset have fetched; None if the leader does not answer."""
+    async def holds(self, dataset: str) -> list[Hold] | None:
+        """What the readers of the queries of a dataset hold; None if the leader does not answer."""
         try:
             living = await self._living(topic_of(dataset=dataset))
         except GalileoError as error:
             log.info("the continuous queries of %s cannot be read: %s", dataset, error)
             return None
-        return [ReaderProgress(one.id, one.retrieved) for one in living]
+        return [_hold(one) for one in living]
 
-    def progress_from_thread(self, dataset: str) -> list[ReaderProgress] | None:
-        """`progress`, called from another thread than that of the event loop."""
+    def holds_from_thread(self, dataset: str) -> list[Hold] | None:
+        """`holds`, called from another thread than that of the event loop."""
         if self._loop is None:
             return None
-        call = partial(self.progress, dataset)
-        return call_in_loop(self._loop, call, timeout_s=PROGRESS_TIMEOUT_S, otherwise=None)
+        call = partial(self.holds, dataset)
+        return call_in_loop(self._loop, call, timeout_s=HOLDS_TIMEOUT_S, otherwise=None)
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -357,6 +358,14 @@ class CcqRecords:
                 losses.expect(record.ccq.dataset, record.retrieved)
         sequences = {dataset: shard.own_published().sequences for dataset, shard in shards.items()}
         losses.check_own(self._node.name, self._node.partitions, reported=sequences)
+
+
+def _hold(record: Record) -> Hold:
+    """What the readers of a query hold: at least for its hold after the last fetch."""
+    ccq = record.ccq
+    noted_s = ccq.hold_s / HOLD_PARTS  # So much later a fetch may be noted.
+    stored_us = round(record.fetched_at * MICROS)
+    return Hold(ccq.id, record.retrieved, ccq.hold_s + noted_s, stored_us)
 
 
 def _no_taker(ccq_id: str) -> Unavailable:

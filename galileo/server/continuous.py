@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -26,6 +27,7 @@ from galileo.election.election import Candidacy
 from galileo.errors import (
     DeadlineExceeded,
     GalileoError,
+    HistoryChanged,
     InputError,
     InvalidToken,
     Overloaded,
@@ -34,14 +36,16 @@ from galileo.errors import (
 )
 from galileo.grouped_calls import GroupedCalls
 from galileo.labels import LabelSet
+from galileo.model.reader import reader_hold_us
 from galileo.model.schema import Schema, refuse_keyed
-from galileo.model.times import duration_text
+from galileo.model.times import MICROS, duration_text
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.storage_node import StorageNode
 from galileo.offload import offload
 from galileo.optional_imports import require
 from galileo.packing import Compression
+from galileo.packs import pack_labels
 from galileo.query import Query, parse_async
 from galileo.rpc.continuous import CcqDescription, CcqUpdate, Submission, Submitted
 from galileo.rpc.internal import CachedRange
@@ -51,6 +55,7 @@ from galileo.server.ccq_records import CcqRecords
 from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor, gathered
 from galileo.server.fetch_response import apply_windows, check_progress, pieces_of
+from galileo.server.resets import newest_snapshot, next_part
 from galileo.server.withdrawals import Withdrawals, withdrawals
 from galileo.wire import token as tokens
 from galileo.wire.v1 import continuous_pb2
@@ -219,7 +224,7 @@ class ContinuousQueries:
             need_bytes=BYTES_PER_LABEL * len(initial.labels),
             nearby=self._candidates(started.query),
         )
-        record = Record(made, retrieved=initial.tail.frontier)
+        record = Record(made, retrieved=initial.tail.frontier, fetched_at=self._clock.wall())
         return _Candidate(candidacy, record, (self._limits.ccqs_max, started.owned_max))
 
     async def _elect_group(self, items: tuple[_Candidate, ...]) -> Sequence[Record | GalileoError]:
@@ -288,6 +293,7 @@ class ContinuousQueries:
             window=submission.window,
             owner=submission.owner,
             added=query.schema.added,
+            hold_s=reader_hold_us(submission.hold_s) / MICROS,
         )
 
     async def _initial(self, query: Query, made: CcqDefinition) -> _Initial:
@@ -349,18 +355,18 @@ class ContinuousQueries:
     async def _fetch(
         self,
         record: Record,
-        position: tuple[Cursor, WindowProgress],
+        position: tokens.Position,
         *,
         wait_s: float,
         labels_max: int,
     ) -> CcqUpdate:
-        ccq_id, (cursor, progress) = record.ccq.id, position
+        ccq_id, cursor, progress = record.ccq.id, position.cursor, position.progress
         until_clock_us = self._until_clock_us(record, progress)
         bound = self._limits.answer_labels_max
         wanted = min(labels_max or bound, bound)
         wait_until = self._clock.monotonic() + wait_s if wait_s else None
         is_keyed = (await self._schema(record.ccq)).is_keyed
-        while True:
+        while position.place is None:
             make = partial(
                 ccq.FetchRequested,
                 ccq_id=ccq_id,
@@ -372,10 +378,54 @@ class ContinuousQueries:
             )
             answer = await self._ask(make, timeout_s=ANSWER_TIMEOUT_S + wait_s)
             update = await self._answered(answer, record, cursor, progress, wanted)
+            if update is None:
+                break
             is_over = wait_until is None or self._clock.monotonic() >= wait_until
             if not is_keyed or is_over or update.is_news or update.answer.missing:
                 return update
             cursor = update.answer.cursor  # What was committed has changed nothing for the reader.
+        return await self._reset(record, position, wanted)
+
+    async def _reset(self, record: Record, position: tokens.Position, labels_max: int) -> CcqUpdate:
+        """The next part of a reset, or the first part of one that begins; see `resets`.
+
+        Raises:
+            IncompleteAnswer: an owner cannot be reached. The reader keeps what it has.
+            Unavailable: likewise, since the snapshot was removed at once.
+        """
+        made, scans = record.ccq, self._node.scans
+        schema = await self._schema(made)
+        query = await parse_async(made.query, schema)
+        snapshot, part = position.cursor, None
+        if position.place is not None:
+            # If the snapshot is not there any more, the reset begins anew.
+            with contextlib.suppress(HistoryChanged):
+                part = await next_part(
+                    scans, query, place=position.place, snapshot=snapshot, labels_max=labels_max
+                )
+        is_begin = part is None
+        if part is None:
+            snapshot = await newest_snapshot(scans, query)
+            part = await next_part(
+                scans, query, place=EMPTY_CURSOR, snapshot=snapshot, labels_max=labels_max
+            )
+        if part is None:
+            raise Unavailable("what matches was just stored again; try again", after_s=0.1)
+        make = partial(ccq.FetchRequested, ccq_id=made.id, cursor=snapshot, is_reset=True)
+        answer = await self._ask(make, timeout_s=ANSWER_TIMEOUT_S)
+        await self._check_answer(answer, record, snapshot)
+        is_over = part.place.covers(snapshot)
+        sampled = await self._work.sample(part.labels, made.sampler, query=query)
+        packed = await asyncio.to_thread(pack_labels, sampled, made.compression)
+        following = tokens.Position(snapshot, place=None if is_over else part.place)
+        return CcqUpdate(
+            replace(answer, labels=packed, cursor=part.place, more=not is_over),
+            await pieces_of(packed, made.compression),
+            following.encode(made.id),
+            schema.to_json(),
+            made.query,
+            reset=is_begin,
+        )
 
     async def _answered(
         self,
@@ -384,17 +434,20 @@ class ContinuousQueries:
         cursor: Cursor,
         progress: WindowProgress,
         labels_max: int,
-    ) -> CcqUpdate:
-        """The update of an answer of the machine; raises the error of another outcome."""
-        ccq_id = record.ccq.id
+    ) -> CcqUpdate | None:
+        """The update of an answer of the machine; None if the reader has to begin anew."""
+        await self._check_answer(answer, record, cursor)
+        return await self._update(answer, record.ccq, progress, labels_max)
+
+    async def _check_answer(self, answer: Any, record: Record, cursor: Cursor) -> None:
+        """Raises the error of an outcome of the machine that is no answer."""
         if isinstance(answer, ccq.RefuseFetch):
             if answer.failure.kind == InvalidToken.kind:
                 # It is ahead of all commits, perhaps since those up to it were lost.
                 await self._node.scans.check_history(record.ccq.dataset, cursor)
             raise answer.failure.to_error()
         if isinstance(answer, ccq.RedirectFetch):
-            raise _moving(ccq_id)
-        return await self._update(answer, record.ccq, progress, labels_max)
+            raise _moving(record.ccq.id)
 
     def _is_gone(self, node: str) -> bool:
         return self._driver.machine.state.is_gone(node)
@@ -418,7 +471,7 @@ class ContinuousQueries:
         query: CcqDefinition,
         progress: WindowProgress,
         labels_max: int,
-    ) -> CcqUpdate:
+    ) -> CcqUpdate | None:
         windows = None
         schema, gone = await self._schema(query), None
         if schema.is_keyed:
@@ -429,6 +482,8 @@ class ContinuousQueries:
                 until=answer.cursor,
                 labels_max=labels_max,
             )
+            if gone.is_expired:
+                return None
             answer = _up_to(answer, gone)
         if query.window is not None:
             progress, windows = await asyncio.to_thread(apply_windows, query, progress, answer)
@@ -557,10 +612,10 @@ class ContinuousQueries:
             ) from error
 
 
-async def _read_token(token: str, ccq_id: str) -> tuple[Cursor, WindowProgress]:
+async def _read_token(token: str, ccq_id: str) -> tokens.Position:
     """The position of a reader; errors as `wire.token.read`."""
     if not token:
-        return EMPTY_CURSOR, WindowProgress()
+        return tokens.Position()
     return await offload(len(token), tokens.read, token, ccq_id=ccq_id)
 
 

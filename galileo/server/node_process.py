@@ -23,7 +23,7 @@ from galileo.dht.node_states import RUN_BITS
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import ConfigError
 from galileo.histogram import LOOP_BOUNDS_S, DurationHistogram
-from galileo.node.retention_plan import ReaderProgress
+from galileo.node.retention_plan import Hold
 from galileo.node.storage_node import NodeCallbacks, StorageNode
 from galileo.rpc.analytics import AnalyticsServicer
 from galileo.rpc.channels import ChannelsServicer
@@ -376,9 +376,9 @@ class NodeProcess:
         )
         return HealthMonitor(parts, mail=self.mail, clock=self._clock)
 
-    def _readers(self, dataset: str) -> list[ReaderProgress] | None:
-        """The progress of readers that retention must respect; called from its thread."""
-        return self._records.progress_from_thread(dataset)
+    def _readers(self, dataset: str) -> list[Hold] | None:
+        """The continuous queries that retention must respect; called from its thread."""
+        return self._records.holds_from_thread(dataset)
 
     def _follow_topology(self) -> None:
         """Tells all parts that nodes were added or removed; stops if this one was removed."""

@@ -5,6 +5,9 @@ one. What matched and counted at the first cursor, and counts no longer at the s
 Both are functions of the log, the query and the two cursors, so coordinators keep nothing for it:
 the owners are asked when a reader fetches. Caches have labels as of the cycle that has found them;
 those that were replaced by the second cursor are left out of the update.
+
+Versions that counted at the first cursor may have been removed. Then nobody can say what to forget,
+and the reader begins anew (`galileo.server.resets`).
 """
 
 from __future__ import annotations
@@ -31,12 +34,14 @@ class Withdrawals:
         replaced: came after it, and may be among the labels of the update.
         until: the second cursor, as far as the owners have answered.
         missing: partitions in which they have not.
+        is_expired: whether versions that counted at the first cursor may be removed.
     """
 
     withdrawn: pa.Table
     replaced: pa.Table
     until: Cursor
     missing: frozenset[int]
+    is_expired: bool = False
 
     def __len__(self) -> int:
         return int(self.withdrawn.num_rows + self.replaced.num_rows)
@@ -57,7 +62,7 @@ async def withdrawals(
     while True:
         found = await _between(scans, query, after, until)
         nearer = _halfway(after, found.until)
-        if len(found) <= labels_max or nearer == found.until:
+        if found.is_expired or len(found) <= labels_max or nearer == found.until:
             return found
         until = nearer
 
@@ -65,7 +70,7 @@ async def withdrawals(
 async def _between(scans: ClusterScans, query: Query, after: Cursor, until: Cursor) -> Withdrawals:
     changed = frozenset(after.news(until))
     asked = changed & scans.candidates(query)
-    missing, tables = set[int](), list[pa.Table]()
+    missing, expired, tables = set[int](), False, list[pa.Table]()
     for choice, first in ((Choice.WITHDRAWN, EMPTY_CURSOR), (Choice.REPLACED, after)):
         found = [query.schema.label_schema.empty_table()]
         if asked:
@@ -76,13 +81,14 @@ async def _between(scans: ClusterScans, query: Query, after: Cursor, until: Curs
                 async for part in parts:
                     if isinstance(part, ScanEnd):
                         missing |= {p for p in asked if part.frontier[p] < until[p]}
+                        expired |= bool(part.gone)
                     else:
                         found.append(part)
         tables.append(pa.concat_tables(found))
     # A reader stays where it is in these partitions, where all that counted still does.
     withdrawn, replaced = (_outside(missing, table) for table in tables)
     reached = {p: after[p] if p in missing else until[p] for p in changed}
-    return Withdrawals(withdrawn, replaced, after.join(reached), frozenset(missing))
+    return Withdrawals(withdrawn, replaced, after.join(reached), frozenset(missing), expired)
 
 
 def _outside(partitions: set[int], labels: pa.Table) -> pa.Table:

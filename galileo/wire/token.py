@@ -2,8 +2,8 @@
 
 Layout before base64 (url-safe, unpadded): version byte; length and UTF-8 bytes of the CCQ's id;
 number of pairs, then for each pair, by ascending partition, the difference to the partition
-before and the sequence; the reader's progress in windows; CRC-32C of all that, big-endian. Numbers
-are LEB128.
+before and the sequence; the reader's progress in windows; within a reset the place, with its number
+of pairs; CRC-32C of all that, big-endian. Numbers are LEB128.
 
 The progress is whether there is a clock, and which; number of runs, then for each run the distance
 of its first window from the end of the run before and its length. Clock and first window may be
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+from dataclasses import dataclass
 
 import google_crc32c
 
-from galileo.cursor import Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import InvalidToken
 from galileo.model.windows import OPEN_WINDOWS_MAX, WindowProgress
 
@@ -32,15 +33,36 @@ _ADVICE = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What a reader has.
+
+    Attributes:
+        cursor: the commits that it has processed.
+        progress: in windows.
+        place: within a reset, what the reader has of the versions that count at `cursor`: those
+            since commits up to `place`. None: all.
+    """
+
+    cursor: Cursor = EMPTY_CURSOR
+    progress: WindowProgress = NO_PROGRESS
+    place: Cursor | None = None
+
+    def encode(self, ccq_id: str) -> str:
+        """The token of the position for the CCQ `ccq_id`."""
+        name = ccq_id.encode()
+        body = bytes([VERSION]) + _number(len(name)) + name
+        body += _pairs(self.cursor) + _windows(self.progress)
+        return _sealed(body if self.place is None else body + _pairs(self.place))
+
+
 def encode(ccq_id: str, cursor: Cursor, progress: WindowProgress = NO_PROGRESS) -> str:
     """The token of `cursor` for the CCQ `ccq_id`, with the reader's progress in windows."""
-    name = ccq_id.encode()
-    head = bytes([VERSION]) + _number(len(name)) + name
-    return _sealed(head + _number(len(cursor)) + _pairs(cursor) + _windows(progress))
+    return Position(cursor, progress).encode(ccq_id)
 
 
 def _pairs(cursor: Cursor) -> bytes:
-    body, before = bytearray(), 0
+    body, before = bytearray(_number(len(cursor))), 0
     for partition, sequence in cursor.items():
         body += _number(partition - before) + _number(sequence)
         before = partition
@@ -58,18 +80,18 @@ def decode(text: str, *, ccq_id: str) -> Cursor:
     Raises:
         InvalidToken: the text is no token, is damaged, or belongs to another CCQ.
     """
-    return read(text, ccq_id=ccq_id)[0]
+    return read(text, ccq_id=ccq_id).cursor
 
 
-def read(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
-    """The cursor and the window progress of a token; errors as `decode`."""
+def read(text: str, *, ccq_id: str) -> Position:
+    """The position of a token; errors as `decode`."""
     try:
         return _decoded(text, ccq_id=ccq_id)
     except InvalidToken as error:
         raise InvalidToken(f"{error.message}; {_ADVICE}", **error.details) from error
 
 
-def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
+def _decoded(text: str, *, ccq_id: str) -> Position:
     body = _checked(text)
     name, at = _text(body, 1)
     if name != ccq_id:
@@ -77,6 +99,16 @@ def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
             f"expected a resume token of {ccq_id!r}, got one of {name!r}",
             expected="token_of_ccq",
         )
+    cursor, at = _read_pairs(body, at)
+    progress, at = _read_progress(body, at)
+    place = _read_pairs(body, at)[0] if at < len(body) else None
+    position = Position(cursor, progress, place)
+    if position.encode(ccq_id) != text:
+        raise InvalidToken("the resume token was changed", expected="unchanged")
+    return position
+
+
+def _read_pairs(body: bytes, at: int) -> tuple[Cursor, int]:
     count, at = _read(body, at)
     positions, partition = {}, 0
     for _ in range(count):
@@ -84,10 +116,7 @@ def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
         sequence, at = _read(body, at)
         partition += step
         positions[partition] = sequence
-    cursor, progress = Cursor(positions), _read_progress(body, at)
-    if encode(ccq_id, cursor, progress) != text:
-        raise InvalidToken("the resume token was changed", expected="unchanged")
-    return cursor, progress
+    return Cursor(positions), at
 
 
 def _windows(progress: WindowProgress) -> bytes:
@@ -99,7 +128,7 @@ def _windows(progress: WindowProgress) -> bytes:
     return body
 
 
-def _read_progress(body: bytes, at: int) -> WindowProgress:
+def _read_progress(body: bytes, at: int) -> tuple[WindowProgress, int]:
     has_clock, at = _read(body, at)
     clock_us, at = _read(body, at) if has_clock else (0, at)
     count, at = _read(body, at)
@@ -114,7 +143,7 @@ def _read_progress(body: bytes, at: int) -> WindowProgress:
             raise InvalidToken("the resume token has impossible windows", expected="windows")
         open_runs.append((first, length))
         end = first + length
-    return WindowProgress(_unzigzag(clock_us) if has_clock else None, tuple(open_runs))
+    return WindowProgress(_unzigzag(clock_us) if has_clock else None, tuple(open_runs)), at
 
 
 def _zigzag(value: int) -> int:

@@ -77,7 +77,8 @@ class FakeClient:
 
     def update(self, token: str) -> Update:
         """An answer up to a random position at or after the token, mostly the end."""
-        at, seen = tokens.read(token, ccq_id=self.ccq_id) if token else (Cursor(), WindowProgress())
+        position = tokens.read(token, ccq_id=self.ccq_id) if token else tokens.Position()
+        at, seen = position.cursor, position.progress
         if self.windows and token:
             assert seen.clock_us is not None, "a token without the reader's progress"
             assert seen.clock_us // 3 == self.matches_until(at)

@@ -31,6 +31,7 @@ class SubmitRequest(_message.Message):
     COMPRESSION_FIELD_NUMBER: _builtins.int
     CCQ_ID_FIELD_NUMBER: _builtins.int
     WINDOW_JSON_FIELD_NUMBER: _builtins.int
+    HOLD_S_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     query: _builtins.str
     interval_s: _builtins.float
@@ -43,6 +44,8 @@ class SubmitRequest(_message.Message):
     """chosen by the client, so that a repeated submission is recognised"""
     window_json: _builtins.str
     """empty: no windows"""
+    hold_s: _builtins.float
+    """how long its readers may stand still"""
     def __init__(
         self,
         *,
@@ -54,10 +57,11 @@ class SubmitRequest(_message.Message):
         compression: _builtins.str = ...,
         ccq_id: _builtins.str = ...,
         window_json: _builtins.str = ...,
+        hold_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "compression", b"compression", "dataset", b"dataset", "expiration_s", b"expiration_s", "interval_s", b"interval_s", "query", b"query", "sampler_json", b"sampler_json", "window_json", b"window_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "compression", b"compression", "dataset", b"dataset", "expiration_s", b"expiration_s", "hold_s", b"hold_s", "interval_s", b"interval_s", "query", b"query", "sampler_json", b"sampler_json", "window_json", b"window_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -82,6 +86,7 @@ class Ccq(_message.Message):
     HOLDERS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     ADDED_FIELD_NUMBER: _builtins.int
+    HOLD_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     dataset: _builtins.str
     query_json: _builtins.str
@@ -101,6 +106,7 @@ class Ccq(_message.Message):
     """who submitted it; empty without authentication"""
     added: _builtins.int
     """added features of the dataset that its labels have"""
+    hold_s: _builtins.float
     @_builtins.property
     def holders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """nodes that keep earlier stretches of its cache, oldest first"""
@@ -123,10 +129,11 @@ class Ccq(_message.Message):
         holders: _abc.Iterable[_builtins.str] | None = ...,
         owner: _builtins.str = ...,
         added: _builtins.int = ...,
+        hold_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "compression", b"compression", "coordinator", b"coordinator", "coordinator_address", b"coordinator_address", "dataset", b"dataset", "expires_at", b"expires_at", "holders", b"holders", "id", b"id", "interval_s", b"interval_s", "owner", b"owner", "query_json", b"query_json", "sampler_json", b"sampler_json", "state", b"state", "term", b"term", "window_json", b"window_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "compression", b"compression", "coordinator", b"coordinator", "coordinator_address", b"coordinator_address", "dataset", b"dataset", "expires_at", b"expires_at", "hold_s", b"hold_s", "holders", b"holders", "id", b"id", "interval_s", b"interval_s", "owner", b"owner", "query_json", b"query_json", "sampler_json", b"sampler_json", "state", b"state", "term", b"term", "window_json", b"window_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -302,6 +309,7 @@ class FetchTail(_message.Message):
     WINDOWS_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
     INTERVAL_S_FIELD_NUMBER: _builtins.int
+    RESET_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     age_s: _builtins.float
     """how long ago the frontier was reached"""
@@ -311,6 +319,8 @@ class FetchTail(_message.Message):
     """"host:port" that knew the answer, where another node was asked"""
     interval_s: _builtins.float
     """at which the query is evaluated now"""
+    reset: _builtins.bool
+    """the reader clears its state first"""
     @_builtins.property
     def frontier(self) -> _common_pb2.Cursor: ...
     @_builtins.property
@@ -342,10 +352,11 @@ class FetchTail(_message.Message):
         windows: Global___Windows | None = ...,
         coordinator: _builtins.str = ...,
         interval_s: _builtins.float = ...,
+        reset: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "frontier", b"frontier", "windows", b"windows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "coordinator", b"coordinator", "cursor", b"cursor", "frontier", b"frontier", "gone", b"gone", "interval_s", b"interval_s", "missing", b"missing", "more", b"more", "token", b"token", "windows", b"windows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "coordinator", b"coordinator", "cursor", b"cursor", "frontier", b"frontier", "gone", b"gone", "interval_s", b"interval_s", "missing", b"missing", "more", b"more", "reset", b"reset", "token", b"token", "windows", b"windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,7 +18,7 @@ from galileo.model.times import MICROS
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.peers import ScanDone, ScanLabels, ScanTask
-from galileo.node.retention_plan import ReaderProgress
+from galileo.node.retention_plan import Hold
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.query import parse
 from galileo.storage.compaction import CompactionOptions
@@ -215,16 +215,18 @@ async def test_synopsis_after_retention_prunes_remaining_commits_only(kept: Any)
 async def test_apply_retention_spares_and_names_slow_readers(kept: Any, clocks: Clocks) -> None:
     frontier = (await kept.ask()).frontier
     asked: list[str] = []
-    slow = ReaderProgress("slow", Cursor(dict.fromkeys(frontier, 1)))
+    behind, fetched_us = Cursor(dict.fromkeys(frontier, 1)), dict[str, int]()
 
-    def readers(dataset: str) -> tuple[ReaderProgress, ...]:
+    def readers(dataset: str) -> tuple[Hold, ...]:
         asked.append(dataset)
-        return (slow, ReaderProgress("quick", frontier))
+        slow = Hold("slow", behind, 20 * 86_400.0, fetched_us["slow"])
+        return (slow, Hold("quick", frontier, 20 * 86_400.0, 0))
 
     for node in kept.nodes:
         await asyncio.to_thread(node._retaining.stop)
         node.retain(readers, clocks.options)
     clocks.pass_(20 * 86400)
+    fetched_us["slow"] = round(clocks.wall() * MICROS)
     await kept["a"].apply_retention("nam")
     clocks.pass_(5.0)
     reports = await retain(kept, Retention("10d"))
@@ -234,6 +236,23 @@ async def test_apply_retention_spares_and_names_slow_readers(kept: Any, clocks: 
     for node in kept.nodes:
         for journal in node.catalog.shard("nam").journals.values():
             assert journal.dropped <= 1
+    clocks.pass_(19 * 86400)
+    reports = await kept["a"].apply_retention("nam")
+    held = [one for report in reports.values() for one in report.held]
+    assert {one.readers for one in held} == {("slow",)}, "it was fetched 19 days ago"
+    clocks.pass_(86400)
+    await kept["a"].apply_retention("nam")
+    assert len(await kept.ask()) == 0, "nobody has fetched for as long as the hold"
+
+
+async def test_apply_retention_passes_readers_where_the_policy_says_so(
+    kept: Any, clocks: Clocks
+) -> None:
+    slow = Hold("slow", EMPTY_CURSOR, 90 * 86_400.0, round(clocks.wall() * MICROS))
+    for node in kept.nodes:
+        await asyncio.to_thread(node._retaining.stop)
+        node.retain(lambda _: (slow,), clocks.options)
+    clocks.pass_(20 * 86400)
     reports = await retain(kept, Retention("10d", past_readers=True))
     assert not [one for report in reports.values() for one in report.held]
     assert len(await kept.ask()) == 0
@@ -306,7 +325,7 @@ async def test_retention_runner_applies_policies_and_survives_errors(
 ) -> None:
     node, failing = kept["a"], [True]
 
-    def readers(_: str) -> tuple[ReaderProgress, ...]:
+    def readers(_: str) -> tuple[Hold, ...]:
         if failing:
             failing.clear()
             raise RuntimeError("no readers today")

@@ -17,7 +17,7 @@ from set_record import SetRecord
 
 from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
-from galileo.ccq.model import CcqDefinition, Record
+from galileo.ccq.model import HOLD_PARTS, HOLD_S, CcqDefinition, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.placement import EXPIRED_S, FORGOTTEN_S, CcqChange, EndCcq, SaveProgress
 from galileo.ccq.records import encode
@@ -37,7 +37,7 @@ from galileo.errors import (
 )
 from galileo.model.system_rows import Row
 from galileo.node import system_tables
-from galileo.node.retention_plan import ReaderProgress
+from galileo.node.retention_plan import Hold
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.continuous import CcqDescription
 from galileo.server import ccq_records
@@ -393,11 +393,12 @@ async def test_lists_have_the_queries_that_live(cluster: Cluster) -> None:
         assert ids(await records.all("nam")) == ["q", "s"]
         assert [await records.owned_by(owner) for owner in ("ann", "bob", "eve")] == [2, 1, 0]
         assert await records.total() == 3
-        read = [ReaderProgress("q", Cursor()), ReaderProgress("s", at_3)]
-        assert await records.progress("nam") == read
-        assert records.progress_from_thread("nam") is None, "the event loop is not known"
+        hold_s = HOLD_S * (1 + 1 / HOLD_PARTS)
+        read = [Hold("q", Cursor(), hold_s, 0), Hold("s", at_3, hold_s, 0)]
+        assert await records.holds("nam") == read
+        assert records.holds_from_thread("nam") is None, "the event loop is not known"
         records.start()
-        assert await asyncio.to_thread(records.progress_from_thread, "nam") == read
+        assert await asyncio.to_thread(records.holds_from_thread, "nam") == read
     assert cluster["a"].describe(record("q", "z")).coordinator_address == ""
 
 
@@ -409,7 +410,7 @@ async def test_lists_without_a_leader_are_unavailable(cluster: Cluster) -> None:
     for call in (cluster["b"].all(), cluster["b"].owned_by("ann")):
         with raises(Unavailable):
             await call
-    assert await cluster["b"].progress("nam") is None
+    assert await cluster["b"].holds("nam") is None
     assert await cluster["b"].total() == 1, "as many as it knows"
 
 

@@ -57,8 +57,8 @@ def text_of(data: bytes) -> str:
 
 def _token(data: bytes) -> None:
     text = text_of(data)
-    cursor, progress = token.read(text, ccq_id=CCQ)
-    assert token.read(token.encode(CCQ, cursor, progress), ccq_id=CCQ) == (cursor, progress)
+    position = token.read(text, ccq_id=CCQ)
+    assert token.read(position.encode(CCQ), ccq_id=CCQ) == position
 
 
 def _token_body(data: bytes) -> None:

@@ -338,7 +338,9 @@ class Reader(_Client):
 
     def _progress(self) -> WindowProgress:
         """The progress of windows in its token."""
-        return token.read(self.token, ccq_id=self.ccq.id)[1] if self.token else WindowProgress()
+        return (
+            token.read(self.token, ccq_id=self.ccq.id).progress if self.token else WindowProgress()
+        )
 
     def _until_clock_us(self) -> int | None:
         window = self.ccq.window

@@ -28,9 +28,9 @@ from galileo.ccq.events import (
     StartCycle,
     Ticked,
 )
-from galileo.ccq.model import Holder, Record
+from galileo.ccq.model import HOLD_PARTS, Holder, Record
 from galileo.ccq.placement import EndCcq, SaveProgress, moved_to
-from galileo.ccq.records import CCQ_ROWS, NOTHING, encode
+from galileo.ccq.records import CCQ_ROWS, NOTHING, decode, encode
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.membership import PeerDied, PeerRevived
 from galileo.model.system_rows import Draft, Rows
@@ -185,10 +185,27 @@ def saving(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def test_retrieved_cursor_is_saved_from_time_to_time(monkeypatch):
     driver = saving(monkeypatch)
-    record = Record(CCQ, 1, ("a", "b", "c"), Cursor({0: 1}))
+    record = Record(CCQ, 1, ("a", "b", "c"), Cursor({0: 1}), fetched_at=WALL + 4.0)
     assert changes(driver.tick(4.0)) == [SaveProgress("q", encode(record))]
     driver.feed(RecordsChanged(("q",), (record,)))
     assert changes(driver.tick(6.0)) == []
+
+
+def test_fetches_that_bring_nothing_are_noted_once_in_a_part_of_the_hold(monkeypatch):
+    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(state, "SAVE_AFTER_S", 0.0)
+    driver = Driver()
+    driver.lead(replace(CCQ, hold_s=10.0 * HOLD_PARTS))
+    noted = []
+    for now in range(0, 50, 3):
+        fetch(driver, Cursor())
+        for change in changes(driver.tick(float(now))):
+            record = decode(change.data)
+            noted.append(record.fetched_at - WALL)
+            driver.feed(RecordsChanged(("q",), (record,)))
+    assert noted == [0.0, 12.0, 24.0, 36.0, 48.0]
+    driver.tick(99.0)
+    assert driver.machine.state.records["q"].fetched_at == WALL + 48.0, "nobody has fetched"
 
 
 def test_progress_that_the_leader_has_not_confirmed_is_saved_again(monkeypatch):

@@ -40,7 +40,8 @@ def records(draw) -> Record:
     over = draw(st.sampled_from([(None, 0.0), ("cancelled", 5.0), ("expired", 7.0)]))
     nodes = draw(st.sampled_from([("a", "b"), ("b", "c", "a"), ("c",)]))
     ccq = replace(CCQ, expires_at=draw(st.sampled_from([CCQ.expires_at, CCQ.expires_at + 1.0])))
-    return Record(ccq, revision, nodes, draw(small), *over, holders=named)
+    fetched_at = draw(st.sampled_from([0.0, 3.0]))
+    return Record(ccq, revision, nodes, draw(small), *over, holders=named, fetched_at=fetched_at)
 
 
 AGAIN = Record(replace(CCQ, expires_at=CCQ.expires_at + 1.0), 1, ("c",))
@@ -62,6 +63,7 @@ def test_merged_random_records_have_what_is_newest(a: Record, b: Record) -> None
     assert both.revision == max(a.revision, b.revision)
     assert (both.ended is not None) == (a.ended is not None or b.ended is not None)
     assert both.retrieved == a.retrieved.join(b.retrieved)
+    assert both.fetched_at == max(a.fetched_at, b.fetched_at)
     newest = [{*one.holders} for one in (a, b) if one.revision == both.revision]
     assert {*both.holders} <= set.intersection(*newest)
     assert not any(both.retrieved.covers(one.until) for one in both.holders)

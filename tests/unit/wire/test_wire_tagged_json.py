@@ -60,16 +60,18 @@ def test_tagged_json_record_has_pinned_text() -> None:
     spec = SamplerSpec("uniform", {"fraction": 0.5}, 7)
     made = CcqDefinition("c", "nam", "true", 1.0, 9.0, spec, Compression.LZ4)
     holder = Holder("node-3", 5, Cursor(), Cursor({2: 9}))
-    record = Record(made, 3, ("node-1", "node-2"), Cursor({2: 5}), holders=(holder,))
+    record = Record(
+        made, 3, ("node-1", "node-2"), Cursor({2: 5}), holders=(holder,), fetched_at=5.0
+    )
     stored = TAGGED.encode(record).decode()
     assert stored == (
         '{"$":"Record","ccq":{"$":"CcqDefinition","id":"c","dataset":"nam","query":"true","interval_s":1.0,'
         '"expires_at":9.0,"sampler":{"$":"SamplerSpec","json":"{\\"name\\":\\"uniform\\",'
         '\\"options\\":{\\"fraction\\":0.5},\\"seed\\":7}"},"compression":"lz4","window":null,'
-        '"owner":"","added":0},"revision":3,"nodes":["node-1","node-2"],'
+        '"owner":"","added":0,"hold_s":604800.0},"revision":3,"nodes":["node-1","node-2"],'
         '"retrieved":{"$":"Cursor","at":[[2,5]]},"ended":null,"ended_at":0.0,'
         '"holders":[{"$":"Holder","node":"node-3","term":5,"after":{"$":"Cursor","at":[]},'
-        '"until":{"$":"Cursor","at":[[2,9]]}}]}'
+        '"until":{"$":"Cursor","at":[[2,9]]}}],"fetched_at":5.0}'
     )
     assert TAGGED.decode(stored.encode()) == record
 

@@ -80,11 +80,16 @@ open_windows = st.sets(st.integers(-(2**40), 2**40), max_size=40).map(
 )
 
 
-@given(ids, cursors, st.builds(WindowProgress, st.none() | numbers, open_windows))
-def test_token_random_windows_round_trip(ccq_id, cursor, progress):
-    text = token.encode(ccq_id, cursor, progress)
-    assert token.read(text, ccq_id=ccq_id) == (cursor, progress)
-    assert token.decode(text, ccq_id=ccq_id) == cursor
+progresses = st.builds(WindowProgress, st.none() | numbers, open_windows)
+
+
+@given(ids, st.builds(token.Position, cursors, progresses, st.none() | cursors))
+def test_token_random_position_round_trip(ccq_id, position):
+    text = position.encode(ccq_id)
+    assert token.read(text, ccq_id=ccq_id) == position
+    assert token.decode(text, ccq_id=ccq_id) == position.cursor
+    if position.place is None:
+        assert text == token.encode(ccq_id, position.cursor, position.progress)
 
 
 def test_token_read_too_many_windows_raises():
@@ -100,10 +105,10 @@ def test_token_read_too_many_windows_raises():
 def test_token_read_random_windows_with_checksum_raises(body):
     text = sealed(bytes([token.VERSION]) + b"\x01q\x00" + body)
     try:
-        cursor, progress = token.read(text, ccq_id="q")
+        position = token.read(text, ccq_id="q")
     except InvalidToken:
         return
-    assert token.encode("q", cursor, progress) == text
+    assert position.encode("q") == text
 
 
 def test_token_decode_long_text_raises():

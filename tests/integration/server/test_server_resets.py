@@ -1,0 +1,468 @@
+"""Readers of continuous queries over a keyed dataset that is cleaned: holds and resets.
+
+A whole node runs in this process. Its cycles scan the graph, as Spark would; all else is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+from urllib.request import Request, urlopen
+
+import pytest
+from click.testing import CliRunner
+from expected_errors import raises
+from gateway_serving import gateway
+
+import galileo
+from galileo import AsyncClient
+from galileo.ccq import coordinator, events, machine, state
+from galileo.cli.main import main
+from galileo.clock import SystemClock
+from galileo.config import from_dict
+from galileo.cursor import Cursor
+from galileo.errors import IncompleteAnswer, InputError
+from galileo.gateway.options import GatewayOptions
+from galileo.node.cluster_scan import ClusterScans, ScanEnd
+from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
+from galileo.packing import Compression
+from galileo.packs import pack_labels
+from galileo.query import parse
+from galileo.server.effect_executor import EffectExecutor
+from galileo.server.joining import resolve_topology
+from galileo.server.node_options import open_store
+from galileo.server.node_process import NodeProcess
+from galileo.server.resets import newest_snapshot, next_part
+from galileo.spark.launcher import EvaluatorClient
+from galileo.wire import token as tokens
+
+BUOYS = galileo.Schema(
+    "buoys",
+    [
+        galileo.Feature("station", type="text"),
+        galileo.Feature("level", type="int"),
+        galileo.Feature("remark", type="text", indexed=False),
+    ],
+    geohash_precision=2,
+    time_bucket="6h",
+    key="station",
+)
+HIGH = "level > 2"
+PLACES = ((40.0, -100.0), (40.0, 100.0), (-40.0, -100.0), (-40.0, 100.0))
+DAY_S = 86_400.0
+SECTIONS: dict[str, Any] = {
+    "storage": {"segment_bytes_max": 4_000, "compaction": False, "durability": "none"},
+    "limits": {"interval_min_s": 0.05},
+}
+Held: TypeAlias = dict[tuple[int, Any, str], int]
+
+
+async def scan_cycle(work: EffectExecutor, effect: events.StartCycle) -> events.CycleFinished:
+    """A cycle without Spark."""
+    results = []
+    for item in effect.items:
+        query = work._parsed(item.ccq.query, await work._schema(item.ccq))
+        until = work._node.view.sequences(item.ccq.dataset)
+        wanted = frozenset(item.partitions)
+        possible = wanted & work._node.scans.candidates(query)
+        labels, tail = await work.scan(
+            query, partitions=possible, after=item.after, until=until, labels_max=0
+        )
+        reached = tail.frontier.join({p: until[p] for p in wanted - possible})
+        packed = pack_labels(labels, Compression.NONE)
+        results.append(events.CycleResult(item.ccq.id, item.term, item.after, packed, reached))
+    return events.CycleFinished(effect.cycle_id, tuple(results))
+
+
+class Sea:
+    """The node, a client, and writers who are seeded.
+
+    Attributes:
+        late_s: so much later it is for the cleaner than for the node.
+    """
+
+    def __init__(self, process: NodeProcess, client: AsyncClient, seed: int) -> None:
+        self.process, self.client, self.chance = process, client, random.Random(seed)
+        [self.address] = [node.address for node in process.node.topology.nodes]
+        self.late_s, clock = 0.0, SystemClock()
+        self.runner = RetentionRunner(
+            process.node.catalog,
+            RetentionRunnerOptions(
+                check_s=3_600.0,
+                table_age_s=0.0,
+                wall=lambda: clock.wall() + self.late_s,
+                monotonic=lambda: clock.monotonic() + self.late_s,
+            ),
+            readers=process._readers,
+            holds=lambda _: (),
+            compared=lambda _: (),
+        )
+
+    @property
+    def shard(self) -> Any:
+        return self.process.node.catalog.versioned_shard("buoys")
+
+    async def write(self, batches: int = 1) -> None:
+        chance = self.chance
+        for _ in range(batches):
+            count = chance.randrange(1, 9)
+            places = [chance.choice(PLACES) for _ in range(count)]
+            rows = {
+                "latitude": [latitude for latitude, _ in places],
+                "longitude": [longitude for _, longitude in places],
+                "time": [f"2024-01-01T{chance.randrange(12):02d}:15:00Z" for _ in range(count)],
+                "station": [f"s{chance.randrange(9)}" for _ in range(count)],
+                "level": [chance.randrange(9) for _ in range(count)],
+                "remark": [f"{chance.random()} " + 100 * "x" for _ in range(count)],
+            }
+            if chance.random() < 0.25:
+                await self.client.delete("buoys", rows)
+            else:
+                await self.client.ingest("buoys", rows)
+
+    async def clean(self) -> Cursor:
+        """Cleans what may be cleaned; up to where that was."""
+        for journal in self.shard.own.values():
+            await asyncio.to_thread(journal.seal)
+        for _ in range(3):  # What is seen twice has settled.
+            await asyncio.to_thread(self.runner.clean, self.shard)
+        dropped: Cursor = self.shard.dropped()
+        return dropped
+
+    async def acknowledged(self, ccq_id: str, cursor: Cursor) -> None:
+        """Waits until the leader knows what a reader has acknowledged."""
+        async with asyncio.timeout(30):
+            while True:
+                [held] = [
+                    hold
+                    for hold in await self.process._records.holds(self.shard.schema.key) or ()
+                    if hold.reader == ccq_id
+                ]
+                if held.position.covers(cursor):
+                    return
+                await asyncio.sleep(0.05)
+
+
+class Reader:
+    """Folds updates as the documentation tells.
+
+    Attributes:
+        held: what matches.
+        resets: how many have begun.
+        parts: updates in all.
+    """
+
+    def __init__(self, sea: Sea, ccq: galileo.Ccq, *, labels_max: int = 0) -> None:
+        self.sea, self.ccq_id, self.token, self.labels_max = sea, ccq.id, ccq.token, labels_max
+        self.held = by_key(ccq.initial)
+        self.resets = self.parts = 0
+
+    async def fetch(self) -> galileo.Update:
+        """One update; what is held is compared with what matches where it is complete."""
+        update = await self.sea.client.fetch(
+            self.ccq_id, token=self.token, labels_max=self.labels_max
+        )
+        assert update.withdrawn is not None
+        if update.reset:
+            assert not len(update.withdrawn)
+            self.held, self.resets = {}, self.resets + 1
+        for key in by_key(update.withdrawn):
+            self.held.pop(key, None)
+        self.held |= by_key(update.labels)
+        self.token, self.parts = update.token, self.parts + 1
+        if not update.more:
+            at = update.labels.frontier
+            assert sorted(self.held.values()) == await levels(self.sea.client, at)
+        return update
+
+    async def catch_up(self) -> Cursor:
+        """Fetches until all that is committed is known."""
+        until = (await self.sea.client.version("buoys")).cursor
+        async with asyncio.timeout(60):
+            while True:
+                update = await self.fetch()
+                if not update.more and update.labels.frontier.covers(until):
+                    return update.labels.frontier
+                if not update.is_news:
+                    await asyncio.sleep(0.02)
+
+    async def acknowledge(self) -> Cursor:
+        """Catches up, and has the leader know of it."""
+        frontier = await self.catch_up()
+        await self.fetch()
+        await self.sea.acknowledged(self.ccq_id, frontier)
+        return frontier
+
+
+def by_key(labels: galileo.Labels) -> Held:
+    rows = labels.table.to_pylist()
+    held = {(row["cell"], row["bucket"], row["station"]): row["level"] for row in rows}
+    assert len(held) == len(rows), "a key is there twice"
+    return held
+
+
+async def levels(client: AsyncClient, at: Cursor) -> list[int]:
+    return sorted((await client.select("buoys", HIGH, at=at))["level"].to_pylist())
+
+
+@contextlib.asynccontextmanager
+async def sea_of(directory: Path, seed: int) -> AsyncIterator[Sea]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    cluster = {
+        "partitions_per_group": 4,
+        "groups": [{"name": "g", "nodes": [{"name": "n", "address": address}]}],
+    }
+    config = from_dict(
+        {"node": {"name": "n", "directory": str(directory)}, "cluster": cluster, **SECTIONS}
+    )
+    stop, clock = asyncio.Event(), SystemClock()
+    store = open_store(config, clock)
+    process = NodeProcess(await resolve_topology(config, store), store=store, clock=clock)
+    serving = asyncio.create_task(process.run(stop))
+    try:
+        async with AsyncClient(address, timeout="60s") as client:
+            await client.create_dataset(BUOYS)
+            sea = Sea(process, client, seed)
+            try:
+                yield sea
+            finally:
+                await asyncio.to_thread(sea.runner.stop)
+    finally:
+        stop.set()
+        await serving
+
+
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def keep(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(EffectExecutor, "_cycle", scan_cycle)
+    monkeypatch.setattr(EvaluatorClient, "warm", lambda _: None)
+    monkeypatch.setattr(EvaluatorClient, "keep", keep)
+    monkeypatch.setattr(state, "SAVE_AFTER_S", 0.05)
+    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 0.05)
+
+
+@pytest.fixture
+async def sea(tmp_path: Path) -> AsyncIterator[Sea]:
+    async with sea_of(tmp_path, 1) as running:
+        yield running
+
+
+async def submit(sea: Sea, **options: Any) -> galileo.Ccq:
+    return await sea.client.submit("buoys", HIGH, interval="50ms", expiration="90d", **options)
+
+
+async def test_a_forgotten_query_keeps_versions_for_its_hold_and_then_gets_a_reset(
+    sea: Sea,
+) -> None:
+    await sea.write(10)
+    ccq = await submit(sea, hold="3d")
+    start = ccq.initial.frontier
+    reader = Reader(sea, ccq)
+    await sea.write(60)
+    assert start.covers(await sea.clean()), "it was submitted just now"
+    sea.late_s = 2.9 * DAY_S
+    assert start.covers(await sea.clean()), "within the hold"
+    sea.late_s = 3.5 * DAY_S
+    assert not start.covers(await sea.clean())
+    await reader.catch_up()
+    assert reader.resets == 1
+    await sea.write(30)
+    await reader.catch_up()
+    assert reader.resets == 1, "it is followed again"
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 4))])
+async def test_who_folds_updates_has_what_matches_whatever_is_cleaned(
+    tmp_path: Path, seed: int
+) -> None:
+    """Two readers of one query, of which one is slow, start again with what they have stored."""
+    async with sea_of(tmp_path, seed) as sea:
+        await sea.write(20)
+        ccq = await submit(sea, hold="1h")
+        readers = [Reader(sea, ccq), Reader(sea, ccq, labels_max=6)]
+        stored = [(reader.token, {**reader.held}) for reader in readers]
+        for number in range(60):
+            await sea.write(sea.chance.randrange(1, 6))
+            which = sea.chance.choice((0, 0, 1, 1, 1))
+            reader = readers[which]
+            await reader.fetch()
+            if sea.chance.random() < 0.3:  # It has crashed since it stored that.
+                reader.token, reader.held = stored[which][0], {**stored[which][1]}
+            elif sea.chance.random() < 0.7:
+                stored[which] = reader.token, {**reader.held}
+            if number % 5 == 4:
+                sea.late_s += sea.chance.choice((0.0, 3_000.0, 5_000.0))
+                await sea.clean()
+        for reader in readers:
+            await reader.catch_up()
+        assert sum(reader.resets for reader in readers) > 2
+
+
+async def begin_slow_reset(sea: Sea) -> tuple[Reader, Reader]:
+    """Two readers of a query, of which the second is told in small parts to begin anew."""
+    await sea.write(60)
+    ccq = await submit(sea)
+    quick, slow = Reader(sea, ccq), Reader(sea, ccq, labels_max=4)
+    await sea.write(40)
+    await quick.acknowledge()
+    assert not ccq.initial.frontier.covers(await sea.clean()), "the quick reader has it all"
+    update = await slow.fetch()
+    assert update.reset
+    assert update.more
+    return quick, slow
+
+
+async def test_a_reset_ends_while_others_go_on_and_all_is_cleaned(sea: Sea) -> None:
+    quick, slow = await begin_slow_reset(sea)
+    update = None
+    while update is None or update.more:
+        await sea.write(6)
+        await quick.catch_up()
+        await quick.fetch()
+        await asyncio.sleep(0.2)
+        await sea.clean()
+        update = await slow.fetch()
+        assert slow.parts < 40, "it does not end"
+    assert slow.parts > 4
+    assert slow.resets == 1
+    await slow.catch_up()
+    assert slow.resets == 1
+    await sea.write(30)
+    frontier = await quick.acknowledge()
+    assert (await sea.clean()).covers(frontier), "who has begun anew holds nothing"
+
+
+async def test_a_reset_that_nobody_fetches_holds_others_for_a_while_only(
+    sea: Sea, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick, slow = await begin_slow_reset(sea)
+    monkeypatch.setattr(coordinator, "RESET_PAUSE_S", 0.0)
+    await sea.write(40)
+    await quick.acknowledge()
+    await sea.clean()
+    assert (await slow.fetch()).reset, "its snapshot was removed"
+    monkeypatch.undo()
+    await slow.catch_up()
+    assert slow.resets == 2
+
+
+async def test_a_part_of_a_reset_comes_again_for_the_same_token(sea: Sea) -> None:
+    _, slow = await begin_slow_reset(sea)
+    token = slow.token
+    first = await slow.fetch()
+    await sea.write(20)
+    await sea.clean()
+    again = await sea.client.fetch(slow.ccq_id, token=token, labels_max=4)
+    assert by_key(again.labels) == by_key(first.labels) != {}
+    assert again.token == first.token
+    assert not again.reset
+
+
+async def test_a_reader_without_a_token_begins_with_a_reset(sea: Sea) -> None:
+    quick, _ = await begin_slow_reset(sea)
+    fresh = Reader(sea, await submit(sea))
+    fresh.ccq_id, fresh.token, fresh.held = quick.ccq_id, "", {}
+    await fresh.catch_up()
+    assert fresh.resets == 1
+
+
+async def test_a_spool_forgets_what_came_before_a_reset(sea: Sea, tmp_path: Path) -> None:
+    _, slow = await begin_slow_reset(sea)
+    with galileo.Spool(tmp_path / "x.spool") as spool:
+
+        async def store() -> galileo.Update:
+            update = await sea.client.fetch(slow.ccq_id, token=spool.token, labels_max=4)
+            spool.store(slow.ccq_id, update)
+            return update
+
+        while (await store()).more:
+            pass
+        sea.late_s += 20 * DAY_S
+        await sea.write(60)
+        await sea.clean()
+        first = await store()
+        assert first.reset
+        assert by_key(spool.labels()) == by_key(first.labels), "the rest is to come"
+        while (update := await store()).more:
+            pass
+        held = sorted(by_key(spool.labels()).values())
+        assert held == await levels(sea.client, update.labels.frontier)
+
+
+async def test_commands_and_gateways_tell_of_a_reset(sea: Sea) -> None:
+    _, slow = await begin_slow_reset(sea)
+    ccq, cursor = slow.ccq_id, tokens.decode(slow.token, ccq_id=slow.ccq_id)
+    stale_token = tokens.encode(ccq, Cursor(dict.fromkeys(cursor, 1)))
+
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(main, ["--node", sea.address, "ccq", *words])
+        assert not done.exit_code, done.output
+        return done.stdout
+
+    def get(url: str, body: bytes | None = None) -> Any:
+        request = Request(url, data=body, headers={"Content-Type": "application/json"})
+        with urlopen(request, timeout=60) as reply:
+            return json.loads(reply.read())
+
+    shown = json.loads(await asyncio.to_thread(run, "fetch", ccq, "--token", stale_token, "--json"))
+    assert shown["reset"]
+    assert shown["withdrawn"] == []
+    text = await asyncio.to_thread(run, "fetch", ccq, "--token", stale_token)
+    assert "reset: forget the labels of earlier updates" in text
+    assert "reset" not in await asyncio.to_thread(run, "fetch", ccq, "--token", shown["token"])
+    made = await asyncio.to_thread(run, "submit", "buoys", HIGH, "--hold", "2d", "--quiet")
+    options = GatewayOptions(nodes=(sea.address,), port=0, patience_s=60.0)
+    async with gateway(options) as url:
+        place = f"{url}/ccqs/{ccq}/labels?f=json&after="
+        answer = await asyncio.to_thread(get, place + stale_token)
+        assert answer["reset"] is True
+        assert len(answer["labels"]) == len(shown["labels"])
+        assert (await asyncio.to_thread(get, place + answer["token"]))["reset"] is False
+        described = await asyncio.to_thread(get, f"{url}/ccqs/{made.strip()}")
+        assert described["hold"] == 2 * DAY_S
+        body = json.dumps({"dataset": "buoys", "hold": "3d"}).encode()
+        assert (await asyncio.to_thread(get, f"{url}/ccqs", body))["hold"] == 3 * DAY_S
+
+
+class Away:
+    """Owners, of which one is away."""
+
+    def candidates(self, query: object) -> frozenset[int]:
+        return frozenset({1, 2})
+
+    async def between(self, query: object, **_: Any) -> AsyncIterator[ScanEnd]:
+        yield ScanEnd(Cursor({1: 5}), frozenset({2}))
+
+
+async def test_a_reset_waits_for_owners_that_are_away() -> None:
+    """Else a reader would forget what it has of their partitions, and get nothing for it."""
+    away, query = cast(ClusterScans, Away()), parse(HIGH, BUOYS)
+    with raises(IncompleteAnswer, missing=[2]):
+        await newest_snapshot(away, query)
+    place, snapshot = Cursor({1: 2}), Cursor({1: 5, 2: 5})
+    with raises(IncompleteAnswer, missing=[2]):
+        await next_part(away, query, place=place, snapshot=snapshot, labels_max=9)
+
+
+@pytest.mark.parametrize("hold", ["91d", "0s", "soon", -1])
+async def test_a_wrong_hold_is_refused(sea: Sea, hold: Any) -> None:
+    with pytest.raises(InputError):
+        await submit(sea, hold=hold)
+
+
+async def test_the_hold_is_part_of_the_definition(sea: Sea) -> None:
+    ccq = await submit(sea, hold="2d")
+    assert ccq.info.hold_s == 2 * DAY_S
+    [listed] = [info for info in await sea.client.list_ccqs() if info.id == ccq.id]
+    assert listed.hold_s == 2 * DAY_S
