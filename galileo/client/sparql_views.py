@@ -1,8 +1,8 @@
 """SPARQL over what a continuous query has found so far, kept up to date as more comes.
 
 The follower takes updates one at a time and adds each one's labels to a graph together with the
-token that stands for them. With a spool, labels and token are durable before they are added, and
-a view that is opened again begins with what the spool holds.
+token that stands for them. What is withdrawn is removed. With a spool, labels and token are durable
+before they are added, and a view that is opened again begins with what the spool holds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from galileo.client.spool import Spool
 from galileo.cursor import CommitRange
 from galileo.errors import Cancelled, GalileoError, TransientError
 from galileo.labels import LabelSet
-from galileo.model.schema import refuse_keyed
 from galileo.rdf import Cancellation, IncrementalGraph, SparqlResult
 from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S
 from galileo.rdf.incremental_graph import LABELS_MAX
@@ -36,8 +35,9 @@ class Updates(Protocol):
 class SparqlView:
     """A graph of all labels that a continuous query has brought; safe to share between threads.
 
-    A query sees whole updates: all labels of one, or none. Close the view, or use it in a `with`
-    block, to end the following and the process that answers.
+    Labels that the query withdraws, of a keyed dataset, leave the graph. A query sees whole
+    updates: all labels of one, or none. Close the view, or use it in a `with` block, to end the
+    following and the process that answers.
 
     Attributes:
         ccq_id: of the CCQ.
@@ -132,7 +132,7 @@ class SparqlView:
             >>> view.apply(client.fetch(ccq, token=view.token))
             0
         """
-        new = self.graph.add(update.labels)
+        new = self.graph.add(update.labels, withdrawn=update.withdrawn, reset=update.reset)
         with self._changed:
             self._token = update.token
             self._gone += update.gone
@@ -171,7 +171,6 @@ async def open_view(
         spool.check(ccq_id)
         token = spool.token or token
     update = await updates.fetch(ccq_id, token=token)
-    refuse_keyed(update.labels.schema, "a SPARQL view of a continuous query")
     view = SparqlView(ccq_id, IncrementalGraph(update.labels.schema, labels_max=labels_max))
     try:
         if spool is not None:
@@ -191,7 +190,7 @@ async def open_view(
 def _recall(view: SparqlView, spool: Spool) -> None:
     view._gone = spool.gone
     for held in spool.updates():
-        view.graph.add(held.labels)
+        view.graph.add(held.labels, withdrawn=held.withdrawn, reset=held.reset)
 
 
 def _take(view: SparqlView, update: Update, spool: Spool | None) -> None:

@@ -3,6 +3,9 @@
 The IRI of a vertex is its path, and no triple depends on other labels. So the graph of two label
 sets is the union of their graphs, and new labels add only their own triples. Triples of shared
 vertices are added again, which a graph stores once.
+
+Labels of a keyed dataset are also removed. They share vertices with others, so the next query loads
+the graph anew.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import pyarrow as pa
 from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.labels import LabelSet
+from galileo.model import keyed
 from galileo.model.schema import Schema
 from galileo.rdf import to_rdf
 from galileo.rdf.graphs import OpenGraph
@@ -28,7 +32,7 @@ PARTS_MAX = 32
 
 
 class IncrementalGraph(OpenGraph):
-    """The RDF view of all labels that were added so far.
+    """The RDF view of all labels that were added so far, and not removed.
 
     Args:
         schema: of the dataset.
@@ -64,10 +68,17 @@ class IncrementalGraph(OpenGraph):
         whole = LabelSet.concat(self.schema, list(self._parts))
         return LabelSet(self.schema, whole.table, missing=self.missing)
 
-    def add(self, labels: LabelSet) -> int:
+    def add(
+        self, labels: LabelSet, *, withdrawn: LabelSet | None = None, reset: bool = False
+    ) -> int:
         """Adds labels; returns the number of new ones.
 
         A running query sees none of them, the next one all.
+
+        Args:
+            labels: of a keyed dataset, they replace those with the same keys.
+            withdrawn: those with their keys are removed first.
+            reset: whether all are removed first.
 
         Raises:
             InputError: they are of another dataset, or more than `labels_max` in total; then
@@ -80,22 +91,37 @@ class IncrementalGraph(OpenGraph):
                 expected="labels_of_schema",
             )
         with self._adding:
-            fresh = self._unseen(labels)
+            kept = self._kept(labels, withdrawn, reset) if self.schema.is_keyed else None
+            fresh = self._unseen(labels) if kept is None else labels
             self.missing = labels.missing
-            if not len(fresh):
+            if not len(fresh) and kept is None:
                 return 0
-            if len(self) + len(fresh) > self.labels_max:
+            total = len(self if kept is None else kept) + len(fresh)
+            if total > self.labels_max:
                 raise InputError(
                     f"expected a result of at most {self.labels_max:,} labels, got "
-                    f"{len(self) + len(fresh):,}; narrow the query, or allow more with labels_max",
+                    f"{total:,}; narrow the query, or allow more with labels_max",
                     parameter="labels_max",
                     expected="labels",
                     bound=self.labels_max,
                 )
+            if kept is not None:
+                self._parts = [kept]
             self._append(fresh)
-            # If this fails, the next query starts a process and loads all parts.
-            self._engine.grow(to_rdf.ntriples(fresh))
+            if kept is None:
+                # If this fails, the next query starts a process and loads all parts.
+                self._engine.grow(to_rdf.ntriples(fresh))
+            else:
+                self._engine.unload()
             return len(fresh)
+
+    def _kept(self, labels: LabelSet, withdrawn: LabelSet | None, reset: bool) -> LabelSet | None:
+        """The labels of a keyed dataset that stay; None for all."""
+        table = self.labels.table.slice(0, 0 if reset else None)
+        for changed in (labels, withdrawn):
+            if changed is not None:
+                table = keyed.without_keys(self.schema, table, changed.table)
+        return None if table.num_rows == len(self) else LabelSet(self.schema, table)
 
     def _unseen(self, labels: LabelSet) -> LabelSet:
         """The labels that are not in the graph: of later commits, or with unknown identities."""

@@ -154,6 +154,13 @@ class Engine:
                 # It was killed, or the new triples exceed its memory: then this fails, too.
                 self._ensure_process(cancellations)
 
+    def unload(self) -> None:
+        """Ends the worker between two queries; the next query loads what `triples` returns then."""
+        with self._lock:
+            if self._process is not None:
+                self._process.end()
+                self._process.close()
+
     def close(self) -> None:
         """Ends the worker; a query that runs raises `Cancelled`."""
         self._closing.cancel()

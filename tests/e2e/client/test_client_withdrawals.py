@@ -68,6 +68,8 @@ def by_key(labels: Labels) -> dict[Key, float]:
 def fold(held: dict[Key, float], update: galileo.Update) -> None:
     """As the documentation tells readers."""
     assert update.withdrawn is not None
+    if update.reset:
+        held.clear()
     for key in by_key(update.withdrawn):
         held.pop(key, None)
     held.update(by_key(update.labels))
@@ -181,10 +183,6 @@ def test_a_spool_has_what_matches(
         assert sum(len(update.withdrawn) for update in spool.updates()) == 1
 
 
-def test_windows_and_views_take_no_keyed_dataset(
-    client: galileo.Client, name: str, warm: galileo.Ccq
-) -> None:
+def test_windows_take_no_keyed_dataset(client: galileo.Client, name: str) -> None:
     with raises(InputError, expected="no_key", dataset=name):
         client.submit(name, WARM, window=galileo.Window.tumbling("1h"))
-    with raises(InputError, expected="no_key", dataset=name):
-        client.sparql_view(warm)

@@ -241,7 +241,8 @@ class Alarm:
             dict(zip(table["station"].to_pylist(), table["value"].to_pylist(), strict=True))
             for table in (update.withdrawn.table, update.labels.table)
         )
-        self.rows = {key: value for key, value in self.rows.items() if key not in old} | new
+        kept = {} if update.reset else self.rows
+        self.rows = {key: value for key, value in kept.items() if key not in old} | new
         self.token = update.token
         self.updates += update.is_news
         self.withdrawn += len(old)

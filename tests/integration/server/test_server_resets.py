@@ -60,6 +60,7 @@ SECTIONS: dict[str, Any] = {
     "storage": {"segment_bytes_max": 4_000, "compaction": False, "durability": "none"},
     "limits": {"interval_min_s": 0.05},
 }
+ALL = "CONSTRUCT { ?s ?p ?o } WHERE { ?s ?p ?o }"
 Held: TypeAlias = dict[tuple[int, Any, str], int]
 
 
@@ -433,6 +434,38 @@ async def test_commands_and_gateways_tell_of_a_reset(sea: Sea) -> None:
         assert described["hold"] == 2 * DAY_S
         body = json.dumps({"dataset": "buoys", "hold": "3d"}).encode()
         assert (await asyncio.to_thread(get, f"{url}/ccqs", body))["hold"] == 3 * DAY_S
+
+
+async def test_a_view_has_what_matches(sea: Sea, tmp_path: Path) -> None:
+    """As of a new graph of the present labels: what others share with removed ones stays."""
+
+    async def check(view: Any) -> None:
+        until = (await sea.client.version("buoys")).cursor
+        whole = await sea.client.query("buoys", HIGH)
+        for _ in range(600):
+            if tokens.decode(view.token, ccq_id=view.ccq_id).covers(until):
+                break
+            await asyncio.sleep(0.1)
+        assert by_key(view.labels) == by_key(whole)
+        answers = [await asyncio.to_thread(one.sparql, ALL) for one in (view, whole)]
+        first, second = (sorted(answer.triples.splitlines()) for answer in answers)
+        assert first == second
+
+    await sea.write(20)
+    ccq = await submit(sea)
+    with galileo.Spool(tmp_path / "x.spool") as spool:
+        for _ in range(2):  # The second one begins with the spool.
+            with await sea.client.sparql_view(ccq, spool=spool) as view:
+                for _ in range(3):
+                    await sea.write(4)
+                    await check(view)
+            await sea.write(4)
+        sea.late_s = 20 * DAY_S
+        await sea.write(30)
+        await sea.clean()
+        with await sea.client.sparql_view(ccq, spool=spool) as view:
+            await check(view)
+        assert any(update.reset for update in spool.updates())
 
 
 class Away:
