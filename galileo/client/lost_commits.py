@@ -47,8 +47,9 @@ def naming_token(token: str, reader: str) -> Iterator[None]:
     except HistoryChanged as error:
         if token:
             position = tokens.read(token, ccq_id=reader)
-            following = continued(position.cursor, error)
-            token = replace(position, cursor=following).encode(reader)
+            if position.place is None:  # Else the same token has the node begin anew.
+                following = continued(position.cursor, error)
+                token = replace(position, cursor=following).encode(reader)
         error.details |= {"token": token, "remedy": "lost_token"}
         raise
 

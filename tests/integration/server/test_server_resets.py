@@ -11,6 +11,7 @@ import json
 import random
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 from urllib.request import Request, urlopen
@@ -24,16 +25,18 @@ import galileo
 from galileo import AsyncClient
 from galileo.ccq import coordinator, events, machine, state
 from galileo.cli.main import main
+from galileo.client.lost_commits import naming_token
 from galileo.clock import SystemClock
 from galileo.config import from_dict
-from galileo.cursor import Cursor
-from galileo.errors import IncompleteAnswer, InputError
+from galileo.cursor import Cursor, LostPosition, history_changed
+from galileo.errors import HistoryChanged, IncompleteAnswer, InputError
 from galileo.gateway.options import GatewayOptions
 from galileo.node.cluster_scan import ClusterScans, ScanEnd
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.packing import Compression
 from galileo.packs import pack_labels
 from galileo.query import parse
+from galileo.server import continuous
 from galileo.server.effect_executor import EffectExecutor
 from galileo.server.joining import resolve_topology
 from galileo.server.node_options import open_store
@@ -177,8 +180,9 @@ class Reader:
             self.held.pop(key, None)
         self.held |= by_key(update.labels)
         self.token, self.parts = update.token, self.parts + 1
-        if not update.more:
-            at = update.labels.frontier
+        at = update.labels.frontier
+        if not update.more and (update.is_news or at.covers(self.sea.shard.dropped())):
+            # Else nothing was evaluated since, and what counted then cannot be read any more.
             assert sorted(self.held.values()) == await levels(self.sea.client, at)
         return update
 
@@ -356,6 +360,35 @@ async def test_a_reset_that_nobody_fetches_holds_others_for_a_while_only(
     monkeypatch.undo()
     await slow.catch_up()
     assert slow.resets == 2
+
+
+async def test_a_reset_whose_snapshot_was_lost_begins_anew(
+    sea: Sea, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, slow = await begin_slow_reset(sea)
+    following = continuous.next_part
+
+    async def lose(*args: Any, place: Cursor, **options: Any) -> Any:
+        if place:
+            raise history_changed("buoys", [LostPosition(1, 9, 5, 12)])
+        return await following(*args, place=place, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(continuous, "next_part", lose)
+        assert (await slow.fetch()).reset
+    await slow.catch_up()
+    assert slow.resets == 2
+
+
+def test_the_token_of_a_reset_stays_when_commits_are_lost() -> None:
+    """A later snapshot would not be the one of the parts that the reader has."""
+    position = tokens.Position(Cursor({1: 9}), place=Cursor({1: 2}))
+    for place, cursor in ((position.place, position.cursor), (None, Cursor({1: 12}))):
+        token = replace(position, place=place).encode("q")
+        with pytest.raises(HistoryChanged) as caught, naming_token(token, "q"):
+            raise history_changed("buoys", [LostPosition(1, 9, 5, 12)])
+        named = tokens.read(caught.value.details["token"], ccq_id="q")
+        assert (named.cursor, named.place) == (cursor, place)
 
 
 async def test_a_part_of_a_reset_comes_again_for_the_same_token(sea: Sea) -> None:
