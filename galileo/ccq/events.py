@@ -122,7 +122,7 @@ class FetchRequested:
         labels_max: soft bound of the answer; one whole commit may exceed it.
         until_clock_us: answer when the event clock reaches this, too.
         any_commit: answer when later commits were evaluated, whether they have labels or not.
-        is_reset: whether the client is getting what counted at the cursor; it is told no labels.
+        is_reset: whether the client gets what counted at the cursor, and no labels from here.
     """
 
     request: int

@@ -39,7 +39,7 @@ class CcqDefinition:
         window: windows of its labels, reported to readers.
         owner: name of the submitter, who alone may fetch and cancel it; "" without authentication.
         added: how many features had been added to the dataset; labels have those and no later ones.
-        hold_s: how long what its readers may still need is kept while nobody fetches.
+        hold_s: how long what its readers may still need is kept while none of them fetches.
     """
 
     id: str

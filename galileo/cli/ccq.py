@@ -69,7 +69,7 @@ def ccq() -> None:
     "--hold",
     default="7d",
     show_default=True,
-    help="How long what readers may still need is kept if nobody fetches, at most 90d.",
+    help="How long what readers may still need is kept if none fetches, at most 90d.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print the id alone.")
 @in_session

@@ -69,9 +69,9 @@ class AsyncCcqs(Calls):
             compression: of the cache, "none" or "lz4".
             window: `galileo.Window...`; updates then say which windows their labels belong to,
                 and which of them are over.
-            hold: how long what the readers of the query may still need is kept if nobody fetches,
-                at most 90 days: versions that were replaced or deleted in a keyed dataset, and
-                observations that are older than the retention of any dataset. Who fetches later
+            hold: how long what the readers of the query may still need is kept if none of them
+                fetches, at most 90 days: versions that were replaced or deleted in a keyed dataset,
+                and observations that are older than the retention of any dataset. Who fetches later
                 gets `Update.reset` or `Update.gone`.
 
         Raises:

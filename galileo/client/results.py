@@ -490,7 +490,7 @@ class CcqInfo:
     `term` counts the changes of the nodes that may run it, from 1. `holders` are nodes that keep
     earlier stretches of its cache, the oldest first. `owner` is who submitted it, "" without access
     control. Its labels have the first `added` of the features that were added to the dataset.
-    `hold_s` is how long what its readers may still need is kept if nobody fetches.
+    `hold_s` is how long what its readers may still need is kept if none of them fetches.
     """
 
     id: str

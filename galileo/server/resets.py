@@ -1,7 +1,7 @@
 """The whole result of a continuous query over a keyed dataset, for a reader that begins anew.
 
-Versions that a reader holds may be superseded and removed before it fetches again. Nobody can say
-then what it has to forget. So it forgets everything, and gets what matches and counts at one
+Versions that a reader holds may be superseded and removed before it fetches again. What it has to
+forget cannot be determined then. So it forgets everything, and gets what matches and counts at one
 cursor, the *snapshot*, in parts. A part has the versions since the commits (place, next place]. As
 the snapshot is fixed and places only advance, a reset ends, whatever is committed meanwhile.
 Cleaning may go up to the snapshot: it stores what counts there once more, with the same `since`.

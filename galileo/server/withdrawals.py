@@ -6,8 +6,8 @@ Both are functions of the log, the query and the two cursors, so coordinators ke
 the owners are asked when a reader fetches. Caches have labels as of the cycle that has found them;
 those that were replaced by the second cursor are left out of the update.
 
-Versions that counted at the first cursor may have been removed. Then nobody can say what to forget,
-and the reader begins anew (`galileo.server.resets`).
+Versions that counted at the first cursor may have been removed. What to forget cannot be determined
+then, and the reader begins anew (`galileo.server.resets`).
 """
 
 from __future__ import annotations

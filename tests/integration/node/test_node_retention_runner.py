@@ -242,7 +242,7 @@ async def test_apply_retention_spares_and_names_slow_readers(kept: Any, clocks: 
     assert {one.readers for one in held} == {("slow",)}, "it was fetched 19 days ago"
     clocks.pass_(86400)
     await kept["a"].apply_retention("nam")
-    assert len(await kept.ask()) == 0, "nobody has fetched for as long as the hold"
+    assert len(await kept.ask()) == 0, "no reader has fetched for as long as the hold"
 
 
 async def test_apply_retention_passes_readers_where_the_policy_says_so(

@@ -315,7 +315,7 @@ async def test_who_folds_updates_has_what_matches_whatever_is_cleaned(
 
 
 async def begin_slow_reset(sea: Sea) -> tuple[Reader, Reader]:
-    """Two readers of a query, of which the second is told in small parts to begin anew."""
+    """Two readers of a query, of which the second begins anew in small parts."""
     await sea.write(60)
     ccq = await submit(sea)
     quick, slow = Reader(sea, ccq), Reader(sea, ccq, labels_max=4)

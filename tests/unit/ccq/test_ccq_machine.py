@@ -205,7 +205,7 @@ def test_fetches_that_bring_nothing_are_noted_once_in_a_part_of_the_hold(monkeyp
             driver.feed(RecordsChanged(("q",), (record,)))
     assert noted == [0.0, 12.0, 24.0, 36.0, 48.0]
     driver.tick(99.0)
-    assert driver.machine.state.records["q"].fetched_at == WALL + 48.0, "nobody has fetched"
+    assert driver.machine.state.records["q"].fetched_at == WALL + 48.0, "no reader has fetched"
 
 
 def test_progress_that_the_leader_has_not_confirmed_is_saved_again(monkeypatch):
