@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 import galileo
 from galileo.cli.main import main
 from galileo.client import Labels, Spool, SpooledWindow, Update, WindowChange
+from galileo.client.spool import FORMAT
 from galileo.cursor import CommitRange
 from galileo.errors import CcqCancelled, CorruptData, InputError, SpoolConflict, TransientError
 from galileo.model.schema import Feature, Schema
@@ -145,7 +146,7 @@ def test_spool_of_another_file_is_refused_and_unchanged(path, kind):
         if kind == "a later format":
             Spool(path).close()
         with sqlite3.connect(path) as database:
-            later = "PRAGMA user_version = 3"
+            later = f"PRAGMA user_version = {FORMAT + 1}"
             database.execute(later if kind == "a later format" else "CREATE TABLE mine (a)")
         database.close()
     before = path.read_bytes()
