@@ -17,7 +17,7 @@ import pyarrow as pa
 from galileo.geo import geohash
 from galileo.graph.columns import Paths, StringDictionary
 from galileo.graph.run_scan import Check, never_cancelled
-from galileo.graph.snapshot import Snapshot
+from galileo.graph.snapshot import LivePart, Snapshot
 from galileo.graph.sorted_runs import SortedRun
 from galileo.graph.summary import Summary, merge_summaries, moments
 from galileo.model.schema import Schema
@@ -154,17 +154,18 @@ class Descriptions:
         for part in snapshot.parts_of(partitions):
             check()
             run = part.run
-            if not part.is_whole:
-                rows = np.flatnonzero(np.logical_and.reduce(part.masks(run.paths)))
-                parts.append(self._of(run.paths.take(rows)))
+            if not part.is_whole or run.zone_map is None:  # The memtable grows.
+                parts.append(self._of_live(part))
                 continue
-            if run.zone_map is None:  # the memtable, which grows
-                parts.append(self._of(run.paths))
-                continue
-            described[id(run)] = known.get(id(run)) or (run, self._of(run.paths))
+            described[id(run)] = known.get(id(run)) or (run, self._of_live(part))
             parts.append(described[id(run)][1])
         self._known = described
         return merge_descriptions(self._schema, parts)
+
+    def _of_live(self, part: LivePart) -> Description:
+        masks = part.masks(slice(0, len(part.run)))
+        paths = part.run.paths
+        return self._of(paths.take(np.logical_and.reduce(masks)) if masks else paths)
 
     def _of(self, paths: Paths) -> Description:
         weights = paths.rows.astype(np.int64)

@@ -178,12 +178,12 @@ class _Vertex:
 
     def below(self, part: LivePart) -> Paths:
         """The live paths of a run that pass through the vertex."""
-        paths = part.run.paths
+        paths, rows = part.run.paths, slice(0, len(part.run))
         if self._cell is not None and part.run.zone_map is not None:
             cells = np.array([self._cell, self._cell + 1], dtype=np.uint64)
-            start, stop = np.searchsorted(paths.columns.cell, cells)
-            paths = paths.take(slice(int(start), int(stop)))
-        masks = [*self._masks(paths), *part.masks(paths)]
+            rows = slice(*np.searchsorted(paths.columns.cell, cells).tolist())
+            paths = paths.take(rows)
+        masks = [*self._masks(paths), *part.masks(rows)]
         return paths.take(np.logical_and.reduce(masks)) if masks else paths
 
     def _masks(self, paths: Paths) -> list[Mask]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from galileo.graph.buffer import Buffer
 from galileo.graph.columns import Commits, Paths, dtypes
+from galileo.graph.deletion_vectors import DeletionVector
 from galileo.graph.sorted_runs import SortedRun
 from galileo.model.schema import Schema
 
@@ -19,15 +20,19 @@ class Memtable:
 
     Args:
         schema: of the dataset.
+
+    Attributes:
+        deletions: as of a run; replaced as a whole.
     """
 
-    __slots__ = ("_commits", "_paths", "_schema")
+    __slots__ = ("_commits", "_paths", "_schema", "deletions")
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._paths = Buffer(dtypes(schema))
         kinds = (np.int32, np.int64, np.int64, np.bool_)
         self._commits = Buffer(kinds if schema.is_keyed else kinds[:2])
+        self.deletions: DeletionVector | None = None
 
     def __len__(self) -> int:
         return self._paths.length
@@ -50,4 +55,4 @@ class Memtable:
     def view(self) -> SortedRun:
         """A run of the present contents; later appends do not change it."""
         paths = Paths.from_arrays(self._schema, self._paths.view())
-        return SortedRun(paths, Commits(*self._commits.view()))
+        return SortedRun(paths, Commits(*self._commits.view()), deletions=self.deletions)

@@ -32,6 +32,8 @@ from galileo.graph.columns import (
     to_labels,
 )
 from galileo.graph.commit_windows import first_matches
+from galileo.graph.deletion_vectors import Deletion, DeletionVector, Part, deletions_of
+from galileo.graph.deletion_vectors import apply as apply_deletions
 from galileo.graph.description import Description, Descriptions
 from galileo.graph.drill_down import children, default_order
 from galileo.graph.explain import Explanation, build_explanation
@@ -48,10 +50,18 @@ from galileo.graph.run_scan import (
     never_cancelled,
 )
 from galileo.graph.snapshot import Snapshot
-from galileo.graph.sorted_runs import BLOCK_PATHS, SortedRun, compact, compaction_start, seal
+from galileo.graph.sorted_runs import (
+    BLOCK_PATHS,
+    SortedRun,
+    compact,
+    compaction_start,
+    seal,
+    with_deletions,
+)
 from galileo.graph.standing_match import MatchPass, MatchQuery
 from galileo.graph.summary import Summary, check_summary, rows_by_cell, summarise
 from galileo.graph.versions import Choice, Marks, NewVersions, VersionArrays, Versions
+from galileo.model.deletions import Stretches, deletes
 from galileo.model.grouping import Grouping
 from galileo.model.schema import Schema
 from galileo.query.columns import take_rows
@@ -119,6 +129,7 @@ class MetadataGraph:
 
         Args:
             batch: of `schema.graph_schema`, the paths of one commit after those of another; copied.
+                Those of a deletion (`galileo.model.deletions`) remove rows of paths that are there.
             commits: ascending within each partition.
             counts: paths of each commit.
             versions: of these paths, in a keyed dataset.
@@ -127,8 +138,15 @@ class MetadataGraph:
         Raises:
             InternalError: the batch has other columns.
         """
+        deletions = list[Deletion]()
+        if (mask := deletes(batch)) is not None:
+            of_path = np.repeat(np.arange(len(counts)), counts)
+            stretches = Stretches.from_paths(batch.filter(pa.array(mask)))
+            deletions += deletions_of(stretches, of_path[mask], commits)
+            batch = batch.filter(pa.array(~mask))
+            counts = np.bincount(of_path[~mask], minlength=len(counts))
         schema, held = self.schema, np.flatnonzero(counts)
-        if len(held) == 0:
+        if len(held) == 0 and not deletions:
             return
         columns = columns_from_batch(schema, batch)
         with self._writing:
@@ -146,10 +164,32 @@ class MetadataGraph:
                 last = dict(zip(commits.partition.tolist(), commits.sequence.tolist(), strict=True))
                 reached = reached.join(last)
             self._memtable.append(paths, commits)
+            runs = self._delete(deletions) if deletions else None
             is_full = len(self._memtable) >= self._memtable_paths_max
-            self._publish(seal_memtable=is_full, reached=reached)
+            self._publish(seal_memtable=is_full, reached=reached, runs=runs)
         if len(self._snapshot.runs) > RUNS_MAX:
             self.maintain()
+
+    def _delete(self, deletions: Sequence[Deletion]) -> tuple[SortedRun, ...]:
+        """Removes rows from the paths that are there; the runs with their new deletions."""
+        runs, memtable = self._snapshot.runs, self._memtable
+        every = (*runs, memtable.view())
+        parts = [Part(run.paths, run.commits, run.deletions) for run in every]
+        (*vectors, of_memtable), left = apply_deletions(parts, deletions)
+        if of_memtable is not None:
+            memtable.deletions = DeletionVector.joined(memtable.deletions, of_memtable)
+        for part in left:
+            position = len(memtable) + np.arange(len(part.paths))
+            paths = replace(part.paths, commit=part.paths.commit + np.int32(memtable.commits))
+            memtable.append(paths, part.commits)
+            changed = DeletionVector(position, part.since, part.superseded)
+            memtable.deletions = DeletionVector.joined(memtable.deletions, changed)
+        return tuple(
+            run
+            if vector is None
+            else replace(run, deletions=DeletionVector.joined(run.deletions, vector))
+            for run, vector in zip(runs, vectors, strict=True)
+        )
 
     def add_features(self, schema: Schema) -> None:
         """Take the schema of a dataset to which features were added; again is harmless.
@@ -172,10 +212,24 @@ class MetadataGraph:
             self._descriptions = Descriptions(schema, self._texts)
             self.schema = schema
 
-    def _publish(self, *, seal_memtable: bool, reached: Cursor | None = None) -> None:
-        runs, view = self._snapshot.runs, self._memtable.view()
+    def _publish(
+        self,
+        *,
+        seal_memtable: bool,
+        reached: Cursor | None = None,
+        runs: tuple[SortedRun, ...] | None = None,
+    ) -> None:
+        runs, view = self._snapshot.runs if runs is None else runs, self._memtable.view()
         if seal_memtable:
-            runs = (*runs, seal(view.paths, view.commits, block_paths=self._block_paths))
+            runs = (
+                *runs,
+                seal(
+                    view.paths,
+                    view.commits,
+                    deletions=view.deletions,
+                    block_paths=self._block_paths,
+                ),
+            )
             self._memtable = Memtable(self.schema)
             view = self._memtable.view()
         self._snapshot = replace(
@@ -232,11 +286,16 @@ class MetadataGraph:
         snapshot = self._snapshot
         members = snapshot.runs[place]
         held = [snapshot.live_commits(run) for run in members]
-        run = compact(members, held=held, block_paths=self._block_paths)
+        compacted = compact(members, held=held, block_paths=self._block_paths)
         with self._writing:
             now = self._snapshot
-            runs = (*now.runs[: place.start], *([run] if run else []), *now.runs[place.stop :])
-            self._snapshot = replace(now, runs=runs)
+            made: list[SortedRun] = []
+            if compacted is not None:  # Of the members as they are now: some may have lost rows.
+                run, order = compacted
+                made = [with_deletions(run, now.runs[place], order)]
+            self._snapshot = replace(
+                now, runs=(*now.runs[: place.start], *made, *now.runs[place.stop :])
+            )
 
     def _forget_versions(self) -> None:
         """Frees the memory of versions that no run has any more, once it is most of all."""
@@ -326,17 +385,17 @@ class MetadataGraph:
     ) -> Iterator[RunScan]:
         """`_tasks`, one run at a time."""
         search = BoundQuery.of(query, self._texts)
-        if snapshot.versions is not None:
-            for run in snapshot.parts:
+        live = replace(window, after=snapshot.since(window.after))
+        is_stored = window.choice in (Choice.CURRENT, Choice.STORED)
+        for run in snapshot.parts:
+            if snapshot.has_versions(run) or not is_stored:
                 inside, counting = snapshot.in_window(run, window)
                 if inside.any():
                     yield RunScan.of(run, search, commits=inside, versions=counting)
-            return
-        window = replace(window, after=snapshot.since(window.after))
-        for run in snapshot.parts:
-            coverage = window.coverage(run)
+                continue
+            coverage = live.coverage(run)
             if coverage is not Coverage.NONE:
-                held = None if coverage is Coverage.ALL else window.holds(run.commits)
+                held = None if coverage is Coverage.ALL else live.holds(run.commits)
                 yield RunScan.of(run, search, commits=held)
 
     def scan_pieces(
@@ -362,7 +421,7 @@ class MetadataGraph:
             after: as in `scan`.
             until: as in `scan`.
             partitions: as in `scan`.
-            choice: of the versions of a keyed dataset.
+            choice: of the versions of a keyed dataset, or of what deletions have changed.
             at: for the choice.
 
         Returns:

@@ -8,7 +8,7 @@ every path in the result has passed the commit mask and every condition of the q
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.geo.geohash import Cells
 from galileo.geo.ranges import Ranges
 from galileo.graph.columns import Commits, StringDictionary
+from galileo.graph.deletion_vectors import DeletionFilter
 from galileo.graph.filter_pipeline import (
     CHUNK_PATHS,
     PORTION_PATHS,
@@ -43,7 +44,7 @@ from galileo.graph.row_ranges import (
     to_positions,
 )
 from galileo.graph.sorted_runs import SortedRun
-from galileo.graph.versions import Choice, Sequences, VersionArrays, VersionFilter
+from galileo.graph.versions import NEVER, Choice, Sequences, VersionArrays, VersionFilter
 from galileo.query.columns import Columns, Mask
 from galileo.query.query import Query
 from galileo.query.spatial_predicates import SpatialLeaf
@@ -72,7 +73,7 @@ class CommitWindow:
         after: exclusive start.
         until: inclusive end; absent partitions are excluded. None: no end.
         partitions: the only ones included. None: all.
-        choice: of the versions of a keyed dataset.
+        choice: of the versions of a keyed dataset, or of what deletions have changed.
         at: for the choice.
     """
 
@@ -133,6 +134,34 @@ class CommitWindow:
             inside &= self._named(partition, self.partitions)
         has_copies = bool((commits.copied & inside).any())
         passed = VersionFilter(versions, commits.first, since, superseded, gone, has_copies)
+        return inside, passed
+
+    def deletions_of(
+        self, run: SortedRun, *, dropped: Cursor
+    ) -> tuple[Mask, DeletionFilter | None]:
+        """As `versions_of`, of a dataset without a key; None passes all paths of the commits."""
+        commits, vector = run.commits, run.deletions
+        is_stored = self.choice in (Choice.CURRENT, Choice.STORED)
+        inside = np.zeros(len(commits), dtype=np.bool_)
+        if is_stored:
+            inside = replace(self, after=self.after.join(dropped)).holds(commits)
+        if vector is None:
+            return inside, None
+        commit = run.paths.commit[vector.position]
+        sequence, partition = commits.sequence.take(commit), commits.partition.take(commit)
+        after = self.after.of(partition)
+        until = np.full(len(vector), NEVER - 1) if self.until is None else self.until.of(partition)
+        passed, chosen = vector.choose(
+            self.choice,
+            commit,
+            sequence=sequence,
+            after=after,
+            until=until,
+            at=until if self.at is None else self.at.of(partition),
+        )
+        if not is_stored:
+            inside[chosen] = True
+            inside &= CommitWindow(dropped, None, self.partitions).holds(commits)
         return inside, passed
 
     def _between(
@@ -214,7 +243,7 @@ class RunScan:
         search: BoundQuery,
         *,
         commits: Mask | None,
-        versions: VersionFilter | None = None,
+        versions: VersionFilter | DeletionFilter | None = None,
     ) -> RunScan:
         """Prune the run.
 
@@ -222,7 +251,7 @@ class RunScan:
             run: sealed or memtable.
             search: of the run's graph.
             commits: mask of live commits of the run; None: all.
-            versions: passes those that count, of a keyed dataset; None: all.
+            versions: passes those that count; None: all.
         """
         blocks = _possible_blocks(run, search, commits)
         rows = _candidates(run, search, blocks)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.graph.columns import Commits, Paths
+from galileo.graph.columns import Commits
+from galileo.graph.deletion_vectors import DeletionFilter
 from galileo.graph.row_ranges import Rows
 from galileo.graph.run_scan import CommitWindow, Coverage
 from galileo.graph.sorted_runs import SortedRun
@@ -25,23 +26,25 @@ class LivePart:
     Attributes:
         run: with all of its paths.
         commits: a mask of its live commits; None: all.
-        versions: passes those that count, of a keyed dataset; None: all.
+        versions: passes those that count; None: all.
     """
 
     run: SortedRun
     commits: Mask | None
-    versions: VersionFilter | None = None
+    versions: VersionFilter | DeletionFilter | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether all paths live, as far as that is known without looking at each."""
-        return self.versions is None and (self.commits is None or bool(self.commits.all()))
+        """Whether the same paths of the run live in each snapshot that has it."""
+        is_fixed = not isinstance(self.versions, VersionFilter)
+        return is_fixed and (self.commits is None or bool(self.commits.all()))
 
-    def masks(self, paths: Paths) -> list[Mask]:
-        """Masks that live paths of the run all pass."""
-        masks = [] if self.commits is None else [self.commits.take(paths.commit)]
+    def masks(self, rows: Rows) -> list[Mask]:
+        """Masks that live paths among some rows of the run all pass."""
+        paths = self.run.paths
+        masks = [] if self.commits is None else [self.commits.take(take_rows(paths.commit, rows))]
         if self.versions is not None:
-            masks.append(self.versions.mask(paths, slice(0, len(paths))))
+            masks.append(self.versions.mask(paths, rows))
         return masks
 
 
@@ -72,20 +75,29 @@ class Snapshot:
     def parts_of(self, partitions: frozenset[int] | None) -> list[LivePart]:
         """Runs and memtable, with what lives of them in the partitions; None: in all."""
         window = CommitWindow(EMPTY_CURSOR, None, partitions)
-        if partitions is None and self.versions is None:
-            return [LivePart(run, self.live_commits(run)) for run in self.parts]
-        return [LivePart(run, *self.in_window(run, window)) for run in self.parts]
+        return [
+            LivePart(run, self.live_commits(run))
+            if partitions is None and not self.has_versions(run)
+            else LivePart(run, *self.in_window(run, window))
+            for run in self.parts
+        ]
 
-    def in_window(self, run: SortedRun, window: CommitWindow) -> tuple[Mask, VersionFilter | None]:
-        """The live commits of a run in a window, and what passes those of its versions that count.
+    def has_versions(self, run: SortedRun) -> bool:
+        """Whether paths of live commits of a run may not count."""
+        return self.versions is not None or run.deletions is not None
 
-        The latter is None in a dataset without a key.
+    def in_window(
+        self, run: SortedRun, window: CommitWindow
+    ) -> tuple[Mask, VersionFilter | DeletionFilter | None]:
+        """The live commits of a run in a window, and what passes those of its paths that count.
+
+        The latter is None where all do.
         """
         if self.versions is not None:
             if window.until is None:
                 window = replace(window, until=self.reached)
             return window.versions_of(run, self.versions, dropped=self.dropped)
-        return replace(window, after=self.since(window.after)).holds(run.commits), None
+        return window.deletions_of(run, dropped=self.dropped)
 
     def since(self, after: Cursor) -> Cursor:
         """The cursor, moved past deleted commits."""

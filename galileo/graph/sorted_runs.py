@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from galileo.graph.arena import allocate
 from galileo.graph.columns import BUCKET, CELL, COMMIT, Array, Commits, Paths
+from galileo.graph.deletion_vectors import DeletionVector
 from galileo.model.schema import Feature
 from galileo.model.sort_keys import merge_order
 from galileo.query.columns import Mask
@@ -96,6 +97,7 @@ class SortedRun:
         zone_map: None in the memtable, which is not sorted.
         spans: sequence bounds; None in the memtable.
         path_counts: number of paths of each commit; None in the memtable.
+        deletions: which paths deletions have changed; None: none, or the dataset has a key.
     """
 
     paths: Paths
@@ -103,6 +105,7 @@ class SortedRun:
     zone_map: ZoneMap | None = None
     spans: SequenceBounds | None = None
     path_counts: npt.NDArray[np.int64] | None = None
+    deletions: DeletionVector | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -112,7 +115,8 @@ class SortedRun:
         zones = 0 if self.zone_map is None else self.zone_map.nbytes
         spans = 0 if self.spans is None else 20 * len(self.spans.partition)
         counts = 0 if self.path_counts is None else int(self.path_counts.nbytes)
-        return self.paths.nbytes + self.commits.nbytes + zones + spans + counts
+        deletions = 0 if self.deletions is None else self.deletions.nbytes
+        return self.paths.nbytes + self.commits.nbytes + zones + spans + counts + deletions
 
     def commit_paths(self) -> npt.NDArray[np.int64]:
         """Number of paths of each commit."""
@@ -133,11 +137,44 @@ class SortedRun:
         return replace(self, paths=paths, zone_map=zone_map)
 
 
-def seal(paths: Paths, commits: Commits, *, block_paths: int = BLOCK_PATHS) -> SortedRun:
+def seal(
+    paths: Paths,
+    commits: Commits,
+    *,
+    deletions: DeletionVector | None = None,
+    block_paths: int = BLOCK_PATHS,
+) -> SortedRun:
     """A sorted run of at least one path, with its zone map."""
     order = np.lexsort((paths.columns.bucket, paths.columns.cell))
     arrays = _arrange_all([(array,) for array in paths.arrays()], order)
-    return _build_run(paths.like(arrays), commits, block_paths=block_paths)
+    run = _build_run(paths.like(arrays), commits, block_paths=block_paths)
+    return with_deletions(run, [SortedRun(paths, commits, deletions=deletions)], order)
+
+
+def with_deletions(
+    run: SortedRun, members: Sequence[SortedRun], order: npt.NDArray[np.intp]
+) -> SortedRun:
+    """A run with the deletions of those that it was made of.
+
+    Args:
+        run: that `seal` or `compact` has made.
+        members: of it.
+        order: the path of all members, one after the other, that each path of the run was.
+    """
+    if all(member.deletions is None for member in members):
+        return run
+    places = np.full(sum(map(len, members)), -1)
+    places[order] = np.arange(len(order))
+    starts = np.cumsum([0, *map(len, members)])
+    parts = [
+        replace(member.deletions, position=member.deletions.position + start)
+        for member, start in zip(members, starts, strict=False)
+        if member.deletions is not None
+    ]
+    every = DeletionVector(
+        *(np.concatenate(arrays) for arrays in zip(*(p.arrays() for p in parts), strict=True))
+    )
+    return replace(run, deletions=every.moved(places))
 
 
 def compact(
@@ -145,7 +182,7 @@ def compact(
     *,
     held: Sequence[Mask | None] | None = None,
     block_paths: int = BLOCK_PATHS,
-) -> SortedRun | None:
+) -> tuple[SortedRun, npt.NDArray[np.intp]] | None:
     """Merge runs into one sorted run; commits stay in the order of age.
 
     Args:
@@ -154,7 +191,7 @@ def compact(
         block_paths: paths under one entry of the zone map.
 
     Returns:
-        None if no path is live.
+        The run, without deletions, and the order for `with_deletions`. None if no path is live.
     """
     held = held or [None] * len(runs)
     numbers, commits = _numbered(runs, held)
@@ -168,7 +205,7 @@ def compact(
     if len(order) == 0:
         return None
     paths = runs[0].paths.like(_arrange_all(stacks, order))
-    return _build_run(paths, commits, block_paths=block_paths)
+    return _build_run(paths, commits, block_paths=block_paths), order
 
 
 def _build_run(paths: Paths, commits: Commits, *, block_paths: int) -> SortedRun:

@@ -290,7 +290,7 @@ def _requests_for_run(run: SortedRun, requests: MatchRequests) -> npt.NDArray[np
 
 
 def _new_rows(snapshot: Snapshot, run: SortedRun, window: CommitWindow) -> Rows:
-    if snapshot.versions is not None:
+    if snapshot.has_versions(run):
         inside, counting = snapshot.in_window(run, window)
         rows = np.flatnonzero(inside.take(run.paths.commit))
         return rows if counting is None else rows[counting.mask(run.paths, rows)]

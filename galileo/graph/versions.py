@@ -167,12 +167,14 @@ class Choice(StrEnum):
         STORED: that count at `at`, and that commits of the window store.
         WITHDRAWN: that count at `at`, and at `until` no more.
         REPLACED: since commits of the window, that do not count at `until`.
+        SHORTENED: of a dataset without a key, what deletions of the window have left of paths.
     """
 
     CURRENT = "current"
     STORED = "stored"
     WITHDRAWN = "withdrawn"
     REPLACED = "replaced"
+    SHORTENED = "shortened"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

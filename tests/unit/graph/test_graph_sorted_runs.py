@@ -67,7 +67,7 @@ def test_compact_random_runs_holds_all_paths(world, groups):
     texts = StringDictionary()
     views = [_head(world, g, seed=10 * n, texts=texts).view() for n, g in enumerate(groups)]
     runs = [seal(view.paths, view.commits) for view in views]
-    merged = compact(runs)
+    merged, _ = compact(runs)
     assert sorted(_identities(merged)) == sorted(i for run in runs for i in _identities(run))
     assert (np.diff(merged.paths.columns.cell.astype(np.int64)) >= 0).all()
 
@@ -174,7 +174,7 @@ def test_memtable_whole_integers_take_bytes_of_floats(missing):
         )
         head.append(paths, Commits.of(0, [commit + 1]))
     view = head.view()
-    run = compact([seal(view.paths, view.commits), seal(view.paths, view.commits)])
+    run, _ = compact([seal(view.paths, view.commits), seal(view.paths, view.commits)])
     assert run.paths.nbytes == 2000 * (64 if missing else 60)
     query = parse("a >= 3 AND b IS NOT NULL AND NOT (c = 2)", schema)
     found = RunScan.of(run, BoundQuery.of(query, texts), commits=None).matches()
