@@ -182,12 +182,13 @@ class AsyncTables(Deletions):
                 unchanged_since=unchanged_since,
             )
         check_progress(progress)
-        if not known.is_keyed:
-            raise not_keyed(known)
         condition = condition_of(what)
         if condition is not None:
             refuse_rows_alone(known, csv=csv, producer=producer, unchanged_since=unchanged_since)
-            return await self._delete_matching(known, condition, progress=progress)
+            delete = self._delete_matching if known.is_keyed else self._delete_behind_labels
+            return await delete(known, condition, progress=progress)
+        if not known.is_keyed:
+            raise not_keyed(known)
         if unchanged_since is not None:
             cursor_argument(unchanged_since, "unchanged_since")
         return await self._delete_rows(

@@ -1,15 +1,16 @@
-"""How the client deletes observations of keyed datasets, by rows or by a condition.
+"""How the client deletes observations, by rows or by a condition.
 
-A condition is evaluated at a cursor, and what matches there is deleted unless it has changed since:
-a correction that arrives meanwhile is not lost. Where something has, the condition is evaluated
-again in the partitions concerned.
+A condition is evaluated at a cursor. In a keyed dataset, what matches there is deleted unless it
+has changed since: a correction that arrives meanwhile is not lost. Where something has, the
+condition is evaluated again in the partitions concerned. In a dataset without a key, observations
+do not change: the rows behind the labels that match are deleted, and what comes meanwhile stays.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.client import analytics, queries
+from galileo.arrays import one_array, within
+from galileo.client import analytics, queries, reading
 from galileo.client.calls import Calls
 from galileo.client.ingestion import Progress, Sending, TimeBounds, in_thread, send_all
 from galileo.client.results import Receipt
@@ -30,12 +32,18 @@ from galileo.formats import CsvOptions
 from galileo.formats.source import BATCH_ROWS
 from galileo.formats.table_files import open_rows
 from galileo.model import keyed
+from galileo.model.deletions import STRETCHES_SCHEMA
 from galileo.model.observations import normalise
-from galileo.model.rows import row_options
+from galileo.model.rows import RowOptions, needed_columns, row_options
 from galileo.model.schema import COORDINATES, Schema
+from galileo.model.times import column_micros
+from galileo.query import Query, parse_async
 from galileo.query.builder import Condition, Property, query_text
 from galileo.wire.codec import cursor_from_pb
-from galileo.wire.v1 import storage_pb2
+from galileo.wire.v1 import query_pb2, storage_pb2
+
+LABELS_TOGETHER = 65_536
+"""Labels whose rows are deleted in one commit of each partition, at least."""
 
 
 class Deletions(Calls):
@@ -91,6 +99,64 @@ class Deletions(Calls):
             if refusals:
                 await backoff.after(next(iter(refusals.values())))
         return deletion.receipt(evaluated)
+
+    async def _delete_behind_labels(
+        self, schema: Schema, query: str, *, progress: Progress | None = None
+    ) -> Receipt:
+        """Deletes what matches a query in a dataset without a key; see `AsyncClient.delete`."""
+        deletion, waiting, labels_waiting = _Deletion(schema), list[pa.Table](), 0
+        condition = await parse_async(query, schema)
+
+        async def request() -> query_pb2.QueryRequest:
+            return query_pb2.QueryRequest(dataset=schema.key, query=query, accepts_endpoints=True)
+
+        batches = queries.LabelBatches(self._caller, request, require_complete=True)
+        async with aclosing(batches):
+            async for labels in batches:
+                waiting.append(labels.table)
+                labels_waiting += len(labels)
+                if labels_waiting >= LABELS_TOGETHER:
+                    await self._delete_labels(deletion, condition, waiting, progress)
+                    waiting, labels_waiting = [], 0
+        assert batches.end is not None, "the stream has ended"
+        if waiting:
+            await self._delete_labels(deletion, condition, waiting, progress)
+        return deletion.receipt(batches.end.frontier)
+
+    async def _delete_labels(
+        self,
+        deletion: _Deletion,
+        query: Query,
+        tables: Sequence[pa.Table],
+        progress: Progress | None,
+    ) -> None:
+        """Deletes the rows behind labels that match."""
+        certain, others = await in_thread(_by_certainty, query, tables)
+        if others.num_rows:
+            names = needed_columns([*COORDINATES, *query.features], "")
+            read = storage_pb2.ReadRequest(
+                dataset=query.schema.key, columns=names, added=query.schema.added
+            )
+            columns = RowOptions(names).arrow_schema(query.schema)
+            pieces = reading.read_parts(self._router, read, others, columns=columns)
+            rows = pa.concat_tables([columns.empty_table(), *[table async for table in pieces]])
+            certain = await in_thread(_with_matching, query, certain, others, rows)
+        if not certain.num_rows:
+            return
+        deletion.batches += 1
+        replies = await self._router.ingest(
+            deletion.schema,
+            certain,
+            producer=deletion.producer,
+            batch=deletion.batches,
+            partitions=certain.column("partition").to_numpy(),
+            deletes=True,
+        )
+        before = deletion.rows
+        deletion.times.note_buckets(tables, query.schema.time_bucket_us)
+        deletion.note_replies(replies)
+        if progress is not None:
+            progress(deletion.rows - before)
 
     async def _frontier(self, schema: Schema) -> Cursor:
         """The last commit of each partition; raises IncompleteAnswer where a node is away."""
@@ -148,6 +214,10 @@ class _Deletion:
     def note(self, rows: pa.Table, replies: Iterable[storage_pb2.IngestReply]) -> None:
         """Notes rows that are deleted."""
         self.times.note(rows)
+        self.note_replies(replies)
+
+    def note_replies(self, replies: Iterable[storage_pb2.IngestReply]) -> None:
+        """Notes the answers to a deletion."""
         for reply in replies:
             self.rows += reply.rows
             self.reached = self.reached.join(cursor_from_pb(reply.reached))
@@ -164,6 +234,35 @@ class _Deletion:
             end_us=self.times.end_us,
             evaluated=evaluated,
         )
+
+
+def _by_certainty(query: Query, tables: Sequence[pa.Table]) -> tuple[pa.Table, pa.Table]:
+    """The stretches of labels whose rows all match, and those of the others in their order."""
+    labels = pa.concat_tables(tables)
+    columns: dict[str, Any] = {name: one_array(labels.column(name)) for name in query.features}
+    columns["cell"] = labels.column("cell").to_numpy()
+    columns["bucket"] = column_micros(labels.column("bucket"))
+    certain = query.must_match_paths(columns)
+    stretches = labels.select(STRETCHES_SCHEMA.names).cast(STRETCHES_SCHEMA)
+    order = [(name, "ascending") for name in STRETCHES_SCHEMA.names[:3]]
+    others = stretches.filter(pa.array(~certain)).sort_by(order)
+    return stretches.filter(pa.array(certain)), others
+
+
+def _with_matching(query: Query, certain: pa.Table, others: pa.Table, rows: pa.Table) -> pa.Table:
+    """Stretches, and further ones of the rows behind others that match, one for each row."""
+    counts = others.column("rows").to_numpy()
+    matching = query.match_observations(rows)
+    of_row = np.repeat(np.arange(len(counts)), counts)[matching]
+    single = others.take(pa.array(of_row))
+    place = single.column("row").to_numpy() + within(counts)[matching]
+    columns = [
+        single.column("partition"),
+        single.column("sequence"),
+        pa.array(place.astype(np.int32)),
+        pa.array(np.ones(len(place), dtype=np.int32)),
+    ]
+    return pa.concat_tables([certain, pa.table(columns, schema=STRETCHES_SCHEMA)])
 
 
 def condition_of(what: Any) -> str | None:

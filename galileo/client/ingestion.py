@@ -136,7 +136,16 @@ class TimeBounds:
         if not table.num_rows:
             return
         times = column_micros(table.column("time"))
-        first, last = int(times.min()), int(times.max())
+        self._note(int(times.min()), int(times.max()))
+
+    def note_buckets(self, tables: Iterable[pa.Table], width_us: int) -> None:
+        """Notes the bounds of the time buckets of labels."""
+        for table in tables:
+            if table.num_rows:
+                buckets = column_micros(table.column("bucket"))
+                self._note(int(buckets.min()), int(buckets.max()) + width_us - 1)
+
+    def _note(self, first: int, last: int) -> None:
         self.start_us = first if self.start_us is None else min(first, self.start_us)
         self.end_us = last if self.end_us is None else max(last, self.end_us)
 

@@ -98,6 +98,7 @@ class Router:
         is_named: bool = False,
         partitions: npt.NDArray[np.int32] | None = None,
         unchanged_since: Cursor | None = None,
+        deletes: bool = False,
     ) -> list[storage_pb2.IngestReply]:
         """Stores one batch of normalised rows, durable when it returns; the reply of each owner.
 
@@ -108,9 +109,10 @@ class Router:
             batch: its number.
             is_new: whether it is certain that no other call has sent it.
             is_named: whether the caller chose its number, so that it may be another batch's too.
-            partitions: of the rows of a table, which no change of ranges moves; None: of others.
+            partitions: of rows that no change of ranges moves; None: of others.
             unchanged_since: rows of a table whose keys have later versions are refused; None: none
                 is.
+            deletes: whether the rows are of `galileo.model.deletions.STRETCHES_SCHEMA`.
 
         Raises:
             BatchConflict: another batch has this number; nothing is stored.
@@ -123,7 +125,11 @@ class Router:
         backoff = self.caller.backoff(self.caller.options.ingest_patience_s)
         topology = self._topology or await self._read_topology(backoff)
         head = storage_pb2.IngestRequest(
-            dataset=schema.key, producer=producer, batch=batch, added=schema.added
+            dataset=schema.key,
+            producer=producer,
+            batch=batch,
+            added=schema.added,
+            deletes=deletes,
         )
         head.first_epoch = topology.range_epoch if is_new else 1
         if unchanged_since is not None:

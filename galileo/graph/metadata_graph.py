@@ -699,6 +699,12 @@ class MetadataGraph:
         return self._snapshot.count()
 
     @property
+    def has_versions(self) -> bool:
+        """Whether some paths may not count: the dataset has a key, or something is deleted."""
+        snapshot = self._snapshot
+        return any(map(snapshot.has_versions, (*snapshot.runs, snapshot.memtable)))
+
+    @property
     def runs(self) -> int:
         """Number of sealed runs."""
         return len(self._snapshot.runs)

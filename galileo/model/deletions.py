@@ -107,9 +107,3 @@ def deletes(paths: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
     """Which of stored paths are of a deletion; None if none is."""
     rows = paths.column("rows").to_numpy()
     return rows < 0 if len(rows) and rows.min() < 0 else None
-
-
-def without_deletions(paths: pa.RecordBatch) -> pa.RecordBatch:
-    """Stored paths but for those of deletions."""
-    mask = deletes(paths)
-    return paths if mask is None else paths.filter(pa.array(~mask))

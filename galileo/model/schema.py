@@ -815,8 +815,8 @@ def other_kind(schema: StoredSchema, expected: str) -> InputError:
 def not_keyed(schema: StoredSchema) -> InputError:
     """The error of a call that replaces or deletes rows of a dataset without a key."""
     return InputError(
-        f"expected a table or a keyed dataset, got the dataset {schema.name!r}, whose observations "
-        "are never replaced; create one with galileo.Schema(..., key=[...])",
+        f"expected a table or a keyed dataset, got the dataset {schema.name!r}, which has no key; "
+        "create one with galileo.Schema(..., key=[...]), or delete observations by a condition",
         expected="key",
         dataset=schema.name,
     )

@@ -33,6 +33,7 @@ class ClusterView:
         self._graphs: dict[str, FeatureGraph] = {}
         self._reporters: set[str] = set()
         self._clocks: dict[str, dict[int, ClockStep]] = {}
+        self._deletions: dict[str, Cursor] = {}
 
     def record_report(self, node: str) -> None:
         """Records that a node has reported its commits."""
@@ -44,7 +45,7 @@ class ClusterView:
 
     def forget(self, dataset: str) -> None:
         """Removes a dropped dataset."""
-        for known in (self._sequences, self._graphs, self._clocks):
+        for known in (self._sequences, self._graphs, self._clocks, self._deletions):
             known.pop(dataset, None)
         self.losses.forget(dataset)
 
@@ -61,6 +62,15 @@ class ClusterView:
         before = self.sequences(dataset)
         self._sequences[dataset] = before.join(sequences)
         return self._sequences[dataset] != before
+
+    def deletions(self, dataset: str) -> Cursor:
+        """The last deletion of each partition; of commits up to `sequences` none is unknown."""
+        return self._deletions.get(dataset, EMPTY_CURSOR)
+
+    def update_deletions(self, dataset: str, deletions: Cursor) -> None:
+        """Joins reported deletions into the view, before the sequences of the same report."""
+        if deletions:
+            self._deletions[dataset] = self.deletions(dataset).join(deletions)
 
     def event_clock(self, dataset: str) -> tuple[ClockStep, ...]:
         """The newest time bucket of each partition, and the commit that contains it."""

@@ -8,14 +8,17 @@ returns those only when it knows them, and commits have those of the schema.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from galileo.cursor import Cursor
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.synopsis import Synopsis
 from galileo.hashing import text64
+from galileo.model.deletions import deletes
 from galileo.model.schema import Schema, widen
 from galileo.model.times import column_micros
 from galileo.model.windows import ClockStep
@@ -49,6 +52,7 @@ class DatasetShard(Shard):
     def __init__(self, schema: Schema, *, index: KeyedIndex | None = None, **options: Any) -> None:
         super().__init__(schema, index or MetadataGraph(schema), **options)
         self._newest: dict[int, ClockStep] = {}
+        self._deletions: dict[int, int] = {}
         self._synopses: dict[int, Synopsis] = {}
         self._unsummarised: dict[int, list[Replayed]] = {}
         self._unsummarised_paths: dict[int, int] = {}
@@ -86,6 +90,10 @@ class DatasetShard(Shard):
         """See `Shard.event_clock`; dropped commits count until the next start."""
         return tuple(self._newest.copy().values())
 
+    def deletions(self) -> Cursor:
+        """See `Shard.deletions`."""
+        return Cursor(self._deletions.copy())
+
     def synopses(self) -> dict[int, Synopsis]:
         """The synopsis of each own partition, with all commits that are published now."""
         with self._summarising:
@@ -108,7 +116,11 @@ class DatasetShard(Shard):
         return self.graph.schema.path_schema
 
     def _note(self, partition: int, commits: Replayed) -> None:
-        """Keeps commits for the synopsis, and publishes them."""
+        """Keeps commits for the synopsis, which deletions do not narrow, and publishes them."""
+        if (mask := deletes(commits.paths)) is not None:
+            of_path = np.repeat(commits.sequences, commits.counts)
+            self._deletions[partition] = int(of_path[mask].max())
+            commits = replace(commits, paths=commits.paths.filter(pa.array(~mask)))
         with self._summarising:
             self._unsummarised.setdefault(partition, []).append(commits)
             waiting = self._unsummarised_paths.get(partition, 0) + commits.paths.num_rows
@@ -122,6 +134,7 @@ class DatasetShard(Shard):
 
     def _forget(self, partition: int) -> None:
         self._newest.pop(partition, None)
+        self._deletions.pop(partition, None)
         with self._summarising:
             for table in (self._synopses, self._unsummarised, self._unsummarised_paths):
                 table.pop(partition, None)

@@ -71,6 +71,8 @@ class Estimates:
                 view.apply_synopsis(synopsis.schema, synopsis.changes_since(known))
                 await asyncio.sleep(0)  # One takes some milliseconds.
         graph = view.graph(query.schema)
+        # Synopses also count what was replaced and deleted.
+        is_partial = query.schema.is_keyed or bool(view.deletions(query.schema.key))
         last = view.sequences(query.schema.key).join(shard.published())
         topology = self._topology.current
         owners = placement.owners(topology)
@@ -79,10 +81,10 @@ class Estimates:
         def bounds() -> tuple[PathBounds, tuple[QuantileBounds, ...]]:
             count = graph.estimate(query)
             wanted = shares if feature else ()
-            if query.schema.is_keyed:  # Synopses also count what was replaced and deleted.
+            if is_partial:
                 count, wanted = replace(count, low=0), [0.0, *wanted, 1.0] if wanted else ()
             quantiles = graph.quantiles(query, feature, wanted) if feature and wanted else ()
-            return count, _of_any_part(quantiles) if query.schema.is_keyed else quantiles
+            return count, _of_any_part(quantiles) if is_partial else quantiles
 
         loop = asyncio.get_running_loop()
         count, quantiles = await loop.run_in_executor(self._executor, bounds)

@@ -45,6 +45,7 @@ from galileo.model.observations import normalise, refuse_long
 from galileo.model.schema import DELETED, Schema, StoredSchema, other_kind
 from galileo.model.table import Table, index_versions, refuse_duplicates, versions_of
 from galileo.node.catalog import Catalog
+from galileo.node.deleting import Deleting
 from galileo.node.earlier_batches import (
     NOTHING_STORED,
     BatchIdentity,
@@ -90,6 +91,9 @@ class Ingest:
         self._peers = peers
         self._tables = tables
         self.earlier = EarlierBatches(name, catalog=catalog, peers=peers)
+        self._deleting = Deleting(
+            name, topology, catalog=catalog, peers=peers, on_committed=on_committed
+        )
         self._rows_max = rows_max
         self._on_committed = on_committed
 
@@ -107,6 +111,7 @@ class Ingest:
         brokers: tuple[str, ...] = (),
         digest: int = 0,
         unchanged_since: Cursor | None = None,
+        deletes: bool = False,
     ) -> CommitAnswer:
         """Stores one batch, or the parts of some partitions; durable when it returns.
 
@@ -124,6 +129,7 @@ class Ingest:
             digest: of the whole batch, which is recorded, and whose rows come in other calls.
             unchanged_since: rows whose keys have a later version are refused, with the others of
                 their partition; of a table or keyed dataset. None: whatever is there is replaced.
+            deletes: whether the rows name rows of a dataset without a key, which are deleted.
 
         Raises:
             InvalidObservations, UnknownDataset, BatchConflict: the input is wrong.
@@ -136,7 +142,10 @@ class Ingest:
                 owner has already committed is not stored again.
         """
         schema = self._catalog.stored_schema(dataset)
-        if isinstance(schema, Schema):
+        if deletes:
+            if not isinstance(schema, Schema) or schema.is_keyed:
+                raise other_kind(schema, "dataset without a key")
+        elif isinstance(schema, Schema):
             if unchanged_since is not None and not schema.is_keyed:
                 raise other_kind(schema, "table")
             schema = schema.narrowed_to(table.column_names)
@@ -150,6 +159,9 @@ class Ingest:
                 bound=self._rows_max,
             )
         name = f"{principal}/{producer}" if principal else producer
+        if deletes:
+            task = CommitTask(schema.key, name, batch, table, deletes=True)
+            return _join(await self._deleting.delete(task))
         if digest:
             if check is not None and isinstance(schema, Table) and schema.first_partition:
                 check(versions_of(schema, table))  # Their rows need no record.
@@ -193,6 +205,8 @@ class Ingest:
         """
         if task.digest:
             return await self._record(task)
+        if task.deletes:
+            return await self._deleting.commit(task)
         schema = self._catalog.stored_schema(task.dataset).narrowed(task.added)
         topology = self._topology_of(schema, task.range_epoch)
         identity = _identity(schema, task.producer, task.batch, task.range_epoch, task.first_epoch)
@@ -520,6 +534,7 @@ def _join(answers: Iterable[CommitAnswer | BaseException]) -> CommitAnswer:
         rows=sum(answer.rows for answer in done),
         paths=sum(answer.paths for answer in done),
         duplicate_rows=sum(answer.duplicate_rows for answer in done),
+        forwarded_rows=sum(answer.forwarded_rows for answer in done),
         reached=_join_cursors(answer.reached for answer in done),
     )
 

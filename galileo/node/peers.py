@@ -61,6 +61,8 @@ class CommitTask:
         brokers: patterns; rows of other brokers may not be replaced. Empty: all may.
         digest: of the whole batch, which is recorded; 0 of a task with rows.
         unchanged_since: as of `Commit`, by partition.
+        deletes: whether the rows are of `galileo.model.deletions.STRETCHES_SCHEMA`, and name those
+            that are deleted.
     """
 
     dataset: str
@@ -73,6 +75,7 @@ class CommitTask:
     brokers: tuple[str, ...] = ()
     digest: int = 0
     unchanged_since: Cursor | None = None
+    deletes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -374,10 +374,11 @@ class _Pieces:
 
     def tables(self) -> Iterator[pa.Table | None]:
         # With an order the graph rules out what lies behind what has been found.
-        is_all = self.query.everything and not self.query.schema.is_keyed
-        if is_all and not self.work.options.is_top:
-            yield from self._read_all_commits()
-            return
+        if self.query.everything and not self.work.options.is_top:
+            bounds = self._bounds()  # Read first: the graph then has all deletions up to there.
+            if not self.shard.graph.has_versions:
+                yield from self._read_all_commits(*bounds)
+                return
         yield from self.tables_behind(self._labels())
 
     def counts(self) -> Iterator[int | None]:
@@ -398,9 +399,8 @@ class _Pieces:
             return EMPTY_CURSOR, until
         return self.commits.after, until.meet(self.commits.until)
 
-    def _read_all_commits(self) -> Iterator[pa.Table | None]:
+    def _read_all_commits(self, after: Cursor, until: Cursor) -> Iterator[pa.Table | None]:
         """Everything: commits as they are stored, in their order, which no graph need name."""
-        after, until = self._bounds()
         after = after.join(self.shard.dropped())
         waiting: list[pa.Table] = []
         rows = 0

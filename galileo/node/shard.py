@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.cursor import Cursor, LostPosition, history_changed
+from galileo.cursor import EMPTY_CURSOR, Cursor, LostPosition, history_changed
 from galileo.dht.topology import partition_name
 from galileo.errors import (
     NAMED_MAX,
@@ -67,10 +67,13 @@ class PublishedCommits:
         sequences: the last commit of each partition.
         clock: the newest time bucket of each partition and the commit that brought it, for at
             least the commits of `sequences`.
+        deletions: the last deletion of each partition that has one, of at least these commits; of
+            a dataset without a key.
     """
 
     sequences: Cursor
     clock: tuple[ClockStep, ...]
+    deletions: Cursor = EMPTY_CURSOR
 
 
 class PathIndex(Protocol):
@@ -351,7 +354,8 @@ class Shard:
             return known[2]
         sequences = Cursor({p: s for p, s in self._published.copy().items() if p in owned})
         clock = tuple(step for step in self.event_clock() if step.partition in owned)
-        published = PublishedCommits(sequences, clock)
+        deletions = Cursor({p: last for p, last in self.deletions().items() if p in owned})
+        published = PublishedCommits(sequences, clock, deletions)
         self._own_published = change, owned, published
         return published
 
@@ -372,6 +376,10 @@ class Shard:
     def event_clock(self) -> tuple[ClockStep, ...]:
         """The newest time bucket of each partition, and the commit that brought it."""
         return ()
+
+    def deletions(self) -> Cursor:
+        """The last deletion of each partition of a dataset without a key."""
+        return EMPTY_CURSOR
 
     def dropped(self) -> Cursor:
         """The commit up to which retention has dropped each partition.

@@ -24,6 +24,7 @@ from galileo.cycle import CycleRequest, Matches
 from galileo.election.ranking import UsageStatistics
 from galileo.errors import ConfigError, GalileoError
 from galileo.labels import from_ipc
+from galileo.model.deletions import STRETCHES_SCHEMA
 from galileo.model.retention import Removed, RetentionOutcome, VersionedRetention
 from galileo.model.schema import unknown_dataset
 from galileo.model.system_rows import LookUp, OfferRow, Outcome, Position, Row, RowPage
@@ -306,6 +307,7 @@ class Internal:
         """Commits rows that belong to partitions of this node."""
         schema = await self._node.stored_schema(task.dataset, added=task.added)
         columns, data = schema.narrowed(task.added).version_schema, task.observations
+        columns = STRETCHES_SCHEMA if task.deletes else columns
         rows = await offload(data.size // STEP_BYTES, from_ipc, data, columns)
         return await self._node.ingest.commit(replace(task, observations=rows))
 

@@ -67,7 +67,7 @@ class StorageServicer:
         schema = await self._node.stored_schema(head.dataset, added=head.added)
         data = request.observations
         table = await offload(data.size // STEP_BYTES, _observations, data)
-        if isinstance(schema, Schema):
+        if isinstance(schema, Schema) and not head.deletes:
             await self._node.schema_with(schema, table.column_names)
         caller, brokers = CALLER.get(), await self._brokers("Ingest", schema)
         if schema.key == POSITIONS.key:  # More than one row is refused by the check of rows.
@@ -86,6 +86,7 @@ class StorageServicer:
             brokers=brokers,
             digest=head.digest,
             unchanged_since=condition,
+            deletes=head.deletes,
         )
         return storage_pb2.IngestReply(
             rows=answer.rows,

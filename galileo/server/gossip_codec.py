@@ -19,12 +19,13 @@ _COUNT = np.dtype("<u4")
 
 @dataclass(frozen=True, slots=True)
 class _Commits:
-    """The columns of the last commits of a dataset, and those of its event clock."""
+    """The last commits and deletions of a dataset, and the columns of its event clock."""
 
     sequences: Cursor
     partitions: npt.NDArray[np.int32]
     commits: npt.NDArray[np.int64]
     buckets_us: npt.NDArray[np.int64]
+    deletions: Cursor
 
 
 _FORMS = Forms()
@@ -42,6 +43,7 @@ def encode_commits(published: PublishedCommits) -> bytes:
             np.array([step.partition for step in clock], dtype=np.int32),
             np.array([step.sequence for step in clock], dtype=np.int64),
             np.array([step.bucket_us for step in clock], dtype=np.int64),
+            published.deletions,
         )
     )
 
@@ -61,7 +63,8 @@ def decode_commits(value: bytes) -> PublishedCommits:
             expected="same_lengths",
             name="event_clock",
         )
-    return PublishedCommits(entry.sequences, tuple(map(ClockStep, *columns)))
+    clock = tuple(map(ClockStep, *columns))
+    return PublishedCommits(entry.sequences, clock, entry.deletions)
 
 
 def encode_partitions(partitions: Iterable[int]) -> bytes:

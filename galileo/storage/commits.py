@@ -29,6 +29,8 @@ SEAL = "~"
 """The producer of seals; no producer's own name has this character."""
 RECORD = "#"
 """Ends the name of a producer in the records of its batches; no producer's own name has it."""
+DELETION = "!" + RECORD
+"""Ends the name of a producer in its deletions, which are records with paths."""
 JOINED_BYTES_MAX = 64 << 10
 """Frames up to this size become one buffer: a copy costs less than the handling of each part."""
 
@@ -78,6 +80,14 @@ def seal_of(schema: StoredSchema, range_epoch: int) -> Commit:
 def record_of(schema: StoredSchema, producer: str, batch: int, *, digest: int) -> Commit:
     """The commit without rows that says which whole batch has a producer's number."""
     return Commit(f"{producer}{RECORD}", batch, *_nothing(schema), digest=digest)
+
+
+def deletion_of(
+    schema: StoredSchema, producer: str, batch: int, paths: pa.RecordBatch, *, digest: int
+) -> Commit:
+    """The commit without rows that deletes some, as `galileo.model.deletions` has them as paths."""
+    nothing, _ = _nothing(schema)
+    return Commit(f"{producer}{DELETION}", batch, nothing, paths, digest=digest)
 
 
 def _nothing(schema: StoredSchema) -> tuple[pa.RecordBatch, pa.RecordBatch]:
@@ -149,9 +159,10 @@ def first_result(commit: Commit, first: Committed, stored: pa.Table) -> Committe
 def conflict(commit: Commit, first: Committed) -> BatchConflict:
     """The error for a batch number that was used before, for other rows."""
     rows = f" ({commit.observations.num_rows} now, {first.rows} then)" if commit.has_rows else ""
+    producer = commit.producer.rstrip(DELETION)
     return BatchConflict(
-        f"producer {commit.producer.rstrip(RECORD)!r} sent other rows as batch {commit.batch} than "
-        f"before{rows}; number each batch once, and give each producer a name of its own",
+        f"producer {producer!r} sent other rows as batch {commit.batch} than before{rows}; number "
+        "each batch once, and give each producer a name of its own",
         sequence=first.sequence,
     )
 

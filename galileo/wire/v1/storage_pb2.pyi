@@ -32,6 +32,7 @@ class IngestRequest(_message.Message):
     ADDED_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     UNCHANGED_SINCE_FIELD_NUMBER: _builtins.int
+    DELETES_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     producer: _builtins.str
     """names one source of batches; retried batches are recognised by it"""
@@ -46,6 +47,8 @@ class IngestRequest(_message.Message):
     """added features of the dataset that the sender knows"""
     digest: _builtins.int
     """of the whole batch: records it before its rows are sent, and has none itself; 0: the call has rows"""
+    deletes: _builtins.bool
+    """the rows are partition, sequence, row and rows of a dataset without a key, and are deleted"""
     @_builtins.property
     def unchanged_since(self) -> _common_pb2.Cursor:
         """rows of a table whose keys have later versions are refused; absent: none is"""
@@ -62,10 +65,11 @@ class IngestRequest(_message.Message):
         added: _builtins.int = ...,
         digest: _builtins.int = ...,
         unchanged_since: _common_pb2.Cursor | None = ...,
+        deletes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["unchanged_since", b"unchanged_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "batch", b"batch", "dataset", b"dataset", "digest", b"digest", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch", "unchanged_since", b"unchanged_since"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "batch", b"batch", "dataset", b"dataset", "deletes", b"deletes", "digest", b"digest", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch", "unchanged_since", b"unchanged_since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,7 +16,7 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.columns import Commits, columns_from_batch
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.versions import NEVER, Choice
-from galileo.model.deletions import STRETCHES_SCHEMA, Stretches, without_deletions
+from galileo.model.deletions import STRETCHES_SCHEMA, Stretches, deletes
 from galileo.query.query import Query, parse
 
 PARTITIONS = (0, 1)
@@ -245,24 +245,20 @@ def test_deletions_of_whole_partition_removed_come_again(world):
     assert len(_rows_of(game.graph.scan(query))) >= len(before)
 
 
-def _forget_positions(run, members, order):
-    return run
+def test_deletions_whose_positions_stay_when_runs_merge_are_convicted(world, monkeypatch):
+    def forgetting(run, members, order):
+        return run
 
+    monkeypatch.setattr("galileo.graph.metadata_graph.with_deletions", forgetting)
 
-MUTANTS = {
-    "positions that stay when runs merge": ("galileo.graph.metadata_graph.with_deletions",),
-}
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_deletions_mutants_are_convicted(world, monkeypatch, mutant):
-    [target] = MUTANTS[mutant]
-    monkeypatch.setattr(target, _forget_positions)
-    with pytest.raises(AssertionError):
+    def play():
         for seed in range(30):
             game = Game(world, seed, memtable_paths_max=8)
             game.play(16)
             _check(game, parse("", world.schema))
+
+    with pytest.raises(AssertionError):
+        play()
 
 
 def test_stretches_overlapping_are_joined():
@@ -280,4 +276,5 @@ def test_stretches_survive_their_paths(world):
     paths = Stretches.of(table).to_paths(world.schema)
     again = Stretches.from_paths(paths)
     assert (again.sequence[0], again.row[0], again.rows[0]) == (2**40, 7, 2)
-    assert without_deletions(paths).num_rows == 0
+    assert deletes(paths).tolist() == [True]
+    assert deletes(world.batch(0, 5)) is None
