@@ -288,12 +288,14 @@ class MatchedPartitions:
         reached: the frontier in each requested partition.
         matches: of these items.
         dropped: the commits up to which retention has dropped; they are in no match.
+        deletions: the last deletion of each partition that has one, up to the frontier at least.
     """
 
     items: Numbers
     reached: Cursor
     matches: MatchBatch
     dropped: Cursor = EMPTY_CURSOR
+    deletions: Cursor = EMPTY_CURSOR
 
     def of_item(self, item: int, rows: pa.Table) -> MatchedPartitions:
         """The same range for one item, which has these rows."""
@@ -332,6 +334,7 @@ class ReachedPart:
     items: Numbers
     reached: Cursor
     dropped: Cursor
+    deletions: Cursor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -115,14 +115,15 @@ def _update(parts: list[continuous_pb2.FetchPart]) -> Update:
     tables = [table for part in parts for table in _unpacked(part, schema)]
     windows, clock_us = windows_of(tail)
     new = pa.concat_tables(tables) if tables else schema.label_schema.empty_table()
-    withdrawn = schema.label_schema.empty_table()
+    replaced, withdrawn, shortened = (
+        table_of([data for part in parts for data in getattr(part, name)], schema.label_schema)
+        for name in ("replaced", "withdrawn", "shortened")
+    )
+    new = keyed.without_labels(new, replaced)
     if schema.is_keyed:
-        replaced, withdrawn = (
-            table_of([data for part in parts for data in getattr(part, name)], schema.label_schema)
-            for name in ("replaced", "withdrawn")
-        )
-        new = keyed.without_labels(new, replaced)
         withdrawn = keyed.without_keys(schema, withdrawn, new)
+    elif shortened.num_rows:
+        new = pa.concat_tables([keyed.without_labels(new, shortened), shortened])
     labels_of = functools.partial(
         Labels,
         schema,

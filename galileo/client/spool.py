@@ -89,7 +89,7 @@ class SpooledUpdate:
         number: 1, 2, 3 … in the order of arrival, never used twice; a reader of a
             spool continues after the last number that it read.
         labels: none of which is in another update of the spool, unless a reset comes between them.
-        withdrawn: of a keyed dataset, as of an `Update`.
+        withdrawn: as of an `Update`.
         reset: whether the labels of earlier updates count no more, as of an `Update`.
     """
 
@@ -309,7 +309,8 @@ class Spool:
     def labels(self, window: SpooledWindow | WindowChange | None = None) -> Labels:
         """All labels held, or those that belong to a window, as one set.
 
-        Of a keyed dataset these are the ones that match and count at the token.
+        What later updates withdraw is left out, so these are the ones that match and count at the
+        token.
 
         Raises:
             InputError: it never held any, so their schema is unknown.
@@ -330,11 +331,7 @@ class Spool:
             updates = self.updates(after=begin)
         else:
             updates = self._updates_around(window, after=begin)
-        labels: LabelSet
-        if schema.is_keyed:
-            labels = _folded(schema, updates)
-        else:
-            labels = Labels.concat(schema, [update.labels for update in updates])
+        labels: LabelSet = _folded(schema, updates)
         if window is not None:
             buckets = labels.buckets
             labels = labels.where((buckets >= window.start_us) & (buckets < window.end_us))
@@ -477,13 +474,17 @@ class Spool:
 
 
 def _folded(schema: Schema, updates: Iterable[SpooledUpdate]) -> Labels:
-    """The labels of updates of a keyed dataset, without those that later ones withdraw."""
-    held = schema.label_schema.empty_table()
+    """The labels of updates, without those that later ones withdraw."""
+    held = [schema.label_schema.empty_table()]
     for update in updates:
-        for changed in (update.withdrawn.table, update.labels.table):
-            held = keyed.without_keys(schema, held, changed)
-        held = pa.concat_tables([held, update.labels.table])
-    return Labels(schema, held)
+        withdrawn, new = update.withdrawn.table, update.labels.table
+        if schema.is_keyed:
+            together = pa.concat_tables(held)
+            held = [keyed.without_keys(schema, together, pa.concat_tables([withdrawn, new]))]
+        elif withdrawn.num_rows:
+            held = [keyed.without_labels(pa.concat_tables(held), withdrawn)]
+        held.append(new)
+    return Labels(schema, pa.concat_tables(held))
 
 
 def _held(row: tuple[Any, ...]) -> SpooledWindow:

@@ -33,7 +33,7 @@ class ClusterView:
         self._graphs: dict[str, FeatureGraph] = {}
         self._reporters: set[str] = set()
         self._clocks: dict[str, dict[int, ClockStep]] = {}
-        self._deletions: dict[str, Cursor] = {}
+        self._deletions: dict[str, tuple[Cursor, Cursor]] = {}
 
     def record_report(self, node: str) -> None:
         """Records that a node has reported its commits."""
@@ -64,13 +64,25 @@ class ClusterView:
         return self._sequences[dataset] != before
 
     def deletions(self, dataset: str) -> Cursor:
-        """The last deletion of each partition; of commits up to `sequences` none is unknown."""
-        return self._deletions.get(dataset, EMPTY_CURSOR)
+        """The last known deletion of each partition that has one."""
+        return self._deletions.get(dataset, (EMPTY_CURSOR, EMPTY_CURSOR))[0]
 
-    def update_deletions(self, dataset: str, deletions: Cursor) -> None:
-        """Joins reported deletions into the view, before the sequences of the same report."""
-        if deletions:
-            self._deletions[dataset] = self.deletions(dataset).join(deletions)
+    def with_deletions(self, dataset: str, after: Cursor, until: Cursor) -> frozenset[int]:
+        """The partitions that may have a deletion between two cursors."""
+        deletions, known = self._deletions.get(dataset, (EMPTY_CURSOR, EMPTY_CURSOR))
+        changed = after.news(until)
+        return frozenset(p for p in changed if deletions[p] > after[p] or known[p] < until[p])
+
+    def update_deletions(self, dataset: str, deletions: Cursor, *, until: Cursor) -> None:
+        """Joins reported deletions into the view.
+
+        Args:
+            dataset: its key.
+            deletions: the last one of each partition that has one.
+            until: commits up to which none is left out.
+        """
+        mine, known = self._deletions.get(dataset, (EMPTY_CURSOR, EMPTY_CURSOR))
+        self._deletions[dataset] = mine.join(deletions), known.join(until)
 
     def event_clock(self, dataset: str) -> tuple[ClockStep, ...]:
         """The newest time bucket of each partition, and the commit that contains it."""

@@ -209,8 +209,11 @@ class Matching:
             parts = one_pass.parts(known, until=until, pairs_max=PAIRS_MAX)
         shard.check_unchanged(journals, until)
         # Looked at after the graph: it is at least what the passes missed.
-        dropped = Cursor({p: s for p, s in shard.dropped().items() if p in until})
-        parts = [replace(part, dropped=dropped) for part in parts]
+        dropped, deletions = (
+            Cursor({p: s for p, s in cursor.items() if p in until})
+            for cursor in (shard.dropped(), shard.deletions())
+        )
+        parts = [replace(part, dropped=dropped, deletions=deletions) for part in parts]
         answer = _answer(parts, names, slots, registry.wrong)
         return replace(answer, failures=(*answer.failures, *changes))
 

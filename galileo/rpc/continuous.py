@@ -91,8 +91,10 @@ class CcqUpdate:
         token: the reader's position after the update.
         query_json: of the CCQ; empty if the reader knows it.
         windows: changes of the CCQ's windows; None if it has none.
-        withdrawn: labels that counted at the reader's position, and do no more, of a keyed dataset.
+        withdrawn: labels that counted at the reader's position, and do no more.
         replaced: labels that may be among the pieces, and do not count.
+        shortened: labels that may be among the pieces, and count: deletions have left them of paths
+            of a dataset without a key.
         reset: whether the reader has to forget what it has first.
     """
 
@@ -104,13 +106,14 @@ class CcqUpdate:
     windows: WindowChanges | None = None
     withdrawn: pa.Table | None = None
     replaced: pa.Table | None = None
+    shortened: pa.Table | None = None
     reset: bool = False
 
     @property
     def is_news(self) -> bool:
         """Whether there is anything new for a reader."""
-        tables = [table for table in (self.withdrawn, self.replaced) if table is not None]
-        withdraws = any(table.num_rows for table in tables)
+        changes = (self.withdrawn, self.replaced, self.shortened)
+        withdraws = any(table.num_rows for table in changes if table is not None)
         return bool(self.reset or self.pieces or self.answer.gone or self.windows or withdraws)
 
 
@@ -279,12 +282,11 @@ def _packed_parts(pieces: Sequence[Piece], part_bytes: int) -> Iterator[continuo
 def update_parts(update: CcqUpdate, part_bytes: int = PART_BYTES) -> list[continuous_pb2.FetchPart]:
     """The messages of an update, of about `part_bytes` each."""
     parts = list(_packed_parts(update.pieces, part_bytes)) or [continuous_pb2.FetchPart()]
-    if update.withdrawn is not None:
-        chunks = label_chunks(update.withdrawn)
-        parts += [continuous_pb2.FetchPart(withdrawn=[chunk]) for chunk in chunks]
-    if update.replaced is not None:
-        chunks = label_chunks(update.replaced)
-        parts += [continuous_pb2.FetchPart(replaced=[chunk]) for chunk in chunks]
+    for name in ("withdrawn", "replaced", "shortened"):
+        if (table := getattr(update, name)) is not None:
+            for chunk in label_chunks(table):
+                parts.append(continuous_pb2.FetchPart())
+                getattr(parts[-1], name).append(chunk)
     answer = update.answer
     parts[0].head.CopyFrom(
         continuous_pb2.SubmitHead(schema_json=update.schema_json, query_json=update.query_json)

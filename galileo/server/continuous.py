@@ -366,6 +366,7 @@ class ContinuousQueries:
         wanted = min(labels_max or bound, bound)
         wait_until = self._clock.monotonic() + wait_s if wait_s else None
         is_keyed = (await self._schema(record.ccq)).is_keyed
+        withdraws = is_keyed or bool(self._node.view.deletions(record.ccq.dataset))
         while position.place is None:
             make = partial(
                 ccq.FetchRequested,
@@ -374,14 +375,14 @@ class ContinuousQueries:
                 wait_until=wait_until,
                 labels_max=wanted,
                 until_clock_us=until_clock_us,
-                any_commit=is_keyed,
+                any_commit=withdraws,
             )
             answer = await self._ask(make, timeout_s=ANSWER_TIMEOUT_S + wait_s)
             update = await self._answered(answer, record, cursor, progress, wanted)
             if update is None:
                 break
             is_over = wait_until is None or self._clock.monotonic() >= wait_until
-            if not is_keyed or is_over or update.is_news or update.answer.missing:
+            if not withdraws or is_over or update.is_news or update.answer.missing:
                 return update
             cursor = update.answer.cursor  # What was committed has changed nothing for the reader.
         return await self._reset(record, position, wanted)
@@ -474,13 +475,16 @@ class ContinuousQueries:
     ) -> CcqUpdate | None:
         windows = None
         schema, gone = await self._schema(query), None
-        if schema.is_keyed:
+        view = self._node.view
+        partitions = view.with_deletions(query.dataset, answer.after, answer.cursor)
+        if schema.is_keyed or partitions:
             gone = await withdrawals(
                 self._node.scans,
                 await parse_async(query.query, schema),
                 after=answer.after,
                 until=answer.cursor,
                 labels_max=labels_max,
+                partitions=None if schema.is_keyed else partitions,
             )
             if gone.is_expired:
                 return None
@@ -498,6 +502,8 @@ class ContinuousQueries:
             windows,
             None if gone is None else gone.withdrawn,
             None if gone is None else gone.replaced,
+            # A sample need not have had the label of the whole path.
+            None if gone is None or query.sampler is not None else gone.shortened,
         )
 
     async def _schema(self, made: CcqDefinition) -> Schema:

@@ -158,6 +158,7 @@ class CycleExecutor:
                 answered = await self._evaluate(requests)
             answers = dict(zip(map(id, scanned), answered, strict=True))
             self._forget(requests, answered)
+            self._note_deletions(scanned, answered)
         results = [
             await asyncio.to_thread(self._results, group, answers.get(id(group), ()))
             for group in groups
@@ -340,6 +341,13 @@ class CycleExecutor:
             self._stood = {one for one in self._stood if one[2] not in lost}
 
     # --- what was answered -------------------------------------------------------------------
+
+    def _note_deletions(self, groups: Sequence[_Group], answers: Answers) -> None:
+        for group, own in zip(groups, answers, strict=True):
+            for part in (part for answer in own for part in answer.parts):
+                self._node.view.update_deletions(
+                    group.schema.key, part.deletions, until=part.reached
+                )
 
     def _results(self, group: _Group, answers: Sequence[CycleAnswer]) -> list[ccq.CycleResult]:
         """The result of each item; takes time in proportion to the items and their packs."""

@@ -553,7 +553,7 @@ class PeerMessenger:
             published = decode_commits(entry.value)
             report.sequences[dataset] = published.sequences
             view.update_event_clock(dataset, published.clock)
-            view.update_deletions(dataset, published.deletions)
+            view.update_deletions(dataset, published.deletions, until=published.sequences)
             if view.update_sequences(dataset, published.sequences):
                 news.append(dataset)
         if news:

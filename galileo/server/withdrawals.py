@@ -1,4 +1,4 @@
-"""What a reader of a continuous query over a keyed dataset has to forget.
+"""What a reader of a continuous query has to forget: observations were replaced or deleted.
 
 An update from one cursor to another has the labels of what has come since and counts at the second
 one. What matched and counted at the first cursor, and counts no longer at the second, is withdrawn.
@@ -6,8 +6,10 @@ Both are functions of the log, the query and the two cursors, so coordinators ke
 the owners are asked when a reader fetches. Caches have labels as of the cycle that has found them;
 those that were replaced by the second cursor are left out of the update.
 
-Versions that counted at the first cursor may have been removed. What to forget cannot be determined
-then, and the reader begins anew (`galileo.server.resets`).
+Versions of a keyed dataset that counted at the first cursor may have been removed. What to forget
+cannot be determined then, and the reader begins anew (`galileo.server.resets`). In a dataset without
+a key only deletions withdraw labels, so its owners are asked where there is one between the cursors.
+What a deletion leaves of a path has a label of its own, which the update has, too.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class Withdrawals:
     Attributes:
         withdrawn: counted at the first cursor.
         replaced: came after it, and may be among the labels of the update.
+        shortened: in a dataset without a key, what deletions between the cursors have left of
+            paths, and may be among the labels of the update.
         until: the second cursor, as far as the owners have answered.
         missing: partitions in which they have not.
         is_expired: whether versions that counted at the first cursor may be removed.
@@ -39,39 +43,57 @@ class Withdrawals:
 
     withdrawn: pa.Table
     replaced: pa.Table
+    shortened: pa.Table
     until: Cursor
     missing: frozenset[int]
     is_expired: bool = False
 
     def __len__(self) -> int:
-        return int(self.withdrawn.num_rows + self.replaced.num_rows)
+        return int(self.withdrawn.num_rows + self.replaced.num_rows + self.shortened.num_rows)
 
 
 async def withdrawals(
-    scans: ClusterScans, query: Query, *, after: Cursor, until: Cursor, labels_max: int
+    scans: ClusterScans,
+    query: Query,
+    *,
+    after: Cursor,
+    until: Cursor,
+    labels_max: int,
+    partitions: frozenset[int] | None = None,
 ) -> Withdrawals:
     """What a query withdraws between two cursors, or up to an earlier one if that is very much.
 
     Args:
         scans: of the cluster.
-        query: bound to a keyed dataset.
+        query: bound to its dataset.
         after: the first cursor.
         until: the second one.
         labels_max: soft bound; what one commit withdraws in each partition may exceed it.
+        partitions: those that may withdraw something; None: all.
     """
     while True:
-        found = await _between(scans, query, after, until)
+        found = await _between(scans, query, after, until, partitions)
         nearer = _halfway(after, found.until)
         if found.is_expired or len(found) <= labels_max or nearer == found.until:
             return found
         until = nearer
 
 
-async def _between(scans: ClusterScans, query: Query, after: Cursor, until: Cursor) -> Withdrawals:
+async def _between(
+    scans: ClusterScans,
+    query: Query,
+    after: Cursor,
+    until: Cursor,
+    partitions: frozenset[int] | None,
+) -> Withdrawals:
     changed = frozenset(after.news(until))
-    asked = changed & scans.candidates(query)
+    is_keyed = query.schema.is_keyed
+    asked = changed & (scans.candidates(query) if partitions is None else partitions)
     missing, expired, tables = set[int](), False, list[pa.Table]()
-    for choice, first in ((Choice.WITHDRAWN, EMPTY_CURSOR), (Choice.REPLACED, after)):
+    wanted = [(Choice.WITHDRAWN, EMPTY_CURSOR), (Choice.REPLACED, after)]
+    if not is_keyed:
+        wanted.append((Choice.SHORTENED, after))
+    for choice, first in wanted:
         found = [query.schema.label_schema.empty_table()]
         if asked:
             answer = scans.between(
@@ -81,14 +103,15 @@ async def _between(scans: ClusterScans, query: Query, after: Cursor, until: Curs
                 async for part in parts:
                     if isinstance(part, ScanEnd):
                         missing |= {p for p in asked if part.frontier[p] < until[p]}
-                        expired |= bool(part.gone)
+                        expired |= is_keyed and bool(part.gone)
                     else:
                         found.append(part)
         tables.append(pa.concat_tables(found))
     # A reader stays where it is in these partitions, where all that counted still does.
-    withdrawn, replaced = (_outside(missing, table) for table in tables)
-    reached = {p: after[p] if p in missing else until[p] for p in changed}
-    return Withdrawals(withdrawn, replaced, after.join(reached), frozenset(missing), expired)
+    withdrawn, replaced, *rest = (_outside(missing, table) for table in tables)
+    shortened = rest[0] if rest else withdrawn.slice(0, 0)
+    reached = after.join({p: after[p] if p in missing else until[p] for p in changed})
+    return Withdrawals(withdrawn, replaced, shortened, reached, frozenset(missing), expired)
 
 
 def _outside(partitions: set[int], labels: pa.Table) -> pa.Table:

@@ -278,7 +278,8 @@ def _answer(request: CycleRequest, scans: Sequence[OwnerScan]) -> CycleAnswer:
         packs |= _packed(batch.where(mask), request.schema, compression)
     return CycleAnswer(
         tuple(
-            ReachedPart(items[part.items], part.reached, part.dropped) for items, part in results
+            ReachedPart(items[part.items], part.reached, part.dropped, part.deletions)
+            for items, part in results
         ),
         PackColumns.of(packs),
         np.concatenate([scan.request.items[scan.unknown] for scan in scans]),

@@ -374,6 +374,7 @@ class FetchPart(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     WITHDRAWN_FIELD_NUMBER: _builtins.int
     REPLACED_FIELD_NUMBER: _builtins.int
+    SHORTENED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def head(self) -> Global___SubmitHead: ...
     @_builtins.property
@@ -394,6 +395,10 @@ class FetchPart(_message.Message):
     def replaced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """likewise: labels that may be among `packed`, and do not count"""
 
+    @_builtins.property
+    def shortened(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """likewise: labels that may be among `packed`, and count; not of keyed datasets"""
+
     def __init__(
         self,
         *,
@@ -403,10 +408,11 @@ class FetchPart(_message.Message):
         kept: _abc.Iterable[Global___KeptRows] | None = ...,
         withdrawn: _abc.Iterable[_builtins.bytes] | None = ...,
         replaced: _abc.Iterable[_builtins.bytes] | None = ...,
+        shortened: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "kept", b"kept", "packed", b"packed", "replaced", b"replaced", "tail", b"tail", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "kept", b"kept", "packed", b"packed", "replaced", b"replaced", "shortened", b"shortened", "tail", b"tail", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

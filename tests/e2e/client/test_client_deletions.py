@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -137,3 +138,61 @@ def test_delete_rows_without_a_key_are_refused(client: galileo.Client, name: str
     with raises(InputError, expected="key", dataset=name):
         client.delete(name, rows)
     assert client.count(name) == 3
+
+
+# --- continuous queries --------------------------------------------------------------------------
+
+
+def held_by(labels: Any) -> dict[tuple[int, ...], int]:
+    """The rows of each label by its place."""
+    columns = (labels.table.column(n).to_pylist() for n in ("partition", "sequence", "row", "rows"))
+    return {place: rows for *place, rows in zip(*columns, strict=True) for place in [tuple(place)]}
+
+
+def fold(held: dict[tuple[int, ...], int], update: galileo.Update) -> None:
+    """As the documentation tells readers."""
+    assert update.withdrawn is not None
+    for place in held_by(update.withdrawn):
+        held.pop(place, None)
+    held |= held_by(update.labels)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_continuous_query_withdraws_what_is_deleted(
+    client: galileo.Client, name: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    client.ingest(name, reports(chance, 120))
+    ccq = client.submit(name, "temperature > 30", interval="1s", expiration="1h")
+    held, token = held_by(ccq.initial), ccq.token
+    tokens = [(token, dict(held))]
+    for _ in range(6):
+        if chance.random() < 0.5:
+            client.ingest(name, reports(chance, 60))
+        client.delete(name, chance.choice(CONDITIONS[1:5]))
+        for _ in range(chance.randrange(3)):
+            update = client.fetch(ccq, token=token, wait="2s")
+            fold(held, update)
+            token = update.token
+            tokens.append((token, dict(held)))
+    until_current(client, ccq, name, held, token)
+    for token, then in tokens:
+        until_current(client, ccq, name, then, token)
+    client.cancel(ccq)
+
+
+def until_current(
+    client: galileo.Client,
+    ccq: galileo.Ccq,
+    name: str,
+    held: dict[tuple[int, ...], int],
+    token: str,
+) -> None:
+    """Follows until the reader has what matches; fails if it never does."""
+    deadline = time.monotonic() + 60.0
+    expected = held_by(client.query(name, "temperature > 30"))
+    while held != expected:
+        assert time.monotonic() < deadline, f"{held.items() ^ expected.items()}"
+        update = client.fetch(ccq, token=token, wait="1s")
+        fold(held, update)
+        token = update.token
