@@ -1,4 +1,4 @@
-"""`galileo delete`: observations of keyed datasets."""
+"""`galileo delete`: observations of datasets."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def delete(
     unchanged_since: str | None,
     csv: dict[str, Any],
 ) -> None:
-    """Delete observations of a keyed dataset, by a condition or by a file of their keys.
+    """Delete observations, by a condition or, of a keyed dataset, by a file of their keys.
 
     The CONDITION is CQL2. The command shows how many observations match it, and asks before it
-    deletes them; without a terminal to confirm it on, --yes is required. An observation that
-    changes meanwhile is deleted only if it matches afterwards, too.
+    deletes them; without a terminal to confirm it on, --yes is required. An observation of a keyed
+    dataset that changes meanwhile is deleted only if it matches afterwards, too.
 
     Of a file, which is Parquet, Arrow, CSV or JSON lines, the keys are deleted without a question;
     unknown keys are ignored.
@@ -74,7 +74,7 @@ def delete(
     if path is None and not yes:
         check_terminal(f"deleting observations of dataset {name!r}")
     with session.client() as client, session.output.noting_warnings():
-        schema = keyed_dataset(client, name)
+        schema = client.schema(name) if path is None else keyed_dataset(client, name)
         if path is not None:
             _delete_file(session, client, schema, path, unchanged_since=unchanged_since, csv=csv)
             return

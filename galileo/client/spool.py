@@ -478,11 +478,9 @@ def _folded(schema: Schema, updates: Iterable[SpooledUpdate]) -> Labels:
     held = [schema.label_schema.empty_table()]
     for update in updates:
         withdrawn, new = update.withdrawn.table, update.labels.table
-        if schema.is_keyed:
+        if schema.is_keyed or withdrawn.num_rows:
             together = pa.concat_tables(held)
-            held = [keyed.without_keys(schema, together, pa.concat_tables([withdrawn, new]))]
-        elif withdrawn.num_rows:
-            held = [keyed.without_labels(pa.concat_tables(held), withdrawn)]
+            held = [keyed.still_held(schema, together, withdrawn=withdrawn, new=new)]
         held.append(new)
     return Labels(schema, pa.concat_tables(held))
 

@@ -78,6 +78,20 @@ def without_keys(schema: Schema, labels: pa.Table, others: pa.Table) -> pa.Table
     return labels.filter(pa.array(~np.isin(mine, theirs)))
 
 
+def still_held(schema: Schema, held: pa.Table, *, withdrawn: pa.Table, new: pa.Table) -> pa.Table:
+    """The labels of a reader that an update leaves, before the new ones are added.
+
+    Args:
+        schema: of a dataset, which need not have a key.
+        held: by the reader.
+        withdrawn: by the update; without a key, labels are the same at the same place.
+        new: of the update; in a keyed dataset they replace those with their keys.
+    """
+    if schema.is_keyed:
+        return without_keys(schema, held, pa.concat_tables([withdrawn, new]))
+    return without_labels(held, withdrawn)
+
+
 def _hashes_of_labels(schema: Schema, labels: pa.Table) -> Hashes:
     cells = labels.column("cell").to_numpy()
     return _hashes(schema, cells, column_micros(labels.column("bucket")), labels)

@@ -4,8 +4,7 @@ The IRI of a vertex is its path, and no triple depends on other labels. So the g
 sets is the union of their graphs, and new labels add only their own triples. Triples of shared
 vertices are added again, which a graph stores once.
 
-Labels of a keyed dataset are also removed. They share vertices with others, so the next query loads
-the graph anew.
+Labels are also removed. They share vertices with others, so the next query loads the graph anew.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class IncrementalGraph(OpenGraph):
 
         Args:
             labels: of a keyed dataset, they replace those with the same keys.
-            withdrawn: those with their keys are removed first.
+            withdrawn: those with their keys, or without a key at their places, are removed first.
             reset: whether all are removed first.
 
         Raises:
@@ -91,8 +90,8 @@ class IncrementalGraph(OpenGraph):
                 expected="labels_of_schema",
             )
         with self._adding:
-            kept = self._kept(labels, withdrawn, reset) if self.schema.is_keyed else None
-            fresh = self._unseen(labels) if kept is None else labels
+            kept = self._kept(labels, withdrawn, reset)
+            fresh = self._unseen(labels) if kept is None else _without(labels, kept)
             self.missing = labels.missing
             if not len(fresh) and kept is None:
                 return 0
@@ -116,11 +115,12 @@ class IncrementalGraph(OpenGraph):
             return len(fresh)
 
     def _kept(self, labels: LabelSet, withdrawn: LabelSet | None, reset: bool) -> LabelSet | None:
-        """The labels of a keyed dataset that stay; None for all."""
+        """The labels that stay; None for all."""
+        gone = labels.table.slice(0, 0) if withdrawn is None else withdrawn.table
+        if not (self.schema.is_keyed or gone.num_rows or reset):
+            return None
         table = self.labels.table.slice(0, 0 if reset else None)
-        for changed in (labels, withdrawn):
-            if changed is not None:
-                table = keyed.without_keys(self.schema, table, changed.table)
+        table = keyed.still_held(self.schema, table, withdrawn=gone, new=labels.table)
         return None if table.num_rows == len(self) else LabelSet(self.schema, table)
 
     def _unseen(self, labels: LabelSet) -> LabelSet:
@@ -146,6 +146,14 @@ class IncrementalGraph(OpenGraph):
 
     def _schema(self) -> Schema:
         return self.schema
+
+
+def _without(labels: LabelSet, others: LabelSet) -> LabelSet:
+    return LabelSet(
+        labels.schema,
+        keyed.without_labels(labels.table, others.table),
+        missing=labels.missing,
+    )
 
 
 def _identities(labels: LabelSet) -> npt.NDArray[np.void]:

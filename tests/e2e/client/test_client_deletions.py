@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from expected_errors import raises
 
 import galileo
 from galileo.errors import InputError
+from galileo.rdf import IncrementalGraph
 
 STATIONS = "abcd"
 PLACES = ((40.02, -100.03), (40.31, -100.4), (52.1, 13.2), (-33.5, 151.5))
@@ -159,7 +161,7 @@ def fold(held: dict[tuple[int, ...], int], update: galileo.Update) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_continuous_query_withdraws_what_is_deleted(
-    client: galileo.Client, name: str, seed: int
+    client: galileo.Client, name: str, seed: int, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
     client.ingest(name, reports(chance, 120))
@@ -176,9 +178,27 @@ def test_continuous_query_withdraws_what_is_deleted(
             token = update.token
             tokens.append((token, dict(held)))
     until_current(client, ccq, name, held, token)
+    check_spool(client, ccq, name, tmp_path / "updates.spool")
     for token, then in tokens:
         until_current(client, ccq, name, then, token)
     client.cancel(ccq)
+
+
+def check_spool(client: galileo.Client, ccq: galileo.Ccq, name: str, path: Path) -> None:
+    """A spool and an RDF graph of updates from the first token on have what matches."""
+    deadline = time.monotonic() + 60.0
+    expected = held_by(client.query(name, "temperature > 30"))
+    graph = IncrementalGraph(ccq.initial.schema)
+    graph.add(ccq.initial)
+    with galileo.Spool(path) as spool:
+        spool.store(ccq.id, galileo.Update(ccq.initial, ccq.token))
+        while held_by(spool.labels()) != expected:
+            assert time.monotonic() < deadline, f"{held_by(spool.labels()).items() ^ expected}"
+            update = client.fetch(ccq, token=spool.token, wait="1s")
+            spool.store(ccq.id, update)
+            graph.add(update.labels, withdrawn=update.withdrawn, reset=update.reset)
+    assert held_by(graph.labels) == expected
+    graph.close()
 
 
 def until_current(
