@@ -131,17 +131,17 @@ class AsyncTables(Deletions):
         progress: Progress | None = None,
         unchanged_since: Cursor | None = None,
     ) -> Receipt:
-        """Deletes rows of a table, or observations of a keyed dataset; else as `upsert`.
+        """Deletes rows of a table, or observations of a dataset; else as `upsert`.
 
-        Keys that are not there are ignored. What a condition deletes has not changed since it was
-        evaluated; where it has, the condition is evaluated once more.
+        Keys that are not there are ignored. A condition is for any dataset. What it deletes has not
+        changed since it was evaluated; where it has, the condition is evaluated once more.
 
         Args:
             name: of the table or dataset.
             what: of a table, rows as of `upsert` whose columns of the key are read, or a list of
-                keys if the key has one column. Of a dataset, rows whose place, time and features
-                of the key are read, or a `pathlib.Path` of a file with such rows; or a condition:
-                CQL2 text, such as `"temperature > 400"`, `galileo.f.temperature > 400`, or CQL2
+                keys if the key has one column. Of a keyed dataset, rows whose place, time and
+                features of the key are read, or a `pathlib.Path` of a file with such rows. Of any
+                dataset, a condition: CQL2 text, such as `"temperature > 400"`, `galileo.f.temperature > 400`, or CQL2
                 JSON. An empty text stands for all observations.
             csv: as of `upsert`.
             producer: as of `upsert`; not with a condition.
@@ -156,7 +156,7 @@ class AsyncTables(Deletions):
             which the condition was evaluated.
 
         Raises:
-            InputError: it is a dataset without a key.
+            InputError: these are rows, and the dataset has no key.
             IncompleteAnswer: a node that may keep observations that match cannot be reached.
             Conflict: a row has changed after `unchanged_since`; or others change the observations
                 of a condition until the patience of the client ends.
