@@ -94,7 +94,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         processor = _of_cluster(running)
         keyed, plain = (_in_galileo(client, processor, schema) for schema in (KEYED, PLAIN))
         server = _in_postgres(session, _of_server(session))
-        yield from _of_deletions(bench, (client, keyed), (session, server))
+        yield from _of_deletions(bench, (client, keyed, plain), (session, server))
         with _in_duckdb(bench, duckdb) as embedded:
             yield from _of_ingest(bench, (keyed, plain, server, embedded))
 
@@ -374,36 +374,41 @@ def _in_duckdb(bench: Bench, duckdb: Any) -> Iterator[_Way]:
 
 
 def _of_deletions(
-    bench: Bench, ours: tuple[Client, _Way], theirs: tuple[postgis.Session, _Way]
+    bench: Bench, ours: tuple[Client, _Way, _Way], theirs: tuple[postgis.Session, _Way]
 ) -> Iterator[Figure]:
-    """Each run deletes the readings of another quality, in both places."""
-    (client, keyed), (session, server) = ours, theirs
+    """Each run deletes the readings of another quality, in all places."""
+    (client, *ways), (session, server) = ours, theirs
     size, count = bench.sizes.paths_per_batch, bench.sizes.keyed
     with postgis.readable_directory() as directory:
         batches = _batches(readings(count, stations=size, revision=0), size, directory / "whole")
-        for way in (keyed, server):
+        for way in (*ways, server):
             way.begin()
             way.store(batches)
     session.ask("CREATE INDEX ON readings (quality)")
     session.ask("VACUUM ANALYZE readings")
-    costs = _Costs(), _Costs()
+    costs = _Costs(), _Costs(), _Costs()
     for part in range(bench.sizes.runs + 1):
-        keyed.settle()
-        taken = (_Costs(), _Costs()) if part == 0 else costs  # The first run is not counted.
-        taken[0].take(partial(client.delete, KEYED.name, f"quality = {part}"), keyed.processor)
+        # The first run is not counted.
+        taken = (_Costs(), _Costs(), _Costs()) if part == 0 else costs
+        for way, name, cost in zip(ways, (KEYED.name, PLAIN.name), taken, strict=False):
+            way.settle()
+            cost.take(partial(client.delete, name, f"quality = {part}"), way.processor)
         statement = f"DELETE FROM readings WHERE quality = {part}"
-        taken[1].take(partial(session.ask, statement), server.processor)
-        if keyed.counts(0) != server.counts(0):
-            raise AssertionError(f"{keyed.counts(0)} rows are left, {server.counts(0)} elsewhere")
+        taken[-1].take(partial(session.ask, statement), server.processor)
+        left = [way.counts(0) for way in (*ways, server)]
+        if len(set(left)) > 1:
+            raise AssertionError(f"{left} rows are left")
     for clock, words in (("processor", "processor time"), ("clock", "the clock")):
-        mine, other = (Spread.of(getattr(cost, clock)) for cost in costs)
-        yield Figure(
-            f"deleting {count // PARTS:,} of {count:,} rows by a condition, 1 node, {words}",
-            "s",
-            mine,
-            (Peer(f"DELETE with an index, {server.name}", other),),
-            (Goal("at most", 1 / OF_POSTGRES, of_peer=True),) if clock == "processor" else (),
-        )
+        *mine, other = (Spread.of(getattr(cost, clock)) for cost in costs)
+        for kind, spread in zip(("of a keyed dataset", "without a key"), mine, strict=True):
+            yield Figure(
+                f"deleting {count // PARTS:,} of {count:,} rows {kind} by a condition, 1 node, "
+                f"{words}",
+                "s",
+                spread,
+                (Peer(f"DELETE with an index, {server.name}", other),),
+                (Goal("at most", 1 / OF_POSTGRES, of_peer=True),) if clock == "processor" else (),
+            )
 
 
 # --- index -------------------------------------------------------------------------------------

@@ -798,8 +798,9 @@ class BlockingCalls(BlockingBase):
             what: of a table, rows as of `upsert` whose columns of the key are read, or a list of
                 keys if the key has one column. Of a keyed dataset, rows whose place, time and
                 features of the key are read, or a `pathlib.Path` of a file with such rows. Of any
-                dataset, a condition: CQL2 text, such as `"temperature > 400"`, `galileo.f.temperature > 400`, or CQL2
-                JSON. An empty text stands for all observations.
+                dataset, a condition: CQL2 text, such as `"temperature > 400"`,
+                `galileo.f.temperature > 400`, or CQL2 JSON. An empty text stands for all
+                observations.
             csv: as of `upsert`.
             producer: as of `upsert`; not with a condition.
             first_batch: as of `upsert`.

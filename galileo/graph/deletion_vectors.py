@@ -20,6 +20,7 @@ from galileo.graph.columns import Commits, Paths
 from galileo.graph.row_ranges import Rows, count_rows
 from galileo.graph.versions import NEVER, Choice, Sequences
 from galileo.model.deletions import Stretches
+from galileo.model.sort_keys import differs
 from galileo.query.columns import Mask
 
 Numbers = npt.NDArray[np.int64]
@@ -126,8 +127,10 @@ class DeletionFilter:
             first, stop = np.searchsorted(self.position, [rows.start, rows.stop])
             mask[self.position[first:stop] - rows.start] = self.is_chosen
         elif len(rows):
-            at = np.searchsorted(rows, self.position)
-            found = rows.take(at, mode="clip") == self.position
+            first, stop = np.searchsorted(self.position, [rows[0], rows[-1] + 1])
+            near = self.position[first:stop]
+            at = np.searchsorted(rows, near)
+            found = rows.take(at, mode="clip") == near
             mask[at[found]] = self.is_chosen
         return mask
 
@@ -186,24 +189,90 @@ def apply(
         deletions: in the order of their commits.
 
     Returns:
-        The vector of each part with what is new, None if nothing is; and what is left of paths that
+        What is new of the vector of each part, None if nothing is; and what is left of paths that
         have lost some of their rows.
     """
-    vectors: list[DeletionVector | None] = [None] * len(parts)
-    left: list[Shortened] = []
-    for partition in sorted({deletion.partition for deletion in deletions}):
-        of_partition = [each for each in deletions if each.partition == partition]
-        named = np.unique(np.concatenate([each.stretches.sequence for each in of_partition]))
-        for number, part in enumerate(parts):
-            concerned = _concerned(part, partition, named)
-            if concerned is None:
-                continue
-            for deletion in of_partition:
-                concerned = concerned.without(deletion.sequence, _keyed(deletion.stretches, named))
-            if (found := concerned.vector()) is not None:
-                vectors[number] = DeletionVector.joined(vectors[number], found)
-            left += concerned.shortened(part, partition, named)
+    named = _Named.of(deletions)
+    vectors, left = list[DeletionVector | None](), list[Shortened]()
+    for part in parts:
+        met = _met(part, named)
+        for deletion in deletions if len(met) else ():
+            met = met.without(deletion.sequence, *named.bounds(deletion))
+        vectors.append(met.vector())
+        left += met.shortened(part, named)
     return vectors, left
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Named:
+    """The commits of which some deletions remove rows, by number; all arrays but `before` agree.
+
+    Attributes:
+        partition, sequence: of the commits, sorted.
+        first: where the rows of each begin in `before`.
+        rows: how many of them `before` has: up to the last one that is removed.
+        before: how many rows are removed before each row of these commits, one after the other.
+    """
+
+    partition: npt.NDArray[np.int32]
+    sequence: Sequences
+    first: Numbers
+    rows: Numbers
+    before: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, deletions: Sequence[Deletion]) -> _Named:
+        partition = np.concatenate(
+            [np.full(len(each.stretches), each.partition, dtype=np.int32) for each in deletions]
+        )
+        every = [each.stretches for each in deletions]
+        sequence, row, rows = (
+            np.concatenate(arrays)
+            for arrays in zip(*((s.sequence, s.row, s.rows) for s in every), strict=True)
+        )
+        order = np.lexsort((sequence, partition))
+        partition, sequence, row, stop = (
+            array[order] for array in (partition, sequence, row, row + rows)
+        )
+        starts = np.flatnonzero(differs(partition) | differs(sequence))
+        sizes = np.maximum.reduceat(stop, starts)
+        first = np.cumsum(sizes) - sizes
+        offset = np.repeat(first, np.diff(np.append(starts, len(row))))
+        depth = np.zeros(int(sizes.sum()) + 1, dtype=np.int32)
+        np.add.at(depth, offset + row, 1)
+        np.add.at(depth, offset + stop, -1)
+        before = np.zeros(len(depth), dtype=np.int32)
+        np.cumsum(np.cumsum(depth[:-1]) > 0, out=before[1:])
+        return cls(partition[starts], sequence[starts], first, sizes, before)
+
+    def numbers(self, partition: npt.NDArray[np.int32], sequence: Sequences) -> Numbers:
+        """The number of each commit; -1 of others."""
+        found = np.full(len(partition), -1)
+        starts = np.flatnonzero(differs(self.partition))
+        stops = np.append(starts[1:], len(self.partition))
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            mine = np.flatnonzero(partition == self.partition[start])
+            known = self.sequence[start:stop]
+            at = np.searchsorted(known, sequence[mine])
+            is_known = known.take(at, mode="clip") == sequence[mine]
+            found[mine[is_known]] = start + at[is_known]
+        return found
+
+    def bounds(self, deletion: Deletion) -> tuple[Numbers, Numbers]:
+        """The first and the end of each stretch, above which stands the number of its commit."""
+        stretches = deletion.stretches
+        partition = np.full(len(stretches), deletion.partition, dtype=np.int32)
+        first = (self.numbers(partition, stretches.sequence) << _COMMIT) + stretches.row
+        return first, first + stretches.rows
+
+    def loses(
+        self, number: Numbers, row: npt.NDArray[np.int32], rows: npt.NDArray[np.int32]
+    ) -> Mask:
+        """Whether paths of these commits lose rows, by any of the deletions."""
+        first, size = self.first.take(number), self.rows.take(number)
+        begin, end = (first + np.minimum(place, size) for place in (row, row + rows))
+        mask: Mask = self.before.take(end) > self.before.take(begin)
+        return mask
 
 
 def deletions_of(
@@ -224,15 +293,9 @@ def deletions_of(
         yield Deletion(int(commits.partition[number]), int(commits.sequence[number]), part)
 
 
-def _keyed(stretches: Stretches, named: Sequences) -> tuple[Numbers, Numbers]:
-    """The first and the end of each stretch, above which stand the number of its commit."""
-    first = (np.searchsorted(named, stretches.sequence) << _COMMIT) + stretches.row
-    return first, first + stretches.rows
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Concerned:
-    """The paths of a part that are of commits of which rows are deleted; arrays of one length.
+class _Met:
+    """The paths of a part that lose rows; arrays of one length.
 
     Attributes:
         position: in the part; of a path that is left of a shortened one that of the whole one.
@@ -249,12 +312,14 @@ class _Concerned:
     superseded: Sequences
     is_left: Mask
 
+    def __len__(self) -> int:
+        return len(self.position)
+
     def arrays(self) -> tuple[npt.NDArray[np.generic], ...]:
         return (self.position, self.key, self.rows, self.since, self.superseded, self.is_left)
 
-    def without(self, sequence: int, deleted: tuple[Numbers, Numbers]) -> _Concerned:
-        """These after a deletion, with what is left of those that it shortens."""
-        first, stop = deleted
+    def without(self, sequence: int, first: Numbers, stop: Numbers) -> _Met:
+        """These after a deletion of stretches, with what is left of those that it shortens."""
         begin, end = self.key, self.key + self.rows
         low = np.searchsorted(stop, begin, side="right")
         high = np.searchsorted(first, end, side="left")
@@ -280,7 +345,7 @@ class _Concerned:
             np.ones(len(kept), dtype=np.bool_),
         )
         mine = replace(self, superseded=superseded).arrays()
-        return _Concerned(*(np.append(a, b) for a, b in zip(mine, left, strict=True)))
+        return _Met(*(np.append(a, b) for a, b in zip(mine, left, strict=True)))
 
     def vector(self) -> DeletionVector | None:
         """What is new of the paths of the part."""
@@ -288,7 +353,7 @@ class _Concerned:
         every = DeletionVector(self.position, self.since, self.superseded)
         return every.take(rows) if len(rows) else None
 
-    def shortened(self, part: Part, partition: int, named: Sequences) -> Iterator[Shortened]:
+    def shortened(self, part: Part, named: _Named) -> Iterator[Shortened]:
         """What is left of paths of the part, if there is anything."""
         rows = np.flatnonzero(self.is_left)
         if not len(rows):
@@ -301,32 +366,27 @@ class _Concerned:
             rows=self.rows[rows].astype(np.int32),
             commit=commit.astype(np.int32),
         )
-        commits = Commits.of(partition, named[numbers])
+        commits = Commits(named.partition[numbers], named.sequence[numbers])
         yield Shortened(paths, commits, self.since[rows], self.superseded[rows])
 
 
-def _concerned(part: Part, partition: int, named: Sequences) -> _Concerned | None:
-    """The paths of a part that count and are of some commits; None if there is none."""
+def _met(part: Part, named: _Named) -> _Met:
+    """The paths of a part that count and lose rows."""
     commits, paths = part.commits, part.paths
-    number = np.searchsorted(named, commits.sequence)
-    is_named = (commits.partition == partition) & (
-        named.take(number, mode="clip") == commits.sequence
-    )
-    if not is_named.any():
-        return None
-    position = np.flatnonzero(is_named.take(paths.commit))
-    since = commits.sequence.take(paths.commit[position])
-    superseded = np.full(len(position), NEVER)
-    if part.vector is not None:
+    number = named.numbers(commits.partition, commits.sequence)
+    position = np.flatnonzero((number >= 0).take(paths.commit))
+    number_of = number.take(paths.commit.take(position))
+    loses = named.loses(number_of, paths.row.take(position), paths.rows.take(position))
+    position, number_of = position[loses], number_of[loses]
+    commit, rows = paths.commit.take(position), paths.rows.take(position).astype(np.int64)
+    since, superseded = commits.sequence.take(commit), np.full(len(position), NEVER)
+    if part.vector is not None and len(position):
         at = np.searchsorted(position, part.vector.position)
         known = position.take(at, mode="clip") == part.vector.position
         since[at[known]] = part.vector.since[known]
         superseded[at[known]] = part.vector.superseded[known]
-    counts = superseded == NEVER
-    position, since = position[counts], since[counts]
-    if not len(position):
-        return None
-    key = (number.take(paths.commit[position]) << _COMMIT) + paths.row[position]
-    rows = paths.rows[position].astype(np.int64)
+    key = (number_of << _COMMIT) + paths.row.take(position)
     is_left = np.zeros(len(position), dtype=np.bool_)
-    return _Concerned(position, key, rows, since, superseded[counts], is_left)
+    every = _Met(position, key, rows, since, superseded, is_left)
+    counts = superseded == NEVER
+    return _Met(*(array[counts] for array in every.arrays()))

@@ -391,7 +391,8 @@ class MetadataGraph:
             if snapshot.has_versions(run) or not is_stored:
                 inside, counting = snapshot.in_window(run, window)
                 if inside.any():
-                    yield RunScan.of(run, search, commits=inside, versions=counting)
+                    held = None if snapshot.versions is None and inside.all() else inside
+                    yield RunScan.of(run, search, commits=held, versions=counting)
                 continue
             coverage = live.coverage(run)
             if coverage is not Coverage.NONE:

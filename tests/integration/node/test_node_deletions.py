@@ -276,7 +276,7 @@ _commits = deleting._commits
     [
         ("galileo.node.deleting._commits", _forgetting),
         ("galileo.graph.metadata_graph.deletes", lambda paths: None),
-        ("galileo.graph.deletion_vectors._Concerned.shortened", lambda *_: iter(())),
+        ("galileo.graph.deletion_vectors._Met.shortened", lambda *_: iter(())),
     ],
 )
 async def test_a_world_convicts_a_mutant_of_deletions(
