@@ -288,8 +288,7 @@ def deletions_of(
     numbers, starts = np.unique(commit, return_index=True)
     stops = np.append(starts[1:], len(commit)).tolist()
     for number, start, stop in zip(numbers.tolist(), starts.tolist(), stops, strict=True):
-        rows = slice(start, stop)
-        part = Stretches(stretches.sequence[rows], stretches.row[rows], stretches.rows[rows])
+        part = stretches.take(slice(start, stop))
         yield Deletion(int(commits.partition[number]), int(commits.sequence[number]), part)
 
 

@@ -70,6 +70,9 @@ class Stretches:
     def __len__(self) -> int:
         return len(self.row)
 
+    def take(self, rows: npt.NDArray[np.intp] | slice) -> Stretches:
+        return Stretches(self.sequence[rows], self.row[rows], self.rows[rows])
+
     @property
     def count(self) -> int:
         """How many rows they have."""

@@ -7,6 +7,7 @@ not depend on what has come meanwhile, so it needs no condition. Deleting a row 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import NAMED_MAX, GalileoError, InputError, listed
+from galileo.errors import NAMED_MAX, DataExpired, GalileoError, InputError, listed
 from galileo.model.deletions import STRETCHES_SCHEMA, Stretches
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
@@ -129,10 +130,38 @@ def _commits(
             partition=int(partitions[row]),
             sequence=int(sequences[row]),
         )
-    parts = {p: Stretches.of(rows.filter(pa.array(partitions == p))) for p in named}
+    parts = {
+        partition: part
+        for partition in named
+        if len(part := _stored(shard, partition, rows.filter(pa.array(partitions == partition))))
+    }
     return parts, {
         partition: deletion_of(
             schema, task.producer, task.batch, part.to_paths(schema), digest=part.digest()
         )
         for partition, part in parts.items()
     }
+
+
+def _stored(shard: DatasetShard, partition: int, rows: pa.Table) -> Stretches:
+    """The stretches of rows that are stored; those that retention has dropped need no deletion.
+
+    Raises:
+        InputError: a commit has fewer rows.
+    """
+    journal, stretches = shard.journal(partition), Stretches.of(rows)
+    sequences, places = np.unique(stretches.sequence, return_inverse=True)
+    sizes = np.zeros(len(sequences), dtype=np.int64)
+    for number, sequence in enumerate(sequences.tolist()):
+        with contextlib.suppress(DataExpired):
+            sizes[number] = journal.header(sequence).rows
+    size, stop = sizes[places], stretches.row + stretches.rows
+    if (beyond := (stop > size) & (size > 0)).any():
+        row = int(np.flatnonzero(beyond)[0])
+        raise InputError(
+            f"expected rows 0 to {size[row] - 1} of commit {stretches.sequence[row]} of partition "
+            f"{partition}, got row {stop[row] - 1}; name rows of this cluster",
+            partition=partition,
+            sequence=int(stretches.sequence[row]),
+        )
+    return stretches.take(np.flatnonzero(size))
