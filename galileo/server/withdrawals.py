@@ -7,9 +7,9 @@ the owners are asked when a reader fetches. Caches have labels as of the cycle t
 those that were replaced by the second cursor are left out of the update.
 
 Versions of a keyed dataset that counted at the first cursor may have been removed. What to forget
-cannot be determined then, and the reader begins anew (`galileo.server.resets`). In a dataset without
-a key only deletions withdraw labels, so its owners are asked where there is one between the cursors.
-What a deletion leaves of a path has a label of its own, which the update has, too.
+cannot be determined then, and the reader begins anew (`galileo.server.resets`). In a dataset
+without a key only deletions withdraw labels, so its owners are asked where there is one between the
+cursors. What a deletion leaves of a path has a label of its own, which the update has, too.
 """
 
 from __future__ import annotations
