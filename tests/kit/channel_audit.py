@@ -52,12 +52,10 @@ Row = dict[str, Any]
 
 SLOTS = 5
 """Keys of a keyed dataset of observations."""
-GONE = 999.0
-"""The temperature of what deletes a key: a judge reads rows alone."""
 
 
 class Observation(NamedTuple):
-    """`slot` is the key, in a keyed dataset."""
+    """`slot` is the key, in a keyed dataset; what deletes a key has nothing else."""
 
     number: int
     temperature: float
@@ -207,15 +205,12 @@ def versions_of(number: int) -> pa.Table:
     made, rows = random.Random(number), batch_of(number)
     slots = [made.randrange(SLOTS) for _ in range(ROWS)]
     gone = [made.random() < 0.25 for _ in range(ROWS)]
-    temperatures = rows.column("temperature").to_pylist()
     columns: dict[str, Any] = {
         "latitude": [-60.0 + 30 * slot for slot in slots],
         "longitude": [-150.0 + 70 * slot for slot in slots],
         "time": rows.column("time"),
         "number": rows.column("number"),
-        "temperature": [
-            GONE if is_gone else value for is_gone, value in zip(gone, temperatures, strict=True)
-        ],
+        "temperature": rows.column("temperature"),
         "slot": pa.array(slots, pa.int64()),
         "deleted": gone,
     }
@@ -618,7 +613,7 @@ class ChannelAudit:
             for sequence in range(1, last + 1):
                 for one in self.commits[of][sequence]:
                     there.pop(one.slot, None)
-                    if one.temperature != GONE:
+                    if one.temperature is not None:
                         there[one.slot] = one
         return there
 
