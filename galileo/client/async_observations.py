@@ -34,14 +34,14 @@ from galileo.formats import CsvOptions, Source, open_source, suggest_schema
 from galileo.formats import Mapping as FileMapping
 from galileo.formats.mapping import Sentinels, Sources
 from galileo.formats.source import BATCH_ROWS
-from galileo.labels import LabelSet
+from galileo.labels import LabelSet, to_ipc
 from galileo.model.enrichment import Step, check_steps, needed_columns, steps_of
 from galileo.model.rows import check_limit, row_options
 from galileo.model.schema import Schema, not_keyed
 from galileo.model.times import Duration
 from galileo.query.builder import QueryLike, query_text
 from galileo.samplers import SamplerSpec
-from galileo.wire.v1 import query_pb2
+from galileo.wire.v1 import query_pb2, storage_pb2
 
 
 class AsyncObservations(Deletions):
@@ -558,7 +558,8 @@ class AsyncObservations(Deletions):
 
         All pages together are what was committed when the first one was read: each observation
         once, whatever is ingested meanwhile. An id such as "p3.17.42" names partition, commit and
-        row; it never changes, and `read_ids` reads its observation.
+        row; it never changes, and `read_ids` reads its observation. In a keyed dataset it names the
+        key of the observation, and stays when the observation is replaced.
 
         Args:
             dataset: its name.
@@ -599,6 +600,9 @@ class AsyncObservations(Deletions):
     ) -> pa.Table:
         """The observations of ids, in their order, with a first column `id`.
 
+        In a keyed dataset these are the observations that count now. One that was deleted is left
+        out.
+
         Args:
             dataset: its name.
             ids: as pages have them, up to 10,000.
@@ -617,7 +621,13 @@ class AsyncObservations(Deletions):
         """
         named = row_options(columns, None, "").columns
         schema = await self._schema_with(dataset, named)
-        return await pages.by_ids(self._router, schema, ids, columns=named)
+        if not schema.is_keyed:
+            return await pages.by_ids(self._router, schema, ids, columns=named)
+        row_options(named, None, "").check(schema)
+        keys = pages.sought_keys(ids)
+        request = storage_pb2.ReadTableRequest(dataset=schema.key, keys=to_ipc(keys))
+        rows = (await self._read_versions(schema, request, until=None, keys=keys)).rows
+        return await pages.by_keys(self._router, schema, ids, rows=rows, columns=named)
 
     async def count(self, dataset: str, query: QueryLike = "") -> int:
         """How many observations match a CQL2 query exactly; always complete, errors as `select`.

@@ -1369,7 +1369,8 @@ class BlockingCalls(BlockingBase):
 
         All pages together are what was committed when the first one was read: each observation
         once, whatever is ingested meanwhile. An id such as "p3.17.42" names partition, commit and
-        row; it never changes, and `read_ids` reads its observation.
+        row; it never changes, and `read_ids` reads its observation. In a keyed dataset it names the
+        key of the observation, and stays when the observation is replaced.
 
         Args:
             dataset: its name.
@@ -1407,6 +1408,9 @@ class BlockingCalls(BlockingBase):
         self, dataset: str, ids: Sequence[str], *, columns: Sequence[str] = ()
     ) -> pa.Table:
         """The observations of ids, in their order, with a first column `id`.
+
+        In a keyed dataset these are the observations that count now. One that was deleted is left
+        out.
 
         Args:
             dataset: its name.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,10 +16,11 @@ from galileo.client import notebook_repr
 from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.reading import read_parts
 from galileo.client.routing import Router
-from galileo.cursor import Cursor
+from galileo.dht import placement
 from galileo.errors import HistoryChanged, InputError
+from galileo.model.keyed import ids_of, keys_of_ids
 from galileo.model.rows import RowOptions
-from galileo.model.schema import Schema
+from galileo.model.schema import COORDINATES, Schema
 from galileo.optional_imports import to_pandas
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire import page_token
@@ -105,11 +106,14 @@ async def page(
     require_complete: bool,
 ) -> Page:
     """A page; see `AsyncClient.select_page`."""
-    RowOptions(columns).check(schema)
+    options = RowOptions(columns)
+    options.check(schema)
+    names = options.names(schema)
+    key = (*COORDINATES, *schema.key_features) if schema.is_keyed else ()
     request = storage_pb2.PageRequest(
         dataset=schema.key,
         query=query,
-        columns=columns,
+        columns=dict.fromkeys((*names, *key)) if columns else (),
         limit=limit,
         partial=not require_complete,
         added=schema.added,
@@ -125,8 +129,8 @@ async def page(
         following = None
         if part.HasField("following"):
             following = page_token.encode(part.following, dataset=schema.key, query=query)
-        found = [_with_id(table) for table in tables]
-        table = pa.concat_tables(found) if found else _empty(RowOptions(columns), schema)
+        found = [_with_id(schema, table, names) for table in tables]
+        table = pa.concat_tables(found) if found else _empty(options, schema)
         return Page(table, following, tuple(part.missing))
 
     try:
@@ -143,11 +147,14 @@ def _empty(options: RowOptions, schema: Schema) -> pa.Table:
     return observations.add_column(0, ID, pa.array([], pa.string()))
 
 
-def _with_id(table: pa.Table) -> pa.Table:
-    """The place of each observation as its id, in a first column."""
+def _with_id(schema: Schema, table: pa.Table, names: Iterable[str]) -> pa.Table:
+    """Columns of observations behind a first one of ids, which are their keys or their places."""
+    columns = table.select(list(names))
+    if schema.is_keyed:
+        return columns.add_column(0, ID, ids_of(schema, table.column("partition"), table))
     places = [pc.cast(table.column(name), pa.string()) for name in _PLACE]
     ids = pc.binary_join_element_wise("p", pc.binary_join_element_wise(*places, "."), "")
-    return table.drop_columns(list(_PLACE)).add_column(0, ID, ids)
+    return columns.add_column(0, ID, ids)
 
 
 async def by_ids(
@@ -170,10 +177,30 @@ async def by_ids(
     return table.add_column(0, ID, pa.array(list(ids), pa.string()))
 
 
-def cursor_of_id(name: str) -> Cursor:
-    """The commit of the observation of an id. Raises InputError if it is none."""
-    [(partition, sequence, _)] = _places([name]).tolist()
-    return Cursor({partition: sequence})
+def sought_keys(ids: Sequence[str]) -> pa.Table:
+    """The keys of ids of a keyed dataset, to be sought. Raises InputError if one is none."""
+    _check_ids(ids)
+    found = keys_of_ids(ids)
+    if found is None:
+        raise InputError(
+            "expected ids of observations of a keyed dataset, such as "
+            f"'p3.1f0c9a2b7d4e88c60a51b3f2e97d6c04', got {list(ids)!r:.200}",
+            parameter="ids",
+        )
+    return found
+
+
+async def by_keys(
+    router: Router, schema: Schema, ids: Sequence[str], *, rows: pa.Table, columns: tuple[str, ...]
+) -> pa.Table:
+    """Rows that were found by the keys of ids, in the order of the ids, behind a column `id`."""
+    partitions = placement.partitions_of_rows(await router.topology(), schema, rows)
+    wanted = pa.array(list(ids), pa.string())
+    places = pc.index_in(wanted, value_set=ids_of(schema, partitions, rows))
+    is_there = pc.is_valid(places)
+    names = RowOptions(columns).names(schema)
+    table = rows.select(list(names)).take(places.filter(is_there))
+    return table.add_column(0, ID, wanted.filter(is_there))
 
 
 def _parts(places: Places, schema: Schema) -> pa.Table:
@@ -186,12 +213,7 @@ def _parts(places: Places, schema: Schema) -> pa.Table:
 
 def _places(ids: Sequence[str]) -> Places:
     """Partition, sequence and row of ids, shape (k, 3)."""
-    if isinstance(ids, str) or len(ids) > IDS_MAX:
-        raise InputError(
-            f"expected a list of at most {IDS_MAX:,} ids, got {ids!r:.40}",
-            parameter="ids",
-            bound=IDS_MAX,
-        )
+    _check_ids(ids)
     found = [_ID.fullmatch(text) if isinstance(text, str) else None for text in ids]
     wrong = next((text for text, match in zip(ids, found, strict=True) if match is None), None)
     if None in found:
@@ -200,3 +222,13 @@ def _places(ids: Sequence[str]) -> Places:
         )
     places = [tuple(map(int, match.groups())) for match in found if match is not None]
     return np.array(places, dtype=np.int64).reshape(-1, len(_PLACE))
+
+
+def _check_ids(ids: Sequence[str]) -> None:
+    """Raises InputError if they are too many, or one text."""
+    if isinstance(ids, str) or len(ids) > IDS_MAX:
+        raise InputError(
+            f"expected a list of at most {IDS_MAX:,} ids, got {ids!r:.40}",
+            parameter="ids",
+            bound=IDS_MAX,
+        )

@@ -31,6 +31,7 @@ from galileo.formats.table_files import open_rows
 from galileo.geo import geoarrow
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.enrichment import Lookup, Step
+from galileo.model.keyed import placed_keys
 from galileo.model.schema import DELETED, Schema
 from galileo.model.table import (
     Table,
@@ -105,9 +106,8 @@ class StoredRows(Definitions):
 
         with naming_cursor(cursor_from_pb(request.after), cursor_from_pb(request.until)):
             is_small = keys is not None and 0 < keys.num_rows <= SMALL_ROWS
-            if is_small and isinstance(table, Table):
-                places = {*partitions_of(table, hashes_of(table, keys)).tolist()}
-                owners = {*await self._router.owners(places)}
+            if is_small:
+                owners = {*await self._router.owners({*placed_keys(table, keys)[0].tolist()})}
                 if len(owners) == 1 and (owner := owners.pop()):
                     return await self._caller.call_owner(owner, attempt)
             return await self._caller.call(attempt)

@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from galileo.client.async_client import AsyncClient
-from galileo.client.pages import cursor_of_id
 from galileo.errors import InputError
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
@@ -25,8 +24,6 @@ from galileo.gateway.keyed_datasets import (
     delete_matching,
     delete_observation,
     gone,
-    observation_of_id,
-    token_header,
     token_headers,
 )
 from galileo.gateway.parameters import ItemsRequest, items_request
@@ -125,8 +122,9 @@ class ItemRoutes(RouteGroup):
         url, name = url_of(request), request.path_params["featureId"]
         async with self._callers.client(request) as client:
             schema = await client.schema(request.path_params["collectionId"])
+            token = await token_headers(client, schema)
             try:
-                table = await observation_of_id(client, schema, name)
+                table = await client.read_ids(schema.name, [name])
             except InputError as error:
                 return problem(HTTPStatus.NOT_FOUND, error.message)
         if not table.num_rows:
@@ -139,7 +137,7 @@ class ItemRoutes(RouteGroup):
             documents.link("collection", collection, documents.JSON),
         ]
         body = json.dumps({**feature, "links": links})
-        headers = {**content_crs(system), **token_header(schema, cursor_of_id(name))}
+        headers = {**content_crs(system), **token}
         return Response(body, media_type=documents.GEOJSON, headers=headers)
 
     async def _features(self, table: pa.Table, members: dict[str, Any], system: Crs) -> bytes:

@@ -1,4 +1,4 @@
-"""Keyed datasets over HTTP: deletions, which observation an id stands for, and preconditions.
+"""Keyed datasets over HTTP: deletions and preconditions.
 
 The token of a cursor comes with answers about observations, in the header `Galileo-Token`. A
 client sends it back in `If-Match`, and what has changed since is not replaced.
@@ -10,45 +10,42 @@ import json
 from collections.abc import Mapping
 from http import HTTPStatus
 
-import pyarrow as pa
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
 from galileo.client.async_client import AsyncClient
-from galileo.client.pages import cursor_of_id
 from galileo.cursor import Cursor
 from galileo.errors import InputError, InvalidToken
 from galileo.gateway import documents, parameters
 from galileo.gateway.problems import RequestRefused, problem
 from galileo.gateway.updates import TOKEN_HEADER
-from galileo.model.keyed import key_of
-from galileo.model.schema import Schema, not_keyed
-from galileo.query.builder import Condition, f
+from galileo.model.schema import COORDINATES, Schema, not_keyed
 from galileo.wire import token as tokens
 
 IF_MATCH = "If-Match"
 
 
 async def delete_observation(client: AsyncClient, request: Request) -> Response:
-    """Deletes the observation of an id, unless it has changed.
+    """Deletes the observation of an id, unless it has changed since the token of `If-Match`.
 
     Raises:
-        Conflict: it changes at the same time.
+        Conflict: it has.
         GalileoError: it cannot be deleted.
         RequestRefused: the dataset has no key.
     """
     parameters.single_values(request.query_params, ())
     schema = await _deletable(client, request)
-    name = request.path_params["featureId"]
+    since = unchanged_since(request.headers, schema)
+    name, key = request.path_params["featureId"], (*COORDINATES, *schema.key_features)
     try:
-        row = await observation_of_id(client, schema, name)
+        row = await client.read_ids(schema.name, [name], columns=key)
     except InputError as error:
         return problem(HTTPStatus.NOT_FOUND, error.message)
     if not row.num_rows:
         return gone(schema, name)
     observation = row.remove_column(0)  # The id.
-    await client.delete(schema.name, observation, unchanged_since=cursor_of_id(name))
+    await client.delete(schema.name, observation, unchanged_since=since)
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
@@ -76,33 +73,9 @@ async def delete_matching(client: AsyncClient, request: Request) -> Response:
     return Response(body, media_type=documents.JSON)
 
 
-async def observation_of_id(client: AsyncClient, schema: Schema, name: str) -> pa.Table:
-    """The observation of an id, with a first column `id`.
-
-    Versions that were replaced or deleted stay stored for some time under their ids, and so do the
-    deletions. So in a keyed dataset the observation is read once more by its key.
-
-    Returns:
-        No row if the observation was replaced or deleted, or has another id since.
-
-    Raises:
-        InputError: there is no such id.
-        DataExpired: what the id stood for is not stored any more.
-    """
-    stored = await client.read_ids(schema.name, [name])
-    if not schema.is_keyed:
-        return stored
-    page = await client.select_page(schema.name, _with_key(schema, stored.remove_column(0)))
-    is_present = page.table.column(0).to_pylist() == [name]
-    return stored if is_present else stored.slice(0, 0)
-
-
 def gone(schema: Schema, name: str) -> Response:
-    """The answer about an id whose observation does not count any more."""
-    text = (
-        f"the observation {name!r:.100} of {schema.name!r} was replaced or deleted, or has another "
-        "id since its file was cleaned"
-    )
+    """The answer about an id whose key has no observation."""
+    text = f"dataset {schema.name!r} has no observation {name!r:.100}, or it was deleted"
     return problem(HTTPStatus.NOT_FOUND, text)
 
 
@@ -159,12 +132,3 @@ async def _deletable(client: AsyncClient, request: Request) -> Schema:
         "cannot be deleted one by one",
         Allow=others,
     )
-
-
-def _with_key(schema: Schema, row: pa.Table) -> Condition:
-    """The condition on observations of the same time with the key of a row."""
-    cell, _, *values = key_of(schema, row, 0)
-    conditions = [f.geohash == cell, f.datetime == row.column("time")[0].as_py()]
-    for name, value in zip(schema.key_features, values, strict=True):
-        conditions.append(f[name].is_null() if value is None else f[name] == value)
-    return parameters.joined(conditions)

@@ -175,7 +175,7 @@ TABLE: dict[str, dict[str, Any]] = {
     ),
     "If-Match": _value(
         "Of a keyed dataset, the Galileo-Token of an earlier answer in quotation marks: "
-        "observations whose keys have changed since are refused with 412.",
+        "observations whose keys have changed since are neither replaced nor deleted (412).",
         where="header",
     ),
     "Idempotency-Key": _value(

@@ -124,6 +124,7 @@ ROUTES = (
         (GEOJSON, HTML),
         ("GET", "DELETE"),
         statuses=(("DELETE", 204),),
+        delete_parameters=("If-Match",),
     ),
     *(
         RouteInfo(

@@ -7,6 +7,8 @@ partition, whose log orders them: the last one counts, and in a batch the last o
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,23 @@ from galileo.arrays import one_array
 from galileo.errors import DuplicateKey
 from galileo.geo import geohash
 from galileo.hashing import hash128
-from galileo.model import paths
+from galileo.model import paths, table
 from galileo.model.observations import as_table
 from galileo.model.paths import Indexed, Place
-from galileo.model.schema import COORDINATES, DELETED, VERSION_SCHEMA, Schema
+from galileo.model.schema import (
+    COORDINATES,
+    DELETED,
+    PLACED_KEY_SCHEMA,
+    VERSION_SCHEMA,
+    Schema,
+    StoredSchema,
+)
 from galileo.model.sort_keys import differs, sort_order
-from galileo.model.table import key_words
+from galileo.model.table import Table, key_words
 from galileo.model.times import column_micros, iso
 
 Hashes = npt.NDArray[np.uint64]
+_ID = re.compile(r"p([0-9]{1,9})\.([0-9a-f]{16})([0-9a-f]{16})")
 
 
 def hashes_of(schema: Schema, rows: pa.Table) -> Hashes:
@@ -56,6 +66,50 @@ def _hashes(
         words.append(column)
     # Buckets begin at whole seconds, so what is added to their microseconds stays apart.
     return hash128([pa.array(cells.view(np.int64)), pa.array(buckets + nulls), *words])
+
+
+def placed_keys(schema: StoredSchema, keys: pa.Table) -> tuple[npt.NDArray[np.int32], Hashes]:
+    """The partition of each of some keys, of `key_schema`, and both halves of its hash."""
+    if isinstance(schema, Table):
+        hashes = table.hashes_of(schema, keys)
+        return table.partitions_of(schema, hashes), hashes
+    places, *halves = (column.to_numpy() for column in keys.columns)
+    return places, np.column_stack(halves)
+
+
+def ids_of(schema: Schema, partitions: Any, rows: pa.Table) -> pa.Array:
+    """The id of the key of each row, such as `p3.1f0c…`: its partition, and its hash in hex.
+
+    Args:
+        schema: of a keyed dataset.
+        partitions: of the rows.
+        rows: as of `hashes_of`.
+    """
+    return _ids(partitions, hashes_of(schema, rows))
+
+
+def ids_of_labels(schema: Schema, labels: pa.Table) -> pa.Array:
+    """As `ids_of`, of labels."""
+    return _ids(labels.column("partition"), _hashes_of_labels(schema, labels))
+
+
+def _ids(partitions: Any, hashes: Hashes) -> pa.Array:
+    digits = np.frombuffer(hashes.astype(">u8").tobytes().hex().encode(), dtype="S32")
+    texts = pa.array(digits, pa.binary()).cast(pa.string())
+    places = pa.array(np.asarray(partitions)).cast(pa.string())
+    return pc.binary_join_element_wise("p", places, ".", texts, "")
+
+
+def keys_of_ids(ids: Iterable[str]) -> pa.Table | None:
+    """The keys of ids, of `PLACED_KEY_SCHEMA`; None if one is no id."""
+    found = [_ID.fullmatch(one) if isinstance(one, str) else None for one in ids]
+    if None in found:
+        return None
+    parts = [match.groups() for match in found if match is not None]
+    digits = "".join(high + low for _, high, low in parts)
+    halves = np.frombuffer(bytes.fromhex(digits), dtype=">u8").astype(np.uint64).reshape(-1, 2)
+    places = pa.array([int(place) for place, *_ in parts], pa.int32())
+    return pa.table([places, *halves.T.copy()], schema=PLACED_KEY_SCHEMA)
 
 
 def without_labels(labels: pa.Table, others: pa.Table) -> pa.Table:

@@ -65,6 +65,10 @@ VERSION_SCHEMA = pa.schema(
 )
 """What is indexed of each version of a key: both halves of the key's hash, the commit since which
 the version counts, 0 for the one that has it, and whether it deletes its key."""
+PLACED_KEY_SCHEMA = pa.schema(
+    [pa.field("partition", pa.int32(), nullable=False), *list(VERSION_SCHEMA)[:2]]
+)
+"""What finds a key of a keyed dataset: the partition of its block, and both halves of its hash."""
 
 _Levels: TypeAlias = tuple[tuple[str, FeatureType], ...]
 """Names and types of indexed features."""
@@ -224,6 +228,11 @@ class StoredSchema:
         other, whether a row deletes its key is one of them.
         """
         return self.observation_schema
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The columns by which rows are sought that replace and delete each other."""
+        raise NotImplementedError
 
     @property
     def path_schema(self) -> pa.Schema:
@@ -537,6 +546,11 @@ class Schema(StoredSchema):
     def version_schema(self) -> pa.Schema:
         """`observation_schema`; in a keyed dataset, whether a row deletes its key is behind it."""
         return _version_schema(self.features) if self.is_keyed else self.observation_schema
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """`PLACED_KEY_SCHEMA`, of a keyed dataset."""
+        return PLACED_KEY_SCHEMA
 
     @property
     def path_schema(self) -> pa.Schema:

@@ -252,11 +252,11 @@ NUMBERED_PARTS_SCHEMA = PARTS_SCHEMA.append(pa.field(LABEL, pa.int32(), nullable
 
 @dataclass(frozen=True, slots=True)
 class TableTask:
-    """The rows of a table at a cursor, or the keys that changed between two.
+    """The rows of a table or keyed dataset at a cursor, or the keys that changed between two.
 
     Attributes:
         table: its key.
-        keys: rows of the key's columns; None for all keys.
+        keys: of `key_schema`; None for all keys.
         after: None for the rows that are there; else the keys with a version past it, deleted ones
             included.
         until: the commits that count; None for all that are committed.

@@ -21,8 +21,8 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import DataExpired, Unavailable
-from galileo.model.schema import StoredSchema, other_kind
-from galileo.model.table import Table, hashes_of, partitions_of
+from galileo.model.keyed import placed_keys
+from galileo.model.schema import StoredSchema
 from galileo.node import query_limits
 from galileo.node.catalog import Catalog
 from galileo.node.peers import (
@@ -150,14 +150,14 @@ class TableReader:
         if not published.covers(until):
             shard.check_own(task.partitions)
             raise shard.past_end(task.partitions, until, parameter="at")
-        hashes = None if task.keys is None else hashes_of(_table(shard.schema), task.keys)
-        places = None if hashes is None else partitions_of(_table(shard.schema), hashes)
+        sought = None if task.keys is None else placed_keys(shard.schema, task.keys)
         pieces = list[_Piece]()
         for partition in sorted(task.partitions):
             commits = {"after": after[partition], "until": until[partition]}
-            if hashes is None or places is None:
+            if sought is None:
                 versions = shard.version_index.newest(partition, **commits)
             else:
+                places, hashes = sought
                 of_partition = hashes[places == partition]
                 versions = shard.version_index.find(partition, of_partition, **commits)
             if task.after is None:
@@ -175,8 +175,7 @@ class TableReader:
         if task.partitions:
             asked &= task.partitions
         if task.keys is not None:
-            table = _table(schema)
-            asked &= frozenset(partitions_of(table, hashes_of(table, task.keys)).tolist())
+            asked &= frozenset(placed_keys(schema, task.keys)[0].tolist())
         if task.until is not None:
             asked &= frozenset(partition for partition, last in task.until.items() if last)
         return asked
@@ -196,13 +195,6 @@ class TableReader:
             for node, of_node in groups
             if (group := list(of_node))
         ]
-
-
-def _table(schema: StoredSchema) -> Table:
-    """The schema, if it is one of a table: rows of keyed datasets are not sought by their keys."""
-    if not isinstance(schema, Table):
-        raise other_kind(schema, "table")
-    return schema
 
 
 def _at(partitions: frozenset[int], cursor: Cursor) -> Cursor:

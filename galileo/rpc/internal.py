@@ -407,7 +407,7 @@ class Internal:
         """Rows of a table in partitions of this node."""
         await self._node.stored_schema(task.table, added=task.added)
         if (keys := task.keys) is not None:
-            columns = self._node.catalog.table_shard(task.table).schema.key_schema
+            columns = self._node.catalog.versioned_shard(task.table).schema.key_schema
             keys = await offload(keys.size // STEP_BYTES, from_ipc, keys, columns)
         async with aclosing(self._node.tables.read_local(replace(task, keys=keys))) as parts:
             async for part in parts:

@@ -13,8 +13,8 @@ from galileo.errors import Forbidden, InputError, InvalidObservations
 from galileo.labels import from_ipc
 from galileo.model.reader import POSITIONS, READER, split_readers
 from galileo.model.rows import RowOptions
-from galileo.model.schema import Schema, StoredSchema, other_kind, unknown_table
-from galileo.model.table import Table, versions_of
+from galileo.model.schema import Schema, StoredSchema, unknown_table
+from galileo.model.table import versions_of
 from galileo.node.peers import (
     PARTS_SCHEMA,
     ReadTask,
@@ -324,16 +324,11 @@ def _table_task(request: storage_pb2.ReadTableRequest, schema: StoredSchema) -> 
     """The task of a request.
 
     Raises:
-        InputError: the keys are not of the table, or it is a dataset.
+        InputError: the keys are not of the table or dataset.
     """
-    keys = None
-    if request.keys:
-        if not isinstance(schema, Table):
-            raise other_kind(schema, "table")
-        keys = from_ipc(request.keys, schema.key_schema)
     return TableTask(
         schema.key,
-        keys,
+        from_ipc(request.keys, schema.key_schema) if request.keys else None,
         cursor_from_pb(request.after) if request.HasField("after") else None,
         cursor_from_pb(request.until) if request.HasField("until") else None,
         frozenset(request.partitions),

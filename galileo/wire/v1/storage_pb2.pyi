@@ -190,9 +190,9 @@ class ReadTableRequest(_message.Message):
     PARTIAL_FIELD_NUMBER: _builtins.int
     ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
-    """the key of the table"""
+    """the key of the table or keyed dataset"""
     keys: _builtins.bytes
-    """Arrow IPC stream of the key's columns; empty: all keys"""
+    """Arrow IPC stream: of a table, the columns of its key; of a dataset, partition, high, low; empty: all keys"""
     partial: _builtins.bool
     """leave out partitions that cannot be reached, in place of an error"""
     added: _builtins.int
@@ -235,7 +235,7 @@ class ReadTablePart(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
-    """Arrow IPC stream: the columns of the table, and `deleted`"""
+    """Arrow IPC stream: the columns of the table or dataset, and `deleted`"""
     @_builtins.property
     def reached(self) -> _common_pb2.Cursor:
         """of the last part: the commit of each partition up to which the answer speaks"""

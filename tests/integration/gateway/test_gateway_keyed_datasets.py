@@ -18,8 +18,6 @@ from gateway_serving import site
 
 import galileo
 from galileo.client.async_client import AsyncClient
-from galileo.gateway import keyed_datasets
-from galileo.model.schema import Schema
 from galileo.wire import token
 
 TIMEOUT_S = 60.0
@@ -173,47 +171,95 @@ async def test_wrong_if_match_is_refused(tmp_path: Path) -> None:
         assert await served.waves() == {"a": 1.5}
 
 
-async def test_item_of_a_replaced_or_deleted_observation_is_not_found(tmp_path: Path) -> None:
+async def test_id_of_an_item_stays_when_the_item_is_replaced(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         await served.post(row("a", 1.5), row("b", 2.5), NULLS)
-        before = await served.ids()
-        for name in before.values():
-            assert (await served.ask(f"{BUOYS}/{name}")).document["id"] == name
-        await served.post(row("a", 5.5))
-        deleted = await served.ask(f"{BUOYS}/{before['b']}", "DELETE")
-        assert (deleted.status, deleted.text) == (204, "")
-        for station in ("a", "b"):
+        ids = await served.ids()
+        for waves in (1.5, 5.5):
+            await served.post(row("a", waves))
+            assert await served.ids() == ids
+            item = await served.ask(f"{BUOYS}/{ids['a']}")
+            assert (item.document["id"], item.document["properties"]["waves"]) == (ids["a"], waves)
+            own = f"{served.url}{BUOYS}/{ids['a']}"
+            assert own in [one["href"] for one in item.document["links"]]
+        page = await served.ask(f"{BUOYS}?properties=waves&limit=2")
+        assert {one["id"] for one in page.document["features"]} < {*ids.values()}
+        assert [[*one["properties"]] for one in page.document["features"]] == 2 * [
+            ["time", "waves"]
+        ]
+        assert ids["a"] in (await served.ask(f"{BUOYS}?f=html")).text
+
+
+async def test_deleted_item_is_not_found_until_it_is_stored_again(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        await served.post(row("a", 1.5), row("b", 2.5), NULLS)
+        ids = await served.ids()
+        await served.post(row("b", 5.5))  # An id stands for the key, whatever it has.
+        for station in ("b", None):
+            deleted = await served.ask(f"{BUOYS}/{ids[station]}", "DELETE")
+            assert (deleted.status, deleted.text) == (204, "")
             for method in ("GET", "DELETE"):
-                answer = await served.ask(f"{BUOYS}/{before[station]}", method)
+                answer = await served.ask(f"{BUOYS}/{ids[station]}", method)
                 assert answer.status == 404, (station, method)
-        assert (await served.ask(f"{BUOYS}/{before['b']}?f=html", Accept="text/html")).status == 404
-        assert await served.waves() == {"a": 5.5, None: 3.5}
-        assert (await served.ask(f"{BUOYS}/{before[None]}", "DELETE")).status == 204
-        assert await served.waves() == {"a": 5.5}
-        marker = (await served.client.version("buoys")).cursor
-        [(partition, sequence)] = marker.items()
-        name = f"p{partition}.{sequence}.0"  # Of the deletion itself.
-        assert (await served.ask(f"{BUOYS}/{name}")).status == 404
-        for name in ("p1.99999.0", "nothing", "p1"):
-            assert (await served.ask(f"{BUOYS}/{name}", "DELETE")).status == 404
+        html = await served.ask(f"{BUOYS}/{ids['b']}?f=html", Accept="text/html")
+        assert html.status == 404
+        assert await served.waves() == {"a": 1.5}
+        await served.post(row("b", 7.5))
+        again = await served.ask(f"{BUOYS}/{ids['b']}")
+        assert again.document["properties"]["waves"] == 7.5
+        place, _, digits = str(ids["a"]).partition(".")
+        wrong = (f"p9999.{digits}", f"{place}.{'0' * 32}", f"{place}.{digits.upper()}", "p1.2.0")
+        for name in (*wrong, "nothing", "p1", digits):
+            for method in ("GET", "DELETE"):
+                answer = await served.ask(f"{BUOYS}/{name}", method)
+                assert answer.status == 404, (name, method)
 
 
-async def test_item_that_changes_while_it_is_deleted_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = keyed_datasets.observation_of_id
+async def test_item_that_has_changed_since_a_token_is_not_deleted(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         await served.post(row("a", 1.5))
-
-        async def change_after(client: AsyncClient, schema: Schema, name: str) -> Any:
-            stored = await find(client, schema, name)
-            await served.post(row("a", 5.5))
-            return stored
-
-        monkeypatch.setattr(keyed_datasets, "observation_of_id", change_after)
-        refused = await served.ask(f"{BUOYS}/{(await served.ids())['a']}", "DELETE")
+        item = f"{BUOYS}/{(await served.ids())['a']}"
+        seen = (await served.ask(item)).headers["galileo-token"]
+        await served.post(row("a", 5.5))
+        refused = await served.ask(item, "DELETE", If_Match=f'"{seen}"')
         assert refused.error == (412, "conflict", None)
         assert await served.waves() == {"a": 5.5}
+        seen = (await served.ask(item)).headers["galileo-token"]
+        assert (await served.ask(item, "DELETE", If_Match=f'"{seen}"')).status == 204
+        assert await served.waves() == {}
+
+
+async def test_ids_of_a_client_are_those_of_a_gateway(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        await served.post(row("a", 1.5), row("b", 2.5), NULLS)
+        ids = await served.ids()
+        every = [ids["b"], ids["a"], ids["b"], ids[None]]
+        found = await served.client.read_ids("buoys", every, columns=["waves"])
+        assert found.column(0).to_pylist() == every
+        assert found["waves"].to_pylist() == [2.5, 1.5, 2.5, 3.5]
+        await served.client.delete("buoys", "station = 'b'")
+        found = await served.client.read_ids("buoys", every)
+        assert found.column(0).to_pylist() == [ids["a"], ids[None]]
+        for wrong in (["p1.2.3"], [7], "p1"):
+            with pytest.raises(galileo.errors.InputError):
+                await served.client.read_ids("buoys", wrong)  # type: ignore[arg-type]
+        with pytest.raises(galileo.errors.InputError):
+            await served.client.read_ids("buoys", every, columns=["wave"])
+        assert (await served.client.read_ids("buoys", [])).num_rows == 0
+
+
+async def test_client_of_an_earlier_schema_reads_by_key_and_changes(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        before = (await served.client.version("buoys")).cursor
+        await served.post(row("a", 1.5))
+        ids = await served.ids()
+        known = served.client._schemas["buoys"]
+        await served.client.add_features("buoys", [galileo.Feature("swell")])
+        served.client._schemas["buoys"] = known  # As another client has it for a few seconds.
+        found = await served.client.read_ids("buoys", [ids["a"]])
+        assert "swell" not in found.column_names
+        changes = await served.client.changes("buoys", before)
+        assert changes.rows["waves"].to_pylist() == [1.5]
 
 
 async def test_delete_by_a_filter(tmp_path: Path) -> None:
@@ -261,7 +307,7 @@ async def test_preconditions_and_parameters_of_deletions_are_refused(tmp_path: P
     async with serving(tmp_path) as served:
         await served.post(row("a", 1.5))
         item = f"{BUOYS}/{(await served.ids())['a']}"
-        for path in (item, f"{BUOYS}?filter=true"):
+        for path in (item, f"{BUOYS}?filter=true"):  # No token; not taken at all.
             refused = await served.ask(path, "DELETE", If_Match='"x"')
             assert refused.error == (400, "invalid_input", "If-Match")
         assert (await served.ask(f"{item}?f=json", "DELETE")).error == (400, "invalid_input", "f")

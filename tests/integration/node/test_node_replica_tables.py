@@ -13,6 +13,7 @@ from replica_nodes import PARTITIONS, Host, World, expect_crash, hurt, scrub_all
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError
+from galileo.model.keyed import placed_keys
 from galileo.model.table import Table
 from galileo.node.peers import TableTask
 from galileo.node.storage_node import StorageNode
@@ -258,8 +259,9 @@ def _cursors_do_not_count(self, partition, *, after=0, until):
     return _newest(self, partition, after=after, until=10**9)
 
 
-def _partitions_by_the_other_half(table: Table, hashes):
-    return (hashes[:, 1] % table.partitions).astype("int32")
+def _partitions_by_the_other_half(table: Table, keys):
+    _, hashes = placed_keys(table, keys)
+    return (hashes[:, 1] % table.partitions).astype("int32"), hashes
 
 
 def _first_piece_alone(self, count: int):
@@ -273,7 +275,7 @@ _pieces = Versions.pieces
     ("place", "mutant"),
     [
         ("galileo.node.table_index.TableIndex.newest", _cursors_do_not_count),
-        ("galileo.node.table_reader.partitions_of", _partitions_by_the_other_half),
+        ("galileo.node.table_reader.placed_keys", _partitions_by_the_other_half),
         ("galileo.node.table_index.Versions.pieces", _first_piece_alone),
     ],
 )

@@ -17,8 +17,11 @@ from galileo.errors import DuplicateKey, InvalidObservations, InvalidSchema
 from galileo.model.keyed import (
     deleted_rows,
     hashes_of,
+    ids_of,
     index_versions,
     key_of,
+    keys_of_ids,
+    placed_keys,
     refuse_duplicates,
     sent_rows,
 )
@@ -329,3 +332,29 @@ def index_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows that are stored of some."""
     parts = index_versions(BUOYS, table_of(rows), place=everywhere)
     return [one for stored, _ in parts.values() for one in stored.to_pylist()]
+
+
+# --- ids -----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 999), st.sampled_from("abc"), st.booleans()), max_size=9))
+def test_id_has_the_partition_and_the_hash_of_the_key(keys: list[tuple[int, str, bool]]) -> None:
+    rows = table_of([row(station=station, is_moored=moored) for _, station, moored in keys])
+    places = np.array([place for place, *_ in keys], dtype=np.int32)
+    ids = ids_of(BUOYS, places, rows).to_pylist()
+    halves = [(int(high), int(low)) for high, low in hashes_of(BUOYS, rows)]
+    pairs = zip(places.tolist(), halves, strict=True)
+    assert ids == [f"p{place}.{high:016x}{low:016x}" for place, (high, low) in pairs]
+    sought = keys_of_ids(ids)
+    assert sought is not None
+    found, hashes = placed_keys(BUOYS, sought)
+    assert found.tolist() == places.tolist()
+    assert [tuple(map(int, pair)) for pair in hashes] == halves
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "p1", "p1.17.3", f"p1.{31 * 'a'}", f"p1.{32 * 'A'}", f"p1.{33 * 'a'}", 7, f"1.{32 * 'a'}"],
+)
+def test_what_is_no_id_has_no_key(wrong: Any) -> None:
+    assert keys_of_ids([f"p1.{32 * 'a'}", wrong]) is None
