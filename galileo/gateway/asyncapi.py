@@ -33,15 +33,23 @@ _LINK = {
     "required": ["rel", "href", "type"],
     "properties": {name: {"type": "string"} for name in ("rel", "href", "type")},
 }
+_LABELS = {
+    "type": "array",
+    "items": {"type": "object", "required": ["type", "geometry", "properties"]},
+}
 _UPDATE = {
     "type": "object",
     "required": ["after", "token", "more", "frontier", "missing", "gone", "windows"],
     "properties": {
         "type": {"const": "FeatureCollection"},
-        "features": {
-            "type": "array",
-            "description": "the new labels: rectangles of cells",
-            "items": {"type": "object", "required": ["type", "geometry", "properties"]},
+        "features": {**_LABELS, "description": "the new labels: rectangles of cells"},
+        "reset": {
+            "type": "boolean",
+            "description": "of a keyed dataset: whether readers first forget all labels",
+        },
+        "withdrawn": {
+            **_LABELS,
+            "description": "of a keyed dataset: labels that match or count no more",
         },
         "numberReturned": {"type": "integer", "minimum": 0},
         "numberMatched": {
@@ -65,6 +73,15 @@ _UPDATE = {
         "interval": {"type": "number", "description": "seconds between evaluations"},
     },
     "oneOf": [{"required": ["features"]}, {"required": ["numberMatched", "links"]}],
+}
+_BEHIND = {
+    "type": "object",
+    "required": ["after", "numberMatched", "links"],
+    "properties": {
+        "after": {**_TOKEN, "description": "the token of the reader"},
+        "numberMatched": {"type": "integer", "description": "number of the labels"},
+        "links": {"type": "array", "description": "where these labels are", "items": _LINK},
+    },
 }
 _MATCH = {
     "type": "object",
@@ -104,8 +121,8 @@ _NOTIFICATIONS = {
         "token": {"type": "string", "description": "the token after the event"},
     },
 }
-_OF_QUERY = {"update": "update", "end": "end"}
-_OF_SEVERAL = {"update": "updateOfSeveral", "end": "endOfSeveral"}
+_OF_QUERY = {name: name for name in ("update", "behind", "end")}
+_OF_SEVERAL = {name: f"{name}OfSeveral" for name in _OF_QUERY}
 _OF_BROKER = {"notifications": "notifications", "end": "end"}
 
 
@@ -147,6 +164,8 @@ def asyncapi(url: str) -> dict[str, Any]:
             "schemas": {
                 "update": _UPDATE,
                 "updateOfSeveral": _of_several("update"),
+                "behind": _BEHIND,
+                "behindOfSeveral": _of_several("behind"),
                 "notifications": _NOTIFICATIONS,
                 "problem": PROBLEM,
                 "problemOfSeveral": _of_several("problem"),
@@ -201,6 +220,12 @@ def _messages() -> dict[str, Any]:
     for suffix in ("", "OfSeveral"):
         payload = {"$ref": f"#/components/schemas/update{suffix}"}
         made[f"update{suffix}"] = _message("update", "New labels, or how far it is", payload)
+        payload = {"$ref": f"#/components/schemas/behind{suffix}"}
+        made[f"behind{suffix}"] = _message(
+            "behind",
+            "Of a keyed dataset: too much is new for an event; read it by the link",
+            payload,
+        )
         payload = {"$ref": f"#/components/schemas/problem{suffix}"}
         made[f"end{suffix}"] = _message(
             "end", "The last event: the problem that ends the stream", payload

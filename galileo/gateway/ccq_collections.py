@@ -1,5 +1,7 @@
 """Continuous queries as collections of OGC API: a layer that has what a query has found so far.
 
+Queries over keyed datasets are none: what they have found can match no more.
+
 A page is a part of an update of the query. Its token names the two tokens of the query that the
 update lies between, and how many of its labels earlier pages had: what lies between two tokens
 never changes, so the pages have each label once.
@@ -26,14 +28,13 @@ from galileo.errors import IncompleteAnswer, InputError, Unavailable
 from galileo.gateway import documents, parameters
 from galileo.gateway.ccqs import info_of
 from galileo.gateway.crs import CRS84
-from galileo.gateway.formats import TableEncoder, preferred
+from galileo.gateway.formats import ID_COLUMN, TableEncoder, preferred
 from galileo.gateway.json_answers import check_json, json_answer, url_of
 from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.updates import cut
 from galileo.model.schema import Schema, refuse_keyed
 
 CCQ_ID = re.compile(r"ccq-[0-9a-f]{32}")
-ID = "id"
 PARAMETERS = ("f", "limit", "after", "bbox", "datetime")
 FETCHES_MAX = 16
 """Updates that are looked through for the labels of a page."""
@@ -239,8 +240,8 @@ async def _whole(
 def _encoded(labels: Labels, members: dict[str, Any]) -> bytes:
     columns = (labels.partitions, labels.sequences, labels.rows)
     ids = [f"p{p}.{s}.{r}" for p, s, r in zip(*(c.tolist() for c in columns), strict=True)]
-    table = labels.to_arrow().add_column(0, ID, [ids])
-    encoder = TableEncoder("geojson", table.schema, members=members, id_column=ID)
+    table = labels.to_arrow().add_column(0, ID_COLUMN, [ids])
+    encoder = TableEncoder("geojson", table.schema, members=members, id_column=ID_COLUMN)
     return encoder.write(table) + encoder.close()
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from galileo.client.async_ccqs import EXPIRATION, HOLD, INTERVAL
 from galileo.client.async_client import AsyncClient
-from galileo.client.results import Ccq, CcqInfo, Labels, Update
+from galileo.client.results import Ccq, CcqInfo, Update
 from galileo.errors import Forbidden, InputError, UnknownCcq
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
@@ -28,8 +28,8 @@ from galileo.gateway.updates import (
     TOKEN_HEADER,
     cut,
     encode_labels,
+    encode_update,
     link_members,
-    members_of,
     windows_of,
 )
 from galileo.model.schema import refuse_keyed
@@ -130,12 +130,9 @@ class CcqRoutes(RouteGroup):
         return Response(body, HTTPStatus.CREATED, headers=headers, media_type=documents.JSON)
 
     async def _labels_answer(self, update: Update, format: str) -> Response:
-        body = await self._encoded(update.labels, format, members_of(update))
+        body = await self._encoders.run(functools.partial(encode_update, update, format))
         headers = {TOKEN_HEADER: update.token, "Vary": "Accept"}
         return Response(body, headers=headers, media_type=LABEL_FORMATS[format])
-
-    async def _encoded(self, labels: Labels, format: str, members: dict[str, Any]) -> bytes:
-        return await self._encoders.run(functools.partial(encode_labels, labels, format, members))
 
 
 async def visible_ccqs(client: AsyncClient) -> list[CcqInfo]:
@@ -168,7 +165,8 @@ def _submitted(url: str, ccq: Ccq) -> bytes:
     members = {**_described(url, ccq.info), **_initial_members(ccq)}
     if len(ccq.initial) <= LABELS_MAX:
         return encode_labels(ccq.initial, "json", members)
-    link = link_members(len(ccq.initial), "", ccq.token)
+    is_keyed = ccq.initial.schema.is_keyed  # What counts at the token cannot be asked for later.
+    link = link_members(len(ccq.initial), "", "" if is_keyed else ccq.token)
     location = f"{url}/ccqs/{ccq.id}"
     others = [{**one, "href": f"{location}/{one['href']}"} for one in link["links"]]
     return json.dumps({**members, **link, "links": [*members["links"], *others]}).encode()

@@ -173,7 +173,9 @@ class MergedEvents(EventResponse):
                 async with contextlib.aclosing(events):
                     async for event in events:
                         if event is not None:
-                            await steps.put(_Step(reader.ccq_id, event))
+                            await steps.put(_Step(reader.ccq_id, event, event.is_last))
+                            if event.is_last:
+                                return
             except HistoryChanged as error:
                 reader.token = error.details["token"]
                 await steps.put(_Step(reader.ccq_id, error))

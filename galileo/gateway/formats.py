@@ -132,6 +132,10 @@ class _Sink(io.RawIOBase):
         return b"".join(parts)
 
 
+ID_COLUMN = "#id"
+"""A column of ids of features, named as no feature can be."""
+
+
 class TableEncoder:
     """Encodes tables of one schema, piece by piece; used by one thread at a time.
 

@@ -14,8 +14,13 @@ wherever it was before: each step begins exactly where the last one ended. The h
 readers; one that was slower than the events that are kept fetches.
 
 A fetch is cut at the hub's token, so that the reader has that token and takes events from there on.
-The token of a query with windows has more than a position, so its readers are sent all that they
-fetched, and fetch again until they are at the hub's token.
+The token of a query with windows has more than a position, and in a keyed dataset what counts at a
+cursor is no part of what counts at a later one. So readers of these are sent all that they fetched,
+and fetch again until they are at the hub's token.
+
+An update of a keyed dataset that is too large for an event cannot be asked for later, because what
+it has may be replaced by then. The reader's stream ends with a link. The reader takes what counts
+now, with its token, and opens another stream there.
 """
 
 from __future__ import annotations
@@ -42,7 +47,6 @@ from galileo.errors import (
 )
 from galileo.gateway.shared_calls import SharedCalls
 from galileo.gateway.updates import EVENT_LABELS_MAX, Event, cut, event_of, has_windows, position
-from galileo.model.schema import refuse_keyed
 from galileo.shares import SHARE_HOLDER
 from galileo.turns import FairTurns
 
@@ -317,7 +321,6 @@ class Hubs:
     async def _fetch(self, ccq_id: str, *, client: QueryClient, token: str) -> SharedUpdate:
         async with self._fetches.acquire(SHARE_HOLDER.get(), within_s=FETCH_WITHIN_S):
             update = await client.fetch(ccq_id, token=token, labels_max=EVENT_LABELS_MAX)
-        refuse_keyed(update.labels.schema, "events of a continuous query")
         return SharedUpdate(update, event_of(token, update) if update.token != token else None)
 
     def _start(self, ccq_id: str, *, client: QueryClient, token: str) -> Hub:
@@ -376,7 +379,7 @@ class QueryReader:
     async def events(
         self, first: SharedUpdate, *, heartbeat_s: float
     ) -> AsyncGenerator[Event | None, None]:
-        """All events, each once; None after `heartbeat_s` without one.
+        """All events, each once, up to one that `is_last`; None after `heartbeat_s` without one.
 
         Args:
             first: the result of `fetch`.
@@ -391,17 +394,21 @@ class QueryReader:
         while answers:
             event, has_more = answers[0].event, answers.pop().update.more
             if event is not None:
-                self.token = event.after
+                self.token = event.before if event.is_last else event.after
                 yield event
+                if event.is_last:
+                    return
                 if has_more:
                     answers.append(await self.fetch())
         del event
         joined = self._hubs.joined(self.ccq_id, client=self._client, token=self.token)
         async with joined as hub:
             async for event_or_none in self._from_hub(hub, heartbeat_s):
-                if event_or_none is not None:
+                if event_or_none is not None and not event_or_none.is_last:
                     self.token = event_or_none.after
                 yield event_or_none
+                if event_or_none is not None and event_or_none.is_last:
+                    return
 
     async def _from_hub(self, hub: Hub, heartbeat_s: float) -> AsyncGenerator[Event | None, None]:
         fetched_until = ""  # Another fetch is worthwhile once the hub has moved.
@@ -424,7 +431,8 @@ class QueryReader:
         """An event of what follows the reader's token, and whether nothing more is there now."""
         fetched = await self.fetch(until)
         event, has_more = fetched.event, fetched.update.more
-        if not has_windows(fetched.update.token, self.ccq_id):
+        is_keyed = fetched.update.labels.schema.is_keyed
+        if not (is_keyed or has_windows(fetched.update.token, self.ccq_id)):
             update = cut(fetched.update, until, ccq_id=self.ccq_id)
             has_moved = update.token != self.token
             event = event_of(self.token, update) if has_moved else None

@@ -17,7 +17,7 @@ from galileo.errors import InputError
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
 from galileo.gateway.crs import Crs, check_columns_crs, content_crs, crs_of
-from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
+from galileo.gateway.formats import ID_COLUMN, MEDIA_TYPES, Encoders, TableEncoder, preferred
 from galileo.gateway.ingestion import IngestRoute
 from galileo.gateway.json_answers import url_of
 from galileo.gateway.keyed_datasets import (
@@ -32,9 +32,6 @@ from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.streamed import file_answer
 from galileo.model.grouping import OBSERVATIONS
 from galileo.model.schema import Schema
-
-_ID = "#id"
-"""A column of ids, named as no feature can be."""
 
 
 class ItemRoutes(RouteGroup):
@@ -142,6 +139,6 @@ class ItemRoutes(RouteGroup):
 
     async def _features(self, table: pa.Table, members: dict[str, Any], system: Crs) -> bytes:
         """Observations with a first column of ids as GeoJSON; a feature can have its name, too."""
-        table = system.positions(table.rename_columns([_ID, *table.column_names[1:]]))
-        encoder = TableEncoder("geojson", table.schema, members=members, id_column=_ID)
+        table = system.positions(table.rename_columns([ID_COLUMN, *table.column_names[1:]]))
+        encoder = TableEncoder("geojson", table.schema, members=members, id_column=ID_COLUMN)
         return await self._encoders.encode_whole(encoder, table)

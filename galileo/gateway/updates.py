@@ -18,7 +18,8 @@ from galileo.client.json_lines import json_lines
 from galileo.client.notification_json import members_of_range
 from galileo.client.results import Labels, Update
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
-from galileo.gateway.formats import TEXT_ROWS, TableEncoder
+from galileo.gateway.formats import ID_COLUMN, TEXT_ROWS, TableEncoder
+from galileo.model.keyed import ids_of_labels
 from galileo.model.times import iso
 from galileo.model.windows import WindowChange
 from galileo.wire import token as tokens
@@ -49,12 +50,14 @@ class Event:
         after: the token of those who have it.
         frame: its bytes.
         is_link: whether it has a link in place of labels.
+        is_last: whether its reader has to go on from there, with another stream.
     """
 
     before: str
     after: str
     frame: bytes
     is_link: bool = False
+    is_last: bool = False
 
 
 def position(token: str, ccq_id: str) -> Cursor:
@@ -101,7 +104,6 @@ def _cut_ranges(gone: Iterable[CommitRange], until: Cursor) -> Iterable[CommitRa
 def members_of(update: Update) -> dict[str, Any]:
     """What an update says besides its labels, as JSON values."""
     return {
-        **_withdrawn(update),
         "token": update.token,
         "more": update.more,
         "frontier": {str(partition): at for partition, at in update.frontier.items()},
@@ -111,15 +113,6 @@ def members_of(update: Update) -> dict[str, Any]:
         "age": update.age_s,
         "interval": update.interval_s,
     }
-
-
-def _withdrawn(update: Update) -> dict[str, Any]:
-    """What an update of a keyed dataset withdraws, as JSON values."""
-    if update.withdrawn is None or not update.withdrawn.schema.is_keyed:
-        return {}
-    table = update.withdrawn.to_arrow()
-    rows = [json.loads(row) for row in json_lines(table).to_pylist()]
-    return {"reset": update.reset, "withdrawn": rows}
 
 
 def windows_of(windows: Iterable[WindowChange], clock_us: int | None) -> dict[str, Any]:
@@ -139,8 +132,11 @@ def windows_of(windows: Iterable[WindowChange], clock_us: int | None) -> dict[st
 
 
 def encode_labels(labels: Labels, format: str, members: dict[str, Any]) -> bytes:
-    """Labels with members of an answer, in a format of `LABEL_FORMATS`."""
-    table = labels.to_arrow()
+    """Labels with members of an answer, in a format of `LABEL_FORMATS`.
+
+    Features of GeoJSON of a keyed dataset have the ids of their observations.
+    """
+    table, id_column = labels.to_arrow(), ""
     if format == "json":
         parts = [
             row
@@ -151,22 +147,41 @@ def encode_labels(labels: Labels, format: str, members: dict[str, Any]) -> bytes
         return f'{{"labels":[\n{("," + chr(10)).join(parts)}\n],{rest}\n'.encode()
     if format == "arrow":
         table = table.replace_schema_metadata({METADATA_KEY: json.dumps(members)})
-    encoder = TableEncoder(format, table.schema, members=members)
+    if format == "geojson" and labels.schema.is_keyed:
+        id_column, ids = ID_COLUMN, ids_of_labels(labels.schema, labels.table)
+        table = table.add_column(0, id_column, ids)
+    encoder = TableEncoder(format, table.schema, members=members, id_column=id_column)
     return encoder.write(table) + encoder.close()
+
+
+def encode_update(update: Update, format: str, **more: Any) -> bytes:
+    """An update with all that it says and further members, in a format of `LABEL_FORMATS`."""
+    members, withdrawn = {**more, **members_of(update)}, update.withdrawn
+    if withdrawn is not None and withdrawn.schema.is_keyed:
+        if format == "geojson":
+            rows = json.loads(encode_labels(withdrawn, format, {}))["features"]
+        else:
+            rows = [json.loads(row) for row in json_lines(withdrawn.to_arrow()).to_pylist()]
+        members |= {"reset": update.reset, "withdrawn": rows}
+    return encode_labels(update.labels, format, members)
 
 
 def event_of(before: str, update: Update) -> Event:
     """The event of an update to the readers that have the token `before`."""
-    members = {"after": before, **members_of(update)}
-    data = b""
-    if len(update.labels) <= EVENT_LABELS_MAX:
+    labels, withdrawn, data = update.labels, update.withdrawn, b""
+    count = len(labels) + (0 if withdrawn is None else len(withdrawn))
+    if count <= EVENT_LABELS_MAX:
         # Line feeds are between features only; within texts they are escaped.
-        data = encode_labels(update.labels, "geojson", members).replace(b"\n", b"")
-    is_link = not data or len(data) > EVENT_BYTES_MAX
-    if is_link:
-        data = json.dumps(link_members(len(update.labels), before, update.token) | members).encode()
-    frame = frame_of("update", data, token=update.token)
-    return Event(before, update.token, frame, is_link)
+        data = encode_update(update, "geojson", after=before).replace(b"\n", b"")
+    if data and len(data) <= EVENT_BYTES_MAX:
+        return Event(before, update.token, frame_of("update", data, token=update.token))
+    if labels.schema.is_keyed:
+        document = {"after": before, **link_members(count, before)}
+        frame = frame_of("behind", json.dumps(document).encode())
+        return Event(before, update.token, frame, is_link=True, is_last=True)
+    document = link_members(count, before, update.token) | {"after": before, **members_of(update)}
+    frame = frame_of("update", json.dumps(document).encode(), token=update.token)
+    return Event(before, update.token, frame, is_link=True)
 
 
 def merged_frame(ccq_id: str, event: Event) -> bytes:
@@ -177,14 +192,14 @@ def merged_frame(ccq_id: str, event: Event) -> bytes:
         for link in document["links"]:  # Relative to the URL of the stream.
             link["href"] = f"ccqs/{quote(ccq_id, safe='')}/{link['href']}"
         data = json.dumps(document).encode() + b"\n\n"
-    return b'event: update\ndata: {"ccq":' + json.dumps(ccq_id).encode() + b"," + data[1:]
+    head = b"event: behind\n" if event.is_last else b"event: update\n"
+    return head + _DATA + b'{"ccq":' + json.dumps(ccq_id).encode() + b"," + data[1:]
 
 
-def link_members(labels: int, after: str, until: str) -> dict[str, Any]:
+def link_members(labels: int, after: str, until: str = "") -> dict[str, Any]:
     """Members of an answer that has a link in place of labels, relative to `/ccqs/{ccqId}/…`."""
-    query = urlencode({"after": after, "until": until})
-    href = f"labels?{query}"
-    link = {"rel": "items", "href": href, "type": LABEL_FORMATS["geojson"]}
+    query = urlencode({"after": after} | ({"until": until} if until else {}))
+    link = {"rel": "items", "href": f"labels?{query}", "type": LABEL_FORMATS["geojson"]}
     return {"numberMatched": labels, "links": [link]}
 
 

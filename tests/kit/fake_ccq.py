@@ -19,6 +19,9 @@ from galileo.wire import token as tokens
 CCQ = "ccq-1"
 PARTITIONS = 3
 SCHEMA = galileo.Schema("weather", [galileo.Feature("temperature")])
+KEYED = galileo.Schema(
+    "weather", [galileo.Feature("station", type="text"), *SCHEMA.features], key=["station"]
+)
 Key = tuple[int, int]
 
 
@@ -31,6 +34,15 @@ def labels_of(keys: list[Key]) -> Labels:
         column = pa.array([key[at] for key in keys], schema.field(name).type)
         table = table.set_column(schema.get_field_index(name), schema.field(name), column)
     return Labels(SCHEMA, table)
+
+
+def keyed_labels_of(places: dict[str, Key]) -> Labels:
+    """A label of each station, which is in a commit."""
+    table = labels_of([*places.values()]).table
+    stations = pa.array([*places], pa.string())
+    columns = {name: table[name] for name in table.column_names} | {"station": stations}
+    schema = KEYED.label_schema
+    return Labels(KEYED, pa.table([columns[name] for name in schema.names], schema=schema))
 
 
 class Log:
@@ -51,9 +63,48 @@ class Log:
                 self.matches.append((partition, self.last[partition]))
         self.wake()
 
+    def between(self, at: Cursor, reached: Cursor) -> dict[str, Labels]:
+        """The sets of labels of an update."""
+        keys = [(p, s) for p, s in self.matches if at[p] < s <= reached[p]]
+        return {"labels": labels_of(keys)}
+
     def wake(self) -> None:
         grown, self.grown = self.grown, asyncio.Event()
         grown.set()
+
+
+class KeyedLog(Log):
+    """The commits of a query over a keyed dataset: each has versions of some stations."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.versions: list[tuple[int, int, str, bool]] = []
+
+    def commit(self) -> None:
+        for _ in range(self._rng.randint(1, 4)):
+            partition = self._rng.randrange(PARTITIONS)
+            self.last[partition] += 1
+            for number in self._rng.sample(range(9), self._rng.randint(0, 6)):
+                is_match = self._rng.random() < 0.6
+                station = f"{partition}-{number}"
+                self.versions.append((partition, self.last[partition], station, is_match))
+        self.wake()
+
+    def current(self, at: Cursor) -> dict[str, Key]:
+        """Of each station whose last version up to a cursor matches, where that version is."""
+        held = dict[str, Key]()
+        for partition, sequence, station, is_match in self.versions:
+            if sequence <= at[partition]:
+                held.pop(station, None)
+                if is_match:
+                    held[station] = (partition, sequence)
+        return held
+
+    def between(self, at: Cursor, reached: Cursor) -> dict[str, Labels]:
+        before, now = self.current(at), self.current(reached)
+        new = {station: (p, s) for station, (p, s) in now.items() if s > at[p]}
+        gone = {station: place for station, place in before.items() if station not in now}
+        return {"labels": keyed_labels_of(new), "withdrawn": keyed_labels_of(gone)}
 
 
 class FakeClient:
@@ -89,14 +140,14 @@ class FakeClient:
         reached = at.join(Cursor(cuts))
         if reached == at:  # An answer with less than all has something.
             reached = at.join(Cursor(self.log.last))
-        keys = [(p, s) for p, s in self.log.matches if at[p] < s <= reached[p]]
         # The clock counts labels, and differs between readers, so that their tokens do as well.
         clock_us = 3 * self.matches_until(reached) + self.rng.randrange(3)
         progress = WindowProgress(clock_us=clock_us) if self.windows else WindowProgress()
         is_new = reached != at or not token
         after = tokens.encode(self.ccq_id, reached, progress) if is_new else token
         behind = any(reached[p] < last for p, last in self.log.last.items())
-        return Update(labels_of(keys), after, frontier=reached, more=more and behind)
+        sets = self.log.between(at, reached)
+        return Update(**sets, token=after, frontier=reached, more=more and behind)
 
     def matches_until(self, at: Cursor) -> int:
         return sum(sequence <= at[partition] for partition, sequence in self.log.matches)

@@ -92,8 +92,10 @@ function App({ openToken }) {
   const timer = useRef(0);
   const renewCells = () => { timer.current ||= setTimeout(() => { timer.current = 0; setNews((one) => one + 1); }, NEWS_MS); };
   const watches = useWatches((query, data) => {
-    announce(`${formats.counted(data.count, "new label")} of the watch of ${query.dataset}.`);
+    const ended = data.withdrawn?.length ?? 0, words = ended ? `, ${formats.count(ended)} withdrawn` : "";
+    announce(`${formats.counted(data.count, "new label")}${words} of the watch of ${query.dataset}.`);
     if (query.dataset !== fragment().dataset) return;
+    if (ended) map.current.unring(data.withdrawn.map(({ properties }) => properties.geohash));
     map.current.ring(data.features.map(({ properties }) => properties.geohash));
     renewCells();
   });
@@ -124,7 +126,8 @@ function App({ openToken }) {
   const pill = health({ status: cluster.value, missing, problem: cluster.problem ?? collections.problem });
   const unit = feature?.unit ?? "", noun = feature ? formats.named(feature.name) : "observations";
   const title = feature ? `${noun}, ${STATISTICS[statistic] ?? statistic}` : noun;
-  const begun = (ccq) => { watches.begin(ccq); open("watches"); announce("The watch has begun."); };
+  const isKeyed = (name) => Boolean(collections.value?.find(({ id }) => id === name)?.key);
+  const begun = (ccq) => { watches.begin(ccq, isKeyed(ccq.dataset)); open("watches"); announce("The watch has begun."); };
   const shared = { dataset, summary: summary.value, filter, time };
   const bodies = {
     watches: () => html`<${WatchesPanel} ...${{ watches, dataset, announce, locate }}
@@ -132,7 +135,7 @@ function App({ openToken }) {
     channels: () => html`<${ChannelsPanel} ...${{ subscriptions, dataset, area, setArea, announce }} ...${drawFor("channels")}
       seen=${(kind) => map.current.seen(kind)} locate=${locatePlace} />`,
     cell: () => html`<${CellPanel} ...${shared} ...${{ cell, bucketS, extent }}
-      version=${summary.value?.observations} close=${() => change({ cell: "" })} />`,
+      version=${answers.version} close=${() => change({ cell: "" })} />`,
     cells: () => html`<${CellTable} cells=${onMap} unit=${unit} words=${noun} selected=${cell}
       choose=${(name) => choose(name, true)} />`,
     cluster: () => html`<${ClusterPanel} cluster=${cluster} />`,
@@ -178,7 +181,8 @@ function useAnswers({ dataset, colour: chosenColour, statistic, filter, time, vi
     { ...every, isEnabled: dataset !== "", scope: dataset },
   );
   const schema = collections.value?.find(({ id }) => id === dataset);
-  const version = summary.value?.observations;  // another number: there are other cells
+  // Another version: there are other cells. Replaced observations do not change their number.
+  const version = schema?.key ? `${news} ${JSON.stringify(summary.value)}` : summary.value?.observations;
   const colour = colourOf(numeric(summary.value), chosenColour);
   const [patchy, setPatchy] = useState({});
   const patchyFrom = patchy[dataset];
@@ -203,7 +207,7 @@ function useAnswers({ dataset, colour: chosenColour, statistic, filter, time, vi
       return { times: columns.time.map(Date.parse), observations: columns.observations };
     }, [bucketS, filter, version], { isEnabled: bucketS > 0, scope: dataset },
   );
-  return { collections, cluster, who, summary, colour, cells, asked, extent, bucketS, series };
+  return { collections, cluster, who, summary, version, colour, cells, asked, extent, bucketS, series };
 }
 
 /** The feature that colours the cells: the chosen one, COUNT for none, or the first one. */

@@ -2,7 +2,8 @@
 // that are followed, and one for each broker.
 //
 // The page keeps the token of each query and broker, so after a lost connection each event comes
-// exactly once: a token is changed together with what the event brought.
+// exactly once: a token is changed together with what the event brought. Of a keyed dataset the page
+// keeps the ids of what matches: an update first withdraws some, and then has others.
 
 import { Problem, address, get, send } from "./api.js";
 import { attempt, pause } from "./hooks.js";
@@ -16,13 +17,15 @@ const PAGE = 1_000;
  * Args:
  *   calls: `updated(id, data)` for each update, `ended(id, problem)`, and `connected(isConnected)`.
  *     `data` has `features`, their `count`, which may be larger, and `isOld` for those that were there
- *     when the page began to follow the query.
+ *     when the page began to follow the query. Of a keyed dataset, it also has the features that are
+ *     `withdrawn`, and the `total` of those that match now.
  */
 export class Follower {
   constructor(calls) {
     this._calls = calls;
     this._tokens = {};
     this._behind = new Set();
+    this._held = {};
     this._aborting = null;
   }
 
@@ -48,14 +51,15 @@ export class Follower {
 
   async _run(signal) {
     for (let failures = 0; !signal.aborted && Object.keys(this._tokens).length;) {
-      let problem = null;
+      let problem = null, isMoved = false;
       try {
         const answer = await this._open(signal);
         this._calls.connected(true);
         failures = 0;
         for await (const frame of frames(answer.body)) {
           if (signal.aborted) return;
-          await this._take(frame);
+          isMoved = await this._take(frame, signal);
+          if (isMoved) break;
         }
       } catch (error) {
         failures += 1;
@@ -63,6 +67,7 @@ export class Follower {
         if (error instanceof Problem) problem = error;  // Otherwise the connection was lost.
       }
       if (signal.aborted) return;
+      if (isMoved) continue;
       this._calls.connected(false);
       await (problem ? attempt(problem, failures, signal) : pause(REOPEN_MS, signal));
     }
@@ -75,19 +80,39 @@ export class Follower {
     });
   }
 
-  async _take({ name, data }) {
+  /** Takes an event; whether the stream has to be opened anew. */
+  async _take({ name, data }, signal) {
     const id = data?.ccq;
-    if (!(id in this._tokens)) return;
+    if (!(id in this._tokens)) return false;
     if (name === "end") {
       delete this._tokens[id];
       this._calls.ended(id, data);
     } else if (name === "update") {
-      const features = data.features ?? await linked(data);
-      this._tokens[id] = data.token;
-      const isOld = this._behind.has(id);
-      if (!data.more) this._behind.delete(id);
-      this._calls.updated(id, { ...data, features, count: data.numberMatched ?? features.length, isOld });
+      this._update(id, data, data.features ?? await linked(data));
+    } else if (name === "behind") {  // Of a keyed dataset: too large for an event.
+      const url = new URL(data.links[0].href, address("events"));
+      for (let part = null; !signal.aborted && (!part || part.more);) {
+        part = await get(url, {}, { signal });
+        this._update(id, part, part.features);
+        url.searchParams.set("after", part.token);
+      }
+      return true;
     }
+    return false;
+  }
+
+  _update(id, data, features) {
+    this._tokens[id] = data.token;
+    const isOld = this._behind.has(id), { withdrawn } = data;
+    if (!data.more) this._behind.delete(id);
+    if (withdrawn) {
+      if (data.reset || !this._held[id]) this._held[id] = new Set();
+      for (const feature of withdrawn) this._held[id].delete(feature.id);
+      for (const feature of features) this._held[id].add(feature.id);
+    }
+    this._calls.updated(id, {
+      ...data, features, count: data.numberMatched ?? features.length, total: this._held[id]?.size, isOld,
+    });
   }
 }
 

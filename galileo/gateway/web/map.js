@@ -264,12 +264,22 @@ export class MapView {
   /** Rings cells for five seconds: those of the map that hold the given ones. */
   ring(names) {
     const until = performance.now() + RING_MS;
-    const { precision } = this._painter.cells;
-    const isIdle = !this._painter.rings.size;
-    const shown = new Set(names.map((name) => name.slice(0, precision || name.length)));
+    const isIdle = !this._painter.rings.size, shown = this._shown(names);
     const room = RINGS_MAX - this._painter.rings.size;
     this._painter.ring([...shown].slice(0, room).map((name) => [name, projectBox(bounds(name))]), until);
     if (isIdle && this._painter.rings.size) this._animate();
+  }
+
+  /** Takes rings away: those of the map's cells that hold the given ones. */
+  unring(names) {
+    for (const name of this._shown(names)) this._painter.rings.delete(name);
+    this._painter.ring([], 0);
+    this._cellLayer.changed();
+  }
+
+  _shown(names) {
+    const { precision } = this._painter.cells;
+    return new Set(names.map((name) => name.slice(0, precision || name.length)));
   }
 
   _animate() {

@@ -17,12 +17,14 @@ function reduced(state, action) {
   const known = state[action.id] ?? NOTHING;
   switch (action.kind) {
     case "updated": {
-      const labels = action.data.features.map(({ geometry, properties }) => ({ geometry, properties }));
+      const labels = action.data.features.map(({ id, geometry, properties }) => ({ id, geometry, properties }));
+      const changed = new Set([...(action.data.withdrawn ?? []), ...labels].map(({ id }) => id ?? ""));
       return { ...state, [action.id]: {
         ...known,
-        total: known.total + action.data.count,
+        isKeyed: action.data.total !== undefined,
+        total: action.data.total ?? known.total + action.data.count,
         fresh: known.fresh + (action.data.isOld ? 0 : action.data.count),
-        latest: [...labels.reverse(), ...known.latest].slice(0, LATEST),
+        latest: [...labels.reverse(), ...known.latest.filter(({ id }) => !(action.data.reset || changed.has(id)))].slice(0, LATEST),
         gone: known.gone + action.data.gone.reduce((sum, { commits }) => sum + commits, 0),
       } };
     }
@@ -36,7 +38,7 @@ function reduced(state, action) {
 /** The watches of the page: the list, what each found, and calls.
  *
  * Args:
- *   arrived(ccq, data): called for each update that has labels, but for what there was before.
+ *   arrived(ccq, data): called for each update that has or withdraws labels, but for what there was before.
  */
 export function useWatches(arrived) {
   const [found, dispatch] = useReducer(reduced, {});
@@ -54,9 +56,10 @@ export function useWatches(arrived) {
       connected: setConnected,
       updated(id, data) {
         tokens.current = { ...tokens.current, [id]: data.token };
-        if (data.count || data.gone.length) dispatch({ kind: "updated", id, data });
+        const isNews = data.count > 0 || data.withdrawn?.length > 0;
+        if (isNews || data.gone.length) dispatch({ kind: "updated", id, data });
         const query = latest.current.queries.find((one) => one.id === id);
-        if (query && data.count && !data.isOld) latest.current.arrived(query, data);
+        if (query && isNews && !data.isOld) latest.current.arrived(query, data);
       },
       ended(id, problem) { dispatch({ kind: "ended", id, problem }); renew(); },
     });
@@ -69,8 +72,9 @@ export function useWatches(arrived) {
   useEffect(() => () => follower.current.stop(), []);
   return {
     list, queries, found, isConnected, dispatch, renew,
-    begin(ccq) {
-      tokens.current[ccq.id] = ccq.token;
+    begin(ccq, isKeyed) {
+      // Of a keyed dataset events have the ids of what matches, which the answer has not.
+      tokens.current[ccq.id] = isKeyed ? "" : ccq.token;
       dispatch({ kind: "begun", id: ccq.id, total: ccq.numberMatched ?? ccq.labels.length });
       renew();
     },
@@ -113,7 +117,7 @@ function Watch({ query, found, show, locate, looked, cancel }) {
         <button class="badge" title="Mark as seen" onClick=${looked}>${formats.count(found.fresh)} new</button>`}
     </header>
     <p class="mono query-text">${text || "all observations"}</p>
-    <p class="muted facts"><span>${formats.counted(found.total, "label")}</span> <span>every ${formats.duration(query.interval)}</span>${isRunning
+    <p class="muted facts"><span>${found.isKeyed ? `${formats.count(found.total)} now` : formats.counted(found.total, "label")}</span> <span>every ${formats.duration(query.interval)}</span>${isRunning
       ? html` <span title=${query.id}>coordinator ${query.coordinator || "being chosen"}</span> <span>${expires(query.expires)}</span>` : ""}</p>
     ${found.gone > 0 && html`<p class="notice">
       ${formats.counted(found.gone, "commit")} gone: retention deleted them before they were read.</p>`}

@@ -217,6 +217,53 @@ def test_the_page_survives_the_loss_of_its_network(
         page.get_by_role("main").get_by_role("alert").wait_for(state="detached")
 
 
+def test_labels_of_a_keyed_dataset_are_withdrawn(
+    browser: Any,
+    cluster: galileo.LocalCluster,
+    gateway: LocalGateway,
+    fresh_name: Callable[[str], str],
+) -> None:
+    client, name = cluster.client(), fresh_name("alarms")
+    features = [galileo.Feature("temperature", unit="K"), galileo.Feature("station", type="text")]
+    client.create_dataset(
+        galileo.Schema(name, features, geohash_precision=3, key="station", time_bucket="12h")
+    )
+    whole = observations(PLACES, TEMPERATURES)
+    client.ingest(name, whole)
+    with opened(browser, gateway.url, fragment=f"dataset={name}") as shown:
+        page = shown.page
+        shown.await_cells(5)
+        page.get_by_role("button", name="Watch…").click()
+        page.get_by_label("every").select_option("1s")
+        page.get_by_role("button", name="Watch", exact=True).click()
+        watch = page.get_by_role("article", name=f"Watch of {name}")
+        watch.get_by_text("5 now").wait_for()
+        latest = watch.get_by_label("Latest labels").get_by_role("button")
+
+        middle = whole.iloc[[1]].assign(temperature=311.0)
+        client.ingest(name, middle)  # It replaces.
+        watch.get_by_text("1 new").wait_for()
+        watch.get_by_text("5 now").wait_for()
+        assert sorted(text[:3] for text in latest.all_inner_texts()) == [
+            "9ww",
+            "9xn",
+            "9xw",
+            "9yd",
+            "9z4",
+        ]
+        shown.tab("Cells")
+        page.get_by_role("cell", name="311").wait_for()
+        shown.tab("Watches")
+
+        client.delete(name, middle)
+        watch.get_by_text("4 now").wait_for()
+        assert "9xn" not in {text[:3] for text in latest.all_inner_texts()}
+        shown.await_cells(4)
+        shown.check_accessible()
+    [ccq] = client.list_ccqs(name)
+    client.cancel(ccq.id)
+
+
 @pytest.mark.slow
 def test_new_labels_come_exactly_once_though_the_gateway_is_killed(
     browser: Any, cluster: galileo.LocalCluster, dataset: tuple[galileo.Client, str]

@@ -18,6 +18,7 @@ from gateway_serving import site
 
 import galileo
 from galileo.client.async_client import AsyncClient
+from galileo.gateway import ccqs
 from galileo.wire import token
 
 TIMEOUT_S = 60.0
@@ -340,3 +341,46 @@ async def test_documents_name_the_key(tmp_path: Path) -> None:
         assert "key" not in (await served.ask("/collections/rain")).document
         assert "x-galileo-key" not in (await served.ask("/collections/rain/schema")).document
         assert "<dt>key</dt>" not in (await served.ask("/collections/rain?f=html")).text
+
+
+async def test_labels_of_a_query_are_withdrawn_by_the_ids_of_observations(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        await served.post(row("a", 1.5), row("b", 2.5), NULLS)
+        ids = await served.ids()
+        body = json.dumps({"dataset": "buoys", "query": "waves > 2", "interval": "1s"}).encode()
+        posted = await served.ask("/ccqs", "POST", body=body, Content_Type="application/json")
+        assert len(posted.document["labels"]) == 2
+        labels = f"{posted.headers['location'].removeprefix(served.url)}/labels"
+        whole = await served.ask(labels)
+        assert {one["id"] for one in whole.document["features"]} == {ids["b"], ids[None]}
+        assert {one["properties"]["id"] for one in whole.document["features"]} == {LARGE, None}
+        assert whole.document["withdrawn"] == []
+        after = f"after={posted.headers['galileo-token']}"
+        await served.post(row("a", 3.5), row("b", 1.5))
+        await served.ask(f"{BUOYS}/{ids[None]}", "DELETE")
+        found = await served.ask(f"{labels}?{after}&wait=30")
+        while len(found.document["withdrawn"]) < 2:
+            found = await served.ask(f"{labels}?{after}&wait=30")
+        document = found.document
+        assert [one["id"] for one in document["features"]] == [ids["a"]]
+        assert {one["id"] for one in document["withdrawn"]} == {ids["b"], ids[None]}
+        assert {one["type"] for one in document["withdrawn"]} == {"Feature"}
+        rows = (await served.ask(f"{labels}?{after}&f=json")).document
+        assert [one["station"] for one in rows["labels"]] == ["a"]
+        assert {one["station"] for one in rows["withdrawn"]} == {"b", None}
+        refused = await served.ask(f"{labels}?until={document['token']}")
+        assert (refused.status, refused.document["details"]["expected"]) == (400, "no_key")
+
+
+async def test_many_first_labels_are_linked_without_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ccqs, "LABELS_MAX", 1)
+    async with serving(tmp_path) as served:
+        await served.post(row("a", 1.5), row("b", 2.5))
+        body = json.dumps({"dataset": "buoys", "query": "waves > 0"}).encode()
+        posted = await served.ask("/ccqs", "POST", body=body, Content_Type="application/json")
+        [link] = [one for one in posted.document["links"] if "labels?" in one["href"]]
+        path = link["href"].removeprefix(served.url)
+        found = await served.ask(path)
+        assert (found.status, len(found.document["features"])) == (200, 2)

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from fake_ccq import CCQ, FakeClient, Key, Log, labels_of
+from fake_ccq import CCQ, FakeClient, Key, KeyedLog, Log, keyed_labels_of, labels_of
 from parameters import keep_quick
 
 from galileo.client.results import Update
@@ -35,7 +35,7 @@ from galileo.gateway import events as event_streams
 from galileo.gateway import hub, updates
 from galileo.gateway.events import MergedEvents
 from galileo.gateway.hub import EventLog, Hubs, QueryReader, ReaderStep
-from galileo.gateway.updates import Event, cut, event_of, merged_frame
+from galileo.gateway.updates import Event, cut, encode_update, event_of, merged_frame
 from galileo.wire import token as tokens
 
 
@@ -109,6 +109,142 @@ async def test_each_reader_has_each_label_once(seed: int, windows: bool) -> None
     for reader in readers:
         assert reader.keys == Counter(log.matches), f"seed {seed}"
     assert [len(hubs) for hubs in gateways] == [0, 0], "the last reader ends a hub"
+
+
+class KeyedReader:
+    """A client that keeps what matches by the ids of features, as the documentation says."""
+
+    def __init__(
+        self, gateways: list[Hubs], client: FakeClient, log: KeyedLog, rng: random.Random
+    ) -> None:
+        self.gateways, self.client, self.log, self.rng = gateways, client, log, rng
+        self.token, self.held = "", dict[str, tuple[str, Key]]()
+        self.counts = Counter[str]()
+
+    async def run(self) -> None:
+        while True:
+            lasting, hubs = self.rng.randint(1, 12), self.rng.choice(self.gateways)
+            with contextlib.suppress(Unavailable):
+                await self.follow(hubs, lasting)
+            await asyncio.sleep(0)
+
+    async def follow(self, hubs: Hubs, lasting: int) -> None:
+        reader = QueryReader(hubs, self.client, CCQ, token=self.token)
+        async with aclosing(reader.events(await reader.fetch(), heartbeat_s=60.0)) as events:
+            async for event in events:
+                assert event is not None
+                if await self.take(event.frame.decode().removesuffix("\n\n")):
+                    assert event.is_last
+                    return
+                lasting -= 1
+                if lasting == 0:
+                    return
+                for _ in range(self.rng.choice((0, 0, 1, 30))):
+                    await asyncio.sleep(0)
+
+    async def take(self, frame: str) -> bool:
+        """Takes an event; returns whether the stream has to be opened anew."""
+        head, data = frame.split("\ndata: ")
+        token, _, name = head.rpartition("event: ")
+        document = json.loads(data)
+        assert document["after"] == self.token, "it continues where the reader is"
+        self.counts[name] += 1
+        if name == "update":
+            assert token == f"id: {document['token']}\n"
+            self.store(document)
+        else:
+            assert (name, token) == ("behind", "")
+            [link] = document["links"]
+            assert link["href"] == f"labels?after={self.token}"
+            is_behind = True
+            while is_behind:
+                update = await self.client.fetch(CCQ, token=self.token)
+                part = json.loads(encode_update(update, "geojson"))
+                self.store(part)
+                is_behind = part["more"]
+            return True
+        return False
+
+    def store(self, update: dict[str, Any]) -> None:
+        self.token = update["token"]
+        if update["reset"]:
+            self.held.clear()
+        for feature in update["withdrawn"]:
+            self.counts["withdrawn"] += 1
+            self.held.pop(feature["id"], None)
+        for one in (one["properties"] | {"id": one["id"]} for one in update["features"]):
+            self.held[one["id"]] = one["station"], (one["partition"], one["sequence"])
+        at = tokens.decode(self.token, ccq_id=CCQ)
+        assert sorted(self.held.values()) == sorted(self.log.current(at).items())
+
+
+@pytest.mark.parametrize("labels_max", [4, updates.EVENT_LABELS_MAX])
+@pytest.mark.parametrize("seed", keep_quick(range(6), 3))
+async def test_reader_of_a_keyed_dataset_has_what_matches_at_each_token(
+    seed: int, labels_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updates, "EVENT_LABELS_MAX", labels_max)
+    rng = random.Random(seed)
+    log = KeyedLog(rng)
+    gateways = [Hubs(kept_bytes_max=2_000), Hubs()]
+    clients = [FakeClient(log, rng) for _ in range(2)]
+    readers = [KeyedReader(gateways, rng.choice(clients), log, rng) for _ in range(6)]
+    async with asyncio.timeout(60):
+        tasks = []
+        for reader in readers:
+            tasks.append(asyncio.create_task(reader.run()))
+            log.commit()
+        for _ in range(40):
+            log.commit()
+            if rng.random() < 0.1:  # A gateway stops, and another one starts in its place.
+                gateways[0].stop()
+                gateways[0] = Hubs(kept_bytes_max=2_000)
+            for _ in range(rng.randint(0, 15)):
+                await asyncio.sleep(0)
+        last = tokens.encode(CCQ, Cursor(log.last))
+        while any(reader.token != last for reader in readers):
+            assert not any(task.done() for task in tasks), "a reader failed"
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(end, asyncio.CancelledError) for end in ends), ends
+    counts = sum((reader.counts for reader in readers), Counter[str]())
+    assert counts["withdrawn"] > 5
+    assert (counts["behind"] > 0) == (labels_max == 4)
+    assert [len(hubs) for hubs in gateways] == [0, 0], "the last reader ends a hub"
+
+
+async def test_query_of_several_ends_where_its_reader_has_to_read_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(updates, "EVENT_LABELS_MAX", 1)
+    gone, both = keyed_labels_of({"a": (0, 1)}), keyed_labels_of({"b": (0, 2), "c": (1, 1)})
+    large = Update(both, "t2", withdrawn=gone)
+    event = event_of("t1", large)
+    assert (event.is_link, event.is_last, event.after) == (True, True, "t2")
+    frame = merged_frame("ccq-7", event).decode()
+    name, data = frame.removesuffix("\n\n").split("\ndata: ")
+    document = json.loads(data)
+    assert (name, document["ccq"], document["numberMatched"]) == ("event: behind", "ccq-7", 3)
+    assert document["links"][0]["href"] == "ccqs/ccq-7/labels?after=t1"
+    anew = event_of("t1", Update(keyed_labels_of({}), "t2", withdrawn=gone, reset=True))
+    assert json.loads(anew.frame.rpartition(b"data: ")[2])["reset"] is True
+    rng = random.Random(3)
+    log, hubs = KeyedLog(rng), Hubs()
+    while len(log.current(Cursor(log.last))) < 9:
+        log.commit()
+    sent = list[bytes]()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message.get("body", b""))
+
+    reader = QueryReader(hubs, FakeClient(log, rng), CCQ, token="")
+    async with asyncio.timeout(10):
+        answer = MergedEvents([reader], hubs, held=contextlib.AsyncExitStack())
+        await answer({"method": "POST"}, None, send)
+    assert b"".join(sent).count(b"event: behind") == 1
+    assert reader.token in json.loads(b"".join(sent).rpartition(b"data: ")[2])["after"]
 
 
 class FakeCluster:
