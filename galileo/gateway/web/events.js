@@ -97,6 +97,11 @@ export class Follower {
         url.searchParams.set("after", part.token);
       }
       return true;
+    } else if (name === "history_changed" && this._held[id]) {  // What was lost is not withdrawn.
+      this._tokens[id] = "";
+      this._held[id].clear();
+      this._behind.add(id);
+      return true;
     }
     return false;
   }
