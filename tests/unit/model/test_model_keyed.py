@@ -356,5 +356,5 @@ def test_id_has_the_partition_and_the_hash_of_the_key(keys: list[tuple[int, str,
     "wrong",
     ["", "p1", "p1.17.3", f"p1.{31 * 'a'}", f"p1.{32 * 'A'}", f"p1.{33 * 'a'}", 7, f"1.{32 * 'a'}"],
 )
-def test_what_is_no_id_has_no_key(wrong: Any) -> None:
+def test_keys_of_ids_of_other_texts_is_none(wrong: Any) -> None:
     assert keys_of_ids([f"p1.{32 * 'a'}", wrong]) is None
