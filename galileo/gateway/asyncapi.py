@@ -49,7 +49,7 @@ _UPDATE = {
         },
         "withdrawn": {
             **_LABELS,
-            "description": "of a keyed dataset: labels that match or count no more",
+            "description": "labels that match or count no more, if there are some",
         },
         "numberReturned": {"type": "integer", "minimum": 0},
         "numberMatched": {

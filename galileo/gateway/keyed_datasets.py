@@ -35,7 +35,7 @@ async def delete_observation(client: AsyncClient, request: Request) -> Response:
         RequestRefused: the dataset has no key.
     """
     parameters.single_values(request.query_params, ())
-    schema = await _deletable(client, request)
+    schema = await _keyed(client, request)
     since = unchanged_since(request.headers, schema)
     name, key = request.path_params["featureId"], (*COORDINATES, *schema.key_features)
     try:
@@ -54,10 +54,9 @@ async def delete_matching(client: AsyncClient, request: Request) -> Response:
 
     Raises:
         GalileoError: there is no filter, or nodes cannot be reached.
-        RequestRefused: the dataset has no key.
     """
     given = parameters.single_values(request.query_params, parameters.DELETED_ITEMS)
-    schema = await _deletable(client, request)
+    schema = await client.schema(request.path_params["collectionId"])
     if not given.get("filter", "").strip():  # A blank condition would match all observations.
         raise InputError(
             "expected the parameter filter with the condition of the observations to delete, got "
@@ -120,15 +119,14 @@ def unchanged_since(headers: Headers, schema: Schema) -> Cursor | None:
         ) from error
 
 
-async def _deletable(client: AsyncClient, request: Request) -> Schema:
-    """The dataset of a request to delete. Raises RequestRefused if it has no key."""
+async def _keyed(client: AsyncClient, request: Request) -> Schema:
+    """The dataset of a request to delete an observation. Raises RequestRefused without a key."""
     schema = await client.schema(request.path_params["collectionId"])
     if schema.is_keyed:
         return schema
-    others = "GET, HEAD" if "featureId" in request.path_params else "GET, HEAD, POST"
     raise RequestRefused(
         HTTPStatus.METHOD_NOT_ALLOWED,
-        f"expected a keyed dataset, got {schema.name!r}, which has no key; its observations "
-        "cannot be deleted one by one",
-        Allow=others,
+        f"expected a keyed dataset, got {schema.name!r}, which has no key; its observations are "
+        "deleted by a filter, and not one by one",
+        Allow="GET, HEAD",
     )

@@ -104,7 +104,7 @@ ROUTES = (
     RouteInfo(
         "items",
         f"{_COLLECTION}/items",
-        "Observations; POST stores some, DELETE deletes some of a keyed dataset",
+        "Observations; POST stores some, DELETE deletes those that match a filter",
         parameters.ITEMS,
         (*_ITEM_TYPES, HTML),
         ("GET", "POST", "DELETE"),

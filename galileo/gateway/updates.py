@@ -157,12 +157,13 @@ def encode_labels(labels: Labels, format: str, members: dict[str, Any]) -> bytes
 def encode_update(update: Update, format: str, **more: Any) -> bytes:
     """An update with all that it says and further members, in a format of `LABEL_FORMATS`."""
     members, withdrawn = {**more, **members_of(update)}, update.withdrawn
-    if withdrawn is not None and withdrawn.schema.is_keyed:
+    is_keyed = update.labels.schema.is_keyed
+    if withdrawn is not None and (is_keyed or len(withdrawn)):
         if format == "geojson":
             rows = json.loads(encode_labels(withdrawn, format, {}))["features"]
         else:
             rows = [json.loads(row) for row in json_lines(withdrawn.to_arrow()).to_pylist()]
-        members |= {"reset": update.reset, "withdrawn": rows}
+        members |= {"withdrawn": rows} | ({"reset": update.reset} if is_keyed else {})
     return encode_labels(update.labels, format, members)
 
 

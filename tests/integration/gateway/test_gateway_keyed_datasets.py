@@ -315,21 +315,23 @@ async def test_preconditions_and_parameters_of_deletions_are_refused(tmp_path: P
         assert await served.waves() == {"a": 1.5}
 
 
-async def test_dataset_without_a_key_refuses_deletions_and_preconditions(tmp_path: Path) -> None:
+async def test_dataset_without_a_key_deletes_by_a_filter_alone(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         assert (await served.post(row("a", 1.5), path=RAIN)).status == 201
         read = await served.ask(RAIN)
         assert "galileo-token" not in read.headers
         item = f"{RAIN}/{read.document['features'][0]['id']}"
         assert "galileo-token" not in (await served.ask(item)).headers
-        for path, others in ((item, "GET, HEAD"), (f"{RAIN}?filter=true", "GET, HEAD, POST")):
-            refused = await served.ask(path, "DELETE")
-            assert (refused.status, refused.headers["allow"]) == (405, others)
-            assert "rain" in refused.document["detail"]
+        refused = await served.ask(item, "DELETE")
+        assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
+        assert "rain" in refused.document["detail"]
         refused = await served.post(row("a", 2.5), path=RAIN, If_Match='"x"')
         assert refused.error == (400, "invalid_input", "If-Match")
         assert (await served.ask("/collections/none/items?filter=true", "DELETE")).status == 404
         assert await served.client.count("rain") == 1
+        deleted = await served.ask(f"{RAIN}?filter=true", "DELETE")
+        assert (deleted.status, deleted.document["deleted"]) == (200, 1)
+        assert await served.client.count("rain") == 0
 
 
 async def test_documents_name_the_key(tmp_path: Path) -> None:
