@@ -69,6 +69,17 @@ def hot(run: Run, air: str, fresh_name: Fresh) -> Iterator[str]:
     run("drop", name, "--yes", fails=0 if name in run("list", "--wide").output else 2)
 
 
+@pytest.fixture(scope="module")
+def unchanged(client: galileo.Client, fresh_name: Fresh) -> Iterator[dict[str, str]]:
+    """The names of a dataset and a channel, for commands that are refused."""
+    names = {"air": fresh_name("air"), "hot": fresh_name("hot")}
+    features = [galileo.Feature("temperature", "K"), galileo.Feature("station", type="text")]
+    client.create_dataset(galileo.Schema(names["air"], features, geohash_precision=3))
+    client.create_channel(galileo.Channel(names["hot"], names["air"], "temperature > :least"))
+    yield names
+    client.drop_dataset(names["hot"])
+
+
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands write for 80 columns, though to no terminal."""
@@ -320,10 +331,10 @@ def test_drop_asks_as_other_commands_do(
     ],
 )
 def test_wrong_commands_say_what_they_expect(
-    run: Run, air: str, hot: str, words: list[str], message: str
+    run: Run, unchanged: dict[str, str], words: list[str], message: str
 ) -> None:
-    done = run(*(word.format(air=air, hot=hot) for word in words), fails=2)
-    assert message.format(hot=hot) in " ".join(done.stderr.split())
+    done = run(*(word.format(**unchanged) for word in words), fails=2)
+    assert message.format(**unchanged) in " ".join(done.stderr.split())
 
 
 @pytest.mark.usefixtures("narrow")

@@ -12,6 +12,7 @@ import contextlib
 import doctest
 import inspect
 import io
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,9 @@ CHANNEL, DATASET_OF_CHANNEL = "hot", "weather-of-hot"
 """A channel of examples, and its dataset in place of DATASET, where what they ingest would change
 the answers of others."""
 ADDRESS = "127.0.0.1:7701"
+CALLS = re.compile(r"client\.(\w+)")
+READS = ({"follow"}, {"fetch_notifications"})
+"""Calls of examples that only read what is due to a broker."""
 SENDS = {"send_sampler", "sent_samplers", "revoke_sampler"}
 """Calls whose examples need a machine that can contain a sampler."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -163,8 +167,13 @@ def uses_channel(source: str) -> bool:
     return "client" in source and ("channels()" in source or f'"{CHANNEL}' in source)
 
 
-def prepare_channel(client: galileo.Client, source: str) -> None:
-    """Makes the channel of the examples and its subscriptions, unless the example makes it."""
+def prepare_channel(client: galileo.Client, source: str, before: str) -> None:
+    """Makes the channel of the examples and its subscriptions, unless the example makes it.
+
+    It stays as it is where the example before has only read it, as this one does.
+    """
+    if all(set(CALLS.findall(one)) in READS for one in (before, source)):
+        return
     if CHANNEL in {one.name for one in client.channels()}:
         client.drop_dataset(CHANNEL)
     if "create_channel" in source:
@@ -177,11 +186,18 @@ def prepare_channel(client: galileo.Client, source: str) -> None:
         client.ingest(DATASET_OF_CHANNEL, WARM_DAY)
 
 
+@pytest.fixture(scope="module")
+def channel_examples() -> list[str]:
+    """The sources of the examples so far that use the channel."""
+    return [""]
+
+
 @pytest.fixture
 def names(
     client: galileo.Client,
     cluster: galileo.LocalCluster,
     weather: Path,
+    channel_examples: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[str], dict[str, Any]]]:
     """What the examples of a docstring find; what takes a while, only where they name it."""
@@ -204,7 +220,8 @@ def names(
             if "shelters" in source:
                 fill_shelters(client)
             if uses_channel(source):
-                prepare_channel(client, source)
+                prepare_channel(client, source, channel_examples[-1])
+                channel_examples.append(source)
             found: dict[str, Any] = {"galileo": galileo, "client": client, "cluster": cluster}
             found |= {"frame": FRAME, "warm_day": WARM_DAY}
             used = {n.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name)}

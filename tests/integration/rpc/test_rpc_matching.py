@@ -90,29 +90,29 @@ def column(*numbers, kind=np.int64):
     return np.array(numbers, dtype=kind)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"partitions": column(kind=np.int32)},
-        {"partitions": column(3, 1, kind=np.int32)},
-        {"partitions": column(-1, kind=np.int32)},
-        {"after": column(1, 2, 3, 4, 5, 6, 7)},
-        {"cursors": column(0, 0, 0, 7, kind=np.int32)},
-        {"cursors": column(0, 0, 0, -1, kind=np.int32)},
-        {"cursors": column(0, kind=np.int32)},
-        {"digests": column(1, 2, kind=np.uint8)},
-        {"items": column(0, 1, 1, 2, kind=np.uint32)},
-        {"samplers": column(0, 0, 0, 1, kind=np.uint32)},
-        {"is_compressed": column(1, kind=np.bool_)},
-        {"owners": column(0, kind=np.int32)},
-        {"addresses": ()},
-        {"committed": column(1)},
-        {"schema_json": "{}"},
-    ],
-)
-async def test_match_of_an_invalid_request_is_refused(filled, changes):
-    with pytest.raises(InputError):
-        await matched(filled, request_of(filled, TEXTS, **changes))
+INVALID = [
+    {"partitions": column(kind=np.int32)},
+    {"partitions": column(3, 1, kind=np.int32)},
+    {"partitions": column(-1, kind=np.int32)},
+    {"after": column(1, 2, 3, 4, 5, 6, 7)},
+    {"cursors": column(0, 0, 0, 7, kind=np.int32)},
+    {"cursors": column(0, 0, 0, -1, kind=np.int32)},
+    {"cursors": column(0, kind=np.int32)},
+    {"digests": column(1, 2, kind=np.uint8)},
+    {"items": column(0, 1, 1, 2, kind=np.uint32)},
+    {"samplers": column(0, 0, 0, 1, kind=np.uint32)},
+    {"is_compressed": column(1, kind=np.bool_)},
+    {"owners": column(0, kind=np.int32)},
+    {"addresses": ()},
+    {"committed": column(1)},
+    {"schema_json": "{}"},
+]
+
+
+async def test_match_of_an_invalid_request_is_refused(filled):
+    for changes in INVALID:
+        with pytest.raises(InputError):
+            await matched(filled, request_of(filled, TEXTS, **changes))
 
 
 async def test_match_above_items_max_is_refused(filled):
