@@ -11,13 +11,19 @@ import pytest
 def keep_quick(values: Iterable[Any], *quick: Any) -> list[Any]:
     """All the values, of which those that are not named run with `scripts/test --all` alone.
 
+    A tuple has the values of several parameters.
+
     Raises:
         ValueError: one of `quick` is none of the values.
     """
     whole = list(values)
     if absent := [value for value in quick if value not in whole]:
         raise ValueError(f"expected values that are among the parameters, got {absent}")
-    return [one if one in quick else pytest.param(one, marks=pytest.mark.slow) for one in whole]
+    slow = [one if isinstance(one, tuple) else (one,) for one in whole]
+    return [
+        one if one in quick else pytest.param(*values, marks=pytest.mark.slow)
+        for one, values in zip(whole, slow, strict=True)
+    ]
 
 
 def seeds_in_parts(seeds: int, size: int) -> list[Any]:

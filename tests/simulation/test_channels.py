@@ -69,16 +69,23 @@ SCENARIOS = {
 """Mutants that `test_node_channels.py` and `test_node_table_cleaner.py` convict."""
 SLOW_MUTANTS = {
     "absent_as_matched",
+    "absent_subscriptions_skipped",
     "index_ahead_of_log",
+    "matched_by_one_dropped",
+    "rows_newer_than_cut",
+    "rows_not_followed",
     "rows_read_anew_as_new",
+    "subscriptions_as_heard",
+    "subscriptions_before_frontier",
     "unknown_as_matched",
+    "unmatched_dropped",
     *(
         one
         for one in CHANNEL_MUTANTS
         if one.startswith(("cleaned", "repeats", "replaced", "rows_cleaned", "versions"))
     ),
 } - {"repeats_bound_by_clock", "repeats_new_alone"}
-"""Mutants whose conviction takes longer than two seconds."""
+"""Mutants whose conviction takes longer than half a second."""
 EXPECTED = (
     "calls repeated",
     "commits repeated",

@@ -23,7 +23,13 @@ CONVICTED_FROM = {
     "retries-end": 2,
 }
 """The first seed to try with a mutant; 0 for the others."""
-SLOW = {"chunks-together", "lost-release", "retries-end"}
+SLOW = {
+    "chunks-together",
+    "failure-is-success",
+    "lost-release",
+    "progress-forgotten",
+    "retries-end",
+}
 SOMETIMES = (
     "accepted",
     "crashes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from parameters import seeds_in_parts
+from parameters import keep_quick, seeds_in_parts
 from simulator.gossip_world import GOSSIP_MUTANTS, measure_gossip, run_gossip
 
 SEEDS, PART = 2_000, 250
@@ -27,6 +27,9 @@ CONVICTED_FROM = {
     "takes_versions_of_digests": 1,
 }
 """The first seed to try with a mutant, where that is not the first of all."""
+CONVICTED = [name for name in GOSSIP_MUTANTS if name]
+SLOW_MUTANTS = {"ignores_gaps", "leaves_the_dead", "short_timeout", "takes_older_runs"}
+"""Mutants whose conviction takes longer than half a second."""
 
 
 def play(seed: int) -> Counter[str]:
@@ -43,7 +46,9 @@ def test_gossip_random_worlds_keep_all_invariants(seeds: range) -> None:
     assert not never
 
 
-@pytest.mark.parametrize("mutant", [name for name in GOSSIP_MUTANTS if name])
+@pytest.mark.parametrize(
+    "mutant", keep_quick(CONVICTED, *(name for name in CONVICTED if name not in SLOW_MUTANTS))
+)
 def test_gossip_mutant_is_convicted(mutant: str) -> None:
     for seed in range(CONVICTED_FROM.get(mutant, 0), MUTANT_SEEDS_MAX):
         try:

@@ -32,8 +32,14 @@ CONVICTED_FROM = {
     "counts_one_less": 2,
 }
 """The first seed to try with each mutant, of a short world that convicts it."""
-SLOW_MUTANTS = {"counts_one_less", "leads_before_it_is_open", "scans_other_epochs"}
-"""Mutants whose conviction takes longer than the others together."""
+SLOW_MUTANTS = {
+    "completes_ranges",
+    "counts_one_less",
+    "leads_before_it_is_open",
+    "publishes_appended",
+    "scans_other_epochs",
+}
+"""Mutants whose conviction takes longer than half a second."""
 SOMETIMES = (
     "answers served again",
     "backfills",
@@ -105,6 +111,7 @@ def test_replicated_ccqs_worlds_have_all_kinds_of_events() -> None:
     assert not never, f"these never happened, so nothing is proved about them: {never}"
 
 
+@pytest.mark.slow
 def test_replicated_ccqs_same_seed_gives_the_same_run() -> None:
     first = play(1)
     assert first == run_replicated(1)

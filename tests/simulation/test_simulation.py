@@ -48,14 +48,23 @@ CONVICTED_FROM = {
 }
 """The first seed to try with some mutants, of a short world that convicts it."""
 SLOW_MUTANTS = {
+    "accept_stale_reply",
+    "advance_on_failure",
+    "answer_uncommitted",
     "begin_past_saved",
+    "boundary_inclusive",
     "ends_untold",
     "forget_early",
+    "forget_held",
     "hold_halfway",
     "lazy_fsync",
+    "offer_nothing",
     "revive_by_merge",
+    "run_unnamed",
+    "stay_named",
+    "topics_of_now",
 }
-"""Mutants that few worlds convict."""
+"""Mutants whose conviction takes longer than half a second."""
 
 SOMETIMES = (
     "answers cut",

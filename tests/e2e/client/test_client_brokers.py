@@ -105,6 +105,7 @@ def test_what_is_refused_becomes_a_dead_letter_and_the_rest_goes_on(
 
 
 @pytest.mark.usefixtures("worker")
+@pytest.mark.slow
 def test_an_endpoint_that_denies_access_pauses_its_broker_until_it_is_resumed(
     client: galileo.Client, channel: str, receiver: WebhookReceiver
 ) -> None:
@@ -178,6 +179,7 @@ def test_rows_of_a_table_and_a_dataset_are_stored_once(
 
 
 @pytest.mark.usefixtures("worker")
+@pytest.mark.slow
 def test_a_row_that_does_not_fit_its_target_is_a_dead_letter_and_the_rest_goes_on(
     client: galileo.Client, channel: str, fresh_name: Fresh
 ) -> None:

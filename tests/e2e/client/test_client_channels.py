@@ -448,6 +448,7 @@ def test_follow_moves_an_acknowledged_position_past_what_is_not_for_its_broker(
     assert client.position(channel, "me") == position
 
 
+@pytest.mark.slow
 def test_subscriptions_follow_the_rows_of_a_table(
     client: galileo.Client, air: str, fresh_name: Callable[[str], str]
 ) -> None:
@@ -479,6 +480,7 @@ def test_subscriptions_follow_the_rows_of_a_table(
     client.drop_dataset(officers)
 
 
+@pytest.mark.slow
 def test_a_repetitive_channel_delivers_again_what_is_recent(
     client: galileo.Client, air: str, fresh_name: Callable[[str], str]
 ) -> None:

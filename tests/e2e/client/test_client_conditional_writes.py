@@ -39,15 +39,17 @@ def stored(client: galileo.Client, name: str) -> dict[str, int]:
     return {row["id"]: row["beds"] for row in client.table(name).rows.to_pylist()}
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("seed", "steps"), [(0, 30), *(pytest.param(s, 60, marks=pytest.mark.slow) for s in range(2))]
+)
 def test_random_conditional_writes_are_those_of_a_dict(
-    client: galileo.Client, name: str, seed: int
+    client: galileo.Client, name: str, seed: int, steps: int
 ) -> None:
     """The dict says which keys have changed since each cursor."""
     chance, rows, changed_at = random.Random(seed), dict[str, int](), dict[str, int]()
     [table] = [one for one in client.tables() if one.name == name]
     cursors, conflicts, stored_anyway = [client.table(name).cursor], 0, 0
-    for number in range(1, 60):
+    for number in range(1, steps):
         keys = chance.sample([f"k{n}" for n in range(8)], chance.randint(1, 3))
         since = chance.randrange(max(0, len(cursors) - 3), len(cursors))
         is_deletion, values = chance.random() < 0.25, dict.fromkeys(keys, number)
@@ -83,7 +85,7 @@ def test_random_conditional_writes_are_those_of_a_dict(
                 changed_at[key] = len(cursors) - 1
         assert now == rows
         cursors.append(client.table(name).cursor)
-    assert conflicts > 10
+    assert conflicts > steps // 6
 
 
 async def test_counters_of_many_writers_lose_no_increment(
@@ -93,7 +95,7 @@ async def test_counters_of_many_writers_lose_no_increment(
     acknowledged: list[int] = []
 
     async def count(client: galileo.AsyncClient) -> None:
-        for _ in range(12):
+        for _ in range(4):
             while True:
                 seen = await client.table(name, keys=["a"])
                 value = (seen.rows["beds"].to_pylist() or [0])[0] + 1
@@ -108,8 +110,8 @@ async def test_counters_of_many_writers_lose_no_increment(
     async with galileo.AsyncClient(*cluster.addresses) as one:
         async with galileo.AsyncClient(cluster.addresses[-1]) as other:
             await asyncio.gather(*(count(one) for _ in range(4)), *(count(other) for _ in range(4)))
-        assert sorted(acknowledged) == list(range(1, 97))
-        assert (await one.table(name)).rows["beds"].to_pylist() == [96]
+        assert sorted(acknowledged) == list(range(1, 33))
+        assert (await one.table(name)).rows["beds"].to_pylist() == [32]
 
 
 def test_row_that_must_not_be_there_yet_is_stored_once(client: galileo.Client, name: str) -> None:

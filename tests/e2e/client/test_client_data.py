@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from parameters import keep_quick
 
 import galileo
 from galileo.errors import BatchConflict, InputError, InvalidObservations
@@ -365,7 +367,7 @@ def other_rows(rows: pd.DataFrame, kind: str, column: str) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("count", keep_quick([1, 40], 40))
 def test_ingest_of_another_batch_under_a_used_number_stores_nothing(
     client: galileo.Client, dataset: str, kind: str, count: int
 ) -> None:
@@ -384,8 +386,14 @@ def test_ingest_of_another_batch_under_a_used_number_stores_nothing(
     assert client.ingest(dataset, other, producer="gauge", first_batch=3).duplicate_rows == 0
 
 
-@pytest.mark.parametrize("kind", OTHERS)
-@pytest.mark.parametrize("writer", ["upsert", "subscribe", "delete"])
+@pytest.mark.parametrize(
+    ("writer", "kind"),
+    keep_quick(
+        itertools.product(["upsert", "subscribe", "delete"], OTHERS),
+        *(("upsert", kind) for kind in OTHERS),
+        *(("subscribe", "subset"), ("delete", "another place")),
+    ),
+)
 def test_table_write_of_another_batch_under_a_used_number_stores_nothing(
     client: galileo.Client,
     dataset: str,

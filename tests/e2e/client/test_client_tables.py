@@ -56,7 +56,7 @@ def test_random_upserts_and_deletions_are_those_of_a_dict(
 ) -> None:
     chance, expected = random.Random(5), dict[str, dict[str, Any]]()
     states: list[tuple[Cursor, dict[str, dict[str, Any]]]] = []
-    for _ in range(20):
+    for _ in range(12):
         keys = [f"k{chance.randrange(30)}" for _ in range(chance.randint(1, 8))]
         if chance.random() < 0.7:
             rows = [

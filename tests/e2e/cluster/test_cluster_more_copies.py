@@ -95,6 +95,7 @@ def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Pat
         assert rows(client) == 2_000
 
 
+@pytest.mark.slow
 def test_running_cluster_gets_copies(tmp_path: Path, no_evaluator: dict[str, Any]) -> None:
     settings = {"evaluator": no_evaluator}
     with LocalCluster(

@@ -16,6 +16,7 @@ import pandas as pd
 import pyogrio
 import pytest
 import shapely
+from parameters import keep_quick
 
 import galileo
 from galileo.gateway.edr_requests import LINE_VERTICES_MAX, POSITION_M, QUERIES
@@ -309,7 +310,7 @@ def test_coordinates_are_in_the_system_that_crs_names(served: Served) -> None:
         assert np.allclose(json.loads(body)["geometry"]["coordinates"], point)
 
 
-@pytest.mark.parametrize("options", [{}, {"CRS": "EPSG:3857"}])
+@pytest.mark.parametrize("options", keep_quick([{}, {"CRS": "EPSG:3857"}], {"CRS": "EPSG:3857"}))
 def test_gdal_reads_a_box_over_several_pages(served: Served, options: dict[str, str]) -> None:
     """Without the option, too, it names the systems of the box and of the answer."""
     corners, rows = np.array([[-150.0, -45.0], [150.0, 70.0]]), served.rows

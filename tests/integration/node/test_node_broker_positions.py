@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from channel_audit import START_US, Reader, air, batch_of, rows_of
+from parameters import keep_quick
 from retaining import DAY_S, Checked, Days, retention_of
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -263,7 +264,10 @@ MUTANTS: dict[str, tuple[Any, str, Any, int]] = {
 """What is replaced, and the seed of a history that shows it early."""
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize(
+    "name",
+    keep_quick(MUTANTS, "held by the newest position", "nothing held without a position"),
+)
 async def test_the_rule_convicts(cluster: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     *mutant, seed = MUTANTS[name]
     monkeypatch.setattr(*mutant)

@@ -36,6 +36,7 @@ from channel_audit import (
 )
 from expected_errors import raises
 from fault_injection.damage import flip
+from parameters import keep_quick
 from patches import patched
 from retaining import runner_of
 from simulator.channel_mutants import CHANNEL_MUTANTS
@@ -817,7 +818,10 @@ async def step(hot: Hot, *names: str) -> None:
 
 @pytest.mark.parametrize(
     "scenario",
-    [there_and_back, regained, dropped, enriched, looked_up, compared_there_and_back],
+    keep_quick(
+        [there_and_back, regained, dropped, enriched, looked_up, compared_there_and_back],
+        *(there_and_back, regained, looked_up),
+    ),
 )
 async def test_a_channel_goes_on_where_its_log_ends(cluster: Any, scenario: Scenario) -> None:
     await scenario(cluster)
@@ -906,11 +910,11 @@ class _AnyNumber(Commit):
         slow(dropped, CHANNEL_MUTANTS["last_execution_dropped"]),
         (regained, {"galileo.node.channel_executor.Commit": _AnyNumber}),
         slow(enriched, {f"{TABLES}.read": _newer_rows(ReferenceTables.read)}),
-        (compared_there_and_back, CHANNEL_MUTANTS["rows_ahead_of_log"]),
-        (looked_up, {f"{TABLES}.read_whole": _newer_rows(_read_whole)}),
-        (looked_up, {"galileo.node.channel_executor.ChannelExecutor.execute": _rows_first}),
+        slow(compared_there_and_back, CHANNEL_MUTANTS["rows_ahead_of_log"]),
+        slow(looked_up, {f"{TABLES}.read_whole": _newer_rows(_read_whole)}),
+        slow(looked_up, {"galileo.node.channel_executor.ChannelExecutor.execute": _rows_first}),
         (looked_up, {"galileo.query.lookup_index.LookupIndex._find_numbers": _changes_ignored}),
-        (looked_up, {"galileo.query.joins.Reference.updated": _deletions_ignored}),
+        slow(looked_up, {"galileo.query.joins.Reference.updated": _deletions_ignored}),
     ],
 )
 async def test_a_judge_convicts_a_mutant(

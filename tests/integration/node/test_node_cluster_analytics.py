@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from expected_errors import raises
 from node_cluster import make_observations
+from parameters import keep_quick
 
 from galileo.cursor import Cursor
 from galileo.dht import placement
@@ -595,7 +596,10 @@ LATEST: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("query", ["", "temperature > 280", BOX, DURING, f"{BOX} AND NOT {DURING}"])
+@pytest.mark.parametrize(
+    "query",
+    keep_quick(["", "temperature > 280", BOX, DURING, f"{BOX} AND NOT {DURING}"], "", DURING),
+)
 async def test_latest_equals_a_loop_at_every_node(cluster: Any, query: str) -> None:
     """With many ties, and with labels of which it is not certain that an observation matches."""
     rng = np.random.default_rng(len(query))

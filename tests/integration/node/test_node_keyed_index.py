@@ -463,7 +463,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("seed", keep_quick(range(400), *range(8)))
+@pytest.mark.parametrize("seed", keep_quick(range(400), *range(3)))
 def test_the_index_answers_as_a_list_of_versions_does(seed: int) -> None:
     History(seed).play()
 
@@ -515,7 +515,7 @@ def _forgets_marks(self: GraphVersions, every: Any) -> Any:
         (GraphVersions, "mark", _marks_no_copies),
         (GraphVersions, "append", _counts_since_storage),
         (keyed_index, "_marks", _counts_deletions),
-        (GraphVersions, "moved", _forgets_marks),
+        pytest.param(GraphVersions, "moved", _forgets_marks, marks=pytest.mark.slow),
     ],
 )
 def test_histories_convict_a_mutant(

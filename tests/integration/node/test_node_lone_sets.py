@@ -92,6 +92,7 @@ async def test_writer_that_is_alone_tells_its_machine_when_another_member_is_to_
     world.judge()
 
 
+@pytest.mark.slow
 async def test_copies_that_are_given_up_are_deleted_and_leaders_are_alone_again(
     world: World,
 ) -> None:

@@ -426,9 +426,7 @@ async def test_ingest_many_random_histories_store_each_row_once(history: Any, se
     await history(seed)
 
 
-@pytest.mark.parametrize(
-    "name", keep_quick(sorted(MUTANTS), *(MUTANTS.keys() - {"looks_at_the_last_epoch_alone"}))
-)
+@pytest.mark.parametrize("name", keep_quick(sorted(MUTANTS), "no_lookup"))
 async def test_random_histories_convict_a_mutant(
     name: str, history: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

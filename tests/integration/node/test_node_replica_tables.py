@@ -275,8 +275,14 @@ _pieces = Versions.pieces
     ("place", "mutant"),
     [
         ("galileo.node.table_index.TableIndex.newest", _cursors_do_not_count),
-        ("galileo.node.table_reader.placed_keys", _partitions_by_the_other_half),
-        ("galileo.node.table_index.Versions.pieces", _first_piece_alone),
+        pytest.param(
+            "galileo.node.table_reader.placed_keys",
+            _partitions_by_the_other_half,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "galileo.node.table_index.Versions.pieces", _first_piece_alone, marks=pytest.mark.slow
+        ),
     ],
 )
 async def test_a_history_convicts_a_mutant(

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from expected_errors import raises
 from node_cluster import make_observations
+from parameters import keep_quick
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
@@ -186,7 +187,7 @@ async def select_commits(cluster: Any, query: str, commits: CursorRange) -> list
     return [table async for table in found]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", keep_quick(range(12), *range(5)))
 async def test_select_limit_and_order_equal_a_simple_model(
     cluster: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -282,7 +282,7 @@ def test_load_and_write_of_a_dataset_that_gets_features(
 
 
 @pytest.mark.parametrize(
-    "refused",
+    ("options", "message"),
     keep_quick(
         [
             ({"colums": "number"}, "got 'colums'; did you mean 'columns'"),
@@ -295,9 +295,8 @@ def test_load_and_write_of_a_dataset_that_gets_features(
     ),
 )
 def test_load_with_invalid_options_is_refused(
-    load: Any, air: str, refused: tuple[dict[str, str], str]
+    load: Any, air: str, options: dict[str, str], message: str
 ) -> None:
-    options, message = refused
     with pytest.raises(AnalysisException, match=message):
         load(air, **options).count()
 
@@ -997,7 +996,7 @@ def test_stream_with_a_reader_misses_nothing_while_retention_applies(
 
 
 @pytest.mark.parametrize(
-    "refused",
+    ("options", "message"),
     keep_quick(
         [
             ({"reader": "nightly", "hold": "7d"}, "with readStream alone"),
@@ -1010,9 +1009,8 @@ def test_stream_with_a_reader_misses_nothing_while_retention_applies(
     ),
 )
 def test_load_with_options_of_readers_is_refused(
-    load: Any, air: str, refused: tuple[dict[str, str], str]
+    load: Any, air: str, options: dict[str, str], message: str
 ) -> None:
-    options, message = refused
     with pytest.raises(AnalysisException, match=message):
         load(air, **options).count()
 

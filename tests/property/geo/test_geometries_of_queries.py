@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import shapely
+from parameters import keep_quick
 from shapes import drawn, points_about
 
 import galileo
@@ -92,7 +93,7 @@ def intersects(shape: Any, longitude: Any, latitude: Any) -> list[bool]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(CASES))
+@pytest.mark.parametrize("seed", keep_quick(range(CASES), *range(100)))
 def test_accepted_geometries_are_literals_of_queries_and_others_are_not(seed: int) -> None:
     chance = np.random.default_rng(seed)
     shape = random_shape(chance)
@@ -172,7 +173,7 @@ def test_geometries_of_a_column_are_those_of_its_rows() -> None:
     assert refused.value.details["row"] == row
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", keep_quick(range(100), *range(30)))
 def test_boxes_mean_the_same_in_tables_and_queries(seed: int) -> None:
     chance = np.random.default_rng(seed)
     longitude = chance.choice([-360, -181, -180, -5, 0, 5, 180, 190, 360, 361], 2).astype(float)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from expected_errors import raises
 from lone_nodes import commit_alone
+from parameters import keep_quick
 from power_cut import PowerCutDisk
 
 from galileo.cursor import Cursor
@@ -428,13 +429,16 @@ def acknowledged_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "mutant",
-    [
-        no_redo,
-        no_sync_at_checkpoints,
-        second_sync_is_trusted,
-        failed_sync_only_pauses,
-        acknowledged_before_the_sync,
-    ],
+    keep_quick(
+        [
+            no_redo,
+            no_sync_at_checkpoints,
+            second_sync_is_trusted,
+            failed_sync_only_pauses,
+            acknowledged_before_the_sync,
+        ],
+        *(no_redo, no_sync_at_checkpoints, acknowledged_before_the_sync),
+    ),
 )
 def test_random_histories_convict_a_mutant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Callable[[pytest.MonkeyPatch], None]
