@@ -722,7 +722,6 @@ def test_wrong_calls_are_refused_and_nothing_changes(
         lambda c, n: c.ingest(n, table_of([ROW]), unchanged_since=Cursor()),
         lambda c, n: c.ingest(n, table_of([ROW]), replaces=table_of([ROW])),
         lambda c, n: c.delete(n, table_of([ROW])),
-        lambda c, n: c.delete(n, "waves > 0"),
         lambda c, n: c.delete(n, Path("rows.csv")),
         lambda c, n: c.changes(n, Cursor()),
     ],

@@ -221,7 +221,7 @@ class DeletionWorld(World):
                 for row in range(shards[0].journals[partition].header(sequence).rows)
             }
             assert not left & self.done, "an acknowledged deletion is lost"
-            assert rows - left <= self.begun, "a row is gone that nobody has deleted"
+            assert rows - left <= self.begun, "a row is gone that no deletion names"
 
 
 async def run(directory: Path, seed: int, *, faults: int) -> DeletionWorld:
