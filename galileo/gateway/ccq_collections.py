@@ -28,10 +28,10 @@ from galileo.errors import IncompleteAnswer, InputError, Unavailable
 from galileo.gateway import documents, parameters
 from galileo.gateway.ccqs import info_of
 from galileo.gateway.crs import CRS84
-from galileo.gateway.formats import ID_COLUMN, TableEncoder, preferred
+from galileo.gateway.formats import preferred
 from galileo.gateway.json_answers import check_json, json_answer, url_of
 from galileo.gateway.route_group import RouteGroup
-from galileo.gateway.updates import cut
+from galileo.gateway.updates import cut, encode_labels
 from galileo.model.schema import Schema, refuse_keyed
 
 CCQ_ID = re.compile(r"ccq-[0-9a-f]{32}")
@@ -87,7 +87,10 @@ class CcqCollections(RouteGroup):
         if following is not None:
             url = request.url.include_query_params(after=str(following))
             links.append(documents.link("next", str(url), documents.GEOJSON))
-        body = await self._encoders.run(functools.partial(_encoded, labels, {"links": links}))
+        members = {"links": links}
+        body = await self._encoders.run(
+            functools.partial(encode_labels, labels, "geojson", members)
+        )
         return Response(body, media_type=documents.GEOJSON)
 
     async def _schema_answer(
@@ -235,14 +238,6 @@ async def _whole(
         update = await client.fetch(ccq_id, token=after)
         if update.token == after:
             raise Unavailable("what was read before cannot be read at present; try again")
-
-
-def _encoded(labels: Labels, members: dict[str, Any]) -> bytes:
-    columns = (labels.partitions, labels.sequences, labels.rows)
-    ids = [f"p{p}.{s}.{r}" for p, s, r in zip(*(c.tolist() for c in columns), strict=True)]
-    table = labels.to_arrow().add_column(0, ID_COLUMN, [ids])
-    encoder = TableEncoder("geojson", table.schema, members=members, id_column=ID_COLUMN)
-    return encoder.write(table) + encoder.close()
 
 
 # --- filters ---------------------------------------------------------------------------------

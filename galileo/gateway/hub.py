@@ -14,9 +14,9 @@ wherever it was before: each step begins exactly where the last one ended. The h
 readers; one that was slower than the events that are kept fetches.
 
 A fetch is cut at the hub's token, so that the reader has that token and takes events from there on.
-The token of a query with windows has more than a position, and in a keyed dataset what counts at a
-cursor is no part of what counts at a later one. So readers of these are sent all that they fetched,
-and fetch again until they are at the hub's token.
+The token of a query with windows has more than a position, and where labels are withdrawn, what
+counts at a cursor is no part of what counts at a later one. So readers are sent all that they
+fetched of these, and fetch again until they are at the hub's token.
 
 An update of a keyed dataset that is too large for an event cannot be asked for later, because what
 it has may be replaced by then. The reader's stream ends with a link. The reader takes what counts
@@ -46,7 +46,15 @@ from galileo.errors import (
     UnknownCcq,
 )
 from galileo.gateway.shared_calls import SharedCalls
-from galileo.gateway.updates import EVENT_LABELS_MAX, Event, cut, event_of, has_windows, position
+from galileo.gateway.updates import (
+    EVENT_LABELS_MAX,
+    Event,
+    cut,
+    event_of,
+    has_windows,
+    position,
+    withdraws,
+)
 from galileo.shares import SHARE_HOLDER
 from galileo.turns import FairTurns
 
@@ -431,8 +439,7 @@ class QueryReader:
         """An event of what follows the reader's token, and whether nothing more is there now."""
         fetched = await self.fetch(until)
         event, has_more = fetched.event, fetched.update.more
-        is_keyed = fetched.update.labels.schema.is_keyed
-        if not (is_keyed or has_windows(fetched.update.token, self.ccq_id)):
+        if not (withdraws(fetched.update) or has_windows(fetched.update.token, self.ccq_id)):
             update = cut(fetched.update, until, ccq_id=self.ccq_id)
             has_moved = update.token != self.token
             event = event_of(self.token, update) if has_moved else None

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from galileo.client.json_lines import json_lines
 from galileo.client.notification_json import members_of_range
 from galileo.client.results import Labels, Update
@@ -134,9 +137,9 @@ def windows_of(windows: Iterable[WindowChange], clock_us: int | None) -> dict[st
 def encode_labels(labels: Labels, format: str, members: dict[str, Any]) -> bytes:
     """Labels with members of an answer, in a format of `LABEL_FORMATS`.
 
-    Features of GeoJSON of a keyed dataset have the ids of their observations.
+    Features of GeoJSON have the ids of their first observations.
     """
-    table, id_column = labels.to_arrow(), ""
+    table = labels.to_arrow()
     if format == "json":
         parts = [
             row
@@ -147,23 +150,36 @@ def encode_labels(labels: Labels, format: str, members: dict[str, Any]) -> bytes
         return f'{{"labels":[\n{("," + chr(10)).join(parts)}\n],{rest}\n'.encode()
     if format == "arrow":
         table = table.replace_schema_metadata({METADATA_KEY: json.dumps(members)})
-    if format == "geojson" and labels.schema.is_keyed:
-        id_column, ids = ID_COLUMN, ids_of_labels(labels.schema, labels.table)
-        table = table.add_column(0, id_column, ids)
-    encoder = TableEncoder(format, table.schema, members=members, id_column=id_column)
+    if format == "geojson":
+        table = table.add_column(0, ID_COLUMN, _ids_of(labels))
+    encoder = TableEncoder(format, table.schema, members=members, id_column=ID_COLUMN)
     return encoder.write(table) + encoder.close()
+
+
+def _ids_of(labels: Labels) -> pa.Array:
+    if labels.schema.is_keyed:
+        return ids_of_labels(labels.schema, labels.table)
+    columns = [labels.table.column(name) for name in ("partition", "sequence", "row")]
+    places = [column.combine_chunks().cast(pa.string()) for column in columns]
+    return pc.binary_join_element_wise("p", pc.binary_join_element_wise(*places, "."), "")
+
+
+def withdraws(update: Update) -> bool:
+    """Whether an update withdraws labels, or may do so: it is one of a keyed dataset."""
+    withdrawn = update.withdrawn
+    return withdrawn is not None and (withdrawn.schema.is_keyed or len(withdrawn) > 0)
 
 
 def encode_update(update: Update, format: str, **more: Any) -> bytes:
     """An update with all that it says and further members, in a format of `LABEL_FORMATS`."""
     members, withdrawn = {**more, **members_of(update)}, update.withdrawn
-    is_keyed = update.labels.schema.is_keyed
-    if withdrawn is not None and (is_keyed or len(withdrawn)):
+    if withdrawn is not None and withdraws(update):
         if format == "geojson":
             rows = json.loads(encode_labels(withdrawn, format, {}))["features"]
         else:
             rows = [json.loads(row) for row in json_lines(withdrawn.to_arrow()).to_pylist()]
-        members |= {"withdrawn": rows} | ({"reset": update.reset} if is_keyed else {})
+        members |= {"reset": update.reset} if withdrawn.schema.is_keyed else {}
+        members["withdrawn"] = rows
     return encode_labels(update.labels, format, members)
 
 

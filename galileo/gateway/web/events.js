@@ -110,7 +110,7 @@ export class Follower {
     this._tokens[id] = data.token;
     const isOld = this._behind.has(id), { withdrawn } = data;
     if (!data.more) this._behind.delete(id);
-    if (data.reset !== undefined) {
+    if (data.reset !== undefined) {  // Of a keyed dataset.
       if (data.reset || !this._held[id]) this._held[id] = new Set();
       for (const feature of withdrawn) this._held[id].delete(feature.id);
       for (const feature of features) this._held[id].add(feature.id);

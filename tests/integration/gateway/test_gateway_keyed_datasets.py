@@ -386,3 +386,22 @@ async def test_many_first_labels_are_linked_without_an_end(
         path = link["href"].removeprefix(served.url)
         found = await served.ask(path)
         assert (found.status, len(found.document["features"])) == (200, 2)
+
+
+async def test_deletions_in_a_dataset_without_a_key_withdraw_labels(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        await served.post(row("a", 1.5), row("b", 2.5), path=RAIN)
+        body = json.dumps({"dataset": "rain", "interval": "1s"}).encode()
+        posted = await served.ask("/ccqs", "POST", body=body, Content_Type="application/json")
+        labels = f"{posted.headers['location'].removeprefix(served.url)}/labels"
+        whole = (await served.ask(labels)).document
+        ids = {one["properties"]["station"]: one["id"] for one in whole["features"]}
+        assert "withdrawn" not in whole
+        assert (await served.ask(f"{RAIN}/{ids['a']}")).document["id"] == ids["a"]
+        await served.client.delete("rain", "station = 'a'")
+        found = whole
+        while "withdrawn" not in found:
+            path = f"{labels}?after={whole['token']}&wait=1"
+            found = (await served.ask(path)).document
+        assert [one["id"] for one in found["withdrawn"]] == [ids["a"]]
+        assert (found["features"], "reset" in found) == ([], False)
