@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, product
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ from galileo.model.sort_keys import differs
 from galileo.query.columns import Mask
 
 Numbers = npt.NDArray[np.int64]
+ROWS_TOGETHER = 1 << 24
+"""Rows of commits among which deletions are sought at a time: 200 MiB of memory."""
 _COMMIT = 32
 """Bits of a row, above which a key has the number of its commit."""
 
@@ -170,7 +173,7 @@ class Shortened:
         paths: numbered by `commits`.
         commits: that store them.
         since: as of a `DeletionVector`.
-        superseded: likewise, by a further deletion.
+        superseded: the commit of a further deletion; `NEVER` where they count.
     """
 
     paths: Paths
@@ -193,57 +196,67 @@ def apply(
         have lost some of their rows.
     """
     named = _Named.of(deletions)
-    vectors, left = list[DeletionVector | None](), list[Shortened]()
-    for part in parts:
-        met = _met(part, named)
+    vectors: list[DeletionVector | None] = [None] * len(parts)
+    left = list[Shortened]()
+    for removed, (place, part) in product(named.removed(), enumerate(parts)):
+        met = _met(part, named, removed)
         for deletion in deletions if len(met) else ():
             met = met.without(deletion.sequence, *named.bounds(deletion))
-        vectors.append(met.vector())
+        if (new := met.vector()) is not None:
+            vectors[place] = DeletionVector.joined(vectors[place], new)
         left += met.shortened(part, named)
     return vectors, left
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Named:
-    """The commits of which some deletions remove rows, by number; all arrays but `before` agree.
+    """The commits of which deletions remove rows, by number, and the stretches of all deletions.
 
     Attributes:
-        partition, sequence: of the commits, sorted.
-        first: where the rows of each begin in `before`.
-        rows: how many of them `before` has: up to the last one that is removed.
-        before: how many rows are removed before each row of these commits, one after the other.
+        partition, sequence: of each commit; sorted.
+        rows: how many rows each has up to the last one that is removed.
+        number: of the commit of each stretch; ascending.
+        start, stop: the first row of each stretch, and the row behind its last one.
     """
 
     partition: npt.NDArray[np.int32]
     sequence: Sequences
-    first: Numbers
     rows: Numbers
-    before: npt.NDArray[np.int32]
+    number: Numbers
+    start: Numbers
+    stop: Numbers
 
     @classmethod
     def of(cls, deletions: Sequence[Deletion]) -> _Named:
-        partition = np.concatenate(
-            [np.full(len(each.stretches), each.partition, dtype=np.int32) for each in deletions]
-        )
         every = [each.stretches for each in deletions]
-        sequence, row, rows = (
-            np.concatenate(arrays)
-            for arrays in zip(*((s.sequence, s.row, s.rows) for s in every), strict=True)
-        )
+        partitions = [np.full(len(s), d.partition) for s, d in zip(every, deletions, strict=True)]
+        partition = np.concatenate(partitions).astype(np.int32)
+        sequence = np.concatenate([stretches.sequence for stretches in every])
+        start = np.concatenate([stretches.row for stretches in every])
+        stop = start + np.concatenate([stretches.rows for stretches in every])
         order = np.lexsort((sequence, partition))
-        partition, sequence, row, stop = (
-            array[order] for array in (partition, sequence, row, row + rows)
-        )
-        starts = np.flatnonzero(differs(partition) | differs(sequence))
-        sizes = np.maximum.reduceat(stop, starts)
-        first = np.cumsum(sizes) - sizes
-        offset = np.repeat(first, np.diff(np.append(starts, len(row))))
-        depth = np.zeros(int(sizes.sum()) + 1, dtype=np.int32)
-        np.add.at(depth, offset + row, 1)
-        np.add.at(depth, offset + stop, -1)
-        before = np.zeros(len(depth), dtype=np.int32)
-        np.cumsum(np.cumsum(depth[:-1]) > 0, out=before[1:])
-        return cls(partition[starts], sequence[starts], first, sizes, before)
+        partition, sequence = partition[order], sequence[order]
+        start, stop = start[order], stop[order]
+        is_first = differs(partition) | differs(sequence)
+        first = np.flatnonzero(is_first)
+        rows = np.maximum.reduceat(stop, first)
+        number = np.cumsum(is_first) - 1
+        return cls(partition[first], sequence[first], rows, number, start, stop)
+
+    def removed(self) -> Iterator[_Removed]:
+        """Which rows are removed, of as many commits at a time as have about `ROWS_TOGETHER`."""
+        ends = np.cumsum(self.rows)
+        starts = np.flatnonzero(differs((ends - self.rows) // ROWS_TOGETHER))
+        for first, last in pairwise([*starts.tolist(), len(ends)]):
+            offset = (ends - self.rows)[first:last] - (ends - self.rows)[first]
+            stretches = slice(*np.searchsorted(self.number, [first, last]).tolist())
+            of_stretch = offset[self.number[stretches] - first]
+            depth = np.zeros(int(self.rows[first:last].sum()) + 1, dtype=np.int32)
+            np.add.at(depth, of_stretch + self.start[stretches], 1)
+            np.add.at(depth, of_stretch + self.stop[stretches], -1)
+            before = np.zeros(len(depth), dtype=np.int32)
+            np.cumsum(np.cumsum(depth[:-1], dtype=np.int32) > 0, out=before[1:])
+            yield _Removed(first, offset, self.rows[first:last], before)
 
     def numbers(self, partition: npt.NDArray[np.int32], sequence: Sequences) -> Numbers:
         """The number of each commit; -1 of others."""
@@ -265,12 +278,34 @@ class _Named:
         first = (self.numbers(partition, stretches.sequence) << _COMMIT) + stretches.row
         return first, first + stretches.rows
 
-    def loses(
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Removed:
+    """Which rows of some commits are removed, by any of several deletions.
+
+    Attributes:
+        first: the number of the first commit.
+        offset: where the rows of each commit begin in `before`.
+        rows: how many of them it has.
+        before: how many rows are removed before each row of these commits, one after the other.
+    """
+
+    first: int
+    offset: Numbers
+    rows: Numbers
+    before: npt.NDArray[np.int32]
+
+    def holds(self, number: Numbers) -> Mask:
+        """Which of the commits with these numbers are among them."""
+        mask: Mask = (number >= self.first) & (number < self.first + len(self.offset))
+        return mask
+
+    def meets(
         self, number: Numbers, row: npt.NDArray[np.int32], rows: npt.NDArray[np.int32]
     ) -> Mask:
-        """Whether paths of these commits lose rows, by any of the deletions."""
-        first, size = self.first.take(number), self.rows.take(number)
-        begin, end = (first + np.minimum(place, size) for place in (row, row + rows))
+        """Whether paths of these commits lose rows."""
+        offset, size = self.offset.take(number - self.first), self.rows.take(number - self.first)
+        begin, end = (offset + np.minimum(place, size) for place in (row, row + rows))
         mask: Mask = self.before.take(end) > self.before.take(begin)
         return mask
 
@@ -369,14 +404,14 @@ class _Met:
         yield Shortened(paths, commits, self.since[rows], self.superseded[rows])
 
 
-def _met(part: Part, named: _Named) -> _Met:
+def _met(part: Part, named: _Named, removed: _Removed) -> _Met:
     """The paths of a part that count and lose rows."""
     commits, paths = part.commits, part.paths
     number = named.numbers(commits.partition, commits.sequence)
-    position = np.flatnonzero((number >= 0).take(paths.commit))
+    position = np.flatnonzero(removed.holds(number).take(paths.commit))
     number_of = number.take(paths.commit.take(position))
-    loses = named.loses(number_of, paths.row.take(position), paths.rows.take(position))
-    position, number_of = position[loses], number_of[loses]
+    meets = removed.meets(number_of, paths.row.take(position), paths.rows.take(position))
+    position, number_of = position[meets], number_of[meets]
     commit, rows = paths.commit.take(position), paths.rows.take(position).astype(np.int64)
     since, superseded = commits.sequence.take(commit), np.full(len(position), NEVER)
     if part.vector is not None and len(position):

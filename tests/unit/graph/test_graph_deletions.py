@@ -11,6 +11,7 @@ import pytest
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from patches import patched
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.columns import Commits, columns_from_batch
@@ -170,7 +171,8 @@ class Game:
 @examples(100)
 def test_deletions_random_history_equals_observations(world, query_texts, seed, size, text):
     game = Game(world, seed, memtable_paths_max=size)
-    game.play(14)
+    with patched({"galileo.graph.deletion_vectors.ROWS_TOGETHER": 1 << seed % 8}):
+        game.play(14)
     _check(game, parse(query_texts[text], world.schema))
     game.drop()
     game.play(4)
