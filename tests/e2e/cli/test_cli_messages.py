@@ -113,7 +113,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "reed {air}": ("usage", "No such command 'reed'.*'read'"),
     "ls": ("usage", "No such command 'ls'; did you mean galileo dataset list"),
     "describe {air}": ("usage", "did you mean galileo dataset show"),
-    "delete {air} 'temperature > 400' --yes": (
+    "delete {air} --file {files}/good.csv": (
         "invalid_input",
         "a keyed dataset, got the dataset '{air}'",
     ),
