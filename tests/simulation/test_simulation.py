@@ -189,6 +189,7 @@ def test_simulator_violation_is_shrunk_to_the_faults_it_needs() -> None:
     assert not any(_fails(seed, "lazy_fsync", without=without | {kind}) for kind in needed)
 
 
+@pytest.mark.slow
 def test_shrink_world_without_violation_raises_value_error() -> None:
     with pytest.raises(ValueError, match="all is well"):
         shrunk(0, "production")

@@ -152,6 +152,7 @@ def found(pair: galileo.LocalCluster, **facts: str) -> list[dict[str, Any]]:
     return wanted
 
 
+@pytest.mark.slow
 def test_node_log_request_id_is_same_at_all_nodes(pair: galileo.LocalCluster) -> None:
     rows = pd.DataFrame(
         {
@@ -187,6 +188,7 @@ def test_node_log_request_id_is_same_at_all_nodes(pair: galileo.LocalCluster) ->
         assert not [line for line in lines if line.get("method") == "PeerCluster/Gossip"]
 
 
+@pytest.mark.slow
 def test_node_log_failed_request_has_id_of_error(pair: galileo.LocalCluster) -> None:
     with pytest.raises(GalileoError) as refused:
         pair.client().query("nothing", "x > 1")
@@ -194,6 +196,7 @@ def test_node_log_failed_request_has_id_of_error(pair: galileo.LocalCluster) -> 
     assert found(pair, request=request, outcome="NOT_FOUND", level="info")
 
 
+@pytest.mark.slow
 def test_node_log_call_of_ccq_has_its_id(pair: galileo.LocalCluster) -> None:
     client = pair.client()
     with pytest.raises(GalileoError):

@@ -130,18 +130,12 @@ def test_client_without_extras_works_and_names_missing_ones() -> None:
     ("arguments", "purpose", "extra"),
     [
         (["serve", "--config", "/dev/null"], "this command", "server"),
-        pytest.param(["up"], "a cluster on this machine", "server", marks=pytest.mark.slow),
-        pytest.param(
-            ["sparql", "weather", "ASK {}"], "galileo sparql", "rdf", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            ["ca", "create", "NEW", "--cluster", "c"],
-            "making certificates",
-            "server",
-            marks=pytest.mark.slow,
-        ),
+        (["up"], "a cluster on this machine", "server"),
+        (["sparql", "weather", "ASK {}"], "galileo sparql", "rdf"),
+        (["ca", "create", "NEW", "--cluster", "c"], "making certificates", "server"),
     ],
 )
+@pytest.mark.slow
 def test_command_without_extra_ends_with_one_line(
     tmp_path: Path, arguments: list[str], purpose: str, extra: str
 ) -> None:

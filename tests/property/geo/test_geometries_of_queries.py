@@ -140,6 +140,7 @@ def shape_by_geos(value: bytes) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.slow
 def test_damaged_wkb_is_what_queries_make_of_it_or_refused() -> None:
     chance, outcomes = np.random.default_rng(11), {True: 0, False: 0}
     for _ in range(1_500):

@@ -13,6 +13,7 @@ import pytest
 from expected_errors import raises
 from hypothesis import example, given
 from hypothesis import strategies as st
+from parameters import keep_quick
 
 from galileo.arrays import BATCH_BYTES_MAX
 from galileo.errors import GalileoWarning, InputError, InvalidObservations, UnknownProperty
@@ -214,6 +215,7 @@ def test_csv_too_many_columns_raises(path: Path) -> None:
         open_source(path)
 
 
+@pytest.mark.slow
 def test_csv_long_texts_give_smaller_batches(path: Path) -> None:
     lines = [f"1,2,2020-01-01,{row},{'x' * 300_000}\n" for row in range(150)]
     path.write_text("lat,lon,time,t,note\n" + "".join(lines))
@@ -337,7 +339,7 @@ def test_pieces_end_where_rows_end(text: str) -> None:
     assert end_of_rows(data, ",", '"', b"\n") == end
 
 
-@pytest.mark.parametrize("reader", ["dataset", "table"])
+@pytest.mark.parametrize("reader", keep_quick(["dataset", "table"], "table"))
 def test_line_ends_in_texts_are_kept_over_borders_of_blocks(
     path: Path, reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

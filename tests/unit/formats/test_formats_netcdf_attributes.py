@@ -127,6 +127,7 @@ def checked(path: Path, chosen: list[tuple[str, str, int]]) -> int:
 
 
 @pytest.mark.filterwarnings("ignore")  # xarray warns of odd attributes.
+@pytest.mark.slow
 def test_netcdf_some_damaged_attributes_are_as_in_xarray_or_refused(tmp_path: Path) -> None:
     assert checked(tmp_path / "file.nc", list(cases())[::401]) > 10
 

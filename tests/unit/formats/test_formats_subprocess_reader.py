@@ -118,6 +118,7 @@ def readers_with(
     return ReaderPool(timeout_s=60)
 
 
+@pytest.mark.slow
 def test_subprocess_reader_native_crash_raises_input_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: Path
 ) -> None:

@@ -15,6 +15,7 @@ from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from parameters import keep_quick
 
 from galileo.errors import MessageTooLarge
 from galileo.geo.circles import Circle
@@ -286,7 +287,7 @@ def few_are_many(monkeypatch):
 
 
 @pytest.mark.usefixtures("few_are_many")
-@pytest.mark.parametrize("simple", [True, False])
+@pytest.mark.parametrize("simple", keep_quick([True, False], True))
 def test_random_histories_find_what_queries_of_all_subscriptions_find(simple: bool) -> None:
     @examples(60)
     @given(seed=st.integers(0, 1 << 32))

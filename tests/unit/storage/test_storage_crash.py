@@ -106,7 +106,7 @@ def injected(tmp_path: Path, fault: tuple[str, str, str], *, groups: int) -> lis
     ("call", "when"),
     [
         pytest.param("pwritev", "1", marks=pytest.mark.slow),
-        ("pwritev", "3"),
+        pytest.param("pwritev", "3", marks=pytest.mark.slow),
         ("fdatasync", "2"),
         pytest.param("fdatasync", "5", marks=pytest.mark.slow),
     ],

@@ -168,6 +168,7 @@ def test_truncated_producers_keeps_newest_batches() -> None:
     assert known.find("radar", 3) is None
 
 
+@pytest.mark.slow
 def test_log_start_many_batches_is_cut_to_record_size() -> None:
     rng = np.random.default_rng(1)
     letters = rng.integers(97, 122, (BATCHES_KEPT_MAX, 100), dtype=np.uint8)

@@ -416,6 +416,7 @@ def test_chunk_that_fails_beyond_a_bound_becomes_a_dead_letter(bound: dict[str, 
     play(scene, **bound)
 
 
+@pytest.mark.slow
 def test_without_bounds_a_failing_endpoint_gets_no_dead_letters() -> None:
     async def scene(stage: Stage) -> None:
         stage.endpoint.error = DeliveryError("500")
