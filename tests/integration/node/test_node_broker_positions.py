@@ -300,6 +300,7 @@ async def test_a_broker_may_hold_all_while_no_node_leads_the_system_partition(
     assert await of_b.read(world.channel) == [Hold("", EMPTY_CURSOR, HOLD_MAX_S)]
 
 
+@pytest.mark.slow
 async def test_observations_wait_for_a_channel_for_as_long_as_it_keeps_results(
     cluster: Any,
 ) -> None:

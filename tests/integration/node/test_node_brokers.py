@@ -437,16 +437,15 @@ class BrokerWorld(World):
                         owners[row["id"]] = row["broker"]
 
 
-@pytest.mark.parametrize(
-    ("seed", "faults"), [(0, 2), *(pytest.param(n, 8, marks=pytest.mark.slow) for n in range(1, 8))]
-)
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.slow
 async def test_copies_of_subscriptions_replace_none_of_other_brokers(
-    tmp_path: Path, seed: int, faults: int
+    tmp_path: Path, seed: int
 ) -> None:
     world = BrokerWorld(tmp_path, seed)
     await play(
         world,
         producers=len(RIVALS),
-        faults=faults,
+        faults=8,
         is_enough=lambda: min(len(world.acknowledged), world.refused) > 10,
     )

@@ -12,6 +12,7 @@ import pytest
 import shapely
 from channel_audit import START_US, air, pairs_of, read_rows
 from expected_errors import raises
+from parameters import keep_quick
 from retaining import runner_of
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -466,6 +467,7 @@ async def forget_replicas(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     assert world.replicas(POSTS) == []
 
 
+@pytest.mark.slow
 async def test_both_are_new_where_a_row_was_stored_since_the_last_execution(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,7 +496,7 @@ async def test_both_are_new_where_a_row_was_stored_since_the_last_execution(
     assert await world.matched(9) == {"bert": {9}}
 
 
-@pytest.mark.parametrize("leave", [False, True])
+@pytest.mark.parametrize("leave", keep_quick([False, True], True))
 async def test_observations_enter_and_leave_when_a_row_changes(
     world: World, leave: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,9 +24,7 @@ LIMITS = [
     {"galileo.node.channel_executor.BYTES_MAX": 1},
 ]
 MIXES = [
-    pytest.param(
-        mode, limits, marks=() if number == 0 or number == index == 1 else pytest.mark.slow
-    )
+    pytest.param(mode, limits, marks=() if number == index < 2 else pytest.mark.slow)
     for index, mode in enumerate(MODES)
     for number, limits in enumerate(LIMITS)
 ]

@@ -598,7 +598,7 @@ LATEST: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
 
 @pytest.mark.parametrize(
     "query",
-    keep_quick(["", "temperature > 280", BOX, DURING, f"{BOX} AND NOT {DURING}"], "", DURING),
+    keep_quick(["", "temperature > 280", BOX, DURING, f"{BOX} AND NOT {DURING}"], DURING),
 )
 async def test_latest_equals_a_loop_at_every_node(cluster: Any, query: str) -> None:
     """With many ties, and with labels of which it is not certain that an observation matches."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from parameters import keep_quick
 from replica_nodes import PARTITIONS, World, expect_crash, play
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -123,11 +124,14 @@ def _overlooks_published(self: TableShard, partition: int, commit: Commit) -> No
 
 @pytest.mark.parametrize(
     ("name", "mutant"),
-    [
+    keep_quick(
+        [
+            ("refuse_stale", _refuses_nothing),
+            ("_overlapping", _overlooks_pending),
+            ("_refusal", _overlooks_published),
+        ],
         ("refuse_stale", _refuses_nothing),
-        ("_overlapping", _overlooks_pending),
-        ("_refusal", _overlooks_published),
-    ],
+    ),
 )
 async def test_judge_convicts_a_mutant_of_conditional_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mutant: object

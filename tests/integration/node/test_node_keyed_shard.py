@@ -327,6 +327,7 @@ async def test_pages_of_a_cleaned_dataset_are_its_rows_while_it_changes(buoys: B
     assert ordered(read) == expected
 
 
+@pytest.mark.slow
 async def test_readers_see_the_same_rows_while_nodes_clean(buoys: Buoys) -> None:
     """A reader may have to begin anew, but sees no row twice and misses none."""
     counts = Counter[str]()
@@ -394,6 +395,7 @@ async def test_conditional_write_that_is_repeated_is_stored_once(buoys: Buoys) -
     assert (again.duplicate_rows, again.reached) == (1, first.reached)
 
 
+@pytest.mark.slow
 async def test_conditional_write_before_the_cleaned_bound_is_refused(buoys: Buoys) -> None:
     await buoys.write(2)
     seen = buoys.published()
@@ -458,6 +460,7 @@ def test_keys_stay_in_their_partitions_when_ranges_are_cut(
         assert {*placed.tolist()} <= placement.readable_partitions(topology)
 
 
+@pytest.mark.slow
 async def test_rows_replace_those_before_the_ranges_were_cut(buoys: Buoys) -> None:
     await buoys.write(6)
     topology = cut(topology_changes.pin(buoys.cluster.topology), EAST)

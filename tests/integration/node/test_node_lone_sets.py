@@ -140,6 +140,7 @@ async def test_partition_moves_to_the_node_it_is_pinned_to_and_its_files_are_del
     assert [member.node for member in state.set.members] == [to]
 
 
+@pytest.mark.slow
 async def test_move_while_batches_are_stored_loses_and_repeats_none(world: World) -> None:
     works = [asyncio.create_task(world.produce(n)) for n in range(3)]
     for number in range(6):

@@ -82,18 +82,16 @@ class GrowingWorld(World):
         await self.send(WIDEST)
 
 
-@pytest.mark.parametrize(
-    ("seed", "steps"),
-    [(0, 4), *(pytest.param(seed, STEPS, marks=pytest.mark.slow) for seed in range(20))],
-)
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.slow
 async def test_replicas_of_a_growing_dataset_keep_each_batch_with_its_features(
-    tmp_path: Path, seed: int, steps: int
+    tmp_path: Path, seed: int
 ) -> None:
     world = GrowingWorld(tmp_path, seed)
     await world.begin()
     works = [asyncio.create_task(world.produce(n)) for n in range(3)]
     try:
-        for _ in range(steps):
+        for _ in range(STEPS):
             await asyncio.sleep(world.random.uniform(0.1, 0.6))
             await hurt(world)
             await world.add()

@@ -275,16 +275,11 @@ _pieces = Versions.pieces
     ("place", "mutant"),
     [
         ("galileo.node.table_index.TableIndex.newest", _cursors_do_not_count),
-        pytest.param(
-            "galileo.node.table_reader.placed_keys",
-            _partitions_by_the_other_half,
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "galileo.node.table_index.Versions.pieces", _first_piece_alone, marks=pytest.mark.slow
-        ),
+        ("galileo.node.table_reader.placed_keys", _partitions_by_the_other_half),
+        ("galileo.node.table_index.Versions.pieces", _first_piece_alone),
     ],
 )
+@pytest.mark.slow
 async def test_a_history_convicts_a_mutant(
     tmp_path: Path, place: str, mutant, monkeypatch: pytest.MonkeyPatch
 ) -> None:

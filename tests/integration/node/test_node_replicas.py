@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from fault_injection.damage import flip, frames
+from parameters import keep_quick
 from replica_nodes import (
     NAMES,
     OPTIONS,
@@ -80,6 +81,7 @@ async def test_node_replicas_new_cluster_is_under_replicated_until_all_copies_ar
     assert not any(one.learning or one.lag for one in gauges)
 
 
+@pytest.mark.slow
 async def test_node_replicas_are_in_different_racks_when_racks_change_and_a_node_is_lost(
     tmp_path: Path,
 ) -> None:
@@ -286,7 +288,7 @@ async def test_node_replicas_damage_found_by_a_reader_is_copied_again(world: Wor
     assert host.node.catalog.shard("nam").journals[0].read(1).num_rows
 
 
-@pytest.mark.parametrize("role", ["leader", "follower"])
+@pytest.mark.parametrize("role", keep_quick(["leader", "follower"], "leader"))
 async def test_node_replicas_scrub_finds_damage_that_no_reader_meets(
     world: World, role: str
 ) -> None:
@@ -339,7 +341,7 @@ def change_history(segment: Path) -> None:
         file.write(changed)
 
 
-@pytest.mark.parametrize("whose", ["leader", "follower"])
+@pytest.mark.parametrize("whose", keep_quick(["leader", "follower"], "follower"))
 async def test_node_replicas_copies_that_differ_without_damage_are_named_and_kept(
     world: World, whose: str
 ) -> None:
@@ -400,7 +402,7 @@ async def test_node_replicas_damage_of_a_dropped_dataset_harms_no_partition(worl
     await await_whole(world)
 
 
-@pytest.mark.parametrize("way", [labels, count, select])
+@pytest.mark.parametrize("way", keep_quick([labels, count, select], select))
 async def test_node_replicas_leader_that_is_cut_off_answers_nothing_old(
     world: World, way: Callable[[StorageNode], Coroutine[Any, Any, int]]
 ) -> None:

@@ -222,6 +222,7 @@ async def test_a_table_that_changes_for_long_stays_small_and_right(
     await ships.check()
 
 
+@pytest.mark.slow
 async def test_what_was_cleaned_is_the_same_after_restarts_and_at_cursors(ships: Ships) -> None:
     states = []
     for _ in range(12):
@@ -266,6 +267,7 @@ async def store_reader(ships: Ships, cursor: Cursor, *, ago_s: float) -> None:
     await node.ingest.ingest(POSITIONS.key, rows, producer="sync", batch=ships.batches)
 
 
+@pytest.mark.slow
 async def test_changes_past_a_named_reader_are_kept_until_its_hold_is_over(ships: Ships) -> None:
     await ships.write(20)
     position, before = await ships.check(), dict(ships.expected)
@@ -291,6 +293,7 @@ async def test_changes_past_a_named_reader_are_kept_until_its_hold_is_over(ships
     await ships.check()
 
 
+@pytest.mark.slow
 async def test_large_rows_are_read_and_copied_a_few_at_a_time(ships: Ships) -> None:
     sizes = {key: 10 if key % 2 else PIECE_BYTES // 2 for key in range(KEYS)}
 
