@@ -46,6 +46,7 @@ def until(client: galileo.Client, *, complete: bool) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_local_cluster_keeps_acknowledged_rows_when_a_node_is_killed(tmp_path: Path) -> None:
     with galileo.LocalCluster(2, 1, tmp_path, settings=IMPATIENT) as cluster:
         one, two = cluster.nodes

@@ -223,6 +223,7 @@ def test_follow_continues_at_a_token_and_at_a_file(
     assert "expected a resume token" in refused.stderr
 
 
+@pytest.mark.slow
 def test_follow_ends_by_an_interrupt_with_its_token(
     cluster: galileo.LocalCluster, run: Run, client: galileo.Client, air: str, hot: str
 ) -> None:
@@ -402,6 +403,7 @@ def test_create_with_enrich_prints_rows_of_tables(
     run("drop", hot, "--yes")
 
 
+@pytest.mark.slow
 def test_create_with_lookup_compares_with_rows_of_tables(
     run: Run, client: galileo.Client, air: str, fresh_name: Fresh
 ) -> None:

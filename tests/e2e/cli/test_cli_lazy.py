@@ -48,6 +48,7 @@ def test_completion_imports_no_command() -> None:
     assert loaded(code) == []
 
 
+@pytest.mark.slow
 def test_import_of_commands_leaves_out_spark() -> None:
     names = [name for name in COMMANDS if name not in ("serve", "evaluator")]
     code = f"from galileo.cli.main import main\n[main.commands[name] for name in {names}]"

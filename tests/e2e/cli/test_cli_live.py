@@ -88,6 +88,7 @@ def test_top_on_a_terminal_redraws(run: Callable[..., Result]) -> None:
     assert f"{ESCAPE}[1A" in result, "the cursor goes up to draw over the first"
 
 
+@pytest.mark.slow
 def test_status_watch_on_a_pseudo_terminal_redraws(cluster: galileo.LocalCluster) -> None:
     command = [sys.executable, "-m", "galileo", "--node", cluster.addresses[0]]
     command += ["status", "--watch", "--times", "2", "--interval", "10ms"]
@@ -187,6 +188,7 @@ def test_completion_script_is_valid_in_its_shell(shell: str, tmp_path: Path) -> 
     subprocess.run([shell, "-n", str(script)], check=True)
 
 
+@pytest.mark.slow
 def test_completion_in_bash_completes_commands(tmp_path: Path) -> None:
     programs = Path(sys.executable).parent
     if shutil.which("bash") is None or not (programs / "galileo").exists():
@@ -217,7 +219,8 @@ except BrokenPipeError:
 """
 
 
-@pytest.mark.parametrize("is_in_background", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("is_in_background", [False, True])
+@pytest.mark.slow
 def test_stop_when_reader_ends_stops_a_waiting_watch(is_in_background: bool) -> None:
     """Shells have a command in the background of a script ignore SIGINT."""
     command = [sys.executable, "-c", WAITING_IN_A_PIPE]

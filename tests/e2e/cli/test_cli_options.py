@@ -84,10 +84,8 @@ def test_help_of_a_command_leaves_out_shared_options() -> None:
     assert "--token-file" in CliRunner().invoke(main, ["--help"]).output
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["sampler", "list"], pytest.param(["sampler", "list", "--json"], marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("words", [["sampler", "list"], ["sampler", "list", "--json"]])
+@pytest.mark.slow
 def test_closed_pipe_ends_a_command_quietly(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

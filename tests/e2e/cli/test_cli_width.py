@@ -98,6 +98,7 @@ def test_tables_fit_80_columns(
     assert "…" not in done.stdout
 
 
+@pytest.mark.slow
 def test_status_on_a_terminal_fits_its_width_unless_wide(
     cluster: galileo.LocalCluster,
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_failing_endpoint_gets_everything_later_in_order(
 
 
 @pytest.mark.usefixtures("worker")
+@pytest.mark.slow
 def test_what_is_refused_becomes_a_dead_letter_and_the_rest_goes_on(
     client: galileo.Client, channel: str, receiver: WebhookReceiver
 ) -> None:
@@ -268,6 +269,7 @@ def test_subscriptions_have_brokers_that_could_be_created(
 
 
 @pytest.mark.usefixtures("worker")
+@pytest.mark.slow
 def test_a_target_that_does_not_fit_pauses_the_broker_with_the_reason(
     client: galileo.Client, channel: str
 ) -> None:

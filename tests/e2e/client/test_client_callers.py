@@ -58,6 +58,7 @@ def in_time(work: Callable[[], Any]) -> Any:
     return came[0]
 
 
+@pytest.mark.slow
 def test_program_with_half_read_iterators_exits(
     cluster: galileo.LocalCluster, explored: Any
 ) -> None:

@@ -170,6 +170,7 @@ def test_an_execution_is_delivered_however_much_matches_at_once(
     assert sorted(batch.to_arrow()["report"].to_pylist()) == texts
 
 
+@pytest.mark.slow
 async def test_calls_with_one_subscription_each_fail_alone(
     cluster: galileo.LocalCluster,
     client: galileo.Client,
@@ -249,6 +250,7 @@ def test_partitions_say_how_far_they_are(
     assert all(one.execution >= 1 and not one.failure and not one.behind for one in partitions)
 
 
+@pytest.mark.slow
 def test_fences_that_move_tell_who_enters_and_who_leaves(
     client: galileo.Client, air: str, fresh_name: Callable[[str], str]
 ) -> None:
@@ -293,6 +295,7 @@ def test_a_broker_goes_on_at_the_position_that_it_has_stored(
         client.acknowledge(channel, "other", token)
 
 
+@pytest.mark.slow
 def test_token_of_a_dropped_channel_is_none_of_its_successor(
     cluster: galileo.LocalCluster,
     client: galileo.Client,
@@ -320,6 +323,7 @@ def test_token_of_a_dropped_channel_is_none_of_its_successor(
     assert followed(client, name, "me")[0] == [("s", 2)]
 
 
+@pytest.mark.slow
 def test_answers_of_some_bytes_have_each_execution_once(
     client: galileo.Client, air: str, fresh_name: Callable[[str], str]
 ) -> None:
@@ -362,6 +366,7 @@ def test_a_channel_of_a_name_that_was_dropped_is_another_one(
     client.subscribe(channel, {"id": ["s"], "most": [0.0]}, broker="me")
 
 
+@pytest.mark.slow
 def test_notifications_and_answers_are_enriched_by_tables(
     client: galileo.Client, air: str, fresh_name: Callable[[str], str]
 ) -> None:
@@ -425,6 +430,7 @@ def test_notifications_and_answers_are_enriched_by_tables(
     client.drop_dataset(zones)
 
 
+@pytest.mark.slow
 def test_follow_moves_an_acknowledged_position_past_what_is_not_for_its_broker(
     client: galileo.Client, air: str, fresh_name: Callable[[str], str]
 ) -> None:

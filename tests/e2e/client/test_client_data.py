@@ -366,8 +366,10 @@ def other_rows(rows: pd.DataFrame, kind: str, column: str) -> pd.DataFrame:
     return rows.assign(**{column: "other"})
 
 
-@pytest.mark.parametrize("kind", OTHERS)
-@pytest.mark.parametrize("count", keep_quick([1, 40], 40))
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    keep_quick(itertools.product(OTHERS, [1, 40]), ("another value", 40), ("superset", 40)),
+)
 def test_ingest_of_another_batch_under_a_used_number_stores_nothing(
     client: galileo.Client, dataset: str, kind: str, count: int
 ) -> None:
@@ -390,8 +392,7 @@ def test_ingest_of_another_batch_under_a_used_number_stores_nothing(
     ("writer", "kind"),
     keep_quick(
         itertools.product(["upsert", "subscribe", "delete"], OTHERS),
-        *(("upsert", kind) for kind in OTHERS),
-        *(("subscribe", "subset"), ("delete", "another place")),
+        *(("upsert", "another value"), ("subscribe", "subset"), ("delete", "another place")),
     ),
 )
 def test_table_write_of_another_batch_under_a_used_number_stores_nothing(
@@ -447,6 +448,7 @@ def test_query_after_ingest_finds_it_at_every_node(
             assert labels.frontier.covers(receipt.reached)
 
 
+@pytest.mark.slow
 def test_ingest_of_a_stream_with_an_invalid_table_keeps_the_others(
     client: galileo.Client, dataset: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -477,6 +479,7 @@ def test_ingest_of_a_failing_iterator_raises_its_error(
         client.ingest(dataset, stream())
 
 
+@pytest.mark.slow
 def test_ingest_with_many_failed_batches_logs_no_asyncio_error(
     client: galileo.Client, dataset: str, caplog: pytest.LogCaptureFixture
 ) -> None:

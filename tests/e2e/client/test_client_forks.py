@@ -57,6 +57,7 @@ def children(
         ("closed", str([ROWS] * 2)),
     ],
 )
+@pytest.mark.slow
 def test_client_in_a_forked_process_connects_or_is_refused(
     children: Children, case: str, expected: str
 ) -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,25 +168,21 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         process.communicate()
 
 
-@pytest.mark.parametrize(
-    "calls",
-    [("query_batches", "read", "ingest", "watch"), pytest.param([*CALLS], marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
 def test_program_interrupted_leaves_no_call_at_nodes(
     cluster: galileo.LocalCluster,
     client: galileo.Client,
     big: str,
     ccq: galileo.Ccq,
     nodes: Nodes,
-    calls: Sequence[str],
 ) -> None:
     words = [cluster.addresses[0], big, ccq.id, ccq.token]
     with running([sys.executable, "-c", PROGRAM, *words]) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        for name in calls:
-            interrupt(process, CALLS[name], nodes)
+        for call in CALLS.values():
+            interrupt(process, call, nodes)
     stored = client.count(f"{big}-in")
     assert stored % 2000 == 0, "an interrupted ingest stored whole batches"
 

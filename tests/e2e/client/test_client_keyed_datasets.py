@@ -473,6 +473,7 @@ def test_every_answer_is_that_of_a_dict(
     assert len(buoys.changed_at) > 20
 
 
+@pytest.mark.slow
 def test_changes_are_those_of_a_table_with_the_same_key(
     client: galileo.Client, name: str, tmp_path: Path
 ) -> None:
@@ -529,7 +530,8 @@ def reading(number: int, temperature: float) -> Row:
     }
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.slow
 async def test_a_deletion_by_condition_loses_no_row_that_is_corrected_meanwhile(
     cluster: galileo.LocalCluster, client: galileo.Client, name: str, seed: int
 ) -> None:
@@ -819,6 +821,7 @@ def replaced(client: galileo.Client, name: str) -> list[Row]:
     return rows
 
 
+@pytest.mark.slow
 def test_samplers_sample_what_counts(
     client: galileo.Client, name: str, replaced: list[Row]
 ) -> None:

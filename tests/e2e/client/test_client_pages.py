@@ -47,6 +47,7 @@ def test_pages_together_are_what_select_finds(
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.slow
 def test_pages_while_data_streams_in_have_what_was_there_at_the_first(
     client: galileo.Client, cluster: galileo.LocalCluster, fresh_name: Fresh, make_explored: Any
 ) -> None:

@@ -227,6 +227,7 @@ def test_rows_that_are_no_frame_and_no_dict_stay_as_they_are() -> None:
 # --- the command line --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_commands_show_geometries_and_write_files_that_are_read_again(
     cluster: galileo.LocalCluster,
     client: galileo.Client,

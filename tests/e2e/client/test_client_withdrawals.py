@@ -119,6 +119,7 @@ def test_who_folds_updates_by_key_has_what_matches_at_each_token(
     client.cancel(ccq)
 
 
+@pytest.mark.slow
 def test_a_fetch_that_waits_ends_when_a_label_is_withdrawn(
     client: galileo.Client, name: str, warm: galileo.Ccq
 ) -> None:

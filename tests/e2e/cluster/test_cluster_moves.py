@@ -89,6 +89,7 @@ def test_cluster_restart_relocation_and_join_deliver_every_label_once(
     assert [node.name for node in again.nodes] == ["node-1", "node-2", "node-3"]
 
 
+@pytest.mark.slow
 def test_partition_moved_amid_a_stream_has_each_row_once(tmp_path: Path) -> None:
     with LocalCluster(2, 1, tmp_path, partitions_per_group=2, replicas=1) as cluster:
         client = cluster.client(timeout="60s")

@@ -91,6 +91,7 @@ def test_cluster_nodes_join_and_leave_under_load_without_loss(
         assert again.client().count("numbered") == stream.sent
 
 
+@pytest.mark.slow
 def test_node_gets_its_share_of_one_copy_and_then_everything(tmp_path: Path) -> None:
     with LocalCluster(1, 1, tmp_path, partitions_per_group=4) as cluster:
         client = cluster.client(timeout="60s")

@@ -171,6 +171,7 @@ def test_answers_with_require_complete_are_incomplete(halved: Halved, name: str)
         ANSWERS[name](halved.client, require_complete=True)
 
 
+@pytest.mark.slow
 def test_http_answers_with_a_killed_node_name_missing_partitions(
     halved: Halved, tmp_path: Path
 ) -> None:

@@ -189,6 +189,7 @@ def test_ccqs_with_failing_samplers_leave_others_running(
     client.fetch(ccqs["share"].id, token=ccqs["share"].token)
 
 
+@pytest.mark.slow
 def test_fetch_waiting_with_a_revoked_sampler_returns(
     client: galileo.Client,
     cluster: galileo.LocalCluster,

@@ -16,7 +16,6 @@ import pandas as pd
 import pyogrio
 import pytest
 import shapely
-from parameters import keep_quick
 
 import galileo
 from galileo.gateway.edr_requests import LINE_VERTICES_MAX, POSITION_M, QUERIES
@@ -125,6 +124,7 @@ def star(random: np.random.Generator) -> shapely.Polygon:
     return shapely.Polygon(np.stack([x, np.clip(y, -90, 90)], axis=1))
 
 
+@pytest.mark.slow
 def test_areas_have_the_observations_that_shapely_finds(served: Served) -> None:
     random, found = np.random.default_rng(1), 0
     for _ in range(CASES):
@@ -250,6 +250,7 @@ def test_locations_are_stations_with_their_observations(served: Served) -> None:
     assert served.get("locations/nowhere")[0] == 404
 
 
+@pytest.mark.slow
 def test_locations_of_a_dataset_without_stations_are_cells(
     served: Served, fresh_name: Callable[[str], str]
 ) -> None:
@@ -310,7 +311,8 @@ def test_coordinates_are_in_the_system_that_crs_names(served: Served) -> None:
         assert np.allclose(json.loads(body)["geometry"]["coordinates"], point)
 
 
-@pytest.mark.parametrize("options", keep_quick([{}, {"CRS": "EPSG:3857"}], {"CRS": "EPSG:3857"}))
+@pytest.mark.parametrize("options", [{}, {"CRS": "EPSG:3857"}])
+@pytest.mark.slow
 def test_gdal_reads_a_box_over_several_pages(served: Served, options: dict[str, str]) -> None:
     """Without the option, too, it names the systems of the box and of the answer."""
     corners, rows = np.array([[-150.0, -45.0], [150.0, 70.0]]), served.rows
@@ -382,6 +384,7 @@ def test_large_requests_and_answers_are_refused_or_answered(served: Served) -> N
     assert served.counts("corridor", **wide) == list(range(ROWS))
 
 
+@pytest.mark.slow
 def test_owslib_reads_the_dataset(served: Served) -> None:
     edr = pytest.importorskip("owslib.ogcapi.edr", reason=NO_OWSLIB)
     api = edr.EnvironmentalDataRetrieval(served.gateway, timeout=TIMEOUT_S)
