@@ -456,6 +456,7 @@ async def test_no_body_is_read_of_a_caller_without_the_right(tmp_path: Path) -> 
     assert refused > 150
 
 
+@pytest.mark.slow
 async def test_every_request_of_every_caller_has_the_rights_of_its_token(
     tmp_path: Path, no_evaluator: dict[str, Any]
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from fault_injection.bombs import CHANNEL, DATASET, NOTES, TEXT_BODIES
 from fault_injection.ledger import numbered_schema
 from gateway_serving import site
@@ -16,6 +17,7 @@ import galileo
 REFUSALS = {"400", "413", "415"}
 
 
+@pytest.mark.slow
 async def test_bodies_that_would_become_large_are_refused(
     tmp_path: Path, no_evaluator: dict[str, Any]
 ) -> None:

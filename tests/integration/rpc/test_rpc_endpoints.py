@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from lone_nodes import lead_all_of, leave_all
-from parameters import keep_quick
 
 import galileo
 from galileo.dht import placement, topology_changes
@@ -130,6 +129,7 @@ async def test_query_with_small_parts_has_no_endpoints(
     assert [node for node, _ in behaviour.calls] == ["a"]
 
 
+@pytest.mark.slow
 async def test_query_with_few_labels_of_long_texts_reads_them_from_their_owner(
     client: galileo.AsyncClient, make_observations: Make, behaviour: Behaviour
 ) -> None:
@@ -216,7 +216,8 @@ async def test_query_of_an_owner_that_dies_before_its_part_is_partial(
     assert set(tail.missing) == owned
 
 
-@pytest.mark.parametrize("seed", keep_quick(range(3), 1))
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 async def test_query_during_ingest_has_every_row_stored_before_it(
     client: galileo.AsyncClient, company: Any, make_observations: Make, seed: int
 ) -> None:

@@ -277,6 +277,7 @@ async def test_query_with_a_stopped_node_is_partial(company: Any, make_observati
     assert partial.num_rows == kept.sum()
 
 
+@pytest.mark.slow
 async def test_query_of_wide_rows_returns_bounded_messages(
     company: Any, make_observations: Make
 ) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from parameters import keep_quick
 from set_back import begin_history
 
 import galileo
@@ -259,7 +258,8 @@ SET_BACK = [
 ]
 
 
-@pytest.mark.parametrize("case", keep_quick(SET_BACK, "either/air"))
+@pytest.mark.parametrize("case", SET_BACK)
+@pytest.mark.slow
 async def test_channels_go_on_where_a_log_that_they_read_is_set_back(node: Node, case: str) -> None:
     """The log of the channel itself is as it was, and so are the positions of its brokers."""
     kind, log = case.split("/")

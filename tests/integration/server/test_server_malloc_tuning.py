@@ -117,6 +117,7 @@ def test_configure_malloc_selects_the_system_pool_for_children_too(tmp_path: Pat
     assert run(tmp_path, SETTLES) == "system 1 system"
 
 
+@pytest.mark.slow
 def test_configure_malloc_keeps_settings_of_the_environment(tmp_path: Path) -> None:
     more = {"MALLOC_ARENA_MAX": "7", "ARROW_DEFAULT_MEMORY_POOL": "mimalloc"}
     assert run(tmp_path, SETTLES, **more) == "mimalloc 7 mimalloc"
@@ -218,6 +219,7 @@ print(pa.array(pandas.Series(["a", None], dtype="category")).type)
 """
 
 
+@pytest.mark.slow
 def test_pyarrow_knows_pandas_only_once_it_is_imported() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60

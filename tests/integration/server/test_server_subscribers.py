@@ -190,6 +190,7 @@ async def test_who_asks_for_all_positions_gets_those_that_it_may_read(site: Site
     assert [one.broker for one in await site["mail"].deliveries("smog")] == ["mail"]
 
 
+@pytest.mark.slow
 async def test_of_two_brokers_that_subscribe_one_id_at_once_one_gets_it(site: Site) -> None:
     await asyncio.gather(*(site[name].channels() for name in ("mail", "fax")))
 

@@ -108,6 +108,7 @@ UNREADABLE: list[tuple[Table, str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 async def test_row_that_cannot_be_read_is_refused_when_it_is_stored(clients: Clients) -> None:
     ops = clients["ops"]
     await ops.create_broker(galileo.Broker("mail"))

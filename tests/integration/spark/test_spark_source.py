@@ -167,6 +167,7 @@ def test_load_selects_columns_and_checks_the_schema(
         reader.schema("number double").load().count()
 
 
+@pytest.mark.slow
 def test_load_pushes_the_query_to_nodes_and_shows_it_in_the_plan(
     spark: SparkSession,
     cluster: galileo.LocalCluster,

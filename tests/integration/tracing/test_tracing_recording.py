@@ -110,7 +110,8 @@ def test_span_ids_leave_the_global_generator_untouched(collector: Collector, sta
     assert len(ids) == 2
 
 
-@pytest.mark.parametrize("kind", ["absent", pytest.param("silent", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["absent", "silent"])
+@pytest.mark.slow
 def test_spans_without_a_collector_cost_no_time(
     kind: str, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
