@@ -23,6 +23,7 @@ LONGEST = {
     ("conditions", "blocking"),
     ("conditions", "command"),
     ("exploration", "command"),
+    ("tables", "command"),
 }
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from executions import await_executed
 from expected_errors import raises
+from parameters import keep_quick
 
 import galileo
 from galileo.errors import (
@@ -123,8 +124,9 @@ def followed(client: galileo.Client, channel: str, broker: str, token: str = "")
     return pairs, token
 
 
+@pytest.mark.parametrize("rounds", keep_quick([2, 4], 2))
 def test_each_subscription_gets_what_it_matches_once(
-    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str], rounds: int
 ) -> None:
     """Each step waits for its executions, so that what is due is known exactly."""
     channel = fresh_name("alerts")
@@ -132,7 +134,7 @@ def test_each_subscription_gets_what_it_matches_once(
     client.create_channel(galileo.Channel(channel, air, template, period="200ms"))
     world = World(client, air, channel, seed=7)
     tokens, got = {"east": "", "west": ""}, {"east": [], "west": []}
-    for _ in range(4):
+    for _ in range(rounds):
         world.subscribe()
         world.observe()
         world.observe()
