@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "delete": LazyCommand(
         "galileo.cli.delete:delete",
-        "Delete observations of a keyed dataset, by a condition or by a file of their keys.",
+        "Delete observations, by a condition or, of a keyed dataset, by a file of their keys.",
     ),
     "doctor": LazyCommand(
         "galileo.cli.doctor:doctor",
