@@ -378,7 +378,12 @@ class ContinuousQueries:
                 any_commit=withdraws,
             )
             answer = await self._ask(make, timeout_s=ANSWER_TIMEOUT_S + wait_s)
-            update = await self._answered(answer, record, cursor, progress, wanted)
+            try:
+                update = await self._answered(answer, record, cursor, progress, wanted)
+            except HistoryChanged as error:
+                # What the lost commits replaced or deleted counts again, and nothing tells which.
+                error.details["reset"] = is_keyed
+                raise
             if update is None:
                 break
             is_over = wait_until is None or self._clock.monotonic() >= wait_until

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import random
+import shutil
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -43,6 +44,7 @@ from galileo.server.node_options import open_store
 from galileo.server.node_process import NodeProcess
 from galileo.server.resets import newest_snapshot, next_part
 from galileo.spark.launcher import EvaluatorClient
+from galileo.storage.backup import backup, restore
 from galileo.wire import token as tokens
 
 BUOYS = galileo.Schema(
@@ -217,7 +219,7 @@ async def levels(client: AsyncClient, at: Cursor) -> list[int]:
 
 
 @contextlib.asynccontextmanager
-async def sea_of(directory: Path, seed: int) -> AsyncIterator[Sea]:
+async def sea_of(directory: Path, seed: int, *, is_restored: bool = False) -> AsyncIterator[Sea]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -234,7 +236,8 @@ async def sea_of(directory: Path, seed: int) -> AsyncIterator[Sea]:
     serving = asyncio.create_task(process.run(stop))
     try:
         async with AsyncClient(address, timeout="60s") as client:
-            await client.create_dataset(BUOYS)
+            if not is_restored:
+                await client.create_dataset(BUOYS)
             sea = Sea(process, client, seed)
             try:
                 yield sea
@@ -389,6 +392,29 @@ def test_the_token_of_a_reset_stays_when_commits_are_lost() -> None:
             raise history_changed("buoys", [LostPosition(1, 9, 5, 12)])
         named = tokens.read(caught.value.details["token"], ccq_id="q")
         assert (named.cursor, named.place) == (cursor, place)
+
+
+async def test_a_reader_whose_commits_were_lost_begins_anew(tmp_path: Path) -> None:
+    """What lost commits had replaced counts again, and what they had is withdrawn by nothing."""
+    place, copy = tmp_path / "node", tmp_path / "backup"
+    async with sea_of(place, 1) as sea:
+        await sea.write(20)
+        reader = Reader(sea, await submit(sea))
+        await reader.catch_up()
+        await asyncio.to_thread(backup, place, copy, now=1.5e9)
+        await sea.write(20)
+        await reader.catch_up()
+    shutil.rmtree(place)
+    restore(copy, place, now=1.5e9)
+    async with sea_of(place, 2, is_restored=True) as sea:
+        reader.sea = sea
+        with pytest.raises(HistoryChanged) as caught:
+            await reader.catch_up()
+        reader.token = caught.value.details["token"]
+        await reader.catch_up()
+        await sea.write(5)
+        await reader.catch_up()
+        assert reader.resets == 1
 
 
 async def test_a_part_of_a_reset_comes_again_for_the_same_token(sea: Sea) -> None:
