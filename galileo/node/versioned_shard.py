@@ -56,8 +56,11 @@ class VersionedShard(Shard):
             conditional = [one for one in of_partition if one.unchanged_since is not None]
             if not conditional:
                 continue
+            journal = self.journals[partition]
             for commit in conditional:
-                if error := self._refusal(partition, commit):
+                # What an earlier attempt has stored here is no reason to refuse its other parts.
+                is_stored = journal.find_batch(commit.producer, commit.batch) is not None
+                if not is_stored and (error := self._refusal(partition, commit)):
                     refusals.setdefault((commit.producer, commit.batch), error)
             for commit in self._overlapping(partition, of_partition):
                 refusals.setdefault((commit.producer, commit.batch), _overlap(self.schema.name))

@@ -395,6 +395,18 @@ async def test_conditional_write_that_is_repeated_is_stored_once(buoys: Buoys) -
     assert (again.duplicate_rows, again.reached) == (1, first.reached)
 
 
+async def test_conditional_write_that_was_stored_in_part_is_completed(buoys: Buoys) -> None:
+    """The rows of the first attempt are no changes that refuse those of other partitions."""
+    rows = {partition_of(buoys, row): row for _, row in (buoys.new_row() for _ in range(50))}
+    options = {"producer": "q", "batch": 1, "unchanged_since": buoys.published()}
+    for row in [*rows.values()][: len(rows) // 2]:
+        await buoys.send([row], [False], **options)
+    sent = [*rows.values()]
+    completed = await buoys.send(sent, [False] * len(sent), **options)
+    assert (completed.rows, completed.duplicate_rows) == (len(rows), len(rows) // 2)
+    assert await buoys.select() == ordered(sent)
+
+
 @pytest.mark.slow
 async def test_conditional_write_before_the_cleaned_bound_is_refused(buoys: Buoys) -> None:
     await buoys.write(2)
