@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from fault_injection.ccq_readers import WatchReader
 from fault_injection.ccq_world import World, ccq_world, wait_for_updates
+from fault_injection.moves import move_somehow
 from fault_injection.nodes import has_shares, left_behind
 from fault_injection.trial import Trial
 from waiting import wait_until
@@ -113,16 +114,12 @@ def note_gaps(trial: Trial, world: World, began: float, *, max_s: float = GAP_MA
             trial.expect(gap_s < max_s, f"no update by {reader.way} for {gap_s:.1f} s")
 
 
-DELAY_S = (0.0, 0.5)
-"""From the beginning of a move to the kill that befalls it."""
 DOWN_S = (0.0, 1.5)
 JOIN_S = 120.0
-TIDY_S, NEWS_S = 60.0, 30.0
+TIDY_S = 60.0
 UPDATES_S = 60.0
 MOVES_GAP_MAX_S = 60.0
 """Without an update; some of it is the start of nodes that were killed."""
-KILLED = 0.75
-"""Share of the moves that a kill befalls."""
 
 
 @pytest.mark.fault(
@@ -145,7 +142,7 @@ def test_node_addition(trial: Trial) -> None:
         trial.expect(bool(_partitions_of(mover, new)), f"{new.name} has nothing")
         for _ in trial.each_round():
             partition = trial.random.choice(_movable(mover, world, new))
-            _moved_somehow(trial, world, mover, partition, new)
+            move_somehow(trial, world.cluster, mover, partition)
             wait_for_updates(world, timeout_s=UPDATES_S)
         wait_until(lambda: has_shares(mover), what="the pinned nodes to lead", timeout_s=JOIN_S)
         note_gaps(trial, world, began, max_s=MOVES_GAP_MAX_S)
@@ -174,69 +171,9 @@ def _movable(client: Client, world: World, new: LocalNode) -> Sequence[int]:
     return range(group * count, (group + 1) * count)
 
 
-def _moved_somehow(
-    trial: Trial, world: World, mover: Client, partition: int, new: LocalNode
-) -> None:
-    """To the new node, or from it; what a kill ends is begun again until it is done."""
-    source = world.cluster.node(_owner(mover, partition))
-    others = [node for node in _group_of(mover, world, new) if node is not source]
-    to = trial.random.choice(others)
-    victim = trial.random.choice([source, to]) if trial.random.random() < KILLED else None
-    trial.say(f"move {partition} from {source.name} to {to.name}, kill {victim and victim.name}")
-    moving = threading.Thread(target=_move, args=(trial, mover, partition, to.name), daemon=True)
-    began = time.monotonic()
-    moving.start()
-    if victim is not None:
-        time.sleep(trial.random.uniform(*DELAY_S))
-        trial.counts["kills amid a move" if moving.is_alive() else "kills after a move"] += 1
-        victim.kill()
-        time.sleep(trial.random.uniform(*DOWN_S))
-        victim.restart()
-    moving.join(UPDATES_S)
-    trial.expect(not moving.is_alive(), f"the move of partition {partition} does not end")
-    trial.note_longest("longest move, ms", time.monotonic() - began)
-    trial.counts["moves"] += 1
-    wait_until(
-        lambda: _owners(world, partition) == {to.name},
-        what=f"all to know that partition {partition} is at {to.name}",
-        timeout_s=NEWS_S,
-    )
-
-
-def _move(trial: Trial, mover: Client, partition: int, to: str) -> None:
-    while True:
-        try:
-            for _ in mover.move(partition, to=to):
-                pass
-            return
-        except TransientError:
-            trial.counts["moves begun again"] += 1
-        except GalileoError as error:
-            trial.expect(False, f"moving partition {partition} to {to}: {error!r}")
-            return
-
-
 def _partitions_of(client: Client, node: LocalNode) -> frozenset[int]:
     topology = Topology.from_json(client.topology_json())
     return placement.partitions_by_node(topology)[node.name]
-
-
-def _group_of(client: Client, world: World, new: LocalNode) -> list[LocalNode]:
-    group = Topology.from_json(client.topology_json()).group_of(new.name)
-    return [world.cluster.node(node.name) for node in group.nodes]
-
-
-def _owner(client: Client, partition: int) -> str:
-    return placement.owner(Topology.from_json(client.topology_json()), partition)
-
-
-def _owners(world: World, partition: int) -> set[str]:
-    """By the word of each node."""
-    found = set()
-    for address in world.cluster.addresses:
-        with Client(address, timeout="10s") as client:
-            found.add(_owner(client, partition))
-    return found
 
 
 def _is_tidy(client: Client, world: World) -> bool:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from fault_injection.damage import flip, frames
-from fault_injection.disks import FLAGS, LoopDisk
+from fault_injection.disks import LoopDisk
 from fault_injection.growth_world import GrowthWorld, growth_world
 from fault_injection.ledger import Ledger, numbered_schema
-from fault_injection.nodes import is_whole, send
+from fault_injection.nodes import cut_power, is_whole, node_disks, send
 from fault_injection.requirements import ATTACHING, LOOP_DISK, Need
 from fault_injection.strace import SYNC, fault, injecting
 from fault_injection.trial import Trial
@@ -39,7 +39,6 @@ BETWEEN_S = (3.0, 5.0)
 WHOLE_S = 120.0
 SYNC_S = (0.05, 0.5)
 """What each sync of a slow disk takes."""
-DISK_BYTES = 256 << 20
 ROTTEN_BYTES_MIN = 20_000
 """A file with several frames: damage of the last one is taken for an interrupted write."""
 
@@ -93,7 +92,7 @@ def scenario(
 )
 def test_replicas(trial: Trial, what: str, nodes: int, victims: int) -> None:
     with (
-        _disks(trial, nodes if what == "power cut" else 0) as disks,
+        node_disks(trial.directory, nodes if what == "power cut" else 0) as disks,
         growth_world(trial, nodes=nodes, replicas=nodes) as world,
     ):
         for _ in trial.each_round():
@@ -149,22 +148,6 @@ def _rot_unread(world: GrowthWorld) -> None:
     world.trial.counts["bytes changed"] += 1
 
 
-@contextmanager
-def _disks(trial: Trial, count: int) -> Iterator[Mapping[str, LoopDisk]]:
-    """A file system for each node's directory, by the nodes' names."""
-    place = trial.directory / "cluster"
-    with ExitStack() as stack:
-        disks = {}
-        for number in range(1, count + 1):
-            name = f"node-{number}"
-            disk = LoopDisk(trial.directory / f"disk-{number}", size_bytes=DISK_BYTES)
-            disks[name] = stack.enter_context(disk)
-            place.mkdir(exist_ok=True)
-            (disk.directory / name).mkdir()
-            (place / name).symlink_to(disk.directory / name)
-        yield disks
-
-
 def _befall(world: GrowthWorld, what: str, count: int, disks: Mapping[str, LoopDisk]) -> None:
     """Hurts some nodes at one moment, and lets them work again."""
     what = world.trial.random.choice(MIXED) if what == "mixed" else what
@@ -181,7 +164,7 @@ def _befall(world: GrowthWorld, what: str, count: int, disks: Mapping[str, LoopD
                 node.resume()
         else:
             if what == "power cut":
-                _cut_power(world, victims, disks)
+                cut_power(trial, victims, disks)
             for node in victims:
                 node.kill()
             for node in victims:
@@ -207,17 +190,6 @@ def _slow_down(world: GrowthWorld, victims: Sequence[LocalNode]) -> None:
             faults = fault(SYNC, f"delay_enter={delay_us}", when="1+")
             stack.enter_context(injecting(node.pid, faults, trace=Path(os.devnull)))
         time.sleep(trial.random.uniform(*PAUSE_S))
-
-
-def _cut_power(
-    world: GrowthWorld, victims: Sequence[LocalNode], disks: Mapping[str, LoopDisk]
-) -> None:
-    for node in victims:
-        node.pause()
-    for node in victims:
-        flag = world.trial.random.choice((1, 2, 2))
-        disks[node.name].cut_power(flag=flag)
-        world.trial.counts[f"cuts, {FLAGS[flag]}"] += 1
 
 
 def _victims(world: GrowthWorld, count: int) -> Sequence[LocalNode]:

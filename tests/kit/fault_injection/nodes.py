@@ -1,20 +1,23 @@
-"""A cluster of one node with small files, so that a few batches meet every kind of file."""
+"""Nodes with small files, so that a few batches meet every kind of file, and their disks."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from waiting import wait_until
 
+from fault_injection.disks import FLAGS, LoopDisk
 from fault_injection.ledger import Ledger, Producer, numbered_schema
+from fault_injection.trial import Trial
 from galileo.client import Client
 from galileo.cluster import LocalCluster
 from galileo.dht import placement
 from galileo.dht.topology import SYSTEM, Topology
 from galileo.dht.topology_changes import system_copies
+from galileo.local_node import LocalNode
 
 DATASET = "numbered"
 SMALL_FILES = {"segment_bytes_max": 60_000, "compaction": False}
@@ -29,6 +32,7 @@ PARTITIONS = 2
 PRODUCERS = 2
 WHOLE_S = 120.0
 PAUSE_MAX_S = 0.25
+DISK_BYTES = 256 << 20
 
 
 @contextlib.contextmanager
@@ -116,3 +120,32 @@ def left_behind(topology: Topology, cluster: LocalCluster) -> list[str]:
         for path in (cluster.directory / node.name / "journals").glob("*/*")
         if not path.name.isdecimal() or node.name not in owners[int(path.name)]
     ]
+
+
+@contextlib.contextmanager
+def node_disks(directory: Path, count: int) -> Iterator[Mapping[str, LoopDisk]]:
+    """A file system for each of the first nodes of the cluster in `directory / "cluster"`, by name.
+
+    The names stand for directories on these file systems.
+    """
+    place = directory / "cluster"
+    with contextlib.ExitStack() as stack:
+        disks = {}
+        for number in range(1, count + 1):
+            name = f"node-{number}"
+            disk = LoopDisk(directory / f"disk-{number}", size_bytes=DISK_BYTES)
+            disks[name] = stack.enter_context(disk)
+            place.mkdir(exist_ok=True)
+            (disk.directory / name).mkdir()
+            (place / name).symlink_to(disk.directory / name)
+        yield disks
+
+
+def cut_power(trial: Trial, nodes: Sequence[LocalNode], disks: Mapping[str, LoopDisk]) -> None:
+    """Stops all nodes, and then all output to their disks; the nodes are killed next."""
+    for node in nodes:
+        node.pause()
+    for node in nodes:
+        flag = trial.random.choice((1, 2, 2))
+        disks[node.name].cut_power(flag=flag)
+        trial.counts[f"cuts, {FLAGS[flag]}"] += 1
