@@ -1,323 +1,313 @@
-"""Observations of a keyed dataset are replaced and deleted while nodes are killed and stopped."""
+"""Observations of a keyed dataset are replaced and deleted while nodes fail in several ways."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import itertools
 import random
-import threading
+import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from fault_injection.nodes import PATIENCE, is_whole
+from fault_injection.corrections import (
+    BETWEEN_S,
+    DATASET,
+    DOWN_S,
+    KILLS,
+    Alarm,
+    await_evaluation,
+    await_turns,
+    befall,
+    judge_alarm,
+    judge_disks,
+    judge_workers,
+    working,
+)
+from fault_injection.damage import Commits
+from fault_injection.moves import move_somehow
+from fault_injection.nodes import (
+    PATIENCE,
+    WHOLE_S,
+    cut_power,
+    is_whole,
+    left_behind,
+    node_disks,
+)
+from fault_injection.replacements import (
+    SCHEMA,
+    Follower,
+    Writer,
+    judge_rows,
+    last_values,
+    values_of,
+)
+from fault_injection.requirements import LOOP_DISK, Need
 from fault_injection.trial import Trial
 from waiting import wait_until
 
 from galileo.client import Client
 from galileo.cluster import LocalCluster
-from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import GalileoError, TransientError
-from galileo.local_node import LocalNode
-from galileo.model.schema import Feature, Schema
+from galileo.cursor import Cursor
+from galileo.dht.topology import Topology
+from galileo.errors import GalileoError, HistoryChanged
+from galileo.storage.backup import backup, restore
 
-WRITERS, KEYS = 5, 30
-"""Each writer has so many keys of its own."""
-BATCH = 6
-BETWEEN_S = (1.0, 4.0)
-PAUSE_S = (3.0, 8.0)
-WHOLE_S = 120.0
-WRITES_BETWEEN = 20
-START = dt.datetime(2014, 3, 1, tzinfo=dt.UTC)
-FEATURES = [
-    Feature("station", type="text"),
-    Feature("value", type="int"),
-    Feature("level", type="int"),
-]
-HIGH, LEVELS = "level > 4", 10
-"""A query, and how many levels values go through."""
-SCHEMA = Schema("buoys", FEATURES, key="station", geohash_precision=2, time_bucket="1h")
+WRITERS = 5
+PARTITIONS = 4
+TURNS_BETWEEN = 20
+HIGH = "level > 4"
 HOLDS = (
-    "writers replace and delete observations: at the end each key is as the last acknowledged "
-    "write left it, and who has followed the changes has the same; at each of its cursors the "
-    "observations are what it has; and who follows a continuous query has what matches at each "
-    "token"
+    "writers replace and delete observations, by rows, by conditions, and if nothing has changed: "
+    "at the end each key is as the last acknowledged write left it, in answers and on each disk, "
+    "and who has followed the changes has the same; at each of its cursors the observations are "
+    "what it has; and who follows a continuous query has what matches at each token"
 )
-Rows: TypeAlias = dict[str, int]
-"""The value of each station."""
 
 
-@pytest.mark.timeout(0)
-@pytest.mark.fault(
-    "keyed-kills",
-    "crash",
-    rounds=9,
-    holds=f"a node is killed, hangs, or is killed with its neighbour, in turn: {HOLDS}",
-)
-def test_keyed_kills(trial: Trial) -> None:
-    cluster = LocalCluster(3, 1, trial.directory / "cluster", partitions_per_group=4, replicas=3)
-    faults = itertools.cycle(("kill", "pause", "kill two"))
-    with cluster:
-        client = cluster.client(timeout=PATIENCE)
-        client.create_dataset(SCHEMA)
-        writers = [Writer(number, trial.random.random()) for number in range(WRITERS)]
-        ccq = client.submit("buoys", HIGH, interval="1s", expiration="1d")
-        follower, alarm = Follower(), Alarm(ccq.id, ccq.token)
-        with _running(cluster, writers, follower, alarm):
-            for number in trial.each_round():
-                _await_writes(writers)
-                time.sleep(trial.random.uniform(*BETWEEN_S))
-                _befall(trial, cluster.nodes, number, next(faults))
-                wait_until(lambda: is_whole(client), what="all copies", timeout_s=WHOLE_S)
-        _judge(trial, client, writers, follower)
-        _judge_alarm(trial, client, alarm)
-
-
-def _befall(trial: Trial, nodes: list[LocalNode], number: int, fault: str) -> None:
-    trial.counts[fault] += 1
-    victims = [nodes[number % 3]] + ([nodes[(number + 1) % 3]] if fault == "kill two" else [])
-    for victim in victims:
-        victim.pause() if fault == "pause" else victim.kill()
-    time.sleep(trial.random.uniform(*PAUSE_S))
-    for victim in victims:
-        victim.resume() if fault == "pause" else victim.restart()
-
-
-def _await_writes(writers: list[Writer]) -> None:
-    before = sum(writer.acknowledged for writer in writers)
-    wait_until(
-        lambda: sum(writer.acknowledged for writer in writers) > before + WRITES_BETWEEN,
-        what="acknowledgements",
-    )
-
-
-def observations(values: dict[str, int]) -> pa.Table:
-    """Of stations that have a place and an hour each; a value moves an observation in its hour."""
-    numbers = [int(station.replace("-", "")) for station in values]
-    return pa.table(
-        {
-            "latitude": [-80.0 + number * 7 % 160 for number in numbers],
-            "longitude": [-170.0 + number * 11 % 340 for number in numbers],
-            "time": [
-                START + dt.timedelta(hours=number % 24, microseconds=value)
-                for number, value in zip(numbers, values.values(), strict=True)
-            ],
-            "station": [*values],
-            "value": pa.array([*values.values()], pa.int64()),
-            "level": pa.array([value % LEVELS for value in values.values()], pa.int64()),
-        }
-    )
-
-
-def values_of(rows: pa.Table) -> Rows:
-    values = dict(zip(rows["station"].to_pylist(), rows["value"].to_pylist(), strict=True))
-    assert len(values) == rows.num_rows, "a key is there twice"
-    return values
-
-
-@dataclass
-class Writer:
-    """Sends one write after the other, each until it is acknowledged or all is over.
+@dataclass(slots=True)
+class World:
+    """A cluster with a keyed dataset, and clients that work on it.
 
     Attributes:
-        rows: as the acknowledged writes have left them.
-        pending: values of a write that is not acknowledged; of a deletion None.
-        acknowledged: how many writes.
-        repeats: how often a write was sent again.
+        client: for the scenario itself.
     """
 
-    number: int
-    seed: float
-    rows: Rows = field(default_factory=dict)
-    pending: dict[str, int | None] = field(default_factory=dict)
-    acknowledged: int = 0
-    repeats: int = 0
-    errors: list[Exception] = field(default_factory=list)
+    trial: Trial
+    cluster: LocalCluster
+    client: Client
+    writers: list[Writer]
+    follower: Follower
+    alarm: Alarm
 
-    def run(self, cluster: LocalCluster, is_over: threading.Event) -> None:
-        chance = random.Random(f"{self.seed}-{self.number}")
-        with cluster.client(timeout="5s") as client:
-            for batch in itertools.count():
-                values = {
-                    f"{self.number}-{key:03}": batch
-                    for key in chance.sample(range(KEYS), chance.randint(1, BATCH))
-                }
-                is_deletion = chance.random() < 0.3
-                self.pending = dict.fromkeys(values) if is_deletion else {**values}
-                if not self._write(client, batch, values, is_deletion, is_over):
-                    return
-                self.rows = {key: row for key, row in self.rows.items() if key not in values}
-                self.rows |= {} if is_deletion else values
-                self.pending = {}
-                self.acknowledged += 1
+    def working(self) -> contextlib.AbstractContextManager[None]:
+        return working(self.cluster, [*self.writers, self.follower, self.alarm])
 
-    def _write(
-        self, client: Client, batch: int, values: Rows, is_deletion: bool, is_over: threading.Event
-    ) -> bool:
-        """Whether a write was acknowledged."""
-        send = client.delete if is_deletion else client.ingest
-        while not is_over.is_set():
-            try:
-                rows = observations(values)
-                send("buoys", rows, producer=f"writer-{self.number}", first_batch=batch)
-            except TransientError:
-                self.repeats += 1
-            except Exception as error:
-                self.errors.append(error)
-                return False
-            else:
-                return True
-        return False
+    def await_writes(self) -> None:
+        await_turns(self.writers, TURNS_BETWEEN)
 
-
-@dataclass
-class Follower:
-    """Applies the changes from one cursor to the next.
-
-    Attributes:
-        rows: that it has.
-        cursor: up to which.
-        steps: how often it has asked for changes.
-        compared: how often the observations at its cursor were read.
-    """
-
-    rows: Rows = field(default_factory=dict)
-    cursor: Cursor = EMPTY_CURSOR
-    steps: int = 0
-    compared: int = 0
-    errors: list[Exception] = field(default_factory=list)
-
-    def turn(self, client: Client) -> None:
-        self.step(client)
-        self.compare(client)
-
-    def step(self, client: Client) -> None:
-        changes = client.changes("buoys", self.cursor)
-        assert changes.cursor.covers(self.cursor), f"{changes.cursor} is behind {self.cursor}"
-        changed = values_of(changes.rows)
-        deleted = {*changes.rows.filter(changes.rows["deleted"])["station"].to_pylist()}
-        kept = {key: value for key, value in self.rows.items() if key not in changed}
-        self.rows = kept | {key: value for key, value in changed.items() if key not in deleted}
-        self.cursor, self.steps = changes.cursor, self.steps + 1
-
-    def compare(self, client: Client) -> None:
-        at = values_of(client.select("buoys", at=self.cursor))
-        assert at == self.rows, f"at {self.cursor}: {at.items() ^ self.rows.items()}"
-        self.compared += 1
-
-
-@dataclass
-class Alarm:
-    """Follows a continuous query, and folds its updates by key.
-
-    Attributes:
-        ccq_id: of the query.
-        token: of what it has.
-        rows: the values that match.
-        updates: how many had labels or withdrew some.
-        withdrawn: labels in all.
-        compared: how often what matches at a token was read.
-    """
-
-    ccq_id: str
-    token: str
-    rows: Rows = field(default_factory=dict)
-    updates: int = 0
-    withdrawn: int = 0
-    compared: int = 0
-    errors: list[Exception] = field(default_factory=list)
-
-    def turn(self, client: Client) -> None:
-        self.step(client)
-
-    def step(self, client: Client) -> Cursor:
-        update = client.fetch(self.ccq_id, token=self.token, wait="2s")
-        assert update.withdrawn is not None
-        old, new = (
-            dict(zip(table["station"].to_pylist(), table["value"].to_pylist(), strict=True))
-            for table in (update.withdrawn.table, update.labels.table)
-        )
-        kept = {} if update.reset else self.rows
-        self.rows = {key: value for key, value in kept.items() if key not in old} | new
-        self.token = update.token
-        self.updates += update.is_news
-        self.withdrawn += len(old)
-        if not update.more and not update.labels.missing:
-            at = update.labels.frontier
-            known = values_of(client.select("buoys", HIGH, at=at))
-            assert known == self.rows, f"at {at}: {known.items() ^ self.rows.items()}"
-            self.compared += 1
-        return update.labels.frontier
-
-
-def _follow(reader: Follower | Alarm, cluster: LocalCluster, is_over: threading.Event) -> None:
-    """A reader takes turns until the end, or until it fails."""
-    with cluster.client(timeout="5s") as client:
-        while not is_over.is_set():
-            try:
-                reader.turn(client)
-            except TransientError:
-                continue
-            except Exception as error:
-                reader.errors.append(error)
-                return
+    def await_whole(self) -> None:
+        wait_until(lambda: is_whole(self.client), what="all copies", timeout_s=WHOLE_S)
 
 
 @contextlib.contextmanager
-def _running(
-    cluster: LocalCluster, writers: list[Writer], follower: Follower, alarm: Alarm
-) -> Iterator[None]:
-    """Writers and those who follow them work within the block."""
-    is_over = threading.Event()
-    threads = [
-        *(threading.Thread(target=each.run, args=(cluster, is_over)) for each in writers),
-        *(
-            threading.Thread(target=_follow, args=(each, cluster, is_over))
-            for each in (follower, alarm)
-        ),
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()
+def keyed_world(trial: Trial, *, replicas: int) -> Iterator[World]:
+    """Judges what the nodes have at the end of the block, and then what is on their disks."""
+    place = trial.directory / "cluster"
+    cluster = LocalCluster(3, 1, place, partitions_per_group=PARTITIONS, replicas=replicas)
+    with cluster:
+        client = cluster.client(timeout=PATIENCE)
+        client.create_dataset(SCHEMA)
+        writers = [Writer(n, random.Random(trial.random.random())) for n in range(WRITERS)]
+        ccq = client.submit(DATASET, HIGH, interval="1s", expiration="1d")
+        alarm = Alarm(HIGH, ccq.id, ccq.token, ("station", "value"), reads_at=True)
+        await_evaluation(trial, client, writers[0], alarm)
+        world = World(trial, cluster, client, writers, Follower(), alarm)
+        yield world
+        _judge(world)
+    directories = [place / node.name for node in cluster.nodes]
+    judge_rows(trial, writers, last_values(judge_disks(trial, directories, replicas)), "the disks")
 
 
-def _judge(trial: Trial, client: Client, writers: list[Writer], follower: Follower) -> None:
-    trial.expect(not follower.errors, f"the follower has failed: {follower.errors[:1]}")
+def _judge(world: World) -> None:
+    trial, client, follower = world.trial, world.client, world.follower
     try:
         follower.turn(client)
     except (GalileoError, AssertionError) as error:
         trial.expect(False, f"the follower at the end: {error!r}")
-    rows = follower.rows  # An unanswered write may come later than this.
-    for writer in writers:
-        for key in (f"{writer.number}-{key:03}" for key in range(KEYS)):
-            known = writer.rows.get(key)
-            possible, value = {known, writer.pending.get(key, known)}, rows.get(key)
-            trial.expect(value in possible, f"{key}: expected one of {possible}, got {value}")
-        trial.counts["acknowledged"] += writer.acknowledged
-        trial.counts["repeated"] += writer.repeats
-        trial.counts["unanswered"] += bool(writer.pending)
-        trial.expect(not writer.errors, f"a writer was refused: {writer.errors[:1]}")
-    trial.counts["followed"] += follower.steps
+    judge_rows(trial, world.writers, follower.rows, "the end")
+    judge_alarm(trial, client, world.alarm)
+    judge_workers(trial, "acknowledged", world.writers)
+    judge_workers(trial, "followed", [follower])
+    judge_workers(trial, "updates", [world.alarm])
+    trial.counts["unanswered"] += sum(bool(one.pending) for one in world.writers)
     trial.counts["compared"] += follower.compared
+    differ = [one for node in client.status().nodes for one in node.diverged]
+    trial.expect(not differ, f"copies differ: {differ[:3]}")
 
 
-def _judge_alarm(trial: Trial, client: Client, alarm: Alarm) -> None:
-    trial.expect(not alarm.errors, f"the alarm has failed: {alarm.errors[:1]}")
-    until = client.version("buoys", require_complete=True).cursor
-    try:
-        wait_until(lambda: alarm.step(client).covers(until), what="the last update")
-    except (GalileoError, AssertionError) as error:
-        trial.expect(False, f"the alarm at the end: {error!r}")
-    trial.expect(alarm.withdrawn > 0, "nothing was withdrawn")
-    trial.counts["updates"] += alarm.updates
-    trial.counts["withdrawn"] += alarm.withdrawn
-    trial.counts["alarm compared"] += alarm.compared
+Fault = Callable[[World, int], None]
+
+
+@contextlib.contextmanager
+def _killing(trial: Trial) -> Iterator[Fault]:
+    faults = itertools.cycle(KILLS)
+    yield lambda world, number: befall(trial, world.cluster.nodes, number, next(faults))
+
+
+@contextlib.contextmanager
+def _moving(trial: Trial) -> Iterator[Fault]:
+    """Moves each partition in turn."""
+    yield lambda world, number: move_somehow(
+        trial, world.cluster, world.client, number % PARTITIONS
+    )
+
+
+@contextlib.contextmanager
+def _cutting_power(trial: Trial) -> Iterator[Fault]:
+    """All nodes lose their power at one moment, and their file systems what was not synced."""
+    with node_disks(trial.directory, 3) as disks:
+
+        def cut(world: World, number: int) -> None:
+            nodes = world.cluster.nodes
+            cut_power(trial, nodes, disks)
+            for node in nodes:
+                node.kill()
+            for disk in disks.values():
+                disk.repair()
+            time.sleep(trial.random.uniform(*DOWN_S))
+            for node in nodes:
+                node.start()
+            for node in nodes:
+                node.wait()
+
+        yield cut
+
+
+def scenario(
+    name: str,
+    row: str,
+    phrase: str,
+    faults: object,
+    *,
+    rounds: int,
+    replicas: int = 3,
+    needs: tuple[Need, ...] = (),
+) -> object:
+    holds = f"{phrase}: {HOLDS}"
+    mark = pytest.mark.fault(f"keyed-{name}", row, rounds=rounds, needs=needs, holds=holds)
+    return pytest.param(faults, replicas, marks=mark, id=name)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    ("faults", "replicas"),
+    [
+        scenario(
+            "kills",
+            "crash",
+            "a node is killed, hangs, or is killed with its neighbour, in turn",
+            _killing,
+            rounds=6,
+        ),
+        scenario(
+            "moves",
+            "nodes restarted, replaced, added",
+            "partitions with one copy move between nodes, one of which is killed meanwhile",
+            _moving,
+            rounds=6,
+            replicas=1,
+        ),
+        scenario(
+            "power-cut",
+            "power cut",
+            "all nodes lose their power at one moment, and their file systems what was not synced",
+            _cutting_power,
+            rounds=3,
+            needs=(LOOP_DISK,),
+        ),
+    ],
+)
+def test_keyed(
+    trial: Trial,
+    faults: Callable[[Trial], contextlib.AbstractContextManager[Fault]],
+    replicas: int,
+) -> None:
+    with faults(trial) as befall_next, keyed_world(trial, replicas=replicas) as world:
+        with world.working():
+            for number in trial.each_round():
+                world.await_writes()
+                time.sleep(trial.random.uniform(*BETWEEN_S))
+                befall_next(world, number)
+                world.await_whole()
+        wait_until(lambda: replicas > 1 or _is_tidy(world), what="old copies to go")
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.fault(
+    "keyed-restore",
+    "a backup is restored",
+    rounds=2,
+    holds="all nodes are backed up one after the other amid writes, and restored: readers of lost "
+    "commits get `history_changed` once and go on, and each key is as the last commit up to the "
+    f"fork left it; then {HOLDS}",
+)
+def test_keyed_restore(trial: Trial) -> None:
+    with keyed_world(trial, replicas=3) as world:
+        for number in trial.each_round():
+            with world.working():
+                world.await_writes()
+                before = world.client.version(DATASET, require_complete=True).cursor
+                backups = trial.directory / f"backups-{number}"
+                for node in world.cluster.nodes:
+                    source = world.cluster.directory / node.name
+                    backup(source, backups / node.name, now=time.time())
+                    world.await_writes()
+            world.follower.turn(world.client)
+            world.alarm.catch_up(world.client)
+            judge_rows(trial, world.writers, world.follower.rows, "before the restore")
+            judge_workers(trial, "acknowledged", world.writers)
+            commits = _restore(world, backups)
+            _go_on(world, commits, before)
+        with world.working():
+            world.await_writes()
+
+
+def _restore(world: World, backups: Path) -> Commits:
+    """Puts backups in place of the directories of all nodes; what these had."""
+    nodes = world.cluster.nodes
+    for node in nodes:
+        node.stop()
+    directories = [world.cluster.directory / node.name for node in nodes]
+    commits = judge_disks(world.trial, directories, len(nodes))
+    for directory in directories:
+        shutil.rmtree(directory)
+        restore(backups / directory.name, directory, now=time.time())
+    for node in nodes:
+        node.start()
+    for node in nodes:
+        node.wait()
+    world.await_whole()
+    return commits
+
+
+def _go_on(world: World, commits: Commits, before: Cursor) -> None:
+    """Readers do what the errors say, and writers go on with what is left.
+
+    Args:
+        world: whose nodes were restored.
+        commits: that they had.
+        before: what had been acknowledged when the backup began.
+    """
+    trial, client, follower, alarm = world.trial, world.client, world.follower, world.alarm
+    with pytest.raises(HistoryChanged) as lost:
+        follower.turn(client)
+    details = lost.value.details
+    common = dict(zip(details["partitions"], details["common"], strict=True))
+    kept = {place: both for place, both in commits.items() if place[2] <= common.get(place[1], inf)}
+    trial.counts["commits lost"] += len(commits) - len(kept)
+    early = [partition for partition, last in common.items() if last < before[partition]]
+    trial.expect(not early, f"commits of {early} are lost that the backups have")
+    follower.cursor = details["cursor"]
+    follower.rows = values_of(client.select(DATASET, at=follower.cursor))
+    differ = follower.rows.items() ^ last_values(kept).items()
+    trial.expect(not differ, f"after the restore, {len(differ)} differ: {[*differ][:5]}")
+    with pytest.raises(HistoryChanged) as lost:
+        alarm.turn(client)
+    alarm.token = lost.value.details["token"]
+    alarm.catch_up(client)
+    world.writers[:] = [
+        Writer(
+            number,
+            random.Random(trial.random.random()),
+            {key: one for key, one in follower.rows.items() if key.startswith(f"{number}-")},
+        )
+        for number in range(WRITERS)
+    ]
+
+
+def _is_tidy(world: World) -> bool:
+    return not left_behind(Topology.from_json(world.client.topology_json()), world.cluster)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -100,7 +101,8 @@ def read_all(directory: Path) -> Reading:
         refusals += store.damaged.values()
         for (dataset, partition), journal in store.journals().items():
             journal.publish(journal.end_sequence)
-            for sequence in range(journal.dropped + 1, journal.last_sequence + 1):
+            ranges = journal.forks.ranges(journal.dropped, journal.last_sequence)
+            for sequence in chain.from_iterable(range(first, last + 1) for first, last in ranges):
                 try:
                     both = journal.read(sequence), journal.paths(sequence)
                 except GalileoError as error:
