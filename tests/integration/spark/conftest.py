@@ -405,7 +405,12 @@ class ThreadEngine:
 def _echo(request: CycleRequest) -> CycleAnswer:
     """Each item as answered by a part of its own, whose frontier is the digest of its query."""
     parts = [
-        ReachedPart(request.items[n : n + 1], _cursor_of(request.digest_of(n)), EMPTY_CURSOR)
+        ReachedPart(
+            request.items[n : n + 1],
+            _cursor_of(request.digest_of(n)),
+            dropped=EMPTY_CURSOR,
+            deletions=EMPTY_CURSOR,
+        )
         for n in range(len(request))
     ]
     return CycleAnswer(tuple(parts), PackColumns.of({}), request.items[:0], ())
