@@ -105,9 +105,11 @@ def test_retention_waits_for_named_readers(
     assert apply(client, "air") == set()
     assert client.count("air") < 400
 
-    # What is older than the policy and the hold goes.
+    # What is older than the policy and the hold goes, once a reader has stood still for its hold.
     client.advance_reader("air", "yearly", first, hold="1h")
     observe(client, "air")
+    assert apply(client, "air") == {"nightly", "yearly"}
+    client.advance_reader("air", "yearly", first, hold="10ms")
     assert apply(client, "air") == {"nightly"}
     run(keeping, "retention", "drop-reader", "air", "nightly")
     assert [reader.name for reader in client.readers("air")] == ["yearly"]
