@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -196,15 +196,18 @@ def apply(
         have lost some of their rows.
     """
     named = _Named.of(deletions)
+    bounds = [(deletion.sequence, *named.bounds(deletion)) for deletion in deletions]
+    numbers = [named.numbers(p.commits.partition, p.commits.sequence) for p in parts]
     vectors: list[DeletionVector | None] = [None] * len(parts)
     left = list[Shortened]()
-    for removed, (place, part) in product(named.removed(), enumerate(parts)):
-        met = _met(part, named, removed)
-        for deletion in deletions if len(met) else ():
-            met = met.without(deletion.sequence, *named.bounds(deletion))
-        if (new := met.vector()) is not None:
-            vectors[place] = DeletionVector.joined(vectors[place], new)
-        left += met.shortened(part, named)
+    for removed in named.removed():
+        for place, part in enumerate(parts):
+            met = _met(part, numbers[place], removed)
+            for deletion in bounds if len(met) else ():
+                met = met.without(*deletion)
+            if (new := met.vector()) is not None:
+                vectors[place] = DeletionVector.joined(vectors[place], new)
+            left += met.shortened(part, named)
     return vectors, left
 
 
@@ -404,10 +407,9 @@ class _Met:
         yield Shortened(paths, commits, self.since[rows], self.superseded[rows])
 
 
-def _met(part: Part, named: _Named, removed: _Removed) -> _Met:
-    """The paths of a part that count and lose rows."""
+def _met(part: Part, number: Numbers, removed: _Removed) -> _Met:
+    """The paths of a part that count and lose rows; `number` is that of each of its commits."""
     commits, paths = part.commits, part.paths
-    number = named.numbers(commits.partition, commits.sequence)
     position = np.flatnonzero(removed.holds(number).take(paths.commit))
     number_of = number.take(paths.commit.take(position))
     meets = removed.meets(number_of, paths.row.take(position), paths.rows.take(position))
