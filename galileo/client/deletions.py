@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.arrays import one_array, within
+from galileo.arrays import within
 from galileo.client import analytics, queries, reading
 from galileo.client.calls import Calls
 from galileo.client.ingestion import Progress, Sending, TimeBounds, in_thread, send_all
@@ -36,7 +36,6 @@ from galileo.model.deletions import STRETCHES_SCHEMA
 from galileo.model.observations import normalise
 from galileo.model.rows import RowOptions, needed_columns, row_options
 from galileo.model.schema import COORDINATES, Schema
-from galileo.model.times import column_micros
 from galileo.query import Query, parse_async
 from galileo.query.builder import Condition, Property, query_text
 from galileo.wire.codec import cursor_from_pb
@@ -239,10 +238,7 @@ class _Deletion:
 def _by_certainty(query: Query, tables: Sequence[pa.Table]) -> tuple[pa.Table, pa.Table]:
     """The stretches of labels whose rows all match, and those of the others in their order."""
     labels = pa.concat_tables(tables)
-    columns: dict[str, Any] = {name: one_array(labels.column(name)) for name in query.features}
-    columns["cell"] = labels.column("cell").to_numpy()
-    columns["bucket"] = column_micros(labels.column("bucket"))
-    certain = query.must_match_paths(columns)
+    certain = query.must_match_labels(labels)
     stretches = labels.select(STRETCHES_SCHEMA.names).cast(STRETCHES_SCHEMA)
     order = [(name, "ascending") for name in STRETCHES_SCHEMA.names[:3]]
     others = stretches.filter(pa.array(~certain)).sort_by(order)

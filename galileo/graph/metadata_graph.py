@@ -386,9 +386,8 @@ class MetadataGraph:
         """`_tasks`, one run at a time."""
         search = BoundQuery.of(query, self._texts)
         live = replace(window, after=snapshot.since(window.after))
-        is_stored = window.choice in (Choice.CURRENT, Choice.STORED)
         for run in snapshot.parts:
-            if snapshot.has_versions(run) or not is_stored:
+            if snapshot.has_versions(run) or not window.is_stored:
                 inside, counting = snapshot.in_window(run, window)
                 if inside.any():
                     held = None if snapshot.versions is None and inside.all() else inside

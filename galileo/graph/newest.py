@@ -140,10 +140,8 @@ class NewestBuckets:
 
     def add(self, labels: pa.RecordBatch) -> None:
         """Adds labels of matching paths."""
-        columns = {name: labels.column(name) for name in self._query.features}
-        columns["cell"] = labels.column("cell").to_numpy()
-        columns["bucket"] = buckets = column_micros(labels.column("bucket"))
-        certain = pa.array(self._query.must_match_paths(columns))
+        buckets = column_micros(labels.column("bucket"))
+        certain = pa.array(self._query.must_match_labels(labels))
         more = pa.table({_KEY: self._keys_of(labels), "bucket": buckets}).filter(certain)
         both = pa.concat_tables([self._buckets, more]).group_by(_KEY).aggregate([("bucket", "max")])
         self._buckets = both.select([_KEY, "bucket_max"]).rename_columns([_KEY, "bucket"])

@@ -83,6 +83,11 @@ class CommitWindow:
     choice: Choice = Choice.CURRENT
     at: Cursor | None = None
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether the choice has, of a dataset without a key, what commits of the window store."""
+        return self.choice in (Choice.CURRENT, Choice.STORED)
+
     def holds(self, commits: Commits) -> Mask:
         """Which commits lie in the window."""
         return self._between(commits.partition, first=commits.sequence, last=commits.sequence)
@@ -141,9 +146,8 @@ class CommitWindow:
     ) -> tuple[Mask, DeletionFilter | None]:
         """As `versions_of`, of a dataset without a key; None passes all paths of the commits."""
         commits, vector = run.commits, run.deletions
-        is_stored = self.choice in (Choice.CURRENT, Choice.STORED)
         inside = np.zeros(len(commits), dtype=np.bool_)
-        if is_stored:
+        if self.is_stored:
             inside = replace(self, after=self.after.join(dropped)).holds(commits)
         if vector is None:
             return inside, None
@@ -159,7 +163,7 @@ class CommitWindow:
             until=until,
             at=until if self.at is None else self.at.of(partition),
         )
-        if not is_stored:
+        if not self.is_stored:
             inside[chosen] = True
             inside &= CommitWindow(dropped, None, self.partitions).holds(commits)
         return inside, passed

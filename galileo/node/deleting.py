@@ -73,12 +73,10 @@ class Deleting:
                 f"expected partitions of this cluster, got {listed(unknown)}",
                 partitions=unknown[:NAMED_MAX],
             )
-        of_owner = dict[str, list[int]]()
-        for partition in named:
-            of_owner.setdefault(placement.owner(topology, partition), []).append(partition)
+        schema = self._catalog.stored_schema(task.dataset)
         calls = []
-        for owner, partitions in of_owner.items():
-            theirs = rows.filter(pa.array(np.isin(of_row, partitions)))
+        of_owner = placement.split_by_owner(topology, schema, rows, partitions=of_row)
+        for owner, theirs in of_owner.items():
             part = replace(task, observations=theirs)
             is_own = owner == self._name
             calls.append(self.commit(part) if is_own else self._forward(owner, part))

@@ -517,13 +517,10 @@ class _MatchingLabels:
 
     @classmethod
     def of(cls, labels: pa.RecordBatch, query: Query) -> _MatchingLabels:
-        columns: dict[str, Any] = {name: labels.column(name) for name in query.features}
-        columns["cell"] = labels.column("cell").to_numpy()
-        columns["bucket"] = column_micros(labels.column("bucket"))
         partition, sequence, row, rows = (
             labels.column(name).to_numpy() for name in PARTS_SCHEMA.names
         )
-        return cls(partition, sequence, row, rows, query.must_match_paths(columns))
+        return cls(partition, sequence, row, rows, query.must_match_labels(labels))
 
     @classmethod
     def joined(cls, parts: Sequence[_MatchingLabels]) -> _MatchingLabels:

@@ -113,6 +113,14 @@ class Query:
         """
         return visitors.verdicts(self.tree, self._columns(columns), _test_paths_certainly)
 
+    def must_match_labels(self, labels: pa.Table | pa.RecordBatch) -> Mask:
+        """As `must_match_paths`, of labels of `schema.label_schema`."""
+        features = {name: from_arrow(labels.column(name)) for name in self.features}
+        cell = np.asarray(labels.column("cell").to_numpy(), dtype=np.uint64)
+        return self.must_match_paths(
+            Columns(cell, column_micros(labels.column("bucket")), features)
+        )
+
     def match_observations(self, table: pa.Table) -> Mask:
         """Mask of the rows of a table of `schema.observation_schema` that match exactly."""
         return self.match_points(observation_columns(table, self.features))
