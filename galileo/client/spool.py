@@ -88,7 +88,7 @@ class SpooledUpdate:
     Attributes:
         number: 1, 2, 3 … in the order of arrival, never used twice; a reader of a
             spool continues after the last number that it read.
-        labels: none of which is in another update of the spool, unless a reset comes between them.
+        labels: of this update; no other update has one of them, unless a reset comes in between.
         withdrawn: as of an `Update`.
         reset: whether the labels of earlier updates count no more, as of an `Update`.
     """
