@@ -12,12 +12,12 @@ import errno
 import random
 import shutil
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -746,6 +746,71 @@ async def play_history(
         for work in running:
             work.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+class BusyWorld(World):
+    """A world that is disturbed while producers make progress; its works raise what they find.
+
+    Attributes:
+        faults: kinds of them.
+        steps: of progress between two faults, and at the end.
+        works: of producers and readers.
+    """
+
+    faults: ClassVar[Sequence[str]]
+    steps: ClassVar[int]
+
+    def __init__(self, directory: Path, seed: int, **options: Any) -> None:
+        super().__init__(directory, seed, **options)
+        self.works: list[asyncio.Task[None]] = []
+
+    @property
+    def progress(self) -> int:
+        """Grows with each write that is acknowledged."""
+        raise NotImplementedError
+
+    async def judge_answers(self) -> None:
+        """Judges what nodes answer at the end, after `judge`."""
+
+    async def disturb(self) -> None:
+        """A fault or a move, and then some progress."""
+        if self.random.random() < 0.3:
+            partition, to = self.random.randrange(PARTITIONS), self.random.choice(self.names)
+            await await_whole(self)
+            self.change(partial(topology_changes.pin_partitions, partitions=[partition], to=to))
+        else:
+            await hurt(self, self.faults)
+        await self.await_progress()
+
+    async def await_progress(self) -> None:
+        """Waits for some more; raises the error of a producer or reader that has one."""
+        due = self.progress + self.steps
+        await until(self, lambda: self.progress >= due or any(work.done() for work in self.works))
+        for work in self.works:
+            if work.done():
+                work.result()
+
+    async def play(self, works: Iterable[Coroutine[Any, Any, None]], *, faults: int) -> None:
+        """Begins, goes on through some faults, and judges what is there at the end."""
+        await self.begin()
+        self.works += [asyncio.create_task(work) for work in works]
+        try:
+            await self.await_progress()
+            for _ in range(faults):
+                await self.disturb()
+            await self.settle()
+            await asyncio.gather(*self.works)
+            await self.settle()  # The last batches may have come since.
+            self.judge()
+            await self.judge_answers()
+        finally:
+            for work in self.works:
+                work.cancel()
+            results = await asyncio.gather(*self.works, return_exceptions=True)
+            await self.close()
+            mistakes = [one for one in results if isinstance(one, AssertionError)]
+            if mistakes:
+                raise mistakes[0]
 
 
 async def scrub(world: World, name: str) -> None:

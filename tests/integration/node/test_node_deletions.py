@@ -16,15 +16,11 @@ from replica_nodes import (
     PARTITIONS,
     SCHEMA,
     START_US,
-    World,
-    await_whole,
+    BusyWorld,
     expect_crash,
-    hurt,
-    until,
 )
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.dht import topology_changes
 from galileo.errors import BatchConflict, GalileoError, InputError, Unavailable
 from galileo.model.deletions import STRETCHES_SCHEMA, Stretches, deletes
 from galileo.model.times import TIME_TYPE
@@ -96,7 +92,7 @@ def logged(shard: DatasetShard, partition: int, at: int) -> list[Place]:
     return sorted(there)
 
 
-class DeletionWorld(World):
+class DeletionWorld(BusyWorld):
     """Producers, some who delete a part of what they read, and readers that compare.
 
     Attributes:
@@ -108,13 +104,17 @@ class DeletionWorld(World):
     """
 
     segment_bytes_max = 6_000
+    faults, steps = ("crash", "crash", "disk", "cut", "all"), DELETED
 
     def __init__(self, directory: Path, seed: int) -> None:
         super().__init__(directory, seed)
         self.begun, self.done = set[Place](), set[Place]()
         self.finished = self.compared = 0
         self.read_at: list[tuple[Cursor, list[Place]]] = []
-        self.works: list[asyncio.Task[None]] = []
+
+    @property
+    def progress(self) -> int:
+        return self.finished
 
     def table_of(self, number: int, node: StorageNode) -> pa.Table:
         return batch_of(number)
@@ -188,22 +188,6 @@ class DeletionWorld(World):
         assert rows == len(expected), f"{node.name} has {rows} rows at {at}, not {len(expected)}"
         self.compared += 1
 
-    async def disturb(self) -> None:
-        if self.random.random() < 0.3:
-            partition, to = self.random.randrange(PARTITIONS), self.random.choice(self.names)
-            await await_whole(self)
-            self.change(partial(topology_changes.pin_partitions, partitions=[partition], to=to))
-        else:
-            await hurt(self, ["crash", "crash", "disk", "cut", "all"])
-        await self.await_deletions()
-
-    async def await_deletions(self) -> None:
-        due = self.finished + DELETED
-        await until(self, lambda: self.finished >= due or any(work.done() for work in self.works))
-        for work in self.works:
-            if work.done():
-                work.result()
-
     def judge(self) -> None:
         super().judge()
         chance = random.Random(self.finished)
@@ -226,27 +210,12 @@ class DeletionWorld(World):
 
 async def run(directory: Path, seed: int, *, faults: int) -> DeletionWorld:
     world = DeletionWorld(directory, seed)
-    await world.begin()
-    works = world.works
-    works += [asyncio.create_task(world.produce(n)) for n in range(PRODUCERS)]
-    works += [asyncio.create_task(world.deletes(n)) for n in range(5, 5 + DELETERS)]
-    works += [asyncio.create_task(world.read()) for _ in range(2)]
-    try:
-        await world.await_deletions()
-        for _ in range(faults):
-            await world.disturb()
-        await world.settle()
-        await asyncio.gather(*works)
-        await world.settle()
-        world.judge()
-    finally:
-        for work in works:
-            work.cancel()
-        results = await asyncio.gather(*works, return_exceptions=True)
-        await world.close()
-        mistakes = [one for one in results if isinstance(one, AssertionError)]
-        if mistakes:
-            raise mistakes[0]
+    works = [
+        *(world.produce(n) for n in range(PRODUCERS)),
+        *(world.deletes(n) for n in range(5, 5 + DELETERS)),
+        *(world.read() for _ in range(2)),
+    ]
+    await world.play(works, faults=faults)
     return world
 
 

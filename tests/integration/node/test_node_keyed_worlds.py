@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,16 +19,12 @@ from replica_nodes import (
     PARTITIONS,
     SETTLED_S,
     START_US,
-    World,
-    await_whole,
+    BusyWorld,
     expect_crash,
-    hurt,
-    until,
 )
 from retaining import DAY_S, Days, runner_of
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.dht import topology_changes
 from galileo.errors import Conflict, DataExpired, GalileoError, Unavailable
 from galileo.graph.versions import NEVER, Marks
 from galileo.model.observations import normalise
@@ -156,7 +151,7 @@ async def _labels(node: StorageNode) -> tuple[pa.Table, Cursor]:
     return whole.filter(pa.array(~past)), frontier
 
 
-class KeyedWorld(World):
+class KeyedWorld(BusyWorld):
     """Producers that count and that churn, and readers that compare.
 
     Attributes:
@@ -168,10 +163,10 @@ class KeyedWorld(World):
         compared: how often the same was read there again.
         expired: how often it was cleaned by then.
         dropped: up to where some node has dropped commits.
-        works: producers and readers.
     """
 
     segment_bytes_max = 4_000
+    faults, steps = ("crash", "crash", "cut", "all"), ACKNOWLEDGED
 
     def __init__(self, directory: Path, seed: int) -> None:
         super().__init__(directory, seed, schema=SCHEMA)
@@ -182,7 +177,6 @@ class KeyedWorld(World):
         self.begun, self.finished = dict.fromkeys(churning, -1), dict.fromkeys(churning, -1)
         self.read_at: list[tuple[Cursor, Rows, str]] = []
         self.dropped = EMPTY_CURSOR
-        self.works: list[asyncio.Task[None]] = []
 
     def start(self, name: str) -> None:
         super().start(name)
@@ -190,7 +184,8 @@ class KeyedWorld(World):
         self.hosts[name].node.retain(lambda _: (), options)
 
     @property
-    def increments(self) -> int:
+    def progress(self) -> int:
+        """The increments that were acknowledged."""
         return sum(map(len, self.values.values()))
 
     def any_node(self) -> StorageNode:
@@ -281,27 +276,6 @@ class KeyedWorld(World):
                 possible = states(key, first, self.begun[producer])
                 assert rows.get(key) in possible, f"{key}: {rows.get(key)} not in {possible}"
 
-    # --- faults ------------------------------------------------------------------------------
-
-    async def disturb(self) -> None:
-        """A fault or a move, and then some progress."""
-        if self.random.random() < 0.3:
-            partition, to = self.random.randrange(PARTITIONS), self.random.choice(self.names)
-            move = partial(topology_changes.pin_partitions, partitions=[partition], to=to)
-            await await_whole(self)
-            self.change(move)
-        else:
-            await hurt(self, ["crash", "crash", "cut", "all"])
-        await self.await_increments()
-
-    async def await_increments(self) -> None:
-        """Waits for some more; raises the error of a producer or reader that has one."""
-        due = self.increments + ACKNOWLEDGED
-        await until(self, lambda: self.increments >= due or any(work.done() for work in self.works))
-        for work in self.works:
-            if work.done():
-                work.result()
-
     # --- the end -----------------------------------------------------------------------------
 
     def judge(self) -> None:
@@ -327,7 +301,7 @@ class KeyedWorld(World):
                     assert in_order(rows.drop_columns([DELETED])) == scans[0], "indexes differ"
         assert all(host.replicas.comparison.diverged == {} for host in self.hosts.values())
 
-    async def judge_rows(self) -> None:
+    async def judge_answers(self) -> None:
         """The counters have what was acknowledged, and no more than was sent."""
         for host in self.hosts.values():
             for way in (read_versions, read_selected, read_labels):
@@ -381,27 +355,8 @@ def in_order(rows: pa.Table) -> list[dict[str, Any]]:
 
 async def run(directory: Path, seed: int, *, faults: int) -> KeyedWorld:
     world = KeyedWorld(directory, seed)
-    await world.begin()
-    works = world.works
-    works += [asyncio.create_task(world.produce(n)) for n in range(COUNTING + CHURNING)]
-    works += [asyncio.create_task(world.read()) for _ in range(2)]
-    try:
-        await world.await_increments()
-        for _ in range(faults):
-            await world.disturb()
-        await world.settle()
-        await asyncio.gather(*works)
-        await world.settle()  # The last batches may have come since.
-        world.judge()
-        await world.judge_rows()
-    finally:
-        for work in works:
-            work.cancel()
-        results = await asyncio.gather(*works, return_exceptions=True)
-        await world.close()
-        mistakes = [one for one in results if isinstance(one, AssertionError)]
-        if mistakes:
-            raise mistakes[0]
+    producers = (world.produce(n) for n in range(COUNTING + CHURNING))
+    await world.play([*producers, *(world.read() for _ in range(2))], faults=faults)
     return world
 
 
