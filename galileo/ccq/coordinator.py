@@ -146,7 +146,7 @@ class Coordinator:
         labels_added = self.cycles.finish(result, now)
         fetches = self.fetches
         is_news = labels_added or result.failure or result.gone
-        is_awaited = fetches.awaits_clock or fetches.awaits_commits
+        is_awaited = fetches.awaits_clock or fetches.awaits_withdrawals
         effects = fetches.wake(now) if is_news or is_awaited else []
         small_chunks = self.cache.compact()
         if small_chunks is not None:

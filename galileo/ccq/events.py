@@ -6,7 +6,7 @@ a client with its answer, `cycle_id` a cycle with its result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from galileo.ccq.model import CcqDefinition, Record
@@ -121,7 +121,8 @@ class FetchRequested:
         wait_until: monotonic time until which to wait for new labels; None answers at once.
         labels_max: soft bound of the answer; one whole commit may exceed it.
         until_clock_us: answer when the event clock reaches this, too.
-        any_commit: answer when later commits were evaluated, whether they have labels or not.
+        withdraws: the partitions in which commits between two cursors may withdraw labels; answer
+            when such commits were evaluated, whether they have labels or not.
         is_reset: whether the client gets what counted at the cursor, and no labels from here.
     """
 
@@ -131,7 +132,7 @@ class FetchRequested:
     wait_until: float | None = None
     labels_max: int = 100_000
     until_clock_us: int | None = None
-    any_commit: bool = False
+    withdraws: Callable[[Cursor, Cursor], Collection[int]] | None = None
     is_reset: bool = False
 
 

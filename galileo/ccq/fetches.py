@@ -18,8 +18,8 @@ of three places:
 A fetch that waits for new labels is served afresh, by the same rules, when the cache grew. For a
 CCQ with windows it is also served when the event clock reaches the end of a window. If retention
 dropped commits before they were evaluated, the answer reports the range; a fetch does not wait
-after that. A fetch of a CCQ over a keyed dataset is served when anything was committed, since that
-may withdraw labels. A fetch within a reset gets no labels from here.
+after that. A fetch is also served when commits were evaluated that may withdraw labels, as anything
+in a keyed dataset, and deletions in others. A fetch within a reset gets no labels from here.
 
 Each answer is "all labels in (after, cursor]" and a function of the log, the token and the cursor
 alone: a repeated fetch gets the same labels, and a client that continues from the cursor gets every
@@ -31,7 +31,7 @@ removed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -113,8 +113,12 @@ class _Fetch:
     until: Cursor = EMPTY_CURSOR
     holder: Holder | None = None
     until_clock_us: int | None = None
-    any_commit: bool = False
+    withdraws: Callable[[Cursor, Cursor], Collection[int]] | None = None
     is_reset: bool = False
+
+    def may_withdraw(self, until: Cursor) -> bool:
+        """Whether what was evaluated up to a cursor may withdraw labels."""
+        return self.withdraws is not None and bool(self.withdraws(self.cursor, until))
 
 
 class Fetches:
@@ -161,16 +165,17 @@ class Fetches:
         )
 
     @property
-    def awaits_commits(self) -> bool:
-        """Whether a fetch waits for any commit."""
-        return any(f.stage == "waiting" and f.any_commit for f in self._open.values())
+    def awaits_withdrawals(self) -> bool:
+        """Whether a fetch waits for withdrawals, and there may be some."""
+        until = self._cache.until
+        return any(f.stage == "waiting" and f.may_withdraw(until) for f in self._open.values())
 
     # --- events ------------------------------------------------------------------------------
 
     def fetch(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
         labels_max = max(1, min(event.labels_max, self._labels_max))
         fetch = _Fetch(event.request, event.cursor, event.wait_until, labels_max, now)
-        fetch.until_clock_us, fetch.any_commit = event.until_clock_us, event.any_commit
+        fetch.until_clock_us, fetch.withdraws = event.until_clock_us, event.withdraws
         fetch.is_reset = event.is_reset
         self._open[event.request] = fetch
         ahead = self._ahead(fetch.cursor, known)
@@ -294,7 +299,7 @@ class Fetches:
             selection.labels is not None
             or gone
             or self._is_clock_reached(fetch, selection.covered)
-            or (fetch.any_commit and not fetch.cursor.covers(selection.covered))
+            or fetch.may_withdraw(selection.covered)
         )
         if not is_news and self._may_wait(fetch, now):
             fetch.stage, fetch.deadline = "waiting", fetch.wait_until or now

@@ -132,7 +132,9 @@ class AsyncCcqs(Calls):
         wait_s = 0.0 if wait is None else seconds(wait)
         request = fetching.request(ccq_id_of(ccq), token, wait_s=wait_s, labels_max=labels_max)
         update = await self._fetcher.fetch(request)
-        if 0 < update.interval_s <= wait_s <= update.age_s and not update.is_news:
+        # Where the token has advanced, evaluations have ended, and nothing matched.
+        is_news = update.is_news or token not in ("", update.token)
+        if 0 < update.interval_s <= wait_s <= update.age_s and not is_news:
             log.warning(
                 "fetch of %s found nothing new in %.3g s: %s. An evaluator that starts takes up to "
                 "a minute; see galileo doctor",

@@ -365,8 +365,7 @@ class ContinuousQueries:
         bound = self._limits.answer_labels_max
         wanted = min(labels_max or bound, bound)
         wait_until = self._clock.monotonic() + wait_s if wait_s else None
-        is_keyed = (await self._schema(record.ccq)).is_keyed
-        withdraws = is_keyed or bool(self._node.view.deletions(record.ccq.dataset))
+        schema = await self._schema(record.ccq)
         while position.place is None:
             make = partial(
                 ccq.FetchRequested,
@@ -375,19 +374,20 @@ class ContinuousQueries:
                 wait_until=wait_until,
                 labels_max=wanted,
                 until_clock_us=until_clock_us,
-                any_commit=withdraws,
+                withdraws=partial(self._withdrawing, schema),
             )
             answer = await self._ask(make, timeout_s=ANSWER_TIMEOUT_S + wait_s)
             try:
                 update = await self._answered(answer, record, cursor, progress, wanted)
             except HistoryChanged as error:
                 # What the lost commits replaced or deleted counts again, and nothing tells which.
-                error.details["reset"] = is_keyed
+                error.details["reset"] = schema.is_keyed
                 raise
             if update is None:
                 break
             is_over = wait_until is None or self._clock.monotonic() >= wait_until
-            if not withdraws or is_over or update.is_news or update.answer.missing:
+            may_wait = update.withdrawn is not None and not update.answer.missing
+            if is_over or update.is_news or not may_wait:
                 return update
             cursor = update.answer.cursor  # What was committed has changed nothing for the reader.
         return await self._reset(record, position, wanted)
@@ -480,8 +480,7 @@ class ContinuousQueries:
     ) -> CcqUpdate | None:
         windows = None
         schema, gone = await self._schema(query), None
-        view = self._node.view
-        partitions = view.with_deletions(query.dataset, answer.after, answer.cursor)
+        partitions = self._withdrawing(schema, answer.after, answer.cursor)
         if schema.is_keyed or partitions:
             gone = await withdrawals(
                 self._node.scans,
@@ -489,7 +488,7 @@ class ContinuousQueries:
                 after=answer.after,
                 until=answer.cursor,
                 labels_max=labels_max,
-                partitions=None if schema.is_keyed else partitions,
+                partitions=partitions,
             )
             if gone.is_expired:
                 return None
@@ -510,6 +509,12 @@ class ContinuousQueries:
             # A sample need not have had the label of the whole path.
             None if gone is None or query.sampler is not None else gone.shortened,
         )
+
+    def _withdrawing(self, schema: Schema, after: Cursor, until: Cursor) -> frozenset[int]:
+        """The partitions in which commits between two cursors may withdraw labels."""
+        if schema.is_keyed:
+            return frozenset(after.news(until))
+        return self._node.view.with_deletions(schema.key, after, until)
 
     async def _schema(self, made: CcqDefinition) -> Schema:
         """The schema of a CCQ's labels. Raises CcqDropped if the dataset was dropped."""

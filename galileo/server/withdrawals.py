@@ -59,7 +59,7 @@ async def withdrawals(
     after: Cursor,
     until: Cursor,
     labels_max: int,
-    partitions: frozenset[int] | None = None,
+    partitions: frozenset[int],
 ) -> Withdrawals:
     """What a query withdraws between two cursors, or up to an earlier one if that is very much.
 
@@ -69,7 +69,7 @@ async def withdrawals(
         after: the first cursor.
         until: the second one.
         labels_max: soft bound; what one commit withdraws in each partition may exceed it.
-        partitions: those that may withdraw something; None: all.
+        partitions: those that may withdraw something.
     """
     while True:
         found = await _between(scans, query, after, until, partitions)
@@ -84,11 +84,11 @@ async def _between(
     query: Query,
     after: Cursor,
     until: Cursor,
-    partitions: frozenset[int] | None,
+    partitions: frozenset[int],
 ) -> Withdrawals:
     changed = frozenset(after.news(until))
     is_keyed = query.schema.is_keyed
-    asked = changed & (scans.candidates(query) if partitions is None else partitions)
+    asked = changed & partitions & scans.candidates(query)
     missing, expired, tables = set[int](), False, list[pa.Table]()
     wanted = [(Choice.WITHDRAWN, EMPTY_CURSOR), (Choice.REPLACED, after)]
     if not is_keyed:

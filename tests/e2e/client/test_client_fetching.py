@@ -32,6 +32,7 @@ class Node:
         silent: whether it lets them wait for ever.
         error: what it answers instead.
         age_s, interval_s: that it answers.
+        token: that it answers; that of the fetch if it is empty.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,7 @@ class Node:
         self.error: Exception | None = None
         self.address = ""
         self.age_s = self.interval_s = 0.0
+        self.token = ""
 
     @streaming
     async def Fetch(self, request, context):
@@ -51,7 +53,10 @@ class Node:
             raise self.error
         cursor = cursor_to_pb(Cursor({0: 1}))
         tail = continuous_pb2.FetchTail(
-            token=request.token, cursor=cursor, frontier=cursor, coordinator=self.coordinator
+            token=self.token or request.token,
+            cursor=cursor,
+            frontier=cursor,
+            coordinator=self.coordinator,
         )
         tail.age_s, tail.interval_s = self.age_s, self.interval_s
         head = continuous_pb2.SubmitHead(schema_json=SCHEMA.to_json())
@@ -155,12 +160,14 @@ async def test_fetcher_remembers_coordinators_max(
 
 
 @pytest.mark.parametrize(
-    ("age_s", "interval_s", "wait_s", "warns"),
+    ("age_s", "interval_s", "wait_s", "tokens", "warns"),
     [
-        (30.2, 29.3, 30.0, True),
-        (0.5, 1.0, 30.0, False),  # evaluated, and nothing was new
-        (900.0, 3600.0, 30.0, False),  # not due yet
-        (30.2, 29.3, None, False),  # did not wait
+        (30.2, 29.3, 30.0, "", True),
+        (30.2, 29.3, 30.0, "aa", True),
+        (30.2, 29.3, 30.0, "ab", False),  # evaluated, and more was committed meanwhile
+        (0.5, 1.0, 30.0, "", False),  # evaluated, and nothing was new
+        (900.0, 3600.0, 30.0, "", False),  # not due yet
+        (30.2, 29.3, None, "", False),  # did not wait
     ],
 )
 async def test_fetch_wait_without_evaluation_is_logged(
@@ -168,12 +175,13 @@ async def test_fetch_wait_without_evaluation_is_logged(
     age_s: float,
     interval_s: float,
     wait_s: float | None,
+    tokens: str,
     warns: bool,
 ) -> None:
     node = Node()
-    node.age_s, node.interval_s = age_s, interval_s
+    node.age_s, node.interval_s, node.token = age_s, interval_s, tokens[1:]
     async with serving(node), AsyncClient(node.address) as client:
-        update = await client.fetch("ccq-1", wait=wait_s)
+        update = await client.fetch("ccq-1", token=tokens[:1], wait=wait_s)
     assert update.status == (
         f"the query was last evaluated {age_s:.3g} s ago; it is evaluated every {interval_s:.3g} s "
         "at the moment"

@@ -10,7 +10,6 @@ import contextlib
 import json
 import random
 import shutil
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,29 +20,23 @@ import pytest
 from click.testing import CliRunner
 from expected_errors import raises
 from gateway_serving import gateway
+from scanning_node import scanning_node, without_spark
 
 import galileo
 from galileo import AsyncClient
-from galileo.ccq import coordinator, events, machine, state
+from galileo.ccq import coordinator
 from galileo.cli.main import main
 from galileo.client.lost_commits import naming_token
 from galileo.clock import SystemClock
-from galileo.config import from_dict
 from galileo.cursor import Cursor, LostPosition, history_changed
 from galileo.errors import HistoryChanged, IncompleteAnswer, InputError
 from galileo.gateway.options import GatewayOptions
 from galileo.node.cluster_scan import ClusterScans, ScanEnd
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
-from galileo.packing import Compression
-from galileo.packs import pack_labels
 from galileo.query import parse
 from galileo.server import continuous
-from galileo.server.effect_executor import EffectExecutor
-from galileo.server.joining import resolve_topology
-from galileo.server.node_options import open_store
 from galileo.server.node_process import NodeProcess
 from galileo.server.resets import newest_snapshot, next_part
-from galileo.spark.launcher import EvaluatorClient
 from galileo.storage.backup import backup, restore
 from galileo.wire import token as tokens
 
@@ -67,23 +60,6 @@ SECTIONS: dict[str, Any] = {
 }
 ALL = "CONSTRUCT { ?s ?p ?o } WHERE { ?s ?p ?o }"
 Held: TypeAlias = dict[tuple[int, Any, str], int]
-
-
-async def scan_cycle(work: EffectExecutor, effect: events.StartCycle) -> events.CycleFinished:
-    """A cycle without Spark."""
-    results = []
-    for item in effect.items:
-        query = work._parsed(item.ccq.query, await work._schema(item.ccq))
-        until = work._node.view.sequences(item.ccq.dataset)
-        wanted = frozenset(item.partitions)
-        possible = wanted & work._node.scans.candidates(query)
-        labels, tail = await work.scan(
-            query, partitions=possible, after=item.after, until=until, labels_max=0
-        )
-        reached = tail.frontier.join({p: until[p] for p in wanted - possible})
-        packed = pack_labels(labels, Compression.NONE)
-        results.append(events.CycleResult(item.ccq.id, item.term, item.after, packed, reached))
-    return events.CycleFinished(effect.cycle_id, tuple(results))
 
 
 class Sea:
@@ -220,44 +196,19 @@ async def levels(client: AsyncClient, at: Cursor) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def sea_of(directory: Path, seed: int, *, is_restored: bool = False) -> AsyncIterator[Sea]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    cluster = {
-        "partitions_per_group": 4,
-        "groups": [{"name": "g", "nodes": [{"name": "n", "address": address}]}],
-    }
-    config = from_dict(
-        {"node": {"name": "n", "directory": str(directory)}, "cluster": cluster, **SECTIONS}
-    )
-    stop, clock = asyncio.Event(), SystemClock()
-    store = open_store(config, clock)
-    process = NodeProcess(await resolve_topology(config, store), store=store, clock=clock)
-    serving = asyncio.create_task(process.run(stop))
-    try:
-        async with AsyncClient(address, timeout="60s") as client:
-            if not is_restored:
-                await client.create_dataset(BUOYS)
-            sea = Sea(process, client, seed)
-            try:
-                yield sea
-            finally:
-                await asyncio.to_thread(sea.runner.stop)
-    finally:
-        stop.set()
-        await serving
+    async with scanning_node(directory, **SECTIONS) as (process, client):
+        if not is_restored:
+            await client.create_dataset(BUOYS)
+        sea = Sea(process, client, seed)
+        try:
+            yield sea
+        finally:
+            await asyncio.to_thread(sea.runner.stop)
 
 
 @pytest.fixture(autouse=True)
-def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def keep(*_: object) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(EffectExecutor, "_cycle", scan_cycle)
-    monkeypatch.setattr(EvaluatorClient, "warm", lambda _: None)
-    monkeypatch.setattr(EvaluatorClient, "keep", keep)
-    monkeypatch.setattr(state, "SAVE_AFTER_S", 0.05)
-    monkeypatch.setattr(machine, "SAVE_INTERVAL_S", 0.05)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_spark(monkeypatch)
 
 
 @pytest.fixture

@@ -44,7 +44,9 @@ class Owners:
 @pytest.mark.parametrize("choice", [Choice.WITHDRAWN, Choice.REPLACED])
 async def test_nothing_is_withdrawn_where_an_answer_stops_in_the_middle(choice: Choice) -> None:
     owners, query = cast(ClusterScans, Owners(choice)), parse("", SCHEMA)
-    found = await withdrawals(owners, query, after=AFTER, until=UNTIL, labels_max=10)
+    found = await withdrawals(
+        owners, query, after=AFTER, until=UNTIL, labels_max=10, partitions=frozenset(UNTIL)
+    )
     assert found.missing == {2}
     assert found.until == Cursor({1: 6, 2: 4})
     assert found.withdrawn["partition"].to_pylist() == [1]

@@ -307,14 +307,20 @@ def test_fetch_waiting_timeout_gives_empty_answer_with_token():
     assert (answer.labels, answer.cursor) == (None, Cursor({0: 5}))
 
 
-def test_fetch_for_any_commit_is_answered_without_labels():
+def test_fetch_is_answered_without_labels_where_commits_may_withdraw_some():
     driver = Driver()
     driver.lead()
-    request = FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0, any_commit=True)
+
+    def withdraws(after, until):
+        return {0} if after[0] < 5 <= until[0] else set()
+
+    request = FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0, withdraws=withdraws)
     assert driver.feed(request) == []
-    (answer,) = driver.cycle([], {0: 5}, now=1.0)
-    assert (answer.labels, answer.cursor) == (None, Cursor({0: 5}))
+    assert driver.cycle([], {0: 4}, now=1.0) == []
+    (answer,) = driver.cycle([], {0: 6}, now=2.0)
+    assert (answer.labels, answer.cursor) == (None, Cursor({0: 6}))
     assert driver.feed(replace(request, request=2, cursor=answer.cursor)) == []
+    assert driver.cycle([], {0: 9}, now=3.0) == []
 
 
 def test_fetch_abandoned_is_not_answered():
