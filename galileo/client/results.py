@@ -580,9 +580,9 @@ class Update:
             belong to, and of those that are over now; empty where the query has none.
         clock_us: the event clock, microseconds since 1970-01-01 UTC: the start of the newest
             time bucket that was committed. None: there is none yet, or the query has no windows.
-        reset: of a keyed dataset, whether the caller first forgets all labels that it has: what it
-            has to withdraw is not known any more. `labels` and the following updates have all that
-            match now, and `withdrawn` is empty.
+        reset: whether the caller first forgets all labels that it has: what it has to withdraw is
+            not known any more, since versions were removed or commits were lost. `labels` and the
+            following updates have all that match now, and `withdrawn` is empty.
 
     Example:
         >>> update = client.fetch(ccq)

@@ -45,7 +45,8 @@ _UPDATE = {
         "features": {**_LABELS, "description": "the new labels: rectangles of cells"},
         "reset": {
             "type": "boolean",
-            "description": "of a keyed dataset: whether readers first forget all labels",
+            "description": "whether readers first forget all labels; each event of a keyed dataset "
+            "says it, and of others those where it is true",
         },
         "withdrawn": {
             **_LABELS,

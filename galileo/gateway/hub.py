@@ -51,7 +51,7 @@ from galileo.gateway.updates import (
     Event,
     cut,
     event_of,
-    has_windows,
+    is_divisible,
     position,
     withdraws,
 )
@@ -217,7 +217,7 @@ class Hub:
             watched = client.watch(self._ccq_id, token=token, labels_max=EVENT_LABELS_MAX)
             async with aclosing(watched) as updates:  # type: ignore[type-var]
                 async for update in updates:
-                    self.log.append(event_of(self.log.token, update))
+                    self.log.append(event_of(self.log.token, update, ccq_id=self._ccq_id))
                     self._wake()
             self.fail(Unavailable("the watch ended", after_s=0.1))
         except HistoryChanged as error:  # Each reader comes back with a token of its own.
@@ -329,7 +329,8 @@ class Hubs:
     async def _fetch(self, ccq_id: str, *, client: QueryClient, token: str) -> SharedUpdate:
         async with self._fetches.acquire(SHARE_HOLDER.get(), within_s=FETCH_WITHIN_S):
             update = await client.fetch(ccq_id, token=token, labels_max=EVENT_LABELS_MAX)
-        return SharedUpdate(update, event_of(token, update) if update.token != token else None)
+        is_news = update.token != token
+        return SharedUpdate(update, event_of(token, update, ccq_id=ccq_id) if is_news else None)
 
     def _start(self, ccq_id: str, *, client: QueryClient, token: str) -> Hub:
         if self.is_stopping:
@@ -439,10 +440,11 @@ class QueryReader:
         """An event of what follows the reader's token, and whether nothing more is there now."""
         fetched = await self.fetch(until)
         event, has_more = fetched.event, fetched.update.more
-        if not (withdraws(fetched.update) or has_windows(fetched.update.token, self.ccq_id)):
+        ends = (self.token, fetched.update.token)
+        if not withdraws(fetched.update) and all(is_divisible(t, self.ccq_id) for t in ends):
             update = cut(fetched.update, until, ccq_id=self.ccq_id)
             has_moved = update.token != self.token
-            event = event_of(self.token, update) if has_moved else None
+            event = event_of(self.token, update, ccq_id=self.ccq_id) if has_moved else None
         return event, not (has_more and event is not None)
 
 

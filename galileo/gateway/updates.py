@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from galileo.client.json_lines import json_lines
 from galileo.client.notification_json import members_of_range
 from galileo.client.results import Labels, Update
-from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
+from galileo.cursor import CommitRange, Cursor
 from galileo.gateway.formats import ID_COLUMN, TEXT_ROWS, TableEncoder
 from galileo.model.keyed import ids_of_labels
 from galileo.model.times import iso
@@ -69,12 +69,17 @@ def position(token: str, ccq_id: str) -> Cursor:
     Raises:
         InvalidToken: it is damaged or of another query.
     """
-    return tokens.decode(token, ccq_id=ccq_id) if token else EMPTY_CURSOR
+    return _read(token, ccq_id).cursor
 
 
-def has_windows(token: str, ccq_id: str) -> bool:
-    """Whether the reader of a token has begun to follow windows."""
-    return bool(token) and tokens.read(token, ccq_id=ccq_id).progress != tokens.NO_PROGRESS
+def is_divisible(token: str, ccq_id: str) -> bool:
+    """Whether updates can be cut at tokens: the reader follows no windows, and is in no reset."""
+    reader = _read(token, ccq_id)
+    return reader.progress == tokens.NO_PROGRESS and reader.place is None
+
+
+def _read(token: str, ccq_id: str) -> tokens.Position:
+    return tokens.read(token, ccq_id=ccq_id) if token else tokens.Position()
 
 
 def cut(update: Update, until: str, *, ccq_id: str) -> Update:
@@ -84,7 +89,10 @@ def cut(update: Update, until: str, *, ccq_id: str) -> Update:
     is_after = reached.past(update.labels.partitions, update.labels.sequences)
     labels = update.labels.where(~is_after)
     assert isinstance(labels, Labels)
-    token = update.token if reached == at else tokens.encode(ccq_id, reached)
+    token = update.token
+    if reached != at:
+        deletions = _read(token, ccq_id).deletions
+        token = tokens.Position(reached, deletions=deletions).encode(ccq_id)
     return dataclasses.replace(
         update,
         labels=labels,
@@ -166,8 +174,8 @@ def _ids_of(labels: Labels) -> pa.Array:
 
 def withdraws(update: Update) -> bool:
     """Whether an update withdraws labels, or may do so: it is one of a keyed dataset."""
-    withdrawn = update.withdrawn
-    return withdrawn is not None and (withdrawn.schema.is_keyed or len(withdrawn) > 0)
+    has_withdrawn = update.withdrawn is not None and len(update.withdrawn) > 0
+    return update.labels.schema.is_keyed or update.reset or has_withdrawn
 
 
 def encode_update(update: Update, format: str, **more: Any) -> bytes:
@@ -178,12 +186,13 @@ def encode_update(update: Update, format: str, **more: Any) -> bytes:
             rows = json.loads(encode_labels(withdrawn, format, {}))["features"]
         else:
             rows = [json.loads(row) for row in json_lines(withdrawn.to_arrow()).to_pylist()]
-        members |= {"reset": update.reset} if withdrawn.schema.is_keyed else {}
+        is_keyed = withdrawn.schema.is_keyed
+        members |= {"reset": update.reset} if is_keyed or update.reset else {}
         members["withdrawn"] = rows
     return encode_labels(update.labels, format, members)
 
 
-def event_of(before: str, update: Update) -> Event:
+def event_of(before: str, update: Update, *, ccq_id: str) -> Event:
     """The event of an update to the readers that have the token `before`."""
     labels, withdrawn, data = update.labels, update.withdrawn, b""
     count = len(labels) + (0 if withdrawn is None else len(withdrawn))
@@ -192,7 +201,7 @@ def event_of(before: str, update: Update) -> Event:
         data = encode_update(update, "geojson", after=before).replace(b"\n", b"")
     if data and len(data) <= EVENT_BYTES_MAX:
         return Event(before, update.token, frame_of("update", data, token=update.token))
-    if labels.schema.is_keyed:
+    if labels.schema.is_keyed or update.reset or _read(before, ccq_id).place is not None:
         document = {"after": before, **link_members(count, before)}
         frame = frame_of("behind", json.dumps(document).encode())
         return Event(before, update.token, frame, is_link=True, is_last=True)

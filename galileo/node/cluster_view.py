@@ -73,6 +73,11 @@ class ClusterView:
         changed = after.news(until)
         return frozenset(p for p in changed if deletions[p] > after[p] or known[p] < until[p])
 
+    def deletions_within(self, dataset: str, until: Cursor) -> Cursor:
+        """Up to where each partition may have deletions among the commits up to a cursor."""
+        deletions, known = self._deletions.get(dataset, (EMPTY_CURSOR, EMPTY_CURSOR))
+        return Cursor({p: min(deletions[p] if known[p] >= s else s, s) for p, s in until.items()})
+
     def update_deletions(self, dataset: str, deletions: Cursor, *, until: Cursor) -> None:
         """Joins reported deletions into the view.
 

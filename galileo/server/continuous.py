@@ -21,7 +21,7 @@ from galileo.ccq.pack_codec import to_bytes
 from galileo.ccq.records import NODES_MAX
 from galileo.clock import Clock
 from galileo.config import LimitsSection
-from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor, lost_positions
 from galileo.dht import placement
 from galileo.election.election import Candidacy
 from galileo.errors import (
@@ -170,7 +170,7 @@ class ContinuousQueries:
         if isinstance(record, GalileoError):
             raise record
         progress, windows = self._first_windows(made, initial)
-        token = tokens.encode(made.id, initial.tail.frontier, progress)
+        token = self._token(made, initial.tail.frontier, progress)
         return Submitted(self._records.describe(record), initial.labels, token, windows)
 
     async def _scan_and_elect(
@@ -381,7 +381,10 @@ class ContinuousQueries:
                 update = await self._answered(answer, record, cursor, progress, wanted)
             except HistoryChanged as error:
                 # What the lost commits replaced or deleted counts again, and nothing tells which.
-                error.details["reset"] = schema.is_keyed
+                deletions = position.deletions
+                error.details["reset"] = schema.is_keyed or any(
+                    deletions[lost.partition] > lost.common for lost in lost_positions(error)
+                )
                 raise
             if update is None:
                 break
@@ -421,17 +424,30 @@ class ContinuousQueries:
         answer = await self._ask(make, timeout_s=ANSWER_TIMEOUT_S)
         await self._check_answer(answer, record, snapshot)
         is_over = part.place.covers(snapshot)
+        progress = tokens.NO_PROGRESS if is_begin else position.progress
         sampled = await self._work.sample(part.labels, made.sampler, query=query)
         packed = await asyncio.to_thread(pack_labels, sampled, made.compression)
-        following = tokens.Position(snapshot, place=None if is_over else part.place)
+        answer = replace(answer, labels=packed, cursor=part.place, more=not is_over)
+        progress, windows = await self._advance_windows(made, progress, answer)
         return CcqUpdate(
-            replace(answer, labels=packed, cursor=part.place, more=not is_over),
+            answer,
             await pieces_of(packed, made.compression),
-            following.encode(made.id),
+            self._token(made, snapshot, progress, None if is_over else part.place),
             schema.to_json(),
             made.query,
+            windows,
             reset=is_begin,
         )
+
+    def _token(
+        self,
+        made: CcqDefinition,
+        cursor: Cursor,
+        progress: WindowProgress,
+        place: Cursor | None = None,
+    ) -> str:
+        deletions = self._node.view.deletions_within(made.dataset, cursor)
+        return tokens.Position(cursor, progress, deletions, place).encode(made.id)
 
     async def _answered(
         self,
@@ -478,7 +494,6 @@ class ContinuousQueries:
         progress: WindowProgress,
         labels_max: int,
     ) -> CcqUpdate | None:
-        windows = None
         schema, gone = await self._schema(query), None
         partitions = self._withdrawing(schema, answer.after, answer.cursor)
         if schema.is_keyed or partitions:
@@ -493,14 +508,11 @@ class ContinuousQueries:
             if gone.is_expired:
                 return None
             answer = _up_to(answer, gone)
-        if query.window is not None:
-            progress, windows = await asyncio.to_thread(apply_windows, query, progress, answer)
-        if windows is not None:
-            self._driver.record_late(query.id, windows.late)
+        progress, windows = await self._advance_windows(query, progress, answer)
         return CcqUpdate(
             answer,
             await pieces_of(answer.labels, query.compression),
-            tokens.encode(query.id, answer.cursor, progress),
+            self._token(query, answer.cursor, progress),
             schema.to_json(),
             query.query,
             windows,
@@ -509,6 +521,17 @@ class ContinuousQueries:
             # A sample need not have had the label of the whole path.
             None if gone is None or query.sampler is not None else gone.shortened,
         )
+
+    async def _advance_windows(
+        self, made: CcqDefinition, progress: WindowProgress, answer: ccq.AnswerFetch
+    ) -> tuple[WindowProgress, WindowChanges | None]:
+        """The progress of a reader after an answer, and the changes of its windows."""
+        if made.window is None:
+            return progress, None
+        progress, windows = await asyncio.to_thread(apply_windows, made, progress, answer)
+        if windows is not None:
+            self._driver.record_late(made.id, windows.late)
+        return progress, windows
 
     def _withdrawing(self, schema: Schema, after: Cursor, until: Cursor) -> frozenset[int]:
         """The partitions in which commits between two cursors may withdraw labels."""

@@ -1,7 +1,8 @@
-"""The whole result of a continuous query over a keyed dataset, for a reader that begins anew.
+"""The whole result of a continuous query, for a reader that begins anew.
 
-Versions that a reader holds may be superseded and removed before it fetches again. What it has to
-forget cannot be determined then. So it forgets everything, and gets what matches and counts at one
+Versions of a keyed dataset that a reader holds may be superseded and removed before it fetches
+again. Deletions and versions that it has seen may be lost. What it has to forget cannot be
+determined then. So it forgets everything, and gets what matches and counts at one
 cursor, the *snapshot*, in parts. A part has the versions since the commits (place, next place]. As
 the snapshot is fixed and places only advance, a reset ends, whatever is committed meanwhile.
 Cleaning may go up to the snapshot: it stores what counts there once more, with the same `since`.
@@ -55,7 +56,7 @@ async def next_part(
 
     Args:
         scans: of the cluster.
-        query: bound to a keyed dataset.
+        query: bound to its dataset.
         place: of the part before.
         snapshot: of the reset.
         labels_max: soft bound; of each partition, one commit may have more.
@@ -79,7 +80,7 @@ async def next_part(
             async for part in parts:
                 if not isinstance(part, ScanEnd):
                     tables.append(part)
-                elif _checked(part).gone:
+                elif _checked(part).gone and query.schema.is_keyed:
                     return None
                 else:
                     ends = {p: part.frontier[p] for p in asked}

@@ -2,8 +2,8 @@
 
 Layout before base64 (url-safe, unpadded): version byte; length and UTF-8 bytes of the CCQ's id;
 number of pairs, then for each pair, by ascending partition, the difference to the partition
-before and the sequence; the reader's progress in windows; within a reset the place, with its number
-of pairs; CRC-32C of all that, big-endian. Numbers are LEB128.
+before and the sequence; the reader's progress in windows; the deletions, as pairs; within a reset
+the place, as pairs; CRC-32C of all that, big-endian. Numbers are LEB128.
 
 The progress is whether there is a clock, and which; number of runs, then for each run the distance
 of its first window from the end of the run before and its length. Clock and first window may be
@@ -40,25 +40,28 @@ class Position:
     Attributes:
         cursor: the commits that it has processed.
         progress: in windows.
+        deletions: of a dataset without a key, up to where each partition may have deletions among
+            these commits.
         place: within a reset, what the reader has of the versions that count at `cursor`: those
             since commits up to `place`. None: all.
     """
 
     cursor: Cursor = EMPTY_CURSOR
     progress: WindowProgress = NO_PROGRESS
+    deletions: Cursor = EMPTY_CURSOR
     place: Cursor | None = None
 
     def encode(self, ccq_id: str) -> str:
         """The token of the position for the CCQ `ccq_id`."""
         name = ccq_id.encode()
         body = bytes([VERSION]) + _number(len(name)) + name
-        body += _pairs(self.cursor) + _windows(self.progress)
+        body += _pairs(self.cursor) + _windows(self.progress) + _pairs(self.deletions)
         return _sealed(body if self.place is None else body + _pairs(self.place))
 
 
-def encode(ccq_id: str, cursor: Cursor, progress: WindowProgress = NO_PROGRESS) -> str:
-    """The token of `cursor` for the CCQ `ccq_id`, with the reader's progress in windows."""
-    return Position(cursor, progress).encode(ccq_id)
+def encode(ccq_id: str, cursor: Cursor) -> str:
+    """The token of `cursor` for the CCQ `ccq_id`."""
+    return Position(cursor).encode(ccq_id)
 
 
 def _pairs(cursor: Cursor) -> bytes:
@@ -101,8 +104,9 @@ def _decoded(text: str, *, ccq_id: str) -> Position:
         )
     cursor, at = _read_pairs(body, at)
     progress, at = _read_progress(body, at)
+    deletions, at = _read_pairs(body, at)
     place = _read_pairs(body, at)[0] if at < len(body) else None
-    position = Position(cursor, progress, place)
+    position = Position(cursor, progress, deletions, place)
     if position.encode(ccq_id) != text:
         raise InvalidToken("the resume token was changed", expected="unchanged")
     return position

@@ -144,7 +144,7 @@ class FakeClient:
         clock_us = 3 * self.matches_until(reached) + self.rng.randrange(3)
         progress = WindowProgress(clock_us=clock_us) if self.windows else WindowProgress()
         is_new = reached != at or not token
-        after = tokens.encode(self.ccq_id, reached, progress) if is_new else token
+        after = tokens.Position(reached, progress).encode(self.ccq_id) if is_new else token
         behind = any(reached[p] < last for p, last in self.log.last.items())
         sets = self.log.between(at, reached)
         return Update(**sets, token=after, frontier=reached, more=more and behind)

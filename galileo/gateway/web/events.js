@@ -89,7 +89,7 @@ export class Follower {
       this._calls.ended(id, data);
     } else if (name === "update") {
       this._update(id, data, data.features ?? await linked(data));
-    } else if (name === "behind") {  // Of a keyed dataset: too large for an event.
+    } else if (name === "behind") {  // Of a keyed dataset or a reset: too large for an event.
       const url = new URL(data.links[0].href, address("events"));
       for (let part = null; !signal.aborted && (!part || part.more);) {
         part = await get(url, {}, { signal });
@@ -110,13 +110,16 @@ export class Follower {
     this._tokens[id] = data.token;
     const isOld = this._behind.has(id), { withdrawn } = data;
     if (!data.more) this._behind.delete(id);
-    if (data.reset !== undefined) {  // Of a keyed dataset.
-      if (data.reset || !this._held[id]) this._held[id] = new Set();
-      for (const feature of withdrawn) this._held[id].delete(feature.id);
-      for (const feature of features) this._held[id].add(feature.id);
+    // All updates of a keyed dataset say whether they are resets; the first one tells.
+    if (!(id in this._held)) this._held[id] = data.reset === undefined ? null : new Set();
+    const held = this._held[id];
+    if (held) {
+      if (data.reset) held.clear();
+      for (const feature of withdrawn) held.delete(feature.id);
+      for (const feature of features) held.add(feature.id);
     }
     this._calls.updated(id, {
-      ...data, features, count: data.numberMatched ?? features.length, total: this._held[id]?.size, isOld,
+      ...data, features, count: data.numberMatched ?? features.length, total: held?.size, isOld,
     });
   }
 }

@@ -22,7 +22,7 @@ function reduced(state, action) {
       return { ...state, [action.id]: {
         ...known,
         isKeyed: action.data.total !== undefined,
-        total: action.data.total ?? known.total + action.data.count - (action.data.withdrawn?.length ?? 0),
+        total: action.data.total ?? (action.data.reset ? 0 : known.total) + action.data.count - (action.data.withdrawn?.length ?? 0),
         fresh: known.fresh + (action.data.isOld ? 0 : action.data.count),
         latest: [...labels.reverse(), ...known.latest.filter(({ id }) => !(action.data.reset || changed.has(id)))].slice(0, LATEST),
         gone: known.gone + action.data.gone.reduce((sum, { commits }) => sum + commits, 0),

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from scanning_node import scanning_node, without_spark
 
 import galileo
 from galileo import AsyncClient
+from galileo.errors import HistoryChanged
+from galileo.storage.backup import backup, restore
 
 GAUGES = galileo.Schema(
     "gauges",
@@ -29,6 +34,9 @@ SECTIONS: dict[str, Any] = {
     "storage": {"compaction": False, "durability": "none"},
     "limits": {"interval_min_s": 0.05},
 }
+WINDOW = galileo.Window.tumbling("6h")
+DELETED = ("station = 'a' AND level = 4", "level > 4", "station = 'b'")
+Place: TypeAlias = tuple[int, int, int]
 PLACES = ((40.0, -100.0), (40.0, 100.0), (-40.0, -100.0), (-40.0, 100.0))
 
 
@@ -83,3 +91,125 @@ async def test_a_fetch_waits_on_where_a_deletion_does_not_concern_it(client: Asy
     assert not update.is_news
     assert update.token != ccq.token
     assert time.monotonic() - begun > 1.0
+
+
+# --- lost commits --------------------------------------------------------------------------------
+
+
+def places_of(labels: galileo.Labels) -> dict[Place, int]:
+    """The rows of each label by its place."""
+    columns = (labels.table[name].to_pylist() for name in ("partition", "sequence", "row", "rows"))
+    held = {(p, sequence, row): rows for p, sequence, row, rows in zip(*columns, strict=True)}
+    assert len(held) == len(labels), "a label is there twice"
+    return held
+
+
+class Reader:
+    """Folds updates as the documentation tells; goes on when commits were lost.
+
+    Attributes:
+        held: what matches.
+        windows: how many labels each one has.
+        resets, losses: how many there were.
+    """
+
+    def __init__(self, ccq: galileo.Ccq, *, labels_max: int = 0) -> None:
+        self.ccq_id, self.token, self.labels_max = ccq.id, ccq.token, labels_max
+        self.held = places_of(ccq.initial)
+        self.windows = Counter({one.start: one.labels for one in ccq.windows})
+        self.resets = self.losses = 0
+
+    async def fetch(self, client: AsyncClient) -> galileo.Update | None:
+        try:
+            update = await client.fetch(self.ccq_id, token=self.token, labels_max=self.labels_max)
+        except HistoryChanged as error:
+            self.token, self.losses = error.details["token"], self.losses + 1
+            return None
+        if update.reset:
+            self.held, self.resets = {}, self.resets + 1
+            self.windows.clear()
+        for place in places_of(update.withdrawn) if update.withdrawn else ():
+            self.held.pop(place, None)
+        self.held |= places_of(update.labels)
+        self.windows.update({one.start: one.labels for one in update.windows})
+        self.token = update.token
+        return update
+
+    async def catch_up(self, client: AsyncClient) -> None:
+        until = (await client.version("gauges")).cursor
+        async with asyncio.timeout(30):
+            while True:
+                update = await self.fetch(client)
+                if update and not update.more and update.labels.frontier.covers(until):
+                    return
+                if not (update and update.is_news):
+                    await asyncio.sleep(0.02)
+
+
+DELETED = ("station = 'a' AND level = 4", "level > 4", "station = 'b'")
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+async def test_readers_begin_anew_where_a_deletion_was_lost(tmp_path: Path, deletes: bool) -> None:
+    """What lost deletions had withdrawn counts again, and nothing else tells which labels."""
+    place, copy, chance = tmp_path / "node", tmp_path / "backup", random.Random(1)
+    async with scanning_node(place, **SECTIONS) as (_, client):
+        await client.create_dataset(GAUGES)
+        await client.ingest("gauges", reports(chance, 60))
+        await client.delete("gauges", DELETED[0])
+        plain, windowed = await submit(client), await submit(client, window=WINDOW)
+        readers = [Reader(plain), Reader(plain, labels_max=3), Reader(windowed)]
+        for reader in readers:
+            await reader.catch_up(client)
+        await asyncio.to_thread(backup, place, copy, now=1.5e9)
+        await client.ingest("gauges", reports(chance, 30))
+        for condition in DELETED[1:] if deletes else ():
+            await client.delete("gauges", condition)
+        for reader in readers:
+            await reader.catch_up(client)
+            assert reader.held == places_of(await client.query("gauges", HIGH))
+        held = [dict(reader.held) for reader in readers]
+    shutil.rmtree(place)
+    restore(copy, place, now=1.5e9)
+    async with scanning_node(place, **SECTIONS) as (_, client):
+        await client.ingest("gauges", reports(chance, 40))
+        await client.delete("gauges", DELETED[2])
+        matching = places_of(await client.query("gauges", HIGH))
+        for reader, before in zip(readers, held, strict=True):
+            await reader.catch_up(client)
+            assert reader.losses == 1
+            assert reader.resets == deletes
+            if deletes:
+                assert reader.held == matching
+            else:
+                assert reader.held.items() >= matching.items()
+                assert set(reader.held) - set(matching) <= set(before)
+        if deletes:
+            fresh = Reader(await submit(client, window=WINDOW))
+            await fresh.catch_up(client)
+            assert readers[2].windows == fresh.windows
+
+
+async def test_a_spool_begins_anew_where_a_deletion_was_lost(tmp_path: Path) -> None:
+    place, copy, chance = tmp_path / "node", tmp_path / "backup", random.Random(2)
+    spool = galileo.Spool(tmp_path / "updates.spool")
+    async with scanning_node(place, **SECTIONS) as (_, client):
+        await client.create_dataset(GAUGES)
+        await client.ingest("gauges", reports(chance, 60))
+        ccq = await submit(client)
+        spool.store(ccq.id, galileo.Update(ccq.initial, ccq.token))
+        await asyncio.to_thread(backup, place, copy, now=1.5e9)
+        await client.delete("gauges", DELETED[1])
+        async with aclosing(client.watch(ccq, spool=spool)) as updates:
+            assert (await anext(updates)).withdrawn
+    shutil.rmtree(place)
+    restore(copy, place, now=1.5e9)
+    async with scanning_node(place, **SECTIONS) as (_, client):
+        watched = client.watch(ccq, spool=spool)
+        with pytest.raises(HistoryChanged):
+            await anext(watched)
+        async with asyncio.timeout(30):
+            assert (await anext(watched)).reset
+        await watched.aclose()
+        assert places_of(spool.labels()) == places_of(await client.query("gauges", HIGH))
+    spool.close()

@@ -121,7 +121,7 @@ def sent(frame: bytes) -> tuple[str, Any]:
 def test_events_are_as_the_document_says(monkeypatch: pytest.MonkeyPatch, is_link: bool) -> None:
     monkeypatch.setattr(updates, "EVENT_LABELS_MAX", 0 if is_link else 10)
     token = tokens.encode(CCQ, Cursor({0: 2}))
-    event = event_of("", Update(labels_of([(0, 1), (0, 2)]), token))
+    event = event_of("", Update(labels_of([(0, 1), (0, 2)]), token), ccq_id=CCQ)
     assert event.is_link == is_link
     expired = problem_document(CcqExpired("it has expired", ccq_id=CCQ))
     frames = {

@@ -14,6 +14,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -35,7 +36,14 @@ from galileo.gateway import events as event_streams
 from galileo.gateway import hub, updates
 from galileo.gateway.events import MergedEvents
 from galileo.gateway.hub import EventLog, Hubs, QueryReader, ReaderStep
-from galileo.gateway.updates import Event, cut, encode_update, event_of, merged_frame
+from galileo.gateway.updates import (
+    Event,
+    cut,
+    encode_update,
+    event_of,
+    is_divisible,
+    merged_frame,
+)
 from galileo.wire import token as tokens
 
 
@@ -221,14 +229,15 @@ async def test_query_of_several_ends_where_its_reader_has_to_read_on(
     monkeypatch.setattr(updates, "EVENT_LABELS_MAX", 1)
     gone, both = keyed_labels_of({"a": (0, 1)}), keyed_labels_of({"b": (0, 2), "c": (1, 1)})
     large = Update(both, "t2", withdrawn=gone)
-    event = event_of("t1", large)
+    event = event_of("t1", large, ccq_id="ccq-7")
     assert (event.is_link, event.is_last, event.after) == (True, True, "t2")
     frame = merged_frame("ccq-7", event).decode()
     name, data = frame.removesuffix("\n\n").split("\ndata: ")
     document = json.loads(data)
     assert (name, document["ccq"], document["numberMatched"]) == ("event: behind", "ccq-7", 3)
     assert document["links"][0]["href"] == "ccqs/ccq-7/labels?after=t1"
-    anew = event_of("t1", Update(keyed_labels_of({}), "t2", withdrawn=gone, reset=True))
+    update = Update(keyed_labels_of({}), "t2", withdrawn=gone, reset=True)
+    anew = event_of("t1", update, ccq_id="ccq-7")
     assert json.loads(anew.frame.rpartition(b"data: ")[2])["reset"] is True
     rng = random.Random(3)
     log, hubs = KeyedLog(rng), Hubs()
@@ -559,7 +568,7 @@ def test_cut_and_rest_are_the_whole() -> None:
 
 def test_merged_frame_names_its_query_and_links_from_the_root() -> None:
     token = tokens.encode(CCQ, Cursor({0: 11}))
-    plain = event_of("", Update(labels_of([(0, 1)]), token))
+    plain = event_of("", Update(labels_of([(0, 1)]), token), ccq_id=CCQ)
     name, data, *rest = merged_frame(CCQ, plain).decode().split("\n")
     assert (name, rest) == ("event: update", ["", ""])
     document = json.loads(data.removeprefix("data: "))
@@ -573,6 +582,25 @@ def test_merged_frame_names_its_query_and_links_from_the_root() -> None:
     )
 
 
+def test_part_of_a_reset_without_a_key_is_not_cut_and_has_no_end_in_its_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    snapshot, nothing = Cursor({0: 11}), labels_of([])
+    within = tokens.Position(snapshot, place=Cursor({0: 4})).encode(CCQ)
+    first = Update(labels_of([(0, 1)]), within, withdrawn=nothing, reset=True)
+    assert json.loads(encode_update(first, "json"))["reset"] is True
+    assert "reset" not in json.loads(encode_update(replace(first, reset=False), "json"))
+    assert not is_divisible(within, CCQ)
+    assert is_divisible(tokens.encode(CCQ, snapshot), CCQ)
+    monkeypatch.setattr(updates, "EVENT_LABELS_MAX", 0)
+    last = Update(labels_of([(0, 9)]), tokens.encode(CCQ, snapshot), withdrawn=nothing)
+    for before, update in (("", first), (within, last)):
+        event = event_of(before, update, ccq_id=CCQ)
+        assert event.is_last
+        document = json.loads(event.frame.rpartition(b"data: ")[2])
+        assert "until" not in document["links"][0]["href"]
+
+
 LINKED = updates.link_members(600, "", "x")
 
 
@@ -582,8 +610,8 @@ def test_event_of_a_large_update_has_a_link(monkeypatch: pytest.MonkeyPatch) -> 
     small, large = (
         Update(labels_of([(0, n + 1) for n in range(count)]), token) for count in (10, 11)
     )
-    assert len(keys_in(event_of("", small))[1]) == 10
-    document = json.loads(event_of("", large).frame.split(b"data: ")[1])
+    assert len(keys_in(event_of("", small, ccq_id=CCQ))[1]) == 10
+    document = json.loads(event_of("", large, ccq_id=CCQ).frame.split(b"data: ")[1])
     assert document["numberMatched"] == 11
     assert document["links"][0]["href"] == f"labels?after=&until={token}"
     assert "features" not in document
