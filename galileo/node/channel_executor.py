@@ -145,7 +145,9 @@ class ChannelExecutor:
         self._executor = executor
         self._clock = clock
         self._references = ReferenceTables(tables, executor=executor, clock=clock)
-        self._observations = ChannelObservations(selection, executor=executor, clock=clock)
+        self._observations = ChannelObservations(
+            selection, view=view, executor=executor, clock=clock
+        )
         self._subscriptions = ChannelSubscriptions(
             tables, references=self._references, executor=executor
         )

@@ -9,6 +9,9 @@ node keeps the observations up to a cut that may match, its *history*. There is 
 that a partition of the channel has; an execution extends it by what is new. It loses what has
 become too old, and is read again after some time, without what retention has dropped.
 
+In a dataset without a key a history has what counts at the frontier. It is read again if there are
+deletions past the commits whose deletions it lacks already.
+
 Of a keyed dataset an execution reads what counts at its frontier since the cut, and a history has
 what counts at its cut. So an execution that has a history also reads what counted at the cut and
 was *replaced*, or deleted, up to the frontier. All of this is a function of the log of the dataset
@@ -49,6 +52,7 @@ from galileo.model.table import Table
 from galileo.model.times import TIME_MIN_US, column_micros
 from galileo.node.channel_matching import KEY, Observed
 from galileo.node.channel_shard import ChannelShard
+from galileo.node.cluster_view import ClusterView
 from galileo.node.select import CursorRange, Selection
 from galileo.query import Query
 from galileo.query.lookup_index import LookupIndex
@@ -190,11 +194,13 @@ class History:
     Attributes:
         oldest_us: those before this time are missing.
         read_at: when they were read, monotonic.
+        at: the commits whose deletions they lack.
     """
 
     rows: RowIndex
     oldest_us: int
     read_at: float
+    at: Cursor
 
 
 class ChannelObservations:
@@ -202,18 +208,28 @@ class ChannelObservations:
 
     Args:
         selection: of the dataset.
+        view: with the deletions that this node has heard of.
         executor: in whose threads it works.
         clock: monotonic clock.
     """
 
-    def __init__(self, selection: Selection, *, executor: Executor, clock: Clock) -> None:
+    def __init__(
+        self, selection: Selection, *, view: ClusterView, executor: Executor, clock: Clock
+    ) -> None:
         self._selection = selection
+        self._view = view
         self._executor = executor
         self._clock = clock
         self._histories: dict[str, dict[Cursor, History]] = {}
 
     async def fetch(
-        self, work: ChannelWork, *, after: Cursor, until: Cursor, is_whole: bool = False
+        self,
+        work: ChannelWork,
+        *,
+        after: Cursor,
+        until: Cursor,
+        is_whole: bool = False,
+        at: Cursor | None = None,
     ) -> FetchedObservations:
         """The observations of a range that may match.
 
@@ -223,6 +239,7 @@ class ChannelObservations:
             until: where it ends.
             is_whole: whether all observations are needed; otherwise an execution takes the
                 observations of as many commits as fit.
+            at: a later cursor at which they count; None: `until`.
 
         Raises:
             MessageTooLarge: there are more than a node keeps.
@@ -233,7 +250,7 @@ class ChannelObservations:
         wanted, absent, is_part, cut = until, set[int](), False, after
         while True:
             missing = set[int]()
-            commits = CursorRange(frozenset(after.news(until)), after, until)
+            commits = CursorRange(frozenset(after.news(until)), after, until, at=at)
             tables = {choice: [schema.empty_table()] for choice in Choice}
             rows, is_large = 0, False
             try:
@@ -326,17 +343,30 @@ class ChannelObservations:
             return False
         return not missing
 
-    async def history(self, work: ChannelWork, until: Cursor) -> History:
+    async def history(self, work: ChannelWork, until: Cursor, *, at: Cursor) -> History:
         """The observations up to a cut that may match.
+
+        Args:
+            work: the channel.
+            until: the cut.
+            at: a later cursor, at which they count in a dataset without a key.
 
         Raises:
             Unavailable: a partition of the dataset cannot be read.
             MessageTooLarge: there are too many.
         """
         histories, oldest_us = self._histories.setdefault(work.channel.key, {}), work.oldest_us
-        known = histories.get(until)
-        if known is None or known.oldest_us > oldest_us:
-            fetched = await self.fetch(work, after=EMPTY_CURSOR, until=until, is_whole=True)
+        known, dataset = histories.get(until), work.schema.key
+        is_keyed = work.schema.is_keyed
+        if (
+            known is None
+            or known.oldest_us > oldest_us
+            or (not is_keyed and self._view.with_deletions(dataset, known.at, at))
+        ):
+            counted = None if is_keyed else at
+            fetched = await self.fetch(
+                work, after=EMPTY_CURSOR, until=until, is_whole=True, at=counted
+            )
             if not fetched.is_whole:
                 raise Unavailable(
                     f"the observations before an execution of channel {work.channel.name!r} cannot "
@@ -344,23 +374,23 @@ class ChannelObservations:
                     after_s=1.0,
                 )
             index, read_at = RowIndex(work.query, fetched.observations), self._clock.monotonic()
-            known = histories[until] = History(index, oldest_us, read_at)
+            known = histories[until] = History(index, oldest_us, read_at, at)
         elif known.oldest_us < oldest_us:
             rows = known.rows.observations
             trim = partial(_since, rows, oldest_us)
             recent = await asyncio.get_running_loop().run_in_executor(self._executor, trim)
             index = known.rows if recent is rows else RowIndex(work.query, recent)
-            known = histories[until] = History(index, oldest_us, known.read_at)
+            known = histories[until] = replace(known, rows=index, oldest_us=oldest_us)
         return known
 
     async def remaining(self, work: ChannelWork, fetched: FetchedObservations) -> History:
-        """The history of the cut of an execution, without what was replaced since.
+        """The history of the cut of an execution, without what was replaced or deleted since.
 
         Raises:
             Unavailable: a partition of the dataset cannot be read.
             MessageTooLarge: there are too many.
         """
-        known = await self.history(work, fetched.cut)
+        known = await self.history(work, fetched.cut, at=fetched.until)
         if not fetched.replaced.num_rows:
             return known
         rest = await asyncio.get_running_loop().run_in_executor(
@@ -400,7 +430,7 @@ class ChannelObservations:
                 whole = whole.combine_chunks()
             rows = RowIndex(work.query, whole)
         histories = self._histories.setdefault(work.channel.key, {})
-        histories[until] = History(rows, known.oldest_us, known.read_at)
+        histories[until] = replace(known, rows=rows, at=until)
         return rows
 
     def _too_many_observations(self, work: ChannelWork) -> MessageTooLarge:

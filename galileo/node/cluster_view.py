@@ -57,8 +57,18 @@ class ClusterView:
     def sequences(self, dataset: str) -> Cursor:
         return self._sequences.get(dataset, EMPTY_CURSOR)
 
-    def update_sequences(self, dataset: str, sequences: Cursor) -> bool:
-        """Joins reported sequences into the view; returns whether they changed it."""
+    def update_sequences(
+        self, dataset: str, sequences: Cursor, *, deletions: Cursor = EMPTY_CURSOR
+    ) -> bool:
+        """Joins reported sequences into the view; returns whether they changed it.
+
+        Args:
+            dataset: its key.
+            sequences: the last commit of each partition.
+            deletions: the last deletion of each partition that has one.
+        """
+        # First: who sees the commits looks for deletions up to there.
+        self.update_deletions(dataset, deletions, until=sequences)
         before = self.sequences(dataset)
         self._sequences[dataset] = before.join(sequences)
         return self._sequences[dataset] != before

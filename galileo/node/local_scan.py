@@ -56,7 +56,7 @@ class LocalScans:
         shard = self._catalog.dataset_shards.get(task.dataset)
         if shard is None:
             return frozenset()
-        return shard.readable(task.partitions, after=task.after, until=task.until)
+        return shard.readable(task.partitions, after=task.after, until=task.needed)
 
     async def scan(self, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         """Each task's labels in parts, then its own `ScanDone` or `ScanFailed`."""
@@ -177,7 +177,7 @@ class _IncrementalScan:
     def _begin(self, shard: DatasetShard, dropped: Cursor) -> _RunningScan:
         task = self._task
         journals = shard.journals
-        shard.check_readable(task.partitions, after=task.after, until=task.until)
+        shard.check_readable(task.partitions, after=task.after, until=task.needed)
         if task.until is not None:  # Else `after` is up to where there are no matches.
             shard.check_history(task.partitions, task.after, task.until)
         # Published before the graph is read: the graph then holds at least this much.

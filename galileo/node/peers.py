@@ -183,6 +183,11 @@ class ScanTask:
     choice: str = Choice.CURRENT
     at: Cursor | None = None
 
+    @property
+    def needed(self) -> Cursor | None:
+        """Up to where a node has to know the commits; None: all that are there."""
+        return self.until if self.until is None or self.at is None else self.until.join(self.at)
+
 
 @dataclass(frozen=True, slots=True)
 class ScanLabels:

@@ -55,12 +55,19 @@ class CursorRange:
     Attributes:
         choice: of a keyed dataset, CURRENT: the versions since these commits that count at `until`;
             or WITHDRAWN: those that count at `after`, and at `until` no more.
+        at: with CURRENT, a later cursor at which the observations count.
     """
 
     partitions: frozenset[int]
     after: Cursor
     until: Cursor
     choice: Choice = Choice.CURRENT
+    at: Cursor | None = None
+
+    @property
+    def needed(self) -> Cursor:
+        """Up to where a node has to know the commits."""
+        return self.until if self.at is None else self.at
 
 
 class Selection:
@@ -182,7 +189,7 @@ class Selection:
         if commits is None:
             own = shard.surely_own(self._topology.partitions(self._name) & candidates)
         else:
-            own = shard.readable(candidates, after=commits.after, until=commits.until)
+            own = shard.readable(candidates, after=commits.after, until=commits.needed)
         return own, candidates - own
 
     async def _in_steps(self, pieces: Iterator[_T | None]) -> AsyncGenerator[_T, None]:
@@ -234,9 +241,10 @@ class _Work:
     @property
     def versions(self) -> tuple[Choice, Cursor | None]:
         """Which versions of a keyed dataset are wanted, and the cursor of that choice."""
-        if self.commits is None or self.commits.choice is Choice.CURRENT:
+        if self.commits is None:
             return Choice.CURRENT, None
-        return self.commits.choice, self.commits.after
+        is_current = self.commits.choice is Choice.CURRENT
+        return self.commits.choice, self.commits.at if is_current else self.commits.after
 
     def rest(self) -> RowOptions:
         """The options for another node: the columns and number of rows that are still needed."""

@@ -31,10 +31,9 @@ class CommitNews:
             self._published[dataset] = published
             self._wake_table(dataset)
             if before is None or published.sequences != before.sequences:
-                self._node.view.update_deletions(
-                    dataset, published.deletions, until=published.sequences
+                self._node.view.update_sequences(
+                    dataset, published.sequences, deletions=published.deletions
                 )
-                self._node.view.update_sequences(dataset, published.sequences)
                 self._node.view.update_event_clock(dataset, published.clock)
                 news.append(self._observed(dataset))
         return news

@@ -553,8 +553,8 @@ class PeerMessenger:
             published = decode_commits(entry.value)
             report.sequences[dataset] = published.sequences
             view.update_event_clock(dataset, published.clock)
-            view.update_deletions(dataset, published.deletions, until=published.sequences)
-            if view.update_sequences(dataset, published.sequences):
+            sequences, deletions = published.sequences, published.deletions
+            if view.update_sequences(dataset, sequences, deletions=deletions):
                 news.append(dataset)
         if news:
             self._on_news(news)

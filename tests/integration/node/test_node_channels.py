@@ -8,6 +8,7 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ from galileo.errors import (
     Unavailable,
 )
 from galileo.model.channel import Channel
+from galileo.model.deletions import STRETCHES_SCHEMA
 from galileo.model.enrichment import Lookup, Nearest, Step
 from galileo.model.table import Table
 from galileo.node import channel_observations, query_limits, table_reader
@@ -61,6 +63,7 @@ from galileo.node.peers import ExecutionsTask
 from galileo.node.reference_tables import References, ReferenceTables
 from galileo.node.retention_runner import RetentionRunnerOptions
 from galileo.node.storage_node import StorageNode
+from galileo.query import parse
 from galileo.query.joins import Reference
 from galileo.query.lookup_index import LookupIndex
 from galileo.storage.commits import Commit
@@ -179,8 +182,8 @@ class Hot:
         nodes = [node for node in self.cluster.nodes if node.name not in self.away]
         for teller, node in itertools.product(nodes, nodes):
             for key in (DATASET, self.audit.table, CHANNEL):
-                sequences = teller.catalog.shards[key].own_published().sequences
-                node.view.update_sequences(key, sequences)
+                told = teller.catalog.shards[key].own_published()
+                node.view.update_sequences(key, told.sequences, deletions=told.deletions)
 
     async def execute(self, *names: str) -> None:
         """Executes the channel once at some nodes, or at all."""
@@ -824,6 +827,47 @@ async def step(hot: Hot, *names: str) -> None:
 )
 async def test_a_channel_goes_on_where_its_log_ends(cluster: Any, scenario: Scenario) -> None:
     await scenario(cluster)
+
+
+# --- deletions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+async def test_changed_subscriptions_match_no_deleted_observation(
+    cluster: Any, template: str
+) -> None:
+    hot, deleted = Hot(cluster, 1), 0
+    await hot.begin(new="either", template=template)
+    node, everything = cluster["b"], parse("", air(DATASET))
+    east = hot.readers[BROKERS.index("east")]
+
+    async def current() -> tuple[pa.Table, set[int]]:
+        """The labels of all observations, and their numbers."""
+        async with aclosing(node.scans.run(everything)) as parts:
+            labels = [part async for part in parts if isinstance(part, pa.Table)]
+        async with aclosing(node.selection.select(everything)) as parts:
+            rows = pa.concat_tables([part async for part in parts])
+        return pa.concat_tables(labels), set(rows.column("number").to_pylist())
+
+    for batch in range(6):
+        await hot.subscribe({"s0": ("east", 100.0)})
+        await step(hot)
+        await east.read(node)
+        seen = {partition: len(taken) for partition, taken in east.taken.items()}
+        labels, before = await current()
+        chosen = labels.select(STRETCHES_SCHEMA.names).slice(batch, 2).cast(STRETCHES_SCHEMA)
+        await node.ingest.ingest(DATASET, chosen, producer="d", batch=batch, deletes=True)
+        _, left = await current()
+        deleted += len(before - left)
+        hot.gossip()
+        if batch % 2:
+            await hot.execute()
+        await hot.subscribe({"s0": ("east", -1.0)})
+        await hot.execute()
+        await east.read(node)
+        new = [run for p, taken in east.taken.items() for run in taken[seen.get(p, 0) :]]
+        assert {pair.observation.number for _, pairs in new for pair in pairs} == left
+    assert deleted == 12
 
 
 # --- mutants -------------------------------------------------------------------------------------
