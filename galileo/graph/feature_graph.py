@@ -155,6 +155,7 @@ class FeatureGraph:
             return PathBounds(0, 0, covered)
         might, must = query.may_match_zones(known.zones), _must_match(query, known.zones)
         high = int(log_bucket_ends(known.paths[might]).sum())
+        high += sum(known.states[p].cuts for p in np.unique(known.partitions[might]).tolist())
         return PathBounds(int(known.paths[must].sum()), high, covered)
 
     def quantiles(

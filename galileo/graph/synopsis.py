@@ -43,6 +43,7 @@ class SynopsisState:
     Attributes:
         version: what it includes.
         since: commits up to here are not included: retention had dropped them.
+        cuts: stretches of rows that deletions have removed since; each one may cut a path in two.
         step: index of its grid in `grids(schema)`.
         entries: its content.
     """
@@ -51,6 +52,7 @@ class SynopsisState:
     step: int
     entries: Entries
     since: int = 0
+    cuts: int = 0
 
     def with_features(self, features: Sequence[Feature]) -> SynopsisState:
         """The same state with further features, in which every path has null."""
@@ -66,7 +68,7 @@ class SynopsisState:
         if delta.state.step != self.step:
             return delta.state
         entries = self.entries.update(delta.state.entries)
-        return SynopsisState(theirs, self.step, entries, delta.state.since)
+        return replace(delta.state, entries=entries)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +135,7 @@ class SynopsisDelta:
     def _stamp(self) -> dict[str, str]:
         version = self.state.version
         numbers = {"partition": self.partition, "base": self.base, "step": self.state.step}
-        numbers |= {"since": self.state.since}
+        numbers |= {"since": self.state.since, "cuts": self.state.cuts}
         numbers |= {"epoch": version.epoch, "sequence": version.sequence}
         return {"dataset": self.dataset} | {name: str(n) for name, n in numbers.items()}
 
@@ -154,6 +156,7 @@ def _read(batch: pa.RecordBatch) -> SynopsisDelta:
             int(stamp[b"step"]),
             Entries(key, changed, tuple(bounds)),
             int(stamp[b"since"]),
+            int(stamp[b"cuts"]),
         ),
     )
 
@@ -206,12 +209,13 @@ class Synopsis:
         other.restart(epoch)
         return other
 
-    def add(self, batch: pa.RecordBatch, sequence: int) -> None:
+    def add(self, batch: pa.RecordBatch, sequence: int, *, cuts: int = 0) -> None:
         """Add the paths of a commit, in the order of sequences, before it is published.
 
         Args:
             batch: of `schema.path_schema`; may be empty.
             sequence: of the commit.
+            cuts: stretches of rows that it deletes.
 
         Raises:
             InternalError: a commit of this or a later sequence was added already.
@@ -230,7 +234,7 @@ class Synopsis:
         entries = state.entries.update(state.entries.widen(added, self.schema))
         version = SynopsisVersion(state.version.epoch, sequence)
         self._state = self._coarsen_to_limit(
-            SynopsisState(version, state.step, entries, state.since)
+            replace(state, version=version, entries=entries, cuts=state.cuts + cuts)
         )
 
     def _coarsen_to_limit(self, state: SynopsisState) -> SynopsisState:
@@ -238,7 +242,7 @@ class Synopsis:
             step, sequence = state.step + 1, state.version.sequence
             grid = self._grids[step]
             entries = state.entries.coarsen(self.schema, grid=grid, sequence=sequence)
-            state = SynopsisState(state.version, step, entries, state.since)
+            state = replace(state, step=step, entries=entries)
         return state
 
     def changes_since(self, known: SynopsisVersion | None) -> SynopsisDelta:
@@ -256,7 +260,7 @@ class Synopsis:
         base = known.sequence if known is not None and continues else 0
         changed: Any = state.entries.changed > base
         entries = state.entries.take(changed)
-        news = SynopsisState(state.version, state.step, entries, state.since)
+        news = replace(state, entries=entries)
         return SynopsisDelta(self.schema.key, self.partition, base, news)
 
     def check(self) -> None:

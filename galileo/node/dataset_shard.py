@@ -56,6 +56,7 @@ class DatasetShard(Shard):
         self._synopses: dict[int, Synopsis] = {}
         self._unsummarised: dict[int, list[Replayed]] = {}
         self._unsummarised_paths: dict[int, int] = {}
+        self._unsummarised_cuts: dict[int, int] = {}
         self._remade: dict[int, int] = {}
         self._summarising = threading.Lock()
 
@@ -117,7 +118,9 @@ class DatasetShard(Shard):
 
     def _note(self, partition: int, commits: Replayed) -> None:
         """Keeps commits for the synopsis, which deletions do not narrow, and publishes them."""
+        cuts = 0
         if (mask := deletes(commits.paths)) is not None:
+            cuts = int(np.count_nonzero(mask))
             of_path = np.repeat(commits.sequences, commits.counts)
             self._deletions[partition] = int(of_path[mask].max())
             commits = replace(commits, paths=commits.paths.filter(pa.array(~mask)))
@@ -125,6 +128,7 @@ class DatasetShard(Shard):
             self._unsummarised.setdefault(partition, []).append(commits)
             waiting = self._unsummarised_paths.get(partition, 0) + commits.paths.num_rows
             self._unsummarised_paths[partition] = waiting
+            self._unsummarised_cuts[partition] = self._unsummarised_cuts.get(partition, 0) + cuts
             if waiting >= UNSUMMARISED_PATHS_MAX:
                 self._summarise(partition)
         if commits.paths.num_rows:  # Seals have none.
@@ -136,8 +140,8 @@ class DatasetShard(Shard):
         self._newest.pop(partition, None)
         self._deletions.pop(partition, None)
         with self._summarising:
-            for table in (self._synopses, self._unsummarised, self._unsummarised_paths):
-                table.pop(partition, None)
+            self._synopses.pop(partition, None)
+            self._forget_unsummarised(partition)
 
     def _wind(self, step: ClockStep) -> None:
         """Winds the event clock: before the commits are published, lest a reader be ahead of it."""
@@ -167,10 +171,14 @@ class DatasetShard(Shard):
         if waiting:
             batches = [widen(commits.paths, schema.path_schema) for commits in waiting]
             paths = pa.concat_batches(batches).select(schema.graph_schema.names)
-            synopsis.add(paths, waiting[-1].last_sequence)
+            cuts = self._unsummarised_cuts.get(partition, 0)
+            synopsis.add(paths, waiting[-1].last_sequence, cuts=cuts)
         # Only now: had that failed, a later commit would vouch for those that it lacks.
-        self._unsummarised.pop(partition, None)
-        self._unsummarised_paths.pop(partition, None)
+        self._forget_unsummarised(partition)
+
+    def _forget_unsummarised(self, partition: int) -> None:
+        for table in (self._unsummarised, self._unsummarised_paths, self._unsummarised_cuts):
+            table.pop(partition, None)
 
     def _synopsis(self, partition: int, since: int) -> Synopsis:
         epoch = self._synopsis_epoch(partition)

@@ -93,6 +93,21 @@ async def test_a_fetch_waits_on_where_a_deletion_does_not_concern_it(client: Asy
     assert time.monotonic() - begun > 1.0
 
 
+async def test_an_estimate_bounds_paths_that_deletions_cut(client: AsyncClient) -> None:
+    minutes = [f"2024-01-01T00:{minute:02d}:00Z" for minute in range(60)]
+    same = {"latitude": [40.0] * 60, "longitude": [-100.0] * 60, "station": ["a"] * 60}
+    await client.ingest("gauges", {**same, "time": minutes, "level": [5] * 60})
+    estimate = await client.estimate("gauges", HIGH)
+    assert estimate.high == len(await client.query("gauges", HIGH)) == 1
+    for minute in range(5, 60, 7):
+        instant = f"T_EQUALS(datetime, TIMESTAMP('{minutes[minute]}'))"
+        assert (await client.delete("gauges", instant)).rows == 1
+    paths, estimate = await client.query("gauges", HIGH), await client.estimate("gauges", HIGH)
+    assert len(paths) == 9
+    assert estimate.low <= len(paths) <= estimate.high <= 10
+    assert (await client.estimate("gauges", "level < 3")).high == 0
+
+
 # --- lost commits --------------------------------------------------------------------------------
 
 
