@@ -89,10 +89,16 @@ class TableCleaner:
 
     def _bounds(self, shard: VersionedShard, settled: Cursor) -> Iterator[tuple[int, int]]:
         """The own partitions with files that may be removed, and where the last of these ends."""
+        dropped = (
+            shard.dropped()
+        )  # Also what another leader has dropped, where files end elsewhere.
         for partition, journal in sorted(shard.own.items()):
             ends = [file.last for file in journal.log_files() if file.sealed]
             bound = max((end for end in ends if end <= settled[partition]), default=0)
-            if bound > journal.dropped and not _has_pending_copies(journal):
+            copied = _last_copied(journal)
+            # With an earlier bound than that of a cleaning before, versions would be copied that
+            # were superseded by then. Where the later ones are dropped, they would count again.
+            if copied is not None and bound > dropped[partition] and bound >= copied:
                 yield partition, bound
 
     def _copy(
@@ -139,7 +145,10 @@ def _pieces(shard: VersionedShard, partition: int, kept: Versions) -> Iterator[V
         yield from shard.split_by_bytes(partition, some)
 
 
-def _has_pending_copies(journal: PartitionJournal) -> bool:
-    """Whether copies may be committed later; a deletion of their keys has to outlive them."""
+def _last_copied(journal: PartitionJournal) -> int | None:
+    """The commit of the last copies, which is past the bound of their cleaning; 0 without any.
+
+    None: copies may be committed later; a deletion of their keys has to outlive them.
+    """
     last = journal.last_batch(CLEANER)
-    return last is not None and journal.find_batch(CLEANER, last) is None
+    return 0 if last is None else journal.find_batch(CLEANER, last)

@@ -197,8 +197,45 @@ def test_a_deletion_stays_while_a_copy_of_what_it_deletes_may_be_committed(tmp_p
         append(version_of(1, 1, since=1, producer=CLEANER))
         assert clean() == EMPTY_CURSOR
         shard.publish({0: 3})
-        assert clean() == Cursor({0: 2})
-        assert shard.index.newest(0, until=4).deleted.all()
+        assert clean() == EMPTY_CURSOR, "another leader may have cleaned up to there"
+        journal.seal()
+        assert clean() == Cursor({0: 3})
+        assert not len(shard.index.newest(0, until=4))
+
+
+def test_a_leader_does_not_clean_below_what_another_one_has_cleaned(tmp_path: Path) -> None:
+    """Else it would copy a version that a deletion up to there has superseded."""
+    options = JournalOptions(durability="none")
+    with Store.open(tmp_path, options, wall=lambda: 0.0) as store, ThreadPoolExecutor(1) as threads:
+        catalog = Catalog(store, executor=threads, syncing=threads, machines=LoneOwner())
+        catalog.adopt(TABLE)
+        shard = catalog.table_shard("ships")
+        journal = store.journal("ships", 0)
+        shard.attach(0, journal)
+
+        def commit(*versions: Commit) -> None:
+            results = commit_alone(shard, {0: list(versions)})[0]
+            assert all(isinstance(one, Committed) for one in results)
+
+        def clean(settled: int) -> int:
+            TableCleaner(catalog).clean(shard, Cursor({0: settled}), is_over=lambda: False)
+            return journal.dropped
+
+        def copies() -> int:
+            return journal.last_batch(CLEANER) or 0
+
+        commit(*(version_of(1, number) for number in range(1, 6)), version_of(2, 6))
+        journal.seal()
+        commit(version_of(1, 7, deleted=True), version_of(3, 8))
+        shard.drop(0, 7)  # As a follower, whose files end elsewhere.
+        assert (journal.dropped, clean(6), copies()) == (0, 0, 0)
+        journal.seal()
+        assert (clean(8), copies()) == (8, 1)
+        commit(*(version_of(4, number) for number in range(10, 15)))
+        journal.seal()
+        last = journal.last_sequence
+        commit(version_of(5, 15, deleted=True), version_of(2, 2, since=6, producer=CLEANER))
+        assert (clean(last), copies()) == (8, 2), "another leader may have cleaned up to 15"
 
 
 @pytest.mark.parametrize("rounds_min", keep_quick([8, 20], 8))
