@@ -75,7 +75,8 @@ def _token_bodies() -> Iterator[bytes]:
 def _tokens() -> Iterator[bytes]:
     for cursor in (Cursor(), Cursor({0: 1}), Cursor({3: 2**40, 900: 17})):
         yield token.encode(CCQ, cursor).encode()
-        yield token.encode(CCQ, cursor, WindowProgress(-5, ((-3, 2), (7, 1)))).encode()
+        progress = WindowProgress(-5, ((-3, 2), (7, 1)))
+        yield token.Position(cursor, progress).encode(CCQ).encode()
 
 
 def _query(data: bytes) -> None:

@@ -376,7 +376,8 @@ class Reader(_Client):
             self.delivered[path] = None
         self.answers.append(Answer(keys_of_paths(paths), cursor, cursor))
         forgets = self.world.variant.conduct.forgets_windows
-        self.token = token.encode(self.ccq.id, cursor, WindowProgress() if forgets else progress)
+        kept = WindowProgress() if forgets else progress
+        self.token = token.Position(cursor, kept).encode(self.ccq.id)
 
     def forge(self) -> None:
         """Fetch with a token for commits that do not exist."""
