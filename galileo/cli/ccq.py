@@ -190,8 +190,8 @@ def watch(
     With --spool, labels and token are stored in one step. Killed at any time and restarted, the
     watch continues without a gap or a repetition.
 
-    With --closed-only, a window is printed when it closes, and again when labels come late. Its
-    labels are kept in the spool until then, or in a temporary one.
+    With --closed-only, a window is printed when it closes, and again when labels come late or are
+    withdrawn. Its labels are kept in the spool until then, or in a temporary one.
 
     \b
     Example:
@@ -407,21 +407,17 @@ def _show_closed(session: Session, update: Update, spool: Spool) -> None:
 
 def _closing(change: WindowChange) -> str:
     span = f"{iso(change.start_us)} to {iso(change.end_us)}"
-    late = f": {counted(change.labels, 'late label')}" if change.state == "reopened" else ""
+    withdrawn = f", {change.withdrawn:,} withdrawn" * bool(change.withdrawn)
+    late = f": {counted(change.labels, 'late label')}{withdrawn}" * (change.state == "reopened")
     return f"window {span} {change.state}{late}"
 
 
 def _window_words(window: WindowChange | SpooledWindow) -> dict[str, Any]:
-    if isinstance(window, WindowChange):
-        state = window.state
-    else:
+    span = {"start": iso(window.start_us), "end": iso(window.end_us)}
+    if isinstance(window, SpooledWindow):
         state = "closed" if window.is_closed else "open"
-    return {
-        "start": iso(window.start_us),
-        "end": iso(window.end_us),
-        "new" if isinstance(window, WindowChange) else "labels": window.labels,
-        "state": state,
-    }
+        return span | {"labels": window.labels, "state": state}
+    return span | {"new": window.labels, "withdrawn": window.withdrawn, "state": window.state}
 
 
 def show_labels(session: Session, labels: Labels, *, limit: int = LABELS_SHOWN) -> None:

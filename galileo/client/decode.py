@@ -119,11 +119,9 @@ def _update(parts: list[continuous_pb2.FetchPart]) -> Update:
         table_of([data for part in parts for data in getattr(part, name)], schema.label_schema)
         for name in ("replaced", "withdrawn", "shortened")
     )
-    new = keyed.without_labels(new, replaced)
-    if schema.is_keyed:
-        withdrawn = keyed.without_keys(schema, withdrawn, new)
-    elif shortened.num_rows:
-        new = pa.concat_tables([keyed.without_labels(new, shortened), shortened])
+    new, withdrawn = keyed.labels_of_update(
+        schema, new, replaced=replaced, withdrawn=withdrawn, shortened=shortened
+    )
     labels_of = functools.partial(
         Labels,
         schema,

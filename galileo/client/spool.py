@@ -12,12 +12,12 @@ import contextlib
 import datetime as dt
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
 
 from galileo.client.results import Labels, Update
 from galileo.cursor import CommitRange
@@ -29,7 +29,7 @@ from galileo.model.times import Instant, iso, micros
 from galileo.model.windows import WindowChange, instant
 
 APPLICATION_ID = 0x47414C53  # "GALS"
-FORMAT = 3
+FORMAT = 4
 BUSY_TIMEOUT_S = 10.0
 UPDATE_BYTES_MAX = 4 << 30
 """Of the labels of one update, unpacked; they were written here."""
@@ -49,8 +49,7 @@ CREATE TABLE gone (
     PRIMARY KEY (partition, first)
 );
 CREATE TABLE windows (
-    start INTEGER PRIMARY KEY, end INTEGER NOT NULL, labels INTEGER NOT NULL,
-    closed INTEGER NOT NULL
+    start INTEGER PRIMARY KEY, end INTEGER NOT NULL, closed INTEGER NOT NULL
 );
 """
 
@@ -61,8 +60,9 @@ class SpooledWindow:
 
     Attributes:
         start_us, end_us: microseconds since 1970-01-01 UTC; it contains its start and not its end.
-        labels: that came for it, those of forgotten updates too.
-        is_closed: whether it is over; labels that come all the same open it again and close it.
+        labels: of the updates held that belong to it, without those that later updates withdraw.
+        is_closed: whether it is over; what comes or is withdrawn all the same opens it again and
+            closes it.
     """
 
     start_us: int
@@ -206,7 +206,7 @@ class Spool:
             )
             withdrawn = update.withdrawn if update.withdrawn is not None else labels.slice(0, 0)
             if len(labels) or len(withdrawn) or update.reset:
-                buckets = (labels if len(labels) else withdrawn).buckets
+                buckets = np.concatenate([labels.buckets, withdrawn.buckets])
                 span = (int(buckets.min()), int(buckets.max())) if len(buckets) else (None, None)
                 database.execute(
                     "INSERT INTO updates (labels, arrow, withdrawn, first_us, last_us, reset) "
@@ -221,10 +221,11 @@ class Spool:
                 "INSERT INTO gone VALUES (?, ?, ?)",
                 [(dropped.partition, dropped.first, dropped.last) for dropped in update.gone],
             )
+            if update.reset:
+                database.execute("DELETE FROM windows")
             database.executemany(
-                "INSERT INTO windows VALUES (?, ?, ?, ?) ON CONFLICT (start) DO UPDATE "
-                "SET labels = labels + excluded.labels, closed = excluded.closed",
-                [(w.start_us, w.end_us, w.labels, w.is_closed) for w in update.windows],
+                "INSERT OR REPLACE INTO windows VALUES (?, ?, ?)",
+                [(window.start_us, window.end_us, window.is_closed) for window in update.windows],
             )
         self._known = update.token
 
@@ -247,14 +248,21 @@ class Spool:
         return tuple(CommitRange(*row) for row in rows)
 
     def windows(self) -> tuple[SpooledWindow, ...]:
-        """All windows of the updates, ascending by start.
+        """All windows of the updates, ascending by start; reads all labels to count them.
 
         Example:
             >>> spool.windows()
             ()
         """
-        rows = self._all("SELECT start, end, labels, closed FROM windows ORDER BY start")
-        return tuple(_held(row) for row in rows)
+        rows = self._all("SELECT start, end, closed FROM windows ORDER BY start")
+        if not rows:
+            return ()
+        spans, buckets = np.array(rows)[:, :2], np.sort(self.labels().buckets)
+        counts = np.diff(np.searchsorted(buckets, spans))[:, 0].tolist()
+        return tuple(
+            SpooledWindow(start_us, end_us, count, bool(closed))
+            for (start_us, end_us, closed), count in zip(rows, counts, strict=True)
+        )
 
     def window(self, start: Instant) -> SpooledWindow:
         """The window that begins at a time; `labels` gives its labels.
@@ -270,7 +278,7 @@ class Spool:
             1
         """
         start_us = micros(start)
-        rows = self._all("SELECT start, end, labels, closed FROM windows WHERE start = ?", start_us)
+        rows = self._all("SELECT start, end, closed FROM windows WHERE start = ?", start_us)
         if not rows:
             raise InputError(
                 f"{self.path} has no window that starts at {iso(start_us)}; windows() lists those "
@@ -278,7 +286,9 @@ class Spool:
                 file=str(self.path),
                 start=iso(start_us),
             )
-        return _held(rows[0])
+        ((_, end_us, closed),) = rows
+        window = SpooledWindow(start_us, end_us, 0, bool(closed))
+        return replace(window, labels=len(self.labels(window)))
 
     def check(self, ccq_id: str) -> None:
         """Raises `InputError` where the spool holds another CCQ's updates.
@@ -331,7 +341,9 @@ class Spool:
             updates = self.updates(after=begin)
         else:
             updates = self._updates_around(window, after=begin)
-        labels: LabelSet = _folded(schema, updates)
+        nothing = schema.label_schema.empty_table()
+        parts = [(nothing, nothing), *((one.withdrawn.table, one.labels.table) for one in updates)]
+        labels = LabelSet(schema, keyed.folded(schema, parts))
         if window is not None:
             buckets = labels.buckets
             labels = labels.where((buckets >= window.start_us) & (buckets < window.end_us))
@@ -377,7 +389,7 @@ class Spool:
     def forget(self, *, until: int) -> None:
         """Drops the updates up to a number; the token stays, so they do not come again.
 
-        What `windows` says of them stays, too.
+        Their windows stay, without the labels.
 
         Example:
             >>> spool.forget(until=spool.last_number)
@@ -471,20 +483,3 @@ class Spool:
         if error.sqlite_errorname == "SQLITE_NOTADB":
             return self._foreign()
         return CorruptData(f"the spool {self.path} is damaged: {error}", file=str(self.path))
-
-
-def _folded(schema: Schema, updates: Iterable[SpooledUpdate]) -> Labels:
-    """The labels of updates, without those that later ones withdraw."""
-    held = [schema.label_schema.empty_table()]
-    for update in updates:
-        withdrawn, new = update.withdrawn.table, update.labels.table
-        if schema.is_keyed or withdrawn.num_rows:
-            together = pa.concat_tables(held)
-            held = [keyed.still_held(schema, together, withdrawn=withdrawn, new=new)]
-        held.append(new)
-    return Labels(schema, pa.concat_tables(held))
-
-
-def _held(row: tuple[Any, ...]) -> SpooledWindow:
-    start_us, end_us, labels, closed = row
-    return SpooledWindow(start_us, end_us, labels, bool(closed))

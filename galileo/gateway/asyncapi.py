@@ -20,11 +20,12 @@ _TOKEN = {"type": "string", "description": "of the query: which labels a reader 
 _CCQ = {"type": "string", "description": "the query that the event belongs to"}
 _WINDOW = {
     "type": "object",
-    "required": ["start", "end", "labels", "state"],
+    "required": ["start", "end", "labels", "withdrawn", "state"],
     "properties": {
         "start": {"type": "string", "format": "date-time"},
         "end": {"type": "string", "format": "date-time"},
         "labels": {"type": "integer", "minimum": 0},
+        "withdrawn": {"type": "integer", "minimum": 0},
         "state": {"type": "string"},
     },
 }

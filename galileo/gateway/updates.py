@@ -134,6 +134,7 @@ def windows_of(windows: Iterable[WindowChange], clock_us: int | None) -> dict[st
                 "start": iso(change.start_us),
                 "end": iso(change.end_us),
                 "labels": change.labels,
+                "withdrawn": change.withdrawn,
                 "state": change.state,
             }
             for change in windows

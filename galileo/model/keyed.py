@@ -8,7 +8,7 @@ partition, whose log orders them: the last one counts, and in a batch the last o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,12 +116,7 @@ def without_labels(labels: pa.Table, others: pa.Table) -> pa.Table:
     """Labels but for those that are among others, too."""
     if not labels.num_rows or not others.num_rows:
         return labels
-    places = ("partition", "sequence", "row")
-    mine, theirs = (
-        hash128([one_array(table.column(name).cast(pa.int64())) for name in places])[:, 0]
-        for table in (labels, others)
-    )
-    return labels.filter(pa.array(~np.isin(mine, theirs)))
+    return labels.filter(pa.array(~np.isin(_places(labels), _places(others))))
 
 
 def without_keys(schema: Schema, labels: pa.Table, others: pa.Table) -> pa.Table:
@@ -130,6 +125,27 @@ def without_keys(schema: Schema, labels: pa.Table, others: pa.Table) -> pa.Table
         return labels
     mine, theirs = (_hashes_of_labels(schema, table)[:, 0] for table in (labels, others))
     return labels.filter(pa.array(~np.isin(mine, theirs)))
+
+
+def labels_of_update(
+    schema: Schema, new: pa.Table, *, replaced: pa.Table, withdrawn: pa.Table, shortened: pa.Table
+) -> tuple[pa.Table, pa.Table]:
+    """The labels of an update of a continuous query, and those that it withdraws.
+
+    Args:
+        schema: of a dataset, which need not have a key.
+        new: what cycles have found; some of it may count no more.
+        replaced: labels that do not count, also of `new`.
+        withdrawn: labels that counted before the update and do no more. In a keyed dataset, those
+            whose keys are in the update are left out: there, a correction matches.
+        shortened: without a key, what deletions have left of paths, also of `new`.
+    """
+    new = without_labels(new, replaced)
+    if schema.is_keyed:
+        return new, without_keys(schema, withdrawn, new)
+    if shortened.num_rows:
+        new = pa.concat_tables([without_labels(new, shortened), shortened])
+    return new, withdrawn
 
 
 def still_held(schema: Schema, held: pa.Table, *, withdrawn: pa.Table, new: pa.Table) -> pa.Table:
@@ -144,6 +160,40 @@ def still_held(schema: Schema, held: pa.Table, *, withdrawn: pa.Table, new: pa.T
     if schema.is_keyed:
         return without_keys(schema, held, pa.concat_tables([withdrawn, new]))
     return without_labels(held, withdrawn)
+
+
+def folded(schema: Schema, updates: Sequence[tuple[pa.Table, pa.Table]]) -> pa.Table:
+    """The labels that a reader holds after updates: `still_held` of all of them, in one pass.
+
+    Args:
+        schema: of a dataset, which need not have a key.
+        updates: of each one what it withdraws, and its labels; at least one.
+    """
+    withdrawn, new = (pa.concat_tables(tables) for tables in zip(*updates, strict=True))
+    if not schema.is_keyed and not withdrawn.num_rows:
+        return new
+    sizes = np.array([[table.num_rows for table in update] for update in updates]).T
+    gone_at, new_at = (np.repeat(np.arange(len(updates)), counts) for counts in sizes)
+    both = pa.concat_tables([withdrawn, new])
+    names = _hashes_of_labels(schema, both)[:, 0] if schema.is_keyed else _places(both)
+    _, number = np.unique(names, return_inverse=True)
+    last_gone = np.full(len(names), -1)
+    np.maximum.at(last_gone, number[: len(gone_at)], gone_at)
+    number = number[len(gone_at) :]
+    is_held = new_at >= last_gone[number]
+    if schema.is_keyed:
+        last = np.zeros(len(names), dtype=np.int64)
+        last[number] = np.arange(len(number))  # Of several assignments, the last one counts.
+        is_held &= last[number] == np.arange(len(number))
+    return new.filter(pa.array(is_held))
+
+
+def _places(labels: pa.Table) -> npt.NDArray[np.uint64]:
+    """A hash of the place of each label, which is its partition, commit and first row."""
+    names = ("partition", "sequence", "row")
+    columns = [one_array(labels.column(name).cast(pa.int64())) for name in names]
+    hashes: npt.NDArray[np.uint64] = hash128(columns)[:, 0]
+    return hashes
 
 
 def _hashes_of_labels(schema: Schema, labels: pa.Table) -> Hashes:

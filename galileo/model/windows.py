@@ -8,8 +8,13 @@ The *event clock* is the start of the newest time bucket that was committed. It 
 alone, not on the clock of a machine. A window closes once the clock is `lateness` past its end.
 Labels for a window that was reported closed are late.
 
+Labels can be withdrawn: what is in a dataset with a key is corrected and deleted, and deletions
+withdraw labels of other datasets. A withdrawal changes the windows of the label, as a label does,
+so one in a closed window reopens it.
+
 All of this is a pure function (`advance_windows`) of the reader's progress (`WindowProgress`), the
-labels of an answer, and the clock. Nothing here loops over labels or windows.
+labels of an answer and those that it withdraws, and the clock. Nothing here loops over labels or
+windows.
 """
 
 from __future__ import annotations
@@ -46,6 +51,7 @@ Run: TypeAlias = tuple[int, int]
 STATES: tuple[State, ...] = ("open", "closed", "reopened")
 _OPEN, _CLOSED, _REOPENED = range(3)
 _SPREAD = 4
+_NONE: Numbers = np.zeros(0, dtype=np.int64)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -307,14 +313,17 @@ class WindowChange:
         start_us, end_us: microseconds since 1970-01-01 UTC.
         labels: of the update that belong to it; 0 if it only closes.
         state: "open": more labels are expected. "closed": its end has passed on the event clock;
-            reported once. "reopened": it was reported closed before, and these labels are late; it
-            is closed again with this update.
+            reported once. "reopened": it was reported closed before, and these labels or
+            withdrawals are late; it is closed again with this update.
+        withdrawn: labels in `withdrawn` of the update that belong to it. In a keyed dataset, a
+            label that replaces one with its key is not among them.
     """
 
     start_us: int
     end_us: int
     labels: int
     state: State
+    withdrawn: int = 0
 
     @property
     def start(self) -> dt.datetime:
@@ -341,6 +350,7 @@ class WindowChanges:
         size_us: of each window.
         starts: microseconds, shape (n,).
         labels: of the answer in each, shape (n,).
+        withdrawn: by the answer in each, shape (n,).
         states: indexes in `STATES`, shape (n,).
     """
 
@@ -348,6 +358,7 @@ class WindowChanges:
     size_us: int
     starts: Numbers
     labels: Numbers
+    withdrawn: Numbers
     states: npt.NDArray[np.uint8]
 
     def __len__(self) -> int:
@@ -359,10 +370,10 @@ class WindowChanges:
         return int(self.labels[self.states == _REOPENED].sum())
 
     def to_list(self) -> list[WindowChange]:
-        columns = (self.starts.tolist(), self.labels.tolist(), self.states.tolist())
+        columns = (self.starts, self.labels, self.states, self.withdrawn)
         return [
-            WindowChange(start, start + self.size_us, labels, STATES[state])
-            for start, labels, state in zip(*columns, strict=True)
+            WindowChange(start, start + self.size_us, labels, STATES[state], withdrawn)
+            for start, labels, state, withdrawn in zip(*(c.tolist() for c in columns), strict=True)
         ]
 
 
@@ -373,8 +384,9 @@ def advance_windows(
     buckets: npt.NDArray[np.int64],
     clock_us: int | None,
     more: bool,
+    withdrawn: npt.NDArray[np.int64] = _NONE,
 ) -> tuple[WindowProgress, WindowChanges]:
-    """Apply the labels of an answer to the windows of a reader.
+    """Apply the labels of an answer, and those that it withdraws, to the windows of a reader.
 
     While more labels are available at once, the clock stands still: the reader reads a backlog, in
     pieces that are not cut by time, and nothing in it is late. The clock moves nevertheless if more
@@ -386,14 +398,17 @@ def advance_windows(
         buckets: of the answer's labels, microseconds.
         clock_us: the event clock at the answer's cursor, or somewhat less; None: not known.
         more: whether more labels are available at once.
+        withdrawn: buckets of the labels that the answer withdraws, microseconds.
 
     Returns:
         The progress after the answer, and the changes.
     """
-    touched, counts = window.counts(buckets)
-    numbers = np.union1d(runs_to_array(progress.open), touched)
-    labels = np.zeros(len(numbers), dtype=np.int64)
-    labels[np.searchsorted(numbers, touched)] = counts
+    touched = [window.counts(buckets), window.counts(withdrawn)]
+    held = [runs_to_array(progress.open), *(of_some for of_some, _ in touched)]
+    numbers = np.unique(np.concatenate(held))
+    labels, taken_back = np.zeros((2, len(numbers)), dtype=np.int64)
+    for column, (of_some, counts) in zip((labels, taken_back), touched, strict=True):
+        column[np.searchsorted(numbers, of_some)] = counts
     after_us = progress.clock_us
     if not more or len(numbers) > OPEN_WINDOWS_MAX:
         # No window with labels, of an earlier answer either, begins later than all of its labels.
@@ -403,9 +418,10 @@ def advance_windows(
         after_us = max((bound_us for bound_us in known if bound_us is not None), default=None)
     was_over, is_over = _over(window, numbers, progress.clock_us), _over(window, numbers, after_us)
     states = np.where(was_over, _REOPENED, np.where(is_over, _CLOSED, _OPEN)).astype(np.uint8)
-    shown = is_over | (labels > 0)
+    shown = is_over | (labels > 0) | (taken_back > 0)
     starts = numbers[shown] * window.slide_us
-    changes = WindowChanges(after_us, window.size_us, starts, labels[shown], states[shown])
+    columns = (starts, labels[shown], taken_back[shown], states[shown])
+    changes = WindowChanges(after_us, window.size_us, *columns)
     return WindowProgress(after_us, array_to_runs(numbers[~is_over])), changes
 
 

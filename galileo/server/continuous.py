@@ -37,7 +37,7 @@ from galileo.errors import (
 from galileo.grouped_calls import GroupedCalls
 from galileo.labels import LabelSet
 from galileo.model.reader import reader_hold_us
-from galileo.model.schema import Schema, refuse_keyed
+from galileo.model.schema import Schema
 from galileo.model.times import MICROS, duration_text
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.node.cluster_scan import ScanEnd
@@ -159,8 +159,6 @@ class ContinuousQueries:
             TransientError: no node could accept it.
         """
         schema = await self._node.named(submission.dataset)
-        if submission.window is not None:
-            refuse_keyed(schema, "a continuous query with windows")
         query = await self._node.bind(submission.query, schema)
         made = self._checked(submission, query)
         if made.sampler is not None:
@@ -240,11 +238,15 @@ class ContinuousQueries:
     ) -> tuple[WindowProgress, WindowChanges | None]:
         if made.window is None:
             return WindowProgress(), None
-        clock_us = self._driver.machine.state.clock_of(made.dataset).at(initial.tail.frontier)
+        clock_us = self._clock_us(made, initial.tail.frontier)
         buckets = initial.labels.buckets
         return advance_windows(
             made.window, WindowProgress(), buckets=buckets, clock_us=clock_us, more=False
         )
+
+    def _clock_us(self, made: CcqDefinition, cursor: Cursor) -> int | None:
+        """The event clock of a query at a cursor; None while none is known."""
+        return self._driver.machine.state.clock_of(made.dataset).at(cursor)
 
     def _checked(self, submission: Submission, query: Query) -> CcqDefinition:
         if not self._has_spark:  # Looking for it takes as long as the rest of the checks.
@@ -424,11 +426,11 @@ class ContinuousQueries:
         answer = await self._ask(make, timeout_s=ANSWER_TIMEOUT_S)
         await self._check_answer(answer, record, snapshot)
         is_over = part.place.covers(snapshot)
-        progress = tokens.NO_PROGRESS if is_begin else position.progress
+        progress = WindowProgress() if is_begin else position.progress
         sampled = await self._work.sample(part.labels, made.sampler, query=query)
         packed = await asyncio.to_thread(pack_labels, sampled, made.compression)
         answer = replace(answer, labels=packed, cursor=part.place, more=not is_over)
-        progress, windows = await self._advance_windows(made, progress, answer)
+        progress, windows = await self._advance_windows(made, progress, answer, schema=schema)
         return CcqUpdate(
             answer,
             await pieces_of(packed, made.compression),
@@ -507,8 +509,14 @@ class ContinuousQueries:
             )
             if gone.is_expired:
                 return None
+            if query.sampler is not None:  # A sample need not have had the label of the whole path.
+                gone = replace(gone, shortened=gone.shortened.slice(0, 0))
             answer = _up_to(answer, gone)
-        progress, windows = await self._advance_windows(query, progress, answer)
+            if query.window is not None:
+                answer = replace(answer, clock_us=self._clock_us(query, answer.cursor))
+        progress, windows = await self._advance_windows(
+            query, progress, answer, schema=schema, gone=gone
+        )
         return CcqUpdate(
             answer,
             await pieces_of(answer.labels, query.compression),
@@ -518,19 +526,25 @@ class ContinuousQueries:
             windows,
             None if gone is None else gone.withdrawn,
             None if gone is None else gone.replaced,
-            # A sample need not have had the label of the whole path.
-            None if gone is None or query.sampler is not None else gone.shortened,
+            None if gone is None else gone.shortened,
         )
 
     async def _advance_windows(
-        self, made: CcqDefinition, progress: WindowProgress, answer: ccq.AnswerFetch
+        self,
+        made: CcqDefinition,
+        progress: WindowProgress,
+        answer: ccq.AnswerFetch,
+        *,
+        schema: Schema,
+        gone: Withdrawals | None = None,
     ) -> tuple[WindowProgress, WindowChanges | None]:
         """The progress of a reader after an answer, and the changes of its windows."""
         if made.window is None:
             return progress, None
-        progress, windows = await asyncio.to_thread(apply_windows, made, progress, answer)
-        if windows is not None:
-            self._driver.record_late(made.id, windows.late)
+        progress, windows = await asyncio.to_thread(
+            apply_windows, made.window, progress, answer, schema=schema, gone=gone
+        )
+        self._driver.record_late(made.id, windows.late)
         return progress, windows
 
     def _withdrawing(self, schema: Schema, after: Cursor, until: Cursor) -> frozenset[int]:

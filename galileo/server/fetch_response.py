@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
-
 from galileo.ccq.events import AnswerFetch
-from galileo.ccq.model import CcqDefinition
 from galileo.errors import InvalidToken
+from galileo.labels import LabelSet
+from galileo.model.keyed import labels_of_update
+from galileo.model.schema import Schema
 from galileo.model.windows import Window, WindowChanges, WindowProgress, advance_windows
 from galileo.packing import Compression
 from galileo.packs import PackedLabels, Piece
+from galileo.server.withdrawals import Withdrawals
 
 
 async def pieces_of(labels: PackedLabels | None, compression: Compression) -> list[Piece]:
@@ -30,19 +31,43 @@ def check_progress(window: Window, progress: WindowProgress) -> None:
 
 
 def apply_windows(
-    made: CcqDefinition, progress: WindowProgress, answer: AnswerFetch
-) -> tuple[WindowProgress, WindowChanges | None]:
-    """Advances the windows of a reader by an answer; no changes if the query has no windows.
+    window: Window,
+    progress: WindowProgress,
+    answer: AnswerFetch,
+    *,
+    schema: Schema,
+    gone: Withdrawals | None = None,
+) -> tuple[WindowProgress, WindowChanges]:
+    """Advances the windows of a reader by an answer.
 
     Takes time in proportion to the labels.
+
+    Args:
+        window: of the query.
+        progress: of the reader before the answer.
+        answer: to the reader.
+        schema: of the labels.
+        gone: what the answer withdraws; None: nothing.
 
     Raises:
         InvalidToken: the progress in the token is impossible.
     """
-    if made.window is None:
-        return progress, None
-    check_progress(made.window, progress)
-    buckets = answer.labels.labels().buckets if answer.labels else np.zeros(0, dtype=np.int64)
+    check_progress(window, progress)
+    nothing = schema.label_schema.empty_table()
+    new, withdrawn = answer.labels.labels().table if answer.labels else nothing, nothing
+    if gone is not None:
+        new, withdrawn = labels_of_update(
+            schema,
+            new,
+            replaced=gone.replaced,
+            withdrawn=gone.withdrawn,
+            shortened=gone.shortened,
+        )
     return advance_windows(
-        made.window, progress, buckets=buckets, clock_us=answer.clock_us, more=answer.more
+        window,
+        progress,
+        buckets=LabelSet(schema, new).buckets,
+        withdrawn=LabelSet(schema, withdrawn).buckets,
+        clock_us=answer.clock_us,
+        more=answer.more,
     )

@@ -92,6 +92,7 @@ def windows_to_pb(changes: WindowChanges) -> continuous_pb2.Windows:
         size_us=changes.size_us,
         starts=changes.starts.astype("<i8").tobytes(),
         labels=changes.labels.astype("<i8").tobytes(),
+        withdrawn=changes.withdrawn.astype("<i8").tobytes(),
         states=changes.states.tobytes(),
     )
 
@@ -99,16 +100,17 @@ def windows_to_pb(changes: WindowChanges) -> continuous_pb2.Windows:
 def windows_from_pb(value: continuous_pb2.Windows) -> WindowChanges:
     """Raises InputError if the lists differ in length, or a state is unknown."""
     states = np.frombuffer(value.states, dtype=np.uint8)
-    if {len(value.starts), len(value.labels)} != {8 * len(states)} or (states >= len(STATES)).any():
+    columns = (value.starts, value.labels, value.withdrawn)
+    if {*map(len, columns)} != {8 * len(states)} or (states >= len(STATES)).any():
         raise InputError(
-            f"expected the starts, labels and states of windows, got {len(value.starts)}, "
-            f"{len(value.labels)} and {len(states)} bytes",
+            "expected the starts, labels, withdrawn labels and states of windows, got "
+            f"{', '.join(str(len(column)) for column in columns)} and {len(states)} bytes",
             expected="same_lengths",
             name="windows",
         )
-    starts, labels = (np.frombuffer(column, dtype="<i8") for column in (value.starts, value.labels))
+    starts, labels, withdrawn = (np.frombuffer(column, dtype="<i8") for column in columns)
     clock_us = value.clock_us if value.HasField("clock_us") else None
-    return WindowChanges(clock_us, value.size_us, starts, labels, states)
+    return WindowChanges(clock_us, value.size_us, starts, labels, withdrawn, states)
 
 
 def table_chunks(table: pa.Table, rows_max: int) -> Iterator[bytes]:

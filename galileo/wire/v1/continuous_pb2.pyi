@@ -198,7 +198,7 @@ Global___SubmitTail: _TypeAlias = SubmitTail  # noqa: Y015
 
 @_typing.final
 class Windows(_message.Message):
-    """What labels do to the windows of a query, one place in each list for each window that changes."""
+    """What labels and withdrawals do to the windows of a query, one place in each list for each window that changes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -207,6 +207,7 @@ class Windows(_message.Message):
     STARTS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
     clock_us: _builtins.int
     """the event clock; absent: none yet"""
     size_us: _builtins.int
@@ -217,6 +218,8 @@ class Windows(_message.Message):
     """int64: of the answer in the window"""
     states: _builtins.bytes
     """one byte: 0 open, 1 closed, 2 reopened"""
+    withdrawn: _builtins.bytes
+    """int64: labels of the window that the answer withdraws"""
     def __init__(
         self,
         *,
@@ -225,10 +228,11 @@ class Windows(_message.Message):
         starts: _builtins.bytes = ...,
         labels: _builtins.bytes = ...,
         states: _builtins.bytes = ...,
+        withdrawn: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_clock_us", b"_clock_us", "clock_us", b"clock_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock_us", b"_clock_us", "clock_us", b"clock_us", "labels", b"labels", "size_us", b"size_us", "starts", b"starts", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock_us", b"_clock_us", "clock_us", b"clock_us", "labels", b"labels", "size_us", b"size_us", "starts", b"starts", "states", b"states", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__clock_us: _TypeAlias = _typing.Literal["clock_us"]  # noqa: Y015
     _WhichOneofArgType__clock_us: _TypeAlias = _typing.Literal["_clock_us", b"_clock_us"]  # noqa: Y015

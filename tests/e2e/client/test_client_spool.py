@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -251,9 +252,30 @@ def test_spool_windows_grow_close_and_reopen(path):
         assert rows_of(spool.labels(held)) == [1, 2, 4]
         assert rows_of(spool.labels(change(-2, 1, "open"))) == [3]
         assert rows_of(spool.labels()) == [1, 2, 3, 4]
+        gone = Update(labels(hour=5), "t4", withdrawn=labels(1, hour=1))
+        spool.store("ccq-1", replace(gone, windows=(change(0, 0, "reopened"),)))
+        assert rows_of(spool.labels(held)) == [2, 4]
+        assert [(one.labels, one.is_closed) for one in spool.windows()] == [(1, False), (2, True)]
         spool.forget(until=1)
-        assert spool.window(held.start).labels == 3
+        assert spool.window(held.start).labels == 1
         assert rows_of(spool.labels(held)) == [4]
+
+
+def test_spool_update_with_labels_elsewhere_withdraws_labels_of_a_window(path):
+    with Spool(path) as spool:
+        first = Update(labels(1, 2, hour=1), "t1", windows=(change(0, 2, "open"),))
+        spool.store("ccq-1", first)
+        spool.store("ccq-1", Update(labels(3, hour=9), "t2", withdrawn=labels(1, hour=1)))
+        assert rows_of(spool.labels(spool.window("1970-01-01"))) == [2]
+
+
+def test_spool_reset_forgets_windows(path):
+    with Spool(path) as spool:
+        both = (change(0, 2, "closed"), change(2, 0, "closed"))
+        spool.store("ccq-1", Update(labels(1, 2, hour=1), "t1", windows=both))
+        again = (change(0, 1, "open"),)
+        spool.store("ccq-1", Update(labels(2, hour=1), "t2", windows=again, reset=True))
+        assert spool.windows() == (SpooledWindow(0, 2 * HOUR_US, 1, is_closed=False),)
 
 
 def test_spool_unknown_window_is_refused(path):

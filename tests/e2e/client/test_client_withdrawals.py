@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from expected_errors import raises
 
 import galileo
 from galileo.client.results import Labels
-from galileo.errors import InputError
 
 PLACES = ((40.0, -100.0), (52.0, 13.0), (-33.0, 151.0))
 STATIONS = "abcdefgh"
@@ -182,8 +180,3 @@ def test_a_spool_has_what_matches(
         held = {row["station"]: row["temperature"] for row in spool.labels().table.to_pylist()}
         assert held == {"b": 80.0, "c": 90.0}
         assert sum(len(update.withdrawn) for update in spool.updates()) == 1
-
-
-def test_windows_take_no_keyed_dataset(client: galileo.Client, name: str) -> None:
-    with raises(InputError, expected="no_key", dataset=name):
-        client.submit(name, WARM, window=galileo.Window.tumbling("1h"))

@@ -39,30 +39,38 @@ class Naive:
         self.clock_us: int | None = None
         self.held: dict[int, list[int]] = {}
 
-    def take(self, buckets: list[int], *, clock_us: int | None) -> list[tuple[int, int, str]]:
+    def take(
+        self, buckets: list[int], withdrawn: list[int], *, clock_us: int | None
+    ) -> list[tuple[int, int, int, str]]:
         window, before = self.window, self.clock_us
-        news: dict[int, int] = {}
-        for bucket in buckets:
-            start = bucket - bucket % window.slide_us
-            while start + window.size_us > bucket:
-                news[start] = news.get(start, 0) + 1
-                start -= window.slide_us
-        known = [c for c in (before, clock_us, *buckets) if c is not None]
+        news, gone = self.counts(buckets), self.counts(withdrawn)
+        begun = sorted({*self.held, *news, *gone})[-1:]
+        known = [c for c in (before, clock_us, *buckets, *begun) if c is not None]
         self.clock_us = max(known, default=None)
         changes = []
-        for start in sorted({*self.held, *news}):
+        for start in sorted({*self.held, *news, *gone}):
             is_over = late(window, start, self.clock_us)
+            counts = (news.get(start, 0), gone.get(start, 0))
             if late(window, start, before):
-                changes.append((start, news[start], "reopened"))
+                changes.append((start, *counts, "reopened"))
             elif is_over:
-                changes.append((start, news.get(start, 0), "closed"))
-            elif start in news:
-                changes.append((start, news[start], "open"))
+                changes.append((start, *counts, "closed"))
+            elif any(counts):
+                changes.append((start, *counts, "open"))
             if is_over:
                 self.held.pop(start, None)
             else:
                 self.held[start] = []
         return changes
+
+    def counts(self, buckets: list[int]) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for bucket in buckets:
+            start = bucket - bucket % self.window.slide_us
+            while start + self.window.size_us > bucket:
+                counts[start] = counts.get(start, 0) + 1
+                start -= self.window.slide_us
+        return counts
 
 
 @st.composite
@@ -74,13 +82,16 @@ def shapes(draw: st.DrawFn) -> Window:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[Window, list[tuple[list[int], int | None]]]:
-    """Windows, and answers: starts of buckets of some width, and a clock that need not ascend."""
+def histories(draw: st.DrawFn) -> tuple[Window, list[tuple[list[int], list[int], int | None]]]:
+    """Windows, and answers: starts of buckets of some width, of labels and of withdrawn ones, and a
+    clock that need not ascend.
+    """
     window = draw(shapes())
     width = draw(st.sampled_from([1, window.slide_us, 3 * window.size_us, window.size_us // 2 + 1]))
     middle = draw(st.sampled_from([0, -1_000 * width, 50_000 * width]))
     moments = st.integers(-60, 60).map(lambda n: middle + n * width)
-    answers = st.tuples(st.lists(moments, max_size=8), st.none() | moments)
+    buckets = st.lists(moments, max_size=8)
+    answers = st.tuples(buckets, buckets, st.none() | moments)
     return window, draw(st.lists(answers, min_size=1, max_size=5))
 
 
@@ -88,16 +99,19 @@ def histories(draw: st.DrawFn) -> tuple[Window, list[tuple[list[int], int | None
 def test_advance_windows_random_answers_equals_loop_over_labels(history):
     window, answers = history
     naive, progress = Naive(window), WindowProgress()
-    for buckets, clock_us in answers:
-        expected = naive.take(buckets, clock_us=clock_us)
+    for buckets, withdrawn, clock_us in answers:
+        expected = naive.take(buckets, withdrawn, clock_us=clock_us)
         progress, changes = advance_windows(
             window,
             progress,
             buckets=np.array(buckets, dtype=np.int64),
+            withdrawn=np.array(withdrawn, dtype=np.int64),
             clock_us=clock_us,
             more=False,
         )
-        assert [(one.start_us, one.labels, one.state) for one in changes.to_list()] == expected
+        assert [
+            (one.start_us, one.labels, one.withdrawn, one.state) for one in changes.to_list()
+        ] == expected
         assert changes.clock_us == progress.clock_us == naive.clock_us
         assert (runs_to_array(progress.open) * window.slide_us).tolist() == sorted(naive.held)
 

@@ -92,12 +92,15 @@ def test_table_of_no_chunks_is_empty() -> None:
 micros = st.integers(-(2**62), 2**62)
 
 
-@given(st.none() | micros, st.lists(st.tuples(micros, st.integers(0, 9), st.integers(0, 2))))
+counts = st.integers(0, 9)
+
+
+@given(st.none() | micros, st.lists(st.tuples(micros, counts, counts, st.integers(0, 2))))
 def test_windows_to_pb_random_changes_round_trip(
-    clock_us: int | None, changes: list[tuple[int, int, int]]
+    clock_us: int | None, changes: list[tuple[int, int, int, int]]
 ) -> None:
-    starts, labels, states = np.array(changes, dtype=np.int64).reshape(-1, 3).T
-    sent = WindowChanges(clock_us, 7, starts, labels, states.astype(np.uint8))
+    *columns, states = np.array(changes, dtype=np.int64).reshape(-1, 4).T
+    sent = WindowChanges(clock_us, 7, *columns, states.astype(np.uint8))
     value = continuous_pb2.Windows.FromString(codec.windows_to_pb(sent).SerializeToString())
     found = codec.windows_from_pb(value)
     assert (found.clock_us, found.size_us) == (clock_us, 7)
@@ -105,9 +108,16 @@ def test_windows_to_pb_random_changes_round_trip(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"starts": b"1234567"}, {"labels": bytes(16)}, {"states": b"\3"}, {"states": b""}]
+    "wrong",
+    [
+        {"starts": b"1234567"},
+        {"labels": bytes(16)},
+        {"withdrawn": b""},
+        {"states": b"\3"},
+        {"states": b""},
+    ],
 )
 def test_windows_from_pb_unequal_lists_raises(wrong: dict[str, bytes]) -> None:
-    right = {"starts": bytes(8), "labels": bytes(8), "states": b"\1"}
+    right = {"starts": bytes(8), "labels": bytes(8), "withdrawn": bytes(8), "states": b"\1"}
     with raises(InputError, expected="same_lengths", name="windows"):
         codec.windows_from_pb(continuous_pb2.Windows(size_us=1, **(right | wrong)))
