@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from galileo.cursor import EMPTY_CURSOR, Cursor, continued
+from galileo.cursor import Cursor, continued
 from galileo.errors import HistoryChanged
 from galileo.wire import token as tokens
 
@@ -48,11 +48,10 @@ def naming_token(token: str, reader: str) -> Iterator[None]:
         if token:
             position = tokens.read(token, ccq_id=reader)
             if error.details.get("reset"):
-                # A token within a reset whose snapshot is lost has the node begin anew.
-                position = replace(position, place=EMPTY_CURSOR)
+                token = tokens.begin_anew(reader)
             elif position.place is None:
                 position = replace(position, cursor=continued(position.cursor, error))
-            token = position.encode(reader)
+                token = position.encode(reader)
         error.details |= {"token": token, "remedy": "lost_token"}
         raise
 

@@ -1,10 +1,8 @@
-"""Continuous queries as collections of OGC API: a layer that has what a query has found so far.
+"""Continuous queries as collections of OGC API: a layer that has what matches now.
 
-Queries over keyed datasets are none: what they have found can match no more.
-
-A page is a part of an update of the query. Its token names the two tokens of the query that the
-update lies between, and how many of its labels earlier pages had: what lies between two tokens
-never changes, so the pages have each label once.
+Each reading is a reader of the query that begins anew (`galileo.server.resets`): the pages have
+what matched when the first one was read, whatever is stored, replaced or deleted meanwhile. A page
+is a piece of a part of this result. Its token names the part, and the last label of earlier pages.
 """
 
 from __future__ import annotations
@@ -18,27 +16,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from starlette.requests import Request
 from starlette.responses import Response
 
 from galileo.client.async_client import AsyncClient
 from galileo.client.geo_files import RowShapes
-from galileo.client.results import CcqInfo, Labels, Update
-from galileo.errors import IncompleteAnswer, InputError, Unavailable
+from galileo.client.results import CcqInfo, Labels
+from galileo.cursor import EMPTY_CURSOR
+from galileo.errors import DataExpired, InputError
 from galileo.gateway import documents, parameters
 from galileo.gateway.ccqs import info_of
 from galileo.gateway.crs import CRS84
 from galileo.gateway.formats import preferred
 from galileo.gateway.json_answers import check_json, json_answer, url_of
 from galileo.gateway.route_group import RouteGroup
-from galileo.gateway.updates import cut, encode_labels
-from galileo.model.schema import Schema, refuse_keyed
+from galileo.gateway.updates import encode_labels, ids_of
+from galileo.model.schema import Schema
+from galileo.wire import token as tokens
 
 CCQ_ID = re.compile(r"ccq-[0-9a-f]{32}")
 PARAMETERS = ("f", "limit", "after", "bbox", "datetime")
 FETCHES_MAX = 16
-"""Updates that are looked through for the labels of a page."""
-_OFFSET = re.compile(r"[0-9]{1,9}")
+"""Parts that are looked through for the labels of a page."""
+_PLACE = re.compile(r"([0-9]{1,9})\.([\w-]*)\.([\w-]*)\.([\w.]*)", re.ASCII)
 
 
 def is_ccq(request: Request) -> bool:
@@ -162,31 +163,34 @@ class Place(NamedTuple):
     """Where a page begins.
 
     Attributes:
-        after: the token of the query before the update.
-        until: the token after it; "" if the update has no page yet.
-        offset: labels of the update that earlier pages had.
+        labels_max: with which the part is fetched, so that it is the same part again; 0: any.
+        after: the token before the part; "" for the first part.
+        until: the token after it; "" if no page has labels of it.
+        last: the id of the last label of the part that earlier pages have.
     """
 
-    after: str
-    until: str
-    offset: int
+    labels_max: int = 0
+    after: str = ""
+    until: str = ""
+    last: str = ""
 
     @staticmethod
     def parse(text: str) -> Place:
         """The place that `str` wrote; for an empty text, the first one."""
-        offset, *tokens = text.split(".") if text else ("0", "", "")
-        if len(tokens) != 2 or not _OFFSET.fullmatch(offset):
+        match = _PLACE.fullmatch(text or "0...")
+        if match is None:
             raise InputError("expected 'after' as a link has it", parameter="after")
-        return Place(tokens[0], tokens[1], int(offset))
+        labels_max, *rest = match.groups()
+        return Place(int(labels_max), *rest)
 
     def __str__(self) -> str:
-        return f"{self.offset}.{self.after}.{self.until}"
+        return f"{self.labels_max}.{self.after}.{self.until}.{self.last}"
 
 
 async def page(
     client: AsyncClient, ccq_id: str, place: Place, *, limit: int, wanted: LabelFilter
 ) -> tuple[Labels, Place | None]:
-    """Labels, and where the next page begins; None if there is none at present."""
+    """Labels, and where the next page begins; None after the last one."""
     following: Place | None = place
     for _ in range(FETCHES_MAX):
         assert following is not None
@@ -200,44 +204,36 @@ async def page(
 async def _part(
     client: AsyncClient, ccq_id: str, place: Place, *, limit: int
 ) -> tuple[Labels, Place | None]:
-    """Up to `limit` labels of one update, and the place behind them."""
-    update = await client.fetch(ccq_id, token=place.after, labels_max=limit)
-    refuse_keyed(update.labels.schema, "a collection of a continuous query")
-    parts = [update.labels]
-    if place.until:
-        parts, update = await _whole(client, ccq_id, update, place.until)
-    missing = [partition for part in parts for partition in part.missing]
-    if missing:
-        raise IncompleteAnswer(
-            f"partitions {missing} cannot be read at present; try again", missing=missing
-        )
-    ordered = Labels.concat(update.labels.schema, parts).in_commit_order()
-    end = min(len(ordered), place.offset + limit)
-    part = ordered.slice(min(place.offset, end), end)
-    assert isinstance(part, Labels)
-    if end < len(ordered):
-        return part, Place(place.after, update.token, end)
-    has_more = update.more or bool(place.until)
-    return part, Place(update.token, "", 0) if has_more else None
+    """Up to `limit` labels of one part, and the place behind them.
 
-
-async def _whole(
-    client: AsyncClient, ccq_id: str, update: Update, until: str
-) -> tuple[list[Labels], Update]:
-    """All labels up to a token that an earlier fetch ended at, and the last update with some.
-
-    A fetch with the same token can go further than before, and less far.
+    Raises:
+        DataExpired: what earlier pages have cannot be read any more.
     """
-    parts = []
-    while True:
-        part = cut(update, until, ccq_id=ccq_id)
-        parts.append(part.labels)
-        if not part.more:
-            return parts, part
-        after = update.token
-        update = await client.fetch(ccq_id, token=after)
-        if update.token == after:
-            raise Unavailable("what was read before cannot be read at present; try again")
+    labels_max, after = place.labels_max or limit, place.after
+    update = await client.fetch(
+        ccq_id, token=after or tokens.begin_anew(ccq_id), labels_max=labels_max
+    )
+    end = tokens.read(update.token, ccq_id=ccq_id)
+    if not after:
+        after = tokens.Position(end.cursor, place=EMPTY_CURSOR).encode(ccq_id)
+    elif update.reset or not _is_end(place.until, end, ccq_id):
+        # The snapshot was removed, or nodes cut the result elsewhere since partitions have moved.
+        raise DataExpired(
+            "the layer cannot be read on from this page; read it again from its first page"
+        )
+    ids = ids_of(update.labels)
+    order = pc.sort_indices(ids)
+    rest = order.slice(pc.sum(pc.less_equal(ids, place.last)).as_py() or 0)
+    part = Labels(update.labels.schema, update.labels.table.take(rest.slice(0, limit)))
+    if len(rest) > limit:
+        last = ids[rest[limit - 1].as_py()].as_py()
+        return part, Place(labels_max, after, update.token, last)
+    return part, Place(after=update.token) if update.more else None
+
+
+def _is_end(until: str, end: tokens.Position, ccq_id: str) -> bool:
+    """Whether a part ends where it did for an earlier page, if there is one."""
+    return not until or tokens.read(until, ccq_id=ccq_id).place == end.place
 
 
 # --- filters ---------------------------------------------------------------------------------

@@ -32,7 +32,6 @@ from galileo.gateway.updates import (
     link_members,
     windows_of,
 )
-from galileo.model.schema import refuse_keyed
 from galileo.model.times import iso
 from galileo.model.windows import Window
 from galileo.offload import offload
@@ -93,7 +92,13 @@ class CcqRoutes(RouteGroup):
                 ccq_id, token=given.get("after", ""), wait=wait_s or None, labels_max=LABELS_MAX
             )
             if until:
-                refuse_keyed(update.labels.schema, "until with a continuous query")
+                if update.labels.schema.is_keyed:
+                    raise InputError(
+                        "expected until with a query over a dataset without a key, because "
+                        "what counted at a token may be replaced by now; leave until out",
+                        parameter="until",
+                        expected="no_key",
+                    )
                 update = cut(update, until, ccq_id=ccq_id)
             return await self._labels_answer(update, format)
 

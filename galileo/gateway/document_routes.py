@@ -39,11 +39,8 @@ class DocumentRoutes(RouteGroup):
 
         def answer() -> Response:
             document = documents.collections(url_of(request), datasets)
-            keyed = {one.schema.name for one in datasets if one.schema.is_keyed}
             document["collections"] += [
-                described(url_of(request), info)
-                for info in ccqs
-                if CCQ_ID.fullmatch(info.id) and info.dataset not in keyed
+                described(url_of(request), info) for info in ccqs if CCQ_ID.fullmatch(info.id)
             ]
             return _json(request, document)
 

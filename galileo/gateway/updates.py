@@ -160,12 +160,13 @@ def encode_labels(labels: Labels, format: str, members: dict[str, Any]) -> bytes
     if format == "arrow":
         table = table.replace_schema_metadata({METADATA_KEY: json.dumps(members)})
     if format == "geojson":
-        table = table.add_column(0, ID_COLUMN, _ids_of(labels))
+        table = table.add_column(0, ID_COLUMN, ids_of(labels))
     encoder = TableEncoder(format, table.schema, members=members, id_column=ID_COLUMN)
     return encoder.write(table) + encoder.close()
 
 
-def _ids_of(labels: Labels) -> pa.Array:
+def ids_of(labels: Labels) -> pa.Array:
+    """The id of each label: of its key, or without one, of its first observation."""
     if labels.schema.is_keyed:
         return ids_of_labels(labels.schema, labels.table)
     columns = [labels.table.column(name) for name in ("partition", "sequence", "row")]

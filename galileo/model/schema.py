@@ -836,17 +836,6 @@ def not_keyed(schema: StoredSchema) -> InputError:
     )
 
 
-def refuse_keyed(schema: Schema, reader: str) -> None:
-    """Raises InputError if a reader would have to hear of observations that count no longer."""
-    if schema.is_keyed:
-        raise InputError(
-            f"expected {reader} over a dataset without a key, got {schema.name!r}, whose "
-            "observations are replaced and deleted; client.changes says which have changed",
-            expected="no_key",
-            dataset=schema.name,
-        )
-
-
 def dropped_dataset(name: str, *, is_again: bool) -> UnknownDataset:
     """The error about a dropped dataset; `is_again`: a new one has the same name."""
     if is_again:

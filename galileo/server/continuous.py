@@ -408,7 +408,7 @@ class ContinuousQueries:
         schema = await self._schema(made)
         query = await parse_async(made.query, schema)
         snapshot, part = position.cursor, None
-        if position.place is not None:
+        if position.place is not None and snapshot:
             # If the snapshot is not there any more, the reset begins anew.
             with contextlib.suppress(HistoryChanged):
                 part = await next_part(

@@ -6,6 +6,9 @@ determined then. So it forgets everything, and gets what matches and counts at o
 cursor, the *snapshot*, in parts. A part has the versions since the commits (place, next place]. As
 the snapshot is fixed and places only advance, a reset ends, whatever is committed meanwhile.
 Cleaning may go up to the snapshot: it stores what counts there once more, with the same `since`.
+
+Layers of the gateway are read in the same way. In a dataset without a key, what retention drops
+meanwhile is left out.
 """
 
 from __future__ import annotations

@@ -64,6 +64,11 @@ def encode(ccq_id: str, cursor: Cursor) -> str:
     return Position(cursor).encode(ccq_id)
 
 
+def begin_anew(ccq_id: str) -> str:
+    """The token of a reader that has nothing, and gets what matches at one cursor, in parts."""
+    return Position(place=EMPTY_CURSOR).encode(ccq_id)
+
+
 def _pairs(cursor: Cursor) -> bytes:
     body, before = bytearray(_number(len(cursor))), 0
     for partition, sequence in cursor.items():

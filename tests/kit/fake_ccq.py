@@ -68,6 +68,10 @@ class Log:
         keys = [(p, s) for p, s in self.matches if at[p] < s <= reached[p]]
         return {"labels": labels_of(keys)}
 
+    def counting(self, snapshot: Cursor, place: Cursor, reached: Cursor) -> Labels:
+        """The labels that count at a snapshot, of the commits (place, reached]."""
+        return labels_of([(p, s) for p, s in self.matches if place[p] < s <= reached[p]])
+
     def wake(self) -> None:
         grown, self.grown = self.grown, asyncio.Event()
         grown.set()
@@ -106,6 +110,10 @@ class KeyedLog(Log):
         gone = {station: place for station, place in before.items() if station not in now}
         return {"labels": keyed_labels_of(new), "withdrawn": keyed_labels_of(gone)}
 
+    def counting(self, snapshot: Cursor, place: Cursor, reached: Cursor) -> Labels:
+        held = self.current(snapshot).items()
+        return keyed_labels_of({one: (p, s) for one, (p, s) in held if place[p] < s <= reached[p]})
+
 
 class FakeClient:
     """Answers about a query from a log; with windows, tokens have a progress that differs."""
@@ -124,11 +132,13 @@ class FakeClient:
         for error in (self.refusal, self.log.ended):
             if error is not None:
                 raise error
-        return self.update(token)
+        return self.update(token, labels_max)
 
-    def update(self, token: str) -> Update:
+    def update(self, token: str, labels_max: int = 0) -> Update:
         """An answer up to a random position at or after the token, mostly the end."""
         position = tokens.read(token, ccq_id=self.ccq_id) if token else tokens.Position()
+        if position.place is not None:
+            return self.part(position.cursor, position.place, labels_max)
         at, seen = position.cursor, position.progress
         if self.windows and token:
             assert seen.clock_us is not None, "a token without the reader's progress"
@@ -148,6 +158,18 @@ class FakeClient:
         behind = any(reached[p] < last for p, last in self.log.last.items())
         sets = self.log.between(at, reached)
         return Update(**sets, token=after, frontier=reached, more=more and behind)
+
+    def part(self, snapshot: Cursor, place: Cursor, labels_max: int) -> Update:
+        """The next part for a reader that begins anew; the same one for the same arguments."""
+        is_begin = not snapshot
+        snapshot = snapshot or Cursor(self.log.last)
+        rng = random.Random(f"{labels_max} {self.ccq_id} {[*place.items()]}")
+        reached = Cursor({p: rng.randint(place[p], last) for p, last in snapshot.items()})
+        reached = snapshot if reached == place else reached
+        is_over = reached == snapshot
+        labels = self.log.counting(snapshot, place, reached)
+        token = tokens.Position(snapshot, place=None if is_over else reached).encode(self.ccq_id)
+        return Update(labels, token, frontier=reached, more=not is_over, reset=is_begin)
 
     def matches_until(self, at: Cursor) -> int:
         return sum(sequence <= at[partition] for partition, sequence in self.log.matches)

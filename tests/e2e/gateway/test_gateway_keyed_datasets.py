@@ -184,8 +184,9 @@ def test_who_folds_events_by_id_has_what_matches(
     assert ask(f"{gateway.url}/collections/{name}/items/{feature}")[0] == 200
     _, _, listed = ask(f"{gateway.url}/collections")
     assert name in {one["id"] for one in listed["collections"]} - {ccq["id"]}
-    assert ccq["id"] not in {one["id"] for one in listed["collections"]}
-    assert ask(f"{gateway.url}/collections/{ccq['id']}/items")[0] == 400
+    assert ccq["id"] in {one["id"] for one in listed["collections"]}
+    _, _, layer = ask(f"{gateway.url}/collections/{ccq['id']}/items")
+    assert {one["id"]: one["properties"]["waves"] for one in layer["features"]} == current
     client.cancel(ccq["id"])
     for follower in followers:
         follower.join(TIMEOUT_S)

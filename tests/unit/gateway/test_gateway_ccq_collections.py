@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from fake_ccq import CCQ, SCHEMA, FakeClient, Key, Log
+from fake_ccq import CCQ, SCHEMA, FakeClient, Key, KeyedLog, Log
 
 import galileo
 from galileo.client.results import Labels, Update
-from galileo.cursor import Cursor
-from galileo.errors import IncompleteAnswer, InputError
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import DataExpired, InputError
 from galileo.gateway.ccq_collections import (
     FETCHES_MAX,
     LabelFilter,
@@ -23,6 +23,7 @@ from galileo.gateway.ccq_collections import (
     page,
 )
 from galileo.geo import geohash
+from galileo.wire import token as tokens
 
 ALL = LabelFilter(None, None)
 
@@ -31,28 +32,46 @@ def keys_of(labels: Labels) -> list[Key]:
     return list(zip(labels.partitions.tolist(), labels.sequences.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("windows", [False, True])
+@pytest.mark.parametrize("make", [Log, KeyedLog])
 @pytest.mark.parametrize("seed", range(5))
-async def test_pages_have_each_label_once(seed: int, windows: bool) -> None:
+async def test_pages_have_each_label_that_counts_once(seed: int, make: type[Log]) -> None:
     rng = random.Random(seed)
-    log = Log(rng)
-    client: Any = FakeClient(log, rng, windows=windows)
+    log = make(rng)
+    client: Any = FakeClient(log, rng)
     for _ in range(30):
         log.commit()
+    last = Cursor(log.last)
+    expected = Counter(keys_of(log.counting(last, EMPTY_CURSOR, last)))
     taken, place, pages = Counter[Key](), Place.parse(""), 0
     while True:
-        if pages < 20:
-            log.commit()
         limit = rng.randint(1, 7)
         labels, following = await page(client, CCQ, place, limit=limit, wanted=ALL)
         assert len(labels) <= limit
         taken.update(keys_of(labels))
         pages += 1
+        log.commit()
         if following is None:
             break
         place = Place.parse(str(following))
-    assert taken == Counter(log.matches)
-    assert pages > 10
+    assert taken == expected
+    assert pages > 5
+
+
+@pytest.mark.parametrize("wrong", ["reset", "other part"])
+async def test_pages_of_what_is_not_there_any_more_are_refused(wrong: str) -> None:
+    rng = random.Random(1)
+    log = Log(rng)
+    client: Any = FakeClient(log, rng)
+    for _ in range(30):
+        log.commit()
+    _, following = await page(client, CCQ, Place(), limit=1, wanted=ALL)
+    assert following is not None
+    if wrong == "reset":
+        following = following._replace(after=tokens.begin_anew(CCQ))
+    else:
+        following = following._replace(until=tokens.Position(place=Cursor({1: 1})).encode(CCQ))
+    with pytest.raises(DataExpired):
+        await page(client, CCQ, following, limit=1, wanted=ALL)
 
 
 class Scripted:
@@ -64,7 +83,8 @@ class Scripted:
 
     async def fetch(self, ccq: str, *, token: str = "", labels_max: int = 0) -> Update:
         self.fetches += 1
-        return Update(labels_in(["9x"]), "token", more=self.fetches < self._count)
+        token = tokens.Position(Cursor({1: 9}), place=Cursor({1: 1})).encode(ccq)
+        return Update(labels_in(["9x"]), token, more=self.fetches < self._count)
 
 
 def labels_in(cells: list[str], buckets: list[int] | None = None) -> Labels:
@@ -87,18 +107,9 @@ async def test_page_looks_through_updates_until_a_label_is_wanted() -> None:
     assert following is not None
 
 
-async def test_page_of_a_partial_update_is_refused() -> None:
-    class Partial:
-        async def fetch(self, ccq: str, *, token: str = "", labels_max: int = 0) -> Update:
-            labels = Labels(SCHEMA, SCHEMA.label_schema.empty_table(), missing=(3,))
-            return Update(labels, "token", frontier=Cursor())
-
-    client: Any = Partial()
-    with pytest.raises(IncompleteAnswer):
-        await page(client, CCQ, Place.parse(""), limit=5, wanted=ALL)
-
-
-@pytest.mark.parametrize("text", ["x", "1", "1.a", "-1.a.b", "1.a.b.c", "9999999999.a.b", ".."])
+@pytest.mark.parametrize(
+    "text", ["x", "1", "1.a", "1.a.b", "-1.a.b.c", "9999999999.a.b.c", "1.a.b.c-d", "..."]
+)
 def test_place_of_other_texts_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         Place.parse(text)
