@@ -566,8 +566,9 @@ class Update:
         withdrawn: labels that the caller has perhaps seen, and whose observations no longer match
             or no longer count: they were replaced or deleted. Who removes what has their keys
             first, and then stores `labels` by key, has what matches at the token of an update whose
-            `more` is false. In a dataset without a key, the text of a label stands for the key.
-            `read` has the old observations until they are cleaned. None stands for none.
+            `more` is false and whose labels miss no partition. In a dataset without a key, the text
+            of a label stands for the key. `read` has the old observations until they are cleaned.
+            None stands for none.
         token: to store with them, and to ask with next.
         frontier: up to which commit of each partition the CCQ is answered.
         age_s: how long ago the frontier was reached.

@@ -177,14 +177,16 @@ def folded(schema: Schema, updates: Sequence[tuple[pa.Table, pa.Table]]) -> pa.T
     both = pa.concat_tables([withdrawn, new])
     names = _hashes_of_labels(schema, both)[:, 0] if schema.is_keyed else _places(both)
     _, number = np.unique(names, return_inverse=True)
+    gone_number, new_number = np.split(number, [len(gone_at)])
+    # Of several assignments to one place, the last one counts.
     last_gone = np.full(len(names), -1)
-    np.maximum.at(last_gone, number[: len(gone_at)], gone_at)
-    number = number[len(gone_at) :]
-    is_held = new_at >= last_gone[number]
+    last_gone[gone_number] = gone_at
+    is_held = new_at >= last_gone[new_number]
     if schema.is_keyed:
-        last = np.zeros(len(names), dtype=np.int64)
-        last[number] = np.arange(len(number))  # Of several assignments, the last one counts.
-        is_held &= last[number] == np.arange(len(number))
+        rows = np.arange(len(new_number))
+        last_new = np.zeros(len(names), dtype=np.int64)
+        last_new[new_number] = rows
+        is_held &= last_new[new_number] == rows
     return new.filter(pa.array(is_held))
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from galileo.errors import DuplicateKey, InvalidObservations, InvalidSchema
 from galileo.model.keyed import (
     deleted_rows,
+    folded,
     hashes_of,
     ids_of,
     index_versions,
@@ -24,6 +25,7 @@ from galileo.model.keyed import (
     placed_keys,
     refuse_duplicates,
     sent_rows,
+    still_held,
 )
 from galileo.model.observations import normalise
 from galileo.model.schema import (
@@ -358,3 +360,29 @@ def test_id_has_the_partition_and_the_hash_of_the_key(keys: list[tuple[int, str,
 )
 def test_keys_of_ids_of_other_texts_is_none(wrong: Any) -> None:
     assert keys_of_ids([f"p1.{32 * 'a'}", wrong]) is None
+
+
+@pytest.mark.parametrize("key", [(), ("station",)])
+@pytest.mark.parametrize("seed", range(20))
+def test_folded_equals_one_update_after_the_other(key: tuple[str, ...], seed: int) -> None:
+    features = [Feature("station", type="text"), Feature("level", type="int")]
+    schema = Schema("buoys", features, key=key)
+    rng = np.random.default_rng(seed)
+
+    def labels(count: int) -> pa.Table:
+        chosen = rng.choice(12, count, replace=False)
+        numbers = {"cell": chosen % 3, "row": chosen, "sequence": rng.integers(0, 2, count)}
+        columns = {
+            field.name: pa.array(numbers.get(field.name, np.zeros(count, dtype=np.int64)))
+            for field in schema.label_schema
+        }
+        columns["station"] = pa.array([f"s{number // 3}" for number in chosen], pa.string())
+        arrays = [columns[field.name].cast(field.type) for field in schema.label_schema]
+        return pa.table(arrays, schema=schema.label_schema)
+
+    updates = [(labels(rng.integers(5)), labels(rng.integers(5))) for _ in range(12)]
+    held = schema.label_schema.empty_table()
+    for withdrawn, new in updates:
+        kept = still_held(schema, held, withdrawn=withdrawn, new=new)
+        held = pa.concat_tables([kept, new])
+    assert folded(schema, updates).equals(held)
