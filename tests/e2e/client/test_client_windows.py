@@ -183,6 +183,6 @@ def test_window_over_commit_time_is_refused(client, dataset, submit):
 
 def test_fetch_with_impossible_windows_in_the_token_is_refused(client, submit):
     ccq = submit(Window.tumbling("1h"))
-    forged = token.encode(ccq.id, EMPTY_CURSOR, WindowProgress(0, ((2**50, 1),)))
+    forged = token.Position(EMPTY_CURSOR, WindowProgress(0, ((2**50, 1),))).encode(ccq.id)
     with raises(InvalidToken):
         client.fetch(ccq.id, token=forged)
