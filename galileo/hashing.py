@@ -50,6 +50,8 @@ def split_digests(data: bytes) -> list[bytes]:
 _SEEDS = np.array([0x243F6A8885A308D3, 0x13198A2E03707344], dtype=np.uint64)
 """Of the two halves of a hash of 128 bits; digits of pi."""
 _WORD_BYTES = 8
+_FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(_WORD_BYTES + 1)], dtype=np.uint64)
+"""Masks of the first bytes of a word, by their number."""
 LONG_BYTES = 1 << 10
 """Texts that are longer count in a digest of rows by a digest of their own."""
 
@@ -66,14 +68,13 @@ def hash128(columns: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
     Returns:
         A row of two halves for each row.
     """
-    hashes = np.tile(_SEEDS, (len(columns[0]), 1))
+    hashes = np.repeat(_SEEDS[:, None], len(columns[0]), axis=1)
     for column in columns:
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-            _mix_texts(hashes, column)
+            hashes = _mix_texts(hashes, column)
         else:
-            words = column.view(pa.int64()).to_numpy().view(np.uint64)
-            hashes = mix64(hashes ^ words[:, None])
-    return hashes
+            hashes = mix64(hashes ^ column.view(pa.int64()).to_numpy().view(np.uint64))
+    return hashes.T
 
 
 def rows_digest(table: pa.Table) -> int:
@@ -116,19 +117,17 @@ def _shortened(texts: pa.Array, is_long: pa.Array) -> pa.Array:
     return pc.replace_with_mask(texts, is_long, pa.array(digests).cast(texts.type))
 
 
-def _mix_texts(hashes: npt.NDArray[np.uint64], texts: pa.Array) -> None:
+def _mix_texts(hashes: npt.NDArray[np.uint64], texts: pa.Array) -> npt.NDArray[np.uint64]:
     """Mixes texts into the hashes of their rows: their lengths, then eight bytes at a time."""
     _, offsets, data = texts.buffers()
     bounds = np.frombuffer(offsets, dtype=np.int32)[texts.offset :][: len(texts) + 1]
-    starts, sizes = bounds[:-1].astype(np.int64), np.diff(bounds).astype(np.int64)
-    hashes[:] = mix64(hashes ^ sizes.astype(np.uint64)[:, None])
-    whole = np.frombuffer(data or b"", dtype=np.uint8)
+    whole = np.frombuffer(data or b"", dtype=np.uint8)[bounds[0] : bounds[-1]]
     padded = np.concatenate([whole, np.zeros(_WORD_BYTES, dtype=np.uint8)])
-    words = np.lib.stride_tricks.sliding_window_view(padded, _WORD_BYTES)
-    rows = np.flatnonzero(sizes > 0)
+    words: npt.NDArray[np.uint64] = np.ndarray(len(whole) + 1, "<u8", padded, strides=(1,))
+    starts, sizes = bounds[:-1].astype(np.int64) - bounds[0], np.diff(bounds).astype(np.int64)
+    hashes, rows = mix64(hashes ^ sizes.astype(np.uint64)), np.arange(len(sizes))
     for at in range(0, int(sizes.max(initial=0)), _WORD_BYTES):
-        rows = rows[sizes[rows] > at]
-        word = np.ascontiguousarray(words[starts[rows] + at]).view("<u8")[:, 0]
-        bytes_left = np.minimum(sizes[rows] - at, _WORD_BYTES).astype(np.uint64)
-        unused = np.uint64(8) * (np.uint64(_WORD_BYTES) - bytes_left)
-        hashes[rows] = mix64(hashes[rows] ^ ((word << unused) >> unused)[:, None])
+        rows = rows[sizes.take(rows) > at]
+        word = words[starts[rows] + at] & _FIRST_BYTES.take(sizes[rows] - at, mode="clip")
+        hashes[:, rows] = mix64(hashes.take(rows, axis=1) ^ word)
+    return hashes

@@ -129,6 +129,7 @@ def test_hash128_is_that_of_a_walk_over_words_also_of_slices() -> None:
     assert hash128(columns).tolist() == expected
     sliced = [column.slice(50, 100) for column in columns]
     assert hash128(sliced).tolist() == expected[50:150]
+    assert hash128([column.slice(9, 0) for column in columns]).tolist() == []
 
 
 def test_hash128_never_changes() -> None:
