@@ -226,9 +226,12 @@ class StringDictionary:
 
     def encode(self, column: TextColumn) -> TextColumn:
         """The column with codes of this graph; unknown texts are added."""
-        known = [self._code(text) for text in column.dictionary.to_pylist()]
-        codes = np.array([*known, NULL_CODE], dtype=np.int32)
-        return TextColumn(codes[column.codes], _NO_TEXTS)
+        texts, codes = column.dictionary.to_pylist(), self._codes
+        fresh = dict.fromkeys(text for text in texts if text not in codes)
+        codes.update(zip(fresh, range(len(codes), len(codes) + len(fresh)), strict=True))
+        self._values += fresh
+        known = np.array([*map(codes.__getitem__, texts), NULL_CODE], dtype=np.int32)
+        return TextColumn(known[column.codes], _NO_TEXTS)
 
     def code(self, text: str) -> int:
         """The code of a text; an unused code if the text is unknown."""
@@ -263,12 +266,6 @@ class StringDictionary:
         """Estimated size of the texts in Arrow and of the index of codes."""
         object_bytes = 150
         return int(self._array.nbytes) + object_bytes * len(self._values)
-
-    def _code(self, text: str) -> int:
-        code = self._codes.setdefault(text, len(self._values))
-        if code == len(self._values):
-            self._values.append(text)
-        return code
 
     def _all(self) -> pa.StringArray:
         array = self._array
