@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import threading
 import uuid
@@ -40,6 +41,7 @@ from galileo.formats.reader import Reader
 from galileo.formats.source import BATCH_ROWS, skipped_words
 from galileo.model import keyed
 from galileo.model.observations import normalise
+from galileo.model.paths import buckets_from_table
 from galileo.model.schema import Schema, has_columns
 from galileo.model.times import column_micros
 from galileo.optional_imports import is_frame, is_series
@@ -59,11 +61,43 @@ _Replies: TypeAlias = list[storage_pb2.IngestReply]
 """Of the owners of a batch."""
 
 
-class _Sent(NamedTuple):
-    """What is under way of a batch: its bytes, and of a keyed dataset the sorted hashes of keys."""
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A batch that is under way.
 
+    Attributes:
+        rows: of the batch.
+        size: their bytes.
+        first, last: of a keyed dataset, the bounds of their time buckets; else no bucket is within.
+        keys: the first halves of the hashes of their keys, sorted; None until they are compared.
+    """
+
+    rows: pa.Table
     size: int
-    keys: npt.NDArray[np.uint64] | None
+    first: float = math.inf
+    last: float = -math.inf
+    keys: npt.NDArray[np.uint64] | None = None
+
+    @classmethod
+    def of(cls, schema: Schema, rows: pa.Table) -> _Sent:
+        if not schema.is_keyed or not rows.num_rows:
+            return cls(rows, rows.nbytes)
+        buckets = buckets_from_table(schema, rows)
+        return cls(rows, rows.nbytes, int(buckets.min()), int(buckets.max()))
+
+    def shares_keys(self, schema: Schema, others: Iterable[_Sent]) -> bool:
+        """Whether it has a key of one of some other batches; for a thread."""
+        keys = self._sorted_keys(schema)
+        known = (other._sorted_keys(schema) for other in others)
+        return any(
+            bool((each.take(np.searchsorted(each, keys), mode="clip") == keys).any())
+            for each in known
+        )
+
+    def _sorted_keys(self, schema: Schema) -> npt.NDArray[np.uint64]:
+        if self.keys is None:
+            self.keys = np.sort(keyed.hashes_of(schema, self.rows)[:, 0])
+        return self.keys
 
 
 _Running: TypeAlias = dict[asyncio.Task[_Replies], _Sent]
@@ -89,9 +123,12 @@ async def send_all(
                 _until_last(unsent) if is_request else ((batch, False) async for batch in unsent)
             )
             async for batch, is_last in marked:
-                sent = await _sent(sending, batch.table)
+                sent = _Sent.of(sending.schema, batch.table)
                 times.note(batch.table)
-                while _is_full(running, sent.size) or _overlaps(running, sent):
+                if sending.keys is not None:
+                    hashes = await asyncio.to_thread(keyed.hashes_of, sending.schema, batch.table)
+                    sending.keys.append(hashes)
+                while _is_full(running, sent.size) or await _overlaps(sending, running, sent):
                     batches += await _some(running, progress)
                 if is_request:  # In order: another request is refused before its first new batch.
                     await router.record(
@@ -150,27 +187,11 @@ class TimeBounds:
         self.end_us = last if self.end_us is None else max(last, self.end_us)
 
 
-async def _sent(sending: Sending, table: pa.Table) -> _Sent:
-    """What is to be known of a batch; notes the keys that the call sends, if that is wanted."""
-    if not sending.schema.is_keyed:
-        return _Sent(table.nbytes, None)
-    hashes = await asyncio.to_thread(keyed.hashes_of, sending.schema, table)
-    if sending.keys is not None:
-        sending.keys.append(hashes)
-    return _Sent(table.nbytes, np.sort(hashes[:, 0]))
-
-
-def _overlaps(running: _Running, sent: _Sent) -> bool:
-    """Whether a batch has a key of one that is under way."""
-    keys = sent.keys
-    if keys is None or not len(keys):
-        return False
-    before = (other.keys for other in running.values() if other.keys is not None)
-    return any(
-        bool((known.take(np.searchsorted(known, keys), mode="clip") == keys).any())
-        for known in before
-        if len(known)
-    )
+async def _overlaps(sending: Sending, running: _Running, sent: _Sent) -> bool:
+    """Whether a batch has a key of one that is under way; its time bucket is part of a key."""
+    others = running.values()
+    near = [each for each in others if each.first <= sent.last and sent.first <= each.last]
+    return bool(near) and await asyncio.to_thread(sent.shares_keys, sending.schema, near)
 
 
 async def _distinct(
