@@ -15,10 +15,12 @@ from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.versions import NEVER, Marks, NewVersions
 from galileo.model.schema import Schema
 from galileo.model.sort_keys import differs, sort_order
+from galileo.model.times import column_micros
 from galileo.node.table_index import TableIndex, Versions, versions_of
 from galileo.query.columns import Mask
 
 Sequences = npt.NDArray[np.int64]
+_NO_BUCKET = -(2**63)
 
 
 class KeyedIndex:
@@ -32,6 +34,7 @@ class KeyedIndex:
     def __init__(self, schema: Schema) -> None:
         self.graph = MetadataGraph(schema)
         self.versions = TableIndex()
+        self._newest = dict[int, int]()
 
     def insert_many(
         self, batch: pa.RecordBatch, commits: Commits, counts: npt.NDArray[np.integer[Any]]
@@ -50,11 +53,16 @@ class KeyedIndex:
         added, starts = versions_of(batch, commits, counts), np.append(0, np.cumsum(counts))
         is_copy = added.since != added.sequence
         new = NewVersions(added.since.astype(np.int64), np.zeros(len(added), dtype=np.int64))
-        marks = dict[int, Marks]()
+        marks, buckets = dict[int, Marks](), column_micros(batch.column("bucket"))
         for partition, first, stop in _of_partitions(commits):
             rows = slice(int(starts[first]), int(starts[stop]))
-            of_partition = added.take(rows)
-            known = self._known(partition, of_partition, is_copy[rows])
+            of_partition, newest = added.take(rows), self._newest.get(partition, _NO_BUCKET)
+            # The bucket is part of the key, so no key of a later one is there.
+            may_be_known = buckets[rows] <= newest
+            known = self._known(
+                partition, of_partition.take(may_be_known), is_copy[rows][may_be_known]
+            )
+            self._newest[partition] = max(newest, int(buckets[rows].max()))
             every = Versions.concatenate([known, of_partition]).sorted_by_key()
             marks[partition] = _marks(every)
             if is_copy[rows].any():
@@ -83,6 +91,7 @@ class KeyedIndex:
     def remove(self, partition: int) -> None:
         """Removes a partition, which may be inserted again."""
         self.versions.remove(partition)
+        self._newest.pop(partition, None)
         self.graph.remove(partition)
 
     def drop_before(self, partition: int, sequence: int) -> None:

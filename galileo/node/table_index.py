@@ -252,7 +252,7 @@ class TableIndex:
         until: int = _EVERY,
     ) -> Versions:
         """`versions` of some keys, each once; those that are copies are behind their originals."""
-        found = [NO_VERSIONS]
+        found, hashes = [NO_VERSIONS], _in_order(hashes)
         for run in self._of(partition).runs_after(after):
             starts = np.searchsorted(run.high, hashes[:, 0], side="left")
             counts = np.searchsorted(run.high, hashes[:, 0], side="right") - starts
@@ -267,11 +267,11 @@ class TableIndex:
         return _merged(found)
 
     def last(self, partition: int, hashes: npt.NDArray[np.uint64]) -> Versions:
-        """At least the last version of each of some keys, wherever it is stored; sorted by key.
+        """At least the last version of each of some keys, wherever it is stored; in no order.
 
         It takes no longer where keys have many versions.
         """
-        found = [NO_VERSIONS]
+        found, hashes = [NO_VERSIONS], _in_order(hashes)
         for run in self._of(partition).runs_after(0):
             end = np.searchsorted(run.high, hashes[:, 0], side="right")
             at = np.flatnonzero(end)
@@ -283,7 +283,7 @@ class TableIndex:
             while len(place):
                 found.append(run.take(place))
                 place = place[run.is_stored_again(place)] - 1
-        return _merged(found)
+        return Versions.concatenate(found)
 
     def remove(self, partition: int) -> None:
         """Removes the versions of a partition, which may be inserted again."""
@@ -371,6 +371,11 @@ def _narrow(sequences: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32 | np.int6
     """Sequences in 32 bits, if all fit."""
     fits = sequences.max(initial=0) < 1 << 32
     return sequences.astype(np.uint32) if fits else sequences
+
+
+def _in_order(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Hashes in the order of runs, in which finding them takes a third of the time."""
+    return hashes[np.argsort(hashes[:, 0])]
 
 
 def _merged(parts: Sequence[Versions]) -> Versions:
