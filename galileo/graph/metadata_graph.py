@@ -263,6 +263,7 @@ class MetadataGraph:
                 self._rewrite(slice(start, len(self._snapshot.runs) - 1))
                 rewritten = True
             self._forget_versions()
+            self._find_current()
             return rewritten
         finally:
             self._merging.release()
@@ -296,6 +297,20 @@ class MetadataGraph:
             self._snapshot = replace(
                 now, runs=(*now.runs[: place.start], *made, *now.runs[place.stop :])
             )
+
+    def _find_current(self) -> None:
+        """Has runs of a keyed dataset know their current paths, where most are superseded."""
+        if self._versions is None:
+            return
+        snapshot = self._snapshot
+        current = [snapshot.current_of(run) for run in snapshot.runs]
+        with self._writing:
+            now = self._snapshot
+            runs = [
+                run if known is None else replace(run, current=known)
+                for run, known in zip(now.runs, current, strict=False)
+            ]
+            self._snapshot = replace(now, runs=(*runs, *now.runs[len(runs) :]))
 
     def _forget_versions(self) -> None:
         """Frees the memory of versions that no run has any more, once it is most of all."""
@@ -390,7 +405,7 @@ class MetadataGraph:
             if snapshot.has_versions(run) or not window.is_stored:
                 inside, counting = snapshot.in_window(run, window)
                 if inside.any():
-                    held = None if snapshot.versions is None and inside.all() else inside
+                    held = None if inside.all() else inside
                     yield RunScan.of(run, search, commits=held, versions=counting)
                 continue
             coverage = live.coverage(run)

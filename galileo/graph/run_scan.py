@@ -105,8 +105,10 @@ class CommitWindow:
 
     def versions_of(
         self, run: SortedRun, versions: VersionArrays, *, dropped: Cursor
-    ) -> tuple[Mask, VersionFilter]:
+    ) -> tuple[Mask, VersionFilter | None]:
         """The commits of a run that may have versions of this window, and what selects these.
+
+        The latter is None where all versions of these commits are of this window.
 
         Args:
             run: of a keyed dataset.
@@ -137,9 +139,19 @@ class CommitWindow:
         inside &= (commits.sequence <= since[1]) | commits.copied
         if self.partitions is not None:
             inside &= self._named(partition, self.partitions)
+        current = None
+        if superseded[1] is None:
+            origin_max, superseded_count = versions.of_commits(commits)
+            is_whole = (superseded_count == 0) & (commits.sequence <= since[1])
+            is_whole &= ~commits.copied | ((since[0] == 0) & (origin_max <= gone))
+            if is_whole[inside].all():
+                return inside, None
+            if run.current and (run.current.reached.of(partition) <= at)[inside].all():
+                current = run.current
         has_copies = bool((commits.copied & inside).any())
-        passed = VersionFilter(versions, commits.first, since, superseded, gone, has_copies)
-        return inside, passed
+        return inside, VersionFilter(
+            versions, commits.first, since, superseded, gone, has_copies, current
+        )
 
     def deletions_of(
         self, run: SortedRun, *, dropped: Cursor
@@ -259,6 +271,8 @@ class RunScan:
         """
         blocks = _possible_blocks(run, search, commits)
         rows = _candidates(run, search, blocks)
+        if isinstance(versions, VersionFilter) and versions.current is not None:
+            rows = versions.current.among(rows)
         held = () if commits is None else (CommitFilter(commits),)
         counting = () if versions is None else (versions,)
         filters = (*held, *counting, *search.filters)

@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.columns import Commits
 from galileo.graph.deletion_vectors import DeletionFilter
-from galileo.graph.row_ranges import Rows
+from galileo.graph.row_ranges import Rows, count_rows, select_rows
 from galileo.graph.run_scan import CommitWindow, Coverage
 from galileo.graph.sorted_runs import SortedRun
-from galileo.graph.versions import VersionArrays, VersionFilter
+from galileo.graph.versions import CurrentPaths, VersionArrays, VersionFilter
 from galileo.query.columns import Mask, take_rows
 
 DROPPED_MAX = 0.25
 """Share of a run's paths that may be dropped before it is rewritten without them."""
+
+CURRENT_GROWTH = 2
+"""Readers look at most at so many times the paths of a run that are not superseded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +40,7 @@ class LivePart:
     @property
     def is_whole(self) -> bool:
         """Whether the same paths of the run live in each snapshot that has it."""
-        is_fixed = not isinstance(self.versions, VersionFilter)
+        is_fixed = self.run.commits.first is None
         return is_fixed and (self.commits is None or bool(self.commits.all()))
 
     def masks(self, rows: Rows) -> list[Mask]:
@@ -108,8 +112,7 @@ class Snapshot:
         numbers, commits = take_rows(run.paths.commit, rows), run.commits
         partition, sequence = commits.partition.take(numbers), commits.sequence.take(numbers)
         if self.versions is not None and commits.first is not None:
-            place = commits.first.take(numbers) + take_rows(run.paths.row, rows)
-            sequence = self.versions.since.take(place)
+            sequence = self.versions.since.take(_places(run, rows))
         return Commits(partition, sequence)
 
     def live_commits(self, run: SortedRun) -> Mask | None:
@@ -118,6 +121,18 @@ class Snapshot:
         if not self.dropped or window.coverage(run) is Coverage.ALL:
             return None
         return window.holds(run.commits)
+
+    def current_of(self, run: SortedRun) -> CurrentPaths | None:
+        """The paths of a run that are not superseded, if readers look at too many others now."""
+        assert self.versions is not None, "a keyed dataset"
+        _, superseded_count = self.versions.of_commits(run.commits)
+        count = len(run) - int(superseded_count.sum())
+        rows = slice(0, len(run)) if run.current is None else run.current.position
+        if CURRENT_GROWTH * count > count_rows(rows) or not count_rows(rows):
+            return None
+        superseded = self.versions.superseded.take(_places(run, rows))
+        reached = self.reached.of(run.commits.partition).take(take_rows(run.paths.commit, rows))
+        return CurrentPaths(select_rows(rows, superseded > reached), self.reached)
 
     def needs_rewrite(self, run: SortedRun) -> bool:
         """Whether at least `DROPPED_MAX` of its paths are deleted."""
@@ -128,6 +143,14 @@ class Snapshot:
         """Number of paths that are not deleted."""
         parts = [(run, self.live_commits(run)) for run in self.parts]
         return sum(len(run) if live is None else count_live(run, live) for run, live in parts)
+
+
+def _places(run: SortedRun, rows: Rows) -> npt.NDArray[np.int64]:
+    """The places of the versions that rows of a run are."""
+    assert run.commits.first is not None, "a run with versions"
+    places: npt.NDArray[np.int64] = run.commits.first.take(take_rows(run.paths.commit, rows))
+    places += take_rows(run.paths.row, rows)
+    return places
 
 
 def count_live(run: SortedRun, live: Mask) -> int:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from galileo.graph.arena import allocate
 from galileo.graph.columns import BUCKET, CELL, COMMIT, Array, Commits, Paths
 from galileo.graph.deletion_vectors import DeletionVector
+from galileo.graph.versions import CurrentPaths
 from galileo.model.schema import Feature
 from galileo.model.sort_keys import merge_order
 from galileo.query.columns import Mask
@@ -98,6 +99,7 @@ class SortedRun:
         spans: sequence bounds; None in the memtable.
         path_counts: number of paths of each commit; None in the memtable.
         deletions: which paths deletions have changed; None: none, or the dataset has a key.
+        current: of a keyed dataset, the paths that are not superseded; None where many are not.
     """
 
     paths: Paths
@@ -106,6 +108,7 @@ class SortedRun:
     spans: SequenceBounds | None = None
     path_counts: npt.NDArray[np.int64] | None = None
     deletions: DeletionVector | None = None
+    current: CurrentPaths | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -116,7 +119,10 @@ class SortedRun:
         spans = 0 if self.spans is None else 20 * len(self.spans.partition)
         counts = 0 if self.path_counts is None else int(self.path_counts.nbytes)
         deletions = 0 if self.deletions is None else self.deletions.nbytes
-        return self.paths.nbytes + self.commits.nbytes + zones + spans + counts + deletions
+        current = 0 if self.current is None else self.current.position.nbytes
+        return (
+            self.paths.nbytes + self.commits.nbytes + zones + spans + counts + deletions + current
+        )
 
     def commit_paths(self) -> npt.NDArray[np.int64]:
         """Number of paths of each commit."""

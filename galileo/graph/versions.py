@@ -24,9 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.arrays import within
+from galileo.cursor import Cursor
 from galileo.graph.buffer import Buffer
 from galileo.graph.columns import Commits, Paths
-from galileo.graph.row_ranges import Rows
+from galileo.graph.row_ranges import Positions, Rows
 from galileo.model.sort_keys import differs
 from galileo.query.columns import Mask, take_rows
 
@@ -65,11 +66,51 @@ class Marks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VersionArrays:
-    """What is known of each version, by its place."""
+    """What is known of each version, by its place, and of each commit, in the order of the places.
+
+    Attributes:
+        since, superseded, origin: of each version.
+        first: where the versions of each commit begin; ascending.
+        origin_max: the greatest origin of each commit.
+        superseded_count: how many versions of each commit are superseded.
+    """
 
     since: Sequences
     superseded: Sequences
     origin: Sequences
+    first: Sequences
+    origin_max: Sequences
+    superseded_count: Sequences
+
+    def of_commits(self, commits: Commits) -> tuple[Sequences, Sequences]:
+        """The greatest origin of each commit of a run, and how many of its versions are superseded.
+
+        Later marks are counted, too.
+        """
+        assert commits.first is not None, "commits with places"
+        number = np.searchsorted(self.first, commits.first)
+        return self.origin_max.take(number), self.superseded_count.take(number)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CurrentPaths:
+    """The paths of a run that no commit up to a cursor supersedes.
+
+    Readers of that cursor or a later one need not look at the others.
+
+    Attributes:
+        position: of these, ascending.
+        reached: the cursor.
+    """
+
+    position: Positions
+    reached: Cursor
+
+    def among(self, rows: Rows) -> Positions:
+        """Those of some rows of the run."""
+        if isinstance(rows, slice):
+            return self.position[slice(*np.searchsorted(self.position, [rows.start, rows.stop]))]
+        return self.position[np.isin(self.position, rows, assume_unique=True)]
 
 
 class Versions:
@@ -77,7 +118,7 @@ class Versions:
 
     def __init__(self) -> None:
         self._arrays = Buffer((np.int64, np.int64, np.int64))
-        self._starts = Buffer((np.int64,))
+        self._commits = Buffer((np.int64, np.int64, np.int64))
         self._places: dict[int, Buffer] = {}
 
     def __len__(self) -> int:
@@ -85,7 +126,7 @@ class Versions:
 
     @property
     def nbytes(self) -> int:
-        buffers = [self._arrays, self._starts, *self._places.values()]
+        buffers = [self._arrays, self._commits, *self._places.values()]
         return sum(buffer.nbytes for buffer in buffers)
 
     def append(
@@ -105,7 +146,8 @@ class Versions:
         starts = np.cumsum(counts) - counts
         copied = np.logical_or.reduceat(is_copy, starts) if len(is_copy) else is_copy
         placed = Commits(commits.partition, commits.sequence, first, copied)
-        self._starts.extend((first,))
+        origin_max = np.maximum.reduceat(new.origin, starts) if len(is_copy) else new.origin
+        self._commits.extend((first, origin_max, np.zeros(len(first), dtype=np.int64)))
         self._note(placed)
         return placed
 
@@ -127,27 +169,32 @@ class Versions:
         sequences, firsts = self._places[partition].view()
         at = np.searchsorted(sequences, marks.sequence)
         found = np.take(sequences, at, mode="clip") == marks.sequence  # Others were shed.
+        found &= marks.superseded != NEVER
         place = firsts.take(at[found]) + marks.row[found]
-        superseded = self._arrays.view()[1]
-        counts = superseded[place] == NEVER
-        superseded[place[counts]] = marks.superseded[found][counts]
+        versions = self.view()
+        counts = versions.superseded[place] == NEVER
+        place = place[counts]
+        versions.superseded[place] = marks.superseded[found][counts]
+        commit = np.searchsorted(versions.first, place, side="right") - 1
+        np.add.at(versions.superseded_count, commit, 1)
 
     def view(self) -> VersionArrays:
         """The arrays; later marks are seen in them, later versions are not."""
-        return VersionArrays(*self._arrays.view())
+        return VersionArrays(*self._arrays.view(), *self._commits.view())
 
     def moved(self, every: Iterable[Commits]) -> tuple[Versions, list[Commits]]:
         """The versions of these commits alone, and the commits with their new places."""
         fresh, placed = Versions(), list[Commits]()
-        [starts] = self._starts.view()
+        starts, *numbers = self._commits.view()
         stops = np.append(starts[1:], self._arrays.length)
         for commits in every:
             assert commits.first is not None, "commits with places"
-            sizes = stops.take(np.searchsorted(starts, commits.first)) - commits.first
+            commit = np.searchsorted(starts, commits.first)
+            sizes = stops.take(commit) - commits.first
             rows = np.repeat(commits.first, sizes) + within(sizes)
             first = fresh._arrays.length + np.cumsum(sizes) - sizes
             fresh._arrays.extend(tuple(array.take(rows) for array in self._arrays.view()))
-            fresh._starts.extend((first,))
+            fresh._commits.extend((first, *(column.take(commit) for column in numbers)))
             placed.append(replace(commits, first=first))
         if placed:
             whole = Commits.concat(placed)
@@ -189,6 +236,7 @@ class VersionFilter:
             superseded[1]].
         dropped: up to where the partition is dropped.
         has_others: whether a commit may have versions since other commits.
+        current: the paths of the run among which are all that pass; None: any may.
     """
 
     versions: VersionArrays
@@ -197,6 +245,7 @@ class VersionFilter:
     superseded: tuple[Sequences, Sequences | None]
     dropped: Sequences
     has_others: bool
+    current: CurrentPaths | None
 
     @property
     def weight(self) -> int:

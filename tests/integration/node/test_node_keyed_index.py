@@ -18,7 +18,16 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph import commit_windows, metadata_graph
 from galileo.graph.columns import Commits
 from galileo.graph.metadata_graph import MetadataGraph
-from galileo.graph.versions import NEVER, Choice, Marks, VersionFilter
+from galileo.graph.snapshot import Snapshot
+from galileo.graph.sorted_runs import SortedRun
+from galileo.graph.versions import (
+    NEVER,
+    Choice,
+    CurrentPaths,
+    Marks,
+    VersionArrays,
+    VersionFilter,
+)
 from galileo.graph.versions import Versions as GraphVersions
 from galileo.model.keyed import index_versions
 from galileo.model.schema import Feature, Schema
@@ -476,6 +485,7 @@ def play_histories(count: int) -> None:
 # --- mutants -----------------------------------------------------------------------------------
 
 _mask, _marks = VersionFilter.mask, keyed_index._marks
+_current_of, _of_commits = Snapshot.current_of, VersionArrays.of_commits
 _append, _mark, _moved = GraphVersions.append, GraphVersions.mark, GraphVersions.moved
 
 
@@ -501,6 +511,22 @@ def _counts_deletions(stored: Any) -> Marks:
     return _marks(replace(stored, deleted=np.zeros_like(stored.deleted)))
 
 
+def _of_now(self: Snapshot, run: SortedRun) -> CurrentPaths | None:
+    """Readers of earlier cursors, too, look at the current paths alone."""
+    known = _current_of(self, run)
+    return None if known is None else replace(known, reached=EMPTY_CURSOR)
+
+
+def _counts_no_superseded(self: VersionArrays, commits: Commits) -> Any:
+    origin_max, superseded_count = _of_commits(self, commits)
+    return origin_max, np.zeros_like(superseded_count)
+
+
+def _ignores_greatest_origins(self: VersionArrays, commits: Commits) -> Any:
+    origin_max, superseded_count = _of_commits(self, commits)
+    return np.zeros_like(origin_max), superseded_count
+
+
 def _forgets_marks(self: GraphVersions, every: Any) -> Any:
     fresh, placed = _moved(self, every)
     fresh.view().superseded[:] = NEVER
@@ -515,6 +541,11 @@ def _forgets_marks(self: GraphVersions, every: Any) -> Any:
         (GraphVersions, "mark", _marks_no_copies),
         (GraphVersions, "append", _counts_since_storage),
         (keyed_index, "_marks", _counts_deletions),
+        (Snapshot, "current_of", _of_now),
+        (VersionArrays, "of_commits", _counts_no_superseded),
+        pytest.param(
+            VersionArrays, "of_commits", _ignores_greatest_origins, marks=pytest.mark.slow
+        ),
         pytest.param(GraphVersions, "moved", _forgets_marks, marks=pytest.mark.slow),
     ],
 )
