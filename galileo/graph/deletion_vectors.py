@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from galileo.arrays import within
 from galileo.graph.columns import Commits, Paths
-from galileo.graph.row_ranges import Rows, count_rows
+from galileo.graph.filter_pipeline import CHUNK_PATHS, chunks
+from galileo.graph.row_ranges import Positions, Rows, count_rows, select_rows
 from galileo.graph.versions import NEVER, Choice, Sequences
 from galileo.model.deletions import Stretches
 from galileo.model.sort_keys import differs
-from galileo.query.columns import Mask
+from galileo.query.columns import Mask, take_rows
 
 Numbers = npt.NDArray[np.int64]
 ROWS_TOGETHER = 1 << 24
@@ -255,8 +256,9 @@ class _Named:
             stretches = slice(*np.searchsorted(self.number, [first, last]).tolist())
             of_stretch = offset[self.number[stretches] - first]
             depth = np.zeros(int(self.rows[first:last].sum()) + 1, dtype=np.int32)
-            np.add.at(depth, of_stretch + self.start[stretches], 1)
-            np.add.at(depth, of_stretch + self.stop[stretches], -1)
+            # A number of another type would take 30 times as long.
+            np.add.at(depth, of_stretch + self.start[stretches], np.int32(1))
+            np.add.at(depth, of_stretch + self.stop[stretches], np.int32(-1))
             before = np.zeros(len(depth), dtype=np.int32)
             np.cumsum(np.cumsum(depth[:-1], dtype=np.int32) > 0, out=before[1:])
             yield _Removed(first, offset, self.rows[first:last], before)
@@ -298,19 +300,22 @@ class _Removed:
     rows: Numbers
     before: npt.NDArray[np.int32]
 
-    def holds(self, number: Numbers) -> Mask:
-        """Which of the commits with these numbers are among them."""
-        mask: Mask = (number >= self.first) & (number < self.first + len(self.offset))
-        return mask
-
-    def meets(
-        self, number: Numbers, row: npt.NDArray[np.int32], rows: npt.NDArray[np.int32]
-    ) -> Mask:
-        """Whether paths of these commits lose rows."""
-        offset, size = self.offset.take(number - self.first), self.rows.take(number - self.first)
-        begin, end = (offset + np.minimum(place, size) for place in (row, row + rows))
-        mask: Mask = self.before.take(end) > self.before.take(begin)
-        return mask
+    def met(self, paths: Paths, number: Numbers) -> Positions:
+        """The paths that lose rows; `number` is that of each of their commits, -1 of others."""
+        held = (number >= self.first) & (number < self.first + len(self.offset))
+        if not held.any():
+            return np.empty(0, dtype=np.intp)
+        offset, size = np.zeros((2, len(number)), dtype=np.int64)
+        offset[held] = self.offset[number[held] - self.first]
+        size[held] = self.rows[number[held] - self.first]
+        met = list[Positions]()
+        for chunk in chunks(slice(0, len(paths)), CHUNK_PATHS):
+            commit, row = take_rows(paths.commit, chunk), take_rows(paths.row, chunk)
+            base, last = offset.take(commit), size.take(commit)
+            stop = np.minimum(row + take_rows(paths.rows, chunk), last)
+            before = self.before.take(base + np.minimum(row, last))
+            met.append(select_rows(chunk, self.before.take(base + stop) > before))
+        return np.concatenate(met)
 
 
 def deletions_of(
@@ -410,10 +415,8 @@ class _Met:
 def _met(part: Part, number: Numbers, removed: _Removed) -> _Met:
     """The paths of a part that count and lose rows; `number` is that of each of its commits."""
     commits, paths = part.commits, part.paths
-    position = np.flatnonzero(removed.holds(number).take(paths.commit))
+    position = removed.met(paths, number)
     number_of = number.take(paths.commit.take(position))
-    meets = removed.meets(number_of, paths.row.take(position), paths.rows.take(position))
-    position, number_of = position[meets], number_of[meets]
     commit, rows = paths.commit.take(position), paths.rows.take(position).astype(np.int64)
     since, superseded = commits.sequence.take(commit), np.full(len(position), NEVER)
     if part.vector is not None and len(position):

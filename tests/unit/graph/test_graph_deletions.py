@@ -171,7 +171,10 @@ class Game:
 @examples(100)
 def test_deletions_random_history_equals_observations(world, query_texts, seed, size, text):
     game = Game(world, seed, memtable_paths_max=size)
-    with patched({"galileo.graph.deletion_vectors.ROWS_TOGETHER": 1 << seed % 8}):
+    together, chunk = (
+        f"galileo.graph.deletion_vectors.{n}" for n in ("ROWS_TOGETHER", "CHUNK_PATHS")
+    )
+    with patched({together: 1 << seed % 8, chunk: 1 << seed % 5}):
         game.play(14)
     _check(game, parse(query_texts[text], world.schema))
     game.drop()
