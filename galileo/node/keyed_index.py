@@ -63,7 +63,9 @@ class KeyedIndex:
                 partition, of_partition.take(may_be_known), is_copy[rows][may_be_known]
             )
             self._newest[partition] = max(newest, int(buckets[rows].max()))
-            every = Versions.concatenate([known, of_partition]).sorted_by_key()
+            every = of_partition
+            if len(known) or stop - first > 1:  # A commit has one version of each key.
+                every = Versions.concatenate([known, of_partition]).sorted_by_key()
             marks[partition] = _marks(every)
             if is_copy[rows].any():
                 sequences = commits.sequence[first:stop]
@@ -137,7 +139,8 @@ def _marks(stored: Versions) -> Marks:
     """By which commit each of all versions of some keys is superseded; a deletion by its own.
 
     Args:
-        stored: sorted by key, then `since`; a version may be stored more than once.
+        stored: sorted by key, then `since`, if a key has more than one; a version may be stored
+            more than once.
     """
     is_first_of_key, since = stored.first_of_keys(), stored.since.astype(np.int64)
     starts = np.flatnonzero(is_first_of_key | differs(since))

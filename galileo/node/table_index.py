@@ -25,7 +25,7 @@ from galileo.arrays import within
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.columns import Commits
 from galileo.model.schema import DELETED
-from galileo.model.sort_keys import differs, sort_order
+from galileo.model.sort_keys import differs, merge_order, sort_order
 from galileo.node.peers import PARTS_SCHEMA
 
 MEMTABLE_VERSIONS = 4_096
@@ -153,18 +153,18 @@ class _Partition:
     @property
     def sorted_runs(self) -> tuple[Versions, ...]:
         """The runs, with one of the memtable."""
-        return (*self.runs, _merged(self.memtable)) if self.memtable else self.runs
+        return (*self.runs, _sorted(self.memtable)) if self.memtable else self.runs
 
     def runs_after(self, after: int) -> tuple[Versions, ...]:
         """Sorted runs that have all versions since the commits past one."""
         newer = list(takewhile(lambda part: part.sequence[-1] > after, reversed(self.memtable)))
-        return (*self.runs, _merged(newer[::-1])) if newer else self.runs
+        return (*self.runs, _sorted(newer[::-1])) if newer else self.runs
 
     def with_commits(self, versions: Versions) -> _Partition:
         memtable, waiting = (*self.memtable, versions), self.waiting + len(versions)
         if waiting < MEMTABLE_VERSIONS:
             return _Partition(self.runs, memtable, waiting)
-        return _Partition((*self.runs, _merged(memtable)))
+        return _Partition((*self.runs, _sorted(memtable)))
 
 
 _NOTHING = _Partition()
@@ -378,9 +378,15 @@ def _in_order(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return hashes[np.argsort(hashes[:, 0])]
 
 
-def _merged(parts: Sequence[Versions]) -> Versions:
+def _sorted(parts: Sequence[Versions]) -> Versions:
     """The versions of several parts, the older first, sorted by key."""
     return Versions.concatenate(parts).sorted_by_key()
+
+
+def _merged(parts: Sequence[Versions]) -> Versions:
+    """As `_sorted`, of parts that are sorted themselves."""
+    whole = Versions.concatenate(parts)
+    return whole.take(merge_order([whole.high, whole.low, whole.since]))
 
 
 def _first_to_merge(sizes: Sequence[int]) -> int | None:
