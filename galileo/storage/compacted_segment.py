@@ -185,8 +185,8 @@ class CompactedSegment:
         """The paths of every commit in order, as they are stored; observations are not touched."""
         for block in self._blocks:
             batch = self._read_paths(block)
-            counts = self._paths[block.first_commit : block.next_commit]
-            self._check_rows(batch, int(counts.sum(dtype=np.int64)), block.offset)
+            counts = self._paths[block.first_commit : block.next_commit].astype(np.int64)
+            self._check_rows(batch, int(counts.sum()), block.offset)
             sequences = np.arange(block.first_sequence, block.last_sequence + 1)
             yield Replayed(sequences, counts, batch)
 

@@ -18,7 +18,6 @@ import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +88,7 @@ class Replayed:
     """
 
     sequences: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.integer[Any]]
+    counts: npt.NDArray[np.int64]
     paths: pa.RecordBatch
 
     @property

@@ -27,6 +27,7 @@ from galileo.graph import metadata_graph
 from galileo.model.schema import Feature, Schema
 from galileo.node import table_index
 from galileo.query import parse
+from galileo.storage.compaction import CompactionOptions
 
 
 @pytest.fixture
@@ -54,6 +55,16 @@ async def test_answers_are_those_of_a_dict_after_restarts_and_cleaning(
         await buoys.check()
         await buoys.write(3)
     assert len(buoys.dropped()) > 2
+    await buoys.restart()
+    await buoys.check()
+
+
+async def test_nodes_start_with_merged_files(buoys: Buoys) -> None:
+    await buoys.write(15)
+    for shard in buoys.shards:
+        for journal in shard.own.values():
+            journal.seal()
+            assert journal.merge(CompactionOptions(bytes_min=1), lambda _: True)
     await buoys.restart()
     await buoys.check()
 
