@@ -105,11 +105,10 @@ def pick_compaction(sealed: Sequence[Segment], options: CompactionOptions) -> tu
     chosen: list[Segment] = []
     size, is_complete = 0, False
     for segment in sealed:
-        if chosen and size + segment.length > options.bytes_max:
-            break
-        is_jump = bool(chosen) and segment.first_sequence != chosen[-1].next_sequence
-        is_complete = is_jump or (
-            options.span_us is not None and _span(segment, chosen) > options.span_us
+        is_complete = bool(chosen) and (
+            segment.first_sequence != chosen[-1].next_sequence
+            or size + segment.length > options.bytes_max
+            or (options.span_us is not None and _span(segment, chosen) > options.span_us)
         )
         if is_complete:
             break

@@ -90,6 +90,14 @@ def test_journal_merge_waits_for_bytes_min_and_cuts_at_bytes_max(stored: Path) -
     assert not list(stored.glob("*.merging"))
 
 
+def test_journal_merge_does_not_wait_for_what_is_too_large_to_join(stored: Path) -> None:
+    journal = open_journal(stored, SMALL).journal
+    sizes = [path.stat().st_size for path in sorted(stored.iterdir())][:-1]
+    both = sizes[0] + sizes[1] - 1
+    assert sizes[0] < both
+    assert journal.merge(CompactionOptions(bytes_min=both, bytes_max=both), unhurried)
+
+
 def test_journal_merge_open_segment_is_left_alone(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, SMALL).journal
     assert not journal.merge(EVERYTHING, unhurried)
