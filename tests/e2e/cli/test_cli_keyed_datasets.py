@@ -91,6 +91,23 @@ def test_ingest_replaces_and_conditional_ingest_refuses(buoys: Buoys) -> None:
     assert buoys.waves()["b"] == 8.5
 
 
+def test_cursors_of_another_dataset_are_refused(
+    buoys: Buoys, cluster: galileo.LocalCluster, fresh_name: Fresh, tmp_path: Path
+) -> None:
+    other = Buoys(tuple(cluster.addresses), fresh_name("others"), tmp_path)
+    other.run("ingest", other.name, other.file("a,7.5"), "--create", "--key", "station")
+    for words in (
+        ("ingest", buoys.name, buoys.file("a,9.5"), "--unchanged-since", other.cursor()),
+        ("delete", buoys.name, "--file", buoys.file("a,9.5"), "--unchanged-since", other.cursor()),
+        ("read", buoys.name, "--at", other.cursor()),
+        ("dataset", "changes", buoys.name, "--after", other.cursor()),
+    ):
+        refused = buoys.run(*words, fails=2).stderr
+        assert f"about dataset '{buoys.name}'" in refused
+        assert "[invalid_input]" in refused
+    assert buoys.waves() == {"a": 1.5, "b": 2.5, "c": 3.5}
+
+
 def test_read_at_a_cursor_shows_what_was_there(buoys: Buoys, tmp_path: Path) -> None:
     before, path = buoys.cursor(), tmp_path / "before.parquet"
     buoys.run("delete", buoys.name, "--all", "--yes")

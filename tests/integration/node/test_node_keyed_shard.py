@@ -17,17 +17,27 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from parameters import keep_quick
+from set_back import EarlierLogs
 
 from galileo.cursor import EMPTY_CURSOR
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
-from galileo.errors import Conflict, DataExpired, DuplicateKey, Unavailable
+from galileo.errors import (
+    Conflict,
+    DataExpired,
+    DatasetExists,
+    DuplicateKey,
+    HistoryChanged,
+    Unavailable,
+)
 from galileo.geo import geohash
 from galileo.graph import metadata_graph
 from galileo.model.schema import Feature, Schema
 from galileo.node import table_index
 from galileo.query import parse
 from galileo.storage.compaction import CompactionOptions
+
+HISTORY = 7
 
 
 @pytest.fixture
@@ -231,6 +241,41 @@ async def test_conditional_write_before_the_cleaned_bound_is_refused(buoys: Buoy
     await buoys.send([row], [True], unchanged_since=buoys.published())
     del buoys.expected[key]
     await buoys.check()
+
+
+async def test_conditional_write_at_a_cursor_of_lost_commits_is_refused(buoys: Buoys) -> None:
+    earlier = EarlierLogs(buoys.cluster, "buoys")
+    await buoys.write(6)
+    kept = buoys.rows
+    await earlier.save()
+    await buoys.write(6)
+    lost = buoys.published()
+    await earlier.restore(*"abc", history=HISTORY)
+    behind = {p for p, last in lost.items() if last > buoys.published()[p]}
+    rows = [row for row in kept if partition_of(buoys, row) in behind]
+    assert rows
+    for row in rows:
+        for is_deletion in (False, True):
+            with raises(HistoryChanged):
+                await buoys.send([row], [is_deletion], unchanged_since=lost)
+    assert await buoys.select() == kept
+
+
+async def test_a_dataset_keeps_its_key(buoys: Buoys) -> None:
+    await buoys.write(2)
+    node = buoys.any_node()
+    for key in (None, "level", ["station", "level"]):
+        other = Schema(
+            "buoys", BUOYS.features, geohash_precision=2, time_bucket="6h", key=key or ()
+        )
+        with raises(DatasetExists, same=False):
+            await node.create_dataset(other)
+    plain = Schema("plain", BUOYS.features)
+    await node.create_dataset(plain)
+    with raises(DatasetExists, same=False):
+        await node.create_dataset(Schema("plain", BUOYS.features, key="station"))
+    assert not (await node.schema("plain")).is_keyed
+    assert await buoys.select() == buoys.rows
 
 
 def partition_of(buoys: Buoys, row: Row) -> int:
