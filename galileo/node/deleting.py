@@ -152,7 +152,7 @@ def _stored(shard: DatasetShard, partition: int, rows: pa.Table) -> Stretches:
     sizes = np.zeros(len(sequences), dtype=np.int64)
     for number, sequence in enumerate(sequences.tolist()):
         with contextlib.suppress(DataExpired):
-            sizes[number] = journal.header(sequence).rows
+            sizes[number] = journal.row_count(sequence)
     size, stop = sizes[places], stretches.row + stretches.rows
     if (beyond := (stop > size) & (size > 0)).any():
         row = int(np.flatnonzero(beyond)[0])

@@ -131,6 +131,10 @@ class CompactedSegment:
         """What the original frame said; reads the index anew."""
         return load_index(self.path).header(sequence - self.first_sequence)
 
+    def row_count(self, sequence: int) -> int:
+        """The rows of a commit; reads nothing."""
+        return int(self._rows[sequence - self.first_sequence])
+
     def row_sizes(self, sequences: Sequence[int]) -> list[float]:
         """The mean bytes of the rows of some commits before they were merged; reads the index."""
         index, places = load_index(self.path), np.array(sequences) - self.first_sequence

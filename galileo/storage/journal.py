@@ -519,6 +519,10 @@ class PartitionJournal:
         """What the frame of one commit says about itself; errors as `read`."""
         return self._from_segment(sequence, lambda segment: segment.header(sequence))
 
+    def row_count(self, sequence: int) -> int:
+        """The rows of one commit; errors as `read`."""
+        return self._from_segment(sequence, lambda segment: segment.row_count(sequence))
+
     def row_sizes(self, sequences: Sequence[int]) -> list[float]:
         """The mean bytes of the rows of each commit; 0 of one that was dropped.
 

@@ -144,6 +144,10 @@ class Segment:
             raise corrupt_error(self.path, offset, reason=reason)
         return header
 
+    def row_count(self, sequence: int) -> int:
+        """The rows of a commit; errors as `header`."""
+        return self.header(sequence).rows
+
     def row_sizes(self, sequences: Sequence[int]) -> list[float]:
         """The mean bytes of the rows of some commits; errors as `header`."""
         headers = map(self.header, sequences)

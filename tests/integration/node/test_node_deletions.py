@@ -282,7 +282,7 @@ async def test_delete_bad_input_is_refused(tmp_path: Path) -> None:
             await delete(nothing, batch=4)
         with pytest.raises(InputError, match="expected rows 0 to"):
             await delete(stretches_of([(partition, 1, 2**31 - 2)]), batch=5)
-        assert (await world.labels_of(node))[0] == places
+        assert sorted((await world.labels_of(node))[0]) == sorted(places)
         first = await delete(stretches_of(places[:3]), batch=5)
         again = await delete(stretches_of(places[:3]), batch=5)
         assert (first.rows, again.rows, again.duplicate_rows) == (3, 3, 3)

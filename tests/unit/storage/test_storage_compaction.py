@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from journal_checks import check_holds
 from journals import make_commit, open_journal
 
-from galileo.errors import ConfigError, CorruptData
+from galileo.errors import ConfigError, CorruptData, InputError
+from galileo.storage import compacted_segment
 from galileo.storage.compacted_segment import CACHED_BLOCKS_MAX, compacted_segment_paths
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import RealDisk
@@ -75,6 +76,19 @@ def test_journal_read_ranges_of_merged_commits_are_exact(
         ranges = ([3, 4, 0], [1, 6, 2])
         wanted = rows.take([3, *range(4, 10), 0, 1])
         assert journal.read(sequence, ranges=ranges).equals(wanted)
+
+
+def test_merged_commits_have_their_rows_counted_without_a_file(
+    stored: Path, commits: list[Commit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion asks for each commit that it names."""
+    journal = open_journal(stored, SMALL).journal
+    assert journal.merge(EVERYTHING, unhurried)
+    counts = [commit.observations.num_rows for commit in commits]
+    monkeypatch.delattr(compacted_segment, "load_index")
+    assert [journal.row_count(n) for n in range(1, len(commits) + 1)] == counts
+    with pytest.raises(InputError):
+        journal.row_count(len(commits) + 1)
 
 
 def test_journal_merge_waits_for_bytes_min_and_cuts_at_bytes_max(stored: Path) -> None:
