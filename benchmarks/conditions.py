@@ -1,19 +1,26 @@
 """Counters that writers increase by conditional writes, compared with transactions of etcd.
 
-Each writer reads one row, and stores the next value on condition that it has not changed, until it
-is acknowledged. Galileo gets the calls through its client, three nodes with three copies; etcd gets
-them by its JSON gateway over connections that stay open, three members. All is on one machine, and
-durable.
+Each writer reads one row of a table or of a keyed dataset, and stores the next value on condition
+that it has not changed, until it is acknowledged. Galileo gets the calls through its client, three
+nodes with three copies; etcd gets them by its JSON gateway over connections that stay open, three
+members. All is on one machine, and durable.
+
+Then writers increase many rows of one partition in each call. Afterwards every counter has to have
+exactly what was acknowledged.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
+import pyarrow as pa
 
 import galileo
 from benchmarks import clusters, etcd
@@ -21,8 +28,16 @@ from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.sizes import Bench
 from galileo.client import Client
 from galileo.errors import Conflict
+from galileo.model.table import hashes_of, partitions_of
 
 TABLE = galileo.Table("registers", {"id": "text", "value": "int"}, key="id")
+DATASET = galileo.Schema(
+    "readings", [galileo.Feature("id", type="text"), galileo.Feature("value", type="int")], key="id"
+)
+BLOCK = {"latitude": 40.0, "longitude": -105.0, "time": dt.datetime(2014, 3, 1, tzinfo=dt.UTC)}
+ONE = ("a",)
+TOGETHER = 100
+"""Rows of a call, where it has many."""
 NODES = 3
 WRITERS = 8
 WRITE_P50_S = 0.020
@@ -46,79 +61,145 @@ def measure(bench: Bench) -> Iterator[Figure]:
     ):
         clients = [stack.enter_context(running.client()) for _ in range(WRITERS)]
         clients[0].create_table(TABLE)
+        clients[0].create_dataset(DATASET)
         members = [other.members[number % etcd.MEMBERS] for number in range(WRITERS)]
         registers = [etcd.Register(member) for member in members]
         for register in registers:
             stack.callback(register.close)
-        ours = [_of_client(client) for client in clients]
-        theirs = [_of_register(register) for register in registers]
+        places = {
+            "table": [partial(_increase_table, client, ONE) for client in clients],
+            "keyed dataset": [partial(_increase_dataset, client, ONE) for client in clients],
+            "etcd": [partial(_increase_register, register) for register in registers],
+        }
+        increments = dict.fromkeys(places, 0)
         for writers in (1, WRITERS):
-            rates: dict[str, list[float]] = {"galileo": [], "etcd": []}
-            writes: dict[str, list[float]] = {"galileo": [], "etcd": []}
+            rates: dict[str, list[float]] = {place: [] for place in places}
+            writes: dict[str, list[float]] = {place: [] for place in places}
             for _ in range(runs):
-                for place, attempts in (("galileo", ours), ("etcd", theirs)):
-                    rate, seconds = _increase(attempts[:writers], count)
-                    rates[place].append(rate)
+                for place, attempts in places.items():
+                    done, took_s, seconds = _increase(attempts[:writers], count)
+                    increments[place] += done
+                    rates[place].append(done / took_s)
                     writes[place] += seconds
-            words = "one writer" if writers == 1 else f"{writers} writers at once"
+            medians = {place: Spread.of([float(np.median(s))]) for place, s in writes.items()}
+            for place in ("table", "keyed dataset"):
+                words = f"{place}, {_words(writers)}"
+                yield Figure(
+                    f"conditional write of one row of a {words}, accepted or refused, median",
+                    "s",
+                    medians[place],
+                    (Peer(name, medians["etcd"]),),
+                    (Goal("at most", WRITE_P50_S),),
+                )
+                yield Figure(
+                    f"increments of one counter in a {words}",
+                    "increments/s",
+                    Spread.of(rates[place]),
+                    (Peer(name, Spread.of(rates["etcd"])),),
+                    (Goal("at least", 0.5, of_peer=True),),
+                )
+        _check(clients[0], ONE, increments)
+        if (stored := registers[0].read()[0]) != increments["etcd"]:
+            raise AssertionError(f"expected {increments['etcd']} increments in etcd, got {stored}")
+        yield from _of_many_rows(bench, clients)
+
+
+def _of_many_rows(bench: Bench, clients: Sequence[Client]) -> Iterator[Figure]:
+    """Counters that each call increases together; together they count to `bench.sizes.counted`."""
+    keys = _of_one_partition(clients[0])
+    count, increments = bench.sizes.counted // (4 * TOGETHER), dict[str, int]()
+    for place, increase in (("table", _increase_table), ("keyed dataset", _increase_dataset)):
+        attempts = [partial(increase, client, keys) for client in clients]
+        for writers in (1, WRITERS):
+            done, took_s, _ = _increase(attempts[:writers], count)
+            increments[place] = increments.get(place, 0) + done
             yield Figure(
-                f"conditional write of one row, {words}, accepted or refused, median",
-                "s",
-                Spread.of([float(np.median(writes["galileo"]))]),
-                (Peer(name, Spread.of([float(np.median(writes["etcd"]))])),),
-                (Goal("at most", WRITE_P50_S),),
-            )
-            yield Figure(
-                f"increments of one counter, {words}",
+                f"increments of {TOGETHER} counters in each call, {place}, {_words(writers)}",
                 "increments/s",
-                Spread.of(rates["galileo"]),
-                (Peer(name, Spread.of(rates["etcd"])),),
-                (Goal("at least", 0.5, of_peer=True),),
+                Spread.of([TOGETHER * done / took_s]),
             )
-        increments = 2 * runs * count
-        [row] = clients[0].table(TABLE.name).rows.to_pylist()
-        for stored in (row["value"], registers[0].read()[0]):
-            if stored != increments:
-                raise AssertionError(f"expected a counter of {increments}, got {stored}")
+    _check(clients[0], keys, increments)
 
 
-def _increase(attempts: list[Attempt], count: int) -> tuple[float, list[float]]:
-    """Increments a second of writers that make `count` together, and the seconds of each write."""
+def _words(writers: int) -> str:
+    return "one writer" if writers == 1 else f"{writers} writers at once"
 
-    def write(attempt: Attempt) -> list[float]:
+
+def _of_one_partition(client: Client) -> tuple[str, ...]:
+    """Keys of which the table stores all or none, as the dataset does with all of one block."""
+    [table] = [table for table in client.tables() if table.name == TABLE.name]
+    names = [f"counter-{number}" for number in range(TOGETHER * 64)]
+    places = partitions_of(table, hashes_of(table, pa.table({"id": names})))
+    return tuple(itertools.islice(itertools.compress(names, places == places[0]), TOGETHER))
+
+
+def _check(client: Client, keys: Sequence[str], increments: Mapping[str, int]) -> None:
+    """Raises AssertionError if a counter has not as many increments as were acknowledged."""
+    found = {
+        "table": client.table(TABLE.name, keys=list(keys)).rows,
+        "keyed dataset": client.select(DATASET.name, galileo.f.id.isin(list(keys))),
+    }
+    for place, rows in found.items():
+        values = rows["value"].to_pylist()
+        if values != [increments[place]] * len(keys):
+            expected = f"expected {increments[place]} increments of each counter"
+            raise AssertionError(f"{expected} in the {place}, got {sorted({*values})}")
+
+
+def _increase(attempts: Sequence[Attempt], count: int) -> tuple[int, float, list[float]]:
+    """Increments until there are about `count`.
+
+    Returns:
+        The increments that were acknowledged, the seconds of all, and the seconds of each write.
+    """
+
+    def write(attempt: Attempt) -> tuple[int, list[float]]:
         seconds, done = list[float](), 0
-        while done < count // len(attempts):
+        while done < -(-count // len(attempts)):
             is_stored, took_s = attempt()
             seconds.append(took_s)
             done += is_stored
-        return seconds
+        return done, seconds
 
     begun = time.perf_counter()
     with ThreadPoolExecutor(len(attempts)) as pool:
-        seconds = [one for each in pool.map(write, attempts) for one in each]
-    return count / (time.perf_counter() - begun), seconds
+        written = [*pool.map(write, attempts)]
+    took_s = time.perf_counter() - begun
+    return sum(done for done, _ in written), took_s, [s for _, each in written for s in each]
 
 
-def _of_client(client: Client) -> Attempt:
-    def attempt() -> tuple[bool, float]:
-        seen = client.table(TABLE.name, keys=["a"])
-        value = (seen.rows["value"].to_pylist() or [0])[0] + 1
-        begun, is_stored = time.perf_counter(), True
-        try:
-            row = {"id": ["a"], "value": [value]}
-            client.upsert(TABLE.name, row, unchanged_since=seen.cursor)
-        except Conflict:
-            is_stored = False
-        return is_stored, time.perf_counter() - begun
-
-    return attempt
+def _increase_table(client: Client, keys: Sequence[str]) -> tuple[bool, float]:
+    seen = client.table(TABLE.name, keys=list(keys))
+    rows = _next(keys, seen.rows)
+    return _is_stored(lambda: client.upsert(TABLE.name, rows, unchanged_since=seen.cursor))
 
 
-def _of_register(register: etcd.Register) -> Attempt:
-    def attempt() -> tuple[bool, float]:
-        value, revision = register.read()
-        begun = time.perf_counter()
-        is_stored = register.replace(value + 1, revision=revision)
-        return is_stored, time.perf_counter() - begun
+def _increase_dataset(client: Client, keys: Sequence[str]) -> tuple[bool, float]:
+    at = client.version(DATASET.name, require_complete=True).cursor
+    seen = client.select(DATASET.name, galileo.f.id.isin(list(keys)), at=at)
+    rows = _next(keys, seen)
+    rows |= {name: [value] * len(keys) for name, value in BLOCK.items()}
+    return _is_stored(lambda: client.ingest(DATASET.name, rows, unchanged_since=at))
 
-    return attempt
+
+def _next(keys: Sequence[str], seen: pa.Table) -> dict[str, list[object]]:
+    """The next value of each counter, all of which have the same one."""
+    [value] = {*seen["value"].to_pylist()} or {0}
+    return {"id": [*keys], "value": [value + 1] * len(keys)}
+
+
+def _is_stored(write: Callable[[], object]) -> tuple[bool, float]:
+    """Whether a write was accepted, and the seconds that it took."""
+    begun, is_stored = time.perf_counter(), True
+    try:
+        write()
+    except Conflict:
+        is_stored = False
+    return is_stored, time.perf_counter() - begun
+
+
+def _increase_register(register: etcd.Register) -> tuple[bool, float]:
+    value, revision = register.read()
+    begun = time.perf_counter()
+    is_stored = register.replace(value + 1, revision=revision)
+    return is_stored, time.perf_counter() - begun

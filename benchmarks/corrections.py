@@ -1,11 +1,15 @@
 """Corrections of a keyed dataset, compared with a dataset without a key, PostgreSQL and DuckDB.
 
-Stations report once an hour; the key of a reading is its station and hour. Three parts:
+Stations report once an hour; the key of a reading is its station and hour. Four parts, of which
+the area `deletions` has the second one:
 
 - Index of a node, in this process: keys with many revisions, before and after these are cleaned.
   DuckDB has the same versions in memory, and chooses the newest of each key in the query. Its key
   is one whole number, which is less to compare than the station and the hour.
 - Deletion by a condition that one row in a hundred meets. PostgreSQL has an index on its column.
+  After each deletion all places have as many rows, and none that matches. InfluxDB, in which users
+  delete by a condition, too, is not compared: it was not installed.
+- Disk after two years of corrections: see `benchmarks.corrected_disk`.
 - Ingest: new keys, then the same keys once more with other values, each batch durable by itself.
   All ways get the same rows in turn. PostgreSQL gets them by `\\copy` into an unlogged table, from
   which one statement inserts them `ON CONFLICT DO UPDATE`; DuckDB gets them as Arrow tables, in
@@ -33,7 +37,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 
 import galileo
-from benchmarks import clusters, graph_duckdb, groups_duckdb, postgis, weather
+from benchmarks import clusters, corrected_disk, graph_duckdb, groups_duckdb, postgis, weather
 from benchmarks.figures import Figure, Goal, Peer, Spread, Subject, calls_for
 from benchmarks.processes import processor_seconds
 from benchmarks.sizes import Bench, NotInstalled
@@ -85,18 +89,47 @@ def measure(bench: Bench) -> Iterator[Figure]:
     except ImportError:
         raise NotInstalled("DuckDB is not installed: pip install duckdb") from None
     yield from _of_index(bench, duckdb)
+    count = bench.sizes.corrected
+    rows = readings(count, stations=bench.sizes.paths_per_batch, revision=0)
+    yield from corrected_disk.measure(bench, KEYED, rows)
+    with _places(bench) as places, _in_duckdb(bench, duckdb) as embedded:
+        bench.say(f"PostgreSQL {postgis.versions()['PostgreSQL']}, DuckDB {duckdb.__version__}")
+        ways = (places.keyed, places.plain, places.server, embedded)
+        yield from _of_ingest(bench, ways)
+
+
+def measure_deletions(bench: Bench) -> Iterator[Figure]:
+    """Seconds.
+
+    Raises:
+        NotInstalled: PostgreSQL is not installed.
+    """
+    with _places(bench) as places:
+        yield from _of_deletions(bench, places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """A node and a server, and the ways to store rows in them."""
+
+    client: Client
+    session: postgis.Session
+    keyed: _Way
+    plain: _Way
+    server: _Way
+
+
+@contextmanager
+def _places(bench: Bench) -> Iterator[_Places]:
     with (
         postgis.running() as session,
         clusters.cluster(bench.directory, nodes=1) as running,
         running.client(timeout=clusters.PATIENCE) as client,
     ):
-        bench.say(f"PostgreSQL {postgis.versions()['PostgreSQL']}, DuckDB {duckdb.__version__}")
         processor = _of_cluster(running)
         keyed, plain = (_in_galileo(client, processor, schema) for schema in (KEYED, PLAIN))
         server = _in_postgres(session, _of_server(session))
-        yield from _of_deletions(bench, (client, keyed, plain), (session, server))
-        with _in_duckdb(bench, duckdb) as embedded:
-            yield from _of_ingest(bench, (keyed, plain, server, embedded))
+        yield _Places(client, session, keyed, plain, server)
 
 
 def readings(count: int, *, stations: int, revision: int) -> pa.Table:
@@ -373,29 +406,35 @@ def _in_duckdb(bench: Bench, duckdb: Any) -> Iterator[_Way]:
 # --- deletion ----------------------------------------------------------------------------------
 
 
-def _of_deletions(
-    bench: Bench, ours: tuple[Client, _Way, _Way], theirs: tuple[postgis.Session, _Way]
-) -> Iterator[Figure]:
+def _of_deletions(bench: Bench, places: _Places) -> Iterator[Figure]:
     """Each run deletes the readings of another quality, in all places."""
-    (client, *ways), (session, server) = ours, theirs
-    size, count = bench.sizes.paths_per_batch, bench.sizes.keyed
+    client, session, server = places.client, places.session, places.server
+    size, count = bench.sizes.paths_per_batch, bench.sizes.deleted
+    ways = (places.keyed, places.plain, server)
     with postgis.readable_directory() as directory:
         batches = _batches(readings(count, stations=size, revision=0), size, directory / "whole")
-        for way in (*ways, server):
+        for way in ways:
+            bench.say(f"{count:,} rows into {way.name}")
             way.begin()
             way.store(batches)
     session.ask("CREATE INDEX ON readings (quality)")
     session.ask("VACUUM ANALYZE readings")
     costs = _Costs(), _Costs(), _Costs()
     for part in range(bench.sizes.runs + 1):
+        bench.say(f"quality {part} in {len(ways)} places")
+        condition = f"quality = {part}"
         # The first run is not counted.
         taken = (_Costs(), _Costs(), _Costs()) if part == 0 else costs
-        for way, name, cost in zip(ways, (KEYED.name, PLAIN.name), taken, strict=False):
+        for way, cost in zip(ways[:-1], taken, strict=False):
             way.settle()
-            cost.take(partial(client.delete, name, f"quality = {part}"), way.processor)
-        statement = f"DELETE FROM readings WHERE quality = {part}"
+            cost.take(partial(client.delete, way.name, condition), way.processor)
+            if found := client.count(way.name, condition):
+                raise AssertionError(f"{found} rows of {way.name} match after their deletion")
+        statement = f"DELETE FROM readings WHERE {condition}"
         taken[-1].take(partial(session.ask, statement), server.processor)
-        left = [way.counts(0) for way in (*ways, server)]
+        took = ", ".join(f"{cost.clock[-1]:.2f} s" for cost in taken)
+        bench.say(f"{took} in {', '.join(way.name for way in ways)}")
+        left = [way.counts(0) for way in ways]
         if len(set(left)) > 1:
             raise AssertionError(f"{left} rows are left")
     for clock, words in (("processor", "processor time"), ("clock", "the clock")):

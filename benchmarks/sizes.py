@@ -20,7 +20,10 @@ class Sizes:
         blocks: (blocks in a batch, batches) that are ingested.
         copied: (observations in a batch, batches) that are ingested as COPY does.
         keyed: rows of a table.
+        corrected: rows that are corrected for two years.
+        deleted: observations of which one in a hundred is deleted in a run.
         conditional: increments of one row in a run.
+        counted: increments of many rows, in all.
         local, nearby, unseen: subscriptions with shared parameters, each with its own place, and
             such that also learn of twice as many old observations.
         watching, watched, singles: subscriptions of a channel, observations that are ingested
@@ -74,7 +77,10 @@ class Sizes:
     blocks: tuple[int, int] = (500, 16)
     copied: tuple[int, int] = (65_536, 4)
     keyed: int = 1_000_000
+    corrected: int = 50_000
+    deleted: int = 10_000_000
     conditional: int = 400
+    counted: int = 100_000
     local: int = 4_000_000
     nearby: int = 1_000_000
     unseen: int = 500_000
@@ -146,7 +152,10 @@ QUICK = Sizes(
     blocks=(10, 3),
     copied=(1_000, 2),
     keyed=5_000,
+    corrected=5_000,
+    deleted=5_000,
     conditional=16,
+    counted=6_400,
     local=20_000,
     nearby=5_000,
     unseen=3_000,

@@ -100,6 +100,11 @@ COMPARISONS = (
     Area("tables", "Tables compared with PostgreSQL", tables.measure),
     Area("conditions", "Conditional writes compared with etcd", conditions.measure),
     Area("corrections", "Corrections compared with PostgreSQL and DuckDB", corrections.measure),
+    Area(
+        "deletions",
+        "Deleting by a condition compared with PostgreSQL",
+        corrections.measure_deletions,
+    ),
     Area("channels", "Channels compared with PostgreSQL", channels.measure),
     Area("channel-costs", "Ingesting and subscribing under a channel", channel_costs.measure),
     Area("pushing", "Pushing notifications", channel_pushes.measure),
