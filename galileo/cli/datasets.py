@@ -1,4 +1,4 @@
-"""`galileo dataset`: create, extend, list, show, follow and drop datasets."""
+"""`galileo dataset`: create, extend, list, show, follow, clean and drop datasets."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from galileo.cli.retention import in_words
 from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.cli.stored_rows import Shown, show_changes
 from galileo.client import Client, DatasetDescription, DroppedDataset, FeatureDescription
+from galileo.client.cleaning import CleaningReport
 from galileo.errors import InputError, UnknownDataset
 from galileo.model.channel import SUBSCRIPTIONS
 from galileo.model.retention import Retention
@@ -35,7 +36,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 @click.group(cls=CommandGroup)
 def dataset() -> None:
-    """Datasets: create, extend, list, show, follow and drop them.
+    """Datasets: create, extend, list, show, follow, clean and drop them.
 
     \b
     Example:
@@ -144,6 +145,47 @@ def drop(session: Session, *, name: str, yes: bool) -> None:
         f"{dropped.bytes / 1e6:,.1f} MB; continuous queries ended: {dropped.ccqs:,}",
     )
     _note_pending(session.output, dropped)
+
+
+@dataset.command()
+@click.argument("name")
+@in_session
+def clean(session: Session, *, name: str) -> None:
+    """Erase the bytes of deleted and replaced observations of the dataset or table NAME now.
+
+    All nodes rewrite their files. Labels, cursors and pages from before expire. Ctrl-C ends it, and
+    what was erased stays so. The exit code is 1 if a node did not answer or failed; then repeat the
+    command. Backups keep the bytes.
+
+    \b
+    Example:
+      galileo dataset clean buoys
+    """
+    reports: dict[str, CleaningReport] = {}
+    with session.client() as client, session.output.progress(unit="partitions") as bar:
+        task = bar.add_task("cleaning")
+        for report in client.clean_dataset(name):
+            reports[report.node] = report
+            bar.update(
+                task,
+                completed=sum(one.partitions for one in reports.values()),
+                total=sum(one.partitions_total for one in reports.values()),
+            )
+    session.output.rows(
+        [
+            {
+                "node": one.node,
+                "rows": one.rows,
+                "files": one.files,
+                "bytes": one.bytes,
+                "problem": "; ".join(one.failures),
+            }
+            for _, one in sorted(reports.items())
+        ],
+        title=f"Cleaned {name}",
+    )
+    if any(one.failures or not one.is_over for one in reports.values()):
+        click.get_current_context().exit(1)
 
 
 def drop_stored(

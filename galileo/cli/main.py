@@ -43,7 +43,7 @@ COMMANDS = {
     ),
     "dataset": LazyCommand(
         "galileo.cli.datasets:dataset",
-        "Datasets: create, extend, list, show, follow and drop them.",
+        "Datasets: create, extend, list, show, follow, clean and drop them.",
     ),
     "delete": LazyCommand(
         "galileo.cli.delete:delete",

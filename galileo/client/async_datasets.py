@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from galileo.client import decode
+from galileo.client import cleaning, decode
 from galileo.client.arguments import dataset_name
 from galileo.client.calls import Calls
+from galileo.client.cleaning import CleaningReport
 from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.results import CallerIdentity, DroppedDataset, RetentionReport
 from galileo.errors import InputError, InvalidSchema, UnknownDataset
@@ -201,6 +202,31 @@ class AsyncDatasets(Calls):
         request = cluster_pb2.ApplyRetentionRequest(dataset=dataset_name(dataset))
         reply = await self._caller.unary(CLUSTER, "ApplyRetention", request, timeout_s=ANSWER_S)
         return tuple(decode.retention_report(report) for report in reply.reports)
+
+    def clean_dataset(self, dataset: str) -> AsyncIterator[CleaningReport]:
+        """Has all nodes erase the bytes of deleted and replaced observations now.
+
+        Nodes do so by themselves where much was deleted; this waits for nothing. Labels, cursors
+        and pages from before expire, and continuous queries that are behind begin anew. Closing the
+        iterator ends it; what was erased before stays so. Backups are not changed.
+
+        Args:
+            dataset: the name of a dataset or table.
+
+        Returns:
+            The report of each node whenever it changes; at last with `is_over`, or with `failures`.
+            If there are any, call again when the node is back.
+
+        Raises:
+            UnknownDataset: it does not exist.
+            NotPermitted: the caller is no administrator.
+            Unavailable: no node answered.
+
+        Example:
+            >>> [last.failures async for last in client.clean_dataset("weather") if last.is_over]
+            [()]
+        """
+        return cleaning.clean(self._caller, dataset_name(dataset))
 
     async def datasets(self) -> list[Schema]:
         """The schemas of all datasets.

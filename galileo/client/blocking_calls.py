@@ -28,6 +28,7 @@ from galileo.client.async_ccqs import EXPIRATION, HOLD, INTERVAL
 from galileo.client.async_channels import ANSWER_BYTES
 from galileo.client.blocking_base import BlockingBase, BlockingLabelBatches, BlockingTables
 from galileo.client.calls import SamplerLike
+from galileo.client.cleaning import CleaningReport
 from galileo.client.descriptions import DatasetDescription
 from galileo.client.ingestion import Batches, Progress
 from galileo.client.node_removal import RemovalProgress
@@ -1783,6 +1784,31 @@ class BlockingCalls(BlockingBase):
             0
         """
         return self._run(self._client.apply_retention(dataset))
+
+    def clean_dataset(self, dataset: str) -> Iterator[CleaningReport]:
+        """Has all nodes erase the bytes of deleted and replaced observations now.
+
+        Nodes do so by themselves where much was deleted; this waits for nothing. Labels, cursors
+        and pages from before expire, and continuous queries that are behind begin anew. Closing the
+        iterator ends it; what was erased before stays so. Backups are not changed.
+
+        Args:
+            dataset: the name of a dataset or table.
+
+        Returns:
+            The report of each node whenever it changes; at last with `is_over`, or with `failures`.
+            If there are any, call again when the node is back.
+
+        Raises:
+            UnknownDataset: it does not exist.
+            NotPermitted: the caller is no administrator.
+            Unavailable: no node answered.
+
+        Example:
+            >>> [last.failures for last in client.clean_dataset("weather") if last.is_over]
+            [()]
+        """
+        return self._iterate(self._client.clean_dataset(dataset))
 
     def datasets(self) -> list[Schema]:
         """The schemas of all datasets.

@@ -61,7 +61,7 @@ from galileo.graph.sorted_runs import (
 from galileo.graph.standing_match import MatchPass, MatchQuery
 from galileo.graph.summary import Summary, check_summary, rows_by_cell, summarise
 from galileo.graph.versions import Choice, Marks, NewVersions, VersionArrays, Versions
-from galileo.model.deletions import Stretches, deletes
+from galileo.model.deletions import Stretches, deletes, observed
 from galileo.model.grouping import Grouping
 from galileo.model.schema import Schema
 from galileo.query.columns import take_rows
@@ -108,7 +108,7 @@ class MetadataGraph:
         self._memtable = Memtable(schema)
         self._versions = Versions() if schema.is_keyed else None
         self._snapshot = Snapshot((), self._memtable.view(), versions=self._version_arrays())
-        self._shed_up_to = EMPTY_CURSOR
+        self._shed_up_to = EMPTY_CURSOR, EMPTY_CURSOR
         self._writing = threading.Lock()
         self._merging = threading.Lock()
 
@@ -139,12 +139,13 @@ class MetadataGraph:
             InternalError: the batch has other columns.
         """
         deletions = list[Deletion]()
-        if (mask := deletes(batch)) is not None:
+        if not self.schema.is_keyed and (kept := observed(batch)) is not None:
             of_path = np.repeat(np.arange(len(counts)), counts)
-            stretches = Stretches.from_paths(batch.filter(pa.array(mask)))
-            deletions += deletions_of(stretches, of_path[mask], commits)
-            batch = batch.filter(pa.array(~mask))
-            counts = np.bincount(of_path[~mask], minlength=len(counts))
+            if (mask := deletes(batch)) is not None:
+                stretches = Stretches.from_paths(batch.filter(pa.array(mask)))
+                deletions += deletions_of(stretches, of_path[mask], commits)
+            batch = batch.filter(pa.array(kept))
+            counts = np.bincount(of_path[kept], minlength=len(counts))
         schema, held = self.schema, np.flatnonzero(counts)
         if len(held) == 0 and not deletions:
             return
@@ -270,16 +271,16 @@ class MetadataGraph:
 
     def _drop_dead_rows(self) -> bool:
         """Rewrite runs with many deleted paths, once after each drop."""
-        if self._snapshot.dropped == self._shed_up_to:
+        if (self._snapshot.dropped, self._snapshot.erased) == self._shed_up_to:
             return False
-        if self._versions is not None:  # What was cleaned is often in the memtable.
+        if self._versions is not None or self._snapshot.erased:  # It is often in the memtable.
             with self._writing:
                 self._publish(seal_memtable=len(self._memtable) > 0)
         snapshot = self._snapshot
         wasteful = [at for at, run in enumerate(snapshot.runs) if snapshot.needs_rewrite(run)]
         for at in reversed(wasteful):
             self._rewrite(slice(at, at + 1))
-        self._shed_up_to = snapshot.dropped
+        self._shed_up_to = snapshot.dropped, snapshot.erased
         return bool(wasteful)
 
     def _rewrite(self, place: slice) -> None:
@@ -287,13 +288,14 @@ class MetadataGraph:
         snapshot = self._snapshot
         members = snapshot.runs[place]
         held = [snapshot.live_commits(run) for run in members]
-        compacted = compact(members, held=held, block_paths=self._block_paths)
+        erased = [snapshot.erased_rows(run) for run in members]
+        compacted = compact(members, held=held, erased=erased, block_paths=self._block_paths)
         with self._writing:
             now = self._snapshot
             made: list[SortedRun] = []
             if compacted is not None:  # Of the members as they are now: some may have lost rows.
                 run, order = compacted
-                made = [with_deletions(run, now.runs[place], order)]
+                made = [snapshot.without_erased(with_deletions(run, now.runs[place], order))]
             self._snapshot = replace(
                 now, runs=(*now.runs[: place.start], *made, *now.runs[place.stop :])
             )
@@ -341,6 +343,15 @@ class MetadataGraph:
             dropped = now.dropped.join({partition: max(sequence - 1, 0)})
             self._snapshot = replace(now, dropped=dropped)
 
+    def erase(self, partition: int, until: int) -> None:
+        """Leave out what deletions up to a commit have removed, whatever cursor is asked about.
+
+        Readers that follow ask no more what changed before that commit. `maintain` frees memory.
+        """
+        with self._writing:
+            now = self._snapshot
+            self._snapshot = replace(now, erased=now.erased.join({partition: until}))
+
     def remove(self, partition: int) -> None:
         """Delete all commits of a partition and free their memory.
 
@@ -360,11 +371,11 @@ class MetadataGraph:
                 if self._versions is not None:
                     self._versions.remove(partition)
                 now = self._snapshot
-                dropped, reached = (
+                dropped, reached, erased = (
                     Cursor({p: last for p, last in cursor.items() if p != partition})
-                    for cursor in (now.dropped, now.reached)
+                    for cursor in (now.dropped, now.reached, now.erased)
                 )
-                self._snapshot = replace(now, dropped=dropped, reached=reached)
+                self._snapshot = replace(now, dropped=dropped, reached=reached, erased=erased)
 
     def scan(
         self,
@@ -638,6 +649,11 @@ class MetadataGraph:
         return self._snapshot.dropped
 
     @property
+    def erased(self) -> Cursor:
+        """The deletions up to which a scan leaves out what they have removed."""
+        return self._snapshot.erased
+
+    @property
     def texts(self) -> StringDictionary:
         """The texts of all paths."""
         return self._texts
@@ -717,7 +733,9 @@ class MetadataGraph:
     def has_versions(self) -> bool:
         """Whether some paths may not count: the dataset has a key, or something is deleted."""
         snapshot = self._snapshot
-        return any(map(snapshot.has_versions, (*snapshot.runs, snapshot.memtable)))
+        return bool(snapshot.erased) or any(
+            map(snapshot.has_versions, (*snapshot.runs, snapshot.memtable))
+        )
 
     @property
     def runs(self) -> int:

@@ -154,9 +154,12 @@ class CommitWindow:
         )
 
     def deletions_of(
-        self, run: SortedRun, *, dropped: Cursor
+        self, run: SortedRun, *, dropped: Cursor, erased: Cursor
     ) -> tuple[Mask, DeletionFilter | None]:
-        """As `versions_of`, of a dataset without a key; None passes all paths of the commits."""
+        """As `versions_of`, of a dataset without a key; None passes all paths of the commits.
+
+        What deletions up to `erased` have removed counts at no commit.
+        """
         commits, vector = run.commits, run.deletions
         inside = np.zeros(len(commits), dtype=np.bool_)
         if self.is_stored:
@@ -173,7 +176,9 @@ class CommitWindow:
             sequence=sequence,
             after=after,
             until=until,
-            at=until if self.at is None else self.at.of(partition),
+            at=np.maximum(
+                until if self.at is None else self.at.of(partition), erased.of(partition)
+            ),
         )
         if not self.is_stored:
             inside[chosen] = True

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.columns import Commits
 from galileo.graph.deletion_vectors import DeletionFilter
-from galileo.graph.row_ranges import Rows, count_rows, select_rows
+from galileo.graph.row_ranges import Positions, Rows, count_rows, select_rows
 from galileo.graph.run_scan import CommitWindow, Coverage
 from galileo.graph.sorted_runs import SortedRun
-from galileo.graph.versions import CurrentPaths, VersionArrays, VersionFilter
+from galileo.graph.versions import NEVER, CurrentPaths, VersionArrays, VersionFilter
 from galileo.query.columns import Mask, take_rows
 
 DROPPED_MAX = 0.25
@@ -60,6 +60,7 @@ class Snapshot:
         runs: sealed, oldest first.
         memtable: a view of it.
         dropped: commits up to here are deleted, though their paths may still be stored.
+        erased: what deletions up to here have removed is not there, though its paths may be.
         versions: of the paths of a keyed dataset; None of others.
         reached: the last commit of each partition of a keyed dataset. Later ones may already have
             marked what they supersede.
@@ -68,6 +69,7 @@ class Snapshot:
     runs: tuple[SortedRun, ...]
     memtable: SortedRun
     dropped: Cursor = EMPTY_CURSOR
+    erased: Cursor = EMPTY_CURSOR
     versions: VersionArrays | None = None
     reached: Cursor = EMPTY_CURSOR
 
@@ -101,7 +103,7 @@ class Snapshot:
             if window.until is None:
                 window = replace(window, until=self.reached)
             return window.versions_of(run, self.versions, dropped=self.dropped)
-        return window.deletions_of(run, dropped=self.dropped)
+        return window.deletions_of(run, dropped=self.dropped, erased=self.erased)
 
     def since(self, after: Cursor) -> Cursor:
         """The cursor, moved past deleted commits."""
@@ -134,10 +136,34 @@ class Snapshot:
         reached = self.reached.of(run.commits.partition).take(take_rows(run.paths.commit, rows))
         return CurrentPaths(select_rows(rows, superseded > reached), self.reached)
 
+    def is_erased(self, run: SortedRun, which: str) -> Mask:
+        """Where the commits of a run's deletions, `since` or `superseded`, are erased."""
+        assert run.deletions is not None, "a run with deletions"
+        commit = run.paths.commit.take(run.deletions.position)
+        mask: Mask = getattr(run.deletions, which) <= self.erased.of(run.commits.partition[commit])
+        return mask
+
+    def erased_rows(self, run: SortedRun) -> Positions:
+        """The paths of a run whose rows are all erased, or that shorter ones replace."""
+        if run.deletions is None or not self.erased:
+            return np.zeros(0, dtype=np.int64)
+        return run.deletions.position[self.is_erased(run, "superseded")]
+
+    def without_erased(self, run: SortedRun) -> SortedRun:
+        """The run with paths that erased deletions have left as if there had been none."""
+        if run.deletions is None or not self.erased:
+            return run
+        is_plain = (run.deletions.superseded == NEVER) & self.is_erased(run, "since")
+        left = run.deletions.take(~is_plain)
+        return replace(run, deletions=left if len(left) else None)
+
     def needs_rewrite(self, run: SortedRun) -> bool:
         """Whether at least `DROPPED_MAX` of its paths are deleted."""
-        live = self.live_commits(run)
-        return live is not None and count_live(run, live) <= len(run) * (1 - DROPPED_MAX)
+        live, erased = self.live_commits(run), len(self.erased_rows(run))
+        if live is None and not erased:
+            return False
+        left = len(run) if live is None else count_live(run, live)
+        return left - erased <= len(run) * (1 - DROPPED_MAX)
 
     def count(self) -> int:
         """Number of paths that are not deleted."""

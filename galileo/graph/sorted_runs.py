@@ -187,6 +187,7 @@ def compact(
     runs: Sequence[SortedRun],
     *,
     held: Sequence[Mask | None] | None = None,
+    erased: Sequence[npt.NDArray[np.intp]] = (),
     block_paths: int = BLOCK_PATHS,
 ) -> tuple[SortedRun, npt.NDArray[np.intp]] | None:
     """Merge runs into one sorted run; commits stay in the order of age.
@@ -194,6 +195,7 @@ def compact(
     Args:
         runs: at least one, oldest first.
         held: for each run a mask of live commits; None: all.
+        erased: for each run the paths of live commits that are left out; empty: none.
         block_paths: paths under one entry of the zone map.
 
     Returns:
@@ -203,10 +205,13 @@ def compact(
     numbers, commits = _numbered(runs, held)
     pairs = zip(numbers, runs, strict=True)
     commit = np.concatenate([number.take(run.paths.commit) for number, run in pairs])
+    starts = np.cumsum([0, *map(len, runs)])
+    for start, left_out in zip(starts, erased, strict=False):
+        commit[start + left_out] = -1
     stacks: list[tuple[Array, ...]] = [*zip(*(run.paths.arrays() for run in runs), strict=True)]
     stacks[COMMIT] = (commit,)
     order = merge_order([np.concatenate(stacks[CELL]), np.concatenate(stacks[BUCKET])])
-    if any(mask is not None for mask in held):
+    if any(mask is not None for mask in held) or any(map(len, erased)):
         order = order[commit.take(order) >= 0]
     if len(order) == 0:
         return None

@@ -17,7 +17,7 @@ from galileo.errors import InputError
 from galileo.hashing import rows_digest
 from galileo.model.schema import Schema
 from galileo.model.sort_keys import differs
-from galileo.model.times import TIME_MIN_US, times_from_micros
+from galileo.model.times import TIME_MIN_US, column_micros, times_from_micros
 
 STRETCHES_SCHEMA = pa.schema(
     [
@@ -104,6 +104,15 @@ class Stretches:
             paths.column(name).to_numpy().astype(np.int64) for name in ("cell", "row", "rows")
         )
         return cls(sequence, row, -rows)
+
+
+def observed(paths: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+    """Which of stored paths are of observations; None if all are.
+
+    The others are of deletions, or their observations are erased (`galileo.storage.erasing`).
+    """
+    mask: npt.NDArray[np.bool_] = column_micros(paths.column("bucket")) > TIME_MIN_US
+    return None if mask.all() else mask
 
 
 def deletes(paths: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:

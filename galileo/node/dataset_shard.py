@@ -7,7 +7,9 @@ returns those only when it knows them, and commits have those of the schema.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from bisect import bisect_right
 from dataclasses import replace
 from typing import Any
 
@@ -15,16 +17,21 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.cursor import Cursor
+from galileo.errors import DataExpired
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.synopsis import Synopsis
+from galileo.graph.versions import Choice
 from galileo.hashing import text64
-from galileo.model.deletions import deletes
+from galileo.model.deletions import Stretches, deletes, observed
 from galileo.model.schema import Schema, widen
 from galileo.model.times import column_micros
 from galileo.model.windows import ClockStep
 from galileo.node.keyed_index import KeyedIndex
 from galileo.node.shard import Shard
 from galileo.query import parse
+from galileo.storage.compaction import RateLimit
+from galileo.storage.erasing import NOTHING_REMOVED, ErasedRows, RemovedRows
+from galileo.storage.journal import PartitionJournal
 from galileo.storage.recovery import Replayed
 from galileo.storage.retention import Truncation
 
@@ -52,7 +59,7 @@ class DatasetShard(Shard):
     def __init__(self, schema: Schema, *, index: KeyedIndex | None = None, **options: Any) -> None:
         super().__init__(schema, index or MetadataGraph(schema), **options)
         self._newest: dict[int, ClockStep] = {}
-        self._deletions: dict[int, int] = {}
+        self._deletions: dict[int, list[int]] = {}
         self._synopses: dict[int, Synopsis] = {}
         self._unsummarised: dict[int, list[Replayed]] = {}
         self._unsummarised_paths: dict[int, int] = {}
@@ -93,7 +100,65 @@ class DatasetShard(Shard):
 
     def deletions(self) -> Cursor:
         """See `Shard.deletions`."""
-        return Cursor(self._deletions.copy())
+        return Cursor({partition: each[-1] for partition, each in self._deletions.copy().items()})
+
+    def last_deletion(self, partition: int, until: int) -> int:
+        """The last deletion of a partition up to a commit; 0 without any."""
+        deletions = self._deletions.get(partition, [])
+        place = bisect_right(deletions, until)
+        return deletions[place - 1] if place else 0
+
+    def erased_past(self, at: Cursor) -> Cursor:
+        """The partitions in which rows that counted at a cursor may be blank."""
+        return Cursor({p: last for p, last in self.erased().items() if 0 < at[p] < last})
+
+    def lacks(self, until: Cursor, *, after: Cursor, choice: Choice = Choice.CURRENT) -> Cursor:
+        """As of `Shard`; of changes, what erased deletions have changed."""
+        if choice in (Choice.CURRENT, Choice.STORED):
+            dropped = super().lacks(until, after=after)
+            return dropped.join(self.erased_past(until)) if choice is Choice.STORED else dropped
+        return Cursor({p: last for p, last in self.erased().items() if until[p] < last})
+
+    def removed_rows(self, partition: int, until: int) -> RemovedRows:
+        """See `Shard.removed_rows`: what deletions have removed; reads them."""
+        journal, parts, by = self.journal(partition), list[Stretches](), list[int]()
+        for sequence in self._deletions.get(partition, []):
+            if journal.dropped < sequence <= until:
+                with contextlib.suppress(DataExpired):
+                    parts.append(Stretches.from_paths(journal.paths(sequence)))
+                    by.append(sequence)
+        if not parts:
+            return NOTHING_REMOVED
+        return RemovedRows.of(
+            by[-1],
+            sequence=np.concatenate([part.sequence for part in parts]),
+            row=np.concatenate([part.row for part in parts]),
+            rows=np.concatenate([part.rows for part in parts]),
+            by=np.repeat(by, [len(part) for part in parts]),
+        )
+
+    def erase(
+        self, partition: int, until: int, pace: RateLimit, *, share: float = 0.0
+    ) -> ErasedRows:
+        """See `Shard.erase`; the graph leaves the rows out, and frees the memory of their paths."""
+        try:
+            return super().erase(partition, until, pace, share=share)
+        finally:
+            self._leave_out(partition)
+            self.maintain()
+
+    def attach(self, partition: int, journal: PartitionJournal, *, term: int = 0) -> None:
+        """See `Shard.attach`."""
+        super().attach(partition, journal, term=term)
+        self._leave_out(partition)
+
+    def _leave_out(self, partition: int) -> None:
+        """Has the graph leave out what is erased, also of commits that come from another node."""
+        journal = self.journals.get(partition)
+        if journal is None or self.schema.is_keyed:
+            return
+        if journal.erased > self.graph.erased[partition]:
+            self.graph.erase(partition, journal.erased)
 
     def synopses(self) -> dict[int, Synopsis]:
         """The synopsis of each own partition, with all commits that are published now."""
@@ -119,11 +184,13 @@ class DatasetShard(Shard):
     def _note(self, partition: int, commits: Replayed) -> None:
         """Keeps commits for the synopsis, which deletions do not narrow, and publishes them."""
         cuts = 0
-        if (mask := deletes(commits.paths)) is not None:
-            cuts = int(np.count_nonzero(mask))
-            of_path = np.repeat(commits.sequences, commits.counts)
-            self._deletions[partition] = int(of_path[mask].max())
-            commits = replace(commits, paths=commits.paths.filter(pa.array(~mask)))
+        if (kept := observed(commits.paths)) is not None:
+            if (mask := deletes(commits.paths)) is not None:
+                cuts = int(np.count_nonzero(mask))
+                of_path = np.repeat(commits.sequences, commits.counts)
+                self._deletions.setdefault(partition, []).extend(np.unique(of_path[mask]).tolist())
+            commits = replace(commits, paths=commits.paths.filter(pa.array(kept)))
+        self._leave_out(partition)
         with self._summarising:
             self._unsummarised.setdefault(partition, []).append(commits)
             waiting = self._unsummarised_paths.get(partition, 0) + commits.paths.num_rows

@@ -12,11 +12,11 @@ import pyarrow as pa
 from galileo.cursor import Cursor
 from galileo.graph.columns import Commits
 from galileo.graph.metadata_graph import MetadataGraph
-from galileo.graph.versions import NEVER, Marks, NewVersions
+from galileo.graph.versions import Marks, NewVersions
 from galileo.model.schema import Schema
 from galileo.model.sort_keys import differs, sort_order
 from galileo.model.times import column_micros
-from galileo.node.table_index import TableIndex, Versions, versions_of
+from galileo.node.table_index import TableIndex, Versions, marks_of, versions_of
 from galileo.query.columns import Mask
 
 Sequences = npt.NDArray[np.int64]
@@ -66,7 +66,7 @@ class KeyedIndex:
             every = of_partition
             if len(known) or stop - first > 1:  # A commit has one version of each key.
                 every = Versions.concatenate([known, of_partition]).sorted_by_key()
-            marks[partition] = _marks(every)
+            marks[partition] = marks_of(every)
             if is_copy[rows].any():
                 sequences = commits.sequence[first:stop]
                 at = np.minimum(np.searchsorted(sequences, every.sequence), len(sequences) - 1)
@@ -133,22 +133,6 @@ def _of_partitions(commits: Commits) -> Iterator[tuple[int, int, int]]:
 def _distinct(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     ordered = keys[sort_order([keys[:, 0], keys[:, 1]])]
     return ordered[differs(ordered[:, 0]) | differs(ordered[:, 1])]
-
-
-def _marks(stored: Versions) -> Marks:
-    """By which commit each of all versions of some keys is superseded; a deletion by its own.
-
-    Args:
-        stored: sorted by key, then `since`, if a key has more than one; a version may be stored
-            more than once.
-    """
-    is_first_of_key, since = stored.first_of_keys(), stored.since.astype(np.int64)
-    starts = np.flatnonzero(is_first_of_key | differs(since))
-    following = np.append(since[starts[1:]], NEVER)
-    following[np.append(is_first_of_key[starts[1:]], True)] = NEVER
-    superseded = np.repeat(following, np.diff(np.append(starts, len(stored))))
-    superseded = np.where(stored.deleted, since, superseded)
-    return Marks(stored.sequence.astype(np.int64), stored.row, superseded)
 
 
 def _origins(stored: Versions) -> Sequences:

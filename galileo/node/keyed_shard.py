@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from galileo.cursor import Cursor
+from galileo.graph.versions import Choice
 from galileo.model.keyed import key_of
 from galileo.model.schema import Schema
 from galileo.node.dataset_shard import DatasetShard
@@ -41,10 +42,11 @@ class KeyedShard(VersionedShard, DatasetShard):
         """
         return not len(self.version_index.versions(partition, until=until).overhanging(last))
 
-    def lacks(self, until: Cursor, *, after: Cursor, by_storage: bool = False) -> Cursor:
+    def lacks(self, until: Cursor, *, after: Cursor, choice: Choice = Choice.CURRENT) -> Cursor:
         """As of `Shard`; what counts now is there, since it was stored again."""
-        if by_storage:
-            return Cursor({p: last for p, last in self.removed().items() if last > after[p]})
+        if choice is Choice.STORED:
+            removed = Cursor({p: last for p, last in self.removed().items() if last > after[p]})
+            return removed.join(self.erased_past(until))
         return Cursor({p: last for p, last in self.dropped().items() if until[p] < last})
 
     def _key_of(self, commit: Commit, row: int) -> Any:

@@ -280,8 +280,8 @@ def _done(shard: DatasetShard, task: ScanTask, *, reached: Cursor) -> ScanDone:
 
     Versions that counted at `at` are gone if later commits are dropped.
     """
-    is_stored, counted = task.choice == Choice.STORED, reached if task.at is None else task.at
-    gone = shard.lacks(counted, after=task.after, by_storage=is_stored)
+    counted = reached if task.at is None else task.at
+    gone = shard.lacks(counted, after=task.after, choice=Choice(task.choice))
     return ScanDone(task.item, reached, gone.meet(reached))
 
 

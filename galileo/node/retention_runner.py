@@ -1,5 +1,4 @@
-"""Applies the retention of datasets and channels, and cleans tables and keyed datasets.
-
+"""Applies retention, cleans tables and keyed datasets, and erases deleted observations.
 
 It has a thread of its own, because reading headers and deleting files can take long.
 """
@@ -23,6 +22,7 @@ from galileo.model.table import Table
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
 from galileo.node.channel_shard import ChannelShard
+from galileo.node.compaction_runner import BYTES_PER_S
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.retention_plan import (
     PIECES,
@@ -41,6 +41,8 @@ from galileo.node.versioned_shard import VersionedShard
 CHECK_S = 60.0
 MIN_AGE_S = 60.0
 TABLE_AGE_S = 300.0
+ERASED_SHARE = 0.5
+"""Of the rows of a file that are left: so many are deleted, at least, if it is rewritten."""
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,8 @@ class RetentionRunnerOptions:
         check_s: seconds between two checks.
         min_age_s: younger commits are dropped only where the policy may pass readers.
             Longer than a continuous query takes from its first scan until all nodes know of it.
-        table_age_s: younger commits of tables are not cleaned, so that their cursors can be used.
+        table_age_s: younger commits of tables are not cleaned, and younger deletions not erased, so
+            that their cursors can be used.
         wall: clock of the ages; a jump forward is ignored.
         monotonic: clock that limits `wall`.
     """
@@ -109,7 +112,8 @@ class RetentionRunner:
         self._tables_compared = compared
         self._started = options.monotonic()
         self._started_wall = options.wall()
-        self._settling: dict[str, _Settling] = {}
+        self._settling: dict[tuple[str, float], _Settling] = {}
+        self._erased: dict[tuple[str, int], tuple[int, int]] = {}
         self._begun: dict[tuple[str, int], tuple[int, float]] = {}
         self._held: dict[str, tuple[HeldBack, ...]] = {}
         self._cleaner = TableCleaner(catalog)
@@ -148,9 +152,13 @@ class RetentionRunner:
             for dataset in self._catalog.shards:
                 if not self._stopping.is_set():
                     self._try(dataset)
-            for dataset in self._settling.keys() - self._catalog.shards.keys():
-                del self._settling[dataset]
-                self._held.pop(dataset, None)
+            for place in list(self._settling):
+                if place[0] not in self._catalog.shards:
+                    del self._settling[place]
+                    self._held.pop(place[0], None)
+            for file in list(self._erased):
+                if file[0] not in self._catalog.shards:
+                    del self._erased[file]
 
     def _try(self, dataset: str) -> None:
         try:
@@ -161,6 +169,8 @@ class RetentionRunner:
                 self.drop_executions(shard)
             elif isinstance(shard, DatasetShard):
                 self.apply(dataset)
+                if not shard.schema.is_keyed:
+                    self.erase(shard)
         except Exception:
             log.exception("retention of dataset %s failed; it is tried again", dataset)
 
@@ -169,22 +179,72 @@ class RetentionRunner:
         compared = self._compared(shard)  # Other nodes are asked.
         with self._working:
             self._observe(shard)
-            settled = self._settling[shard.schema.key].settled.meet(compared)
+            settled = self._settled(shard).meet(compared)
             if not self._cleaner.is_due(shard, settled):
                 return
-        holds = self._holds(shard.schema)  # So are these, if there is something to clean.
+        until = self._until_held(
+            shard, settled
+        )  # So are they here, if there is something to clean.
+        if until is None:
+            return
+        with self._working:
+            self._cleaner.clean(
+                shard, until, expired_us=self._expired_us(shard), is_over=self._stopping.is_set
+            )
+
+    def _until_held(self, shard: Shard, settled: Cursor) -> Cursor | None:
+        """Up to where no reader holds older versions; None while readers are not known."""
+        holds = self._holds(shard.schema)
         readers = self._readers(shard.schema.key) if isinstance(shard, DatasetShard) else ()
         if readers is None:
-            return
+            return None
         now_us = self._now_us()
         held = [
             shard.kept(hold.position) for hold in (*holds, *readers) if not hold.is_over(now_us)
         ]
+        return reduce(Cursor.meet, held, settled)
+
+    def erase(self, shard: DatasetShard) -> None:
+        """Erases what deletions of a dataset without a key have removed, where it is worth it.
+
+        Deletions that no reader holds and that have settled are erased from files of which they
+        have removed half at least, in all partitions that this node has; blocks.
+        """
         with self._working:
-            until = reduce(Cursor.meet, held, settled)
-            self._cleaner.clean(
-                shard, until, expired_us=self._expired_us(shard), is_over=self._stopping.is_set
-            )
+            self._observe(shard, self._options.table_age_s)
+            settled = self._settled(shard, self._options.table_age_s)
+        if not self._erasable(shard, settled):
+            return
+        until = self._until_held(shard, settled)
+        for partition, state in self._erasable(shard, until or EMPTY_CURSOR).items():
+            if self._stopping.is_set():
+                return
+            place = f"{shard.schema.key}/p{partition}"
+            try:
+                done = shard.erase(partition, state[0], self._pace, share=ERASED_SHARE)
+            except (OSError, GalileoError) as error:
+                log.warning("erasing of %s failed: %s; it is tried again", place, error)
+                continue
+            if done.is_over:
+                self._erased[shard.schema.key, partition] = state
+            if done.files:
+                log.info("erased %d rows of %s, %d bytes", done.rows, place, done.bytes)
+
+    def _erasable(self, shard: DatasetShard, until: Cursor) -> dict[int, tuple[int, int]]:
+        """Partitions with deletions up to a cursor, or files, that were not looked at yet.
+
+        Returns:
+            Of each the last such deletion, and the number of its files.
+        """
+        states = {
+            partition: (last, journal.segments)
+            for partition, journal in sorted(shard.journals.items())
+            if (last := shard.last_deletion(partition, until[partition]))
+        }
+        return {p: s for p, s in states.items() if self._erased.get((shard.schema.key, p)) != s}
+
+    def _pace(self, size: int) -> bool:
+        return not self._stopping.wait(size / BYTES_PER_S)
 
     def _expired_us(self, shard: Shard) -> int | None:
         """Before when observations are too old for the policy of their dataset."""
@@ -259,8 +319,9 @@ class RetentionRunner:
         last = {partition: shard.index.last(partition) for partition in shard.own}
         return Cursor({partition: max(0, sequence - 1) for partition, sequence in last.items()})
 
-    def _settled(self, shard: Shard) -> Cursor:
-        settling = self._settling.get(shard.schema.key)
+    def _settled(self, shard: Shard, age_s: float | None = None) -> Cursor:
+        age_s = self._age_s(shard) if age_s is None else age_s
+        settling = self._settling.get((shard.schema.key, age_s))
         return EMPTY_CURSOR if settling is None else settling.settled
 
     def _plan(self, shard: Shard, policy: Retention, pieces: Pieces, bounds: Bounds) -> Plan:
@@ -276,14 +337,15 @@ class RetentionRunner:
         lived = self._started_wall + self._options.monotonic() - self._started
         return int(min(self._options.wall(), lived) * MICROS)
 
-    def _observe(self, shard: Shard) -> None:
+    def _observe(self, shard: Shard, age_s: float | None = None) -> None:
         """Records what is committed now, to know later which commits have settled."""
-        now, dataset = self._options.monotonic(), shard.schema.key
-        before = self._settling.get(dataset)
+        age_s = self._age_s(shard) if age_s is None else age_s
+        now, place = self._options.monotonic(), (shard.schema.key, age_s)
+        before = self._settling.get(place)
         if before is None:
-            self._settling[dataset] = _Settling(EMPTY_CURSOR, shard.published(), now)
-        elif now - before.seen_at >= self._age_s(shard):
-            self._settling[dataset] = _Settling(before.seen, shard.published(), now)
+            self._settling[place] = _Settling(EMPTY_CURSOR, shard.published(), now)
+        elif now - before.seen_at >= age_s:
+            self._settling[place] = _Settling(before.seen, shard.published(), now)
 
     def _age_s(self, shard: Shard) -> float:
         is_cleaned = isinstance(shard, VersionedShard)

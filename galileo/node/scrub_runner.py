@@ -21,6 +21,7 @@ from pathlib import Path
 
 from galileo.errors import CorruptData, GalileoError, InternalError
 from galileo.node.catalog import Catalog
+from galileo.storage.compacted_segment import SUFFIX as MERGED
 from galileo.storage.journal import PartitionJournal
 from galileo.storage.scrub import FilePlace, ScrubState, damage_error, order, scrub_file
 from galileo.storage.segment_verify import Corruption
@@ -102,6 +103,14 @@ class _File:
     journal: PartitionJournal
     path: Path
     length: int
+
+
+def _is_same(file: _File, length: int) -> bool:
+    """Whether a file of its name and this length is the same, as segments grow.
+
+    Erasing makes another merged one.
+    """
+    return length == file.length if file.path.suffix == MERGED else length >= file.length
 
 
 class _Stopped(Exception):
@@ -325,7 +334,7 @@ class ScrubRunner:
         return (
             shard is not None
             and shard.journals.get(partition) is file.journal
-            and any(path == file.path and now >= file.length for path, now in file.journal.files())
+            and any(path == file.path and _is_same(file, now) for path, now in file.journal.files())
         )
 
     def _report(self, file: _File, flaw: Corruption) -> None:

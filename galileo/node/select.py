@@ -486,11 +486,12 @@ class _Pieces:
         tables = []
         for partition, sequence, start, stop in commits:
             with translate_dropped_to_retry():
-                whole = self.shard.journal(partition).read(sequence)
-            names = whole.column_names
+                journal = self.shard.journal(partition)
+                rows = journal.stored(_rows(journal.read(sequence), numbers[start:stop]), sequence)
+            names = rows.column_names
             if len(columns) < len(names):
-                whole = whole.select([name for name in names if name in columns])
-            tables.append(_rows(whole, numbers[start:stop]))
+                rows = rows.select([name for name in names if name in columns])
+            tables.append(rows)
         return _concat(tables)
 
 

@@ -33,6 +33,7 @@ from galileo.errors import (
     listed,
 )
 from galileo.graph.columns import Commits
+from galileo.graph.versions import Choice
 from galileo.model.forks import Forks, history_of
 from galileo.model.schema import StoredSchema, widen
 from galileo.model.sort_keys import differs
@@ -40,6 +41,8 @@ from galileo.model.versions import PartitionVersion
 from galileo.model.windows import ClockStep
 from galileo.storage.commit_log import CommitLog, write_directly
 from galileo.storage.commits import FrameGroup
+from galileo.storage.compaction import RateLimit
+from galileo.storage.erasing import ErasedRows, RemovedRows
 from galileo.storage.frame import Buffer
 from galileo.storage.journal import (
     Appending,
@@ -392,7 +395,11 @@ class Shard:
         """The commit up to which each partition stores nothing any more."""
         return Cursor({p: journal.dropped for p, journal in self.journals.items()})
 
-    def lacks(self, until: Cursor, *, after: Cursor, by_storage: bool = False) -> Cursor:
+    def erased(self) -> Cursor:
+        """Up to which commit of each partition removed rows may be blank."""
+        return Cursor({p: journal.erased for p, journal in self.journals.items() if journal.erased})
+
+    def lacks(self, until: Cursor, *, after: Cursor, choice: Choice = Choice.CURRENT) -> Cursor:
         """The commits up to which partitions lack some of the range (after, until] of an answer.
 
         Called when the answer has ended.
@@ -400,8 +407,7 @@ class Shard:
         Args:
             until: the end of the range.
             after: its begin.
-            by_storage: whether it is one of the commits that store the rows, also of keyed
-                datasets, in place of those since which they count.
+            choice: of the versions, or of what deletions have changed.
         """
         return Cursor({p: last for p, last in self.dropped().items() if last > after[p]})
 
@@ -562,12 +568,7 @@ class Shard:
         Raises:
             PartitionReadOnly: the disk refuses.
         """
-        if self._log is not None and not self._log.checkpoint():
-            raise PartitionReadOnly(
-                f"frames of partition {partition} cannot be removed: the commit log still has some "
-                "of them. Check the disk, then restart the node",
-                after_s=1.0,
-            )
+        self.checkpoint()
         self.journals[partition].truncate(after)
 
     # --- all partitions ----------------------------------------------------------------------
@@ -590,6 +591,34 @@ class Shard:
             if journal.dropped > before:
                 self.index.drop_before(partition, journal.dropped + 1)
                 self.maintain()
+
+    def removed_rows(self, partition: int, until: int) -> RemovedRows:
+        """The rows that commits up to one have removed; in a thread."""
+        raise NotImplementedError
+
+    def erase(
+        self, partition: int, until: int, pace: RateLimit, *, share: float = 0.0
+    ) -> ErasedRows:
+        """Leaves rows blank that commits up to one have removed; in a thread.
+
+        Arguments and errors as of `PartitionJournal.erase`.
+        """
+        removed = self.removed_rows(partition, min(until, self.published_sequence(partition)))
+        if not len(removed):
+            return ErasedRows()
+        return self.journal(partition).erase(removed, pace, share=share)
+
+    def checkpoint(self) -> None:
+        """Empties the commit log of the node, in a thread.
+
+        Raises:
+            PartitionReadOnly: the disk refuses.
+        """
+        if self._log is not None and not self._log.checkpoint():
+            raise PartitionReadOnly(
+                "the commit log cannot be emptied. Check the disk, then restart the node",
+                after_s=1.0,
+            )
 
     def _write_durably(self, appendings: Sequence[Appending], executor: Executor | None) -> None:
         if self._log is None:

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -57,12 +58,13 @@ from galileo.model.schema import (
 )
 from galileo.model.system import SYSTEM_TABLES
 from galileo.model.table import Table
-from galileo.node import row_checks
+from galileo.node import cleaning, row_checks
 from galileo.node.analyses.local_graphs import LocalGraphs
 from galileo.node.catalog import Catalog, OnDropped
 from galileo.node.channel_cuts import ChannelCuts
 from galileo.node.channel_executor import ChannelExecutor
 from galileo.node.channel_reader import ChannelReader
+from galileo.node.cleaning import CleaningProgress
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.cluster_scan import ClusterScans, ScanEnd
 from galileo.node.cluster_view import ClusterView
@@ -105,6 +107,8 @@ SCAN_THREADS = 4
 ANALYTICS_THREADS = 2
 """Threads for analytics alone, so that commits and scans keep theirs."""
 
+CLEANING_SAYS_S = 1.0
+"""Seconds after which a node that cleans says again how far it is."""
 EXECUTION_TIMEOUT_S = 1.0
 """For so long an execution of a channel looks for the owner of a partition of the dataset."""
 TOPOLOGY_PAUSE_S, TOPOLOGY_LOOKS_MAX = 0.05, 100
@@ -873,6 +877,29 @@ class StorageNode:
         if self._retaining is None:
             raise Unavailable("this node is starting; try again", after_s=1.0)
         return await asyncio.to_thread(self._retaining.apply, dataset)
+
+    async def clean(self, dataset: str) -> AsyncGenerator[CleaningProgress, None]:
+        """Erases now what was deleted or replaced in the copies of this node; see `cleaning`.
+
+        Closing it ends the work; what was erased before stays so.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+            InputError: it is a channel.
+        """
+        shard = self.catalog.stored_shard((await self.stored_named(dataset)).key)
+        stopping, last = threading.Event(), CleaningProgress()
+        steps = cleaning.clean(shard, stopping)
+        try:
+            while True:
+                step = asyncio.ensure_future(asyncio.to_thread(next, steps, None))
+                while not (await asyncio.wait([step], timeout=CLEANING_SAYS_S))[0]:
+                    yield last
+                if (following := await step) is None:
+                    return
+                yield (last := following)
+        finally:
+            stopping.set()
 
     def facts(self) -> list[DatasetFacts]:
         return [

@@ -24,6 +24,7 @@ import pyarrow as pa
 from galileo.arrays import within
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.columns import Commits
+from galileo.graph.versions import NEVER, Marks
 from galileo.model.schema import DELETED
 from galileo.model.sort_keys import differs, merge_order, sort_order
 from galileo.node.peers import PARTS_SCHEMA
@@ -398,6 +399,22 @@ def _first_to_merge(sizes: Sequence[int]) -> int | None:
             first = number
         newer += sizes[number]
     return first
+
+
+def marks_of(stored: Versions) -> Marks:
+    """By which commit each of all versions of some keys is superseded; a deletion by its own.
+
+    Args:
+        stored: sorted by key, then `since`, if a key has more than one; a version may be stored
+            more than once.
+    """
+    is_first_of_key, since = stored.first_of_keys(), stored.since.astype(np.int64)
+    starts = np.flatnonzero(is_first_of_key | differs(since))
+    following = np.append(since[starts[1:]], NEVER)
+    following[np.append(is_first_of_key[starts[1:]], True)] = NEVER
+    superseded = np.repeat(following, np.diff(np.append(starts, len(stored))))
+    superseded = np.where(stored.deleted, since, superseded)
+    return Marks(stored.sequence.astype(np.int64), stored.row, superseded)
 
 
 def parts_of(partition: int, versions: Versions) -> pa.Table:

@@ -13,11 +13,13 @@ import pyarrow as pa
 
 from galileo.cursor import Cursor
 from galileo.errors import Conflict, DataExpired, GalileoError, InputError, Unavailable
+from galileo.graph.versions import NEVER
 from galileo.model.sort_keys import differs, sort_order
 from galileo.model.table import key_words
 from galileo.node.shard import Shard
-from galileo.node.table_index import TableIndex, Versions
+from galileo.node.table_index import TableIndex, Versions, marks_of
 from galileo.storage.commits import Commit, Committed
+from galileo.storage.erasing import RemovedRows
 from galileo.storage.retention import Truncation
 
 PIECE_BYTES = 8 << 20
@@ -39,9 +41,9 @@ class VersionedShard(Shard):
         raise NotImplementedError
 
     def dropped(self) -> Cursor:
-        """As of `Shard`, and what may be dropped, although files end elsewhere."""
+        """As of `Shard`, and what may be dropped or blank, although its files are there."""
         cleaned = {p: until for p, until in self._cleaned.items() if p in self.journals}
-        return super().dropped().join(cleaned)
+        return super().dropped().join(cleaned).join(self.erased())
 
     def drop(self, partition: int, until: int) -> Truncation:
         self._cleaned[partition] = max(until, self._cleaned.get(partition, 0))
@@ -168,6 +170,19 @@ class VersionedShard(Shard):
         if last == until:
             return True
         return not len(self.version_index.versions(partition, until=until).kept(last))
+
+    def removed_rows(self, partition: int, until: int) -> RemovedRows:
+        """See `Shard.removed_rows`: replaced and deleted versions. Deletions keep their keys."""
+        versions = self.version_index.versions(partition, until=until)
+        marks = marks_of(versions)
+        gone = (marks.superseded != NEVER) & ~versions.deleted
+        return RemovedRows.of(
+            until,
+            sequence=marks.sequence[gone],
+            row=marks.row[gone],
+            rows=np.ones(np.count_nonzero(gone), dtype=np.int64),
+            by=marks.superseded[gone],
+        )
 
     def split_by_bytes(self, partition: int, versions: Versions) -> list[Versions]:
         """As many versions together as have about `PIECE_BYTES`; in a thread.

@@ -300,6 +300,14 @@ class ClusterServicer:
             reports=[report_to_pb(node, report) for node, report in reports.items()]
         )
 
+    @streaming
+    async def CleanDataset(  # noqa: N802
+        self, request: cluster_pb2.CleanDatasetRequest, context: Context
+    ) -> AsyncGenerator[cluster_pb2.CleanDatasetProgress, None]:
+        async with aclosing(self._node.clean(request.dataset)) as steps:
+            async for step in steps:
+                yield alike(cluster_pb2.CleanDatasetProgress, step)
+
     async def _status_of(self, name: str) -> cluster_pb2.NodeStatus:
         topology = self._node.topology  # The node may be removed meanwhile.
         if name == self._node.name:

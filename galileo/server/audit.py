@@ -214,6 +214,7 @@ _ACTS: Mapping[str, Callable[[Any], Iterator[_Act]]] = {
     "Cluster/DropDataset": lambda request: iter([("drop-dataset", name_of_key(request.dataset))]),
     "Cluster/SetRetention": lambda request: iter([("set-retention", request.dataset)]),
     "Cluster/ApplyRetention": lambda request: iter([("apply-retention", request.dataset)]),
+    "Cluster/CleanDataset": lambda request: iter([("clean-dataset", name_of_key(request.dataset))]),
     "Cluster/ForgetNode": lambda request: iter([("forget-node", request.node)]),
     "Cluster/Drain": lambda request: iter([("undrain" if request.undo else "drain", request.node)]),
     "Cluster/Scrub": lambda request: iter([("scrub", "")] if request.begin else []),

@@ -1,11 +1,12 @@
 """The whole result of a continuous query, for a reader that begins anew.
 
 Versions of a keyed dataset that a reader holds may be superseded and removed before it fetches
-again. Deletions and versions that it has seen may be lost. What it has to forget cannot be
-determined then. So it forgets everything, and gets what matches and counts at one
-cursor, the *snapshot*, in parts. A part has the versions since the commits (place, next place]. As
-the snapshot is fixed and places only advance, a reset ends, whatever is committed meanwhile.
-Cleaning may go up to the snapshot: it stores what counts there once more, with the same `since`.
+again, and deletions of a dataset without a key may be erased. Deletions and versions that it has
+seen may be lost. What it has to forget cannot be determined then. So it forgets everything, and
+gets what matches and counts at one cursor, the *snapshot*, in parts. A part has the versions since
+the commits (place, next place]. As the snapshot is fixed and places only advance, a reset ends,
+whatever is committed meanwhile. Cleaning may go up to the snapshot: it stores what counts there
+once more, with the same `since`.
 
 Layers of the gateway are read in the same way. In a dataset without a key, what retention drops
 meanwhile is left out.

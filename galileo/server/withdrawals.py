@@ -9,7 +9,8 @@ those that were replaced by the second cursor are left out of the update.
 Versions of a keyed dataset that counted at the first cursor may have been removed. What to forget
 cannot be determined then, and the reader begins anew (`galileo.server.resets`). In a dataset
 without a key only deletions withdraw labels, so its owners are asked where there is one between the
-cursors. What a deletion leaves of a path has a label of its own, which the update has, too.
+cursors; if it is erased, the reader begins anew, too. What a deletion leaves of a path has a label
+of its own, which the update has, too.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ async def _between(
                 async for part in parts:
                     if isinstance(part, ScanEnd):
                         missing |= {p for p in asked if part.frontier[p] < until[p]}
-                        expired |= is_keyed and bool(part.gone)
+                        expired |= bool(part.gone)
                     else:
                         found.append(part)
         tables.append(pa.concat_tables(found))

@@ -21,6 +21,7 @@ from galileo.errors import (
 )
 from galileo.model.schema import StoredSchema
 from galileo.model.times import TIME_MIN_US
+from galileo.storage.erasing import blank_rows
 from galileo.storage.frame import Buffer, FrameHeader, encode_header
 
 COMMIT_BYTES_MAX = 1 << 30
@@ -151,6 +152,9 @@ class FrameGroup:
 def first_result(commit: Commit, first: Committed, stored: pa.Table) -> Committed | GalileoError:
     """The answer to a batch that is stored: that of its first commit, if it is the same batch."""
     sent = commit.observations
+    if (blank := blank_rows(stored)) is not None and len(blank) == sent.num_rows:
+        is_left = pa.array(~blank)  # What is erased cannot be compared.
+        sent, stored = sent.filter(is_left), stored.filter(is_left)
     if not pa.table(sent.columns, schema=sent.schema).equals(stored):
         return conflict(commit, first)
     return first

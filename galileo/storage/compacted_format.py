@@ -49,6 +49,7 @@ _COMMITS = pa.schema(
         ("observations_crc", pa.uint32()),
         ("epoch", pa.uint64()),
         ("added", pa.uint16()),
+        ("erased", pa.uint64()),
     ]
 )
 _BLOCKS = pa.schema(

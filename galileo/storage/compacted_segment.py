@@ -54,32 +54,35 @@ def unfinished_paths(directory: Path) -> list[Path]:
 
 
 class BlockCache:
-    """The blocks of one partition that were decoded last, by file and offset."""
+    """The blocks of one partition that were decoded last, by segment and offset.
+
+    A file that was erased has the name of the one before, and another segment.
+    """
 
     __slots__ = ("_blocks", "_lock")
 
     def __init__(self) -> None:
-        self._blocks: OrderedDict[tuple[Path, int], pa.RecordBatch] = OrderedDict()
+        self._blocks: OrderedDict[tuple[object, int], pa.RecordBatch] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, path: Path, offset: int) -> pa.RecordBatch | None:
+    def get(self, segment: object, offset: int) -> pa.RecordBatch | None:
         with self._lock:
-            block = self._blocks.get((path, offset))
+            block = self._blocks.get((segment, offset))
             if block is not None:
-                self._blocks.move_to_end((path, offset))
+                self._blocks.move_to_end((segment, offset))
             return block
 
-    def put(self, path: Path, offset: int, batch: pa.RecordBatch) -> None:
+    def put(self, segment: object, offset: int, batch: pa.RecordBatch) -> None:
         if batch.nbytes <= CACHED_BLOCK_BYTES_MAX:
             with self._lock:
-                self._blocks[path, offset] = batch
+                self._blocks[segment, offset] = batch
                 while len(self._blocks) > CACHED_BLOCKS_MAX:
                     self._blocks.popitem(last=False)
 
-    def evict(self, path: Path) -> None:
+    def evict(self, segment: object) -> None:
         """Drops the blocks of a file that is deleted."""
         with self._lock:
-            for key in [key for key in self._blocks if key[0] == path]:
+            for key in [key for key in self._blocks if key[0] is segment]:
                 del self._blocks[key]
 
     def clear(self) -> None:
@@ -142,6 +145,14 @@ class CompactedSegment:
         sizes: list[float] = (index.numbers("observations_bytes")[places] / rows).tolist()
         return sizes
 
+    def erased(self, sequences: np.ndarray) -> np.ndarray:
+        """Up to which commit the removed rows of some commits are blank; reads the index."""
+        erased = load_index(self.path).numbers("erased")
+        return erased.take(sequences - self.first_sequence)
+
+    def count_rows(self) -> int:
+        return int(self._rows.sum(dtype=np.int64))
+
     def frames(self, after: int, until: int, *, bytes_max: int) -> tuple[int, bytes]:
         """Frames encoded again, with the identity of the original ones; see `Segment.frames`."""
         index, frames, size, last = load_index(self.path), list[Buffer](), 0, after
@@ -175,15 +186,24 @@ class CompactedSegment:
             CorruptData: the block fails its checksum.
         """
         block = self._block_of(sequence)
-        start = block.observations_offset
-        batch = self._cache.get(self.path, start)
+        batch = self._cache.get(self, block.observations_offset)
         if batch is None:
-            entry = block.entry
-            data = self._read(start, entry.observations_bytes, crc=entry.observations_crc)
-            schema = self._schema_of(block).observation_schema
-            batch = self._decode_batch(data, schema, start)
-            self._cache.put(self.path, start, batch)
+            batch = self._read_observations(block)
+            self._cache.put(self, block.observations_offset, batch)
         return self._slice(batch, block, sequence, counts=self._rows)
+
+    def commits(self) -> Iterator[tuple[FrameHeader, pa.RecordBatch, pa.RecordBatch]]:
+        """Header, paths and observations of every commit in order, a block in memory at a time."""
+        index = load_index(self.path)
+        for block in self._blocks:
+            paths, rows = self._read_paths(block), self._read_observations(block)
+            for number in range(block.first_commit, block.next_commit):
+                sequence = self.first_sequence + number
+                yield (
+                    index.header(number),
+                    self._slice(paths, block, sequence, counts=self._paths),
+                    self._slice(rows, block, sequence, counts=self._rows),
+                )
 
     def replayed(self) -> Iterator[Replayed]:
         """The paths of every commit in order, as they are stored; observations are not touched."""
@@ -202,6 +222,11 @@ class CompactedSegment:
     def _read_paths(self, block: Block) -> pa.RecordBatch:
         data = self._read(block.offset, block.entry.paths_bytes, crc=block.entry.paths_crc)
         return self._decode_batch(data, self._schema_of(block).path_schema, block.offset)
+
+    def _read_observations(self, block: Block) -> pa.RecordBatch:
+        entry, start = block.entry, block.observations_offset
+        data = self._read(start, entry.observations_bytes, crc=entry.observations_crc)
+        return self._decode_batch(data, self._schema_of(block).observation_schema, start)
 
     def _schema_of(self, block: Block) -> StoredSchema:
         number = bisect_right(self._blocks, block.offset, key=attrgetter("offset")) - 1

@@ -1,5 +1,8 @@
 """Compaction: sealed segments of a partition become one compressed file with the same commits.
 
+Erasing rewrites one file in the same way, a merged one too, and leaves rows blank that were removed
+(`galileo.storage.erasing`). The new file of a merged one takes its name.
+
 Steps, each durable before the next: the new file is written under a name that recovery
 removes; it is synced and read back; it gets its final name; then the segments that it replaces
 are deleted. Recovery deletes segments whose sequences a merged one has. So whenever the process
@@ -12,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,8 +24,9 @@ import pyarrow as pa
 from galileo.errors import ConfigError, CorruptData, GalileoError
 from galileo.model.schema import StoredSchema
 from galileo.storage.compacted_format import BlockEntry, encode_batch, encode_index
-from galileo.storage.compacted_segment import UNFINISHED, compacted_name
+from galileo.storage.compacted_segment import UNFINISHED, CompactedSegment, compacted_name
 from galileo.storage.disk import Disk, read_at, write_all
+from galileo.storage.erasing import RemovedRows, blank_observations, blank_paths
 from galileo.storage.frame import (
     HEADER_BYTES_MAX,
     Body,
@@ -74,13 +78,15 @@ class Compaction:
 
     Attributes:
         sources: sealed segments, one behind the other.
+        removed: rows that become blank; None: none.
     """
 
     directory: Path
     partition: int
     schema: StoredSchema
-    sources: tuple[Segment, ...]
+    sources: tuple[Segment | CompactedSegment, ...]
     block_bytes: int
+    removed: RemovedRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,7 @@ def _span(segment: Segment, chosen: Sequence[Segment]) -> int:
 
 
 def write_compacted(merge: Compaction, *, disk: Disk, pace: RateLimit) -> Path | None:
-    """Writes the merged segment and gives it its final name; the sources stay.
+    """Writes the merged segment, under a name that recovery removes; the sources stay.
 
     Cost: one block of frames in memory. Each frame is checked, so damage is not passed on.
 
@@ -143,14 +149,30 @@ def write_compacted(merge: Compaction, *, disk: Disk, pace: RateLimit) -> Path |
             temporary.unlink()
             return None
         _check(temporary, merge.partition)
-        final = merge.directory / compacted_name(first)
-        disk.rename(temporary, final)
     except (OSError, GalileoError):
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        _discard(temporary)
         raise
-    disk.sync_directory(merge.directory)
+    return temporary
+
+
+def give_final_name(temporary: Path, *, disk: Disk) -> Path:
+    """The file with its final name; in place of the merged segment that has it.
+
+    Raises:
+        OSError: the disk refuses; nothing of the new file is left where it lets itself be removed.
+    """
+    final = temporary.with_name(compacted_name(int(temporary.stem)))
+    try:
+        disk.rename(temporary, final)
+    except OSError:
+        _discard(temporary)
+        raise
     return final
+
+
+def _discard(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _write(path: Path, merge: Compaction, *, disk: Disk, pace: RateLimit) -> bool:
@@ -198,7 +220,8 @@ def _blocks(merge: Compaction) -> Iterator[list[_Frame]]:
     block: list[_Frame] = []
     size = 0
     for source in merge.sources:
-        for frame in _frames(source, merge):
+        for stored in _frames(source, merge):
+            frame = stored if merge.removed is None else _erased(stored, merge.removed)
             is_full = size + frame.header.frame_bytes > merge.block_bytes
             if block and (is_full or frame.header.added != block[0].header.added):
                 yield block
@@ -208,8 +231,25 @@ def _blocks(merge: Compaction) -> Iterator[list[_Frame]]:
     yield block
 
 
-def _frames(source: Segment, merge: Compaction) -> Iterator[_Frame]:
+def _erased(frame: _Frame, removed: RemovedRows) -> _Frame:
+    """The frame without the values of removed rows; its header says what it said, and that."""
+    part = removed.between(frame.header.sequence, frame.header.sequence + 1)
+    if not len(part):
+        return frame
+    mask = part.mask(frame.header.sequence, frame.header.rows)
+    return _Frame(
+        replace(frame.header, erased=removed.until),
+        blank_paths(frame.paths, mask),
+        blank_observations(frame.observations, mask),
+    )
+
+
+def _frames(source: Segment | CompactedSegment, merge: Compaction) -> Iterator[_Frame]:
     """The frames of a segment, read through the file and checked whole."""
+    if isinstance(source, CompactedSegment):
+        for stored in source.commits():
+            yield _Frame(*stored)
+        return
     offset = 0
     with source.path.open("rb", buffering=0) as file:
         for sequence in range(source.first_sequence, source.next_sequence):

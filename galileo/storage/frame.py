@@ -32,9 +32,12 @@ HEADER_BYTES_MAX = 384
 
 # magic, version, header bytes, partition; sequence; distances to group and committed, batch; rows,
 # paths; committed at; lengths of paths and observations by `ALIGNMENT`, epoch; paths crc,
-# observations crc; added; producer bytes
+# observations crc; added, and whether rows are erased; producer bytes. Behind the producer comes
+# `erased`, if it is not 0: most producers' names leave no room for it in a header of 128 bytes.
 _FIELDS = struct.Struct("<8sHHIQIIQIIqIIQIIHB")
 _FRONT = struct.Struct("<HH")
+_ERASED = struct.Struct("<Q")
+_IS_ERASED = 1 << 15
 _CRC = struct.Struct("<I")
 
 Buffer: TypeAlias = Any
@@ -56,6 +59,7 @@ class FrameHeader:
             batch it is the digest of the batch.
         paths_bytes, observations_bytes: lengths of the bodies, padding included.
         added: how many of the features that were added to the dataset the bodies have.
+        erased: rows that commits up to this one have removed are blank, unless it is 0.
     """
 
     partition: int
@@ -73,10 +77,12 @@ class FrameHeader:
     epoch: int
     committed: int
     added: int = 0
+    erased: int = 0
 
     @property
     def header_bytes(self) -> int:
-        return padded(_FIELDS.size + len(self.producer.encode()) + _CRC.size)
+        erased = _ERASED.size if self.erased else 0
+        return padded(_FIELDS.size + len(self.producer.encode()) + erased + _CRC.size)
 
     @property
     def paths_offset(self) -> int:
@@ -197,9 +203,11 @@ def encode_header(header: FrameHeader) -> bytes:
         *(sequence, sequence - header.group, sequence - header.committed, header.batch),
         *(header.rows, header.paths, header.committed_at_us),
         *(header.paths_bytes // ALIGNMENT, header.observations_bytes // ALIGNMENT, header.epoch),
-        *(header.paths_crc, header.observations_crc, header.added, len(name)),
+        *(header.paths_crc, header.observations_crc),
+        *(header.added | (_IS_ERASED if header.erased else 0), len(name)),
     )
-    covered = (fields + name).ljust(size - _CRC.size, b"\0")
+    erased = _ERASED.pack(header.erased) if header.erased else b""
+    covered = (fields + name + erased).ljust(size - _CRC.size, b"\0")
     return covered + _CRC.pack(checksum([covered]))
 
 
@@ -225,16 +233,19 @@ def decode_header(data: bytes) -> FrameHeader:
             expected="format_version",
         )
     _, _, _, *numbers, name_bytes = _FIELDS.unpack_from(covered)
+    name_end = _FIELDS.size + name_bytes
     try:
-        name = covered[_FIELDS.size : _FIELDS.size + name_bytes].decode()
-    except UnicodeDecodeError as error:
+        name = covered[_FIELDS.size : name_end].decode()
+        is_erased = numbers[-1] & _IS_ERASED
+        erased = _ERASED.unpack_from(covered, name_end)[0] if is_erased else 0
+    except (UnicodeDecodeError, struct.error) as error:
         raise CorruptData(
             f"expected a producer's name in UTF-8: {error}", expected="producer"
         ) from error
-    return _header(numbers, name)
+    return _header(numbers, name, erased)
 
 
-def _header(numbers: list[int], producer: str) -> FrameHeader:
+def _header(numbers: list[int], producer: str, erased: int) -> FrameHeader:
     partition, sequence, group, committed, batch, rows, paths, committed_at_us = numbers[:8]
     paths_length, observations_length, epoch, paths_crc, observations_crc, added = numbers[8:]
     return FrameHeader(
@@ -252,5 +263,6 @@ def _header(numbers: list[int], producer: str) -> FrameHeader:
         observations_crc=observations_crc,
         epoch=epoch,
         committed=sequence - committed,
-        added=added,
+        added=added & ~_IS_ERASED,
+        erased=erased,
     )

@@ -54,13 +54,16 @@ from galileo.storage.compacted_segment import (
     unfinished_paths,
 )
 from galileo.storage.compaction import (
+    BLOCK_BYTES,
     Compaction,
     CompactionOptions,
     RateLimit,
+    give_final_name,
     pick_compaction,
     write_compacted,
 )
 from galileo.storage.disk import make_directory
+from galileo.storage.erasing import ErasedRows, RemovedRows, blank_rows
 from galileo.storage.frame import (
     BATCH_MAX,
     HEADER_BYTES_MAX,
@@ -197,6 +200,7 @@ class PartitionJournal:
         syncs: how long the disk took to make commits durable.
         history: digests of the commits, pending ones included.
         forks: the jumps of the log, also those to dropped and to pending frames.
+        erased: rows that commits up to this one have removed may be blank.
     """
 
     def __init__(
@@ -213,6 +217,7 @@ class PartitionJournal:
         self.rows_total = 0
         self.paths_total = 0
         self.torn_bytes = 0
+        self.erased = 0
         self._directory = directory
         self._partition = partition
         self._take_schema(schema)
@@ -231,7 +236,7 @@ class PartitionJournal:
         self.history = LogHistory()
         self.forks = Forks()
         self._is_over = False
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()
         self._merging = threading.Lock()
         self._merge_ends = 0
 
@@ -499,16 +504,23 @@ class PartitionJournal:
 
         Args:
             sequence: of the commit.
-            ranges: which rows, in the order wanted; None for all.
+            ranges: which rows, in the order wanted; None for all, and those that are erased are
+                blank.
 
         Raises:
             CorruptData: the stored bytes fail their checksum.
             InputError: there is no such commit, or no such row in it.
-            DataExpired: retention has dropped it.
+            DataExpired: retention has dropped it, or a row of `ranges` is erased.
         """
         batch = self._from_segment(sequence, lambda segment: segment.observations(sequence))
         table = pa.Table.from_batches([widen(batch, self._observation_schema)])
-        return table if ranges is None else take_rows(table, ranges)
+        return table if ranges is None else self.stored(take_rows(table, ranges), sequence)
+
+    def stored(self, rows: pa.Table, sequence: int) -> pa.Table:
+        """Rows of a commit; raises DataExpired if one is erased."""
+        if self.erased and blank_rows(rows) is not None:
+            raise retention.erased_error(self._partition, sequence)
+        return rows
 
     def paths(self, sequence: int) -> pa.RecordBatch:
         """The paths of one commit; errors as `read`."""
@@ -559,23 +571,66 @@ class PartitionJournal:
             OSError: the disk refuses; nothing has changed.
         """
         with self._merging:
-            sources = pick_compaction(self._sealed(), options)
+            plain = [file for file in self._sealed() if isinstance(file, Segment)]
+            sources = pick_compaction(plain, options)
             if not sources or self.stopped or self._is_over:
                 return False
-            place = self._directory, self._partition, self._schema
-            merge = Compaction(*place, sources, options.block_bytes)
-            try:
-                path = write_compacted(
-                    merge, disk=self._disk, pace=lambda size: pace(size) and not self._merge_ends
-                )
-            except CorruptData as error:
-                raise self.report_damage(error) from error
-            if path is None:
-                return False
-            newest = max(source.newest_us for source in sources)
-            self._replace(sources, self._compacted_segments(load_index(path), path, newest=newest))
-            retention.delete_files([source.path for source in sources], disk=self._disk)
-            return True
+            return self._rewrite(sources, options.block_bytes, pace) is not None
+
+    def _rewrite(
+        self,
+        sources: Sequence[Segment | CompactedSegment],
+        block_bytes: int,
+        pace: RateLimit,
+        *,
+        removed: RemovedRows | None = None,
+    ) -> int | None:
+        """Makes one merged segment of files; its length, None where `pace` or a drop ended it."""
+        place = self._directory, self._partition, self._schema
+        merge = Compaction(*place, tuple(sources), block_bytes, removed)
+        try:
+            path = write_compacted(
+                merge, disk=self._disk, pace=lambda size: pace(size) and not self._merge_ends
+            )
+        except CorruptData as error:
+            raise self.report_damage(error) from error
+        return None if path is None else self._replace(sources, path)
+
+    def erase(self, removed: RemovedRows, pace: RateLimit, *, share: float = 0.0) -> ErasedRows:
+        """Leaves rows blank that were removed, in files that are not written to any more.
+
+        Each becomes a merged segment, and so do the segments before it. Reads and writes go on; who
+        reads such a row gets `DataExpired`. Each file is one step. A drop of files ends it.
+
+        Args:
+            removed: as they are in the log, by published commits.
+            pace: as of `merge`.
+            share: of the rows of a file that are not blank, which become blank at least.
+
+        Raises:
+            CorruptData, OSError: as of `merge`; files before are done.
+            PartitionReadOnly: the partition takes no writes at present.
+        """
+        done = ErasedRows()
+        with self._merging:
+            if (refusal := self._writer.refusal()) is not None and not self._is_over:
+                raise refusal
+            # First: a row that is blank is never one that a reader does not expect.
+            self.erased = max(self.erased, removed.until)
+            files = self._sealed()
+            parts = [removed.between(file.first_sequence, file.next_sequence) for file in files]
+            counts = [_count_to_erase(*one, share) for one in zip(files, parts, strict=True)]
+            # Merged segments are before all others.
+            plain = [n for n, file in enumerate(files) if counts[n] and isinstance(file, Segment)]
+            for number, (file, part, rows) in enumerate(zip(files, parts, counts, strict=True)):
+                if not rows and not (isinstance(file, Segment) and number < max(plain, default=0)):
+                    continue
+                length = self._rewrite((file,), BLOCK_BYTES, pace, removed=part)
+                if length is None:
+                    return replace(done, is_over=False)
+                size = done.bytes + file.length - length
+                done = ErasedRows(done.files + 1, done.rows + rows, size)
+        return done
 
     def log_files(self) -> list[LogFile]:
         """The files, oldest first."""
@@ -711,29 +766,35 @@ class PartitionJournal:
             self.paths_total -= dropped.paths
         for file in files:
             self._maps.evict(file.path)
-            self._blocks.evict(file.path)
+            self._blocks.evict(file)
 
-    def _sealed(self) -> list[Segment]:
-        """Segments that will not change any more, oldest first."""
+    def _sealed(self) -> list[Segment | CompactedSegment]:
+        """Files that will not change any more, oldest first."""
         with self._writing:
             path, published = self._writer.path, self.last_sequence
             # A segment with pending frames is left out: a compacted one cannot be truncated.
             return [
                 segment
                 for segment in self._segments
-                if isinstance(segment, Segment)
-                and segment.path != path
-                and segment.next_sequence <= published + 1
+                if segment.path != path and segment.next_sequence <= published + 1
             ]
 
-    def _replace(self, sources: Sequence[Segment], merged: CompactedSegment) -> None:
-        """Switches readers to the compacted segment."""
-        with self._writing:
+    def _replace(self, sources: Sequence[Segment | CompactedSegment], temporary: Path) -> int:
+        """Switches readers to the compacted segment, and deletes the sources; its length."""
+        index, newest = load_index(temporary), max(source.newest_us for source in sources)
+        with self._writing:  # A reader that meets the new file looks for the new segment.
+            path = give_final_name(temporary, disk=self._disk)
+            merged = self._compacted_segments(index, path, newest=newest)
             start = self._segments.index(sources[0])
             stop = start + len(sources)
             self._segments = [*self._segments[:start], merged, *self._segments[stop:]]
+        self._disk.sync_directory(self._directory)
         for source in sources:
             self._maps.evict(source.path)
+            self._blocks.evict(source)
+        left = [source.path for source in sources if source.path != path]
+        retention.delete_files(left, disk=self._disk)
+        return merged.length
 
     def _compacted_segments(
         self, index: SegmentIndex, path: Path, *, newest: int = TIME_MIN_US
@@ -814,6 +875,7 @@ class PartitionJournal:
 
     def _index_compacted(self, index: SegmentIndex) -> None:
         """Takes the commits of a merged segment into the indices, all at once."""
+        self.erased = max(self.erased, int(index.numbers("erased").max()))
         self._producers.add_merged(index)
         self.history.add_merged(index)
         self.sealed_epoch = self._last_seal
@@ -849,6 +911,7 @@ class PartitionJournal:
         assert isinstance(newest, Segment), "merged segments are not written to"
         newest.schema = self._schema
         newest.add(header, verified=verified)
+        self.erased = max(self.erased, header.erased)
         self._producers.add(header.producer, header.batch, sequence=header.sequence)
         self._add_epoch(header.sequence, header.epoch)
         self.history.add(header)
@@ -1022,7 +1085,8 @@ class PartitionJournal:
         try:
             return read(segment)
         except CorruptData as error:
-            newer = self._segment_of(sequence, last)
+            with self._writing:
+                newer = self._segment_of(sequence, last)
             if newer is segment:
                 raise self.report_damage(error) from error
             return read(newer)
@@ -1051,6 +1115,17 @@ class PartitionJournal:
                 last_sequence=segment.next_sequence - 1,
             )
         return segment
+
+
+def _count_to_erase(file: Segment | CompactedSegment, removed: RemovedRows, share: float) -> int:
+    """How many rows of a file become blank; 0 if they are fewer than a share of the others."""
+    is_late = removed.by > file.erased(removed.sequence) if len(removed) else removed.by > 0
+    if not is_late.any():
+        return 0
+    blank = removed.take(~is_late).count()
+    rows = removed.count() - blank
+    is_worth_it = not share or rows >= share * (file.count_rows() - blank)
+    return rows if is_worth_it else 0
 
 
 def _row_sizes(sequences: Sequence[int], segment: Segment | CompactedSegment) -> list[float]:

@@ -390,6 +390,16 @@ def droppable(
     return segments
 
 
+def erased_error(partition: int, sequence: int) -> DataExpired:
+    """The error for a row that is blank."""
+    return DataExpired(
+        f"observations of commit {sequence} of partition {partition} were deleted or replaced, and "
+        "are erased; read what is there now",
+        partitions=[partition],
+        until=[0],
+    )
+
+
 def dropped_error(partition: int, sequence: int, *, until: int) -> DataExpired:
     """The error for a commit that is under the mark."""
     return DataExpired(

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from galileo.errors import CorruptData
@@ -152,6 +153,15 @@ class Segment:
         """The mean bytes of the rows of some commits; errors as `header`."""
         headers = map(self.header, sequences)
         return [header.observations_bytes / max(header.rows, 1) for header in headers]
+
+    def erased(self, sequences: np.ndarray) -> np.ndarray:
+        """As of a merged segment; copies of erased commits are in segments, too."""
+        named, places = np.unique(sequences, return_inverse=True)
+        return np.array([self.header(one).erased for one in named.tolist()], np.int64)[places]
+
+    def count_rows(self) -> int:
+        """Reads every header."""
+        return sum(self.header(n).rows for n in range(self.first_sequence, self.next_sequence))
 
     def paths(self, sequence: int) -> pa.RecordBatch:
         """The paths of a commit as they are stored, checked each time."""

@@ -165,7 +165,10 @@ def _check_compacted(
     path: Path, partition: Partition, *, executor: ThreadPoolExecutor, progress: Progress
 ) -> FileCheck:
     """Checks a compacted file in several threads, since it may be large and the only one."""
+    before = path.stat().st_ino
     result = check_compacted(path, partition=partition.number, run=executor.map)
+    if result.flaws and path.stat().st_ino != before:
+        raise FileNotFoundError(f"{path} was erased and replaced while it was read")
     progress(result.size)
     return result
 

@@ -880,6 +880,64 @@ class RetentionHold(_message.Message):
 Global___RetentionHold: _TypeAlias = RetentionHold  # noqa: Y015
 
 @_typing.final
+class CleanDatasetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CleanDatasetRequest: _TypeAlias = CleanDatasetRequest  # noqa: Y015
+
+@_typing.final
+class CleanDatasetProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_TOTAL_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    partitions: _builtins.int
+    """that are done"""
+    partitions_total: _builtins.int
+    files: _builtins.int
+    rows: _builtins.int
+    bytes: _builtins.int
+    """by which files are smaller; small files can get larger"""
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """a message for each partition that is not clean"""
+
+    def __init__(
+        self,
+        *,
+        partitions: _builtins.int = ...,
+        partitions_total: _builtins.int = ...,
+        files: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        failures: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "failures", b"failures", "files", b"files", "partitions", b"partitions", "partitions_total", b"partitions_total", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CleanDatasetProgress: _TypeAlias = CleanDatasetProgress  # noqa: Y015
+
+@_typing.final
 class SetRetentionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

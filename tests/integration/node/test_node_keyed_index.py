@@ -484,7 +484,7 @@ def play_histories(count: int) -> None:
 
 # --- mutants -----------------------------------------------------------------------------------
 
-_mask, _marks = VersionFilter.mask, keyed_index._marks
+_mask, _marks = VersionFilter.mask, keyed_index.marks_of
 _current_of, _of_commits = Snapshot.current_of, VersionArrays.of_commits
 _append, _mark, _moved = GraphVersions.append, GraphVersions.mark, GraphVersions.moved
 
@@ -540,7 +540,7 @@ def _forgets_marks(self: GraphVersions, every: Any) -> Any:
         (VersionFilter, "mask", _ignores_origins),
         (GraphVersions, "mark", _marks_no_copies),
         (GraphVersions, "append", _counts_since_storage),
-        (keyed_index, "_marks", _counts_deletions),
+        (keyed_index, "marks_of", _counts_deletions),
         (Snapshot, "current_of", _of_now),
         (VersionArrays, "of_commits", _counts_no_superseded),
         pytest.param(

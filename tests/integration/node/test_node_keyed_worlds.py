@@ -386,7 +386,7 @@ def _without_origins(stored: Versions) -> Any:
     return np.zeros(len(stored), dtype=np.int64)
 
 
-keyed_index_marks = keyed_index._marks
+keyed_index_marks = keyed_index.marks_of
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ keyed_index_marks = keyed_index._marks
             _refuses_nothing,
             marks=pytest.mark.slow,
         ),
-        ("galileo.node.keyed_index._marks", _without_marks),
+        ("galileo.node.keyed_index.marks_of", _without_marks),
         pytest.param("galileo.node.keyed_index._origins", _without_origins, marks=pytest.mark.slow),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from expected_errors import raises
@@ -13,6 +14,7 @@ from node_cluster import make_observations
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired, Unavailable, UnknownDataset
+from galileo.model.deletions import STRETCHES_SCHEMA
 from galileo.model.retention import BYTES_MIN, Retention, VersionedRetention
 from galileo.model.times import MICROS
 from galileo.node.cluster_scan import ScanEnd
@@ -21,6 +23,7 @@ from galileo.node.peers import ScanDone, ScanLabels, ScanTask
 from galileo.node.retention_plan import Hold
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.query import parse
+from galileo.storage.compacted_segment import CompactedSegment
 from galileo.storage.compaction import CompactionOptions
 
 
@@ -391,3 +394,69 @@ async def test_select_overtaken_by_retention_is_unavailable(
         left = sum([table.num_rows async for table in kept["a"].selection.select(query)])
         assert left < total
         total = left
+
+
+async def delete_below(cluster: Any, share: float, batch: int) -> None:
+    """Deletes a share of the rows of each commit, from the first one on."""
+    places = [
+        (partition, sequence, journal.header(sequence).rows)
+        for node in cluster.nodes
+        for partition, journal in node.catalog.shard("nam").own.items()
+        for sequence in range(1, journal.last_sequence + 1)
+    ]
+    parts = [
+        (p, sequence, 0, int(share * rows)) for p, sequence, rows in places if share * rows > 1
+    ]
+    columns = [
+        pa.array(column, field.type)
+        for column, field in zip(zip(*parts, strict=True), STRETCHES_SCHEMA, strict=True)
+    ]
+    stretches = pa.table(columns, schema=STRETCHES_SCHEMA)
+    await cluster["a"].ingest.ingest("nam", stretches, producer="d", batch=batch, deletes=True)
+
+
+async def erase_all(cluster: Any, clocks: Clocks) -> int:
+    """Lets all nodes erase what they may; how many files are blank in parts then."""
+    count = 0
+    for node in cluster.nodes:
+        shard = node.catalog.shard("nam")
+        for journal in shard.journals.values():
+            await asyncio.to_thread(journal.seal)
+        await asyncio.to_thread(node._retaining.erase, shard)
+        count += sum(
+            isinstance(file, CompactedSegment) and int(file.erased(np.arange(*bounds)).max()) > 0
+            for journal in shard.journals.values()
+            for file in journal._segments
+            for bounds in [(file.first_sequence, file.next_sequence)]
+        )
+    return count
+
+
+async def test_deletions_are_erased_when_they_have_settled_and_nobody_holds_them(
+    kept: Any, clocks: Clocks
+) -> None:
+    held = [Hold("slow", EMPTY_CURSOR, 90 * 86_400.0, round(clocks.wall() * MICROS))]
+    for node in kept.nodes:
+        await asyncio.to_thread(node._retaining.stop)
+        node.retain(lambda _: tuple(held), clocks.options)
+    await delete_below(kept, 0.4, batch=1)
+    before = rows_of(await kept.ask())
+    for _ in range(4):
+        assert await erase_all(kept, clocks) == 0, "it is too recent, and then it is held"
+        clocks.pass_(200.0)
+    held.clear()
+    assert await erase_all(kept, clocks) == 0, "less than half of each file is deleted"
+    assert any(node.catalog.shard("nam").graph.erased for node in kept.nodes), "memory is freed"
+    await delete_below(kept, 0.8, batch=2)
+    after = rows_of(await kept.ask())
+    assert await erase_all(kept, clocks) == 0
+    for _ in range(4):
+        clocks.pass_(310.0)
+        files = await erase_all(kept, clocks)
+    assert files > 0
+    assert after < before
+    assert rows_of(await kept.ask()) == after
+
+
+def rows_of(labels: Any) -> int:
+    return int(labels.table.column("rows").to_numpy().sum())

@@ -33,6 +33,7 @@ class Observations:
     deleted: dict[Place, int] = field(default_factory=dict)
     batches: list[tuple[int, int, pa.RecordBatch]] = field(default_factory=list)
     gone: dict[int, int] = field(default_factory=dict)
+    erased: dict[int, int] = field(default_factory=dict)
 
     def insert(self, batch: pa.RecordBatch, partition: int, sequence: int) -> None:
         self.batches.append((partition, sequence, batch))
@@ -57,7 +58,8 @@ class Observations:
                 for place, path in self.paths.items()
                 if place[:2] == (partition, sequence)
                 and passed[path]
-                and self.deleted.get(place, NEVER) > until[partition]
+                and self.deleted.get(place, NEVER)
+                > max(until[partition], self.erased.get(partition, 0))
             }
         return found
 
@@ -154,6 +156,12 @@ class Game:
         self.model.gone[partition] = max(until, self.model.gone.get(partition, 0))
         self.graph.drop_before(partition, until + 1)
 
+    def erase(self) -> None:
+        partition = int(self.rng.choice(PARTITIONS))
+        until = int(self.rng.integers(self.last[partition] + 1))
+        self.model.erased[partition] = max(until, self.model.erased.get(partition, 0))
+        self.graph.erase(partition, until)
+
     def cursor(self) -> Cursor:
         return Cursor({p: int(self.rng.integers(last + 1)) for p, last in self.last.items()})
 
@@ -230,6 +238,31 @@ def test_deletions_reader_that_folds_has_what_matches(world, query_texts, seed, 
     assert len(shortened) == len(chosen[Choice.SHORTENED])
     held |= shortened
     assert held == {_label(row) for row in game.graph.scan(query, until=until).to_pylist()}
+
+
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 40), text=st.integers(0, 20))
+@examples(100)
+def test_deletions_erased_count_at_no_cursor(world, query_texts, seed, size, text):
+    game = Game(world, seed, memtable_paths_max=size)
+    for _ in range(3):
+        game.play(6)
+        game.erase()
+        _check(game, parse(query_texts[text], world.schema))
+        game.merge()
+        _check(game, parse(query_texts[text], world.schema))
+    game.drop()
+    game.merge()
+    _check(game, parse("", world.schema))
+
+
+def test_deletions_erased_free_their_memory(world):
+    game = Game(world, 1, memtable_paths_max=10_000)
+    game.play(60)
+    for partition, last in game.last.items():
+        game.graph.erase(partition, last)
+    game.merge()
+    assert game.graph.count() == len(game.graph.scan(parse("", world.schema)))
+    assert all(run.deletions is None for run in game.graph._snapshot.parts)
 
 
 def _label(row: dict[str, Any]) -> tuple[int, ...]:

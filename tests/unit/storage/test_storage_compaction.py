@@ -5,7 +5,7 @@ import random
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_checks import check_holds
 from journals import make_commit, open_journal
+from killing_disk import Killed, KillingDisk
 
 from galileo.errors import ConfigError, CorruptData, InputError
 from galileo.storage import compacted_segment
@@ -222,53 +223,6 @@ def test_journal_random_appends_and_merges_equals_list(data: st.DataObject) -> N
                 result = journal.append([model[repeated]])[0]
                 assert (result.sequence, result.duplicate) == (repeated + 1, True)
         journal.close()
-
-
-class Killed(BaseException):
-    """The process is gone: nothing of it runs any more."""
-
-
-class KillingDisk(RealDisk):
-    """The real disk, for a process that dies at one of its operations.
-
-    Args:
-        at: number of the operation, from 0.
-        after: whether the operation itself still happens; a write happens half otherwise.
-    """
-
-    def __init__(self, at: int, *, after: bool) -> None:
-        self.names: list[str] = []
-        self._at = at
-        self._after = after
-
-    def _do(self, name: str, operation: Callable[[], Any]) -> Any:
-        self.names.append(name)
-        if len(self.names) - 1 < self._at:
-            return operation()
-        if self._after:
-            operation()
-        raise Killed
-
-    def create(self, path: Path) -> int:
-        return int(self._do("create", lambda: RealDisk.create(self, path)))
-
-    def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
-        joined = b"".join(map(bytes, buffers))
-        if len(self.names) == self._at and not self._after:
-            RealDisk.write(self, descriptor, [joined[: len(joined) // 2]], offset)
-        return int(self._do("write", lambda: RealDisk.write(self, descriptor, [joined], offset)))
-
-    def fdatasync(self, descriptor: int) -> None:
-        self._do("fdatasync", lambda: RealDisk.fdatasync(self, descriptor))
-
-    def rename(self, path: Path, name: Path) -> None:
-        self._do("rename", lambda: RealDisk.rename(self, path, name))
-
-    def unlink(self, path: Path) -> None:
-        self._do("unlink", lambda: RealDisk.unlink(self, path))
-
-    def sync_directory(self, directory: Path) -> None:
-        self._do("sync_directory", lambda: RealDisk.sync_directory(self, directory))
 
 
 def merge_killed_at(directory: Path, *, at: int, after: bool) -> tuple[list[str], bool]:
@@ -489,7 +443,7 @@ def test_journal_merge_file_reads_differently_is_discarded(
     journal = open_journal(stored, SMALL).journal
     before = sorted(stored.iterdir())
     journal._disk = LyingDisk()
-    with raises(CorruptData, offset=19776):
+    with raises(CorruptData, offset=19904):
         journal.merge(EVERYTHING, unhurried)
     assert sorted(stored.iterdir()) == before
     check_holds(journal, commits)
