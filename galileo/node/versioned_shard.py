@@ -42,8 +42,11 @@ class VersionedShard(Shard):
 
     def dropped(self) -> Cursor:
         """As of `Shard`, and what may be dropped or blank, although its files are there."""
-        cleaned = {p: until for p, until in self._cleaned.items() if p in self.journals}
-        return super().dropped().join(cleaned).join(self.erased())
+        bounds = {
+            partition: max(journal.drop_bound, self._cleaned.get(partition, 0))
+            for partition, journal in self.journals.items()
+        }
+        return Cursor(bounds).join(self.erased())
 
     def drop(self, partition: int, until: int) -> Truncation:
         self._cleaned[partition] = max(until, self._cleaned.get(partition, 0))

@@ -312,6 +312,11 @@ class PartitionJournal:
         return self._mark.until
 
     @property
+    def drop_bound(self) -> int:
+        """The commit up to which what is dropped was to be dropped, in the middle of a file too."""
+        return max(self._mark.until, self._mark.bound)
+
+    @property
     def end_sequence(self) -> int:
         """The sequence of the newest frame, pending ones included."""
         pending = self._pending
@@ -687,7 +692,12 @@ class PartitionJournal:
                 return Truncation(self.dropped)
             # The record first: a file that is missing above the log start counts as damage.
             moved = retention.advance_log_start(
-                self._directory, self._mark, files, forks=self.forks, disk=self._disk
+                self._directory,
+                self._mark,
+                files,
+                bound=until,
+                forks=self.forks,
+                disk=self._disk,
             )
             mark, dropped = moved
             self._remove_files(files, mark, dropped)

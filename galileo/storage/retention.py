@@ -5,7 +5,8 @@ commit up to which the log is dropped (the *log start*) and the dropped batches 
 that a repeated batch is still recognised. A crash in between leaves files before the log start,
 which the next start deletes. The log start never moves back and is always the end of a file; the
 next file, which may be empty, exists before the record. The record keeps the last dropped seal of
-range epochs, too.
+range epochs, too, and up to where the log was to be dropped: in a file that goes on behind the log
+start, copies of what counts there replace versions that were dropped.
 """
 
 from __future__ import annotations
@@ -189,18 +190,22 @@ class LogStart:
         batches: of these commits, as many as are kept.
         sealed_epoch: that of the last seal of range epochs among them, 1 without any.
         forks: the jumps of the log to these commits; they are kept for ever.
+        bound: up to where the log was to be dropped; not before `until`. What the last dropped
+            commits store may be missing that counted until commits up to here.
     """
 
     until: int = 0
     batches: TruncatedProducers = NO_PRODUCERS
     sealed_epoch: int = 1
     forks: Forks = field(default_factory=Forks)
+    bound: int = 0
 
-    def advance(self, until: int, dropped: pa.Table, forks: Forks) -> LogStart:
+    def advance(self, until: int, dropped: pa.Table, forks: Forks, *, bound: int) -> LogStart:
         """The mark after `dropped` were dropped too, cut to what a record may hold."""
         seals = dropped.filter(pc.equal(dropped.column("producer"), SEAL)).column("batch")
         sealed_epoch = max([self.sealed_epoch, *seals.to_pylist()])
-        mark = LogStart(until, self.batches.merge(dropped), sealed_epoch, forks.between(0, until))
+        kept, bound = forks.between(0, until), max(self.bound, bound)
+        mark = LogStart(until, self.batches.merge(dropped), sealed_epoch, kept, bound)
         while len(mark.to_bytes()) > LOG_START_BYTES_MAX:
             mark = replace(mark, batches=mark.batches.newest(len(mark.batches) // 2))
         return mark
@@ -208,6 +213,7 @@ class LogStart:
     def to_bytes(self) -> bytes:
         forks = json.dumps(self.forks.pairs)
         stamp = {"format": str(FORMAT_VERSION), "until": str(self.until), "forks": forks}
+        stamp["bound"] = str(self.bound)
         if self.sealed_epoch > 1:
             stamp["sealed_epoch"] = str(self.sealed_epoch)
         table = self.batches.batches.replace_schema_metadata(stamp)
@@ -229,6 +235,7 @@ class LogStart:
                 table = reader.read_all()
             stamp = table.schema.metadata
             version, until = int(stamp[b"format"]), int(stamp[b"until"])
+            bound = int(stamp[b"bound"])
             sealed_epoch = int(stamp.get(b"sealed_epoch", 1))
             forks = Forks(tuple((int(a), int(b)) for a, b in json.loads(stamp[b"forks"])))
         except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
@@ -242,7 +249,7 @@ class LogStart:
                 expected="format_version",
             )
         batches = TruncatedProducers(table.replace_schema_metadata())
-        return LogStart(until, batches, sealed_epoch, forks)
+        return LogStart(until, batches, sealed_epoch, forks, bound)
 
 
 NOTHING_TRUNCATED = LogStart()
@@ -272,6 +279,7 @@ def advance_log_start(
     mark: LogStart,
     files: Sequence[Segment | CompactedSegment],
     *,
+    bound: int,
     forks: Forks,
     disk: Disk,
 ) -> tuple[LogStart, Truncation]:
@@ -281,6 +289,7 @@ def advance_log_start(
         directory: of the partition.
         mark: as it is.
         files: that are dropped.
+        bound: up to which files were to be dropped.
         forks: of the whole log.
         disk: to write with.
 
@@ -292,7 +301,7 @@ def advance_log_start(
         PartitionReadOnly: the disk refuses; the mark is where it was.
     """
     dropped = _batches(files)
-    moved = mark.advance(files[-1].next_sequence - 1, dropped, forks)
+    moved = mark.advance(files[-1].next_sequence - 1, dropped, forks, bound=bound)
     MetadataFiles(directory, disk).save(LOG_START_FILE, moved.to_bytes())
     rows, paths = (int(pc.sum(dropped.column(name)).as_py()) for name in ("rows", "paths"))
     size = sum(file.length for file in files)

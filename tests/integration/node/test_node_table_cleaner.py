@@ -238,6 +238,30 @@ def test_a_leader_does_not_clean_below_what_another_one_has_cleaned(tmp_path: Pa
         assert (clean(last), copies()) == (8, 2), "another leader may have cleaned up to 15"
 
 
+def test_the_bound_of_a_drop_within_a_file_outlasts_a_restart(tmp_path: Path) -> None:
+    """Else a reader at a cursor before it would miss what was superseded up to there."""
+    options = JournalOptions(durability="none")
+    for is_first in (True, False):
+        with (
+            Store.open(tmp_path, options, wall=lambda: 0.0) as store,
+            ThreadPoolExecutor(1) as threads,
+        ):
+            catalog = Catalog(store, executor=threads, syncing=threads, machines=LoneOwner())
+            catalog.adopt(TABLE)
+            shard = catalog.table_shard("ships")
+            shard.attach(0, journal := store.journal("ships", 0))
+            if is_first:
+                for commit in (version_of(1, 1), version_of(1, 2), version_of(1, 3)):
+                    commit_alone(shard, {0: [commit]})
+                    if commit.batch == 1:
+                        journal.seal()
+                shard.drop(0, 2)  # As a follower, whose files end elsewhere.
+            assert (journal.dropped, shard.dropped()) == (1, Cursor({0: 2}))
+            shard.check_kept([0], Cursor({0: 2}))
+            with pytest.raises(DataExpired):
+                shard.check_kept([0], Cursor({0: 1}))
+
+
 @pytest.mark.parametrize("rounds_min", keep_quick([8, 20], 8))
 async def test_a_table_that_changes_for_long_stays_small_and_right(
     ships: Ships, rounds_min: int

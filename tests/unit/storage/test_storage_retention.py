@@ -174,10 +174,10 @@ def test_log_start_many_batches_is_cut_to_record_size() -> None:
     letters = rng.integers(97, 122, (BATCHES_KEPT_MAX, 100), dtype=np.uint8)
     names = letters.view("S100").ravel().astype(str).tolist()
     news = dropped_batches(names)
-    whole = LogStart().advance(2000, news.slice(0, 2000), Forks())
+    whole = LogStart().advance(2000, news.slice(0, 2000), Forks(), bound=2000)
     assert len(whole.batches) == 2000
     assert LogStart.from_bytes(whole.to_bytes()).batches.batches.equals(whole.batches.batches)
-    cut = LogStart().advance(len(names), news, Forks())
+    cut = LogStart().advance(len(names), news, Forks(), bound=len(names))
     assert len(cut.to_bytes()) <= LOG_START_BYTES_MAX
     assert len(names) // 8 < len(cut.batches) < len(names)
     last = len(names)
@@ -365,7 +365,7 @@ def test_journal_open_missing_file_raises_unless_dropped(
 
 
 def test_log_start_later_format_raises() -> None:
-    stamp = {"format": "2", "until": "7", "forks": "[]"}
+    stamp = {"format": "2", "until": "7", "forks": "[]", "bound": "7"}
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, BATCHES.with_metadata(stamp)) as writer:
         writer.write_table(BATCHES.empty_table().replace_schema_metadata(stamp))

@@ -129,8 +129,8 @@ def test_log_start_keeps_a_seal_that_is_older_than_the_batches_it_keeps(
         return pa.Table.from_arrays(arrays, schema=BATCHES)
 
     monkeypatch.setattr(retention, "BATCHES_KEPT_MAX", 5)
-    mark = LogStart().advance(3, batches(SEAL, 2, 2), Forks())
-    mark = mark.advance(20, batches("radar", 4, 17), Forks())
+    mark = LogStart().advance(3, batches(SEAL, 2, 2), Forks(), bound=3)
+    mark = mark.advance(20, batches("radar", 4, 17), Forks(), bound=20)
     assert mark.batches.last_batch(SEAL) is None
     assert LogStart.from_bytes(mark.to_bytes()).sealed_epoch == 3
     assert LogStart.from_bytes(LogStart(4).to_bytes()).sealed_epoch == 1
