@@ -252,6 +252,24 @@ class InvalidSchema(InputError):
     kind = "invalid_schema"
 
 
+class InvalidFlags(InvalidSchema):
+    """A value of a flagged feature has no meaning of its own, or the feature is no int."""
+
+    kind = "invalid_flags"
+
+
+class UnknownUnit(InvalidSchema):
+    """A unit that UDUNITS does not know; `details["nearest"]` is the most similar one."""
+
+    kind = "unknown_unit"
+
+
+class IncompatibleUnits(InputError):
+    """A unit of a file that cannot be converted to its feature's; `details` name both."""
+
+    kind = "incompatible_units"
+
+
 class InvalidObservations(InputError):
     """A table does not match its schema: a missing or unknown column, a wrong type, latitude 91."""
 
@@ -274,6 +292,12 @@ class UnsupportedQuery(InputError):
     """Valid CQL2 without a meaning here, such as comparing a text feature with a number."""
 
     kind = "unsupported_query"
+
+
+class UnknownFlag(UnsupportedQuery):
+    """A meaning that no flag of a feature has; `details["meanings"]` lists those that there are."""
+
+    kind = "unknown_flag"
 
 
 class UnknownDataset(InputError):

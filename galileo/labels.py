@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import InputError
 from galileo.geo import geohash
+from galileo.model.feature_metadata import described
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import column_micros, iso_column, micros
 from galileo.optional_imports import to_pandas
@@ -276,7 +277,8 @@ class LabelSet:
         columns |= {feature.name: self._column(feature.name) for feature in self.schema.indexed}
         columns |= {"block": self.blocks()}
         columns |= {name: self._column(name) for name in ("partition", "sequence")}
-        return marked(pa.table(columns | {"label": self.texts()}), self.missing)
+        table = pa.table(columns | {"label": self.texts()})
+        return marked(described(table, self.schema.indexed), self.missing)
 
     def to_pandas(self) -> pd.DataFrame:
         """`to_arrow` as a DataFrame.
@@ -322,6 +324,8 @@ def from_ipc(
 ) -> pa.Table:
     """The table of an Arrow IPC stream, checked against the schema that it must have.
 
+    Its columns have the metadata of that schema.
+
     Raises:
         InputError: the bytes are no such stream, or a value is missing where none may be.
         MessageTooLarge: it unpacks to more than `bytes_max`, or than one message can bring.
@@ -345,7 +349,7 @@ def from_ipc(
                 expected="no_nulls",
                 column=field.name,
             )
-    return table
+    return pa.Table.from_arrays(table.columns, schema=schema.with_metadata(table.schema.metadata))
 
 
 def _described(schema: pa.Schema) -> str:

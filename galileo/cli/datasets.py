@@ -24,7 +24,7 @@ from galileo.client.cleaning import CleaningReport
 from galileo.errors import InputError, UnknownDataset
 from galileo.model.channel import SUBSCRIPTIONS
 from galileo.model.retention import Retention
-from galileo.model.schema import Feature, Schema
+from galileo.model.schema import Feature, Schema, features_from_json
 from galileo.model.times import duration_text
 from galileo.wire import token
 
@@ -279,6 +279,8 @@ def _check_drop(
 
 
 def _feature(text: str) -> Feature:
+    if text.startswith("{"):
+        return features_from_json(f"[{text}]")[0]
     name, _, rest = text.partition(":")
     unit, _, kind = rest.rpartition(":") if rest.count(":") else (rest, "", "")
     return Feature(name, unit=unit, type=kind or "float")  # type: ignore[arg-type]
@@ -422,6 +424,7 @@ def _show(output: Output, described: DatasetDescription, retention: Retention | 
 def _feature_row(feature: FeatureDescription) -> dict[str, Any]:
     unit = f" ({feature.unit})" if feature.unit else ""
     values = ", ".join(list(feature.values)[:3])
+    flags = ", ".join(f"{value} {meaning}" for value, meaning in feature.flags.items())
     more = ", …" if len(feature.values) > 3 else ""
     return {
         "feature": f"{feature.name}{unit}",
@@ -431,6 +434,7 @@ def _feature_row(feature: FeatureDescription) -> dict[str, Any]:
         "mean": feature.mean,
         "max": feature.maximum,
         "values": f"{feature.distinct:,}: {values}{more}" if feature.distinct else "",
+        "description": "; ".join(filter(None, [feature.description, feature.standard_name, flags])),
     }
 
 

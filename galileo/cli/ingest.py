@@ -257,16 +257,16 @@ def _variables(source: Source, *, name: str, wanted: str) -> list[dict[str, Any]
             "becomes": each.role or ", ".join(targets.get(each.name, [])),
             "type": "time" if each.role == "time" else each.type or "",
             "sample": samples.get(each.name, []),
-            "units": each.units,
+            "units": each.about.unit,
             "dimensions": ", ".join(map(str, each.dims)),
-            "description": each.description or each.reason,
+            "description": each.about.description or each.reason,
         }
         for each in variables
     ]
 
 
 def _contains(variable: VariableInfo, text: str) -> bool:
-    texts = (variable.name, variable.role, variable.units, variable.description)
+    texts = (variable.name, variable.role, variable.about.unit, variable.about.description)
     return any(text in each.lower() for each in texts)
 
 

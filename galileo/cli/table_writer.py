@@ -26,7 +26,7 @@ SUFFIXES = {
     ".geojson": "geojson",
 }
 FORMATS = tuple(WRITERS)
-LINES = ("csv", "ndjson")
+LINES = ("csv", "csv-units", "ndjson")
 """Formats that can be read from a pipe while they are written."""
 
 

@@ -22,6 +22,7 @@ from galileo.client.analytics_results import (
 from galileo.client.arguments import dataset_name
 from galileo.client.calls import Calls
 from galileo.client.descriptions import DatasetDescription, description_of
+from galileo.model.feature_metadata import described
 from galileo.model.grouping import Grouping, Key, parse_key
 from galileo.query import questions
 from galileo.query.builder import QueryLike, query_text
@@ -136,11 +137,12 @@ class AsyncAnalytics(Calls):
         question = analytics.nearest_question(
             latitude=latitude, longitude=longitude, k=k, within_m=within_m
         )
+        schema = await self._schema(dataset)
         return await self._analyse(
             dataset,
             query,
             question,
-            lambda answer: NearestResult(answer.rows, **answer.about),
+            lambda answer: NearestResult(described(answer.rows, schema.features), **answer.about),
             require_complete=require_complete,
         )
 
@@ -255,11 +257,12 @@ class AsyncAnalytics(Calls):
             >>> newest.to_pandas()["temperature"].to_list()
             [279.0, 292.5, 291.0]
         """
+        schema = await self._schema(dataset)
         return await self._analyse(
             dataset,
             query,
             questions.Latest(cast(LatestKey, parse_key(by))),  # The node refuses a window.
-            lambda answer: LatestResult(answer.rows, **answer.about),
+            lambda answer: LatestResult(described(answer.rows, schema.features), **answer.about),
             require_complete=require_complete,
         )
 

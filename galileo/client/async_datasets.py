@@ -10,6 +10,7 @@ from galileo.client.arguments import dataset_name
 from galileo.client.calls import Calls
 from galileo.client.cleaning import CleaningReport
 from galileo.client.cluster_caller import ANSWER_S
+from galileo.client.ingestion import in_thread
 from galileo.client.results import CallerIdentity, DroppedDataset, RetentionReport
 from galileo.errors import InputError, InvalidSchema, UnknownDataset
 from galileo.model.retention import Retention, VersionedRetention
@@ -19,6 +20,7 @@ from galileo.model.schema import (
     features_to_json,
 )
 from galileo.model.stored_schema import stored_schema_from_json
+from galileo.model.units import check_units
 from galileo.wire.caller import Connection
 from galileo.wire.services import CLUSTER
 from galileo.wire.v1 import cluster_pb2
@@ -36,6 +38,8 @@ class AsyncDatasets(Calls):
                 call: if that fails, the dataset exists and keeps everything until `set_retention`.
 
         Raises:
+            UnknownUnit: UDUNITS does not know the unit of a feature. It is looked up where the
+                extra `formats` is installed.
             DatasetExists: the name is taken; `details["same"]` says whether by this schema.
 
         Example:
@@ -47,6 +51,7 @@ class AsyncDatasets(Calls):
                 "expected a schema, such as galileo.Schema('stations', "
                 f"[galileo.Feature('temperature', unit='K')]), got {schema!r}"
             )
+        await in_thread(check_units, schema.features)
         self._cache_schema(Schema.from_json(await self._create(schema)))
         if retention is not None:
             await self.set_retention(schema.name, retention)
@@ -67,6 +72,7 @@ class AsyncDatasets(Calls):
 
         Raises:
             InvalidSchema: there are none, the dataset has one of this name, or there are too many.
+            UnknownUnit: as of `create_dataset`.
             UnknownDataset: it does not exist.
             Unavailable: no node leads the definitions, because a majority of their copies is down.
                 Repeat the call.
@@ -81,6 +87,7 @@ class AsyncDatasets(Calls):
         """
         known = await self._read_schema(dataset)
         new = known.with_features(features).features[len(known.features) :]  # Raises as the node.
+        await in_thread(check_units, new)
         request = cluster_pb2.AddFeaturesRequest(
             dataset=known.key, features_json=features_to_json(new)
         )

@@ -72,7 +72,7 @@ class BlockingTables(Iterator[pa.Table]):
     @property
     def arrow_schema(self) -> pa.Schema:
         """Of the pieces, also where there is none."""
-        return self._options.arrow_schema(self._labels.schema)
+        return self._options.described_schema(self._labels.schema)
 
     def __next__(self) -> pa.Table:
         return next(self._steps)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class FeatureDescription:
     """What a dataset holds of one feature.
 
-    Of a feature that is not indexed nothing is known but its name, unit and type.
+    Of a feature that is not indexed nothing is known but what the schema says.
 
     Attributes:
-        name, unit, type, indexed: as in the schema.
+        name, unit, type, indexed, standard_name, description, flags: as in the schema.
         count: observations with a value.
         nulls: observations without one.
         minimum: the least value, of a bool 0 or 1; None for texts, and where there is no value.
@@ -48,6 +48,9 @@ class FeatureDescription:
     mean: float | None = None
     distinct: int | None = None
     values: Mapping[str, int] = field(default_factory=dict)
+    standard_name: str = ""
+    description: str = ""
+    flags: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +151,12 @@ def description_of(answer: AnalyticsAnswer, schema: Schema) -> DatasetDescriptio
 
 
 def _feature(feature: Feature, facts: Mapping[str, Any]) -> FeatureDescription:
-    named = (feature.name, feature.unit, feature.type, feature.indexed)
+    names = ("name", "unit", "type", "indexed", "standard_name", "description", "flags")
+    named = {name: getattr(feature, name) for name in names}
     if (texts := facts["texts"].get(feature.name)) is not None:
         counts = sorted(texts["counts"].items(), key=lambda counted: (-counted[1], counted[0]))
         return FeatureDescription(
-            *named,
+            **named,
             count=facts["observations"] - texts["nulls"],
             nulls=texts["nulls"],
             distinct=None if texts["has_more"] else len(counts),
@@ -160,11 +164,11 @@ def _feature(feature: Feature, facts: Mapping[str, Any]) -> FeatureDescription:
         )
     if (numbers := facts["numbers"].get(feature.name)) is not None:
         return FeatureDescription(
-            *named,
+            **named,
             count=facts["observations"] - numbers["missing"],
             nulls=numbers["missing"],
             minimum=numbers["minimum"],
             maximum=numbers["maximum"],
             mean=numbers["mean"],
         )
-    return FeatureDescription(*named)
+    return FeatureDescription(**named)

@@ -19,6 +19,7 @@ from galileo.client.curvilinear_grid import Lattice, contiguous, walk
 from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.labels import LabelSet
+from galileo.model.feature_metadata import FLAG_VALUES, attributes_of
 from galileo.model.schema import COORDINATES, Schema
 from galileo.model.times import column_micros
 from galileo.optional_imports import library
@@ -32,11 +33,14 @@ HOLES_VALUES_MAX = 1 << 24
 """Of an array, over all times, of which less than a tenth is there; 128 MB for each feature."""
 HOLES_FOLD_MAX = 10
 
-_ATTRIBUTES = {
+_ATTRIBUTES: dict[str, dict[str, Any]] = {
     "latitude": {"units": "degrees_north", "standard_name": "latitude"},
     "longitude": {"units": "degrees_east", "standard_name": "longitude"},
     "time": {"standard_name": "time"},
 }
+
+_INTEGERS = {"dtype": "int64", "_FillValue": np.int64(-(1 << 63))}
+"""How integers are written to files that are floats in memory, since some are missing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +61,7 @@ class Grid:
 
 
 def to_xarray(data: LabelSet | pa.Table, schema: Schema | None = None) -> Any:
-    """Observations or labels as an xarray Dataset; units become attributes.
+    """Observations or labels as an xarray Dataset; what describes features becomes attributes (CF).
 
     If the positions form a grid and each has at most one observation at a time, the dimensions are
     `time` and `latitude`, `longitude`, or, on a curvilinear grid, `time`, `y` and `x` with latitude
@@ -69,7 +73,7 @@ def to_xarray(data: LabelSet | pa.Table, schema: Schema | None = None) -> Any:
         data: observations with the columns latitude, longitude and time, as `read` and `select`
             give them; or labels, which stand in the middle of their cells, at the start of their
             time bucket, and have one column more, `observations`.
-        schema: of the dataset; says the units. Labels know it.
+        schema: of the dataset; describes the features. Labels know it.
 
     Raises:
         InputError: a coordinate is missing.
@@ -99,8 +103,11 @@ def to_xarray(data: LabelSet | pa.Table, schema: Schema | None = None) -> Any:
     if grid is None:
         attributes["featureType"] = "point"
     dataset = xarray.Dataset(columns, coords=coordinates, attrs=attributes)
-    for name in dataset.variables:
-        dataset[name].attrs.update(_attributes(str(name), schema))
+    for name in map(str, dataset.variables):
+        dataset[name].attrs.update(_attributes(name, schema))
+        feature = schema.feature(name) if schema else None
+        if feature and feature.type == "int" and dataset[name].dtype.kind == "f":
+            dataset[name].encoding.update(_INTEGERS)
     return dataset
 
 
@@ -216,8 +223,10 @@ def values_of(column: pa.ChunkedArray) -> Any:
     return column.to_numpy()
 
 
-def _attributes(name: str, schema: Schema | None) -> dict[str, str]:
+def _attributes(name: str, schema: Schema | None) -> dict[str, Any]:
     feature = schema.feature(name) if schema else None
-    if feature is not None:
-        return {"units": feature.unit} if feature.unit else {}
-    return _ATTRIBUTES.get(name, {})
+    if feature is None:
+        return _ATTRIBUTES.get(name, {})
+    attributes = attributes_of(feature)
+    values = attributes.get(FLAG_VALUES)
+    return attributes | ({} if values is None else {FLAG_VALUES: np.array(values, np.int64)})

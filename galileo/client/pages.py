@@ -18,6 +18,7 @@ from galileo.client.reading import read_parts
 from galileo.client.routing import Router
 from galileo.dht import placement
 from galileo.errors import HistoryChanged, InputError
+from galileo.model.feature_metadata import described
 from galileo.model.keyed import ids_of, keys_of_ids
 from galileo.model.rows import RowOptions
 from galileo.model.schema import COORDINATES, Schema
@@ -129,7 +130,7 @@ async def page(
         following = None
         if part.HasField("following"):
             following = page_token.encode(part.following, dataset=schema.key, query=query)
-        found = [_with_id(schema, table, names) for table in tables]
+        found = [described(_with_id(schema, table, names), schema.features) for table in tables]
         table = pa.concat_tables(found) if found else _empty(options, schema)
         return Page(table, following, tuple(part.missing))
 
@@ -143,7 +144,7 @@ async def page(
 
 
 def _empty(options: RowOptions, schema: Schema) -> pa.Table:
-    observations = options.arrow_schema(schema).empty_table()
+    observations = options.described_schema(schema).empty_table()
     return observations.add_column(0, ID, pa.array([], pa.string()))
 
 
@@ -165,7 +166,7 @@ async def by_ids(
     options.check(schema)
     places = _places(ids)
     order = np.lexsort(places.T[::-1])
-    names = options.arrow_schema(schema)
+    names = options.described_schema(schema)
     tables = [names.empty_table()]
     if len(order):
         request = storage_pb2.ReadRequest(dataset=schema.key, columns=columns, added=schema.added)

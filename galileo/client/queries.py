@@ -349,7 +349,7 @@ async def select(
                 if report is not None:
                     rows += read_stream(part.observations).num_rows
                     report(rows)
-        table = sorted_by_time(table_of(chunks, needed.arrow_schema(schema)), options.order_by)
+        table = sorted_by_time(table_of(chunks, needed.described_schema(schema)), options.order_by)
         return marked(table.select(names), missing)
 
     return await caller.call(attempt)
@@ -361,7 +361,7 @@ async def select_batches(
     """The observations in pieces; see `AsyncClient.select_batches`."""
     options.check(schema)
     request = _select_request(schema, query, options, require_complete=True, at=at)
-    arrow_schema, rows = options.arrow_schema(schema), 0
+    arrow_schema, rows = options.described_schema(schema), 0
     stream, part = await caller.open(
         lambda node: node.stream(STORAGE, "Select", request, part_s=PART_S),
         Stream.next,

@@ -57,7 +57,7 @@ async def read(
     )
     pieces = read_batches(router, labels, exact=exact, options=needed, at_once=ENDPOINTS_AT_ONCE)
     tables = [table async for table in with_progress(pieces, progress)]
-    whole = pa.concat_tables([needed.arrow_schema(schema).empty_table(), *tables])
+    whole = pa.concat_tables([needed.described_schema(schema).empty_table(), *tables])
     first = sorted_by_time(whole, options.order_by).slice(0, options.limit)
     return marked(first.select(options.names(schema)), labels.missing)
 
@@ -90,7 +90,7 @@ async def read_batches(
         router,
         request,
         parts,
-        columns=options.arrow_schema(schema),
+        columns=options.described_schema(schema),
         at_once=at_once,
         parts_per_read=parts_per_read,
     )

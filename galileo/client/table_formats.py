@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import functools
+import io
 import json
 from collections.abc import Callable, Sequence
 from typing import IO, Any
@@ -16,8 +19,11 @@ from galileo.client.json_lines import json_lines
 from galileo.geo import geoarrow, geometry_columns
 from galileo.geo.geometry_columns import WKT_DECIMALS
 from galileo.labels import MISSING_KEY
+from galileo.model.feature_metadata import from_field
 
 GROUP_ROWS = 131_072
+_UNITS = {"latitude": "degrees_north", "longitude": "degrees_east", "time": "UTC"}
+"""Units of coordinates in a line of units, as ERDDAP writes them."""
 
 
 class GroupedWriter:
@@ -81,8 +87,14 @@ class _JsonLines:
 class _Csv:
     """Writes CSV; geometries as WKT."""
 
-    def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
-        self._writer = pyarrow.csv.CSVWriter(sink, with_wkt(schema.empty_table()).schema)
+    def __init__(self, sink: IO[bytes], schema: pa.Schema, *, units: bool = False) -> None:
+        columns = with_wkt(schema.empty_table()).schema
+        self._writer = pyarrow.csv.CSVWriter(sink, columns)
+        if units:
+            csv.writer(line := io.StringIO(), lineterminator="\n").writerow(
+                _UNITS.get(field.name) or from_field(field).unit for field in schema
+            )
+            sink.write(line.getvalue().encode())
 
     def write(self, table: pa.Table) -> None:
         self._writer.write(with_wkt(table))
@@ -126,6 +138,7 @@ WRITERS: dict[str, Callable[[IO[bytes], pa.Schema], Writer]] = {
     "parquet": _parquet,
     "arrow": _arrow,
     "csv": _Csv,
+    "csv-units": functools.partial(_Csv, units=True),
     "ndjson": _JsonLines,
     "geoparquet": GeoParquetWriter,
     "geojson": GeoJsonWriter,

@@ -17,6 +17,7 @@ from galileo.formats.mapping import Mapping
 from galileo.formats.reader import NOWHERE, Coordinates, Reader
 from galileo.formats.type_conversion import TIME_PARTS, feature_type, time_columns
 from galileo.formats.variables import VariableInfo, format_names, unknown_name
+from galileo.model.feature_metadata import from_field
 from galileo.model.observations import is_text, text_bytes
 from galileo.model.schema import COORDINATES
 from galileo.model.times import micros
@@ -171,8 +172,8 @@ def typed_variables(schema: pa.Schema) -> tuple[VariableInfo, ...]:
     return tuple(
         VariableInfo(
             field.name,
+            from_field(field),
             type=feature_type(field.type),
-            description=str(field.type),
             default=not pa.types.is_null(plain_type(field.type)),
         )
         for field in schema

@@ -17,6 +17,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Mapping as AbstractMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,6 +39,7 @@ from galileo.formats.reader import Reader
 from galileo.formats.text_mistakes import ROW_CHARACTERS_MAX
 from galileo.formats.type_conversion import TypeGuess, null_sentinels, plain_texts
 from galileo.formats.variables import VariableInfo
+from galileo.model.feature_metadata import FeatureMetadata
 
 SEPARATORS = ",;\t|"
 WHITE_SPACE = " "
@@ -59,7 +61,7 @@ class CsvFile:
 
     Attributes:
         names: of the columns.
-        units: of the columns; none if the file has no line of units.
+        units: of the columns, by name; none if the file has no line of units.
         separator: between two fields; `WHITE_SPACE` for any number of blanks and tabs.
         first_line: number of the line, from 1, in which the rows begin.
         start: bytes of UTF-8 before the rows, in the first block.
@@ -68,7 +70,7 @@ class CsvFile:
     path: Path
     options: CsvOptions
     names: tuple[str, ...]
-    units: tuple[str, ...]
+    units: AbstractMapping[str, str]
     separator: str
     first_line: int
     start: int
@@ -175,6 +177,7 @@ def open_delimited(path: Path, mapping: Mapping) -> Reader:
         file.scan,
         csv=mapping.csv,
         names=file.names,
+        units=file.units,
         line_of=file.line_of,
         bad_rows=BadRows.of(mapping.csv, path, file.records),
     )
@@ -247,7 +250,15 @@ def open_csv(path: Path, options: CsvOptions) -> CsvFile:
     names = [name or f"column_{number}" for number, name in enumerate(names, start=1)]
     _check_names(path, names)
     start = len("".join(lines[:begin]).encode(errors="surrogateescape"))
-    return CsvFile(path, options, tuple(names), tuple(units), separator, begin + 1, start)
+    return CsvFile(
+        path,
+        options,
+        tuple(names),
+        dict(zip(names, units, strict=False)),
+        separator,
+        begin + 1,
+        start,
+    )
 
 
 def _separator(header: str, row: str, quote: str) -> str:
@@ -459,16 +470,14 @@ class _Guesses(Collection[VariableInfo]):
                 guess.add(plain_texts(column, csv_options))
                 if number == 0 and is_identifier(column):
                     identifiers.add(name)
-        units = dict(zip(names, self._file.units, strict=False))
         return tuple(
             VariableInfo(
                 name,
-                units=units.get(name, ""),
+                FeatureMetadata(unit=self._file.units.get(name, "")),
                 type=guess.type,
-                description="no value" if guess.type is None else "",
                 default=guess.type is not None,
                 identifier=guess.type == "text" and name in identifiers,
-                reason=guess.reason,
+                reason="no value" if guess.type is None else guess.reason,
                 words=guess.words,
             )
             for name, guess in guesses.items()

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from galileo.errors import InputError
 from galileo.formats.csv_options import CsvOptions
 from galileo.formats.type_conversion import convert, null_sentinels, plain_texts
+from galileo.model.feature_metadata import NO_METADATA, FeatureMetadata
 from galileo.model.schema import FeatureType
 
 Floats = npt.NDArray[np.float64]
@@ -267,14 +268,21 @@ def kind_of(expression: Expression, kinds: Mapping[str, FeatureType | None]) -> 
     return "float" if len(argument_kinds) > 1 else next(iter(argument_kinds), None)
 
 
-def unit_of(expression: Expression, units: Mapping[str, str]) -> str:
-    """The unit of the values where it is known: arithmetic may change it."""
+def metadata_of(
+    expression: Expression, variables: Mapping[str, FeatureMetadata]
+) -> FeatureMetadata:
+    """What is known of the values: what the file says of the variable, if they are its own, or
+    else the unit, where arithmetic has not changed it.
+    """
     if isinstance(expression, Name):
-        return units[expression.text]
+        return variables[expression.text]
     if isinstance(expression, Literal) or expression.function in _OPERATORS:
-        return ""
-    unit = FUNCTIONS[expression.function].unit
-    return unit_of(expression.arguments[0], units) if unit is None else unit
+        return NO_METADATA
+    function = FUNCTIONS[expression.function]
+    if function.unit is not None:
+        return FeatureMetadata(unit=function.unit)
+    first = metadata_of(expression.arguments[0], variables)
+    return first if function.apply is None else FeatureMetadata(unit=first.unit)
 
 
 def _keeps_type(expression: Expression) -> bool:

@@ -24,6 +24,7 @@ from galileo.formats.grib_split import read_fields
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Coordinates, Reader, library_errors
 from galileo.formats.variables import VariableInfo, format_names
+from galileo.model.feature_metadata import FeatureMetadata
 from galileo.model.times import TIME_TYPE, micros
 from galileo.optional_imports import library
 
@@ -87,7 +88,7 @@ def _infos(fields: Sequence[Field]) -> list[VariableInfo]:
         by_name[field.name].append(field)
     largest = grids.most_common(1)[0][0]
     infos = [_info(name, named, largest=largest) for name, named in by_name.items()]
-    member = VariableInfo(MEMBER, description="ensemble member", type="int")
+    member = VariableInfo(MEMBER, FeatureMetadata(description="ensemble member"), type="int")
     return [*infos, member] if len({field.step.member for field in fields}) > 1 else infos
 
 
@@ -146,9 +147,8 @@ def _info(name: str, fields: Sequence[Field], *, largest: str) -> VariableInfo:
     first = fields[0]
     return VariableInfo(
         name,
-        units=first.units,
+        first.about,
         dims=(f"step:{steps}", f"point:{first.points}"),
-        description=first.description,
         aliases=first.aliases,
         default=any(field.step.grid == largest for field in fields),
     )

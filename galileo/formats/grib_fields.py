@@ -13,6 +13,13 @@ import numpy as np
 from galileo.errors import InputError
 from galileo.formats.grib_split import MessageOffset, message_offsets, read_fields
 from galileo.formats.variables import Qualifiers, qualified_name
+from galileo.model.feature_metadata import (
+    LONG_NAME,
+    STANDARD_NAME,
+    UNITS,
+    FeatureMetadata,
+    from_attributes,
+)
 from galileo.model.times import MICROS, micros
 
 DIGITS = "0123456789"
@@ -47,8 +54,7 @@ class Field:
     points: int
     interval: Qualifiers
     aliases: tuple[str, ...]
-    units: str
-    description: str
+    about: FeatureMetadata
 
 
 @contextmanager
@@ -126,9 +132,15 @@ def _field(
         points=points,
         interval=_interval(get),
         aliases=tuple(dict.fromkeys((alias, base.lstrip(DIGITS)))) if alias != base else (),
-        units=get("units"),
-        description=get("name"),
+        about=_about(get),
     )
+
+
+def _about(get: Any) -> FeatureMetadata:
+    """Unit, name, and the standard name, which ecCodes knows for some parameters."""
+    unit, name, standard_name = (get(key) for key in ("units", "name", "cfName"))
+    named = {STANDARD_NAME: standard_name} if standard_name != "unknown" else {}
+    return from_attributes({UNITS: unit, LONG_NAME: name} | named)
 
 
 def _names(get: Any) -> tuple[str, str]:

@@ -31,6 +31,7 @@ from galileo.formats.netcdf_grid import (
 )
 from galileo.formats.reader import NOWHERE, Coordinates, Reader, library_errors
 from galileo.formats.variables import VariableInfo, qualified_name
+from galileo.model.feature_metadata import LONG_NAME, from_attributes
 from galileo.model.schema import FEATURES_MAX, FeatureType
 from galileo.optional_imports import library
 
@@ -301,12 +302,12 @@ def _list_variables(dataset: Any, grid: CoordinateGrid) -> list[tuple[VariableIn
 
 def _info(variable: Any, name: str, *, default: bool) -> VariableInfo:
     kinds: dict[str, FeatureType] = {"i": "int", "u": "int", "b": "bool"}
+    stored = variable.dtype if _is_packed(variable) else _stored_type(variable)
     return VariableInfo(
         name,
-        units=attribute(variable, "units"),
+        from_attributes({LONG_NAME: attribute(variable, "description")} | variable.attrs),
         dims=tuple(f"{dim}:{size}" for dim, size in variable.sizes.items()),
-        description=attribute(variable, "long_name") or attribute(variable, "description"),
-        type=kinds.get(variable.dtype.kind, "float"),
+        type=kinds.get(stored.kind, "float"),
         default=default,
     )
 

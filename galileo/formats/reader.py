@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Mapping as AbstractMapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from galileo.formats.expressions import Expression, FileColumns, Literal, names
 from galileo.formats.mapping import Mapping
 from galileo.formats.type_conversion import null_sentinels, one_array, time_columns, times
 from galileo.formats.variables import VariableInfo
+from galileo.model.feature_metadata import FeatureMetadata
 from galileo.model.schema import COORDINATES
 from galileo.model.times import TIME_TYPE
 
@@ -73,6 +75,7 @@ class Reader:
         others: what of the file cannot be features, such as columns of lists, by name.
         csv: how a CSV file is written; None for others.
         names: of all columns, where `infos` are costly.
+        units: of the columns, where `infos` are costly.
         line_of: the line of a row, where rows have lines.
         bad_rows: collects rows with a mistake; None where a mistake is an error.
     """
@@ -84,6 +87,7 @@ class Reader:
     others: Sequence[str] = ()
     csv: CsvOptions | None = None
     names: tuple[str, ...] = ()
+    units: AbstractMapping[str, str] = field(default_factory=dict)
     line_of: Callable[[int], int] | None = None
     bad_rows: BadRows | None = None
 
@@ -92,7 +96,11 @@ class Reader:
         if not self.names:
             return self.variables()
         roles = self.coordinates.roles
-        return [VariableInfo(name) for name in self.names if name not in roles]
+        return [
+            VariableInfo(name, FeatureMetadata(unit=self.units.get(name, "")))
+            for name in self.names
+            if name not in roles
+        ]
 
     def variables(self) -> Sequence[VariableInfo]:
         """The variables of the file without coordinates, in the order of the file."""

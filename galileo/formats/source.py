@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as AbstractMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,15 +34,15 @@ from galileo.formats.expressions import (
     FileColumns,
     Name,
     kind_of,
+    metadata_of,
     names,
     parse,
     renamed,
-    unit_of,
 )
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Reader, table_of
 from galileo.formats.sentinels import SentinelSearch
-from galileo.formats.type_conversion import one_array
+from galileo.formats.type_conversion import convert, one_array
 from galileo.formats.variables import (
     VariableInfo,
     default_features,
@@ -51,6 +52,7 @@ from galileo.formats.variables import (
     resolve,
     split_name,
 )
+from galileo.model.feature_metadata import NO_METADATA, FeatureMetadata
 from galileo.model.schema import (
     ARROW_TYPES,
     COORDINATES,
@@ -60,6 +62,7 @@ from galileo.model.schema import (
     nearest_name,
 )
 from galileo.model.times import Duration
+from galileo.model.units import converted, is_converted, is_known
 
 Counts: TypeAlias = AbstractMapping[str, int]
 BATCH_ROWS = 65_536
@@ -67,20 +70,26 @@ DEFAULT_INDEXED_MAX = 32
 SAMPLE_ROWS, SAMPLE_VALUES = 10_000, 3
 
 # Part of each digest. Increase it with any change to the order of rows or to the values.
-READING_VERSION = 4
+READING_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
     """A feature and its source expression; without one it is null in each row.
 
-    The type is None if only the file could tell it, and the file has no value.
+    Attributes:
+        feature: its name.
+        type: None if only the file could tell it, and the file has no value.
+        expression: in full names of variables.
+        about: what the file says of the values.
+        unit: that the values are converted to; "" if they are taken as they are.
     """
 
     feature: str
     type: FeatureType | None
-    unit: str
     expression: Expression | None
+    about: FeatureMetadata = NO_METADATA
+    unit: str = ""
 
 
 class Source:
@@ -129,7 +138,14 @@ class Source:
 
     def warnings(self) -> list[GalileoWarning]:
         """What is suspicious about the values that the latest `batches` has read, and bad rows."""
-        notes = self._reader.bad_rows.notes if self._reader.bad_rows else []
+        notes = list(self._reader.bad_rows.notes) if self._reader.bad_rows else []
+        units = {f.name: f.unit for f in self._schema.features} if self._schema else {}
+        notes += [
+            f"{b.feature}: the unit {b.about.unit!r} of {b.expression} is unknown, so the values "
+            f"were taken as {units[b.feature]!r}"
+            for b in self.bindings
+            if units.get(b.feature) not in ("", b.about.unit) and not is_known(b.about.unit)
+        ]
         return [*map(GalileoWarning, notes), *self._sentinels.warnings()]
 
     @property
@@ -181,7 +197,7 @@ class Source:
         if self._schema is not None:
             variables = self._reader.named_variables()
             if self._reader.rows == 0 and not variables:  # It names no columns, either.
-                return tuple(Binding(f.name, f.type, f.unit, None) for f in self._schema.features)
+                return tuple(Binding(f.name, f.type, None) for f in self._schema.features)
             return _bound_to_schema(self._schema, self.mapping, variables=variables)
         variables = self._reader.variables()
         pairs = self.mapping.features or default_features(variables, self._reader.others)
@@ -247,7 +263,7 @@ class Source:
         features = [
             pa.nulls(columns.rows, ARROW_TYPES[b.type or "text"])
             if b.expression is None
-            else columns.evaluate(b.expression, b.type or "text")
+            else _evaluated(b, b.expression, columns)
             for b in self.bindings
         ]
         return columns, table_of(coordinates, features, names=[b.feature for b in self.bindings])
@@ -297,7 +313,9 @@ def suggest_schema(
     index: Sequence[str] | None = None,
     key: Sequence[str] = (),
 ) -> Schema:
-    """A schema for a dataset of the file's observations, with its units and types.
+    """A schema for a dataset of the file's observations, with what the file says of them.
+
+    What no feature can have, such as a unit that UDUNITS does not know, is left out with a warning.
 
     The features of `index` are indexed; without it those of the mapping; without a mapping the
     first `DEFAULT_INDEXED_MAX` that are no identifiers. Those of `key` are always indexed.
@@ -318,12 +336,34 @@ def suggest_schema(
     ]
     first = list(dict.fromkeys([*key, *candidates]))[:DEFAULT_INDEXED_MAX]
     indexed = {*key, *(selected if selected or index is not None else first)}
-    features = [
-        Feature(b.feature, unit=b.unit, type=_known_type(b), indexed=b.feature in indexed)
-        for b in source.bindings
-    ]
+    features = [_feature(b, indexed=b.feature in indexed) for b in source.bindings]
     return Schema(
         name, features, geohash_precision=geohash_precision, time_bucket=time_bucket, key=key
+    )
+
+
+def _feature(binding: Binding, *, indexed: bool) -> Feature:
+    """The feature of a binding, with a warning about what is left out of its description."""
+    about, kind = binding.about, _known_type(binding)
+    left_out = [about.left_out] if about.left_out else []
+    if not is_known(about.unit):
+        left_out.append(f"the unit {about.unit!r}, which UDUNITS does not know")
+        about = replace(about, unit="")
+    if about.flags and kind != "int":
+        left_out.append(f"flags of the type {kind}")
+        about = replace(about, flags=())
+    for words in left_out:
+        warnings.warn(
+            GalileoWarning(f"{binding.feature}: left out of its description: {words}"), stacklevel=3
+        )
+    return Feature(
+        binding.feature,
+        about.unit,
+        kind,
+        indexed,
+        standard_name=about.standard_name,
+        description=about.description,
+        flags=dict(about.flags),
     )
 
 
@@ -359,8 +399,8 @@ def _bind(name: str, text: str, *, variables: Sequence[VariableInfo]) -> Binding
     expression = _expression(text, variables)
     infos = {source: resolve(variables, source) for source in names(expression)}
     kind = kind_of(expression, {source: info.type for source, info in infos.items()})
-    unit = unit_of(expression, {source: info.units for source, info in infos.items()})
-    return Binding(name, kind, unit, expression)
+    about = metadata_of(expression, {source: info.about for source, info in infos.items()})
+    return Binding(name, kind, expression, about)
 
 
 def _expression(text: str, variables: Sequence[VariableInfo]) -> Expression:
@@ -411,7 +451,35 @@ def _bound_to_schema(
             feature=missing[0],
         )
     expressions = {n: _expression(text, variables) for n, text in sources.items() if text}
-    return tuple(Binding(f.name, f.type, f.unit, expressions.get(f.name)) for f in schema.features)
+    known = {variable.name: variable.about for variable in variables}
+    return tuple(_bound(f, expressions.get(f.name), known) for f in schema.features)
+
+
+def _bound(
+    feature: Feature,
+    expression: Expression | None,
+    known: AbstractMapping[str, FeatureMetadata],
+) -> Binding:
+    """Binds a feature that there is to an expression, whose values get the unit of the feature.
+
+    Raises:
+        IncompatibleUnits: they cannot be converted to it.
+    """
+    if expression is None:
+        return Binding(feature.name, feature.type, None)
+    about = metadata_of(expression, known)
+    unit = feature.unit if is_converted(about.unit, feature, source=str(expression)) else ""
+    return Binding(feature.name, feature.type, expression, about, unit)
+
+
+def _evaluated(binding: Binding, expression: Expression, columns: FileColumns) -> pa.Array:
+    """The values of a feature, in its unit."""
+    kind = binding.type or "text"
+    if not binding.unit:
+        return columns.evaluate(expression, kind)
+    numbers = columns.evaluate(expression, "float").to_numpy(zero_copy_only=False)
+    values = pa.array(converted(numbers, binding.about.unit, binding.unit), from_pandas=True)
+    return convert(values, kind, name=str(expression))
 
 
 def _by_feature_name(variables: Sequence[VariableInfo]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Coordinates, Reader
 from galileo.formats.reader_worker import DESCRIBED, END, FRAME, REFUSED, TABLE
 from galileo.formats.variables import VariableInfo
+from galileo.model.feature_metadata import FeatureMetadata
 
 MEMORY_BYTES_MAX = 8 << 30
 """Memory limit of a reader process."""
@@ -158,7 +159,10 @@ class _File:
 
 def _info(described: dict[str, Any]) -> VariableInfo:
     tuples = ("dims", "aliases", "words")  # JSON has made lists of them.
-    return VariableInfo(**described | {name: tuple(described[name]) for name in tuples})
+    about = described["about"]
+    about["flags"] = tuple((value, meaning) for value, meaning in about["flags"])
+    parts = {name: tuple(described[name]) for name in tuples}
+    return VariableInfo(**described | parts | {"about": FeatureMetadata(**about)})
 
 
 class WorkerDied(Exception):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from galileo.errors import InputError, UnknownProperty, listed
 from galileo.formats.expressions import FUNCTIONS
+from galileo.model.feature_metadata import NO_METADATA, FeatureMetadata
 from galileo.model.schema import FEATURES_MAX, RESERVED, FeatureType, nearest_name
 
 CANDIDATES_SHOWN_MAX = 12
@@ -29,22 +30,20 @@ class VariableInfo:
 
     Attributes:
         name: full name.
-        units: as in the file; empty if it has none.
+        about: what the file says of it, such as its unit.
         dims: names and sizes of its dimensions, such as `("time:9", "y:129", "x:185")`.
-        description: long name in the file.
         type: of its feature; None if the file has no value, so that any type fits.
         aliases: further base names, for mappings; the first is the default feature name.
         default: whether it becomes a feature without a mapping.
         identifier: whether nearly all rows have distinct values, such as ids or URLs.
         role: its coordinate; empty for a variable that can be a feature.
-        reason: why a column of numbers is text; empty for others.
+        reason: why a column of numbers is text, or has no type; empty for others.
         words: the texts in a column of numbers that make it text, if they are few.
     """
 
     name: str
-    units: str = ""
+    about: FeatureMetadata = NO_METADATA
     dims: tuple[str, ...] = ()
-    description: str = ""
     type: FeatureType | None = "float"
     aliases: tuple[str, ...] = ()
     default: bool = True

@@ -135,12 +135,12 @@ def described(url: str, info: CcqInfo) -> dict[str, Any]:
 def label_properties(schema: Schema) -> dict[str, Any]:
     """The properties of a label of a dataset, as JSON Schemas."""
     arrow_schema = Labels.empty(schema).to_arrow().schema
-    units = {feature.name: feature.unit for feature in schema.features if feature.unit}
+    about = {feature.name: documents.described(feature) for feature in schema.features}
     return {
         field.name: {
             "title": field.name,
             **_json_type(field.type),
-            **({"x-ogc-unit": units[field.name]} if field.name in units else {}),
+            **about.get(field.name, {}),
         }
         for field in arrow_schema
     }

@@ -20,7 +20,7 @@ from galileo.errors import InputError
 from galileo.gateway.crs import Crs
 from galileo.model.schema import Feature
 from galileo.model.times import column_micros
-from galileo.rdf.terms import FEATURE, QUDT_UNIT, QUDT_UNITS
+from galileo.rdf.terms import FEATURE, QUDT_UNIT, QUDT_UNITS, STANDARD_NAME
 
 MEDIA_TYPE = "application/prs.coverage+json"
 SERIES_MAX = 100_000
@@ -78,10 +78,26 @@ def parameter(feature: Feature) -> dict[str, Any]:
     return {
         "type": "Parameter",
         "id": feature.name,
-        "description": {"en": feature.name},
-        "observedProperty": {"id": FEATURE + feature.name, "label": {"en": feature.name}},
+        "description": {"en": feature.description or feature.name},
+        "observedProperty": _observed_property(feature),
         **({"unit": unit} if feature.unit else {}),
+        **(
+            {"categoryEncoding": {meaning: value for value, meaning in feature.flags.items()}}
+            if feature.flags
+            else {}
+        ),
     }
+
+
+def _observed_property(feature: Feature) -> dict[str, Any]:
+    """What a feature is of: its standard name, if it has one; flags are categories."""
+    name = feature.standard_name
+    observed = {
+        "id": STANDARD_NAME + name if name else FEATURE + feature.name,
+        "label": {"en": name or feature.name},
+    }
+    categories = [{"id": meaning, "label": {"en": meaning}} for meaning in feature.flags.values()]
+    return observed | ({"categories": categories} if categories else {})
 
 
 class _Series:

@@ -11,6 +11,7 @@ from galileo.gateway import crs, edr_documents
 from galileo.gateway.formats import MEDIA_TYPES
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import MICROS
+from galileo.rdf.terms import STANDARD_NAME
 from galileo.version import VERSION
 
 JSON = "application/json"
@@ -179,5 +180,16 @@ def _json_schema(url: str, schema: Schema, properties: dict[str, Any]) -> dict[s
 
 
 def _property(feature: Feature) -> dict[str, Any]:
-    unit = {"x-ogc-unit": feature.unit} if feature.unit else {}
-    return {"title": feature.name, "type": _JSON_TYPES[feature.type], **unit}
+    return {"title": feature.name, "type": _JSON_TYPES[feature.type], **described(feature)}
+
+
+def described(feature: Feature) -> dict[str, Any]:
+    """What describes a feature, as members of its JSON Schema."""
+    flags = {str(value): meaning for value, meaning in feature.flags.items()}
+    members = {
+        "description": feature.description,
+        "x-ogc-unit": feature.unit,
+        "x-ogc-definition": STANDARD_NAME + feature.standard_name if feature.standard_name else "",
+        "x-galileo-flags": flags,
+    }
+    return {name: member for name, member in members.items() if member}

@@ -39,6 +39,7 @@ from galileo.gateway.streamed import file_answer
 from galileo.geo.corridors import Corridor
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.grouping import cell
+from galileo.model.rows import RowOptions
 from galileo.model.schema import COORDINATES, Schema
 from galileo.query.builder import Condition, f, geohash, within
 
@@ -241,8 +242,7 @@ class _Answer:
         )
 
     def _arrow_schema(self) -> pa.Schema:
-        stored = self._schema.observation_schema
-        return pa.schema([stored.field(name) for name in self._columns])
+        return RowOptions(tuple(self._columns)).described_schema(self._schema)
 
 
 async def _nearest(

@@ -57,12 +57,20 @@ def _parameter(feature: Feature) -> dict[str, Any]:
     """As in CoverageJSON, but texts have no language."""
     parameter = coverage_json.parameter(feature)
     described = {
-        "description": feature.name,
+        "description": feature.description or feature.name,
         "data-type": coverage_json.DATA_TYPES[feature.type],
-        "observedProperty": {**parameter["observedProperty"], "label": feature.name},
+        "observedProperty": _without_languages(parameter["observedProperty"]),
     }
     unit = {"unit": {**parameter["unit"], "label": feature.unit}} if feature.unit else {}
     return {**parameter, **described, **unit}
+
+
+def _without_languages(observed: dict[str, Any]) -> dict[str, Any]:
+    """A property that is observed, and its categories, whose labels are texts."""
+    plain = observed | {"label": observed["label"]["en"]}
+    if "categories" in observed:
+        plain["categories"] = [_without_languages(one) for one in observed["categories"]]
+    return plain
 
 
 def extent(described: DatasetDescription) -> dict[str, Any]:

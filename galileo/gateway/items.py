@@ -31,6 +31,7 @@ from galileo.gateway.problems import problem
 from galileo.gateway.route_group import RouteGroup
 from galileo.gateway.streamed import file_answer
 from galileo.model.grouping import OBSERVATIONS
+from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
 
 
@@ -68,7 +69,7 @@ class ItemRoutes(RouteGroup):
                 schema.name, wanted.query, columns=columns, limit=wanted.limit
             )
             stack.push_async_callback(tables.aclose)
-            arrow_schema = pa.schema([schema.observation_schema.field(name) for name in columns])
+            arrow_schema = RowOptions(columns).described_schema(schema)
             encoder, media_type = TableEncoder(format, arrow_schema), MEDIA_TYPES[format]
             return await file_answer(
                 tables,

@@ -496,7 +496,8 @@ async def _filter(given: Mapping[str, str]) -> Condition:
 
 def _equal(feature: Feature, text: str) -> Condition:
     try:
-        value = _VALUES[feature.type](text)
+        is_meaning = text in feature.flags.values()
+        value = text if is_meaning else _VALUES[feature.type](text)
     except (ValueError, KeyError) as error:
         raise InputError(
             f"expected {feature.name} as a value of type {feature.type}, got {text!r}",

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from galileo.arrays import cast, plain, plain_type, run_of_rows
 from galileo.errors import InputError, InvalidObservations
+from galileo.model.feature_metadata import from_field
 from galileo.model.schema import COORDINATES, DELETED, Feature, Schema, nearest_name
 from galileo.model.times import (
     TIME_MAX_US,
@@ -20,6 +21,7 @@ from galileo.model.times import (
     iso,
     time_column,
 )
+from galileo.model.units import converted, is_converted
 from galileo.optional_imports import is_frame
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ TEXT_BYTES_MAX = 256 << 20
 def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> pa.Table:
     """`data` as a table of `schema.version_schema`, rows in the same order.
 
+    Values are converted where the metadata of their column names another unit than their feature.
     Longitudes from 180 to 360 become negative, coordinates that rounding put outside of their range
     are clipped to it, naive times are UTC, NaN is null. Unchanged columns
     keep their buffers. Features that were added to the dataset are null where their column is
@@ -51,6 +54,13 @@ def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> 
     _check_names(schema, table.column_names, index=_index_names(data))
     columns = [_latitude(table), _longitude(table), _time(table, schema)]
     given = dict(zip(table.column_names, table.columns, strict=True))  # A look-up takes 0.1 ms.
+    units = {field.name: from_field(field).unit for field in table.schema if field.metadata}
+    for feature in schema.features if units else ():
+        unit, source = units.get(feature.name, ""), f"column {feature.name!r}"
+        if is_converted(unit, feature, source=source):
+            values = _cast(plain(given[feature.name]), Feature(feature.name))
+            numbers = converted(values.to_numpy(), unit, feature.unit)
+            given[feature.name] = pa.chunked_array([pa.array(numbers, from_pandas=True)])
     columns += [_feature(given, feature, rows=table.num_rows) for feature in schema.features]
     if schema.is_keyed:
         deleted = _deleted(given, rows=table.num_rows)

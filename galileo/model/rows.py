@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import InputError
+from galileo.model.feature_metadata import with_metadata
 from galileo.model.schema import Schema, nearest_name
 from galileo.model.times import column_micros
 
@@ -87,6 +88,10 @@ class RowOptions:
         """Of the answer."""
         whole = schema.observation_schema
         return pa.schema([whole.field(name) for name in self.names(schema)])
+
+    def described_schema(self, schema: Schema) -> pa.Schema:
+        """Of the answer as people get it: columns have the metadata of their features."""
+        return with_metadata(self.arrow_schema(schema), schema.features)
 
 
 def row_options(columns: Sequence[str], limit: int | None, order_by: str) -> RowOptions:

@@ -7,15 +7,16 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Any, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Literal, NoReturn, Self, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from galileo.errors import (
     DatasetExists,
     InputError,
+    InvalidFlags,
     InvalidSchema,
     UnknownDataset,
     listed,
@@ -32,6 +33,8 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "text": pa.string(),
     "bool": pa.bool_(),
 }
+NUMBERS = ("float", "int")
+"""Types of numbers."""
 COORDINATES = ("latitude", "longitude", "time")
 RESERVED = frozenset(
     {*COORDINATES, "geometry", "datetime", "geohash", "block", "partition", "sequence", "label"}
@@ -81,6 +84,11 @@ INTERNAL_PREFIX = "galileo."
 """Tables of the cluster itself begin so."""
 _DATASET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 FEATURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+MEANING = re.compile(r"[A-Za-z0-9_.@+-]{1,128}")
+"""Meanings of flags, as CF writes them (1.11, section 3.5): words without blanks."""
+TEXTS_MAX = {"unit": 64, "standard_name": 128, "description": 1_000}
+"""Characters of the texts that describe a feature."""
+FLAGS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +97,27 @@ class Feature:
 
     Args:
         name: letters, digits and underscores, at most 64; not the name of a coordinate.
-        unit: a text ("K", "%", "m/s"); for display and RDF.
+        unit: a unit of UDUNITS ("K", "%", "m s-1"), or "".
         type: "float" (64 bits), "int" (64 bits), "text" or "bool".
         indexed: whether it is a level of the metadata graph, so that queries can use it.
+        standard_name: of the CF conventions, such as "air_temperature".
+        description: a few words for people.
+        flags: of an int feature, the meaning of each value that is a flag: a word without blanks,
+            by which conditions can name the value, too.
 
     Example:
-        >>> galileo.Feature("station", type="text").indexed
-        True
+        >>> qc = galileo.Feature("qc", type="int", flags={1: "good", 4: "bad"})
+        >>> qc.flags[4]
+        'bad'
     """
 
     name: str
     unit: str = ""
     type: FeatureType = "float"
     indexed: bool = True
+    standard_name: str = ""
+    description: str = ""
+    flags: Mapping[int, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not FEATURE_NAME.fullmatch(self.name):
@@ -115,10 +131,16 @@ class Feature:
                 expected="free_name",
                 feature=self.name,
             )
-        if not isinstance(self.unit, str):
-            raise InvalidSchema(
-                f"expected a unit as text, such as 'K', got {self.unit!r}", expected="unit"
-            )
+        for name, most in TEXTS_MAX.items():
+            text = getattr(self, name)
+            if not isinstance(text, str) or len(text) > most or not text.isprintable():
+                raise InvalidSchema(
+                    f"expected the {name} of feature {self.name!r} as a text of at most {most:,} "
+                    f"characters, without line breaks, got {text!r:.{most + 2}}",
+                    expected=name,
+                    feature=self.name,
+                    bound=most,
+                )
         if self.type not in ARROW_TYPES:
             raise InvalidSchema(
                 f"expected the type float, int, text or bool for feature {self.name!r}, "
@@ -126,6 +148,38 @@ class Feature:
                 expected="feature_type",
                 feature=self.name,
             )
+        object.__setattr__(self, "flags", self._checked_flags())
+
+    def _checked_flags(self) -> dict[int, str]:
+        """A copy of the flags, by value.
+
+        Raises:
+            InvalidFlags: a value has no meaning, or not one of its own.
+        """
+
+        def refuse(expected: str, got: object) -> NoReturn:
+            raise InvalidFlags(
+                f"expected {expected} for feature {self.name!r}, got {got!r:.200}",
+                expected="flags",
+                feature=self.name,
+            )
+
+        if not isinstance(self.flags, Mapping):
+            refuse("flags as a dict of values and meanings, such as {1: 'good'},", self.flags)
+        if self.flags and self.type != "int":
+            refuse("the type int of a feature with flags", self.type)
+        if len(self.flags) > FLAGS_MAX:
+            refuse(f"at most {FLAGS_MAX} flags", len(self.flags))
+        for value, meaning in self.flags.items():
+            if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+                refuse("whole numbers of 64 bits as the values of flags", value)
+            if not isinstance(meaning, str) or not MEANING.fullmatch(meaning):
+                words = f"a meaning of the flag {value}, a word of letters, digits and _ . @ + -,"
+                refuse(words, meaning)
+        meanings = [*self.flags.values()]
+        if len({*meanings}) < len(meanings):
+            refuse("another meaning for each flag", meanings)
+        return dict(sorted(self.flags.items()))
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -302,9 +356,8 @@ class StoredSchema:
     def _with(self, **changes: Any) -> Self:
         """The same schema with other attributes; not checked."""
         other = object.__new__(type(self))
-        for field in fields(self):
-            value = changes.get(field.name, getattr(self, field.name))
-            object.__setattr__(other, field.name, value)
+        for name in (one.name for one in fields(self)):
+            object.__setattr__(other, name, changes.get(name, getattr(self, name)))
         return other
 
 
@@ -681,16 +734,26 @@ def _features_of(raw: Sequence[Any]) -> tuple[Feature, ...]:
     """Features of JSON values; raises ValueError before it looks at more than there can be."""
     if len(raw) > FEATURES_MAX:
         raise ValueError(f"expected at most {FEATURES_MAX} features, got {len(raw):,}")
-    return tuple(Feature(**feature) for feature in raw)
+    return tuple(map(_feature_of, raw))
+
+
+def _feature_of(raw: dict[str, Any]) -> Feature:
+    """The feature of JSON values, in which the values of flags are texts."""
+    flags = dict({**raw}.get("flags", {}))
+    return Feature(**{**raw, "flags": {int(value): flags[value] for value in flags}})
 
 
 def _feature_to_dict(feature: Feature) -> dict[str, Any]:
-    return {
+    """A feature as JSON values; empty descriptions are left out."""
+    raw: dict[str, Any] = {
         "name": feature.name,
         "unit": feature.unit,
         "type": feature.type,
         "indexed": feature.indexed,
     }
+    about = {name: getattr(feature, name) for name in ("standard_name", "description")}
+    about["flags"] = {str(value): meaning for value, meaning in feature.flags.items()}
+    return raw | {name: value for name, value in about.items() if value}
 
 
 def widen(batch: Rows, schema: pa.Schema) -> Rows:

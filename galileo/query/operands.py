@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from galileo.errors import UnknownProperty, UnsupportedQuery
+from galileo.errors import UnknownFlag, UnknownProperty, UnsupportedQuery, listed
 from galileo.model.schema import Feature, Schema, nearest_name
 from galileo.query.cql_syntax import NO_NOW
 
@@ -124,7 +124,9 @@ def unsupported(raw: dict[str, Any]) -> UnsupportedQuery:
 
 
 def number(raw: Any, about: PropertyRef) -> float:
-    """A number as a double; it must be finite."""
+    """A number as a double; it must be finite. The meaning of a flag is the flag's value."""
+    if isinstance(raw, str) and about.feature and about.feature.flags:
+        return float(_flag(raw, about.feature))
     if isinstance(raw, bool) or not isinstance(raw, int | float):
         raise mismatch(raw, about, "a number such as 290.5")
     try:
@@ -134,6 +136,26 @@ def number(raw: Any, about: PropertyRef) -> float:
     if not math.isfinite(value):
         raise mismatch(raw, about, "a finite number")
     return value
+
+
+def _flag(meaning: str, feature: Feature) -> int:
+    """The value of the flag with a meaning.
+
+    Raises:
+        UnknownFlag: no flag of the feature has it.
+    """
+    meanings = {known: value for value, known in feature.flags.items()}
+    if meaning not in meanings:
+        close = nearest_name(meaning, [*meanings])
+        hint = f"; did you mean {close!r}?" if close else "."
+        raise UnknownFlag(
+            f"no flag of {feature.name!r} means {meaning!r}{hint} The meanings are "
+            f"{listed([*meanings])}",
+            property=feature.name,
+            nearest=close,
+            meanings=[*meanings],
+        )
+    return meanings[meaning]
 
 
 def text(raw: Any, about: PropertyRef) -> str:

@@ -32,6 +32,8 @@ GEO = "http://www.opengis.net/ont/geosparql#"
 GEOF = "http://www.opengis.net/def/function/geosparql/"
 QUDT = "http://qudt.org/schema/qudt/"
 QUDT_UNIT = "http://qudt.org/vocab/unit/"
+STANDARD_NAME = "http://vocab.nerc.ac.uk/standard_name/"
+"""Standard names of the CF conventions, as terms of the NERC Vocabulary Server."""
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 RDFS = "http://www.w3.org/2000/01/rdf-schema#"
 XSD = "http://www.w3.org/2001/XMLSchema#"
@@ -56,6 +58,26 @@ DATATYPES = {"float": "double", "int": "integer", "text": "string", "bool": "boo
 
 QUDT_UNITS = {
     "K": "K",
+    "kelvin": "K",
+    "celsius": "DEG_C",
+    "degree_C": "DEG_C",
+    "degrees_C": "DEG_C",
+    "percent": "PERCENT",
+    "1": "UNITLESS",
+    "decibar": "DeciBAR",
+    "dbar": "DeciBAR",
+    "degrees_true": "DEG",
+    "S m-1": "S-PER-M",
+    "S/m": "S-PER-M",
+    "mm/h": "MilliM-PER-HR",
+    "m2 s-2": "M2-PER-SEC2",
+    "m**2 s**-2": "M2-PER-SEC2",
+    "m3 s-1": "M3-PER-SEC",
+    "m3/s": "M3-PER-SEC",
+    "kg m-3": "KiloGM-PER-M3",
+    "kg m**-3": "KiloGM-PER-M3",
+    "J m-2": "J-PER-M2",
+    "J m**-2": "J-PER-M2",
     "degC": "DEG_C",
     "°C": "DEG_C",
     "%": "PERCENT",

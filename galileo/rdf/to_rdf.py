@@ -22,7 +22,7 @@ from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import MICROS, iso_column
 from galileo.rdf import lazy_imports, terms
-from galileo.rdf.terms import GEO, NS, RDF, VERTEX, XSD, iris, joined, literals, text_literals
+from galileo.rdf.terms import GEO, NS, RDF, RDFS, VERTEX, XSD, iris, joined, literals, text_literals
 
 if TYPE_CHECKING:
     import pyoxigraph as ox
@@ -270,7 +270,7 @@ def _feature_iri(schema: Schema, feature: Feature) -> str:
 
 
 def _dataset(schema: Schema) -> bytes:
-    """Name, grid and indexed features of the dataset, with units and level numbers."""
+    """Name, grid and indexed features of the dataset, with what describes them and their levels."""
     root = f"<{VERTEX}{schema.name}>"
     facts = [
         (root, f"{RDF}type", f"<{NS}Dataset>"),
@@ -282,6 +282,11 @@ def _dataset(schema: Schema) -> bytes:
         iri = _feature_iri(schema, feature)
         facts.append((root, f"{NS}hasFeature", iri))
         facts += [(iri, *fact) for fact in _feature_facts(feature, number)]
+        for value, meaning in feature.flags.items():
+            flag = f"{iri[:-1]}/{value}>"
+            facts.append((iri, f"{NS}flag", flag))
+            facts.append((flag, f"{RDF}value", _typed(value, "integer")))
+            facts.append((flag, f"{RDFS}label", _text(meaning)))
     return "".join(f"{s} <{p}> {o} .\n" for s, p, o in facts).encode()
 
 
@@ -294,6 +299,11 @@ def _feature_facts(feature: Feature, number: int) -> list[tuple[str, str]]:
     ]
     if feature.unit:
         facts.append((f"{NS}unit", _text(feature.unit)))
+    if feature.description:
+        facts.append((f"{RDFS}comment", _text(feature.description)))
+    if feature.standard_name:
+        name = terms.percent_encoded(pa.array([feature.standard_name]))[0]
+        facts.append((f"{NS}standardName", f"<{terms.STANDARD_NAME}{name}>"))
     if feature.unit in terms.QUDT_UNITS:
         facts.append((f"{terms.QUDT}hasUnit", f"<{terms.QUDT_UNIT}{_qudt(feature)}>"))
     return facts

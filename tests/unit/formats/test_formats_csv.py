@@ -118,7 +118,7 @@ def test_csv_empty_column_is_no_feature(path: Path) -> None:
     path.write_text("lat,lon,time,t,empty\n1,2,2020-01-01,3,\n1,2,2020-01-01,4,NA\n")
     source = open_source(path)
     assert list(source.features) == ["t"]
-    assert [(v.name, v.description) for v in source.variables()][1] == ("empty", "no value")
+    assert [(v.name, v.reason) for v in source.variables()][1] == ("empty", "no value")
 
 
 @pytest.mark.parametrize("newline", ["", "\n"])

@@ -131,9 +131,11 @@ def test_grib_value_like_missing_value_is_kept(write: Callable[..., Path]) -> No
 
 def test_grib_unit_and_description_are_of_parameter(write: Callable[..., Path]) -> None:
     source = open_source(write(message(ramp(1), shortName="2t")))
-    assert suggest_schema(source, "x").features[0].unit == "K"
+    [feature] = suggest_schema(source, "x").features
+    assert (feature.unit, feature.standard_name) == ("K", "air_temperature")
+    assert feature.description == "2 metre temperature"
     info = source.variables()[0]
-    assert (info.description, info.dims) == ("2 metre temperature", ("step:1", "point:12"))
+    assert (info.about.description, info.dims) == ("2 metre temperature", ("step:1", "point:12"))
 
 
 # --- levels, steps, members, grids -----------------------------------------------------------

@@ -88,7 +88,7 @@ def test_netcdf_rectilinear_grid_is_read(path: Path, format: str) -> None:
     assert table.column("time").to_pylist() == [utc(2020, 1, 1)] * 6 + [utc(2020, 1, 1, 6)] * 6
     assert table.column("t2").to_pylist() == list(range(12))
     info = source.variables()[0]
-    assert (info.name, info.units, info.description) == ("T2", "K", "temperature")
+    assert (info.name, info.about.unit, info.about.description) == ("T2", "K", "temperature")
     assert info.dims == ("time:2", "lat:2", "lon:3")
     assert suggest_schema(source, "x").features[0].unit == "K"
 
@@ -552,7 +552,7 @@ def test_netcdf_file_without_places_can_be_looked_at(path: Path, in_child: bool)
     error = reader.place_error if isinstance(reader, Source) else reader.coordinates.error
     assert error is not None
     assert error.details["variable"] == "latitude"
-    found = {variable.name: (variable.units, variable.dims) for variable in reader.variables()}
+    found = {variable.name: (variable.about.unit, variable.dims) for variable in reader.variables()}
     assert found["t"] == ("K", ("time:2",))
     assert found.keys() == {"t", "time"}
 

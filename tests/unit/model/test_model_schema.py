@@ -8,13 +8,11 @@ import pickle
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from generated_schemas import schemas
 from hypothesis import given
-from hypothesis import strategies as st
 
 from galileo.errors import InputError, InvalidSchema
-from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.schema import (
-    ARROW_TYPES,
     FEATURES_MAX,
     RESERVED,
     Feature,
@@ -23,24 +21,6 @@ from galileo.model.schema import (
     features_from_json,
     features_to_json,
     nearest_name,
-)
-
-names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True).filter(
-    lambda name: name.lower() not in RESERVED
-)
-features = st.builds(
-    Feature,
-    names,
-    unit=st.text(max_size=5),
-    type=st.sampled_from(sorted(ARROW_TYPES)),
-    indexed=st.booleans(),
-)
-schemas = st.builds(
-    Schema,
-    st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,63}", fullmatch=True),
-    st.lists(features, min_size=1, max_size=6, unique_by=lambda feature: feature.name),
-    geohash_precision=st.integers(1, PRECISION_MAX),
-    time_bucket=st.integers(10**6, 366 * 86400 * 10**6).map(lambda us: us / 10**6),
 )
 
 

@@ -20,8 +20,8 @@ HOUR_US = 3_600_000_000
 MIXED = Schema(
     "nam",
     [
-        Feature("temperature", "K"),
-        Feature("level", "m", type="int"),
+        Feature("temperature", "K", standard_name="air_temperature", description="at 2 m"),
+        Feature("level", "m", type="int", flags={0: "ground", 1: "mast"}),
         Feature("station", type="text"),
         Feature("raining", type="bool"),
         Feature("remark", type="text", indexed=False),
