@@ -79,7 +79,18 @@ def _plain(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def cast(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
-    """As Arrow's cast, but 1e16 is held by floats, which Arrow denies, and 7 is no truth value."""
+    """As Arrow's cast, but 1e16 is held by floats, which Arrow denies, and 7 is no truth value.
+
+    Numbers are rounded to the nearest 32-bit float; one that is finite stays so, or is refused.
+    """
+    if kind == pa.float32() and values.type != kind:
+        wide = cast(values, pa.float64())
+        narrow = wide.cast(kind)
+        overflown = pc.and_(pc.is_inf(narrow), pc.is_finite(wide))
+        if pc.any(overflown).as_py():
+            number = pc.filter(wide, overflown)[0].as_py()
+            raise pa.ArrowInvalid(f"{number} is more than 32-bit floats hold")
+        return narrow
     is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
     if pa.types.is_boolean(kind) and is_number:
         numbers = np.asarray(pc.fill_null(values, 0))

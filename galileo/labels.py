@@ -413,8 +413,18 @@ def level_value(part: str, feature: Feature) -> Any:
         for plain, escaped in reversed(_ESCAPES):
             part = part.replace(escaped, plain)
         return part
-    readers: dict[str, Any] = {"float": _number, "int": _integer, "bool": _BOOLEANS.__getitem__}
+    readers: dict[str, Any] = {
+        "float": _number,
+        "float32": _single,
+        "int": _integer,
+        "bool": _BOOLEANS.__getitem__,
+    }
     return readers[feature.type](part)
+
+
+def _single(part: str) -> float:
+    """The 32-bit float of its shortest text."""
+    return float(np.float32(_number(part)))
 
 
 def _number(part: str) -> float:

@@ -16,7 +16,7 @@ from galileo.client.analytics_results import FeatureSummary, NodeExplanation, Qu
 from galileo.client.graph_path import levels_of, parse_vertex
 from galileo.errors import InputError
 from galileo.geo.circles import distance_m
-from galileo.model.schema import Schema
+from galileo.model.schema import NUMBERS, Schema
 from galileo.query.cql_text import to_text
 
 _BAR_CHARS = 40
@@ -214,9 +214,7 @@ def stats(
 
 def _numeric_features(schema: Schema) -> list[str]:
     names = [
-        feature.name
-        for feature in schema.features
-        if feature.indexed and feature.type in ("float", "int")
+        feature.name for feature in schema.features if feature.indexed and feature.type in NUMBERS
     ]
     if not names:
         raise InputError(f"dataset {schema.name!r} has no indexed feature that has numbers")

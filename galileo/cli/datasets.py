@@ -55,7 +55,8 @@ def dataset() -> None:
     multiple=True,
     required=True,
     metavar="NAME[:UNIT[:TYPE]]",
-    help="A feature, in the order of the graph's levels; TYPE is float, int, text or bool.",
+    help="A feature, in the order of the graph's levels; TYPE is float, float32, int, text or bool. "
+    "Or all that describes it as JSON, as --json shows it.",
 )
 @click.option("--precision", default=5, show_default=True, help="Geohash length of a block.")
 @click.option(
@@ -105,7 +106,9 @@ def create(
 @click.argument("features", nargs=-1, required=True, metavar="FEATURE[:UNIT[:TYPE]]...")
 @in_session
 def add_feature(session: Session, *, name: str, features: tuple[str, ...]) -> None:
-    """Add features to the dataset NAME; TYPE is float, int, text or bool.
+    """Add features to the dataset NAME; TYPE is float, float32, int, text or bool.
+
+    A feature may also be JSON, with flags and whatever else describes it.
 
     What is stored has null in them, and batches without them can be stored as before. A feature
     cannot be renamed or removed, and its type stays as it is.
@@ -114,6 +117,8 @@ def add_feature(session: Session, *, name: str, features: tuple[str, ...]) -> No
     Example:
       galileo dataset add-feature stations gust:m/s
       galileo dataset add-feature stations visibility:m quality::text
+      galileo dataset add-feature stations \\
+          '{"name": "qc", "type": "int", "flags": {"1": "good", "4": "bad"}}'
     """
     new = [_feature(text) for text in features]
     with session.client() as client:

@@ -1677,6 +1677,8 @@ class BlockingCalls(BlockingBase):
                 call: if that fails, the dataset exists and keeps everything until `set_retention`.
 
         Raises:
+            UnknownUnit: UDUNITS does not know the unit of a feature. It is looked up where the
+                extra `formats` is installed.
             DatasetExists: the name is taken; `details["same"]` says whether by this schema.
 
         Example:
@@ -1701,6 +1703,7 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             InvalidSchema: there are none, the dataset has one of this name, or there are too many.
+            UnknownUnit: as of `create_dataset`.
             UnknownDataset: it does not exist.
             Unavailable: no node leads the definitions, because a majority of their copies is down.
                 Repeat the call.

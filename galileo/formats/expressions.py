@@ -23,7 +23,7 @@ from galileo.errors import InputError
 from galileo.formats.csv_options import CsvOptions
 from galileo.formats.type_conversion import convert, null_sentinels, plain_texts
 from galileo.model.feature_metadata import NO_METADATA, FeatureMetadata
-from galileo.model.schema import FeatureType
+from galileo.model.schema import NUMBERS, FeatureType
 
 Floats = npt.NDArray[np.float64]
 
@@ -261,7 +261,7 @@ def kind_of(expression: Expression, kinds: Mapping[str, FeatureType | None]) -> 
     if expression.function != COALESCE:
         return "float"
     argument_kinds = {kind_of(argument, kinds) for argument in expression.arguments} - {None}
-    if len(argument_kinds) > 1 and not argument_kinds <= {"int", "float"}:
+    if len(argument_kinds) > 1 and not argument_kinds <= {*NUMBERS}:
         raise InputError(
             f"expected values of one type in {expression}, got {sorted(map(str, argument_kinds))}"
         )

@@ -148,6 +148,7 @@ def _info(name: str, fields: Sequence[Field], *, largest: str) -> VariableInfo:
     return VariableInfo(
         name,
         first.about,
+        type="float32",  # Fields are packed in at most 24 bits, or are 32-bit floats.
         dims=(f"step:{steps}", f"point:{first.points}"),
         aliases=first.aliases,
         default=any(field.step.grid == largest for field in fields),

@@ -303,11 +303,12 @@ def _list_variables(dataset: Any, grid: CoordinateGrid) -> list[tuple[VariableIn
 def _info(variable: Any, name: str, *, default: bool) -> VariableInfo:
     kinds: dict[str, FeatureType] = {"i": "int", "u": "int", "b": "bool"}
     stored = variable.dtype if _is_packed(variable) else _stored_type(variable)
+    floats: FeatureType = "float32" if variable.dtype == np.float32 else "float"
     return VariableInfo(
         name,
         from_attributes({LONG_NAME: attribute(variable, "description")} | variable.attrs),
         dims=tuple(f"{dim}:{size}" for dim, size in variable.sizes.items()),
-        type=kinds.get(stored.kind, "float"),
+        type=kinds.get(stored.kind, floats),
         default=default,
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from galileo.errors import InvalidObservations
-from galileo.model.schema import Schema
+from galileo.model.schema import FLOATS, Schema
 
 SHOWN_MAX = 80
 """Characters of a value in a message."""
@@ -26,7 +26,7 @@ _FEATURES = re.compile(r'"features"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder()
 _KINDS: dict[str, tuple[type, ...]] = {
-    "float": (int, float),
+    **dict.fromkeys(FLOATS, (int, float)),
     "int": (int, float),
     "text": (str,),
     "bool": (bool,),

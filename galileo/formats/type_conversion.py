@@ -16,7 +16,7 @@ from galileo import arrays
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.csv_options import NULL_WORDS, CsvOptions
 from galileo.model.observations import is_text, nan_to_null
-from galileo.model.schema import ARROW_TYPES, FeatureType
+from galileo.model.schema import ARROW_TYPES, FLOATS, NUMBERS, FeatureType
 from galileo.model.times import (
     MICROS,
     TIME_MAX_US,
@@ -190,7 +190,7 @@ def feature_type(kind: pa.DataType) -> FeatureType | None:
     if pa.types.is_integer(kind):
         return "int"
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return "float"
+        return "float32" if kind == pa.float32() else "float"
     is_instant = pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind)
     return "text" if is_text(kind) or is_instant else None
 
@@ -208,7 +208,7 @@ def convert(column: pa.Array, kind: FeatureType, *, name: str) -> pa.Array:
     """
     arrow_type = ARROW_TYPES[kind]
     try:
-        if pa.types.is_floating(column.type) and kind != "float":
+        if pa.types.is_floating(column.type) and kind not in FLOATS:
             column = nan_to_null(column)
         is_other = feature_type(column.type) is None and not pa.types.is_null(column.type)
         if is_other or (pa.types.is_temporal(column.type) and kind != "text"):
@@ -225,7 +225,7 @@ def convert(column: pa.Array, kind: FeatureType, *, name: str) -> pa.Array:
             f"expected {kind} values in {name!r}, got {column.type}; map another variable",
             column=name,
         ) from error
-    if is_text(column.type) and kind == "float":
+    if is_text(column.type) and kind in FLOATS:
         _refuse_overflow(column, values, name=name)
     return nan_to_null(values)
 
@@ -247,22 +247,27 @@ def _refuse_overflow(texts: pa.Array, values: pa.Array, *, name: str) -> None:
 
 def _strip_plus(column: pa.Array, kind: FeatureType) -> pa.Array:
     """Removes plus signs, which Arrow's number parser refuses."""
-    if kind not in ("float", "int") or not is_text(column.type):
+    if kind not in NUMBERS or not is_text(column.type):
         return column
     return pc.replace_substring_regex(column, r"^\+", "")
 
 
 def _conversion_error(column: pa.Array, kind: str, *, name: str) -> InvalidObservations:
     if is_text(column.type):
-        fits = pc.match_substring_regex(column, _NUMBER[kind])
-    elif pa.types.is_integer(column.type) and kind == "float":
+        fits = pc.match_substring_regex(column, _NUMBER["float" if kind in FLOATS else kind])
+    elif pa.types.is_integer(column.type) and kind in FLOATS:
         fits = pa.array(arrays.held_by_floats(column))
+    elif kind in FLOATS:
+        fits = pa.array(np.ones(len(column), dtype=np.bool_))
     else:
         values = np.asarray(pc.fill_null(column, 0)).astype(np.float64)
         is_number = (values == np.trunc(values)) & (np.abs(values) < 2.0**63)
         fits = pa.array(np.isin(values, (0, 1)) if kind == "bool" else is_number)
     row = fits.index(pa.scalar(False)).as_py()
-    if row < 0:  # All are digits; some are more than 64 bits hold.
+    if row < 0 and kind == "float32":
+        wide = arrays.cast(_strip_plus(column, "float"), pa.float64())
+        row = pc.and_(pc.is_inf(wide.cast(pa.float32())), pc.is_finite(wide)).index(True).as_py()
+    elif row < 0:  # All are digits; some are more than 64 bits hold.
         fitting = [-(1 << 63) <= int(number or 0) < 1 << 63 for number in column.to_pylist()]
         row = fitting.index(False)
     return InvalidObservations(

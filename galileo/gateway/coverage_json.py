@@ -25,7 +25,13 @@ from galileo.rdf.terms import FEATURE, QUDT_UNIT, QUDT_UNITS, STANDARD_NAME
 MEDIA_TYPE = "application/prs.coverage+json"
 SERIES_MAX = 100_000
 """Time series of a document."""
-DATA_TYPES = {"float": "float", "int": "integer", "bool": "integer", "text": "string"}
+DATA_TYPES = {
+    "float": "float",
+    "float32": "float",
+    "int": "integer",
+    "bool": "integer",
+    "text": "string",
+}
 """Of ranges, by the type of the feature; a bool is 0 or 1."""
 PIECE_ROWS = 65_536
 """Observations that become text together, unless a series has more."""

@@ -52,7 +52,13 @@ CONFORMANCE = (
 )
 """Classes that hold."""
 
-_JSON_TYPES = {"float": "number", "int": "integer", "text": "string", "bool": "boolean"}
+_JSON_TYPES = {
+    "float": "number",
+    "float32": "number",
+    "int": "integer",
+    "text": "string",
+    "bool": "boolean",
+}
 
 
 def link(rel: str, href: str, media_type: str, title: str = "") -> dict[str, str]:

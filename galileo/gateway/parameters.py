@@ -18,7 +18,7 @@ from galileo.gateway.tile_matrix_sets import SETS, ZOOM_MAX
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.interpreter_turns import interpret
 from galileo.model.grouping import CellKey, FeatureKey, WindowKey, cell, parse_key, window
-from galileo.model.schema import Feature, Schema, nearest_name
+from galileo.model.schema import FLOATS, Feature, Schema, nearest_name
 from galileo.model.times import iso, period
 from galileo.query.builder import Condition, within
 from galileo.query.cql_syntax import read
@@ -507,7 +507,7 @@ def _equal(feature: Feature, text: str) -> Condition:
 
 
 _VALUES: dict[str, Any] = {
-    "float": float,
+    **dict.fromkeys(FLOATS, float),
     "int": int,
     "text": str,
     "bool": {"true": True, "false": False}.__getitem__,

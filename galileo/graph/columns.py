@@ -39,12 +39,14 @@ CELL, BUCKET, COMMIT = 0, 1, 4
 """Where those are among `Paths.arrays`."""
 _FEATURE_DTYPES: dict[str, tuple[type[np.generic], ...]] = {
     "float": (np.float64,),
+    "float32": (np.float32,),
     "int": (np.int64, np.bool_),
     "text": (np.int32,),
     "bool": (np.int8,),
 }
 _NULLS: dict[str, tuple[Any, ...]] = {
     "float": (np.nan,),
+    "float32": (np.nan,),
     "int": (0, False),
     "text": (NULL_CODE,),
     "bool": (NULL_CODE,),
@@ -185,7 +187,7 @@ def _arrays_of(column: FeatureColumn) -> tuple[Array, ...]:
 
 def _column_of(feature: Feature, arrays: Iterator[Array]) -> FeatureColumn:
     match feature.type:
-        case "float":
+        case "float" | "float32":
             return FloatColumn(next(arrays))
         case "int":
             return IntColumn(next(arrays), next(arrays))

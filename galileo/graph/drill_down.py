@@ -17,7 +17,7 @@ from galileo.geo import geohash
 from galileo.graph.columns import Paths, StringDictionary, dtypes
 from galileo.graph.run_scan import Check, never_cancelled
 from galileo.graph.snapshot import LivePart
-from galileo.model.schema import Feature, Schema
+from galileo.model.schema import FLOATS, Feature, Schema
 from galileo.model.times import TIME_TYPE, micros, times_from_micros
 from galileo.query.columns import FeatureColumn, FloatColumn, IntColumn, Mask, TextColumn
 from galileo.query.operands import DATETIME, GEOHASH
@@ -236,20 +236,22 @@ def _cell(schema: Schema, text: Any) -> int:
 
 
 def _value(feature: Feature, value: Any) -> Any:
-    kinds: dict[str, type | tuple[type, ...]] = {
-        "float": (float, int, np.floating),
+    kinds: dict[str, Any] = {
+        **dict.fromkeys(FLOATS, (float, int, np.floating)),
         "int": (int, np.integer),
         "text": str,
         "bool": (bool, np.bool_),
     }
-    if value is not None and not isinstance(value, kinds[feature.type]):
+    if value is None:
+        return None
+    if not isinstance(value, kinds[feature.type]):
         raise InputError(
             f"expected a value of type {feature.type} or None for level {feature.name!r}, "
             f"got {value!r}",
             level=feature.name,
             expected=feature.type,
         )
-    return value
+    return np.float32(value) if feature.type == "float32" else value
 
 
 def _empty(schema: Schema) -> Paths:

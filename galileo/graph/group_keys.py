@@ -15,7 +15,7 @@ import pyarrow as pa
 from galileo.geo import geohash
 from galileo.graph.columns import StringDictionary
 from galileo.model.grouping import CellKey, FeatureKey, Key, WindowKey
-from galileo.model.schema import Schema
+from galileo.model.schema import ARROW_TYPES, Schema
 from galileo.model.times import times_from_micros
 from galileo.query.columns import (
     NULL_CODE,
@@ -35,7 +35,7 @@ _MAGNITUDE = np.int64(_LAST)
 def key_columns(column: FeatureColumn) -> tuple[Ints, ...]:
     """Integers in the order of the values, null last; those of texts in the order of codes."""
     if isinstance(column, FloatColumn):
-        codes = _ordered_bits((column.values + 0.0).view(np.int64))  # There is one zero.
+        codes = _ordered_bits((column.numbers + 0.0).view(np.int64))  # There is one zero.
         return (np.where(column.valid, codes, _LAST),)
     if isinstance(column, IntColumn):
         return (~column.valid).astype(np.int64), column.values
@@ -72,8 +72,9 @@ def key_array(
         return times_from_micros(codes * key.width_us)
     missing = codes == _LAST
     match type_of(key, schema):
-        case "float":
-            return pa.array(_ordered_bits(codes).view(np.float64), mask=missing)
+        case "float" | "float32" as kind:
+            doubles = pa.array(_ordered_bits(codes).view(np.float64), mask=missing)
+            return doubles.cast(ARROW_TYPES[kind])
         case "int":
             return pa.array(columns[1], mask=codes == 1)
         case "bool":

@@ -165,6 +165,8 @@ def _statistic(measure: Measure, statistic: str, feature: Feature) -> pa.Array:
         values = _FOLDS[statistic](measure)
     if feature.type == "bool" and values.dtype == np.int64:
         values = values == 1
+    if feature.type == "float32" and statistic in ("min", "max"):
+        values = values.astype(np.float32)
     return pa.array(values, mask=measure.count == 0)
 
 

@@ -28,7 +28,14 @@ from galileo.graph.group_keys import Ints, key_columns
 from galileo.model.grouping import CellKey, Grouping, WindowKey, parts_of
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
-from galileo.query.columns import BoolColumn, Columns, FeatureColumn, TextColumn, from_arrow
+from galileo.query.columns import (
+    BoolColumn,
+    Columns,
+    FeatureColumn,
+    IntColumn,
+    TextColumn,
+    from_arrow,
+)
 
 DENSE_SHARE = 4
 """Combined keys are dense if their range is at most so many times their number."""
@@ -59,7 +66,9 @@ class Measure:
         count: Ints = weights if is_complete else np.where(valid, weights, np.int64(0))
         if isinstance(column, TextColumn):
             return cls(count, {})
-        values = column.values.astype(np.int64) if isinstance(column, BoolColumn) else column.values
+        values: Extremes = column.numbers
+        if isinstance(column, IntColumn | BoolColumn):
+            values = column.values.astype(np.int64, copy=False)
         parts = {}
         for name in parts_of(statistics):
             part = PARTS[name]

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from galileo.arrays import cast, plain, plain_type, run_of_rows
 from galileo.errors import InputError, InvalidObservations
 from galileo.model.feature_metadata import from_field
-from galileo.model.schema import COORDINATES, DELETED, Feature, Schema, nearest_name
+from galileo.model.schema import COORDINATES, DELETED, FLOATS, Feature, Schema, nearest_name
 from galileo.model.times import (
     TIME_MAX_US,
     TIME_MIN_US,
@@ -363,7 +363,7 @@ def _is_all_numbers(values: pa.ChunkedArray | pa.Array) -> bool:
 
 
 def _fits(given: pa.DataType, wanted: str) -> bool:
-    if wanted == "float":
+    if wanted in FLOATS:
         return _is_number(given)
     if wanted == "int":
         return bool(pa.types.is_integer(given) or pa.types.is_decimal(given))

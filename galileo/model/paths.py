@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from galileo.arrays import one_array
 from galileo.geo import geohash
-from galileo.model.schema import Feature, Schema
+from galileo.model.schema import FLOATS, Feature, Schema
 from galileo.model.sort_keys import Key, differs, sort_order
 from galileo.model.times import column_micros, times_from_micros
 
@@ -234,7 +234,7 @@ def _paths(
 
 def _order_keys(column: pa.ChunkedArray, feature: Feature) -> list[Key]:
     """Numbers that sort and compare like the column's values; null differs from all of them."""
-    if feature.type == "float":
+    if feature.type in FLOATS:
         return [column.to_numpy()]
     values = one_array(column)
     if feature.type == "text":

@@ -25,15 +25,17 @@ from galileo.errors import (
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.times import MICROS, TIME_MIN_US, TIME_TYPE, Duration, latest_us, seconds
 
-FeatureType = Literal["float", "int", "text", "bool"]
+FeatureType = Literal["float", "float32", "int", "text", "bool"]
 
 ARROW_TYPES: dict[str, pa.DataType] = {
     "float": pa.float64(),
+    "float32": pa.float32(),
     "int": pa.int64(),
     "text": pa.string(),
     "bool": pa.bool_(),
 }
-NUMBERS = ("float", "int")
+FLOATS = ("float", "float32")
+NUMBERS = (*FLOATS, "int")
 """Types of numbers."""
 COORDINATES = ("latitude", "longitude", "time")
 RESERVED = frozenset(
@@ -98,7 +100,7 @@ class Feature:
     Args:
         name: letters, digits and underscores, at most 64; not the name of a coordinate.
         unit: a unit of UDUNITS ("K", "%", "m s-1"), or "".
-        type: "float" (64 bits), "int" (64 bits), "text" or "bool".
+        type: "float" (64 bits), "float32", "int" (64 bits), "text" or "bool".
         indexed: whether it is a level of the metadata graph, so that queries can use it.
         standard_name: of the CF conventions, such as "air_temperature".
         description: a few words for people.
@@ -143,7 +145,7 @@ class Feature:
                 )
         if self.type not in ARROW_TYPES:
             raise InvalidSchema(
-                f"expected the type float, int, text or bool for feature {self.name!r}, "
+                f"expected the type float, float32, int, text or bool for feature {self.name!r}, "
                 f"got {self.type!r}",
                 expected="feature_type",
                 feature=self.name,

@@ -42,7 +42,7 @@ _LAST_FLOAT_ENCODING = int(max(_FloatEncoding))
 
 
 def encode_column(writer: ByteWriter, column: pa.Array) -> None:
-    """Append a column of int32, int64, uint64, float64, bool, string or timestamps."""
+    """Append a column of int32, int64, uint64, float64, float32, bool, string or timestamps."""
     writer.write_number(int(column.null_count > 0))
     if column.null_count:
         encode_numbers(writer, column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint64))
@@ -51,7 +51,7 @@ def encode_column(writer: ByteWriter, column: pa.Array) -> None:
     if pa.types.is_string(kind):
         _encode_texts(writer, column)
     elif pa.types.is_floating(kind):
-        _encode_floats(writer, column.to_numpy())
+        _encode_floats(writer, column.to_numpy().astype(np.float64, copy=False))
     elif pa.types.is_boolean(kind):
         encode_numbers(writer, column.to_numpy(zero_copy_only=False).astype(np.uint64))
     else:
@@ -66,7 +66,8 @@ def decode_column(reader: ByteReader, kind: pa.DataType, *, count: int) -> pa.Ar
     if pa.types.is_string(kind):
         return _decode_texts(reader, count=count, missing=missing)
     if pa.types.is_floating(kind):
-        return pa.array(_decode_floats(reader, count), mask=missing, from_pandas=False)
+        floats = _decode_floats(reader, count).astype(kind.to_pandas_dtype(), copy=False)
+        return pa.array(floats, mask=missing, from_pandas=False)
     numbers = decode_numbers(reader, count=count)
     if pa.types.is_boolean(kind):
         return pa.array(numbers.astype(np.bool_), mask=missing)

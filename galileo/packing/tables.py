@@ -76,7 +76,8 @@ _TEXTS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 def pack(table: pa.Table, compression: Compression) -> bytes:
     """Packs a table of at most `ROWS_MAX` rows.
 
-    Its columns are of int32, int64, uint64, float64, bool, string or timestamp, in any order.
+    Its columns are of int32, int64, uint64, float64, float32, bool, string or timestamp, in any
+    order.
     Labels in commit order are smallest.
     """
     if table.num_rows > ROWS_MAX:

@@ -10,7 +10,7 @@ from functools import reduce
 from typing import Any
 
 from galileo.errors import QuerySyntaxError, UnsupportedQuery
-from galileo.model.schema import Schema
+from galileo.model.schema import NUMBERS, Schema
 from galileo.query import datetime_binding, spatial_binding, time_predicates
 from galileo.query.cql_syntax import NESTING_MAX
 from galileo.query.feature_predicates import (
@@ -201,7 +201,7 @@ class _Binder:
 
 def _feature_compared(op: str, raw: Any, *, about: PropertyRef) -> Node:
     kind = about.feature.type if about.feature else None
-    if kind in ("float", "int"):
+    if kind in NUMBERS:
         return NumberIs(about.name, op, number(raw, about))
     if kind == "text":
         return TextIs(about.name, op, text(raw, about), about.folded)
@@ -216,7 +216,7 @@ def _feature_compared(op: str, raw: Any, *, about: PropertyRef) -> Node:
 
 def _feature_listed(values: list[Any], *, about: PropertyRef, negated: bool) -> Node:
     kind = about.feature.type if about.feature else None
-    if kind in ("float", "int"):
+    if kind in NUMBERS:
         numbers = tuple(sorted({number(value, about) for value in values}))
         return NumberIn(about.name, numbers, negated)
     if kind == "text":

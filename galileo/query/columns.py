@@ -32,11 +32,19 @@ def take_rows(array: npt.NDArray[Any], rows: Any) -> npt.NDArray[Any]:
     return values
 
 
+def rounded_to_float32(numbers: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Numbers rounded to 32-bit floats, as doubles; those that are beyond these stay."""
+    doubles = np.asarray(numbers, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        rounded = doubles.astype(np.float32).astype(np.float64)
+    return np.where(np.isinf(rounded), doubles, rounded)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FloatColumn:
-    """Doubles; null is NaN."""
+    """Floats of 64 or 32 bits; null is NaN."""
 
-    values: npt.NDArray[np.float64]
+    values: npt.NDArray[np.float64] | npt.NDArray[np.float32]
 
     def __len__(self) -> int:
         return len(self.values)
@@ -47,7 +55,8 @@ class FloatColumn:
 
     @property
     def numbers(self) -> npt.NDArray[np.float64]:
-        return self.values
+        """As doubles, NaN for null."""
+        return self.values.astype(np.float64, copy=False)
 
     def take(self, rows: Any) -> FloatColumn:
         """The rows of an index array, a mask or a slice."""
@@ -169,12 +178,15 @@ class Columns:
 
 
 def from_arrow(values: pa.Array | pa.ChunkedArray) -> FeatureColumn:
-    """The column of an Arrow array of float64, int64, string or bool; NaN is null."""
+    """The column of an Arrow array of float64, float32, int64, string or bool; NaN is null."""
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks)
     if pa.types.is_floating(array.type):
-        return FloatColumn(np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.float64))
+        floats = np.asarray(array.to_numpy(zero_copy_only=False))
+        return FloatColumn(
+            floats if floats.dtype == np.float32 else floats.astype(np.float64, copy=False)
+        )
     valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
     if pa.types.is_integer(array.type):
         return IntColumn(np.asarray(array.fill_null(0).to_numpy(), dtype=np.int64), valid)

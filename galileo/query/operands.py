@@ -9,6 +9,7 @@ from typing import Any
 
 from galileo.errors import UnknownFlag, UnknownProperty, UnsupportedQuery, listed
 from galileo.model.schema import Feature, Schema, nearest_name
+from galileo.query.columns import rounded_to_float32
 from galileo.query.cql_syntax import NO_NOW
 
 GEOMETRY, DATETIME, GEOHASH = "geometry", "datetime", "geohash"
@@ -124,7 +125,10 @@ def unsupported(raw: dict[str, Any]) -> UnsupportedQuery:
 
 
 def number(raw: Any, about: PropertyRef) -> float:
-    """A number as a double; it must be finite. The meaning of a flag is the flag's value."""
+    """A number as a double; it must be finite. The meaning of a flag is the flag's value.
+
+    One that is compared with a float32 feature is rounded as its values are: 4.3 finds 4.3.
+    """
     if isinstance(raw, str) and about.feature and about.feature.flags:
         return float(_flag(raw, about.feature))
     if isinstance(raw, bool) or not isinstance(raw, int | float):
@@ -135,7 +139,8 @@ def number(raw: Any, about: PropertyRef) -> float:
         value = math.inf
     if not math.isfinite(value):
         raise mismatch(raw, about, "a finite number")
-    return value
+    is_single = about.feature is not None and about.feature.type == "float32"
+    return float(rounded_to_float32(value)) if is_single else value
 
 
 def _flag(meaning: str, feature: Feature) -> int:

@@ -53,7 +53,13 @@ PREFIXES: Mapping[str, str] = MappingProxyType(
 )
 """Declared in every query without a PREFIX line."""
 
-DATATYPES = {"float": "double", "int": "integer", "text": "string", "bool": "boolean"}
+DATATYPES = {
+    "float": "double",
+    "float32": "float",
+    "int": "integer",
+    "text": "string",
+    "bool": "boolean",
+}
 """Feature type to XML Schema datatype."""
 
 QUDT_UNITS = {

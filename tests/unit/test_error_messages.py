@@ -57,7 +57,7 @@ MESSAGES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda _: galileo.Feature("Time"), "the feature name 'Time' is taken by Galileo; use another"),
     (
         lambda _: galileo.Feature("t", type="double"),  # type: ignore[arg-type]
-        "expected the type float, int, text or bool for feature 't', got 'double'",
+        "expected the type float, float32, int, text or bool for feature 't', got 'double'",
     ),
     (
         lambda _: galileo.Schema("nam", [galileo.Feature("t")], time_bucket="400d"),

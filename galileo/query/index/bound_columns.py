@@ -122,7 +122,7 @@ class PathRows:
 def _doubles(column: FeatureColumn) -> Floats:
     assert not isinstance(column, TextColumn), "a text is no number"
     if isinstance(column, FloatColumn):
-        return column.values
+        return column.numbers
     valid = column.valid
     return column.numbers if valid.all() else np.where(valid, column.numbers, np.nan)
 

@@ -32,7 +32,9 @@ from galileo.query.subscriptions.parameters import (
     CENTRE,
     CONDITION,
     NAME,
+    NUMBER,
     REGION,
+    SINGLE,
     ParameterPlace,
     check_names,
     places_of,
@@ -236,5 +238,7 @@ def _features(
 def _simple_parts(
     tree: Any, schema: Schema, places: Mapping[str, Set[ParameterPlace]]
 ) -> tuple[SimplePart, ...] | None:
-    is_both = any({REGION, CENTRE} <= several for several in places.values())
+    """The simple parts; None, too, if a parameter has different fields in two of its places."""
+    pairs = ({REGION, CENTRE}, {NUMBER, SINGLE})
+    is_both = any(pair <= several for several in places.values() for pair in pairs)
     return None if is_both else simple_parts(tree, schema)

@@ -39,6 +39,8 @@ REGION = ParameterPlace("geometry", shapely.Point(0, 0))
 CENTRE = ParameterPlace("geometry", shapely.Point(0, 0))
 DISTANCE = ParameterPlace("float", 0.0)
 NUMBER = ParameterPlace("float", 0.0)
+SINGLE = ParameterPlace("float", 0.0)
+"""A number that is compared with a float32 feature, and rounded as its values are."""
 TEXT = ParameterPlace("text", "0" * PRECISION_MAX)
 """The sample is a geohash, too."""
 NAME = ParameterPlace("text", "me")
@@ -56,7 +58,7 @@ KEYS = {
 }
 """Of parameters that are keys of rows, by their types."""
 
-_PLACES = {"float": NUMBER, "int": NUMBER, "text": TEXT, "bool": FLAG}
+_PLACES = {"float": NUMBER, "float32": SINGLE, "int": NUMBER, "text": TEXT, "bool": FLAG}
 _SPECIAL = {DATETIME: TIME, "time": TIME, GEOHASH: TEXT}
 
 

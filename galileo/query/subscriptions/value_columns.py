@@ -17,7 +17,8 @@ import shapely
 
 from galileo.geo.regions import Mask
 from galileo.model.times import column_micros
-from galileo.query.subscriptions.parameters import CENTRE, ParameterPlace
+from galileo.query.columns import rounded_to_float32
+from galileo.query.subscriptions.parameters import CENTRE, SINGLE, ParameterPlace
 from galileo.query.subscriptions.wkb import read_areas, read_points
 
 Field: TypeAlias = npt.NDArray[Any] | pa.Array
@@ -145,7 +146,8 @@ def fields_of(values: pa.Array, places: Set[ParameterPlace]) -> tuple[Field, ...
     if kind == "geometry":
         areas = read_areas(values)
         return areas.west, areas.south, areas.east, areas.north, areas.shapes
-    return (np.asarray(values.cast(pa.float64())) + 0.0,)
+    numbers = np.asarray(values.cast(pa.float64())) + 0.0
+    return (rounded_to_float32(numbers) if SINGLE in places else numbers,)
 
 
 def hashed(field: Field) -> pa.Array:

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import math
 import re
+import struct
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,7 @@ FEATURES = [
     Feature("n", type="int"),
     Feature("s", type="text"),
     Feature("b", type="bool"),
+    Feature("w", type="float32"),
 ]
 PRECISION = 3
 SCHEMA = Schema("world", FEATURES, geohash_precision=PRECISION, time_bucket="6h")
@@ -67,6 +69,7 @@ observations = st.fixed_dictionaries(
         "n": st.sampled_from([None, -1, 0, 1, 7]),
         "s": st.sampled_from([None, *TEXTS]),
         "b": st.sampled_from([None, True, False]),
+        "w": st.sampled_from([None, -1.5, 0.0, 0.1, 2.5, 4.3]),
     }
 )
 tables = st.lists(observations, min_size=1, max_size=25).map(
@@ -85,7 +88,7 @@ def prop(name):
 
 
 signs = st.sampled_from(["=", "<>", "<", "<=", ">", ">="])
-numbers = st.sampled_from([-1.5, -1.0, 0.0, 0.5, 1.0, 2.5, 7.0])
+numbers = st.sampled_from([-1.5, -1.0, 0.0, 0.1, 0.5, 1.0, 2.5, 4.3, 7.0, 1e39])
 texts = st.sampled_from(TEXTS)
 patterns = st.sampled_from(
     ["%", "_", "a%", "%b", "a_b", "a\\%", "a\\_b", "x%y", "é_", "", "A_", "s%", "ß", "Σ%", "i%"]
@@ -99,10 +102,10 @@ def casei(fold, operand):
 
 comparisons = st.one_of(
     st.builds(
-        lambda op, name, value: node(op, prop(name), value), signs, st.sampled_from("tn"), numbers
+        lambda op, name, value: node(op, prop(name), value), signs, st.sampled_from("tnw"), numbers
     ),
     st.builds(
-        lambda op, name, value: node(op, value, prop(name)), signs, st.sampled_from("tn"), numbers
+        lambda op, name, value: node(op, value, prop(name)), signs, st.sampled_from("tnw"), numbers
     ),
     st.builds(lambda op, value: node(op, prop("s"), value), signs, texts),
     st.builds(
@@ -111,13 +114,13 @@ comparisons = st.one_of(
     st.just(prop("b")),
     st.builds(
         lambda name, lo, hi: node("between", prop(name), lo, hi),
-        st.sampled_from("tn"),
+        st.sampled_from("tnw"),
         numbers,
         numbers,
     ),
     st.builds(
         lambda name, some: node("in", prop(name), some),
-        st.sampled_from("tn"),
+        st.sampled_from("tnw"),
         st.lists(numbers, min_size=1, max_size=3),
     ),
     st.builds(
@@ -129,7 +132,7 @@ comparisons = st.one_of(
     st.builds(
         lambda f, g, like: node("like", casei(f, prop("s")), casei(g, like)), folds, folds, patterns
     ),
-    st.builds(lambda name: node("isNull", prop(name)), st.sampled_from("tnsb")),
+    st.builds(lambda name: node("isNull", prop(name)), st.sampled_from("tnsbw")),
 )
 
 moments = st.one_of(
@@ -301,7 +304,17 @@ def condition(op, args, *, name, row):
         return value is None
     if value is None:
         return None
+    if name == "w":
+        args = [single(arg) for arg in args]
     return compared(op, args, value)
+
+
+def single(arg):
+    """An operand that is compared with a float32 feature, rounded as its values are."""
+    if isinstance(arg, list):
+        return [single(item) for item in arg]
+    is_number = isinstance(arg, float) and abs(arg) < 3e38
+    return struct.unpack("f", struct.pack("f", arg))[0] if is_number else arg
 
 
 def compared(op, args, value):
@@ -420,7 +433,7 @@ def in_cell(op, raw, row):
 
 
 def path_columns(batch):
-    columns = {name: from_arrow(batch.column(name)) for name in ("t", "n", "s", "b")}
+    columns = {name: from_arrow(batch.column(name)) for name in ("t", "n", "s", "b", "w")}
     cell = batch.column("cell").to_numpy()
     return Columns(cell, batch.column("bucket").cast(pa.int64()).to_numpy(), columns)
 

@@ -59,7 +59,7 @@ def test_arrow_file_typed_columns_keep_types(
     assert source.format == format
     assert source.rows in (4, None)
     assert suggest_schema(source, "x").features == (
-        Feature("t"),
+        Feature("t", type="float32"),
         Feature("name", type="text"),
         Feature("flag", type="bool"),
         Feature("count", type="int"),

@@ -46,6 +46,7 @@ SCHEMA = Schema(
         Feature("n", type="int"),
         Feature("s", type="text"),
         Feature("b", type="bool"),
+        Feature("w", type="float32"),
     ],
     geohash_precision=3,
     time_bucket="1h",
@@ -58,7 +59,8 @@ ARROW = {
     "geometry": pa.binary(),
 }
 SIGNS = ("=", "<>", "<", "<=", ">", ">=")
-NUMBERS = [-1.5, -0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 2.0**53, 2.0**53 + 2, 1e300]
+NUMBERS = [-1.5, -0.0, 0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 4.3, 2.0**53, 2.0**53 + 2, 1e300]
+SINGLES = np.array([-1.5, -0.0, 0.0, 0.1, 1.0, 4.3, 2.0**53], np.float32)
 WHOLE = [-1, 0, 1, 2, 3, 2**53, 2**53 + 1, 2**62]
 TEXTS = ["alpha", "Alpha", "beta", "", "ä/ö", "ALPHA", "Straße", "STRASSE"]
 START = micros("2012-03-01T00:00:00Z")
@@ -101,6 +103,8 @@ PLACES += [(50, 90), (0, -90), (100, 89.95), (0, 9.999999), (-5, 70), (1, 1), (8
 SIMPLE = [
     "t {sign} :x",
     ":x {sign} t",
+    "w {sign} :x",
+    "w BETWEEN :x AND :y",
     "n {sign} :x",
     "n BETWEEN :x AND :y",
     "t BETWEEN 0 AND :y",
@@ -121,6 +125,8 @@ GENERAL = [
     "NOT S_WITHIN(geometry, :area)",
     "(t > :x OR S_INTERSECTS(geometry, :area))",
     "NOT (n > :x)",
+    "w IN (:x, :y)",
+    "(w = :x AND t >= :x)",
     "n IN (:x, :y, 1)",
     "s IN (:s, 'beta')",
     "s LIKE :s",
@@ -213,7 +219,7 @@ class History:
                 np.where(at, x[taken], longitude),
                 np.where(at, y[taken], latitude),
             )
-        null = self.random.random((4, count)) < 0.2
+        null = self.random.random((5, count)) < 0.2
         return pa.table(
             {
                 "latitude": latitude,
@@ -223,6 +229,7 @@ class History:
                 "n": pa.array(self.random.choice(WHOLE, count), pa.int64(), mask=null[1]),
                 "s": pa.array([self._one(TEXTS) for _ in range(count)], pa.string(), mask=null[2]),
                 "b": pa.array(self.random.random(count) < 0.5, mask=null[3]),
+                "w": pa.array(self.random.choice(SINGLES, count), mask=null[4]),
             }
         ).cast(SCHEMA.observation_schema)
 

@@ -6,7 +6,7 @@ from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 from rdflib import RDF, Graph, Literal, Namespace, URIRef
-from rdflib.namespace import GEO, XSD
+from rdflib.namespace import GEO, RDFS, XSD
 from shapely import wkt
 
 from galileo import rdf
@@ -69,6 +69,16 @@ def naive_dataset(graph, schema):
         if feature.unit:
             graph.add((iri, G.unit, Literal(feature.unit)))
             graph.add((iri, QUDT.hasUnit, {"K": UNIT.K, "m": UNIT.M}[feature.unit]))
+        if feature.standard_name:
+            name = URIRef(f"http://vocab.nerc.ac.uk/standard_name/{feature.standard_name}")
+            graph.add((iri, G.standardName, name))
+        if feature.description:
+            graph.add((iri, RDFS.comment, Literal(feature.description)))
+        for value, meaning in feature.flags.items():
+            flag = URIRef(f"{iri}/{value}")
+            graph.add((iri, G.flag, flag))
+            graph.add((flag, RDF.value, Literal(value)))
+            graph.add((flag, RDFS.label, Literal(meaning)))
     return root
 
 
