@@ -55,8 +55,8 @@ def dataset() -> None:
     multiple=True,
     required=True,
     metavar="NAME[:UNIT[:TYPE]]",
-    help="A feature, in the order of the graph's levels; TYPE is float, float32, int, text or bool. "
-    "Or all that describes it as JSON, as --json shows it.",
+    help="A feature, in the order of the graph's levels; TYPE is float, float32, int, text "
+    "or bool. Or all that describes it as JSON, as --json shows it.",
 )
 @click.option("--precision", default=5, show_default=True, help="Geohash length of a block.")
 @click.option(

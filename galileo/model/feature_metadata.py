@@ -91,14 +91,15 @@ def _flags(attributes: Mapping[str, Any]) -> tuple[tuple[tuple[int, str], ...], 
 
 
 def _whole_numbers(given: Any) -> list[int]:
-    """The numbers of an attribute, which Arrow has as text; none if another type is there."""
+    """The numbers of an attribute, which Arrow has as text; none if they are no 64-bit integers."""
     try:
         if isinstance(given, str):
             given = [int(word) for word in given.replace(",", " ").split()]
         numbers = np.atleast_1d(np.asarray(given))
     except ValueError:
         return []
-    return numbers.tolist() if numbers.dtype.kind in "iu" else []
+    is_whole = numbers.dtype.kind in "iu" and not (numbers > np.iinfo(np.int64).max).any()
+    return numbers.tolist() if is_whole else []
 
 
 def with_metadata(columns: pa.Schema, features: Iterable[Feature]) -> pa.Schema:

@@ -154,7 +154,7 @@ FILES: dict[str, Expected] = {
     "pq/epoch_f64_precision.parquet": rows(
         1, ["v:float"], PLACE, "2014-03-01T00:00:00.123457Z", [1.0], mapping=SECONDS
     ),
-    "pq/f16.parquet": rows(2, ["v:float", "w:float"], PLACE, DAY, [1.5, 1.0]),
+    "pq/f16.parquet": rows(2, ["v:float32", "w:float"], PLACE, DAY, [1.5, 1.0]),
     "pq/int64max_ms.parquet": refused(InvalidObservations, None, 0, mapping=MILLISECONDS),
     "pq/int96.parquet": rows(2, ["v:float"], PLACE, DAY, [1.0]),
     "pq/lat_decimal.parquet": rows(1, ["v:float"], (40.1, -105.10000000000001), DAY, [1.0]),

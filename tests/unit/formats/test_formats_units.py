@@ -139,6 +139,8 @@ def test_attributes_of_cf_describe_features(netcdf: Path) -> None:
         ({"flag_values": [1, 2], "flag_meanings": "good good"}, "have one meaning"),
         ({"flag_values": [1.5], "flag_meanings": "good"}, "without flag_values"),
         ({"flag_values": "x", "flag_meanings": "good"}, "without flag_values"),
+        ({"flag_values": np.array([1 << 63], "u8"), "flag_meanings": "good"}, "without"),
+        ({"flag_values": str(1 << 70), "flag_meanings": "good"}, "without flag_values"),
         ({"flag_values": [1], "flag_meanings": "goöd"}, "characters"),
     ],
 )
