@@ -19,6 +19,7 @@ from galileo.cli.data import (
 from galileo.cli.output import Output, counted
 from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.client import Aggregates, LatestResult
+from galileo.client.table_formats import rows_of
 from galileo.errors import InputError
 from galileo.model.grouping import STATISTICS
 
@@ -172,9 +173,9 @@ def _deliver(
             "complete": answer.complete,
             "missing": answer.missing,
         }
-        output.value({unit: table.to_pylist(), **facts})
+        output.value({unit: rows_of(table), **facts})
     else:
-        output.rows(table.to_pylist())
+        output.rows(rows_of(table))
         left = f"; {table.num_rows:,} shown, --all shows all" * (table.num_rows < len(answer))
         output.value(None, words=f"{counted(len(answer), unit.removesuffix('s'))}{left}")
     output.warn_partial(answer.missing)

@@ -14,6 +14,7 @@ from galileo.cli.output import Output, counted
 from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.client.analytics_results import FeatureSummary, NodeExplanation, QueryExplanation
 from galileo.client.graph_path import levels_of, parse_vertex
+from galileo.client.table_formats import rows_of
 from galileo.errors import InputError
 from galileo.geo.circles import distance_m
 from galileo.model.schema import NUMBERS, Schema
@@ -139,13 +140,13 @@ def nearest(
         )
     session.output.warn_partial(result.missing)
     if session.output.as_json:
-        rows = result.to_arrow().to_pylist()
+        rows = rows_of(result.to_arrow())
         session.output.value({"rows": rows, "complete": result.complete, "missing": result.missing})
         return
     table = result.to_arrow()
     # The distance first, since the last columns may not fit.
     names = ["distance_m", *(name for name in table.column_names if name != "distance_m")]
-    session.output.rows(table.select(names).to_pylist())
+    session.output.rows(rows_of(table.select(names)))
     session.output.value(None, words=counted(len(result), "observation"))
 
 
@@ -231,7 +232,7 @@ def _show_histogram(output: Output, result: FeatureSummary) -> None:
                 "observations": row["observations"],
                 "": "█" * round(_BAR_CHARS * row["observations"] / max(most, 1)),
             }
-            for row in result.to_arrow().to_pylist()
+            for row in rows_of(result.to_arrow())
         ]
     )
 
@@ -295,14 +296,14 @@ def children(
         session.output.value(
             {
                 "level": result.level,
-                "children": result.to_arrow().to_pylist(),
+                "children": rows_of(result.to_arrow()),
                 "more": result.more,
                 "complete": result.complete,
                 "missing": result.missing,
             }
         )
         return
-    rows = result.to_arrow().drop_columns(["value"]).to_pylist()
+    rows = rows_of(result.to_arrow().drop_columns(["value"]))
     session.output.rows(rows, title=result.level)
     texts = result.texts()
     more = f"; more with --after {texts[-1].as_py()}" if result.more else ""

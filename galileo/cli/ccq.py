@@ -20,6 +20,7 @@ from galileo.cli.session import Session, in_session
 from galileo.cli.table_writer import write_table
 from galileo.cli.watch_display import WatchDisplay, stop_when_reader_ends
 from galileo.client import Client, Labels, Spool, SpooledWindow, Update, WindowChange
+from galileo.client.table_formats import rows_of
 from galileo.errors import InputError
 from galileo.model.times import iso, seconds
 from galileo.model.windows import Window
@@ -349,9 +350,9 @@ def _show(session: Session, update: Update) -> None:
     if session.output.as_json:
         session.output.value(
             {
-                "labels": update.labels.to_arrow().to_pylist(),
+                "labels": rows_of(update.labels.to_arrow()),
                 "reset": update.reset,
-                "withdrawn": _withdrawn(update).to_arrow().to_pylist(),
+                "withdrawn": rows_of(_withdrawn(update).to_arrow()),
                 "token": update.token,
                 "frontier": update.frontier,
                 "age_s": update.age_s,
@@ -398,7 +399,7 @@ def _show_closed(session: Session, update: Update, spool: Spool) -> None:
             continue
         labels = spool.labels(change)
         if session.output.as_json:
-            content = {"labels": labels.to_arrow().to_pylist(), "token": update.token}
+            content = {"labels": rows_of(labels.to_arrow()), "token": update.token}
             session.output.value(_window_words(change) | content)
         else:
             session.output.value(None, words=_closing(change))
@@ -423,7 +424,7 @@ def _window_words(window: WindowChange | SpooledWindow) -> dict[str, Any]:
 def show_labels(session: Session, labels: Labels, *, limit: int = LABELS_SHOWN) -> None:
     """The first labels as a table, and how many there are; --wide shows where they are stored."""
     hidden = ["label"] if session.output.is_wide else ["block", "partition", "sequence", "label"]
-    rows = labels.slice(0, min(limit, len(labels))).to_arrow().drop_columns(hidden).to_pylist()
+    rows = rows_of(labels.slice(0, min(limit, len(labels))).to_arrow().drop_columns(hidden))
     session.output.rows(rows)
     shown = f", the first {limit} shown" if len(labels) > limit else ""
     session.output.value(None, words=f"{counted(len(labels), 'label')}{shown}")

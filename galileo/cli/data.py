@@ -17,6 +17,7 @@ from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.cli.table_writer import FORMATS, STDOUT, format_of, writing
 from galileo.client import BlockingLabelBatches, Client, Labels
+from galileo.client.table_formats import rows_of
 from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.labels import missing_of
@@ -126,7 +127,7 @@ def query(
     if session.output.as_json:
         session.output.value(
             {
-                "labels": labels.to_arrow().to_pylist(),
+                "labels": rows_of(labels.to_arrow()),
                 "complete": labels.complete,
                 "missing": labels.missing,
             }
@@ -245,9 +246,9 @@ def _show_rows(output: Output, table: pa.Table, *, limit: int | None) -> None:
     table = table.slice(0, limit)
     if output.as_json:
         facts = {"more": has_more, "complete": not missing, "missing": missing}
-        output.value({"rows": table.to_pylist(), **facts})
+        output.value({"rows": rows_of(table), **facts})
     else:
-        output.rows(table.to_pylist())
+        output.rows(rows_of(table))
         rows = counted(table.num_rows, "observation")
         words = f"{rows} shown; there are more, which --all shows" if has_more else rows
         output.value(None, words=words)

@@ -8,6 +8,7 @@ from galileo.cli.data import Target, check_format, output_options, write_tables
 from galileo.cli.output import counted
 from galileo.cli.session import Session, in_session, require_complete_option
 from galileo.client.pages import Page
+from galileo.client.table_formats import rows_of
 from galileo.errors import InputError
 
 
@@ -83,9 +84,9 @@ def _write(session: Session, found: Page, target: Target) -> None:
 def _show(session: Session, found: Page) -> None:
     if session.output.as_json:
         facts = {"next": found.next, "complete": found.complete, "missing": found.missing}
-        session.output.value({"rows": found.table.to_pylist(), **facts})
+        session.output.value({"rows": rows_of(found.table), **facts})
     else:
-        session.output.rows(found.table.to_pylist())
+        session.output.rows(rows_of(found.table))
         more = f"; more with --after {found.next}" if found.next is not None else ""
         session.output.value(None, words=f"{counted(len(found), 'observation')}{more}")
     session.output.warn_partial(found.missing)

@@ -14,6 +14,7 @@ from types import FrameType
 from galileo.cli.live_display import Frame, LiveDisplay, Panel
 from galileo.cli.output import Output, counted
 from galileo.client import Labels, Update
+from galileo.client.table_formats import rows_of
 
 LABELS_SHOWN = 20
 NOT_SHOWN = ["block", "partition", "sequence", "label"]
@@ -47,7 +48,7 @@ class WatchDisplay(LiveDisplay):
         joined = Labels.concat(update.labels.schema, held)
         newest = joined.slice(max(0, len(joined) - LABELS_SHOWN), len(joined))
         self._newest = Labels(newest.schema, newest.table)
-        rows = self._newest.to_arrow().drop_columns(NOT_SHOWN).to_pylist()
+        rows = rows_of(self._newest.to_arrow().drop_columns(NOT_SHOWN))
         words = "\n".join([self._summary(update), *notices, f"token {update.token}"])
         self.show(Frame((Panel(rows, title=self._ccq_id, words=words),), None))
 

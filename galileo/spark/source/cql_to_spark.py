@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import DataType, FloatType, LongType
 
 from galileo.model.times import micros
 from galileo.query import cql_syntax
@@ -22,6 +23,7 @@ _COMPARED: dict[str, Callable[[Any, Any], Column]] = {
     ">": lambda subject, value: subject > value,
     ">=": lambda subject, value: subject >= value,
 }
+_FLOAT32_MAX = 3.4e38
 # Spark refuses a backslash before other characters.
 _PATTERN = re.compile(r"(?:[^\\]|\\[%_\\])*")
 
@@ -53,7 +55,8 @@ def _condition(tree: Any, frame: DataFrame) -> Column | None:
         return None
     if op == "isNull":
         return subject.isNull()
-    values = [_value(raw) for raw in (args[1] if op == "in" else args[1:])]
+    kind = frame.schema[_name(args[0])].dataType
+    values = [_value(raw, kind) for raw in (args[1] if op == "in" else args[1:])]
     return None if any(value is None for value in values) else _compare(op, subject, values)
 
 
@@ -69,13 +72,22 @@ def _compare(op: str, subject: Column, values: list[Any]) -> Column | None:
 
 def _subject(raw: Any, frame: DataFrame) -> Column | None:
     """The column of a condition."""
-    property_name = raw.get("property") if isinstance(raw, dict) else None
-    name = "time" if property_name == DATETIME else property_name
+    name = _name(raw)
     return frame[name] if isinstance(name, str) and name in frame.columns else None
 
 
-def _value(raw: Any) -> Any:
-    """A literal; None if Spark would compare it differently."""
+def _name(raw: Any) -> Any:
+    """The name of the column of an operand; no text if it is no property."""
+    name = raw.get("property") if isinstance(raw, dict) else None
+    return "time" if name == DATETIME else name
+
+
+def _value(raw: Any, kind: DataType) -> Any:
+    """A literal that is compared with a column; None if Spark would compare it differently."""
+    if isinstance(raw, str) and isinstance(kind, LongType):  # It is the meaning of a flag.
+        return None
+    if isinstance(raw, int | float) and isinstance(kind, FloatType):
+        return F.lit(float(raw)).cast(kind) if abs(raw) < _FLOAT32_MAX else None
     if isinstance(raw, dict) and set(raw) == {"timestamp"}:
         return F.timestamp_micros(F.lit(micros(raw["timestamp"])))
     if isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) >= EXACT_INT_MAX:

@@ -188,6 +188,30 @@ def test_load_pushes_the_query_to_nodes_and_shows_it_in_the_plan(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("query", ["t = 4.3", "t IN (0.1, 4.3)", "qc = 'good'", "t < 1e39"])
+def test_load_compares_32_bit_floats_and_flags_as_nodes_do(
+    spark: SparkSession,
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    fresh_name: Make,
+    query: str,
+) -> None:
+    name = fresh_name("float32")
+    flagged = galileo.Feature("qc", type="int", flags={1: "good", 4: "bad"})
+    client.create_dataset(galileo.Schema(name, [galileo.Feature("t", type="float32"), flagged]))
+    stored = {"latitude": [1.0, 2.0, 3.0], "longitude": [1.0, 2.0, 3.0], "qc": [1, 4, 1]}
+    times = pa.array([0, 1, 2], pa.timestamp("us", "UTC"))
+    client.ingest(name, pa.table({**stored, "t": [4.3, 0.1, 2.0], "time": times}))
+    frame = galileo.spark.read(spark, cluster.addresses[0], name, query=query)
+    assert same(frame.toArrow(), client.select(name, query))
+    assert frame.count() == client.count(name, query) > 0
+    frame.write.format("galileo").options(address=cluster.addresses[0], dataset=name).mode(
+        "append"
+    ).save()
+    assert client.count(name, query) == 2 * frame.count()
+
+
+@pytest.mark.slow
 def test_load_filters_of_one_query_do_not_narrow_another(
     load: Any, air: str, client: galileo.Client
 ) -> None:
