@@ -63,7 +63,7 @@ def hash128(columns: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
     such as a number. No secret takes part, so rows that collide can be made on purpose.
 
     Args:
-        columns: of one length; texts, bytes, or what has 64 bits: numbers and times.
+        columns: of one length; texts, bytes, numbers, or times.
 
     Returns:
         A row of two halves for each row.
@@ -73,6 +73,8 @@ def hash128(columns: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
             hashes = _mix_texts(hashes, column)
         else:
+            if column.type == pa.float32():
+                column = column.cast(pa.float64())
             hashes = mix64(hashes ^ column.view(pa.int64()).to_numpy().view(np.uint64))
     return hashes.T
 

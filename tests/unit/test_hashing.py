@@ -200,3 +200,12 @@ def test_rows_digest_of_long_texts_differs_by_each_byte() -> None:
                 digests.add(rows_digest(table))
                 assert rows_digest(table) == rows_digest(table.take([2, 1, 0]))
     assert len(digests) == 24
+
+
+def test_rows_digest_of_32_bit_floats_differs_by_each_value() -> None:
+    values = [4.3, 0.1, None, float("inf")]
+    digests = {
+        rows_digest(pa.table({"t": pa.array([*values[:n], 7.0], pa.float32())}))
+        for n in range(len(values) + 1)
+    }
+    assert len(digests) == len(values) + 1

@@ -40,7 +40,8 @@ ROWS = pa.table(
 def client(cluster: galileo.LocalCluster) -> galileo.Client:
     running = cluster.client()
     running.create_dataset(galileo.Schema("sea", [SEA, QC, RAW, ID]))
-    running.ingest("sea", ROWS)
+    running.ingest("sea", ROWS, producer="first")
+    assert running.ingest("sea", ROWS, producer="first").duplicate_rows == ROWS.num_rows
     return running
 
 
