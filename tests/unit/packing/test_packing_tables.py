@@ -365,3 +365,11 @@ def test_unpack_long_text_for_every_row_raises_before_allocation() -> None:
     bomb = b"GL" + bytes([FORMAT_VERSION]) + checksum + content
     with raises(CorruptData):
         unpack(bomb, schema)
+
+
+@given(st.lists(st.none() | st.floats(width=32, allow_nan=False), max_size=40))
+def test_pack_columns_of_32_bit_floats_round_trip(values: list[float | None]) -> None:
+    table = pa.table({"t": pa.array(values, pa.float32())})
+    for compression in Compression:
+        found = unpack(pack(table, compression), table.schema)
+        assert found.equals(table)
