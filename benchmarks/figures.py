@@ -131,6 +131,7 @@ def in_turn(
     warm_up: bool = True,
     run_s: float = 0.0,
     before: Subject | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Spread]:
     """Seconds of one call of each subject over `runs` rounds; a round runs all of them.
 
@@ -141,14 +142,16 @@ def in_turn(
         run_s: how long a run takes at least, by calling a quick subject several times; a run's
             value is then the mean of its calls.
         before: called before each call of a subject, outside the time taken.
+        clock: `time.process_time` for the time that all threads of this process work.
     """
     taken: list[list[float]] = [[] for _ in subjects]
     calls = [1] * len(subjects)
     if warm_up:
-        calls = [calls_for(run_s, seconds(subject, before)) for subject in subjects]
+        calls = [calls_for(run_s, seconds(subject, before, clock=clock)) for subject in subjects]
     for _ in range(runs):
         for subject, count, times in zip(subjects, calls, taken, strict=True):
-            times.append(sum(seconds(subject, before) for _ in range(count)) / count)
+            taken_s = [seconds(subject, before, clock=clock) for _ in range(count)]
+            times.append(sum(taken_s) / count)
     return [Spread.of(times) for times in taken]
 
 
@@ -157,12 +160,17 @@ def calls_for(run_s: float, call_s: float) -> int:
     return max(1, min(CALLS_MAX, math.ceil(run_s / max(call_s, 1e-9))))
 
 
-def seconds(subject: Subject, before: Subject | None = None) -> float:
+def seconds(
+    subject: Subject,
+    before: Subject | None = None,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """How long one call takes, without what comes before it."""
     if before is not None:
         before()
-    started = time.perf_counter()
+    started = clock()
     result = subject()
-    elapsed = time.perf_counter() - started
+    elapsed = clock() - started
     del result
     return elapsed

@@ -24,6 +24,7 @@ from benchmarks.sizes import FULL, Bench, NotInstalled
 from galileo.geo import geohash
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model.schema import Feature, FeatureType, Schema
+from galileo.model.times import column_micros, times_from_micros
 from galileo.query import parse
 
 THREADS = 2
@@ -45,12 +46,14 @@ class Layout:
         schema: its features in the order of levels.
         step: what the values are rounded to multiples of; None: they are as drawn.
         order: columns by which everything is sorted before it is committed; none: by time.
+        hours: how many an hour becomes, so that the ten days are as many times as long.
     """
 
     name: str
     schema: Schema
     step: float | None = None
     order: tuple[str, ...] = ()
+    hours: int = 1
 
 
 def _schema(names: Sequence[str], *, kind: FeatureType) -> Schema:
@@ -137,6 +140,9 @@ def arranged(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
 
     def column(field: pa.Field) -> pa.Array:
         values = batch.column(field.name)
+        if field.name == "bucket":
+            since = column_micros(values) - weather.START_US
+            return times_from_micros(weather.START_US + layout.hours * since)
         if layout.step is None or field.name not in NAMES:
             return values
         return pc.multiply(pc.round(pc.divide(values, layout.step)), layout.step).cast(field.type)

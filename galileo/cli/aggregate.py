@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -36,6 +36,11 @@ def _statistic_options(command: F) -> F:
     return command
 
 
+def _percentile(_: click.Context, option: click.Parameter, given: Sequence[tuple[str, str]]) -> Any:
+    """The features of each percentile, such as p90 of the option --percentile 90 t."""
+    return [(f"p{share.removeprefix('p')}", feature) for share, feature in given]
+
+
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
@@ -43,9 +48,19 @@ def _statistic_options(command: F) -> F:
     "--by",
     metavar="KEY",
     multiple=True,
-    help="cell:5 (geohash characters), bits:14, window:1h, or a feature; repeat it for more keys.",
+    help="cell:5 (geohash characters), bits:14, window:1h, window:1mo, or a feature; repeat it for "
+    "more keys.",
 )
 @_statistic_options
+@click.option(
+    "--percentile",
+    "percentiles",
+    type=(str, str),
+    metavar="PERCENT FEATURE",
+    multiple=True,
+    callback=_percentile,
+    help="Percentile of a feature, such as 90 t or 2.5 t.",
+)
 @limit_options
 @output_options("groups")
 @require_complete_option
@@ -57,6 +72,7 @@ def aggregate(
     dataset: str,
     query: str,
     by: tuple[str, ...],
+    percentiles: list[tuple[str, str]],
     limit: int | None,
     everything: bool,
     output: str | None,
@@ -72,6 +88,7 @@ def aggregate(
     \b
     Example:
       galileo aggregate nam --by cell:4 --by window:1d --mean t --max t
+      galileo aggregate nam --by cell:4 --by window:1mo --mean t --percentile 90 t
       galileo aggregate nam "temperature > 290" --by cell:5 --output warm.geojson
     """
     limit = limit_of(limit, everything=everything)
@@ -81,12 +98,13 @@ def aggregate(
             dataset,
             query,
             by=by,
-            statistics=_statistics(features_of),
+            statistics=_statistics(features_of, percentiles),
             require_complete=require_complete,
         )
     limit = _shown(session.output, limit, everything=everything) if output is None else limit
     target = None if output is None else Target(output, file_format)
     _deliver(session.output, groups, "groups", limit=limit, target=target)
+    _note_rank_error(session.output, groups.rank_error)
 
 
 @click.command()
@@ -135,15 +153,17 @@ def _shown(output: Output, limit: int | None, *, everything: bool) -> int | None
     return LABELS_SHOWN if limit is None and not everything and not output.as_json else limit
 
 
-def _statistics(features_of: dict[str, tuple[str, ...]]) -> dict[str, list[str]]:
-    """The statistics of each feature, in the order of `STATISTICS`."""
+def _statistics(
+    features_of: dict[str, tuple[str, ...]], percentiles: Sequence[tuple[str, str]]
+) -> dict[str, list[str]]:
+    """The statistics of each feature, in the order of `STATISTICS`, then its percentiles."""
+    named = [(name, feature) for name in STATISTICS for feature in features_of[f"{name}_of"]]
     statistics: dict[str, list[str]] = {}
-    for name in STATISTICS:
-        for feature in features_of[f"{name}_of"]:
-            named = statistics.setdefault(feature, [])
-            if name in named:
-                raise InputError(f"expected --{name} {feature} once, got it twice")
-            named.append(name)
+    for name, feature in (*named, *percentiles):
+        names = statistics.setdefault(feature, [])
+        if name in names:
+            raise InputError(f"expected {name} of {feature} once, got it twice")
+        names.append(name)
     return statistics
 
 
@@ -168,14 +188,24 @@ def _deliver(
         )
         return
     if output.as_json:
-        facts = {
+        facts: dict[str, Any] = {
             "more": table.num_rows < len(answer),
             "complete": answer.complete,
             "missing": answer.missing,
         }
+        if isinstance(answer, Aggregates):
+            facts["rank_error"] = answer.rank_error
         output.value({unit: rows_of(table), **facts})
     else:
         output.rows(rows_of(table))
         left = f"; {table.num_rows:,} shown, --all shows all" * (table.num_rows < len(answer))
         output.value(None, words=f"{counted(len(answer), unit.removesuffix('s'))}{left}")
     output.warn_partial(answer.missing)
+
+
+def _note_rank_error(output: Output, error: float) -> None:
+    if error:
+        output.note(
+            "galileo: percentiles of groups with more than 10,000 different values are estimates: "
+            f"their ranks differ by at most {100 * error:.2g} % of the values"
+        )

@@ -178,8 +178,8 @@ class ReadRequest:
 @click.option("--columns", metavar="NAME,NAME,...", help="Columns to read.  [default: all]")
 @click.option(
     "--order-by",
-    metavar="time|-time",
-    help="time: the earliest first; -time: the latest first.  [default: any order]",
+    metavar="[-]COLUMN",
+    help="Such as time: the earliest first; or -time: the latest first.  [default: any order]",
 )
 @limit_options
 @click.option(

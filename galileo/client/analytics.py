@@ -214,7 +214,11 @@ def summary_of(answer: AnalyticsAnswer, feature: str) -> FeatureSummary:
 def aggregates_of(answer: AnalyticsAnswer) -> Aggregates:
     partitions = tuple(answer.tail["partitions"])
     return Aggregates(
-        table=answer.rows, partitions=partitions, ranges=answer.tail["ranges"], **answer.about
+        table=answer.rows,
+        partitions=partitions,
+        ranges=answer.tail["ranges"],
+        rank_error=answer.facts["rank_error"],
+        **answer.about,
     )
 
 

@@ -255,6 +255,9 @@ class Aggregates:
         missing: partitions that could not be asked; their observations are in no group.
         partitions: that could hold a match. Only what happens to these can change the answer.
         ranges: as in `DatasetVersion`, of the time of the answer.
+        rank_error: 0.0 if all percentiles are exact. Else the rank of a percentile of a group with
+            more than 10,000 different values differs by at most this share of its values, with
+            99 % confidence.
     """
 
     table: pa.Table
@@ -263,6 +266,7 @@ class Aggregates:
     missing: tuple[int, ...]
     partitions: tuple[int, ...] = ()
     ranges: int = 0
+    rank_error: float = 0.0
 
     def __len__(self) -> int:
         return int(self.table.num_rows)

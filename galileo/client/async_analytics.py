@@ -193,22 +193,29 @@ class AsyncAnalytics(Calls):
 
         Each owner groups its observations, and the node that is asked merges the groups. The owners
         answer from their metadata graphs if cells are no smaller than those of the dataset, windows
-        are multiples of its time buckets, and all features are indexed; but they read the
-        observations of blocks through which a region or an interval cuts. Otherwise they read all
-        observations that match.
+        are multiples of its time buckets, all features are indexed, and no statistic is "first" or
+        "last"; but they read the observations of blocks through which a region or an interval cuts.
+        Otherwise they read all observations that match.
+
+        Percentiles are interpolated as by `numpy.quantile`. They are exact in a group with at most
+        10,000 different values; `Aggregates.rank_error` bounds the error in larger ones.
 
         Args:
             dataset: its name.
             query: CQL2.
             by: keys: `galileo.cell(5)`, `galileo.window("1h")` and names of features, or texts
-                such as "cell:5" and "window:1h"; none for one group of all observations.
-            statistics: of features, such as {"temperature": ["mean", "max"]}: "count" (of values),
-                "sum", "min", "max", "mean". Those of a bool count it as 0 and 1; a text feature has
-                "count" alone.
+                such as "cell:5", "window:1h" and "window:1mo"; none for one group of all
+                observations.
+            statistics: of features, such as {"temperature": ["mean", "p90"]}: "count" (of values),
+                "sum", "min", "max", "mean", "std" (of a sample; null of one value), "median",
+                percentiles such as "p90" and "p2.5", and the values "first" and "last" in time: of
+                several at the first time the least, of several at the last time the greatest. Those
+                of a bool count it as 0 and 1; a text feature has "count" alone.
             require_complete: whether a partial answer is an error.
 
         Raises:
-            InputError: the dataset has no such feature, or there are more than 1,000,000 groups.
+            InputError: the dataset has no such feature, there are more than 1,000,000 groups, or
+                percentiles of more than 33,554,432 values in groups of at most 10,000.
 
         Example:
             >>> wanted = {"temperature": "mean"}

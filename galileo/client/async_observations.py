@@ -369,9 +369,9 @@ class AsyncObservations(Deletions):
                 paths, of which some can lie just outside a polygon or an interval.
             columns: of the answer; all where none is named.
             limit: observations at most; None: all.
-            order_by: "time" (the earliest first) or "-time" (the latest first); empty: ordered by
-                partition, commit and row. The order of observations of the same time is not
-                defined. Up to a limit of 1,000,000, if there is one.
+            order_by: a column, such as "time" (the earliest first) or, descending, "-time"; empty:
+                ordered by partition, commit and row. Missing values are last, and the order of
+                equal ones is not defined. Up to a limit of 1,000,000, if there is one.
             require_complete: whether labels of a partial answer are an error.
             progress: called with the observations of each piece as it comes.
 
@@ -448,9 +448,9 @@ class AsyncObservations(Deletions):
             columns: of the answer; all where none is named.
             limit: observations at most; None: all. A node that cannot be reached is reported also
                 where the limit was reached without it.
-            order_by: "time" (the earliest first) or "-time" (the latest first); empty: any order.
-                The order of observations of the same time is not defined. Up to a limit of
-                1,000,000, if there is one.
+            order_by: a column, such as "time" (the earliest first) or, descending, "-time"; empty:
+                any order. Missing values are last, and the order of equal ones is not defined. Up
+                to a limit of 1,000,000, if there is one.
             enrich: steps that add rows of tables, each of another table: `galileo.Lookup`,
                 `Within`, `Near` and `Nearest`. The client joins the rows that are in a table when
                 the observations have been read. It reads all rows of the table, but for a lookup
@@ -486,7 +486,8 @@ class AsyncObservations(Deletions):
         """
         check_progress(progress)
         steps, options = steps_of(enrich), row_options(columns, limit, order_by)
-        schema = await self._schema_with(dataset, options.columns)
+        ordered = [options.ordered] if order_by else []
+        schema = await self._schema_with(dataset, [*options.columns, *ordered])
         tables = {step.table: await self._table(step.table) for step in steps}
         check_steps(steps, schema.observation_schema, tables)
         names = options.columns

@@ -31,7 +31,7 @@ from galileo.client.results import Labels, QueryEnd
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import IncompleteAnswer, TransientError, Unavailable
 from galileo.labels import from_ipc, marked
-from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
+from galileo.model.rows import RowOptions, in_order, needed_columns
 from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.caller import Caller, Connection, Stream
@@ -336,7 +336,7 @@ async def select(
     """The observations; see `AsyncClient.select`."""
     options.check(schema)
     names = options.names(schema)
-    needed = dataclasses.replace(options, columns=needed_columns(names, options.order_by))
+    needed = dataclasses.replace(options, columns=needed_columns(names, options.ordered))
     request = _select_request(schema, query, needed, require_complete=require_complete, at=at)
     report = of_total(progress)
 
@@ -349,7 +349,7 @@ async def select(
                 if report is not None:
                     rows += read_stream(part.observations).num_rows
                     report(rows)
-        table = sorted_by_time(table_of(chunks, needed.described_schema(schema)), options.order_by)
+        table = in_order(table_of(chunks, needed.described_schema(schema)), options.order_by)
         return marked(table.select(names), missing)
 
     return await caller.call(attempt)

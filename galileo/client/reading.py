@@ -28,7 +28,7 @@ from galileo.client.routing import Router
 from galileo.cursor import joined_changes
 from galileo.errors import HistoryChanged, InputError
 from galileo.labels import LabelSet, from_ipc, marked
-from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
+from galileo.model.rows import RowOptions, in_order, needed_columns
 from galileo.wire.caller import Caller, Stream
 from galileo.wire.codec import table_chunks
 from galileo.wire.services import STORAGE
@@ -53,12 +53,12 @@ async def read(
     schema = labels.schema
     options.check(schema)
     needed = dataclasses.replace(
-        options, columns=needed_columns(options.names(schema), options.order_by)
+        options, columns=needed_columns(options.names(schema), options.ordered)
     )
     pieces = read_batches(router, labels, exact=exact, options=needed, at_once=ENDPOINTS_AT_ONCE)
     tables = [table async for table in with_progress(pieces, progress)]
     whole = pa.concat_tables([needed.described_schema(schema).empty_table(), *tables])
-    first = sorted_by_time(whole, options.order_by).slice(0, options.limit)
+    first = in_order(whole, options.order_by).slice(0, options.limit)
     return marked(first.select(options.names(schema)), labels.missing)
 
 

@@ -40,6 +40,8 @@ from galileo.query.builder import Condition
 
 MISSING_HEADER = "Galileo-Missing"
 """The number of partitions that an answer lacks, with answers that may lack some."""
+RANK_ERROR_HEADER = "Galileo-Rank-Error"
+"""`Aggregates.rank_error`, with answers whose percentiles are not exact."""
 PIECE_BYTES = 1 << 16
 """Bytes of JSON that are sent together, at least."""
 _JSON_ONLY = {"json": documents.JSON}
@@ -68,6 +70,8 @@ class AggregateRoutes(RouteGroup):
             table = await self._encoders.run(functools.partial(located, groups.table, grouping))
             pieces = _encoded(table, groups, format, self._encoders)
             media_type, headers = GROUP_FORMATS[format], missing_header(groups.missing)
+            if groups.rank_error:
+                headers[RANK_ERROR_HEADER] = str(groups.rank_error)
             return Streamed(pieces, media_type, held=stack.pop_all(), headers=headers)
 
     async def latest(self, request: Request) -> Response:
@@ -179,7 +183,10 @@ def _encoded(
 ) -> AsyncIterator[bytes]:
     """The pieces of an answer in a format of `LATEST_FORMATS`."""
     if format == "json":
-        return _gathered(_json_pieces(table, _state(answer.missing)), encoders)
+        members = _state(answer.missing)
+        if isinstance(answer, Aggregates):
+            members["rank_error"] = answer.rank_error
+        return _gathered(_json_pieces(table, members), encoders)
     if format == "csv" and "time" in table.column_names:
         times = iso_column(column_micros(table.column("time")))
         table = table.set_column(table.column_names.index("time"), "time", times)

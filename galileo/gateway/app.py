@@ -18,7 +18,7 @@ from starlette.routing import Route
 from galileo import request_id
 from galileo.errors import GalileoError, InputError, Overloaded
 from galileo.gateway import html_documents
-from galileo.gateway.aggregates import MISSING_HEADER, AggregateRoutes
+from galileo.gateway.aggregates import MISSING_HEADER, RANK_ERROR_HEADER, AggregateRoutes
 from galileo.gateway.callers import Callers
 from galileo.gateway.ccq_collections import CcqCollections, is_ccq
 from galileo.gateway.ccqs import CcqRoutes
@@ -116,7 +116,7 @@ class Gateway:
                 *("If-Match", "Last-Event-ID", REQUEST_HEADER),
             ],
             expose_headers=[
-                *(REQUEST_HEADER, TOKEN_HEADER, MISSING_HEADER),
+                *(REQUEST_HEADER, TOKEN_HEADER, MISSING_HEADER, RANK_ERROR_HEADER),
                 *("Content-Crs", "ETag", "Location", "Retry-After"),
             ],
         )

@@ -17,7 +17,15 @@ from galileo.gateway.crs import Crs, crs_of
 from galileo.gateway.tile_matrix_sets import SETS, ZOOM_MAX
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.interpreter_turns import interpret
-from galileo.model.grouping import CellKey, FeatureKey, WindowKey, cell, parse_key, window
+from galileo.model.grouping import (
+    STATISTICS,
+    CellKey,
+    FeatureKey,
+    WindowKey,
+    cell,
+    parse_key,
+    window,
+)
 from galileo.model.schema import FLOATS, Feature, Schema, nearest_name
 from galileo.model.times import iso, period
 from galileo.query.builder import Condition, within
@@ -151,15 +159,15 @@ TABLE: dict[str, dict[str, Any]] = {
         maximum=PRECISION_MAX,
         required=True,
     ),
-    "window": _value("The width of time windows, such as 15m, 1h or 1d."),
+    "window": _value("The width of time windows, such as 15m, 1h, 1d, 1w, 1mo or 1y."),
     "by": _value(
         "Of what the newest observations are wanted: cells such as cell:5, or the "
         "values of a feature.",
         required=True,
     ),
     "statistics": _list(
-        "Statistics of features: count, sum, min, max or mean, such as "
-        "temperature:mean,temperature:max."
+        f"Statistics of features: {', '.join(STATISTICS)} or a percentile, such as "
+        "temperature:mean,temperature:p90."
     ),
     "feature": _value("An indexed feature, of which statistics are wanted."),
     "bins": _list("Bins of a histogram of the feature: their number, or their edges.", "number"),

@@ -69,7 +69,7 @@ def key_array(
         cells = codes.astype(np.uint64)
         return pa.array(cells) if key.bits % 5 else geohash.to_text(cells, key.bits // 5)
     if isinstance(key, WindowKey):
-        return times_from_micros(codes * key.width_us)
+        return times_from_micros(key.begins(codes))
     missing = codes == _LAST
     match type_of(key, schema):
         case "float" | "float32" as kind:

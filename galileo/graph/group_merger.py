@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,19 @@ from galileo.graph.group_keys import (
     sent_array,
     type_of,
 )
-from galileo.graph.groups import Groups, Measure, groups_of_observations
-from galileo.model.grouping import OBSERVATIONS, STATISTICS, FeatureKey, Grouping, Key, parts_of
+from galileo.graph.group_values import GroupValues
+from galileo.graph.groups import PARTS, Groups, Measure, groups_of_observations
+from galileo.model.grouping import OBSERVATIONS, FeatureKey, Grouping, Key, known, parts_of
 from galileo.model.schema import Feature, Schema
 from galileo.query.columns import from_arrow
 
 GROUPS_MAX = 1_000_000
 """Groups of one answer."""
+VALUES_MAX = 1 << 25
+"""Values of one answer that percentiles are computed of, those in sketches included."""
 MERGE_ROWS = 1 << 18
-"""Groups that wait before they are merged, unless more are left than a half of these."""
+"""Groups, and values of these, that wait before they are merged, unless more are left than a half
+of them."""
 
 
 class GroupMerger:
@@ -43,7 +48,7 @@ class GroupMerger:
         self._texts = StringDictionary()
         self._waiting: list[Groups] = []
         self._rows = 0
-        self._groups = 0
+        self._merged_rows = 0
 
     def add_paths(self, groups: Groups, texts: StringDictionary) -> None:
         """Adds groups of a metadata graph, which has its own dictionary of texts."""
@@ -70,30 +75,45 @@ class GroupMerger:
         observations = arrays.pop(0).to_numpy()
         measures = []
         for _, statistics in self._grouping.statistics:
-            count, *parts = [arrays.pop(0).to_numpy() for _ in ("", *parts_of(statistics))]
-            measures.append(Measure(count, dict(zip(parts_of(statistics), parts, strict=True))))
+            count, parts = arrays.pop(0).to_numpy(), {}
+            for name in parts_of(statistics):
+                width = len(PARTS[name].missing(np.dtype(np.float64)))
+                parts[name] = tuple(arrays.pop(0).to_numpy() for _ in range(width))
+            has_values = any(known(name).share is not None for name in statistics)
+            values = (
+                GroupValues.from_arrow(*(arrays.pop(0) for _ in range(3))) if has_values else None
+            )
+            measures.append(Measure(count, parts, values))
         self._add(Groups(tuple(keys), observations, tuple(measures)))
 
     def _add(self, groups: Groups) -> None:
         if len(groups) == 0:
             return
         self._waiting.append(groups)
-        self._rows += len(groups)
-        if self._rows > max(MERGE_ROWS, 2 * self._groups):
+        self._rows += groups.weight
+        if self._rows > max(MERGE_ROWS, 2 * self._merged_rows):
             self._merge()
 
     def _merge(self) -> Groups:
         whole = Groups.concat([self._nothing(), *self._waiting]).merged()
-        whole = whole if len(whole) else self._nothing()
+        whole = whole.reduced() if len(whole) else self._nothing()
         self._waiting = [whole]
-        self._rows = self._groups = len(whole)
-        if self._groups > GROUPS_MAX:
+        self._rows = self._merged_rows = whole.weight
+        by = ", ".join(map(str, self._grouping.keys))
+        if len(whole) > GROUPS_MAX:
             raise InputError(
-                f"expected at most {GROUPS_MAX:,} groups by "
-                f"{', '.join(map(str, self._grouping.keys))}, got more; group by larger cells or "
-                "longer windows, or narrow the query",
+                f"expected at most {GROUPS_MAX:,} groups by {by}, got more; group by larger cells "
+                "or longer windows, or narrow the query",
                 parameter="by",
                 bound=GROUPS_MAX,
+            )
+        if whole.weight - len(whole) > VALUES_MAX:
+            raise InputError(
+                f"expected groups by {by} with at most {VALUES_MAX:,} values for percentiles, got "
+                "more; narrow the query, or group by larger cells or longer windows, of whose "
+                "values sketches are kept",
+                parameter="statistics",
+                bound=VALUES_MAX,
             )
         return whole
 
@@ -106,7 +126,8 @@ class GroupMerger:
             feature = self._schema.feature(name)
             assert feature is not None, "the grouping was not checked"
             nothing = from_arrow(pa.nulls(count, feature.arrow_type))
-            measures.append(Measure.of(nothing, np.ones(count, dtype=np.int64), statistics))
+            ones = np.ones(count, dtype=np.int64)
+            measures.append(Measure.of(nothing, ones, statistics, times=ones))
         keys = tuple(np.zeros(0, dtype=np.int64) for _ in range(width))
         return Groups(keys, np.zeros(count, dtype=np.int64), tuple(measures))
 
@@ -116,9 +137,10 @@ class GroupMerger:
         columns = [*self._key_arrays(whole, sent_array), pa.array(whole.observations)]
         names = [*(f"key{number}" for number in range(len(self._keys))), OBSERVATIONS]
         for number, measure in enumerate(whole.measures):
-            for name, part in {"count": measure.count, **measure.parts}.items():
-                columns.append(pa.array(part))
-                names.append(f"{name}{number}")
+            values = {} if measure.values is None else measure.values.to_arrow(len(whole))
+            parts = [measure.count, *itertools.chain(*measure.parts.values())]
+            columns += [*map(pa.array, parts), *values.values()]
+            names += [f"part{number}.{at}" for at in range(len(parts) + len(values))]
         return pa.table(columns, names=names)
 
     @property
@@ -134,6 +156,12 @@ class GroupMerger:
             at += width
         return arrays
 
+    @property
+    def rank_error(self) -> float:
+        """`GroupValues.rank_error` of the answer."""
+        values = (m.values for groups in self._waiting for m in groups.measures)
+        return max((v.rank_error for v in values if v is not None), default=0.0)
+
     def answer(self) -> pa.Table:
         """The groups ascending by their keys, null last, with columns `Grouping.names`."""
         whole = self._merge()
@@ -143,7 +171,7 @@ class GroupMerger:
         ):
             feature = self._schema.feature(name)
             assert feature is not None, "the grouping was not checked"
-            columns += [_statistic(measure, statistic, feature) for statistic in statistics]
+            columns += _statistics(measure, statistics, feature)
         table = pa.table(columns, names=list(self._grouping.names()))
         return self._sorted(table)
 
@@ -157,23 +185,40 @@ class GroupMerger:
         return table.take(pc.sort_indices(table, sort_keys=order))
 
 
-def _statistic(measure: Measure, statistic: str, feature: Feature) -> pa.Array:
-    """The column of a statistic; null in groups without a value, the sum too."""
-    if not STATISTICS[statistic].parts:
+def _statistics(measure: Measure, names: Sequence[str], feature: Feature) -> list[pa.Array]:
+    """The columns of statistics; null in groups without a value, the sum too."""
+    shares = [share for name in names if (share := known(name).share) is not None]
+    percentiles: Iterator[Any] = iter(())
+    if measure.values is not None:
+        percentiles = iter(measure.values.percentiles(shares, len(measure.count)))
+    columns = []
+    for name in names:
+        if known(name).share is None:
+            columns.append(_statistic(measure, name, feature))
+        else:
+            columns.append(pa.array(next(percentiles), mask=measure.count == 0))
+    return columns
+
+
+def _statistic(measure: Measure, name: str, feature: Feature) -> pa.Array:
+    if name == "count":
         return pa.array(measure.count)
     with np.errstate(invalid="ignore", divide="ignore"):
-        values = _FOLDS[statistic](measure)
+        values = _FOLDS[name](measure)
     if feature.type == "bool" and values.dtype == np.int64:
         values = values == 1
-    if feature.type == "float32" and statistic in ("min", "max"):
+    if feature.type == "float32" and name in ("min", "max", "first", "last"):
         values = values.astype(np.float32)
-    return pa.array(values, mask=measure.count == 0)
+    return pa.array(values, mask=measure.count < known(name).values_min)
 
 
 _FOLDS: Mapping[str, Callable[[Measure], Any]] = {
-    "sum": lambda measure: measure.parts["total"],
-    "min": lambda measure: measure.parts["low"],
-    "max": lambda measure: measure.parts["high"],
-    "mean": lambda measure: measure.parts["total"] / measure.count,
+    "sum": lambda measure: measure.parts["total"][0],
+    "min": lambda measure: measure.parts["low"][0],
+    "max": lambda measure: measure.parts["high"][0],
+    "mean": lambda measure: measure.parts["total"][0] / measure.count,
+    "std": lambda measure: np.sqrt(measure.parts["spread"][1] / (measure.count - 1)),
+    "first": lambda measure: measure.parts["first"][1],
+    "last": lambda measure: measure.parts["last"][1],
 }
 """Each statistic of its parts; one of integers is of the type of the feature."""

@@ -13,8 +13,7 @@ their range; else the integers are first numbered by a hash table.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -25,7 +24,8 @@ import pyarrow as pa
 from galileo.geo import geohash
 from galileo.graph.columns import StringDictionary
 from galileo.graph.group_keys import Ints, key_columns
-from galileo.model.grouping import CellKey, Grouping, WindowKey, parts_of
+from galileo.graph.group_values import GroupValues
+from galileo.model.grouping import CellKey, Grouping, WindowKey, known, parts_of
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
 from galileo.query.columns import (
@@ -44,6 +44,7 @@ _LAST = np.iinfo(np.int64).max
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Extremes: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+Arrays: TypeAlias = tuple[Extremes, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,15 +53,32 @@ class Measure:
 
     Attributes:
         count: observations with a value, shape (k,).
-        parts: others of `PARTS` that are needed, each of shape (k,).
+        parts: others of `PARTS` that are needed, arrays of shape (k,).
+        values: of which percentiles are computed; None if none are needed. They are merged in
+            place, so that groups are merged once.
     """
 
     count: Ints
-    parts: Mapping[str, Extremes]
+    parts: Mapping[str, Arrays]
+    values: GroupValues | None = None
 
     @classmethod
-    def of(cls, column: FeatureColumn, weights: Ints, statistics: Sequence[str]) -> Measure:
-        """The values of a column, each a group of `weights` observations."""
+    def of(
+        cls,
+        column: FeatureColumn,
+        weights: Ints,
+        statistics: Sequence[str],
+        *,
+        times: Ints | None = None,
+    ) -> Measure:
+        """The values of a column, each a group of `weights` observations.
+
+        Args:
+            column: of a feature.
+            weights: shape (k,).
+            statistics: of `STATISTICS`, and percentiles.
+            times: of observations, microseconds; needed by statistics that `need_times`.
+        """
         valid = column.valid
         is_complete = bool(valid.all())
         count: Ints = weights if is_complete else np.where(valid, weights, np.int64(0))
@@ -69,35 +87,59 @@ class Measure:
         values: Extremes = column.numbers
         if isinstance(column, IntColumn | BoolColumn):
             values = column.values.astype(np.int64, copy=False)
-        parts = {}
+        parts: dict[str, Arrays] = {}
         for name in parts_of(statistics):
             part = PARTS[name]
             with np.errstate(over="ignore", invalid="ignore"):
-                each = part.begin(values, weights)
-            missing = part.missing(each.dtype)
-            parts[name] = each if is_complete else np.where(valid, each, missing)
-        return cls(count, parts)
+                each = part.begin(Values(values, weights, times))
+            if not is_complete:
+                pairs = zip(each, part.missing(values.dtype), strict=True)
+                each = tuple(np.where(valid, array, missing) for array, missing in pairs)
+            parts[name] = each
+        is_needed = any(known(name).share is not None for name in statistics)
+        return cls(count, parts, GroupValues.of(values, valid, weights) if is_needed else None)
 
     def merged(self, numbers: Ints, size: int) -> Measure:
         """The parts of groups by their number, below `size`."""
+        merging = Merging(numbers, size, self.count)
         return Measure(
             _sums(numbers, self.count, size).astype(np.int64),
-            {name: PARTS[name].fold(numbers, part, size) for name, part in self.parts.items()},
+            {name: PARTS[name].fold(merging, *arrays) for name, arrays in self.parts.items()},
+            None if self.values is None else self.values.renumbered(numbers),
         )
 
-    def take(self, rows: Any) -> Measure:
-        return Measure(self.count[rows], {name: part[rows] for name, part in self.parts.items()})
+    def take(self, rows: Ints, size: int) -> Measure:
+        """Some of `size` groups; no other one has a value."""
+        parts = {
+            name: tuple(array.take(rows) for array in arrays) for name, arrays in self.parts.items()
+        }
+        values = self.values
+        if values is not None and len(rows) < size:
+            numbers = np.zeros(size, dtype=np.int64)
+            numbers[rows] = np.arange(len(rows))
+            values = values.renumbered(numbers)
+        return Measure(self.count.take(rows), parts, values)
 
     @staticmethod
     def concat(measures: Sequence[Measure]) -> Measure:
         """Those of the same parts behind each other."""
+        values = [measure.values for measure in measures if measure.values is not None]
         return Measure(
             np.concatenate([measure.count for measure in measures]),
             {
-                name: np.concatenate([measure.parts[name] for measure in measures])
+                name: tuple(
+                    map(np.concatenate, zip(*(m.parts[name] for m in measures), strict=True))
+                )
                 for name in measures[0].parts
             },
+            GroupValues.concat(values, [len(m.count) for m in measures]) if values else None,
         )
+
+    def reduced(self) -> Measure:
+        """With a bounded number of values for each group."""
+        if self.values is None:
+            return self
+        return replace(self, values=self.values.reduced(len(self.count)))
 
 
 def _bound(dtype: np.dtype[Any], sign: int) -> Any:
@@ -122,38 +164,101 @@ def _extremes(ufunc: np.ufunc, numbers: Ints, values: Extremes, size: int) -> Ex
 
 
 @dataclass(frozen=True, slots=True)
+class Values:
+    """Values, each of `weights` observations, with their times if these are known."""
+
+    values: Extremes
+    weights: Ints
+    times: Ints | None
+
+
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """How groups are merged: the numbers of the new ones, below `size`, and the values of each."""
+
+    numbers: Ints
+    size: int
+    count: Ints
+
+    def sums(self, values: npt.NDArray[Any]) -> Floats:
+        return _sums(self.numbers, values, self.size)
+
+    def extremes(self, sign: int, values: Extremes) -> Extremes:
+        """The least values (1) or the greatest (-1)."""
+        ufunc = np.minimum if sign > 0 else np.maximum
+        return _extremes(ufunc, self.numbers, values, self.size)
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A part of statistics of numbers; a bool is 0 or 1.
 
     Attributes:
-        begin: of values, each of some observations.
-        missing: that of no value, by the type of the part.
-        fold: of groups by their number, below a size.
+        begin: arrays of values.
+        missing: what these have where there is no value, by the type of the values.
+        fold: arrays of merged groups.
     """
 
-    begin: Callable[[Extremes, Ints], Extremes]
-    missing: Callable[[np.dtype[Any]], Any]
-    fold: Callable[[Ints, Extremes, int], Extremes]
+    begin: Callable[[Values], Arrays]
+    missing: Callable[[np.dtype[Any]], tuple[Any, ...]]
+    fold: Callable[..., Arrays]
+
+
+def _extreme(sign: int) -> Part:
+    return Part(
+        lambda of: (of.values,),
+        lambda dtype: (_bound(dtype, sign),),
+        lambda merging, values: (merging.extremes(sign, values),),
+    )
+
+
+def _at_extreme_time(sign: int) -> Part:
+    """The first time (1) or the last one (-1), and the least or greatest value at it."""
+
+    def fold(merging: Merging, times: Ints, values: Extremes) -> Arrays:
+        extremes = merging.extremes(sign, times)
+        is_other = times != extremes.take(merging.numbers)
+        kept = np.where(is_other, _bound(values.dtype, sign), values)
+        return extremes, merging.extremes(sign, kept)
+
+    def begin(of: Values) -> Arrays:
+        assert of.times is not None, "the grouping is not in the graph"
+        return of.times, of.values
+
+    return Part(begin, lambda dtype: (_bound(np.dtype(np.int64), sign), _bound(dtype, sign)), fold)
+
+
+def _fold_spread(merging: Merging, means: Floats, squares: Floats) -> Arrays:
+    """The corrected two-pass algorithm (Chan, Golub, LeVeque, The American Statistician, 1983)."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        count = np.maximum(merging.sums(merging.count), 1)
+        mean = merging.sums(merging.count * means) / count
+        gaps = means - mean.take(merging.numbers)
+        rest = merging.sums(merging.count * gaps)
+        squares = merging.sums(squares + merging.count * gaps * gaps) - rest * rest / count
+        return mean + rest / count, np.maximum(squares, 0)
 
 
 PARTS: Mapping[str, Part] = MappingProxyType(
     {
         "total": Part(
-            lambda values, weights: np.asarray(values, np.float64) * weights,
-            lambda _: np.float64(0.0),
-            _sums,
+            lambda of: (np.asarray(of.values, np.float64) * of.weights,),
+            lambda _: (np.float64(0.0),),
+            lambda merging, totals: (merging.sums(totals),),
         ),
-        "low": Part(
-            lambda values, _: values, lambda dtype: _bound(dtype, 1), partial(_extremes, np.minimum)
+        "low": _extreme(1),
+        "high": _extreme(-1),
+        "spread": Part(
+            lambda of: (np.asarray(of.values, np.float64), np.zeros(len(of.values))),
+            lambda _: (np.float64(0.0), np.float64(0.0)),
+            _fold_spread,
         ),
-        "high": Part(
-            lambda values, _: values,
-            lambda dtype: _bound(dtype, -1),
-            partial(_extremes, np.maximum),
-        ),
+        "first": _at_extreme_time(1),
+        "last": _at_extreme_time(-1),
     }
 )
-"""By name. Integers are exact in those that are values."""
+"""By name: sums, extremes, means with sums of squares of the distances from them, and times with
+their values. Integers are exact in those that are values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,6 +278,15 @@ class Groups:
     def __len__(self) -> int:
         return len(self.observations)
 
+    @property
+    def weight(self) -> int:
+        """Groups, and values of which percentiles are computed."""
+        return len(self) + sum(len(m.values) for m in self.measures if m.values is not None)
+
+    def reduced(self) -> Groups:
+        """With a bounded number of values for each group."""
+        return replace(self, measures=tuple(measure.reduced() for measure in self.measures))
+
     def merged(self) -> Groups:
         """One group of those with equal keys, ascending by their keys."""
         if len(self) == 0:
@@ -186,7 +300,7 @@ class Groups:
         return Groups(
             tuple(column.take(rows) for column in self.keys),
             observations.take(used),
-            tuple(measure.merged(numbers, size).take(used) for measure in self.measures),
+            tuple(measure.merged(numbers, size).take(used, size) for measure in self.measures),
         )
 
     @staticmethod
@@ -242,7 +356,7 @@ def groups_of_paths(
             shift = np.uint64(5 * schema.geohash_precision - key.bits)
             keys.append((columns.cell >> shift).astype(np.int64))
         elif isinstance(key, WindowKey):
-            keys.append(columns.bucket // key.width_us)
+            keys.append(key.numbers(columns.bucket))
         else:
             keys += key_columns(columns.features[key.name])
     return Groups(tuple(keys), weights, _measures(columns.features, weights, grouping))
@@ -257,11 +371,12 @@ def groups_of_observations(table: pa.Table, grouping: Grouping, texts: StringDic
         if isinstance(key, CellKey):
             keys.append(_cells(table, key.bits))
         elif isinstance(key, WindowKey):
-            keys.append(column_micros(table.column("time")) // key.width_us)
+            keys.append(key.numbers(column_micros(table.column("time"))))
         else:
             column = features[key.name]
             keys += key_columns(texts.encode(column) if isinstance(column, TextColumn) else column)
-    return Groups(tuple(keys), weights, _measures(features, weights, grouping))
+    times = column_micros(table.column("time")) if grouping.needs_times else None
+    return Groups(tuple(keys), weights, _measures(features, weights, grouping, times=times))
 
 
 def _cells(table: pa.Table, bits: int) -> Ints:
@@ -272,8 +387,13 @@ def _cells(table: pa.Table, bits: int) -> Ints:
 
 
 def _measures(
-    features: Mapping[str, FeatureColumn], weights: Ints, grouping: Grouping
+    features: Mapping[str, FeatureColumn],
+    weights: Ints,
+    grouping: Grouping,
+    *,
+    times: Ints | None = None,
 ) -> tuple[Measure, ...]:
     return tuple(
-        Measure.of(features[name], weights, statistics) for name, statistics in grouping.statistics
+        Measure.of(features[name], weights, statistics, times=times)
+        for name, statistics in grouping.statistics
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from galileo.errors import InputError
 from galileo.geo.geohash import PRECISION_MAX
@@ -22,11 +24,15 @@ class Statistic:
 
     Attributes:
         help: what it is, as a sentence.
-        parts: what is summed up for it besides the number of values, by `graph.groups.PARTS`.
+        parts: what is merged for it besides the number of values, by `graph.groups.PARTS`.
+        share: of a percentile, from 0 to 1; None: it is none.
+        values_min: in a group with fewer values it is null.
     """
 
     help: str
     parts: tuple[str, ...] = ()
+    share: float | None = None
+    values_min: int = 1
 
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
@@ -36,9 +42,23 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "min": Statistic("Least value of a feature.", ("low",)),
         "max": Statistic("Greatest value of a feature.", ("high",)),
         "mean": Statistic("Mean of a feature.", ("total",)),
+        "std": Statistic("Sample standard deviation of a feature.", ("spread",), values_min=2),
+        "median": Statistic("Median of a feature.", share=0.5),
+        "first": Statistic("Value of a feature at the first time.", ("first",)),
+        "last": Statistic("Value of a feature at the last time.", ("last",)),
     }
 )
-"""By name; `graph.group_merger` computes them. A text has only those without parts."""
+"""By name, besides percentiles such as p90; `graph.group_merger` computes them. A text has only
+"count"."""
+_PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)", re.ASCII)
+
+
+def known(name: str) -> Statistic:
+    """The statistic of a name. Raises KeyError."""
+    if match := _PERCENTILE.fullmatch(name):
+        return Statistic("Percentile of a feature.", share=float(match[1]) / 100)
+    return STATISTICS[name]
+
 
 BITS_MAX = 5 * PRECISION_MAX
 KEYS_MAX = 8
@@ -46,6 +66,16 @@ KEYS_MAX = 8
 MEASURES_MAX = 64
 """Features of which one answer has statistics."""
 OBSERVATIONS = "observations"
+DAY_US = 86_400 * MICROS
+_WEEK_US = 7 * DAY_US
+_MONDAY_US = -3 * DAY_US
+"""1969-12-29."""
+_MONTHS_BEFORE_1970 = 12 * 1970
+_MONTHS_MAX = 1_200
+_CALENDAR = re.compile(
+    r"\s*(?P<count>\d{1,5})\s*(?P<unit>mo(?:nths?)?|y(?:ears?|rs?)?)\s*(?P<rest>.*)",
+    re.ASCII | re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +95,62 @@ class CellKey:
 
 @dataclass(frozen=True, slots=True)
 class WindowKey:
-    """Groups by time windows of one width, which begin at multiples of it after 1970-01-01 UTC."""
+    """Groups by time windows that follow each other, in UTC.
 
-    width_us: int
+    Windows of one width begin at multiples of it after 1970-01-01; of whole weeks, after Monday
+    1969-12-29. Windows of months begin at multiples of them after January of the year 0.
+
+    Attributes:
+        width_us: of each window; 0: `months` are given.
+        months: of each window; 12 are a year.
+    """
+
+    width_us: int = 0
+    months: int = 0
 
     @property
     def column(self) -> str:
         return "time"
 
     def __str__(self) -> str:
+        if self.months:
+            years, months = divmod(self.months, 12)
+            return f"window:{self.months}mo" if months else f"window:{years}y"
         return f"window:{self.width_us / MICROS:.6f}".rstrip("0").rstrip(".") + "s"
+
+    @property
+    def _origin_us(self) -> int:
+        return 0 if self.width_us % _WEEK_US else _MONDAY_US
+
+    def numbers(self, times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The number of the window of each time, in their order."""
+        if self.months:
+            return (_months(times_us // DAY_US) + _MONTHS_BEFORE_1970) // self.months
+        return (times_us - self._origin_us) // self.width_us
+
+    def begins(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """When windows begin, in microseconds."""
+        if self.months:
+            months = (numbers * self.months - _MONTHS_BEFORE_1970).astype("datetime64[M]")
+            return months.astype("datetime64[D]").astype(np.int64) * DAY_US
+        return numbers * self.width_us + self._origin_us
+
+    def holds_whole(self, bucket_us: int) -> bool:
+        """Whether no time bucket of that width lies in two windows."""
+        if self.months:
+            return DAY_US % bucket_us == 0
+        return self.width_us % bucket_us == 0 and self._origin_us % bucket_us == 0
+
+
+def _months(days: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The month of each day, both counted from January 1970."""
+    if not len(days):
+        return days
+    low, high = int(days.min()), int(days.max())
+    if high - low > len(days):
+        return days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
+    each = np.arange(low, high + 1).astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
+    return each.take(days - low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +196,13 @@ def cell(precision: int | None = None, *, bits: int | None = None) -> CellKey:
 def window(width: Duration) -> WindowKey:
     """A key of `aggregate`: the time window of an observation.
 
-    Windows follow each other without gaps and begin at whole multiples of their width after
-    1970-01-01T00:00:00Z.
+    Windows follow each other without gaps, in UTC. Those of months and years begin with a calendar
+    month, and those of whole weeks on a Monday. All others begin at whole multiples of their width
+    after 1970-01-01T00:00:00Z.
 
     Args:
-        width: such as "15m", "1h" or "1d", a number of seconds, or a timedelta.
+        width: such as "15m", "1h", "1d", "1w", "1mo", "3mo" or "1y", a number of seconds, or a
+            timedelta.
 
     Raises:
         InputError: it is not a duration of a microsecond to a hundred years.
@@ -134,16 +212,28 @@ def window(width: Duration) -> WindowKey:
         >>> hourly.to_pandas()["observations"].to_list()
         [1, 1, 2]
     """
-    key = WindowKey(round(seconds(width) * MICROS))
+    calendar = _CALENDAR.fullmatch(width) if isinstance(width, str) else None
+    if calendar is None:
+        key = WindowKey(round(seconds(width) * MICROS))
+    elif calendar["rest"]:
+        raise InputError(
+            "expected windows of whole months or years, such as 1mo, 3mo or 1y, which begin with a "
+            f"month in UTC and have no offset, got {width!r:.200}",
+            parameter="by",
+            expected="calendar_window",
+        )
+    else:
+        key = WindowKey(months=int(calendar["count"]) * (12 if calendar["unit"][0] == "y" else 1))
     _check_width(key)
     return key
 
 
 def _check_width(key: WindowKey) -> None:
-    if not 1 <= key.width_us <= SIZE_MAX_US:
+    is_calendar = key.width_us == 0 and 1 <= key.months <= _MONTHS_MAX
+    if not is_calendar and (key.months or not 1 <= key.width_us <= SIZE_MAX_US):
         raise InputError(
             "expected windows of a microsecond to a hundred years, got "
-            f"{key.width_us:,} microseconds",
+            f"{key.months or key.width_us:,} {'months' if key.months else 'microseconds'}",
             parameter="by",
         )
 
@@ -240,13 +330,17 @@ class Grouping:
     def is_in_graph(self, schema: Schema) -> bool:
         """Whether paths determine the groups of their observations."""
         indexed = {feature.name for feature in schema.indexed}
-        return indexed.issuperset(self.features) and all(
-            _is_coarse(key, schema) for key in self.keys
-        )
+        is_known = indexed.issuperset(self.features) and not self.needs_times
+        return is_known and all(_is_coarse(key, schema) for key in self.keys)
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether a statistic is one of times of observations."""
+        return any({"first", "last"}.intersection(names) for _, names in self.statistics)
 
     def columns(self, schema: Schema) -> tuple[str, ...]:
         """The columns of observations that it reads, in the order of the dataset."""
-        needed = set(self.features)
+        needed = {*self.features, *(["time"] if self.needs_times else [])}
         for key in self.keys:
             if isinstance(key, CellKey):
                 needed |= {"latitude", "longitude"}
@@ -269,14 +363,14 @@ class Grouping:
 
 def parts_of(statistics: Sequence[str]) -> tuple[str, ...]:
     """The parts that some statistics need, each once."""
-    parts = (part for name in statistics for part in STATISTICS[name].parts)
+    parts = (part for name in statistics for part in known(name).parts)
     return tuple(sorted({*parts}))
 
 
 def _is_coarse(key: Key, schema: Schema) -> bool:
     if isinstance(key, CellKey):
         return key.bits <= 5 * schema.geohash_precision
-    return isinstance(key, FeatureKey) or key.width_us % schema.time_bucket_us == 0
+    return isinstance(key, FeatureKey) or key.holds_whole(schema.time_bucket_us)
 
 
 def _check_key(key: Key, schema: Schema) -> None:
@@ -302,19 +396,31 @@ def _feature(schema: Schema, name: str) -> Feature:
 
 
 def _check_statistics(feature: Feature, statistics: Sequence[str]) -> None:
-    is_text = feature.type == "text"
-    possible = [name for name, known in STATISTICS.items() if not (is_text and known.parts)]
+    numeric = [name for name in statistics if name != "count" and _is_known(name)]
+    if feature.type == "text" and numeric:
+        raise InputError(
+            f"expected a feature with numbers for {numeric[0]}, got {feature.name!r}, which has "
+            "texts; of texts there is only count",
+            expected="numeric_feature",
+            feature=feature.name,
+            statistic=numeric[0],
+        )
     if (
         not statistics
-        or not set(statistics) <= set(possible)
+        or not all(map(_is_known, statistics))
         or len(set(statistics)) < len(statistics)
     ):
         raise InputError(
             f"expected statistics of feature {feature.name!r}, each once, of "
-            f"{', '.join(possible)}; got {', '.join(map(str, statistics)) or 'none'}",
+            f"{', '.join(STATISTICS)} and percentiles such as p90; got "
+            f"{', '.join(map(str, statistics)) or 'none'}",
             expected="statistics",
             feature=feature.name,
         )
+
+
+def _is_known(name: str) -> bool:
+    return isinstance(name, str) and (name in STATISTICS or bool(_PERCENTILE.fullmatch(name)))
 
 
 def check_counts(*, keys: int, features: int) -> None:

@@ -1,4 +1,4 @@
-"""Selects rows of an answer: the first ones, unordered or by time."""
+"""Selects rows of an answer: the first ones, unordered or by a column."""
 
 from __future__ import annotations
 
@@ -6,22 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import InputError
 from galileo.model.feature_metadata import with_metadata
 from galileo.model.schema import Schema, nearest_name
-from galileo.model.times import column_micros
 
 TIME = "time"
-ORDERS = ("", TIME, f"-{TIME}")
-"""Orders of observations: none, earliest first, latest first."""
 ORDERED_ROWS_MAX = 1_000_000
 """Largest limit with an order; a node buffers so many observations."""
-
-Times = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +25,9 @@ class RowOptions:
     Attributes:
         columns: of the answer, in this order; empty: all.
         limit: most observations; None: no limit.
-        order_by: "time" (earliest first), "-time" (latest first) or "" (no order). With a limit it
-            selects which observations are first. The order of observations with the same time is
-            not defined.
+        order_by: a column, such as "time" (earliest first), with "-" before it for the descending
+            order ("-time": latest first), or "" (no order). Null is last in both. With a limit it
+            selects which observations are first. The order of equal ones is not defined.
     """
 
     columns: tuple[str, ...] = ()
@@ -61,10 +55,12 @@ class RowOptions:
                 raise InputError(
                     f"expected each column once, got {name!r} twice", parameter="columns"
                 )
-        if self.order_by not in ORDERS:
+        if self.order_by and self.ordered not in known:
+            close = nearest_name(self.ordered, known)
+            hint = f"did you mean {close!r}?" if close else f"the columns are {', '.join(known)}"
             raise InputError(
-                f"expected an order, 'time' or '-time' (the latest first), got {self.order_by!r}; "
-                "to order by a feature, sort what is read",
+                "expected an order as a column, such as 'time', or '-time' for the latest first, "
+                f"got {self.order_by!r}; {hint}",
                 parameter="order_by",
             )
         if self.limit is not None and self.is_top and self.limit > ORDERED_ROWS_MAX:
@@ -75,6 +71,11 @@ class RowOptions:
                 bound=ORDERED_ROWS_MAX,
             )
 
+    @property
+    def ordered(self) -> str:
+        """The column of the order."""
+        return self.order_by.removeprefix("-")
+
     def names(self, schema: Schema) -> tuple[str, ...]:
         """The columns of the answer."""
         return self.columns or tuple(schema.observation_schema.names)
@@ -82,7 +83,7 @@ class RowOptions:
     def needed(self, schema: Schema) -> tuple[str, ...]:
         """The columns of the answer and those of the order."""
         names = self.names(schema)
-        return needed_columns(names, self.order_by) if self.is_top else names
+        return needed_columns(names, self.ordered) if self.is_top else names
 
     def arrow_schema(self, schema: Schema) -> pa.Schema:
         """Of the answer."""
@@ -103,12 +104,14 @@ def row_options(columns: Sequence[str], limit: int | None, order_by: str) -> Row
     if isinstance(columns, str):
         raise InputError(f"expected a list of columns, such as [{columns!r}], got {columns!r}")
     check_limit(limit)
+    if not isinstance(order_by, str):
+        raise InputError(f"expected an order such as 'time', got {order_by!r}")
     return RowOptions(tuple(columns), limit, order_by)
 
 
-def needed_columns(names: Sequence[str], order_by: str) -> tuple[str, ...]:
+def needed_columns(names: Sequence[str], ordered: str) -> tuple[str, ...]:
     """The columns, and the one of the order."""
-    return (*names, TIME) if order_by and TIME not in names else tuple(names)
+    return (*names, ordered) if ordered and ordered not in names else tuple(names)
 
 
 def check_limit(limit: int | None) -> None:
@@ -132,7 +135,7 @@ class FirstRows:
         self._left = options.limit
         self._held: list[pa.Table] = []
         self._rows = 0
-        self._edge_us: int | None = None
+        self._edge: pa.Scalar | None = None
 
     @property
     def left(self) -> int | None:
@@ -143,7 +146,7 @@ class FirstRows:
         """Add a table; return rows that are certainly among the first; None if there are none.
 
         Args:
-            table: with a column `time`, if the options have a limit and an order.
+            table: with the column of the order, if the options have a limit and an order.
         """
         if self._left is None:
             return table
@@ -151,8 +154,8 @@ class FirstRows:
             first = table.slice(0, self._left)
             self._left -= first.num_rows
             return first
-        if self._edge_us is not None:
-            table = table.filter(pa.array(self._is_before(column_micros(table.column(TIME)))))
+        if self._edge is not None:
+            table = table.filter(self._is_before(table.column(self._options.ordered)))
         if self._left and table.num_rows:
             self._held.append(table)
             self._rows += table.num_rows
@@ -167,31 +170,41 @@ class FirstRows:
         self._compact(self._left)
         return self._held[0]
 
-    def may_hold(self, buckets: Times, width_us: int) -> npt.NDArray[np.bool_] | None:
-        """Mask of time buckets, given by their starts, that may hold a selected row; None: all."""
-        if self._edge_us is None:
+    def may_hold(self, labels: pa.Table | pa.RecordBatch, width_us: int) -> pa.Array | None:
+        """Mask of labels, of time buckets of a width, that may hold a selected row; None: all."""
+        name = self._options.ordered
+        if self._edge is None or (name != TIME and name not in labels.schema.names):
             return None
-        is_ascending = self._options.order_by == TIME
-        return self._is_before(buckets if is_ascending else buckets + (width_us - 1))
+        if name != TIME:
+            return self._is_before(labels.column(name).cast(self._edge.type))
+        buckets = labels.column("bucket")
+        if self._is_descending:
+            buckets = pc.add(buckets, pa.scalar(width_us - 1, pa.duration("us")))
+        return self._is_before(buckets)
 
-    def _is_before(self, times: Times) -> npt.NDArray[np.bool_]:
-        """Mask of times before that of the last buffered row."""
-        assert self._edge_us is not None
-        if self._options.order_by == TIME:
-            return times < self._edge_us
-        return times > self._edge_us
+    @property
+    def _is_descending(self) -> bool:
+        return self._options.order_by.startswith("-")
+
+    def _is_before(self, column: pa.Array | pa.ChunkedArray) -> pa.Array:
+        """Mask of values before that of the last buffered row."""
+        assert self._edge is not None
+        if not self._edge.is_valid:
+            return pc.is_valid(column)
+        compare = pc.greater if self._is_descending else pc.less
+        return compare(column, self._edge).fill_null(False)
 
     def _compact(self, limit: int) -> None:
-        whole = pa.concat_tables(self._held)
-        top = sorted_by_time(whole, self._options.order_by).slice(0, limit)
+        top = in_order(pa.concat_tables(self._held), self._options.order_by).slice(0, limit)
         self._held, self._rows = [top], top.num_rows
         if top.num_rows == limit:
-            self._edge_us = int(column_micros(top.column(TIME).slice(limit - 1))[0])
+            self._edge = top.column(self._options.ordered)[limit - 1]
 
 
-def sorted_by_time(table: pa.Table, order_by: str) -> pa.Table:
-    """The rows in an order of `ORDERS`; stable."""
+def in_order(table: pa.Table, order_by: str) -> pa.Table:
+    """The rows in an order of `RowOptions`; stable."""
     if not order_by:
         return table
-    direction = "ascending" if order_by == TIME else "descending"
-    return table.take(pc.sort_indices(table, sort_keys=[(TIME, direction)]))
+    direction = "descending" if order_by.startswith("-") else "ascending"
+    keys = [(order_by.removeprefix("-"), direction)]
+    return table.take(pc.sort_indices(table, sort_keys=keys))

@@ -26,7 +26,6 @@ from galileo.dht.topology_state import TopologyState
 from galileo.errors import NAMED_MAX, DataExpired, HistoryChanged, InputError, listed
 from galileo.graph.versions import Choice
 from galileo.model.rows import TIME, FirstRows, RowOptions
-from galileo.model.times import column_micros
 from galileo.node import query_limits
 from galileo.node.catalog import Catalog
 from galileo.node.cluster_scan import (
@@ -101,7 +100,7 @@ class Selection:
         """The matching observations of all commits at the time of the call.
 
         Their order is undefined unless `options` has one. Reaching the limit ends the work of all
-        nodes. With an order every node reads all its matches, except in time buckets that cannot
+        nodes. With an order every node reads all its matches, except in paths that cannot
         contain a better one, and sends its own first observations. Unreachable nodes are reported
         even if the limit was reached without them.
 
@@ -252,10 +251,10 @@ class _Work:
         return dataclasses.replace(self.options, columns=needed, limit=self.wanted.left)
 
     def wanted_labels(self, labels: Labels) -> Labels:
-        """Those whose time buckets may hold a wanted observation."""
+        """Those that may hold a wanted observation, by their time buckets or values."""
         width_us = self.query.schema.time_bucket_us
-        mask = self.wanted.may_hold(column_micros(labels.column("bucket")), width_us)
-        return labels if mask is None else labels.filter(pa.array(mask))
+        mask = self.wanted.may_hold(labels, width_us)
+        return labels if mask is None else labels.filter(mask)
 
 
 def _check_missing(missing: frozenset[int], work: _Work) -> None:

@@ -89,6 +89,8 @@ def key_to_pb(key: Key) -> analytics_pb2.GroupKey:
     if isinstance(key, CellKey):
         return analytics_pb2.GroupKey(cell_bits=key.bits)
     if isinstance(key, WindowKey):
+        if key.months:
+            return analytics_pb2.GroupKey(window_months=key.months)
         return analytics_pb2.GroupKey(window_us=key.width_us)
     return analytics_pb2.GroupKey(feature=key.name)
 
@@ -99,6 +101,8 @@ def key_from_pb(key: analytics_pb2.GroupKey) -> Key:
             return CellKey(key.cell_bits)
         case "window_us":
             return WindowKey(key.window_us)
+        case "window_months":
+            return WindowKey(months=key.window_months)
         case "feature":
             return FeatureKey(key.feature)
     raise InputError("expected a cell, a window or a feature as key, got none", parameter="by")

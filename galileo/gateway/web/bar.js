@@ -5,7 +5,9 @@ import { change } from "./fragment.js";
 import * as formats from "./formats.js";
 import * as icons from "./icons.js";
 
-export const STATISTICS = { mean: "mean", min: "least", max: "greatest" };
+export const STATISTICS = {
+  mean: "mean", min: "least", max: "greatest", median: "median", p90: "90th percentile", std: "standard deviation",
+};
 export const COUNT = "observations";  // chosen rather than a feature
 const LOGO = html`<svg viewBox="0 0 32 32" aria-hidden="true">
   <rect x="3" y="3" width="12" height="12" rx="2" fill="#3b528b" />

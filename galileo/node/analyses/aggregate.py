@@ -76,4 +76,5 @@ class AggregateAnalysis(Analysis[Aggregate]):
         self._merger.add_table(findings.table)
 
     def answer(self, asked: Round) -> Findings:
-        return Findings(table=self._merger.answer())
+        table = self._merger.answer()
+        return Findings(table=table, facts={"rank_error": self._merger.rank_error})

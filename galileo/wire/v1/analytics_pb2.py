@@ -26,7 +26,7 @@ from galileo.wire.v1 import common_pb2 as galileo_dot_wire_dot_v1_dot_common__pb
 from galileo.wire.v1 import policy_pb2 as galileo_dot_wire_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgalileo/wire/v1/analytics.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\"\x9d\x03\n\x0e\x41nalyseRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x03 \x01(\r\x12*\n\taggregate\x18\x04 \x01(\x0b\x32\x15.galileo.v1.AggregateH\x00\x12$\n\x06latest\x18\x05 \x01(\x0b\x32\x12.galileo.v1.LatestH\x00\x12*\n\x07nearest\x18\x06 \x01(\x0b\x32\x17.galileo.v1.FindNearestH\x00\x12*\n\tsummarise\x18\x07 \x01(\x0b\x32\x15.galileo.v1.SummariseH\x00\x12(\n\x08\x64\x65scribe\x18\x08 \x01(\x0b\x32\x14.galileo.v1.DescribeH\x00\x12,\n\x08\x63hildren\x18\t \x01(\x0b\x32\x18.galileo.v1.ListChildrenH\x00\x12&\n\x07\x65xplain\x18\n \x01(\x0b\x32\x13.galileo.v1.ExplainH\x00\x12&\n\x07version\x18\x0b \x01(\x0b\x32\x13.galileo.v1.VersionH\x00\x42\n\n\x08question\"-\n\nAnswerPart\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x11\n\ttail_json\x18\x02 \x01(\t\"N\n\x08GroupKey\x12\x13\n\tcell_bits\x18\x01 \x01(\rH\x00\x12\x13\n\twindow_us\x18\x02 \x01(\x04H\x00\x12\x11\n\x07\x66\x65\x61ture\x18\x03 \x01(\tH\x00\x42\x05\n\x03key\"6\n\x0fGroupStatistics\x12\x0f\n\x07\x66\x65\x61ture\x18\x01 \x01(\t\x12\x12\n\nstatistics\x18\x02 \x03(\t\"^\n\tAggregate\x12 \n\x02\x62y\x18\x01 \x03(\x0b\x32\x14.galileo.v1.GroupKey\x12/\n\nstatistics\x18\x02 \x03(\x0b\x32\x1b.galileo.v1.GroupStatistics\"*\n\x06Latest\x12 \n\x02\x62y\x18\x01 \x01(\x0b\x32\x14.galileo.v1.GroupKey\"e\n\x0b\x46indNearest\x12\x10\n\x08latitude\x18\x01 \x01(\x01\x12\x11\n\tlongitude\x18\x02 \x01(\x01\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x15\n\x08within_m\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x0b\n\t_within_m\"\x16\n\x05\x45\x64ges\x12\r\n\x05\x65\x64ges\x18\x01 \x03(\x01\"Z\n\tSummarise\x12\x0f\n\x07\x66\x65\x61ture\x18\x01 \x01(\t\x12\x11\n\x04\x62ins\x18\x02 \x01(\rH\x00\x88\x01\x01\x12 \n\x05\x65\x64ges\x18\x03 \x01(\x0b\x32\x11.galileo.v1.EdgesB\x07\n\x05_bins\"\n\n\x08\x44\x65scribe\"U\n\x0cListChildren\x12\x13\n\x0bprefix_json\x18\x01 \x01(\t\x12\r\n\x05order\x18\x02 \x03(\t\x12\r\n\x05limit\x18\x03 \x01(\r\x12\x12\n\nafter_json\x18\x04 \x01(\t\"\t\n\x07\x45xplain\"\t\n\x07Version\"U\n\x0f\x45stimateRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0f\n\x07\x66\x65\x61ture\x18\x03 \x01(\t\x12\x11\n\tquantiles\x18\x04 \x03(\x01\"C\n\x08Quantile\x12\r\n\x05share\x18\x01 \x01(\x01\x12\x0b\n\x03low\x18\x02 \x01(\x01\x12\x0c\n\x04high\x18\x03 \x01(\x01\x12\r\n\x05value\x18\x04 \x01(\x01\"\xbb\x01\n\rEstimateReply\x12\x12\n\nquery_json\x18\x01 \x01(\t\x12\x0b\n\x03low\x18\x02 \x01(\x04\x12\x0c\n\x04high\x18\x03 \x01(\x04\x12\'\n\tquantiles\x18\x04 \x03(\x0b\x32\x14.galileo.v1.Quantile\x12#\n\x07\x63overed\x18\x05 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0e\n\x06\x62\x65hind\x18\x06 \x01(\x04\x12\x0f\n\x07missing\x18\x07 \x03(\r\x12\x0c\n\x04node\x18\x08 \x01(\t2\xa4\x01\n\tAnalytics\x12I\n\x07\x41nalyse\x12\x1a.galileo.v1.AnalyseRequest\x1a\x16.galileo.v1.AnswerPart\"\x08\x8a\xb5\x18\x04\x08\x01\x18\x01\x30\x01\x12L\n\x08\x45stimate\x12\x1b.galileo.v1.EstimateRequest\x1a\x19.galileo.v1.EstimateReply\"\x08\x8a\xb5\x18\x04\x08\x01\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgalileo/wire/v1/analytics.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\"\x9d\x03\n\x0e\x41nalyseRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x03 \x01(\r\x12*\n\taggregate\x18\x04 \x01(\x0b\x32\x15.galileo.v1.AggregateH\x00\x12$\n\x06latest\x18\x05 \x01(\x0b\x32\x12.galileo.v1.LatestH\x00\x12*\n\x07nearest\x18\x06 \x01(\x0b\x32\x17.galileo.v1.FindNearestH\x00\x12*\n\tsummarise\x18\x07 \x01(\x0b\x32\x15.galileo.v1.SummariseH\x00\x12(\n\x08\x64\x65scribe\x18\x08 \x01(\x0b\x32\x14.galileo.v1.DescribeH\x00\x12,\n\x08\x63hildren\x18\t \x01(\x0b\x32\x18.galileo.v1.ListChildrenH\x00\x12&\n\x07\x65xplain\x18\n \x01(\x0b\x32\x13.galileo.v1.ExplainH\x00\x12&\n\x07version\x18\x0b \x01(\x0b\x32\x13.galileo.v1.VersionH\x00\x42\n\n\x08question\"-\n\nAnswerPart\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x11\n\ttail_json\x18\x02 \x01(\t\"g\n\x08GroupKey\x12\x13\n\tcell_bits\x18\x01 \x01(\rH\x00\x12\x13\n\twindow_us\x18\x02 \x01(\x04H\x00\x12\x11\n\x07\x66\x65\x61ture\x18\x03 \x01(\tH\x00\x12\x17\n\rwindow_months\x18\x04 \x01(\rH\x00\x42\x05\n\x03key\"6\n\x0fGroupStatistics\x12\x0f\n\x07\x66\x65\x61ture\x18\x01 \x01(\t\x12\x12\n\nstatistics\x18\x02 \x03(\t\"^\n\tAggregate\x12 \n\x02\x62y\x18\x01 \x03(\x0b\x32\x14.galileo.v1.GroupKey\x12/\n\nstatistics\x18\x02 \x03(\x0b\x32\x1b.galileo.v1.GroupStatistics\"*\n\x06Latest\x12 \n\x02\x62y\x18\x01 \x01(\x0b\x32\x14.galileo.v1.GroupKey\"e\n\x0b\x46indNearest\x12\x10\n\x08latitude\x18\x01 \x01(\x01\x12\x11\n\tlongitude\x18\x02 \x01(\x01\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x15\n\x08within_m\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x0b\n\t_within_m\"\x16\n\x05\x45\x64ges\x12\r\n\x05\x65\x64ges\x18\x01 \x03(\x01\"Z\n\tSummarise\x12\x0f\n\x07\x66\x65\x61ture\x18\x01 \x01(\t\x12\x11\n\x04\x62ins\x18\x02 \x01(\rH\x00\x88\x01\x01\x12 \n\x05\x65\x64ges\x18\x03 \x01(\x0b\x32\x11.galileo.v1.EdgesB\x07\n\x05_bins\"\n\n\x08\x44\x65scribe\"U\n\x0cListChildren\x12\x13\n\x0bprefix_json\x18\x01 \x01(\t\x12\r\n\x05order\x18\x02 \x03(\t\x12\r\n\x05limit\x18\x03 \x01(\r\x12\x12\n\nafter_json\x18\x04 \x01(\t\"\t\n\x07\x45xplain\"\t\n\x07Version\"U\n\x0f\x45stimateRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0f\n\x07\x66\x65\x61ture\x18\x03 \x01(\t\x12\x11\n\tquantiles\x18\x04 \x03(\x01\"C\n\x08Quantile\x12\r\n\x05share\x18\x01 \x01(\x01\x12\x0b\n\x03low\x18\x02 \x01(\x01\x12\x0c\n\x04high\x18\x03 \x01(\x01\x12\r\n\x05value\x18\x04 \x01(\x01\"\xbb\x01\n\rEstimateReply\x12\x12\n\nquery_json\x18\x01 \x01(\t\x12\x0b\n\x03low\x18\x02 \x01(\x04\x12\x0c\n\x04high\x18\x03 \x01(\x04\x12\'\n\tquantiles\x18\x04 \x03(\x0b\x32\x14.galileo.v1.Quantile\x12#\n\x07\x63overed\x18\x05 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0e\n\x06\x62\x65hind\x18\x06 \x01(\x04\x12\x0f\n\x07missing\x18\x07 \x03(\r\x12\x0c\n\x04node\x18\x08 \x01(\t2\xa4\x01\n\tAnalytics\x12I\n\x07\x41nalyse\x12\x1a.galileo.v1.AnalyseRequest\x1a\x16.galileo.v1.AnswerPart\"\x08\x8a\xb5\x18\x04\x08\x01\x18\x01\x30\x01\x12L\n\x08\x45stimate\x12\x1b.galileo.v1.EstimateRequest\x1a\x19.galileo.v1.EstimateReply\"\x08\x8a\xb5\x18\x04\x08\x01\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,33 +42,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ANSWERPART']._serialized_start=523
   _globals['_ANSWERPART']._serialized_end=568
   _globals['_GROUPKEY']._serialized_start=570
-  _globals['_GROUPKEY']._serialized_end=648
-  _globals['_GROUPSTATISTICS']._serialized_start=650
-  _globals['_GROUPSTATISTICS']._serialized_end=704
-  _globals['_AGGREGATE']._serialized_start=706
-  _globals['_AGGREGATE']._serialized_end=800
-  _globals['_LATEST']._serialized_start=802
-  _globals['_LATEST']._serialized_end=844
-  _globals['_FINDNEAREST']._serialized_start=846
-  _globals['_FINDNEAREST']._serialized_end=947
-  _globals['_EDGES']._serialized_start=949
-  _globals['_EDGES']._serialized_end=971
-  _globals['_SUMMARISE']._serialized_start=973
-  _globals['_SUMMARISE']._serialized_end=1063
-  _globals['_DESCRIBE']._serialized_start=1065
-  _globals['_DESCRIBE']._serialized_end=1075
-  _globals['_LISTCHILDREN']._serialized_start=1077
-  _globals['_LISTCHILDREN']._serialized_end=1162
-  _globals['_EXPLAIN']._serialized_start=1164
-  _globals['_EXPLAIN']._serialized_end=1173
-  _globals['_VERSION']._serialized_start=1175
-  _globals['_VERSION']._serialized_end=1184
-  _globals['_ESTIMATEREQUEST']._serialized_start=1186
-  _globals['_ESTIMATEREQUEST']._serialized_end=1271
-  _globals['_QUANTILE']._serialized_start=1273
-  _globals['_QUANTILE']._serialized_end=1340
-  _globals['_ESTIMATEREPLY']._serialized_start=1343
-  _globals['_ESTIMATEREPLY']._serialized_end=1530
-  _globals['_ANALYTICS']._serialized_start=1533
-  _globals['_ANALYTICS']._serialized_end=1697
+  _globals['_GROUPKEY']._serialized_end=673
+  _globals['_GROUPSTATISTICS']._serialized_start=675
+  _globals['_GROUPSTATISTICS']._serialized_end=729
+  _globals['_AGGREGATE']._serialized_start=731
+  _globals['_AGGREGATE']._serialized_end=825
+  _globals['_LATEST']._serialized_start=827
+  _globals['_LATEST']._serialized_end=869
+  _globals['_FINDNEAREST']._serialized_start=871
+  _globals['_FINDNEAREST']._serialized_end=972
+  _globals['_EDGES']._serialized_start=974
+  _globals['_EDGES']._serialized_end=996
+  _globals['_SUMMARISE']._serialized_start=998
+  _globals['_SUMMARISE']._serialized_end=1088
+  _globals['_DESCRIBE']._serialized_start=1090
+  _globals['_DESCRIBE']._serialized_end=1100
+  _globals['_LISTCHILDREN']._serialized_start=1102
+  _globals['_LISTCHILDREN']._serialized_end=1187
+  _globals['_EXPLAIN']._serialized_start=1189
+  _globals['_EXPLAIN']._serialized_end=1198
+  _globals['_VERSION']._serialized_start=1200
+  _globals['_VERSION']._serialized_end=1209
+  _globals['_ESTIMATEREQUEST']._serialized_start=1211
+  _globals['_ESTIMATEREQUEST']._serialized_end=1296
+  _globals['_QUANTILE']._serialized_start=1298
+  _globals['_QUANTILE']._serialized_end=1365
+  _globals['_ESTIMATEREPLY']._serialized_start=1368
+  _globals['_ESTIMATEREPLY']._serialized_end=1555
+  _globals['_ANALYTICS']._serialized_start=1558
+  _globals['_ANALYTICS']._serialized_end=1722
 # @@protoc_insertion_point(module_scope)

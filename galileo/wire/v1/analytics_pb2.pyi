@@ -119,24 +119,28 @@ class GroupKey(_message.Message):
     CELL_BITS_FIELD_NUMBER: _builtins.int
     WINDOW_US_FIELD_NUMBER: _builtins.int
     FEATURE_FIELD_NUMBER: _builtins.int
+    WINDOW_MONTHS_FIELD_NUMBER: _builtins.int
     cell_bits: _builtins.int
     """of geohash cells, five for each character"""
     window_us: _builtins.int
     """width of time windows"""
     feature: _builtins.str
     """its values"""
+    window_months: _builtins.int
+    """of windows of the calendar, in UTC; 12 are a year"""
     def __init__(
         self,
         *,
         cell_bits: _builtins.int = ...,
         window_us: _builtins.int = ...,
         feature: _builtins.str = ...,
+        window_months: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cell_bits", b"cell_bits", "feature", b"feature", "key", b"key", "window_us", b"window_us"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cell_bits", b"cell_bits", "feature", b"feature", "key", b"key", "window_months", b"window_months", "window_us", b"window_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_bits", b"cell_bits", "feature", b"feature", "key", b"key", "window_us", b"window_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_bits", b"cell_bits", "feature", b"feature", "key", b"key", "window_months", b"window_months", "window_us", b"window_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_key: _TypeAlias = _typing.Literal["cell_bits", "window_us", "feature"]  # noqa: Y015
+    _WhichOneofReturnType_key: _TypeAlias = _typing.Literal["cell_bits", "window_us", "feature", "window_months"]  # noqa: Y015
     _WhichOneofArgType_key: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_key) -> _WhichOneofReturnType_key | None: ...
 
@@ -151,7 +155,7 @@ class GroupStatistics(_message.Message):
     feature: _builtins.str
     @_builtins.property
     def statistics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """by `STATISTICS` of galileo/model/grouping.py"""
+        """by `STATISTICS` of galileo/model/grouping.py, and percentiles such as "p90" """
 
     def __init__(
         self,
@@ -169,7 +173,9 @@ Global___GroupStatistics: _TypeAlias = GroupStatistics  # noqa: Y015
 
 @_typing.final
 class Aggregate(_message.Message):
-    """Statistics of groups of the observations that match exactly: a row for each."""
+    """Statistics of groups of the observations that match exactly: a row for each; and "rank_error", the greatest error of
+    the rank of a percentile, as a share of the values.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

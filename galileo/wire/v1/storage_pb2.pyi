@@ -130,7 +130,7 @@ class ReadRequest(_message.Message):
     limit: _builtins.int
     """absent: no limit"""
     order_by: _builtins.str
-    """"time", "-time"; matters with a limit alone"""
+    """a column, with "-" before it for the descending order; matters with a limit alone"""
     added: _builtins.int
     """added features of the schema that the answer has"""
     @_builtins.property
@@ -275,7 +275,7 @@ class SelectRequest(_message.Message):
     limit: _builtins.int
     """absent: no limit"""
     order_by: _builtins.str
-    """"time", "-time"; matters with a limit alone"""
+    """a column, with "-" before it for the descending order; matters with a limit alone"""
     partial: _builtins.bool
     """name the partitions that are missing, in place of an error"""
     added: _builtins.int

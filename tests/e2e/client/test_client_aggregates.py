@@ -18,7 +18,7 @@ from galileo.errors import InputError
 from galileo.geo import geohash
 
 STATISTICS = {
-    "temperature": ["count", "sum", "min", "max", "mean"],
+    "temperature": ["count", "sum", "min", "max", "mean", "std", "p90"],
     "count": ["min", "max"],
     "wet": ["sum", "mean"],
     "note": "count",
@@ -27,6 +27,9 @@ KEYS: dict[str, Callable[[pd.DataFrame], Any]] = {
     "cell:1": lambda f: cells(f, 1),
     "cell:4": lambda f: cells(f, 4),
     "window:1d": lambda f: f["time"].dt.floor("1D"),
+    "window:1mo": lambda f: (
+        f["time"].dt.tz_localize(None).dt.to_period("M").dt.start_time.dt.tz_localize("UTC")
+    ),
     "window:45m": lambda f: f["time"].dt.floor("45min"),
     "station": lambda f: f["station"],
     "count": lambda f: f["count"],
@@ -55,6 +58,8 @@ def grouped(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
         "temperature_min": temperature.min(),
         "temperature_max": temperature.max(),
         "temperature_mean": temperature.mean(),
+        "temperature_std": temperature.std(),
+        "temperature_p90": temperature.quantile(0.9),
         "count_min": count.min(),
         "count_max": count.max(),
         "wet_sum": wet.sum(min_count=1),

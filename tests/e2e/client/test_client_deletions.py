@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from expected_errors import raises
@@ -113,6 +114,17 @@ def check_doors(client: galileo.Client, name: str, left: list[str]) -> None:
     assert client.read_ids(name, ids).column("note").to_pylist() == found
     total = client.aggregate(name, by=["station"], statistics={"temperature": "count"})
     assert total.to_pandas()["observations"].sum() == len(left)
+    wanted = {"temperature": ["median", "std", "last"]}
+    [whole] = client.aggregate(name, statistics=wanted).table.to_pylist()
+    check_whole(whole, client.read(labels).to_pandas())
+
+
+def check_whole(group: dict[str, Any], frame: pd.DataFrame) -> None:
+    warmth = frame["temperature"]
+    found = [group[f"temperature_{name}"] for name in ("median", "std", "last")]
+    newest = frame[frame["time"] == frame.dropna(subset="temperature")["time"].max()]
+    expected = [warmth.median(), warmth.std(), newest["temperature"].max()]
+    assert found == pytest.approx([None if pd.isna(one) else one for one in expected])
 
 
 def test_delete_ids_of_others_stay(client: galileo.Client, name: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -374,7 +375,7 @@ class Buoys:
 
     def compare_analyses(self, query: str, expected: Rows) -> None:
         client, name = self.client, self.name
-        wanted = {"waves": ["sum", "max"], "temperature": ["count", "min"]}
+        wanted = {"waves": ["sum", "max", "p90"], "temperature": ["count", "min", "std"]}
         groups = client.aggregate(name, query, by=["station"], statistics=wanted).table.to_pylist()
         assert {group["station"]: group["observations"] for group in groups} == Counter(
             row["station"] for row in expected.values()
@@ -384,7 +385,10 @@ class Buoys:
             waves = [row["waves"] for row in members]
             warmth = [row["temperature"] for row in members if row["temperature"] is not None]
             assert (group["waves_sum"], group["waves_max"]) == (sum(waves), max(waves))
+            assert group["waves_p90"] == pytest.approx(np.quantile(waves, 0.9))
             assert group["temperature_count"] == len(warmth)
+            std = np.std(warmth, ddof=1) if len(warmth) > 1 else None
+            assert group["temperature_std"] == pytest.approx(std)
             assert group["temperature_min"] == min(warmth, default=None)
         newest = client.latest(name, query, by="station").table.select(COLUMNS.names).to_pylist()
         last = {row["station"]: row for row in sorted_by_time(expected.values())}

@@ -20,7 +20,7 @@ from galileo.errors import (
     InputError,
     PartitionMoved,
 )
-from galileo.model.rows import RowOptions, sorted_by_time
+from galileo.model.rows import RowOptions, in_order
 from galileo.node import query_limits
 from galileo.node.peers import ReadTask
 from galileo.node.select import CursorRange
@@ -202,13 +202,15 @@ async def test_select_limit_and_order_equal_a_simple_model(
         await cluster.ingest(whole.slice(200 * number, 200), batch=number)
     text = str(random.choice(QUERIES))
     limit = int(random.choice([0, 1, 7, 150, 1000]))
-    order = str(random.choice(["", "time", "-time"]))
+    by = str(random.choice(["", "time", "temperature", "station", "latitude"]))
+    order = str(random.choice(["", "-"])) + by if by else ""
     columns = [(), ("station",), ("time", "station"), ("station", "temperature")]
     options = RowOptions(columns[random.integers(len(columns))], limit, order)
     query = parse(text, cluster.schema)
     matches = whole.filter(pa.array(query.match_observations(whole)))
-    expected = sorted_by_time(matches, order).slice(0, limit)
-    time_of = dict(zip(*(whole.column(n).to_pylist() for n in ("station", "time")), strict=True))
+    expected = in_order(matches, order).slice(0, limit)
+    ordered = by or "time"
+    value_of = dict(zip(*(whole.column(n).to_pylist() for n in ("station", ordered)), strict=True))
     labels = await cluster.ask(text)
     parts = labels.table.select(["partition", "sequence", "row", "rows"])
     task = ReadTask("nam", parts, labels.query, options)
@@ -222,13 +224,14 @@ async def test_select_limit_and_order_equal_a_simple_model(
             assert len(names) == len(set(names)) == expected.num_rows
             assert set(names) <= set(stations(matches))
             if order:
-                assert [time_of[name] for name in names] == expected.column("time").to_pylist()
+                assert [value_of[name] for name in names] == expected.column(by).to_pylist()
 
 
 @pytest.mark.parametrize(
     ("options", "parameter"),
     [
-        (RowOptions(order_by="temperature"), "order_by"),
+        (RowOptions(order_by="temprature"), "order_by"),
+        (RowOptions(order_by="--time"), "order_by"),
         (RowOptions(limit=1_000_001, order_by="time"), "limit"),
     ],
 )
@@ -249,7 +252,7 @@ async def test_select_in_order_with_limit_reads_fewer_time_buckets(
     monkeypatch.setattr(query_limits, "ROWS_PER_PIECE", 1)
     monkeypatch.setattr(query_limits, "LABELS_PER_PART", 10)
     monkeypatch.setattr(query_limits, "STEP_S", -1.0)
-    whole = sorted_by_time(make_observations(600), "time")
+    whole = in_order(make_observations(600), "time")
     for number in range(20):
         await cluster.ingest(whole.slice(30 * number, 30), batch=number)
     real, reads = PartitionJournal.read, list[int]()

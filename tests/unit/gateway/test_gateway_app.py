@@ -102,7 +102,7 @@ async def check_origins(nowhere: Any) -> None:
     assert exposed["access-control-allow-origin"] == ORIGIN
     assert {name.strip() for name in exposed["access-control-expose-headers"].split(",")} == {
         *("Content-Crs", "ETag", "Location", "Retry-After"),
-        *("Galileo-Request", "Galileo-Token", "Galileo-Missing"),
+        *("Galileo-Request", "Galileo-Token", "Galileo-Missing", "Galileo-Rank-Error"),
     }
     others = (await ask(nowhere, "/conformance", origin="https://other.example")).headers
     assert "access-control-allow-origin" not in others

@@ -38,9 +38,22 @@ SCHEMA = Schema(
     time_bucket="1h",
 )
 START_US = micros("1969-12-31T20:00:00Z")
-ALL = ["count", "sum", "min", "max", "mean"]
+OF_PATHS = ["count", "sum", "min", "max", "mean", "std", "median", "p90", "p2.5"]
+ALL = [*OF_PATHS, "first", "last"]
 STATISTICS = {"t": ALL, "n": ALL, "wet": ALL, "station": "count"}
-KEYS = ("cell:1", "cell:2", "bits:7", "window:1h", "window:6h", "t", "n", "station", "wet")
+STATISTICS_OF_PATHS = {"t": OF_PATHS, "n": OF_PATHS, "wet": OF_PATHS, "station": "count"}
+KEYS = (
+    "cell:1",
+    "cell:2",
+    "bits:7",
+    "window:1h",
+    "window:6h",
+    "window:1mo",
+    "t",
+    "n",
+    "station",
+    "wet",
+)
 
 
 def observations(count: int, seed: int) -> pa.Table:
@@ -70,6 +83,16 @@ def graph_of(commits: Sequence[pa.Table], **options: int) -> MetadataGraph:
     return graph
 
 
+def paths_alone(
+    expected: dict[tuple[Any, ...], dict[str, Any]],
+) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Without the statistics that need the times of observations."""
+    return {
+        key: {name: value for name, value in found.items() if not name.endswith(("first", "last"))}
+        for key, found in expected.items()
+    }
+
+
 def of_paths(graph: MetadataGraph, grouping: Grouping, query: str = "") -> GroupMerger:
     merger = GroupMerger(grouping, SCHEMA)
     for piece in graph.group_pieces(parse(query, SCHEMA), grouping):
@@ -93,6 +116,8 @@ def key_of(row: dict[str, Any], key: str) -> Any:
         bits = int(value) * (5 if kind == "cell" else 1)
         code = int(geohash.encode([row["latitude"]], [row["longitude"]], 12)[0]) >> (60 - bits)
         return code if bits % 5 else geohash.to_text([code], bits // 5)[0].as_py()
+    if key == "window:1mo":
+        return row["time"].replace(day=1, hour=0, minute=0, second=0)
     if kind == "window":
         width_us = window(value).width_us
         time_us = round(row["time"].timestamp() * 1e6)
@@ -112,7 +137,24 @@ def statistics_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         found[f"{name}_mean"] = total / len(values) if values else None
         found[f"{name}_min"] = min(values, default=None)
         found[f"{name}_max"] = max(values, default=None)
+        found |= {f"{name}_{s}": one for s, one in spread_of([float(v) for v in values]).items()}
+        at = {row["time"] for row in rows if row[name] is not None}
+        for statistic, end in (("first", min), ("last", max)):
+            time = end(at, default=None)
+            tied = [r[name] for r in rows if r["time"] == time and r[name] is not None]
+            found[f"{name}_{statistic}"] = end(tied, default=None)
     return found
+
+
+def spread_of(values: list[float]) -> dict[str, float | None]:
+    with np.errstate(invalid="ignore"):
+        shares = {"median": 0.5, "p90": 0.9, "p2.5": 0.025}
+        spread: dict[str, float | None] = {
+            name: float(np.quantile(values, share)) if values else None
+            for name, share in shares.items()
+        }
+        std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return {"std": std, **spread}
 
 
 def check(answer: pa.Table, expected: dict[tuple[Any, ...], dict[str, Any]], keys: int) -> None:
@@ -129,9 +171,11 @@ def check(answer: pa.Table, expected: dict[tuple[Any, ...], dict[str, Any]], key
 
 
 def is_same(found: Any, expected: Any) -> bool:
-    """Sums may be rounded in another order."""
+    """Sums may be rounded in another order; NumPy has no quantiles between equal infinities."""
     if type(found) is not float or type(expected) is not float or math.isnan(expected):
-        return type(found) is type(expected) and (found == expected or found != found)
+        return type(found) is type(expected) and (
+            found == expected or found != found or expected != expected
+        )
     return math.isclose(found, expected, rel_tol=1e-12)
 
 
@@ -157,7 +201,7 @@ def test_groups_of_paths_and_of_observations_equal_those_counted_row_by_row(
     expected = counted(table, by)
     commits = [table.slice(start, 30) for start in range(0, 120, 30)]
     graph = graph_of(commits, memtable_paths_max=50, block_paths=16)
-    paths = of_paths(graph, grouping)
+    paths = of_paths(graph, Grouping.of(by, STATISTICS_OF_PATHS))
     rows = GroupMerger(grouping, SCHEMA)
     for commit in commits:
         rows.add_observations(commit)
@@ -167,13 +211,14 @@ def test_groups_of_paths_and_of_observations_equal_those_counted_row_by_row(
         for commit in commits[half : half + 2]:
             part.add_observations(commit)
         both.add_table(part.partial())
-    for merger in (paths, rows, both):
+    check(paths.answer(), paths_alone(expected), len(by))
+    for merger in (rows, both):
         check(merger.answer(), expected, len(by))
 
 
 @pytest.mark.parametrize("by", [[], ["cell:1"], ["n", "station"]])
 def test_groups_of_nothing_are_none_or_the_group_of_all(by: list[str]) -> None:
-    grouping = Grouping.of(by, STATISTICS)
+    grouping = Grouping.of(by, STATISTICS_OF_PATHS)
     part = of_paths(MetadataGraph(SCHEMA), grouping)
     whole = GroupMerger(grouping, SCHEMA)
     for _ in range(2):
@@ -274,8 +319,11 @@ def test_columns_of_an_answer_have_names_of_their_own() -> None:
         (["t", "t"], None, {"parameter": "by"}),
         ([f"window:{n}h" for n in range(1, 10)], None, {"parameter": "by"}),
         (["temperature"], None, {"expected": "feature", "feature": "temperature"}),
-        ([], {"note": "max"}, {"expected": "statistics", "feature": "note"}),
-        ([], {"t": "median"}, {"expected": "statistics", "feature": "t"}),
+        ([], {"note": "max"}, {"expected": "numeric_feature", "feature": "note"}),
+        ([], {"note": "p90"}, {"expected": "numeric_feature", "statistic": "p90"}),
+        ([], {"t": "mode"}, {"expected": "statistics", "feature": "t"}),
+        ([], {"t": "p101"}, {"expected": "statistics", "feature": "t"}),
+        ([], {"t": "p-1"}, {"expected": "statistics", "feature": "t"}),
         ([], {"t": []}, {"expected": "statistics", "feature": "t"}),
         ([], {"t": ["min", "min"]}, {"expected": "statistics", "feature": "t"}),
     ],
@@ -288,7 +336,11 @@ def test_grouping_that_a_dataset_lacks_is_refused(
 
 
 @pytest.mark.parametrize(
-    "by", ["cell:0", "cell:13", "cell:x", "bits:61", "window:", "window:0s", "window:101y", "a:b"]
+    "by",
+    [
+        *("cell:0", "cell:13", "cell:x", "bits:61", "a:b"),
+        *("window:", "window:0s", "window:101y", "window:0mo", "window:1201mo", "window:1.5mo"),
+    ],
 )
 def test_key_that_is_none_is_refused(by: str) -> None:
     with raises(InputError):
@@ -296,7 +348,15 @@ def test_key_that_is_none_is_refused(by: str) -> None:
 
 
 def test_key_has_a_text_that_reads_as_itself() -> None:
-    for key in (cell(5), cell(bits=7), window("90m"), window(1e-6), parse_key("t")):
+    for key in (
+        cell(5),
+        cell(bits=7),
+        window("90m"),
+        window(1e-6),
+        window("2w"),
+        window("3mo"),
+        parse_key("t"),
+    ):
         assert parse_key(str(key)) == key
     with raises(InputError, parameter="by"):
         cell()
@@ -312,8 +372,52 @@ def test_key_has_a_text_that_reads_as_itself() -> None:
         ("bits:11", False),
         ("window:2h", True),
         ("window:90m", False),
+        ("window:1mo", True),
+        ("window:1w", True),
         ("note", False),
     ],
 )
 def test_grouping_finer_than_paths_is_not_in_the_graph(by: str, is_in_graph: bool) -> None:
     assert Grouping.of(by).is_in_graph(SCHEMA) is is_in_graph
+
+
+@pytest.mark.parametrize(
+    "width", ["1mo+6h", "1mo 1d", "3 months from 5d", "1y+1mo", "1mo@Europe/Berlin"]
+)
+def test_calendar_window_with_an_offset_is_refused(width: str) -> None:
+    with raises(InputError, parameter="by", expected="calendar_window"):
+        window(width)
+
+
+@pytest.mark.parametrize("text", ["1mo", "3mo", "12mo", "5y", "1w", "2w", "14d"])
+def test_windows_of_the_calendar_begin_on_first_days_and_mondays(text: str) -> None:
+    random = np.random.default_rng(3)
+    times = random.integers(micros("0001-01-01"), micros("9999-12-31"), 500)
+    times = np.concatenate([times, random.integers(-(10**14), 10**14, 3_000)])
+    key = window(text)
+    begins = key.begins(key.numbers(times))
+    each = times.astype("datetime64[us]")
+    if key.months:
+        months = each.astype("datetime64[M]").astype(np.int64) + 12 * 1970
+        expected = (months // key.months * key.months - 12 * 1970).astype("datetime64[M]")
+    else:
+        weeks = key.width_us // (7 * 86_400_000_000)
+        days = (each.astype("datetime64[D]") - np.datetime64("1969-12-29")).astype(np.int64)
+        expected = np.datetime64("1969-12-29") + days // (7 * weeks) * (7 * weeks)
+        assert {day.weekday() for day in expected.astype(object)} == {0}
+    assert np.array_equal(begins.astype("datetime64[us]"), expected.astype("datetime64[us]"))
+
+
+def test_calendar_windows_of_buckets_that_cross_months_are_not_in_the_graph() -> None:
+    def is_in_graph(bucket: str, by: str) -> bool:
+        schema = Schema("air", [Feature("t")], geohash_precision=2, time_bucket=bucket)
+        return Grouping.of(by).is_in_graph(schema)
+
+    assert is_in_graph("1d", "window:1mo")
+    assert not is_in_graph("7d", "window:1mo")
+    assert not is_in_graph("7d", "window:1w")  # Buckets begin on Thursdays.
+
+
+def test_first_and_last_are_read_from_observations() -> None:
+    assert not Grouping.of([], {"t": "last"}).is_in_graph(SCHEMA)
+    assert "time" in Grouping.of([], {"t": "last"}).columns(SCHEMA)
