@@ -40,6 +40,8 @@ CONFORMANCE = (
     f"{_SPEC}cql2/1.0/conf/advanced-comparison-operators",
     f"{_SPEC}cql2/1.0/conf/case-insensitive-comparison",
     f"{_SPEC}cql2/1.0/conf/basic-spatial-functions",
+    f"{_SPEC}cql2/1.0/conf/property-property",
+    f"{_SPEC}cql2/1.0/conf/arithmetic",
     f"{_SPEC}ogcapi-features-5/1.0/conf/schemas",
     *(f"{_SPEC}ogcapi-tiles-1/1.0/conf/{name}" for name in ("core", "tileset", "tilesets-list")),
     *(f"{_SPEC}ogcapi-tiles-1/1.0/conf/{name}" for name in ("geodata-tilesets", "mvt", "oas30")),

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from galileo.arrays import one_array
 from galileo.client.async_client import AsyncClient
-from galileo.errors import InputError
+from galileo.errors import InputError, UnsupportedQuery
 from galileo.gateway import documents, parameters, vector_tiles
 from galileo.gateway.aggregates import grouping_of, missing_header
 from galileo.gateway.callers import Callers
@@ -25,6 +25,8 @@ from galileo.gateway.tile_matrix_sets import SETS, ZOOM_MAX, Tile, TileMatrixSet
 from galileo.geo import geohash
 from galileo.model.grouping import OBSERVATIONS, CellKey
 from galileo.model.schema import Schema
+from galileo.query.builder import Condition
+from galileo.query.cql_syntax import names_now
 
 _CACHED = {"Cache-Control": "private, no-cache", "Vary": "Accept, Authorization"}
 """Of tiles: clients keep them, and ask each time whether they are still valid."""
@@ -112,6 +114,12 @@ class TileRoutes(RouteGroup):
         schema = known.version.schema
         given, query = await parameters.filtered(request.query_params, schema, parameters.TILE)
         preferred(given.get("f"), "", {"mvt": vector_tiles.MEDIA_TYPE})
+        if isinstance(query, Condition) and names_now(query.tree):
+            raise UnsupportedQuery(
+                "expected the filter of a tile without now(), since tiles are kept until the "
+                "dataset changes; write the time itself",
+                expected="no_now",
+            )
         grouping = grouping_of([CellKey(5 * tile.precision)], given.get("statistics", ""), schema)
         condition = tile.condition()
         if condition is not None:

@@ -7,6 +7,7 @@ processor.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from galileo.graph.columns import Paths, StringDictionary
 from galileo.graph.row_ranges import Positions, Rows, count_rows, select_rows, slice_rows
 from galileo.query.columns import Columns, Mask, TextColumn, take_rows
+from galileo.query.expressions import TextsCompared
 from galileo.query.feature_predicates import TextLeaf
 from galileo.query.predicates import And, Leaf, Node, leaves
 from galileo.query.visitors import json_value, verdicts
@@ -51,6 +53,8 @@ class LeafEvaluator:
         self._verdicts: dict[Leaf, Mask] = {}
 
     def __call__(self, leaf: Leaf, columns: Columns) -> Mask:
+        if isinstance(leaf, TextsCompared):
+            return leaf.may_match_paths(self._texts.bind(columns))
         if not isinstance(leaf, TextLeaf):
             return leaf.may_match_paths(columns)
         column = cast(TextColumn, columns.features[leaf.name])
@@ -96,9 +100,9 @@ class PredicateFilter:
 
     @classmethod
     def of(cls, node: Node, judge: LeafEvaluator) -> PredicateFilter:
-        named = [leaf.feature for leaf in leaves(node)]
-        features = tuple(dict.fromkeys(name for name in named if name is not None))
-        return cls(node, judge, features, None in named)
+        named = [leaf.features for leaf in leaves(node)]
+        features = tuple(dict.fromkeys(itertools.chain(*named)))
+        return cls(node, judge, features, () in named)
 
     @property
     def text(self) -> str:

@@ -624,7 +624,7 @@ class MetadataGraph:
         """
         label_schema = query.schema.label_schema
         window = CommitWindow(after, until, partitions)
-        is_certain = not any(leaf.feature is None for leaf in leaves(query.tree))
+        is_certain = all(leaf.features for leaf in leaves(query.tree))
         read = {*grouping.features, *(() if is_certain else query.features)}
         for task in self._plans(query, window, snapshot=self._snapshot):
             for rows in task.pieces(GROUPED_PATHS):

@@ -720,17 +720,23 @@ class StorageNode:
         await self._look_up(schema.name)
         return self.catalog.schema(schema.key)
 
-    async def bind(self, text: str, schema: Schema) -> Query:
+    async def bind(self, text: str, schema: Schema, *, asked_once: bool = True) -> Query:
         """A query of a dataset; its schema is looked up again if it lacks a feature.
+
+        Args:
+            text: CQL2.
+            schema: of the dataset.
+            asked_once: whether now() is the time of this call; else it is refused.
 
         Raises:
             InputError: as `galileo.query.parse`.
         """
+        now_us = round(1e6 * self._wall()) if asked_once else None
         try:
-            return await parse_async(text, schema)
+            return await parse_async(text, schema, now_us=now_us)
         except UnknownProperty:
             await self._look_up(schema.name)
-            return await parse_async(text, self.catalog.schema(schema.key))
+            return await parse_async(text, self.catalog.schema(schema.key), now_us=now_us)
 
     async def named(self, name: str) -> Schema:
         """The schema of the dataset that has this name now, for who knows nothing but the name.

@@ -11,7 +11,7 @@ from typing import Any
 
 from galileo.errors import QuerySyntaxError, UnsupportedQuery
 from galileo.model.schema import NUMBERS, Schema
-from galileo.query import datetime_binding, spatial_binding, time_predicates
+from galileo.query import datetime_binding, expressions, spatial_binding, time_predicates
 from galileo.query.cql_syntax import NESTING_MAX
 from galileo.query.feature_predicates import (
     MIRRORED,
@@ -140,6 +140,8 @@ class _Binder:
         if not is_property(left) and is_property(right):
             left, right, op = right, left, MIRRORED[op]
         op = OPPOSITE[op] if negated else op
+        if is_property(left) and (is_property(right) or expressions.is_arithmetic(left)):
+            return expressions.compared(op, left, right, self._schema)
         about = property_ref(left, self._schema)
         if about.name == DATETIME:
             spans = time_predicates.compared(op, datetime_binding.instant(right, about))
@@ -154,12 +156,15 @@ class _Binder:
         return _disjunction([above, below]) if negated else _conjunction([above, below])
 
     def _listed(self, args: list[Any], *, negated: bool) -> Node:
-        about, values = property_ref(args[0], self._schema), args[1]
+        raw, values = args
         if not isinstance(values, list) or not 1 <= len(values) <= LIST_MAX:
             count = f"{len(values):,}" if isinstance(values, list) else show_operand(values)
             raise UnsupportedQuery(
                 f"expected a list of 1 to {LIST_MAX:,} values in IN, got {count}"
             )
+        if is_property(raw) and expressions.is_arithmetic(raw):
+            return expressions.listed(raw, values, self._schema, negated=negated)
+        about = property_ref(raw, self._schema)
         if about.name == DATETIME:
             periods = [datetime_binding.instant(value, about) for value in values]
             return self._in_time([*periods], negated=negated)
@@ -183,6 +188,8 @@ class _Binder:
         return TextLike(about.name, pattern, negated, about.folded)
 
     def _null(self, raw: Any, *, negated: bool) -> Node:
+        if is_property(raw) and expressions.is_arithmetic(raw):
+            return expressions.null(raw, self._schema, negated=negated)
         about = property_ref(raw, self._schema)
         if about.feature is None:
             return EVERYTHING if negated else NOTHING
@@ -202,7 +209,7 @@ class _Binder:
 def _feature_compared(op: str, raw: Any, *, about: PropertyRef) -> Node:
     kind = about.feature.type if about.feature else None
     if kind in NUMBERS:
-        return NumberIs(about.name, op, number(raw, about))
+        return NumberIs(about.name, op, number(expressions.folded(raw), about))
     if kind == "text":
         return TextIs(about.name, op, text(raw, about), about.folded)
     if kind == "bool" and op in ("=", "<>"):
@@ -217,7 +224,7 @@ def _feature_compared(op: str, raw: Any, *, about: PropertyRef) -> Node:
 def _feature_listed(values: list[Any], *, about: PropertyRef, negated: bool) -> Node:
     kind = about.feature.type if about.feature else None
     if kind in NUMBERS:
-        numbers = tuple(sorted({number(value, about) for value in values}))
+        numbers = tuple(sorted({number(expressions.folded(v), about) for v in values}))
         return NumberIn(about.name, numbers, negated)
     if kind == "text":
         texts = tuple(sorted({text(value, about) for value in values}))

@@ -115,29 +115,26 @@ class Condition(_Combinable):
         return f"<Condition {self}>"
 
 
-@final
-class Property(_Combinable):
-    """A feature, `datetime` or `geohash`, to compare with values.
+class Expression(_Combinable):
+    """Arithmetic of features, or a single one, to compare with values and with each other.
 
-    Texts are compared as they are; `casei` ignores upper and lower case. Times are datetimes, dates
-    (which mean their whole day), or texts such as "2012-03-01T06:00:00Z".
+    `+`, `-`, `*`, `/`, `%` (with the sign of the left side) and `**` of numbers.
 
     Example:
-        >>> client.count("weather", galileo.f.station == "KDEN")
-        2
+        >>> f = galileo.f
+        >>> str(f.temperature - 273.15 > 2 * f.dewpoint)
+        '(temperature - 273.15) > (2 * dewpoint)'
     """
 
-    __slots__ = ("_folded", "_name")
+    __slots__ = ("_tree",)
 
-    def __init__(self, name: str, *, folded: bool = False) -> None:
-        self._name = name
-        self._folded = folded
+    def __init__(self, tree: Any) -> None:
+        self._tree = tree
 
     @property
     def tree(self) -> Any:
         """CQL2 JSON values."""
-        named = {"property": self._name}
-        return {"op": "casei", "args": [named]} if self._folded else named
+        return self._tree
 
     def __eq__(self, other: object) -> Condition:  # type: ignore[override]
         return self._compared("=", other)
@@ -156,6 +153,45 @@ class Property(_Combinable):
 
     def __ge__(self, other: Any) -> Condition:
         return self._compared(">=", other)
+
+    def __add__(self, other: Any) -> Expression:
+        return self._with("+", other)
+
+    def __radd__(self, other: Any) -> Expression:
+        return Expression({"op": "+", "args": [_operand(other, str(self)), self.tree]})
+
+    def __sub__(self, other: Any) -> Expression:
+        return self._with("-", other)
+
+    def __rsub__(self, other: Any) -> Expression:
+        return Expression({"op": "-", "args": [_operand(other, str(self)), self.tree]})
+
+    def __mul__(self, other: Any) -> Expression:
+        return self._with("*", other)
+
+    def __rmul__(self, other: Any) -> Expression:
+        return Expression({"op": "*", "args": [_operand(other, str(self)), self.tree]})
+
+    def __truediv__(self, other: Any) -> Expression:
+        return self._with("/", other)
+
+    def __rtruediv__(self, other: Any) -> Expression:
+        return Expression({"op": "/", "args": [_operand(other, str(self)), self.tree]})
+
+    def __mod__(self, other: Any) -> Expression:
+        return self._with("%", other)
+
+    def __rmod__(self, other: Any) -> Expression:
+        return Expression({"op": "%", "args": [_operand(other, str(self)), self.tree]})
+
+    def __pow__(self, other: Any) -> Expression:
+        return self._with("^", other)
+
+    def __rpow__(self, other: Any) -> Expression:
+        return Expression({"op": "^", "args": [_operand(other, str(self)), self.tree]})
+
+    def __neg__(self) -> Expression:
+        return -1 * self
 
     def between(self, low: Any, high: Any) -> Condition:
         """From `low` to `high`, both included.
@@ -180,17 +216,6 @@ class Property(_Combinable):
         listed = [self._value(value) for value in values]
         return self._about("in", listed) if listed else Condition(False)
 
-    def like(self, pattern: str) -> Condition:
-        """A pattern in which `%` is any stretch of characters and `_` one; a backslash escapes.
-
-        Example:
-            >>> client.count("weather", galileo.f.station.like("K%"))
-            3
-        """
-        if not isinstance(pattern, str):
-            raise InputError(f"expected a pattern as text, such as 'a%', got {pattern!r}")
-        return self._about("like", self._value(pattern))
-
     def is_null(self) -> Condition:
         """The value is missing.
 
@@ -209,6 +234,53 @@ class Property(_Combinable):
         """
         return ~self.is_null()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self}>"
+
+    def _with(self, op: str, other: Any) -> Expression:
+        return Expression({"op": op, "args": [self.tree, _operand(other, str(self))]})
+
+    def _compared(self, op: str, value: Any) -> Condition:
+        return self._about(op, self._value(value))
+
+    def _about(self, op: str, *args: Any) -> Condition:
+        return Condition({"op": op, "args": [self.tree, *args]})
+
+    def _value(self, value: Any) -> Any:
+        return _operand(value, str(self))
+
+
+@final
+class Property(Expression):
+    """A feature, `datetime` or `geohash`, to compare with values and with other features.
+
+    Texts are compared as they are; `casei` ignores upper and lower case. Times are datetimes, dates
+    (which mean their whole day), or texts such as "2012-03-01T06:00:00Z".
+
+    Example:
+        >>> client.count("weather", galileo.f.station == "KDEN")
+        2
+    """
+
+    __slots__ = ("_folded", "_name")
+
+    def __init__(self, name: str, *, folded: bool = False) -> None:
+        self._name = name
+        self._folded = folded
+        named = {"property": name}
+        super().__init__({"op": "casei", "args": [named]} if folded else named)
+
+    def like(self, pattern: str) -> Condition:
+        """A pattern in which `%` is any stretch of characters and `_` one; a backslash escapes.
+
+        Example:
+            >>> client.count("weather", galileo.f.station.like("K%"))
+            3
+        """
+        if not isinstance(pattern, str):
+            raise InputError(f"expected a pattern as text, such as 'a%', got {pattern!r}")
+        return self._about("like", self._value(pattern))
+
     def casei(self) -> Property:
         """The same property, compared without regard to upper and lower case.
 
@@ -218,18 +290,15 @@ class Property(_Combinable):
         """
         return Property(self._name, folded=True)
 
-    def __repr__(self) -> str:
-        return f"<Property {self}>"
-
-    def _compared(self, op: str, value: Any) -> Condition:
-        return self._about(op, self._value(value))
-
-    def _about(self, op: str, *args: Any) -> Condition:
-        return Condition({"op": op, "args": [self.tree, *args]})
-
     def _value(self, value: Any) -> Any:
-        raw = literal(value, about=self._name)
-        return {"op": "casei", "args": [raw]} if self._folded else raw
+        raw = _operand(value, self._name)
+        is_plain = self._folded and not isinstance(value, Expression)
+        return {"op": "casei", "args": [raw]} if is_plain else raw
+
+
+def _operand(value: Any, about: str) -> Any:
+    """CQL2 JSON of an expression or a literal. Raises InputError."""
+    return value.tree if isinstance(value, Expression) else literal(value, about=about)
 
 
 @final
@@ -400,8 +469,6 @@ def literal(value: Any, *, about: str) -> Any:
 def _no_literal(value: Any, about: str) -> str:
     if value is None:
         return f"{about} cannot be compared with None; write f.{about}.is_null()"
-    if isinstance(value, Property):
-        return f"{about} cannot be compared with another property, {value}; only with a value"
     if isinstance(value, Condition):
         return (
             f"{about} cannot be compared with a condition, {value}; put comparisons in "

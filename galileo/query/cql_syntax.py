@@ -68,7 +68,11 @@ _EXPECTED = re.compile(r"= expected (.*)", re.DOTALL)
 _EMPTY_POINT = re.compile(r"""(?:'[^']*'|"[^"]*"|[^'"])*?\b(POINT\s++(?:ZM?|M)?\s*+EMPTY)""", re.I)
 
 _STATEMENT = re.compile(r"\s*(?:SELECT|WITH|FROM|WHERE)\b", re.IGNORECASE)
-NO_NOW = "there is no now(); write the time itself, such as TIMESTAMP('2012-03-01T06:00:00Z')"
+NO_NOW = (
+    "there is no now() here: only a query that is asked once has a time of its own; write the time "
+    "itself, such as TIMESTAMP('2012-03-01T06:00:00Z')"
+)
+_DURATIONS = "expected now() without arguments, and durations as texts, such as now() - '1d'"
 _INSTEAD = {"==": "=", "&&": "AND", "||": "OR"}
 _FOREIGN = re.compile(
     r"""'(?:[^']|'')*'|"[^"]*"|(?P<operator>==|&&|\|\|)|(?<![\w.:]):(?P<parameter>[A-Za-z_]\w*)|
@@ -172,6 +176,28 @@ def _read_text(written: str) -> Any:
     return tree if source == written and "\\" not in source else _decoded(tree, source)
 
 
+def names_now(tree: Any) -> bool:
+    """Whether a query that was read calls now()."""
+    if isinstance(tree, list):
+        return any(map(names_now, tree))
+    return isinstance(tree, dict) and (_is_now(tree) or any(map(names_now, tree.values())))
+
+
+def with_now(tree: Any, now: str) -> Any:
+    """A query that was read with a timestamp in place of now()."""
+    if isinstance(tree, list):
+        return [with_now(item, now) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if _is_now(tree):
+        return {"timestamp": now}
+    return {name: with_now(item, now) for name, item in tree.items()}
+
+
+def _is_now(tree: dict[str, Any]) -> bool:
+    return str(tree.get("op")).lower() == "now" and tree.get("args") == []
+
+
 def _parsable(source: str) -> str:
     """A text of the same length that the parser reads; `_decoded` takes its result back."""
     if _QUOTE in source:
@@ -229,7 +255,7 @@ def _refuse_other_languages(source: str) -> None:
         if operator := match["operator"]:
             refuse(source, match.start(), f"write {_INSTEAD[operator]} in place of {operator}")
         if match["now"]:
-            refuse(source, match.start(), NO_NOW)
+            refuse(source, match.start(), _DURATIONS)
         if name := match["parameter"]:
             fault = f"expected a value, got the parameter :{name}; galileo.Template gives it one"
             refuse(source, match.start(), fault, parameter=name)

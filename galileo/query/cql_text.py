@@ -19,7 +19,7 @@ def to_text(tree: Any) -> str:
     """The text of a condition; it parses to an equal one."""
     if isinstance(tree, bool):
         return "true" if tree else "false"
-    if "op" not in tree:
+    if "op" not in tree or tree["op"] in _ARITHMETIC:
         return operand_text(tree)
     op, args = tree["op"], tree["args"]
     if op in ("and", "or"):

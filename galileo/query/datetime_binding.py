@@ -12,7 +12,7 @@ from typing import Any
 
 from galileo.errors import InputError, UnsupportedQuery
 from galileo.model.schema import Schema
-from galileo.model.times import MICROS, micros
+from galileo.model.times import MICROS, micros, seconds
 from galileo.query import time_predicates
 from galileo.query.operands import DATETIME, PropertyRef, is_property, mismatch, property_ref
 from galileo.query.predicates import Span
@@ -30,7 +30,7 @@ _TIMESTAMP = re.compile(
 
 
 def instant(raw: Any, about: PropertyRef) -> Period:
-    """The period of a TIMESTAMP, a DATE or a text that is either.
+    """The period of a TIMESTAMP, a DATE or a text that is either, plus or minus a duration.
 
     Raises:
         UnsupportedQuery: another literal, or a text that is no time.
@@ -39,6 +39,8 @@ def instant(raw: Any, about: PropertyRef) -> Period:
         for kind in ("timestamp", "date"):
             if isinstance(raw.get(kind), str):
                 return _period(raw[kind], kind, about)
+    if isinstance(raw, dict) and raw.get("op") in ("+", "-") and not is_property(raw):
+        return _shifted(raw, about)
     if isinstance(raw, str):
         return _period(raw, "date" if _DATE.fullmatch(raw) else "timestamp", about)
     raise mismatch(raw, about, _WANTED)
@@ -75,6 +77,19 @@ def _interval(raw: Any, about: PropertyRef) -> tuple[Span, bool]:
     if time_predicates.empty(span):
         raise mismatch(raw, about, "INTERVAL with its start before its end")
     return span, first is not None and first == last
+
+
+def _shifted(raw: dict[str, Any], about: PropertyRef) -> Period:
+    args = raw.get("args")
+    if not isinstance(args, list) or len(args) != 2 or not isinstance(args[1], str):
+        raise mismatch(raw, about, _WANTED)
+    first, end = instant(args[0], about)
+    try:
+        width_us = round(seconds(args[1]) * MICROS)
+    except InputError as error:
+        raise mismatch(args[1], about, "a duration such as '1d'") from error
+    width_us = width_us if raw["op"] == "+" else -width_us
+    return first + width_us, end + width_us
 
 
 def _period(text: str, kind: str, about: PropertyRef) -> Period:

@@ -45,7 +45,7 @@ MIRRORED = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _EXACT = 2.0**53
 """Below it every whole number is a double of its own."""
 
-_TEXT_COMPARE: dict[str, Callable[..., Any]] = {
+TEXT_COMPARE: dict[str, Callable[..., Any]] = {
     "=": pc.equal,
     "<>": pc.not_equal,
     "<": pc.less,
@@ -63,8 +63,8 @@ class FeatureLeaf(ABC):
     cost: ClassVar[int] = 1
 
     @property
-    def feature(self) -> str:
-        return self.name
+    def features(self) -> tuple[str, ...]:
+        return (self.name,)
 
     @abstractmethod
     def match(self, column: FeatureColumn) -> Mask:
@@ -237,7 +237,7 @@ class TextIs(TextLeaf):
     folded: bool = False
 
     def judge(self, texts: pa.Array) -> pa.Array:
-        return _TEXT_COMPARE[self.operator](texts, pa.scalar(self.value))
+        return TEXT_COMPARE[self.operator](texts, pa.scalar(self.value))
 
     def json(self) -> Any:
         return {"op": self.operator, "args": [self._operand(), self.value]}

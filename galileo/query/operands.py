@@ -25,7 +25,8 @@ _TIME_HINT = "; a date stands in quotes: DATE('2012-03-01'), TIMESTAMP('2012-03-
 
 _SHOWN_MAX = 80
 _SUPPORTED = (
-    "supported are comparisons of a property with a value, BETWEEN, IN, LIKE, IS NULL, CASEI, "
+    "supported are comparisons of properties, values and their arithmetic, BETWEEN, IN, LIKE, IS "
+    "NULL, CASEI, "
     "AND, OR, NOT, S_INTERSECTS, S_WITHIN, S_DISJOINT, DWITHIN, T_AFTER, T_BEFORE, T_DURING, "
     "T_EQUALS, T_INTERSECTS and T_DISJOINT"
 )
@@ -117,10 +118,13 @@ def unsupported(raw: dict[str, Any]) -> UnsupportedQuery:
     """The error for an unsupported operator or function."""
     op = str(raw["op"])
     if op.lower() == "now":
-        return UnsupportedQuery(NO_NOW)
+        return UnsupportedQuery(NO_NOW, expected="no_now")
     if op in ("+", "-", "*", "/", "%", "^", "div"):
         hint = _TIME_HINT if op == "-" and not is_property(raw) else ""
-        return UnsupportedQuery(f"arithmetic ({op!r}) is not supported{hint}; {_SUPPORTED}")
+        return UnsupportedQuery(
+            f"expected a value, got arithmetic ({op!r}), which is of two numbers, or of a time and "
+            f"a duration: now() - '1d'{hint}"
+        )
     return UnsupportedQuery(f"{op!r} is not supported; {_SUPPORTED}")
 
 
@@ -191,9 +195,8 @@ def mismatch(raw: Any, about: PropertyRef, wanted: str) -> UnsupportedQuery:
         return unsupported(raw)
     if is_property(raw):
         return UnsupportedQuery(
-            f"expected {wanted} to compare {about.name!r} with, got another property, "
-            f"{show_operand(raw['property'])}; two properties cannot be compared, and texts stand "
-            "in single quotes"
+            f"expected {wanted} to compare {about.name!r} with, got a property, "
+            f"{show_operand(raw['property'])}; texts stand in single quotes"
         )
     hint = f"; write {about.name} IS NULL to find missing values" if raw is None else ""
     return UnsupportedQuery(

@@ -58,8 +58,8 @@ class Leaf(Protocol):
         ...
 
     @property
-    def feature(self) -> str | None:
-        """The feature that it reads, if any."""
+    def features(self) -> tuple[str, ...]:
+        """The features that it reads; none: it reads the place or the time."""
         ...
 
     def may_match_paths(self, columns: Columns) -> Mask:

@@ -16,7 +16,7 @@ from galileo.errors import QuerySyntaxError, UnknownProperty
 from galileo.geo.ranges import Ranges
 from galileo.interpreter_turns import interpret
 from galileo.model.schema import Schema
-from galileo.model.times import column_micros
+from galileo.model.times import column_micros, iso
 from galileo.query import cql_syntax, time_predicates, visitors
 from galileo.query.binding import bind
 from galileo.query.columns import Columns, FeatureColumn, FloatColumn, Mask, from_arrow
@@ -59,7 +59,7 @@ class Query:
     @property
     def features(self) -> tuple[str, ...]:
         """The features that the query reads, in schema order."""
-        named = {leaf.feature for leaf in leaves(self.tree)}
+        named = {name for leaf in leaves(self.tree) for name in leaf.features}
         return tuple(f.name for f in self.schema.features if f.name in named)
 
     def number_bounds(self, feature: str) -> tuple[float, float]:
@@ -170,13 +170,14 @@ def observation_columns(table: pa.Table, features: Iterable[str]) -> Observation
     )
 
 
-def parse(source: str | dict[str, Any], schema: Schema) -> Query:
+def parse(source: str | dict[str, Any], schema: Schema, *, now_us: int | None = None) -> Query:
     """The query of CQL2 text or CQL2 JSON, bound to a schema.
 
     Args:
         source: CQL2 text, JSON text (it starts with "{") or a JSON object; blank text and
             "true" ask for everything.
         schema: of the dataset that is asked.
+        now_us: what now() means, microseconds; None: it is refused.
 
     Raises:
         QuerySyntaxError: it does not parse; `details["position"]` is the offset in a text,
@@ -191,6 +192,8 @@ def parse(source: str | dict[str, Any], schema: Schema) -> Query:
         raise QuerySyntaxError(
             f"expected CQL2 as text or as a JSON object, got {type(source).__name__}", path="$"
         )
+    if now_us is not None and _NOW.search(source):
+        return _parse(source, schema, now_us)
     return (
         _parse_cached(source, schema)
         if len(source) <= CACHED_CHARACTERS_MAX
@@ -198,14 +201,14 @@ def parse(source: str | dict[str, Any], schema: Schema) -> Query:
     )
 
 
-async def parse_async(text: str, schema: Schema) -> Query:
+async def parse_async(text: str, schema: Schema, *, now_us: int | None = None) -> Query:
     """As `parse`, for use in an event loop: a thread prepares a query that takes many steps.
 
     Raises:
         InputError: as `parse`.
         Overloaded: as `interpret`.
     """
-    return await interpret(parse_steps(text), _prepared, text, schema)
+    return await interpret(parse_steps(text), _prepared, text, schema, now_us)
 
 
 def parse_steps(text: str) -> int:
@@ -213,8 +216,8 @@ def parse_steps(text: str) -> int:
     return len(text) + PLACE_STEPS * len(_PLACE.findall(text[:CACHED_CHARACTERS_MAX]))
 
 
-def _prepared(text: str, schema: Schema) -> Query:
-    return parse(text, schema).prepared()
+def _prepared(text: str, schema: Schema, now_us: int | None) -> Query:
+    return parse(text, schema, now_us=now_us).prepared()
 
 
 _PATH = re.compile(r" at \$[^ ]* of the query$")
@@ -229,6 +232,7 @@ PLACE_STEPS = 1_500
 """Steps that the event loop takes itself for the cover of a region; some take 7,000."""
 _PLACE = re.compile("s_|dwithin|like", re.IGNORECASE)
 """A condition on a place in CQL2, perhaps."""
+_NOW = re.compile("now", re.IGNORECASE)
 
 
 @lru_cache(maxsize=_CACHE_ENTRIES)
@@ -237,8 +241,10 @@ def _parse_cached(source: str, schema: Schema) -> Query:
     return _parse(source, schema)
 
 
-def _parse(source: str, schema: Schema) -> Query:
+def _parse(source: str, schema: Schema, now_us: int | None = None) -> Query:
     raw = cql_syntax.read(source)
+    if now_us is not None:
+        raw = cql_syntax.with_now(raw, iso(now_us))
     try:
         query = Query(schema, bind(raw, schema))
     except UnknownProperty as error:

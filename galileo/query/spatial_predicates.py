@@ -37,7 +37,7 @@ class SpatialLeaf(ABC):
     precision: int
     negated: bool
     cost: ClassVar[int] = 3
-    feature: ClassVar[None] = None
+    features: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod

@@ -39,7 +39,7 @@ class During:
     bucket_us: int
 
     cost: ClassVar[int] = 0
-    feature: ClassVar[None] = None
+    features: ClassVar[tuple[str, ...]] = ()
 
     def may_match_paths(self, columns: Columns) -> Mask:
         return self._overlaps(columns.bucket, columns.bucket)

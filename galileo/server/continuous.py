@@ -159,7 +159,7 @@ class ContinuousQueries:
             TransientError: no node could accept it.
         """
         schema = await self._node.named(submission.dataset)
-        query = await self._node.bind(submission.query, schema)
+        query = await self._node.bind(submission.query, schema, asked_once=False)
         made = self._checked(submission, query)
         if made.sampler is not None:
             await self._work.load(made.sampler, dataset=made.dataset)

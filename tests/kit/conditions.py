@@ -22,6 +22,9 @@ FEATURES = (
     Feature("n", type="int"),
     Feature("s", type="text"),
     Feature("b", type="bool"),
+    Feature("m", type="int"),
+    Feature("u", type="text"),
+    Feature("c", type="bool"),
 )
 
 # --- conditions, each as CQL2, as SQL and as a function of a row with three truth values ---------
@@ -86,6 +89,8 @@ class Maker:
             self.like,
             self.null,
             self.flag,
+            self.arithmetic,
+            self.features,
         )
 
     def condition(self, depth=3):
@@ -179,6 +184,79 @@ class Maker:
         text = f"b {sign} {str(value).lower()}"
         return leaf(text, text, "b", lambda found: (found == value) == (sign == "="))
 
+    def arithmetic(self):
+        """Arithmetic, compared with a number or with other arithmetic."""
+        left, sign = self.expression(), self.sign()
+        kind = self.random.random()
+        if kind < 0.2:
+            but = self.but()
+            texts = (f"({left.cql2}) IS {but}NULL", f"({left.sql}) IS {but}NULL")
+            return Condition(*texts, lambda row: (left.truth(row) is None) != bool(but))
+        right = self.operand() if kind < 0.5 else self.expression()
+
+        def truth(row):
+            values = left.truth(row), right.truth(row)
+            return None if None in values else SIGNS[sign](*values)
+
+        return Condition(
+            f"{left.cql2} {sign} {right.cql2}", f"{left.sql} {sign} {right.sql}", truth
+        )
+
+    def expression(self, depth=1):
+        """A number of a row, in doubles; None where SQL has an error."""
+        deep = depth and self.random.random() < 0.4
+        left = self.expression(depth - 1) if deep else self.named()
+        right, op = self.operand(), self.random.choice("+-*/%")
+        if self.random.random() < 0.3:
+            left, right = right, left
+
+        def value(row):
+            values = left.truth(row), right.truth(row)
+            return None if None in values else calculated(op, *values)
+
+        sql = f"({left.sql} {op} {right.sql})"
+        finite = f"isfinite({left.sql}) AND isfinite({right.sql}) AND NOT isfinite({sql})"
+        wrong = f"isnan({sql}) OR ({finite})" + f" OR {right.sql} = 0" * (op in "/%")
+        guarded = f"(CASE WHEN {wrong} THEN NULL ELSE {sql} END)"
+        return Condition(f"({left.cql2} {op} {right.cql2})", guarded, value)
+
+    def operand(self):
+        if self.random.random() < 0.5:
+            return self.named()
+        number = self.number()
+        return Condition(repr(number), double(number), lambda row: number)
+
+    def named(self):
+        name = self.name()
+        return Condition(
+            name,
+            f"CAST({name} AS DOUBLE)",
+            lambda row: None if row[name] is None else float(row[name]),
+        )
+
+    def features(self):
+        """Two features of one type, compared with each other."""
+        sign, folded = self.sign(), self.folded()
+        pair = self.random.choice(["tn", "nm", "mn", "su", "us", "bc"])
+        cql2, sql = operands(folded and pair in ("su", "us"))
+        if pair == "bc":
+            sign = self.random.choice(["=", "<>"])
+        left, right = pair
+        cast = (lambda name: f"CAST({name} AS DOUBLE)") if pair == "tn" else sql
+
+        def plain(value):
+            if isinstance(value, str):
+                return fold(value, folded).encode()
+            return float(value) if pair == "tn" else value
+
+        def truth(row):
+            values = row[left], row[right]
+            return None if None in values else SIGNS[sign](*map(plain, values))
+
+        return Condition(
+            f"{cql2(left)} {sign} {cql2(right)}", f"{cast(left)} {sign} {cast(right)}", truth
+        )
+
     def name(self):
         return self.random.choice("tn")
 
@@ -223,6 +301,7 @@ class Maker:
             "s": self.text,
             "b": lambda: self.random.random() < 0.5,
         }
+        makers |= {"m": makers["n"], "u": makers["s"], "c": makers["b"]}
         columns = {
             "latitude": [float(self.random.randint(0, 1)) for _ in range(count)],
             "longitude": [float(self.random.randint(0, 1)) for _ in range(count)],
@@ -243,6 +322,18 @@ class Maker:
             for field in schema.observation_schema
         ]
         return pa.table(arrays, schema=schema.observation_schema)
+
+
+def calculated(op, left, right):
+    """The result of arithmetic on doubles; None where it is an error in PostgreSQL."""
+    if op in "/%" and right == 0:
+        return None
+    if op == "%" and math.isinf(left):
+        return None
+    functions = {"+": float.__add__, "-": float.__sub__, "*": float.__mul__, "/": float.__truediv__}
+    value = functions.get(op, math.fmod)(left, right)
+    is_error = math.isinf(value) and math.isfinite(left) and math.isfinite(right)
+    return None if is_error or math.isnan(value) else value
 
 
 def constant(value):

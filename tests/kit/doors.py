@@ -134,6 +134,12 @@ def _statistics(text: str) -> dict[str, list[str]]:
     return {name: [pair[-1] for pair in pairs if pair[0] == name] for name, *_ in pairs}
 
 
+def _statistic_words(feature: str, statistic: str) -> list[str]:
+    if statistic[1:].isdigit():
+        return ["--percentile", statistic[1:], feature]
+    return [f"--{statistic}", feature]
+
+
 def _sampler(text: str) -> galileo.SamplerSpec:
     """Of "uniform" or "uniform:fraction=0.5"."""
     name, _, option = text.partition(":")
@@ -304,7 +310,7 @@ def _words(verb: str, option: str, value: str) -> list[str]:
             return [value]
         case _, "statistics":
             pairs = [pair.split(":") for pair in value.split(",")]
-            return [word for name, kind in pairs for word in (f"--{kind}", name)]
+            return [word for name, kind in pairs for word in _statistic_words(name, kind)]
         case ("aggregate", "by") | ("table", "key") | ("channel", "columns"):
             name = option.removesuffix("s")
             return [word for part in value.split(",") for word in (f"--{name}", part)]

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from galileo.model.schema import Schema
 from galileo.query.binding import bind
+from galileo.query.expressions import is_arithmetic
 from galileo.query.feature_predicates import COMPARE, MIRRORED
 from galileo.query.operands import DATETIME, is_property, property_ref
 from galileo.query.spatial_predicates import WithinDistance
@@ -120,6 +121,8 @@ def _comparison(op: str, args: list[Any], schema: Schema) -> ParameterComparison
     left, right = args
     if has_parameter(left):
         left, right, op = right, left, MIRRORED[op]
+    if is_arithmetic(left):
+        return None
     about = property_ref(left, schema)
     if about.folded and isinstance(right, dict) and right.get("op") == "casei":
         right = right["args"][0]

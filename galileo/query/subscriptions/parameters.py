@@ -38,8 +38,8 @@ CONDITION = ParameterPlace("text", "true")
 REGION = ParameterPlace("geometry", shapely.Point(0, 0))
 CENTRE = ParameterPlace("geometry", shapely.Point(0, 0))
 DISTANCE = ParameterPlace("float", 0.0)
-NUMBER = ParameterPlace("float", 0.0)
-SINGLE = ParameterPlace("float", 0.0)
+NUMBER = ParameterPlace("float", 1.0)
+SINGLE = ParameterPlace("float", 1.0)
 """A number that is compared with a float32 feature, and rounded as its values are."""
 TEXT = ParameterPlace("text", "0" * PRECISION_MAX)
 """The sample is a geohash, too."""

@@ -97,7 +97,7 @@ class Asker:
 
     def request(self):
         condition = self.maker.condition()
-        while "lower(" in condition.sql:
+        while "lower(" in condition.sql or "isfinite(" in condition.sql:
             condition = self.maker.condition()
         cql2, sql = [condition.cql2], [condition.sql.replace("AS DOUBLE)", "AS float8)")]
         parameters = {}

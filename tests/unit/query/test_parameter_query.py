@@ -106,7 +106,8 @@ def test_constant_is_what_all_matches_satisfy(
         ("raining > :b", UnsupportedQuery),
         (":a = :b", UnsupportedQuery),
         ("S_INTERSECTS(:a, :b)", UnsupportedQuery),
-        ("count + :n > 3", UnsupportedQuery),
+        ("station + :n > 3", UnsupportedQuery),
+        ("count > :n AND datetime > now() - '1d'", UnsupportedQuery),
     ],
 )
 def test_templates_that_make_no_query_are_refused(text: str, error: type[InputError]) -> None:

@@ -68,6 +68,7 @@ TIMES_US = [START + number for number in (-1, 0, 1, 3_600_000_000, 7_200_000_000
 CONDITIONS = [
     "t > 1",
     "n = 1 OR b",
+    "t + 1 > n",
     "",
     "false",
     "s LIKE 'a%'",
@@ -128,6 +129,10 @@ GENERAL = [
     "w IN (:x, :y)",
     "(w = :x AND t >= :x)",
     "n IN (:x, :y, 1)",
+    "t + :x > n",
+    "n * 2 - 1 < :x",
+    "t > n / :x",
+    "t {sign} n AND t <> n * :x",
     "s IN (:s, 'beta')",
     "s LIKE :s",
     "CASEI(s) = :s",
