@@ -18,7 +18,15 @@ from galileo.query.operands import DATETIME, PropertyRef, is_property, mismatch,
 from galileo.query.predicates import Span
 from galileo.query.time_predicates import OPEN_END, Period
 
-FUNCTIONS = ("t_after", "t_before", "t_disjoint", "t_during", "t_equals", "t_intersects")
+FUNCTIONS = (
+    "t_after",
+    "t_before",
+    "t_contains",
+    "t_disjoint",
+    "t_during",
+    "t_equals",
+    "t_intersects",
+)
 DAY_US = 86_400 * MICROS
 
 _MIRRORED = {"t_after": "t_before", "t_before": "t_after"}
@@ -53,7 +61,9 @@ def bind_relation(function: str, args: list[Any], schema: Schema) -> list[Span]:
         UnsupportedQuery: other operands.
     """
     left, right = args
-    if not is_property(left) and is_property(right) and function != "t_during":
+    if function == "t_contains":
+        left, right, function = right, left, "t_during"
+    elif not is_property(left) and is_property(right) and function != "t_during":
         left, right, function = right, left, _MIRRORED.get(function, function)
     about = property_ref(left, schema)
     if about.name != DATETIME:

@@ -26,9 +26,8 @@ _TIME_HINT = "; a date stands in quotes: DATE('2012-03-01'), TIMESTAMP('2012-03-
 _SHOWN_MAX = 80
 _SUPPORTED = (
     "supported are comparisons of properties, values and their arithmetic, BETWEEN, IN, LIKE, IS "
-    "NULL, CASEI, "
-    "AND, OR, NOT, S_INTERSECTS, S_WITHIN, S_DISJOINT, DWITHIN, T_AFTER, T_BEFORE, T_DURING, "
-    "T_EQUALS, T_INTERSECTS and T_DISJOINT"
+    "NULL, CASEI, AND, OR, NOT, S_INTERSECTS, S_WITHIN, S_DISJOINT, DWITHIN, T_AFTER, T_BEFORE, "
+    "T_CONTAINS, T_DURING, T_EQUALS, T_INTERSECTS and T_DISJOINT"
 )
 
 
