@@ -65,6 +65,8 @@ KEYS_MAX = 8
 """Keys of one grouping."""
 MEASURES_MAX = 64
 """Features of which one answer has statistics."""
+STATISTICS_MAX = 512
+"""Statistics of one answer, of all features together."""
 OBSERVATIONS = "observations"
 DAY_US = 86_400 * MICROS
 _WEEK_US = 7 * DAY_US
@@ -314,7 +316,8 @@ class Grouping:
 
     def check(self, schema: Schema) -> None:
         """Raises `InputError` unless the dataset has these keys and statistics."""
-        check_counts(keys=len(self.keys), features=len(self.statistics))
+        count = sum(len(names) for _, names in self.statistics)
+        check_counts(keys=len(self.keys), features=len(self.statistics), statistics=count)
         kinds = [key.column if isinstance(key, FeatureKey) else type(key) for key in self.keys]
         if len(set(kinds)) < len(kinds):
             raise InputError(
@@ -423,8 +426,14 @@ def _is_known(name: str) -> bool:
     return isinstance(name, str) and (name in STATISTICS or bool(_PERCENTILE.fullmatch(name)))
 
 
-def check_counts(*, keys: int, features: int) -> None:
-    """Raises `InputError` if a grouping would have too many keys, or statistics of too many."""
+def check_counts(*, keys: int, features: int, statistics: int) -> None:
+    """Raises `InputError` if a grouping would have too many keys, features or statistics."""
+    if statistics > STATISTICS_MAX:
+        raise InputError(
+            f"expected at most {STATISTICS_MAX} statistics, got {statistics:,}",
+            parameter="statistics",
+            bound=STATISTICS_MAX,
+        )
     if keys > KEYS_MAX or features > MEASURES_MAX:
         raise InputError(
             f"expected at most {KEYS_MAX} keys and statistics of {MEASURES_MAX} features, got "

@@ -67,6 +67,8 @@ _OPERATORS: Mapping[str, Callable[[Floats, Floats], Floats]] = {
     "^": np.float_power,
     "div": _div,
 }
+OPERATIONS_MAX = 256
+"""Operations on one side of a condition."""
 _DIVISIONS = ("/", "%", "div")
 _RESULT = PropertyRef("the result", None, folded=False)
 
@@ -385,7 +387,23 @@ def null(raw: Any, schema: Schema, *, negated: bool) -> ExpressionLeaf:
     return Calculated(_number(raw, schema), IsNull(_RESULT.name, negated))
 
 
-def _number(raw: Any, schema: Schema | None, depth: int = 0) -> Number:
+def _number(raw: Any, schema: Schema | None) -> Number:
+    expression = _bound(raw, schema, 0)
+    if _operations(expression) > OPERATIONS_MAX:
+        raise UnsupportedQuery(
+            f"expected arithmetic of at most {OPERATIONS_MAX} operations, got more",
+            bound=OPERATIONS_MAX,
+        )
+    return expression
+
+
+def _operations(expression: Number) -> int:
+    if not isinstance(expression, Arithmetic):
+        return 0
+    return 1 + _operations(expression.left) + _operations(expression.right)
+
+
+def _bound(raw: Any, schema: Schema | None, depth: int) -> Number:
     if depth > NESTING_MAX:
         raise QuerySyntaxError(
             f"expected at most {NESTING_MAX} levels of nesting in arithmetic, got more",
@@ -395,7 +413,7 @@ def _number(raw: Any, schema: Schema | None, depth: int = 0) -> Number:
         args = raw.get("args")
         if not isinstance(args, list) or len(args) != 2:
             raise unsupported(raw)
-        left, right = (_number(arg, schema, depth + 1) for arg in args)
+        left, right = (_bound(arg, schema, depth + 1) for arg in args)
         return Arithmetic(str(raw["op"]).lower(), left, right)
     if schema is None or not is_property(raw):
         return ConstantNumber(number(raw, _RESULT))

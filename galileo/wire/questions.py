@@ -72,7 +72,8 @@ def grouping_from_pb(message: analytics_pb2.Aggregate) -> Grouping:
     Raises:
         InputError: a key is empty, a feature is named twice, or there are too many.
     """
-    check_counts(keys=len(message.by), features=len(message.statistics))
+    count = sum(len(one.statistics) for one in message.statistics)
+    check_counts(keys=len(message.by), features=len(message.statistics), statistics=count)
     named = [one.feature for one in message.statistics]
     if len(set(named)) < len(named):
         raise InputError(

@@ -325,6 +325,7 @@ def test_columns_of_an_answer_have_names_of_their_own() -> None:
         ([], {"t": "p101"}, {"expected": "statistics", "feature": "t"}),
         ([], {"t": "p-1"}, {"expected": "statistics", "feature": "t"}),
         ([], {"t": []}, {"expected": "statistics", "feature": "t"}),
+        ([], {"t": [f"p{n / 10}" for n in range(513)]}, {"bound": 512}),
         ([], {"t": ["min", "min"]}, {"expected": "statistics", "feature": "t"}),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from galileo.geo import regions
 from galileo.model.schema import Feature, Schema
-from galileo.query import binding, cql_syntax, parse
+from galileo.query import binding, cql_syntax, expressions, parse
 
 PAGE = (Path(__file__).parents[3] / "docs" / "queries.md").read_text()
 EXAMPLES = re.findall(r"^ *```(?:cql2|json)\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
@@ -46,6 +46,7 @@ def test_query_page_example_parses(example):
         f"{binding.LIST_MAX:,}\nvalues in an `IN`",
         f"{binding.PATTERN_MAX:,} characters in a `LIKE`",
         f"{regions.VERTICES_MAX:,} vertices",
+        f"{expressions.OPERATIONS_MAX} operations",
     ],
 )
 def test_query_page_limits_equal_code(limit):

@@ -231,6 +231,14 @@ def test_now_is_refused_where_a_query_has_no_time_of_its_own(text: str) -> None:
         parse(text, SCHEMA)
 
 
+def test_arithmetic_of_many_operations_is_refused() -> None:
+    tree: Any = {"property": "t"}
+    for _ in range(9):
+        tree = {"op": "+", "args": [tree, tree]}
+    with raises(UnsupportedQuery, bound=256):
+        parse({"op": ">", "args": [tree, 1]}, SCHEMA)
+
+
 def test_deep_arithmetic_is_refused() -> None:
     tree: Any = {"property": "t"}
     for _ in range(500):
