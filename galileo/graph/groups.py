@@ -54,8 +54,8 @@ class Measure:
     Attributes:
         count: observations with a value, shape (k,).
         parts: others of `PARTS` that are needed, arrays of shape (k,).
-        values: of which percentiles are computed; None if none are needed. They are merged in
-            place, so that groups are merged once.
+        values: of which percentiles are computed; None if none are needed. Merging changes their
+            sketches, so that a measure is merged once.
     """
 
     count: Ints
@@ -77,7 +77,7 @@ class Measure:
             column: of a feature.
             weights: shape (k,).
             statistics: of `STATISTICS`, and percentiles.
-            times: of observations, microseconds; needed by statistics that `need_times`.
+            times: of observations, microseconds; needed by "first" and "last".
         """
         valid = column.valid
         is_complete = bool(valid.all())

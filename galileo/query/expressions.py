@@ -144,7 +144,7 @@ class Arithmetic(Number):
     right: Number
 
     def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.left.names(), *self.right.names())))
+        return _names(self.left, self.right)
 
     def values(self, columns: Mapping[str, FeatureColumn]) -> Floats:
         left, right = self.left.values(columns), self.right.values(columns)
@@ -180,6 +180,10 @@ class Arithmetic(Number):
 
 def _unknown(count: int) -> Bounds:
     return np.full(count, -np.inf), np.full(count, np.inf)
+
+
+def _names(*sides: Number) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for side in sides for name in side.names()))
 
 
 class ExpressionLeaf(ABC):
@@ -263,7 +267,7 @@ class NumbersCompared(ExpressionLeaf):
 
     @property
     def features(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.left.names(), *self.right.names())))
+        return _names(self.left, self.right)
 
     def match(self, columns: Mapping[str, FeatureColumn]) -> Mask:
         if isinstance(self.left, FeatureNumber) and isinstance(self.right, FeatureNumber):
