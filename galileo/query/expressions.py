@@ -106,7 +106,7 @@ class FeatureNumber(Number):
     def values(self, columns: Mapping[str, FeatureColumn]) -> Floats:
         column = cast(NumberColumn, columns[self.name])
         if isinstance(column, FloatColumn):
-            return column.values
+            return column.numbers
         return np.where(column.valid, column.numbers, np.nan)
 
     def bounds(self, zones: Zones) -> Bounds:

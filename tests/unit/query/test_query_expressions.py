@@ -33,6 +33,7 @@ SCHEMA = Schema(
         Feature("m", type="int"),
         Feature("s", type="text"),
         Feature("r", type="text"),
+        Feature("w", type="float32"),
     ],
     geohash_precision=3,
 )
@@ -45,7 +46,7 @@ def observations(**columns: list[Any]) -> pa.Table:
     count = len(next(iter(columns.values())))
     place = {"latitude": [1.0] * count, "longitude": [1.0] * count}
     place["time"] = times_from_micros(np.zeros(count, np.int64))
-    missing = {name: [None] * count for name in ("t", "u", "n", "m", "s", "r")}
+    missing = {name: [None] * count for name in ("t", "u", "n", "m", "s", "r", "w")}
     return pa.table(place | missing | columns, schema=SCHEMA.observation_schema)
 
 
@@ -59,6 +60,11 @@ def test_two_int_features_are_compared_exactly() -> None:
     assert matches("n < m", n=n, m=m) == [True, False, False, False]
     assert matches("n = m", n=n, m=m) == [False, True, False, False]
     assert matches("NOT n <= m", n=n, m=m) == [False, False, True, False]
+
+
+def test_arithmetic_of_32_bit_floats_is_done_in_doubles() -> None:
+    assert matches("w + 1 > 16777216", w=[16777216.0, None]) == [True, False]
+    assert matches("w = t", w=[4.3, 0.5], t=[4.3, 0.5]) == [False, True], "4.3 was rounded"
 
 
 @pytest.mark.parametrize(
