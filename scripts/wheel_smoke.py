@@ -54,6 +54,7 @@ COMMANDS = {
     "dataset list": "",
     "dataset show": "made",
     "dataset changes": "made --after {cursor}",
+    "dataset clean": "made",
     "delete": "made --all --yes",
     "query": f"reports '{WARM}' --output labels.parquet",
     "read": f"reports '{WARM}' --output -  --format csv",

@@ -230,8 +230,9 @@ class AsyncDatasets(Calls):
             Unavailable: no node answered.
 
         Example:
-            >>> [last.failures async for last in client.clean_dataset("weather") if last.is_over]
-            [()]
+            >>> reports = [one async for one in client.clean_dataset("weather") if one.is_over]
+            >>> {report.failures for report in reports}
+            {()}
         """
         return cleaning.clean(self._caller, dataset_name(dataset))
 

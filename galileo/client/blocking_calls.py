@@ -1808,8 +1808,9 @@ class BlockingCalls(BlockingBase):
             Unavailable: no node answered.
 
         Example:
-            >>> [last.failures for last in client.clean_dataset("weather") if last.is_over]
-            [()]
+            >>> reports = [one for one in client.clean_dataset("weather") if one.is_over]
+            >>> {report.failures for report in reports}
+            {()}
         """
         return self._iterate(self._client.clean_dataset(dataset))
 

@@ -1,7 +1,7 @@
 """Erases now what was deleted or replaced, in all partitions that this node has.
 
-Each node erases its own copies, whoever leads them. No reader is waited for: one that is behind
-gets `DataExpired`, and a continuous query begins anew.
+Each node erases its own copies, also those that another node leads. No reader is waited for: one
+that is behind gets `DataExpired`, and a continuous query begins anew.
 """
 
 from __future__ import annotations

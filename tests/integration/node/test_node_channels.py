@@ -182,8 +182,8 @@ class Hot:
         nodes = [node for node in self.cluster.nodes if node.name not in self.away]
         for teller, node in itertools.product(nodes, nodes):
             for key in (DATASET, self.audit.table, CHANNEL):
-                told = teller.catalog.shards[key].own_published()
-                node.view.update_sequences(key, told.sequences, deletions=told.deletions)
+                known = teller.catalog.shards[key].own_published()
+                node.view.update_sequences(key, known.sequences, deletions=known.deletions)
 
     async def execute(self, *names: str) -> None:
         """Executes the channel once at some nodes, or at all."""

@@ -188,6 +188,8 @@ async def test_aggregate_begins_anew_when_retention_drops_what_it_reads(cluster:
             dropped.append(True)
             raise DataExpired("it is gone", partitions=[0], until=[1])
 
+        stored = read
+
     question = Aggregate(Grouping.of(["cell:1"]))
     whole = await answer(cluster, question, BOX)
     shard.journal = lambda p: read(p) if dropped else Dropping()

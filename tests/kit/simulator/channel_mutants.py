@@ -138,16 +138,20 @@ def by_clock(world: SimulatedWorld) -> Patches:
     return {f"{OBSERVATIONS}.fetch": fetch}
 
 
-def _without_last(partitions: frozenset[int], after: Cursor, until: Cursor) -> CursorRange:
+def _without_last(
+    partitions: frozenset[int], after: Cursor, until: Cursor, *, at: Cursor | None = None
+) -> CursorRange:
     """Intervals are closed at their ends: the last commit belongs to the execution."""
     shorter = {p: max(after[p], s - 1) for p, s in until.items()}
-    return CursorRange(partitions, after, Cursor(shorter))
+    return CursorRange(partitions, after, Cursor(shorter), at=at)
 
 
-def _with_last_once_more(partitions: frozenset[int], after: Cursor, until: Cursor) -> CursorRange:
+def _with_last_once_more(
+    partitions: frozenset[int], after: Cursor, until: Cursor, *, at: Cursor | None = None
+) -> CursorRange:
     """Intervals are open at their beginnings: the last commit belongs to one execution alone."""
     longer = {p: max(0, s - 1) for p, s in after.items()}
-    return CursorRange(partitions, Cursor(longer), until)
+    return CursorRange(partitions, Cursor(longer), until, at=at)
 
 
 async def _part_as_whole(self: Any, work: Any, *, after: Cursor, until: Cursor, **rest: Any) -> Any:

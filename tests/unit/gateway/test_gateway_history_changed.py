@@ -43,9 +43,9 @@ class SetBack(FakeClient):
             with naming_token(token, CCQ):
                 raise history_changed("weather", [LostPosition(0, at, COMMON, FIRST - 1)])
 
-    def update(self, token: str) -> Update:
+    def update(self, token: str, labels_max: int = 0) -> Update:
         self.check(token)
-        return super().update(token)
+        return super().update(token, labels_max)
 
     def watch(self, ccq: str, *, token: str = "", labels_max: int = 0) -> AsyncIterator[Update]:
         return GoingOn(lambda at: super(SetBack, self).watch(ccq, token=at), token)  # type: ignore
