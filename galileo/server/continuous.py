@@ -362,8 +362,8 @@ class ContinuousQueries:
         wait_s: float,
         labels_max: int,
     ) -> CcqUpdate:
-        ccq_id, cursor, progress = record.ccq.id, position.cursor, position.progress
-        until_clock_us = self._until_clock_us(record, progress)
+        ccq_id, cursor = record.ccq.id, position.cursor
+        until_clock_us = self._until_clock_us(record, position.progress)
         bound = self._limits.answer_labels_max
         wanted = min(labels_max or bound, bound)
         wait_until = self._clock.monotonic() + wait_s if wait_s else None
@@ -380,7 +380,8 @@ class ContinuousQueries:
             )
             answer = await self._ask(make, timeout_s=ANSWER_TIMEOUT_S + wait_s)
             try:
-                update = await self._answered(answer, record, cursor, progress, wanted)
+                await self._check_answer(answer, record, cursor)
+                update = await self._update(answer, record.ccq, position, wanted)
             except HistoryChanged as error:
                 # What the lost commits replaced or deleted counts again, and nothing tells which.
                 deletions = position.deletions
@@ -447,21 +448,14 @@ class ContinuousQueries:
         cursor: Cursor,
         progress: WindowProgress,
         place: Cursor | None = None,
+        *,
+        before: tokens.Position | None = None,
     ) -> str:
         deletions = self._node.view.deletions_within(made.dataset, cursor)
+        if before is not None:  # Where the reader stays, a node that has just begun knows less.
+            stays = {p: before.deletions[p] for p, s in cursor.items() if before.cursor[p] == s}
+            deletions = Cursor({**deletions, **stays})
         return tokens.Position(cursor, progress, deletions, place).encode(made.id)
-
-    async def _answered(
-        self,
-        answer: Any,
-        record: Record,
-        cursor: Cursor,
-        progress: WindowProgress,
-        labels_max: int,
-    ) -> CcqUpdate | None:
-        """The update of an answer of the machine; None if the reader has to begin anew."""
-        await self._check_answer(answer, record, cursor)
-        return await self._update(answer, record.ccq, progress, labels_max)
 
     async def _check_answer(self, answer: Any, record: Record, cursor: Cursor) -> None:
         """Raises the error of an outcome of the machine that is no answer."""
@@ -493,9 +487,10 @@ class ContinuousQueries:
         self,
         answer: ccq.AnswerFetch,
         query: CcqDefinition,
-        progress: WindowProgress,
+        position: tokens.Position,
         labels_max: int,
     ) -> CcqUpdate | None:
+        """The update of an answer for a reader at a position; None if it has to begin anew."""
         schema, gone = await self._schema(query), None
         partitions = self._withdrawing(schema, answer.after, answer.cursor)
         if schema.is_keyed or partitions:
@@ -515,12 +510,12 @@ class ContinuousQueries:
             if query.window is not None:
                 answer = replace(answer, clock_us=self._clock_us(query, answer.cursor))
         progress, windows = await self._advance_windows(
-            query, progress, answer, schema=schema, gone=gone
+            query, position.progress, answer, schema=schema, gone=gone
         )
         return CcqUpdate(
             answer,
             await pieces_of(answer.labels, query.compression),
-            self._token(query, answer.cursor, progress),
+            self._token(query, answer.cursor, progress, before=position),
             schema.to_json(),
             query.query,
             windows,

@@ -168,7 +168,7 @@ DELETED = ("station = 'a' AND level = 4", "level > 4", "station = 'b'")
 async def test_readers_begin_anew_where_a_deletion_was_lost(tmp_path: Path, deletes: bool) -> None:
     """What lost deletions had withdrawn counts again, and nothing else tells which labels."""
     place, copy, chance = tmp_path / "node", tmp_path / "backup", random.Random(1)
-    async with scanning_node(place, **SECTIONS) as (_, client):
+    async with scanning_node(place, **SECTIONS) as (process, client):
         await client.create_dataset(GAUGES)
         await client.ingest("gauges", reports(chance, 60))
         await client.delete("gauges", DELETED[0])
@@ -176,10 +176,15 @@ async def test_readers_begin_anew_where_a_deletion_was_lost(tmp_path: Path, dele
         readers = [Reader(plain), Reader(plain, labels_max=3), Reader(windowed)]
         for reader in readers:
             await reader.catch_up(client)
+        saved = (await client.version("gauges")).cursor
         await asyncio.to_thread(backup, place, copy, now=1.5e9)
         await client.ingest("gauges", reports(chance, 30))
         for condition in DELETED[1:] if deletes else ():
             await client.delete("gauges", condition)
+        cursor, view = (await client.version("gauges")).cursor, process.node.view
+        async with asyncio.timeout(30):  # Until then, later commits may be deletions.
+            while not deletes and view.with_deletions("gauges", saved, cursor):
+                await asyncio.sleep(0.02)
         for reader in readers:
             await reader.catch_up(client)
             assert reader.held == places_of(await client.query("gauges", HIGH))

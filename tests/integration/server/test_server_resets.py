@@ -194,9 +194,12 @@ async def test_a_reset_ends_while_others_go_on_and_all_is_cleaned(sea: Sea) -> N
     assert slow.resets == 1
     await slow.catch_up()
     assert slow.resets == 1
-    await sea.write(30)
-    frontier = await quick.acknowledge()
-    assert (await sea.clean()).covers(frontier), "who has begun anew holds nothing"
+    for _ in range(5):  # It may be too little to be worth cleaning.
+        await sea.write(30)
+        frontier = await quick.acknowledge()
+        if (await sea.clean()).covers(frontier):
+            return
+    pytest.fail("a reader that has begun anew holds something")
 
 
 async def test_a_reset_that_nobody_fetches_holds_others_for_a_while_only(
