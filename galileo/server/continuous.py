@@ -168,7 +168,7 @@ class ContinuousQueries:
         if isinstance(record, GalileoError):
             raise record
         progress, windows = self._first_windows(made, initial)
-        token = self._token(made, initial.tail.frontier, progress)
+        token = self._token(made, schema, initial.tail.frontier, progress)
         return Submitted(self._records.describe(record), initial.labels, token, windows)
 
     async def _scan_and_elect(
@@ -435,7 +435,7 @@ class ContinuousQueries:
         return CcqUpdate(
             answer,
             await pieces_of(packed, made.compression),
-            self._token(made, snapshot, progress, None if is_over else part.place),
+            self._token(made, schema, snapshot, progress, place=None if is_over else part.place),
             schema.to_json(),
             made.query,
             windows,
@@ -445,13 +445,16 @@ class ContinuousQueries:
     def _token(
         self,
         made: CcqDefinition,
+        schema: Schema,
         cursor: Cursor,
         progress: WindowProgress,
-        place: Cursor | None = None,
         *,
+        place: Cursor | None = None,
         before: tokens.Position | None = None,
     ) -> str:
-        deletions = self._node.view.deletions_within(made.dataset, cursor)
+        deletions = EMPTY_CURSOR
+        if not schema.is_keyed:  # Readers of keyed datasets begin anew after any loss.
+            deletions = self._node.view.deletions_within(made.dataset, cursor)
         if before is not None:  # Where the reader stays, a node that has just begun knows less.
             stays = {p: before.deletions[p] for p, s in cursor.items() if before.cursor[p] == s}
             deletions = Cursor({**deletions, **stays})
@@ -515,7 +518,7 @@ class ContinuousQueries:
         return CcqUpdate(
             answer,
             await pieces_of(answer.labels, query.compression),
-            self._token(query, answer.cursor, progress, before=position),
+            self._token(query, schema, answer.cursor, progress, before=position),
             schema.to_json(),
             query.query,
             windows,

@@ -185,7 +185,7 @@ WRONG: dict[str, Case] = {
     "a unit": (
         lambda w: galileo.Feature("a", unit=5),
         "invalid_schema",
-        "a unit as text, .* got 5",
+        "the unit of feature 'a' as a text .* got 5",
     ),
     "a retention": (lambda w: galileo.Retention(), "invalid_input", "got neither"),
     "a time": (

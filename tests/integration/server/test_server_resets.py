@@ -194,11 +194,13 @@ async def test_a_reset_ends_while_others_go_on_and_all_is_cleaned(sea: Sea) -> N
     assert slow.resets == 1
     await slow.catch_up()
     assert slow.resets == 1
-    for _ in range(5):  # It may be too little to be worth cleaning.
-        await sea.write(30)
-        frontier = await quick.acknowledge()
+    await sea.write(30)
+    frontier = await quick.acknowledge()
+    for _ in range(9):  # The next cleaning waits until the copies of the last one have settled.
         if (await sea.clean()).covers(frontier):
             return
+        await sea.write(6)
+        await quick.acknowledge()
     pytest.fail("a reader that has begun anew holds something")
 
 
