@@ -349,10 +349,8 @@ async def run_erasing(directory: Path, seed: int, *, faults: int) -> ErasingWorl
     return world
 
 
-@pytest.mark.parametrize(
-    ("seed", "faults"),
-    [(0, 3), *(pytest.param(n, 10, marks=pytest.mark.slow) for n in range(1, 8))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "faults"), [(0, 3), *((n, 10) for n in range(1, 8))])
 async def test_replicas_that_erase_at_different_times_answer_alike(
     tmp_path: Path, seed: int, faults: int
 ) -> None:

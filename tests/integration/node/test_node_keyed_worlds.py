@@ -503,7 +503,7 @@ class Aging:
 
 @pytest.mark.parametrize("cleans", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
-    ("seed", "days"), [(0, 6), *(pytest.param(n, 25, marks=pytest.mark.slow) for n in range(3))]
+    ("seed", "days"), [(0, 4), *(pytest.param(n, 25, marks=pytest.mark.slow) for n in range(3))]
 )
 async def test_retention_drops_old_observations_and_none_comes_back(
     cluster: Any, seed: int, days: int, cleans: bool

@@ -179,6 +179,7 @@ async def begin_slow_reset(sea: Sea) -> tuple[Reader, Reader]:
     return quick, slow
 
 
+@pytest.mark.slow
 async def test_a_reset_ends_while_others_go_on_and_all_is_cleaned(sea: Sea) -> None:
     quick, slow = await begin_slow_reset(sea)
     update = None

@@ -13,6 +13,7 @@ import pyproj
 import pytest
 import shapely
 from expected_errors import raises
+from parameters import keep_quick
 
 from galileo.errors import InputError
 from galileo.geo import geoarrow, geometry_columns, regions, wkb
@@ -272,7 +273,7 @@ def test_parts_of_parts_do_not_end_the_process(kind: int, depth: int, is_sent: b
             to_stored(column([hostile]), is_sent=is_sent)
 
 
-@pytest.mark.parametrize("is_sent", [False, True])
+@pytest.mark.parametrize("is_sent", keep_quick([False, True], True))
 @pytest.mark.parametrize(
     "hostile",
     [
