@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import pytest
 from scanning_node import scanning_node, without_spark
+from waiting import until
 
 import galileo
 from galileo import AsyncClient
@@ -182,9 +183,8 @@ async def test_readers_begin_anew_where_a_deletion_was_lost(tmp_path: Path, dele
         for condition in DELETED[1:] if deletes else ():
             await client.delete("gauges", condition)
         cursor, view = (await client.version("gauges")).cursor, process.node.view
-        async with asyncio.timeout(30):  # Until then, later commits may be deletions.
-            while not deletes and view.with_deletions("gauges", saved, cursor):
-                await asyncio.sleep(0.02)
+        if not deletes:  # Until then, later commits may be deletions.
+            await until(lambda: not view.with_deletions("gauges", saved, cursor))
         for reader in readers:
             await reader.catch_up(client)
             assert reader.held == places_of(await client.query("gauges", HIGH))
