@@ -27,7 +27,7 @@ class Node:
     async def named(self, dataset: str) -> Schema:
         return SCHEMA
 
-    async def bind(self, text: str, schema: Schema) -> Query:
+    async def bind(self, text: str, schema: Schema, **_: Any) -> Query:
         return parse(text, schema)
 
 
