@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from galileo.errors import GalileoError as GalileoError
     from galileo.errors import GalileoWarning as GalileoWarning
     from galileo.formats.csv_options import CsvOptions as CsvOptions
+    from galileo.formats.grid_options import GridOptions as GridOptions
     from galileo.model.broker import Broker as Broker
     from galileo.model.broker import Into as Into
     from galileo.model.broker import Kafka as Kafka
@@ -83,6 +84,7 @@ _HOMES = {
     "LocalCluster": "galileo.cluster",
     **dict.fromkeys(("GalileoError", "GalileoWarning"), "galileo.errors"),
     "CsvOptions": "galileo.formats.csv_options",
+    "GridOptions": "galileo.formats.grid_options",
     **dict.fromkeys(("Broker", "Into", "Kafka", "Mqtt", "Webhook"), "galileo.model.broker"),
     "Channel": "galileo.model.channel",
     **dict.fromkeys(("Lookup", "Near", "Nearest", "Within"), "galileo.model.enrichment"),

@@ -83,6 +83,7 @@ REMEDIES = {
         "change a copy, which to_graph() returns",
         "write a copy with galileo sparql export, and change that",
     ),
+    "netcdf_group": Remedy("name it: GridOptions(group=...)", "name it with --group"),
     "csv_encoding": Remedy(
         "name its encoding, such as CsvOptions(encoding='latin-1')",
         "name its encoding by --encoding, such as latin-1",

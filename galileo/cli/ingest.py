@@ -17,7 +17,7 @@ from galileo.cli.session import Session, in_session
 from galileo.client import Client
 from galileo.client.results import Receipt
 from galileo.errors import InputError
-from galileo.formats import CsvOptions, Mapping, Source, VariableInfo, open_source
+from galileo.formats import CsvOptions, GridOptions, Mapping, Source, VariableInfo, open_source
 from galileo.formats.expressions import Literal, names
 from galileo.formats.source import DEFAULT_INDEXED_MAX, skipped_words
 from galileo.formats.variables import format_names
@@ -45,6 +45,14 @@ INDEXED_NAMED = 6
     metavar="[VARIABLE=]VALUE",
     help="A value that means a missing one, such as -9999; in all variables or in one.",
 )
+@click.option(
+    "--rows",
+    multiple=True,
+    metavar="DIMENSION",
+    help="A dimension of a NetCDF file, such as levels or members, whose every index makes rows; "
+    "repeat it for several.  [default: those that the CF conventions declare]",
+)
+@click.option("--group", default="", help="The group of a NetCDF file to read.")
 @click.option("--format", "file_format", help="File format, if neither bytes nor name show it.")
 @click.option("--create", is_flag=True, help="Create the dataset from the first file.")
 @click.option(
@@ -91,6 +99,8 @@ def ingest(
     files: tuple[Path, ...],
     maps: tuple[str, ...],
     missing: tuple[str, ...],
+    rows: tuple[str, ...],
+    group: str,
     file_format: str | None,
     create: bool,
     index: str | None,
@@ -118,10 +128,11 @@ def ingest(
           --map latitude=39.1 --map longitude=-105.5
       galileo ingest nam.t00z.grib2 --list --filter wind
       galileo ingest buoys hour.csv --create --key station
+      galileo ingest ocean R6901472_001.nc --create --rows N_LEVELS
       galileo ingest storms ibtracs.csv --create --units --map time=ISO_TIME \\
           --map wind=WMO_WIND --bad-rows bad.csv
     """
-    mapping = Mapping.of(maps, missing, CsvOptions(**csv))
+    mapping = Mapping.of(maps, missing, CsvOptions(**csv), GridOptions(rows, group))
     if only_list and (Path(dataset) == STDIN or Path(dataset).exists()):
         files = (Path(dataset), *files)
     if not files:
@@ -157,7 +168,10 @@ def _ingest_file(
     if receipt.created:
         _report_created(output, client.schema(dataset), source, options)
         if (left_out := source.left_out()) and not source.mapping.features:
-            output.note(f"galileo: not taken from {path.name}: {format_names(left_out)}")
+            words = f"galileo: not taken from {path.name}: {format_names(left_out)}"
+            has_levels = source.format == "netcdf" and " levels)" in words
+            remedy = "; --rows DIMENSION takes the levels as rows, in a new dataset"
+            output.note(words + remedy * has_levels)
     output.value(
         {
             "file": str(path),

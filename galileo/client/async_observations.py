@@ -30,7 +30,7 @@ from galileo.client.results import Labels, Receipt
 from galileo.client.stored_rows import cursor_argument
 from galileo.cursor import Cursor
 from galileo.errors import InputError, UnknownDataset
-from galileo.formats import CsvOptions, Source, open_source, suggest_schema
+from galileo.formats import CsvOptions, GridOptions, Source, open_source, suggest_schema
 from galileo.formats import Mapping as FileMapping
 from galileo.formats.mapping import Sentinels, Sources
 from galileo.formats.source import BATCH_ROWS
@@ -55,6 +55,7 @@ class AsyncObservations(Deletions):
         mapping: Sources | None = None,
         missing: Sentinels | None = None,
         csv: CsvOptions | None = None,
+        grid: GridOptions | None = None,
         format: str | None = None,
         producer: str | None = None,
         first_batch: int = 0,
@@ -87,6 +88,8 @@ class AsyncObservations(Deletions):
             missing: values that mean a missing one: `-9999`, a list of such, or by variable,
                 `{"temp": -9999}`. They make a table be read as a mapping does.
             csv: how CSV files are written, such as `galileo.CsvOptions(separator=";")`.
+            grid: which rows files and Datasets of grids, stations and profiles have, such as
+                `galileo.GridOptions(rows=["N_LEVELS"])`.
             format: of files, where neither their first bytes nor their names say it.
             producer: name under which the batches are numbered. Ingesting the same data again
                 under the same name and `batch_rows` stores nothing twice. By default files have
@@ -136,7 +139,7 @@ class AsyncObservations(Deletions):
             keys=None if replaces is None else [],
             first_batch=first_batch,
             batch_rows=batch_rows,
-            mapping=FileMapping.of(mapping, missing, csv),
+            mapping=FileMapping.of(mapping, missing, csv, grid),
             format=format,
             read_schema=partial(self._read_schema, dataset),
         )
@@ -155,6 +158,7 @@ class AsyncObservations(Deletions):
         mapping: Sources | None = None,
         missing: Sentinels | None = None,
         csv: CsvOptions | None = None,
+        grid: GridOptions | None = None,
         format: str | None = None,
         index: Sequence[str] | None = None,
         precision: int = 5,
@@ -179,6 +183,7 @@ class AsyncObservations(Deletions):
                 largest grid in a new dataset.
             missing: as for `ingest`.
             csv: as for `ingest`.
+            grid: as for `ingest`.
             format: as for `ingest`.
             index: with `create`, the features that queries can use; by default those that are
                 mapped, or the first 32.
@@ -219,7 +224,7 @@ class AsyncObservations(Deletions):
                 "data) stores tables and DataFrames"
             )
         else:
-            read_by = FileMapping.of(mapping, missing, csv)
+            read_by = FileMapping.of(mapping, missing, csv, grid)
             source = await in_thread(
                 partial(open_source, Path(path), mapping=read_by, format=format)
             )

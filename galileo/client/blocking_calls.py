@@ -59,7 +59,7 @@ from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import Spool
 from galileo.client.stored_rows import Keys
 from galileo.cursor import Cursor
-from galileo.formats import CsvOptions, Source
+from galileo.formats import CsvOptions, GridOptions, Source
 from galileo.formats.mapping import Sentinels, Sources
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
@@ -899,6 +899,7 @@ class BlockingCalls(BlockingBase):
         mapping: Sources | None = None,
         missing: Sentinels | None = None,
         csv: CsvOptions | None = None,
+        grid: GridOptions | None = None,
         format: str | None = None,
         producer: str | None = None,
         first_batch: int = 0,
@@ -931,6 +932,8 @@ class BlockingCalls(BlockingBase):
             missing: values that mean a missing one: `-9999`, a list of such, or by variable,
                 `{"temp": -9999}`. They make a table be read as a mapping does.
             csv: how CSV files are written, such as `galileo.CsvOptions(separator=";")`.
+            grid: which rows files and Datasets of grids, stations and profiles have, such as
+                `galileo.GridOptions(rows=["N_LEVELS"])`.
             format: of files, where neither their first bytes nor their names say it.
             producer: name under which the batches are numbered. Ingesting the same data again
                 under the same name and `batch_rows` stores nothing twice. By default files have
@@ -973,6 +976,7 @@ class BlockingCalls(BlockingBase):
                 mapping=mapping,
                 missing=missing,
                 csv=csv,
+                grid=grid,
                 format=format,
                 producer=producer,
                 first_batch=first_batch,
@@ -992,6 +996,7 @@ class BlockingCalls(BlockingBase):
         mapping: Sources | None = None,
         missing: Sentinels | None = None,
         csv: CsvOptions | None = None,
+        grid: GridOptions | None = None,
         format: str | None = None,
         index: Sequence[str] | None = None,
         precision: int = 5,
@@ -1016,6 +1021,7 @@ class BlockingCalls(BlockingBase):
                 largest grid in a new dataset.
             missing: as for `ingest`.
             csv: as for `ingest`.
+            grid: as for `ingest`.
             format: as for `ingest`.
             index: with `create`, the features that queries can use; by default those that are
                 mapped, or the first 32.
@@ -1056,6 +1062,7 @@ class BlockingCalls(BlockingBase):
                 mapping=mapping,
                 missing=missing,
                 csv=csv,
+                grid=grid,
                 format=format,
                 index=index,
                 precision=precision,

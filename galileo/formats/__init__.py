@@ -2,6 +2,7 @@
 
 from galileo.formats.csv_options import CsvOptions
 from galileo.formats.detection import FORMATS, open_source
+from galileo.formats.grid_options import GridOptions
 from galileo.formats.mapping import Mapping
 from galileo.formats.source import Source, suggest_schema
 from galileo.formats.variables import VariableInfo
@@ -9,6 +10,7 @@ from galileo.formats.variables import VariableInfo
 __all__ = [
     "FORMATS",
     "CsvOptions",
+    "GridOptions",
     "Mapping",
     "Source",
     "VariableInfo",

@@ -11,6 +11,7 @@ from galileo.formats.arrow_files import open_arrow, open_parquet
 from galileo.formats.csv import open_delimited
 from galileo.formats.csv_options import CsvOptions
 from galileo.formats.geojson import open_geojson
+from galileo.formats.grid_options import GridOptions
 from galileo.formats.mapping import Mapping
 from galileo.formats.ndjson import open_ndjson
 from galileo.formats.reader import Reader
@@ -109,6 +110,12 @@ def open_source(
         raise InputError(
             f"expected a CSV file for the options of CSV, got {READERS[name].title} in {path}",
             expected="csv",
+        )
+    if name != "netcdf" and mapping.grid != GridOptions():
+        raise InputError(
+            f"expected a NetCDF file for a group or dimensions of rows, got {READERS[name].title} "
+            f"in {path}",
+            expected="netcdf",
         )
     reader = READERS[name].open(path, mapping)
     source = Source(path, reader, format=name, mapping=mapping, schema=schema)

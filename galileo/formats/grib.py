@@ -88,7 +88,8 @@ def _infos(fields: Sequence[Field]) -> list[VariableInfo]:
         by_name[field.name].append(field)
     largest = grids.most_common(1)[0][0]
     infos = [_info(name, named, largest=largest) for name, named in by_name.items()]
-    member = VariableInfo(MEMBER, FeatureMetadata(description="ensemble member"), type="int")
+    about = FeatureMetadata(description="ensemble member")
+    member = VariableInfo(MEMBER, about, type="int", auxiliary=True)
     return [*infos, member] if len({field.step.member for field in fields}) > 1 else infos
 
 

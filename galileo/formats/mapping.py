@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from galileo.errors import InputError
 from galileo.formats.csv_options import CsvOptions
+from galileo.formats.grid_options import GridOptions
 from galileo.model.schema import COORDINATES
 
 CONSTANT = "@"
@@ -36,6 +37,7 @@ class Mapping:
         constant_time: the time of all rows, for files without times.
         missing: pairs of a variable (empty for all) and a value that means a missing value.
         csv: how a CSV file is written.
+        grid: which rows a file of grids, stations or profiles has.
     """
 
     features: tuple[tuple[str, str], ...] = ()
@@ -45,10 +47,14 @@ class Mapping:
     constant_time: str | None = None
     missing: tuple[tuple[str, str], ...] = ()
     csv: CsvOptions = field(default_factory=CsvOptions)
+    grid: GridOptions = field(default_factory=GridOptions)
 
     @staticmethod
     def of(
-        sources: Sources | None, missing: Sentinels | None = None, csv: CsvOptions | None = None
+        sources: Sources | None,
+        missing: Sentinels | None = None,
+        csv: CsvOptions | None = None,
+        grid: GridOptions | None = None,
     ) -> Mapping:
         """A mapping from the arguments of a call.
 
@@ -68,7 +74,9 @@ class Mapping:
         else:
             raise InputError(f"expected a mapping such as {{'temperature': '2t'}}, got {sources!r}")
         missing_pairs = mapping.missing + tuple(_sentinels(missing))
-        return replace(mapping, missing=missing_pairs, csv=csv or mapping.csv)
+        return replace(
+            mapping, missing=missing_pairs, csv=csv or mapping.csv, grid=grid or mapping.grid
+        )
 
     @property
     def is_empty(self) -> bool:

@@ -1,22 +1,24 @@
 """NetCDF files by the CF conventions, and WRF output, through xarray and netCDF4.
 
-The dimensions of latitude, longitude and time span the rows; time varies slowest. A variable with
-other dimensions (levels, members) becomes several variables, `t@level:850`. The file is read in
-slabs of bounded size along the rows, each variable once.
+The dimensions of latitude, longitude and time span the rows, with the levels of profiles and the
+members of ensembles (`galileo.formats.netcdf_samples`); time varies slowest. A variable with other
+dimensions becomes several variables, `t@level:850`. The file is read in slabs of bounded size along
+the rows, each variable once.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from galileo.errors import InputError
 from galileo.formats.expressions import Name
@@ -24,13 +26,25 @@ from galileo.formats.mapping import Mapping
 from galileo.formats.netcdf_grid import (
     SINCE,
     CoordinateGrid,
-    attribute,
     decode_times,
     find_grid,
     with_constants,
 )
+from galileo.formats.netcdf_samples import (
+    QUALITY_FLAGS,
+    attribute,
+    is_quality,
+    with_instances_repeated,
+    with_positions,
+)
 from galileo.formats.reader import NOWHERE, Coordinates, Reader, library_errors
-from galileo.formats.variables import VariableInfo, qualified_name
+from galileo.formats.variables import (
+    CANDIDATES_SHOWN_MAX,
+    VariableInfo,
+    format_names,
+    qualified_name,
+    unknown_name,
+)
 from galileo.model.feature_metadata import LONG_NAME, from_attributes
 from galileo.model.schema import FEATURES_MAX, FeatureType
 from galileo.optional_imports import library
@@ -38,6 +52,7 @@ from galileo.optional_imports import library
 CLASSIC_MAGIC = b"CDF"
 SLAB_VALUES_MAX = 1 << 22
 LEVELS_MAX = 4096
+GROUPS_MAX = 64
 MEASURED_KINDS = "iufb"
 RELATED = (
     *("coordinates", "bounds", "climatology", "geometry", "node_coordinates", "node_count"),
@@ -67,13 +82,18 @@ def open_netcdf(path: Path, mapping: Mapping, *, slab_values_max: int = SLAB_VAL
     xarray = library("xarray", purpose="reading NetCDF")
     netcdf = library("netCDF4", purpose="reading NetCDF")
     with library_errors(path, format="NetCDF"), netcdf.Dataset(path) as file:
-        groups = [f"group {name}" for name in file.groups]
-    return _reader(
-        lambda: _open(path, xarray, netcdf.default_fillvals),
-        mapping,
-        groups=groups,
-        slab_values_max=slab_values_max,
-    )
+        groups = _groups(file)
+
+    def reader(group: str) -> Reader:
+        related = [other for other in groups if other != group and not _is_within(group, other)]
+        return _reader(
+            lambda: _open(path, xarray, netcdf.default_fillvals, within=_scopes(group, groups)),
+            mapping,
+            groups=[f"group {other}" for other in related if other],
+            slab_values_max=slab_values_max,
+        )
+
+    return _of_group(reader, mapping.grid.group.strip("/"), groups=list(groups))
 
 
 def read_dataset(dataset: Any, mapping: Mapping) -> Reader:
@@ -102,12 +122,10 @@ def _reader(
         InputError: its coordinates span no grid.
     """
     with open() as dataset:
-        dataset, named = with_constants(dataset.set_coords(_related(dataset)), mapping)
+        dataset, named, repeated = _prepared(dataset, mapping)
         try:
             grid = find_grid(dataset, named)
         except InputError as error:
-            if groups:
-                error.message += f". Groups are not read: {', '.join(groups)}"
             if error.details.get("expected") != "coordinate":
                 raise
             infos = [_info(dataset[str(n)], str(n), default=False) for n in dataset.variables]
@@ -116,7 +134,7 @@ def _reader(
         dataset = dataset.set_coords(names)
         variables = [
             *((_info(dataset[n], n, default=False), VariableSlice(n, ())) for n in names),
-            *_list_variables(dataset, grid),
+            *_list_variables(dataset, grid, repeated=repeated),
         ]
     slices = {info.name: variable_slice for info, variable_slice in variables}
     measured = {variable_slice.variable for variable_slice in slices.values()}
@@ -124,7 +142,7 @@ def _reader(
     def scan(wanted: Sequence[str]) -> Iterator[pa.Table]:
         rows_max = max(1, slab_values_max // max(1, len({*wanted} - {*names})))
         with open() as dataset:
-            dataset, _ = with_constants(dataset, mapping)
+            dataset, *_ = _prepared(dataset, mapping)
             for name in names:
                 variable = dataset.variables[name]
                 if variable.ndim <= 1 or grid.dims[0] not in variable.dims:
@@ -142,6 +160,13 @@ def _reader(
     )
 
 
+def _prepared(dataset: Any, mapping: Mapping) -> tuple[Any, Mapping, frozenset[str]]:
+    """The dataset of rows, its mapping, and the variables of instances of ragged arrays."""
+    dataset, repeated = with_instances_repeated(dataset)
+    dataset = with_positions(dataset.set_coords(_related(dataset, RELATED)), mapping.grid.rows)
+    return *with_constants(dataset, mapping), repeated
+
+
 def _column(
     dataset: Any, variable_slice: VariableSlice, *, grid: CoordinateGrid, window: Window
 ) -> pa.Array:
@@ -154,6 +179,10 @@ def _column(
         dim: len(range(*window[dim].indices(size)))
         for dim, size in zip(grid.dims, grid.shape, strict=True)
     }
+    if name != grid.time and _is_text(variable):
+        texts = _codes(part) if is_quality(variable) else _texts(part)
+        places = part.copy(data=np.arange(part.size).reshape(part.shape))
+        return texts.take(pa.array(places.set_dims(sizes).values.ravel()))
     values = part.set_dims(sizes).values.ravel()
     if variable.dtype.kind not in MEASURED_KINDS:
         return decode_times(values, variable)
@@ -191,6 +220,32 @@ def windows(grid: CoordinateGrid, *, rows_max: int) -> Iterator[Window]:
 # --- values ----------------------------------------------------------------------------------
 
 
+def _is_text(variable: Any) -> bool:
+    if variable.dtype.kind != "O":
+        return bool(variable.dtype.kind in "SU")
+    kind = (variable.dtype.metadata or {}).get("element_type")  # Of a file.
+    return kind is str or (kind is None and isinstance(next(iter(variable.values.flat), None), str))
+
+
+def _texts(part: Any) -> pa.Array:
+    """Texts without the blanks that pad them; empty ones and fill values are null."""
+    fills = [part.attrs[mark] for mark in FILLS if mark in part.attrs]
+    texts, missing = (_trimmed(values) for values in (part.values.ravel(), np.asarray(fills, str)))
+    return pc.if_else(pc.is_in(texts, pa.chunked_array([missing, pa.array([""])])), None, texts)
+
+
+def _trimmed(values: Any) -> pa.Array:
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8", "replace")
+    return pc.utf8_trim(pa.array(values, pa.string(), from_pandas=True), " \0\n\r\t")
+
+
+def _codes(part: Any) -> pa.Array:
+    """The digits of one character as numbers; others are null."""
+    codes = part.values.ravel().astype("S1").view(np.uint8).astype(np.int64) - ord("0")
+    return pa.array(codes, mask=(codes < 0) | (codes > 9))
+
+
 def _is_filled(values: Any, variable: Any) -> Any:
     """A mask of the fill values in a variable whose values are as they are stored."""
     fills = [number for mark in FILLS for number in _bounds(variable.attrs.get(mark))]
@@ -202,10 +257,12 @@ def _is_filled(values: Any, variable: Any) -> Any:
 
 
 def _is_as_stored(variable: Any) -> bool:
-    """Whether xarray must not mask it: it makes floats of integers, and parses units of times."""
+    """Whether xarray must not mask it: it makes floats of integers and objects of texts, and parses
+    units of times.
+    """
     is_time = SINCE in attribute(variable, "units").lower()
     is_packed = {"scale_factor", "add_offset", "_Unsigned"} & set(variable.attrs)
-    return (variable.dtype.kind in "iu" or is_time) and not is_packed
+    return (variable.dtype.kind in "iuSO" or is_time) and not is_packed
 
 
 def _is_packed(variable: Any) -> bool:
@@ -269,34 +326,61 @@ def _stored_type(variable: Any) -> Any:
 # --- variables --------------------------------------------------------------------
 
 
-def _related(dataset: Any) -> set[Any]:
-    """The variables that attributes of others name."""
+def _related(dataset: Any, attributes: Sequence[str]) -> set[Any]:
+    """The variables that some attributes of others name."""
     related = set[str]()
     for variable in dataset.variables.values():
-        for name in RELATED:
+        for name in attributes:
             words = attribute(variable, name).replace(" :", ":").split()
             is_key = name == "grid_mapping"  # In `crs: x y` and in `area: cell_area`.
             related |= {word.rstrip(":") for word in words if is_key or not word.endswith(":")}
     return related & set(dataset.variables)
 
 
-def _list_variables(dataset: Any, grid: CoordinateGrid) -> list[tuple[VariableInfo, VariableSlice]]:
-    """Every measured variable on the grid, once for each place along its other dimensions."""
-    measured = [
-        (variable, slices)
-        for variable in (dataset[name] for name in dataset.data_vars)
-        if variable.dtype.kind in MEASURED_KINDS and set(grid.place_dims) <= set(variable.dims)
-        if 0 < len(slices := _variable_slices(dataset, variable, grid=grid)) <= LEVELS_MAX
+def _list_variables(
+    dataset: Any, grid: CoordinateGrid, *, repeated: Collection[str]
+) -> list[tuple[VariableInfo, VariableSlice]]:
+    """Every variable of the rows, once for each place along its other dimensions.
+
+    On a grid these are the measured ones with all dimensions of places, and the coordinates of its
+    levels; of stations, trajectories and profiles also what belongs to each of them, such as names.
+    """
+    hidden = _related(dataset, RELATED[1:]) | {*grid.names}
+    offered = [
+        variable
+        for name, variable in ((str(n), dataset[n]) for n in dataset.variables)
+        if name in dataset.data_vars
+        or name in grid.levels
+        or (grid.is_sampled and name not in hidden)
+        if name not in grid.names
+        if variable.dtype.kind in MEASURED_KINDS or (grid.is_sampled and _is_text(variable))
+        if grid.is_sampled or name in grid.levels or {*grid.place_dims} <= {*variable.dims}
     ]
+    sliced = [(each, _variable_slices(dataset, each, grid=grid)) for each in offered]
+    measured = [(each, slices) for each, slices in sliced if 0 < len(slices) <= LEVELS_MAX]
     levels_too = sum(len(slices) for _, slices in measured) <= FEATURES_MAX
+    ancillary = _related(dataset, ["ancillary_variables"])
     infos: list[tuple[VariableInfo, VariableSlice]] = []
     for variable, slices in measured:
-        whole = set(grid.dims) <= set(variable.dims)
-        default = whole and (levels_too or len(slices) == 1)
-        infos += [
-            (_info(variable, name, default=default), variable_slice)
-            for name, variable_slice in slices
-        ]
+        is_whole = {*grid.dims} <= {*variable.dims}
+        is_level = variable.name in grid.levels
+        is_instance = grid.is_sampled and (
+            bool({*grid.dims} & {*variable.dims}) or "cf_role" in variable.attrs
+        )
+        is_time = grid.is_sampled and SINCE in attribute(variable, "units").lower()
+        is_taken = (is_whole and levels_too) or (
+            len(slices) == 1 and (is_whole or is_level or is_instance)
+        )
+        is_auxiliary = bool(grid.levels or grid.is_sampled) and (
+            not is_whole
+            or is_level
+            or variable.name in repeated
+            or variable.name in ancillary
+            or is_quality(variable)
+        )
+        info = _info(variable, "", default=is_taken and not is_time)
+        info = replace(info, auxiliary=is_auxiliary)
+        infos += [(replace(info, name=name), variable_slice) for name, variable_slice in slices]
     return infos
 
 
@@ -304,13 +388,12 @@ def _info(variable: Any, name: str, *, default: bool) -> VariableInfo:
     kinds: dict[str, FeatureType] = {"i": "int", "u": "int", "b": "bool"}
     stored = variable.dtype if _is_packed(variable) else _stored_type(variable)
     floats: FeatureType = "float32" if variable.dtype == np.float32 else "float"
-    return VariableInfo(
-        name,
-        from_attributes({LONG_NAME: attribute(variable, "description")} | variable.attrs),
-        dims=tuple(f"{dim}:{size}" for dim, size in variable.sizes.items()),
-        type=kinds.get(stored.kind, floats),
-        default=default,
-    )
+    about = from_attributes({LONG_NAME: attribute(variable, "description")} | variable.attrs)
+    type: FeatureType = "text" if _is_text(variable) else kinds.get(stored.kind, floats)
+    if is_quality(variable):
+        about, type = replace(about, flags=tuple(QUALITY_FLAGS.items())), "int"
+    dims = tuple(f"{dim}:{size}" for dim, size in variable.sizes.items())
+    return VariableInfo(name, about, dims=dims, type=type, default=default)
 
 
 def _variable_slices(
@@ -349,16 +432,77 @@ def _level_texts(dataset: Any, dim: str, *, size: int) -> list[str]:
 # --- the file --------------------------------------------------------------------------------
 
 
+def _groups(file: Any, path: str = "") -> dict[str, list[str]]:
+    """By path the dimensions of the groups of a file, "" for its root, parents before children."""
+    groups = {path: list(file.dimensions)}
+    for name, group in file.groups.items():
+        groups |= _groups(group, f"{path}/{name}".strip("/"))
+    return groups
+
+
+def _is_within(group: str, other: str) -> bool:
+    """Whether a group is below another."""
+    return not other or group.startswith(f"{other}/")
+
+
+def _scopes(group: str, groups: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The groups whose variables and dimensions a group sees, from the root to itself."""
+    return {path: dims for path, dims in groups.items() if path == group or _is_within(group, path)}
+
+
+def _of_group(open: Callable[[str], Reader], wanted: str, *, groups: Sequence[str]) -> Reader:
+    """The reader of the group that is wanted, else of the one group that has places and times.
+
+    Raises:
+        UnknownProperty: there is no such group; names the nearest.
+        InputError: several groups have places and times, or too many are there to look.
+    """
+    if wanted and wanted not in groups:
+        raise unknown_name("group", wanted, groups[1:])
+    reader = open(wanted)
+    if wanted or len(groups) == 1 or reader.coordinates.error is None:
+        return reader
+    if len(groups) > GROUPS_MAX:
+        raise _several(f"{len(groups) - 1:,} groups", groups[1:])
+    placed: dict[str, Reader] = {}
+    for group in groups[1:]:
+        if not any(_is_within(group, other) for other in placed):
+            found = open(group)
+            if found.coordinates.error is None:
+                placed[group] = found
+    if len(placed) > 1:
+        raise _several(f"{len(placed)} groups with places and times", list(placed))
+    if not placed:
+        reader.coordinates.error.message += f". No group has them: {format_names(groups[1:])}"
+    return next(iter(placed.values()), reader)
+
+
+def _several(what: str, groups: Sequence[str]) -> InputError:
+    return InputError(
+        f"expected one group to read, got {what}: {format_names(groups)}",
+        expected="group",
+        remedy="netcdf_group",
+        candidates=list(groups[:CANDIDATES_SHOWN_MAX]),
+    )
+
+
 @contextmanager
-def _open(path: Path, xarray: Any, default_fills: dict[str, Any]) -> Iterator[Any]:
+def _open(
+    path: Path, xarray: Any, default_fills: dict[str, Any], *, within: dict[str, list[str]]
+) -> Iterator[Any]:
     """Opens a file; values are unpacked on demand and not cached.
 
     A variable without a fill value gets that of the library, which marks what was never written.
+    Of the groups `within` which one is, it has the variables too, but for those with a dimension
+    that a group further down has itself.
     """
-    with (
-        library_errors(path, format="NetCDF"),
-        xarray.open_dataset(path, engine="netcdf4", decode_cf=False, cache=False) as dataset,
-    ):
+    with library_errors(path, format="NetCDF"), ExitStack() as stack:
+        dataset = xarray.Dataset()
+        for group, dims in within.items():
+            options = {"engine": "netcdf4", "decode_cf": False, "cache": False}
+            own = stack.enter_context(xarray.open_dataset(path, group=group or None, **options))
+            dataset = dataset.drop_dims(dims, errors="ignore")
+            dataset = dataset.assign(own.variables).assign_attrs(own.attrs)
         _check_claims(path, dataset)
         for variable in dataset.variables.values():
             raw = variable.dtype
@@ -373,8 +517,19 @@ def _open(path: Path, xarray: Any, default_fills: dict[str, Any]) -> Iterator[An
 def _decoded(name: object, dataset: Any, xarray: Any) -> Iterator[Any]:
     """Decodes masks and scales; times stay numbers, and integers stay integers."""
     with library_errors(name, format="NetCDF"):
+        counted = {
+            dim
+            for variable in dataset.variables.values()
+            if variable.dtype.kind in MEASURED_KINDS
+            for dim in variable.dims
+        }
         yield xarray.decode_cf(
             dataset,
+            # Argo has characters that are no parts of a text: one for each level.
+            concat_characters={
+                name: variable.dtype != "S1" or not counted & {*variable.dims[-1:]}
+                for name, variable in dataset.variables.items()
+            },
             mask_and_scale={
                 name: not _is_as_stored(variable) for name, variable in dataset.variables.items()
             },

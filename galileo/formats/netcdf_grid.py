@@ -15,6 +15,7 @@ from galileo.errors import InputError, InvalidObservations
 from galileo.formats.columns import USUAL_NAMES
 from galileo.formats.expressions import Literal, parse
 from galileo.formats.mapping import Mapping
+from galileo.formats.netcdf_samples import attribute, is_sampled, row_dimensions, verticals
 from galileo.formats.variables import format_names, unknown_name
 from galileo.model.schema import COORDINATES
 from galileo.model.times import micros, time_column
@@ -31,6 +32,7 @@ LONGITUDES = (*_LONGITUDES, "xlong", "xlong_m", "nav_lon")
 TIMES = (
     *("valid_time", "time", "times", "xtime"),
     *(name for group in USUAL_NAMES["time"][1:] for name in group if name != "valid_time"),
+    "juld",  # Of Argo.
 )
 LATITUDE_UNITS = ("degrees_north", "degree_north", "degrees_n", "degree_n", "degreesn", "degreen")
 LONGITUDE_UNITS = ("degrees_east", "degree_east", "degrees_e", "degree_e", "degreese", "degreee")
@@ -57,9 +59,11 @@ class CoordinateGrid:
     Attributes:
         latitude: name of the variable; `longitude` and `time` likewise.
         constant_us: the time of all rows in microseconds; then `time` is empty.
-        dims: of time, then of latitude and longitude.
+        dims: of time, then levels and members, then of latitude and longitude.
         shape: their sizes.
         place_dims: of latitude and longitude.
+        levels: names of the coordinates of levels and members that are rows, which are features.
+        is_sampled: whether the rows are those of stations, trajectories or profiles.
     """
 
     latitude: str
@@ -69,6 +73,8 @@ class CoordinateGrid:
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     place_dims: tuple[str, ...]
+    levels: tuple[str, ...] = ()
+    is_sampled: bool = False
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -101,11 +107,22 @@ def find_grid(dataset: Any, mapping: Mapping) -> CoordinateGrid:
                 expected="degrees",
                 variable=name,
             )
-    dims = tuple(dict.fromkeys(dim for name in names for dim in dataset[name].dims))
-    _refuse_ragged(dataset, dims)
+    time_dims = dataset[time].dims if time else ()
     place_dims = tuple(dict.fromkeys((*dataset[latitude].dims, *dataset[longitude].dims)))
+    vertical = verticals(dataset, names)
+    is_sample = is_sampled(dataset) or bool(mapping.grid.rows and len(place_dims) <= 1)
+    rows = row_dimensions(
+        dataset, mapping.grid.rows, levels=vertical, dims=[*time_dims, *place_dims]
+    )
+    dims = tuple(dict.fromkeys((*time_dims, *rows, *place_dims)))
     shape = tuple(int(dataset.sizes[dim]) for dim in dims)
-    return CoordinateGrid(latitude, longitude, time, constant, dims, shape, place_dims)
+    levels = [n for n in vertical if is_sample or {*rows} & {*dataset[n].dims}]
+    if not is_sample:
+        levels += [str(n) for n, v in dataset.variables.items() if v.dims and {*v.dims} <= {*rows}]
+    return CoordinateGrid(
+        *(latitude, longitude, time, constant, dims, shape, place_dims),
+        *(tuple(dict.fromkeys(levels)), is_sample),
+    )
 
 
 def with_constants(dataset: Any, mapping: Mapping) -> tuple[Any, Mapping]:
@@ -120,27 +137,6 @@ def with_constants(dataset: Any, mapping: Mapping) -> tuple[Any, Mapping]:
             dataset = dataset.assign_coords({name: float(expression.value)})
             mapping = replace(mapping, **{coordinate: name})  # type: ignore[arg-type]
     return dataset, mapping
-
-
-def attribute(variable: Any, name: str) -> str:
-    """A text attribute of a variable; empty if it is absent, or no text."""
-    value = variable.attrs.get(name, "")
-    return value if isinstance(value, str) else ""
-
-
-def _refuse_ragged(dataset: Any, dims: Sequence[str]) -> None:
-    """Raises InputError if observations have the place or time of their station (CF, 9.3)."""
-    for name, variable in dataset.variables.items():
-        is_count = attribute(variable, "sample_dimension")
-        stations = variable.dims if is_count else [attribute(variable, "instance_dimension")]
-        if set(stations) <= set(dims):
-            raise InputError(
-                f"expected a place and a time for each observation, got a ragged array: {name!r} "
-                f"says which observations belong to which {' and '.join(stations)}; repeat the "
-                "coordinates for each observation, for instance with xarray and numpy.repeat",
-                expected="grid",
-                variable=str(name),
-            )
 
 
 def _best(

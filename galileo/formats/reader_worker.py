@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from galileo.errors import GalileoError
 from galileo.formats.grib import open_grib
+from galileo.formats.grid_options import GridOptions
 from galileo.formats.mapping import Mapping as FileMapping
 from galileo.formats.netcdf import open_netcdf
 from galileo.formats.reader import Reader
@@ -99,6 +100,7 @@ def _open(request: dict[str, Any]) -> Reader:
     raw = request["mapping"]
     for name in ("features", "missing"):
         raw[name] = tuple(tuple(pair) for pair in raw[name])
+    raw["grid"] = GridOptions(**raw["grid"])
     return _OPENERS[request["format"]](Path(request["path"]), FileMapping(**raw))
 
 

@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as AbstractMapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -70,7 +70,7 @@ DEFAULT_INDEXED_MAX = 32
 SAMPLE_ROWS, SAMPLE_VALUES = 10_000, 3
 
 # Part of each digest. Increase it with any change to the order of rows or to the values.
-READING_VERSION = 5
+READING_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +241,7 @@ class Source:
             "time": [self.mapping.time, self.mapping.constant_time],
             "missing": self.mapping.missing,
             "csv": self.mapping.csv.to_dict(),
+            "grid": asdict(self.mapping.grid),
             "schema": schema.to_json() if schema else "",
             "rows_max": rows_max,
         }
@@ -251,9 +252,12 @@ class Source:
         if self.place_error is not None:
             raise self.place_error
         read = _names_read(self.bindings)
+        auxiliary = {info.name for info in self._reader.named_variables() if info.auxiliary}
+        measured = [b.feature for b in self.bindings if {*_names_read([b])} - auxiliary]
+        measured = measured or [b.feature for b in self.bindings if _names_read([b])]
         for columns, table in self._reader.evaluate(read, self._observations, self._missing()):
             self._search_sentinels(columns, table)
-            is_valid, lacking = _valid_rows(table, self.bindings)
+            is_valid, lacking = _valid_rows(table, measured)
             self.lacking.update(lacking)
             yield table.filter(pa.array(is_valid))
 
@@ -502,13 +506,13 @@ def _sample(column: pa.Array) -> list[Any]:
     return sample
 
 
-def _valid_rows(table: pa.Table, bindings: Sequence[Binding]) -> tuple[Any, dict[str, int]]:
-    """Rows with a place, a time and a value in at least one feature; what the others lack.
+def _valid_rows(table: pa.Table, measured: Sequence[str]) -> tuple[Any, dict[str, int]]:
+    """Rows with a place, a time and a value in a measured feature; what the others lack.
 
-    Features that are constant, such as the name of a station, do not count.
+    Features that are constant, such as the name of a station, are not measured.
     """
     is_valid = np.ones(table.num_rows, dtype=bool)
-    features = [_valid(table, b.feature) for b in bindings if b.expression and names(b.expression)]
+    features = [_valid(table, name) for name in measured]
     has_value = np.logical_or.reduce(features) if features else is_valid
     lacking = {}
     for name in (*COORDINATES, "value"):

@@ -35,6 +35,8 @@ class VariableInfo:
         type: of its feature; None if the file has no value, so that any type fits.
         aliases: further base names, for mappings; the first is the default feature name.
         default: whether it becomes a feature without a mapping.
+        auxiliary: whether it says something about the values of others, such as a level or the name
+            of a station, so that it makes no row alone.
         identifier: whether nearly all rows have distinct values, such as ids or URLs.
         role: its coordinate; empty for a variable that can be a feature.
         reason: why a column of numbers is text, or has no type; empty for others.
@@ -47,6 +49,7 @@ class VariableInfo:
     type: FeatureType | None = "float"
     aliases: tuple[str, ...] = ()
     default: bool = True
+    auxiliary: bool = False
     identifier: bool = False
     role: str = ""
     reason: str = ""

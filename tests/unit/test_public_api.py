@@ -21,6 +21,7 @@ PUBLIC = [
     "Feature",
     "GalileoError",
     "GalileoWarning",
+    "GridOptions",
     "Into",
     "Kafka",
     "Labels",

@@ -218,6 +218,14 @@ def test_grib_ensemble_members_are_rows_with_number(write: Callable[..., Path]) 
     np.testing.assert_allclose(table.column("t2m").to_numpy()[::12], [100, 200], atol=1e-2)
 
 
+def test_grib_points_of_members_without_values_are_skipped(write: Callable[..., Path]) -> None:
+    keys = {"productDefinitionTemplateNumber": 1, "shortName": "2t"}
+    values = ramp(1)
+    values[3] = np.nan
+    path = write(*[message(values, **keys, perturbationNumber=m) for m in (1, 2)])
+    assert read(path).num_rows == 22
+
+
 def test_grib_two_runs_for_one_time_are_both_read(write: Callable[..., Path]) -> None:
     path = write(
         message(ramp(1), shortName="2t", dataTime=0, step=12),

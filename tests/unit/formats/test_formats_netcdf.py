@@ -492,31 +492,6 @@ def test_netcdf_no_times_needs_constant_time(path: Path) -> None:
 # --- what cannot be read ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "dim", "attrs"),
-    [
-        ("row_size", "station", {"sample_dimension": "obs"}),
-        ("station_of", "obs", {"instance_dimension": "station"}),
-    ],
-)
-def test_netcdf_ragged_array_is_refused_unless_observations_have_places(
-    path: Path, name: str, dim: str, attrs: dict[str, str]
-) -> None:
-    for places, times in (("station", "obs"), ("station", "station"), ("obs", "obs")):
-        sizes = {"station": 2, "obs": 4}
-        with writing(path, **sizes) as dataset:
-            put(dataset, "lat", (places,), np.arange(sizes[places]), units="degrees_north")
-            put(dataset, "lon", (places,), np.arange(sizes[places]), units="degrees_east")
-            put(dataset, name, (dim,), np.ones(sizes[dim]), kind="i4", **attrs)
-            put(dataset, "time", (times,), np.arange(sizes[times]), units="hours since 2020-01-01")
-            put(dataset, "temp", ("obs",), np.arange(4.0))
-        if places == "obs":
-            assert read(path, "temp=temp")["temp"].to_pylist() == [0.0, 1.0, 2.0, 3.0]
-            continue
-        with raises(InputError, expected="grid", variable=name):
-            open_source(path)
-
-
 def test_netcdf_groups_and_variables_off_the_grid_are_left_out(path: Path) -> None:
     with writing(path, time=2, lat=2, lon=3, level=5, length=3) as dataset:
         put_places(dataset)
@@ -562,7 +537,7 @@ def test_netcdf_file_of_groups_is_refused_with_their_names(path: Path) -> None:
         dataset.createGroup("PRODUCT")
     with pytest.raises(InputError) as refused:
         open_source(path)
-    assert refused.value.message.endswith("Groups are not read: group PRODUCT")
+    assert refused.value.message.endswith("No group has them: PRODUCT")
 
 
 def test_netcdf_distances_on_a_map_are_named(path: Path) -> None:

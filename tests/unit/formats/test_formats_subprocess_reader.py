@@ -20,6 +20,7 @@ from galileo.errors import InputError, MissingExtra
 from galileo.formats import detection
 from galileo.formats.detection import open_source
 from galileo.formats.grib import open_grib
+from galileo.formats.grid_options import GridOptions
 from galileo.formats.mapping import Mapping
 from galileo.formats.netcdf import open_netcdf
 from galileo.formats.reader import Reader
@@ -80,6 +81,8 @@ def test_subprocess_reader_values_equal_direct_reader(
     grib = readers.opener("grib")(field, EMPTY)
     assert all_of(grib) == all_of(open_grib(field, EMPTY))
     assert all_of(netcdf) == all_of(open_netcdf(weather, EMPTY)), "after another file"
+    grid = Mapping(grid=GridOptions(rows=["lat"], group="/"))
+    assert all_of(readers.opener("netcdf")(weather, grid)) == all_of(open_netcdf(weather, grid))
 
 
 def test_reader_pool_reuses_a_process(readers: ReaderPool, weather: Path, field: Path) -> None:
