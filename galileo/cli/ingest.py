@@ -52,6 +52,11 @@ INDEXED_NAMED = 6
     help="A dimension of a NetCDF file, such as levels or members, whose every index makes rows; "
     "repeat it for several.  [default: those that the CF conventions declare]",
 )
+@click.option(
+    "--reference-time",
+    is_flag=True,
+    help="Take the reference time and the lead time of forecasts as features.",
+)
 @click.option("--group", default="", help="The group of a NetCDF file to read.")
 @click.option("--format", "file_format", help="File format, if neither bytes nor name show it.")
 @click.option("--create", is_flag=True, help="Create the dataset from the first file.")
@@ -100,6 +105,7 @@ def ingest(
     maps: tuple[str, ...],
     missing: tuple[str, ...],
     rows: tuple[str, ...],
+    reference_time: bool,
     group: str,
     file_format: str | None,
     create: bool,
@@ -132,7 +138,7 @@ def ingest(
       galileo ingest storms ibtracs.csv --create --units --map time=ISO_TIME \\
           --map wind=WMO_WIND --bad-rows bad.csv
     """
-    mapping = Mapping.of(maps, missing, CsvOptions(**csv), GridOptions(rows, group))
+    mapping = Mapping.of(maps, missing, CsvOptions(**csv), GridOptions(rows, group, reference_time))
     if only_list and (Path(dataset) == STDIN or Path(dataset).exists()):
         files = (Path(dataset), *files)
     if not files:

@@ -111,11 +111,14 @@ def open_source(
             f"expected a CSV file for the options of CSV, got {READERS[name].title} in {path}",
             expected="csv",
         )
-    if name != "netcdf" and mapping.grid != GridOptions():
+    kept = mapping.grid if name == "netcdf" else GridOptions()
+    if name == "grib":
+        kept = GridOptions(reference_time=mapping.grid.reference_time)
+    if mapping.grid != kept:
         raise InputError(
-            f"expected a NetCDF file for a group or dimensions of rows, got {READERS[name].title} "
-            f"in {path}",
-            expected="netcdf",
+            "expected a NetCDF file for a group or dimensions of rows, and NetCDF or GRIB for a "
+            f"reference time, got {READERS[name].title} in {path}",
+            expected="grid",
         )
     reader = READERS[name].open(path, mapping)
     source = Source(path, reader, format=name, mapping=mapping, schema=schema)

@@ -21,14 +21,24 @@ from galileo.errors import InputError
 from galileo.formats.expressions import Name
 from galileo.formats.grib_fields import POINTS_MAX, Field, FieldStep, open_fields, scan
 from galileo.formats.grib_split import read_fields
+from galileo.formats.grid_options import LEAD_TIME, REFERENCE_TIME, RUN_ATTRIBUTES
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Coordinates, Reader, library_errors
 from galileo.formats.variables import VariableInfo, format_names
-from galileo.model.feature_metadata import FeatureMetadata
-from galileo.model.times import TIME_TYPE, micros
+from galileo.model.feature_metadata import FeatureMetadata, from_attributes
+from galileo.model.times import HOUR_US, MICROS, TIME_TYPE, micros
 from galileo.optional_imports import library
 
 MEMBER = "member"
+_RUN = [
+    VariableInfo(
+        name,
+        from_attributes(attributes),
+        type="int" if name == REFERENCE_TIME else "float",
+        auxiliary=True,
+    )
+    for name, attributes in RUN_ATTRIBUTES.items()
+]
 
 # The value that ecCodes returns for a missing one; no measurement is near it.
 MISSING_VALUE = -1.0e300
@@ -72,7 +82,7 @@ def open_grib(path: Path, mapping: Mapping) -> Reader:
         Coordinates(
             Name("latitude"), Name("longitude"), "time" if constant is None else "", constant
         ),
-        _infos(fields),
+        [*_infos(fields), *(_RUN if mapping.grid.reference_time else ())],
         sum({field.step: field.points for field in fields}.values()),
         lambda names: _scan(path, fields, names, eccodes=eccodes),
         others,
@@ -139,6 +149,8 @@ def _columns(
         "longitude": pa.array(longitude),
         "time": pa.repeat(pa.scalar(step.valid_us, TIME_TYPE), len(latitude)),
         MEMBER: pa.repeat(pa.scalar(step.member, pa.int64()), len(latitude)),
+        REFERENCE_TIME: pa.repeat(step.reference_us // MICROS, len(latitude)),
+        LEAD_TIME: pa.repeat((step.valid_us - step.reference_us) / HOUR_US, len(latitude)),
         **{name: pa.array(values, from_pandas=True) for name, values in decoded.items()},
     }
 

@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+REFERENCE_TIME, LEAD_TIME = "reference_time", "lead_time"
+RUN_ATTRIBUTES = {
+    REFERENCE_TIME: {
+        "standard_name": "forecast_reference_time",
+        "units": "seconds since 1970-01-01",
+        "long_name": "reference time of the forecast",
+    },
+    LEAD_TIME: {
+        "standard_name": "forecast_period",
+        "units": "h",
+        "long_name": "time since the reference time",
+    },
+}
+"""The features of forecasts, with what describes them."""
+
 
 @dataclass(frozen=True, slots=True)
 class GridOptions:
@@ -14,6 +29,8 @@ class GridOptions:
             Empty: those that the file declares by the CF conventions.
         group: the path of a group of a NetCDF file. "": the root group if it has places, else the
             only group that has some.
+        reference_time: whether the reference time and the lead time of forecasts become features:
+            `reference_time`, in seconds since 1970, and `lead_time`, in hours.
 
     Example:
         >>> galileo.GridOptions(rows=["N_LEVELS"]).rows
@@ -22,6 +39,7 @@ class GridOptions:
 
     rows: tuple[str, ...] = ()
     group: str = ""
+    reference_time: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(self.rows))

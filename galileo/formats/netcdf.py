@@ -29,6 +29,8 @@ from galileo.formats.netcdf_grid import (
     decode_times,
     find_grid,
     with_constants,
+    with_run,
+    with_valid_time,
 )
 from galileo.formats.netcdf_samples import (
     QUALITY_FLAGS,
@@ -164,6 +166,9 @@ def _prepared(dataset: Any, mapping: Mapping) -> tuple[Any, Mapping, frozenset[s
     """The dataset of rows, its mapping, and the variables of instances of ragged arrays."""
     dataset, repeated = with_instances_repeated(dataset)
     dataset = with_positions(dataset.set_coords(_related(dataset, RELATED)), mapping.grid.rows)
+    dataset = with_valid_time(dataset)
+    if mapping.grid.reference_time:
+        dataset = with_run(dataset, mapping)
     return *with_constants(dataset, mapping), repeated
 
 
@@ -367,7 +372,7 @@ def _list_variables(
         is_instance = grid.is_sampled and (
             bool({*grid.dims} & {*variable.dims}) or "cf_role" in variable.attrs
         )
-        is_time = grid.is_sampled and SINCE in attribute(variable, "units").lower()
+        is_time = grid.is_sampled and not is_level and SINCE in attribute(variable, "units").lower()
         is_taken = (is_whole and levels_too) or (
             len(slices) == 1 and (is_whole or is_level or is_instance)
         )

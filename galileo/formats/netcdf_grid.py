@@ -14,11 +14,12 @@ import pyarrow as pa
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.columns import USUAL_NAMES
 from galileo.formats.expressions import Literal, parse
+from galileo.formats.grid_options import LEAD_TIME, REFERENCE_TIME, RUN_ATTRIBUTES
 from galileo.formats.mapping import Mapping
 from galileo.formats.netcdf_samples import attribute, is_sampled, row_dimensions, verticals
 from galileo.formats.variables import format_names, unknown_name
 from galileo.model.schema import COORDINATES
-from galileo.model.times import micros, time_column
+from galileo.model.times import HOUR_US, MICROS, micros, time_column
 from galileo.optional_imports import library
 
 # Usual names in lower case, the best first; XLAT, XLONG, Times and XTIME are WRF's.
@@ -114,6 +115,8 @@ def find_grid(dataset: Any, mapping: Mapping) -> CoordinateGrid:
     rows = row_dimensions(
         dataset, mapping.grid.rows, levels=vertical, dims=[*time_dims, *place_dims]
     )
+    run = [name for name in RUN_ATTRIBUTES if mapping.grid.reference_time]
+    rows += tuple(d for n in run for d in dataset[n].dims if d not in (*time_dims, *place_dims))
     dims = tuple(dict.fromkeys((*time_dims, *rows, *place_dims)))
     shape = tuple(int(dataset.sizes[dim]) for dim in dims)
     levels = [n for n in vertical if is_sample or {*rows} & {*dataset[n].dims}]
@@ -121,7 +124,7 @@ def find_grid(dataset: Any, mapping: Mapping) -> CoordinateGrid:
         levels += [str(n) for n, v in dataset.variables.items() if v.dims and {*v.dims} <= {*rows}]
     return CoordinateGrid(
         *(latitude, longitude, time, constant, dims, shape, place_dims),
-        *(tuple(dict.fromkeys(levels)), is_sample),
+        *(tuple(dict.fromkeys([*levels, *run])), is_sample),
     )
 
 
@@ -137,6 +140,68 @@ def with_constants(dataset: Any, mapping: Mapping) -> tuple[Any, Mapping]:
             dataset = dataset.assign_coords({name: float(expression.value)})
             mapping = replace(mapping, **{coordinate: name})  # type: ignore[arg-type]
     return dataset, mapping
+
+
+def with_valid_time(dataset: Any) -> Any:
+    """The dataset with the valid time, where a file has reference and lead times alone."""
+    names = [_named(dataset, about["standard_name"]) for about in RUN_ATTRIBUTES.values()]
+    if None in names or any(map(_is_time, map(dataset.get, dataset.variables))):
+        return dataset
+    reference, period = (dataset[name] for name in names)
+    since = f"{attribute(period, 'units')}{SINCE}1970-01-01"
+    lead = _micros(period.assign_attrs(units=since, calendar=DEFAULT_CALENDAR))
+    valid, units = _micros(reference) + lead, f"microseconds{SINCE}1970-01-01"
+    return dataset.assign_coords({TIMES[0]: (valid.dims, valid.values, {"units": units})})
+
+
+def with_run(dataset: Any, mapping: Mapping) -> Any:
+    """The dataset with the variables of `RUN_ATTRIBUTES`.
+
+    Raises:
+        InputError: no variable is the reference time of a forecast by its standard name.
+    """
+    name = _named(dataset, RUN_ATTRIBUTES[REFERENCE_TIME]["standard_name"])
+    if name is None:
+        raise InputError(
+            "found no variable with the standard_name forecast_reference_time among "
+            f"{format_names([str(known) for known in dataset.variables])}",
+            expected="reference_time",
+        )
+    reference = _micros(dataset[name])
+    if reference.dtype.kind == "f":
+        raise InputError(
+            f"expected a reference time in each place of variable {name!r}, got a missing value",
+            expected="reference_time",
+        )
+    if mapping.constant_time is not None:
+        valid = reference.copy(data=np.full(reference.shape, micros(mapping.constant_time)))
+    else:
+        time = mapping.time or _best(dataset, "time", fits=_is_time, usual=TIMES)
+        valid = _micros(dataset[time])
+    return dataset.drop_vars([*RUN_ATTRIBUTES], errors="ignore").assign_coords(
+        {
+            name: (values.dims, values.values, RUN_ATTRIBUTES[name])
+            for name, values in (
+                (REFERENCE_TIME, reference // MICROS),
+                (LEAD_TIME, (valid - reference) / HOUR_US),
+            )
+        }
+    )
+
+
+def _micros(variable: Any) -> Any:
+    """The times of a variable in microseconds since 1970; floats with NaN if one is missing."""
+    if variable.dtype.kind == "m":
+        return variable.variable.astype("timedelta64[us]").astype(np.int64)
+    times = decode_times(variable.values.ravel(), variable).cast(pa.int64())
+    data = times.to_numpy(zero_copy_only=False).reshape(variable.shape)
+    return variable.variable.copy(data=data)
+
+
+def _named(dataset: Any, standard_name: str) -> Any:
+    """The first variable of a standard name."""
+    variables = dataset.variables.items()
+    return next((n for n, v in variables if attribute(v, "standard_name") == standard_name), None)
 
 
 def _best(

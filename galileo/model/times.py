@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from galileo.errors import InputError
 
 MICROS = 1_000_000
+HOUR_US = 3_600 * MICROS
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 NAT = -(1 << 63)
 TIME_MIN_US = -62_135_596_800 * MICROS

@@ -16,8 +16,8 @@ import pytest
 from expected_errors import raises
 
 from galileo.errors import InputError
+from galileo.formats import GridOptions, open_source, suggest_schema
 from galileo.formats import Mapping as FeatureMapping
-from galileo.formats import open_source, suggest_schema
 from galileo.formats.grib_split import message_offsets, read_fields
 from galileo.optional_imports import library
 
@@ -234,6 +234,18 @@ def test_grib_two_runs_for_one_time_are_both_read(write: Callable[..., Path]) ->
     table = read(path)
     assert set(table.column("time").to_pylist()) == {utc(2020, 2, 29, 12)}
     np.testing.assert_allclose(table.column("t2m"), [*ramp(1), *ramp(101)], atol=1e-2)
+
+
+def test_grib_runs_are_told_apart_by_their_reference_times(write: Callable[..., Path]) -> None:
+    path = write(
+        message(ramp(1), shortName="2t", dataTime=0, step=12),
+        message(ramp(101), shortName="2t", dataTime=1200, step=0),
+    )
+    grid = GridOptions(reference_time=True)
+    table = pa.concat_tables(open_source(path, mapping=FeatureMapping(grid=grid)).batches())
+    midnight = int(utc(2020, 2, 29).timestamp())
+    assert table["reference_time"].to_pylist() == [midnight] * 12 + [midnight + 43_200] * 12
+    assert table["lead_time"].to_pylist() == [12.0] * 12 + [0.0] * 12
 
 
 def test_grib_largest_grid_is_default_and_others_can_be_mapped(write: Callable[..., Path]) -> None:

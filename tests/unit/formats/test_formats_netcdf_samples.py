@@ -467,7 +467,7 @@ def test_row_dimension_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_rows_of_a_file_that_is_no_netcdf_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file.csv").write_text("lat,lon,time,t\n1,2,2020-01-01,3\n")
-    with raises(InputError, expected="netcdf"):
+    with raises(InputError, expected="grid"):
         read(tmp_path / "file.csv", grid=GridOptions(rows=["level"]))
 
 
@@ -516,3 +516,58 @@ def test_group_with_a_dimension_of_its_own_has_no_coordinates_of_its_parent(tmp_
         put(group, "u", ("time", "lat", "lon"), np.zeros((2, 2, 2)))
     with raises(InputError, expected="coordinate", variable="latitude"):
         read(tmp_path / "file.nc", grid=GridOptions(group="sub"))
+
+
+# --- forecasts --------------------------------------------------------------------------------
+
+
+def write_runs(path: Path, *, form: str) -> Any:
+    """Two runs, six hours apart, with four leads of six hours; returns the values (run, lead)."""
+    values = np.arange(8.0).reshape(2, 4)
+    with netCDF4.Dataset(path, "w") as file:
+        for dim, size in {"run": 2, "step": 4}.items():
+            file.createDimension(dim, size)
+        put(file, "lat", (), 10.0)
+        put(file, "lon", (), 20.0)
+        runs, leads = np.array([0.0, 6.0]), np.array([0.0, 0.25, 0.5, 0.75])
+        about = {"standard_name": "forecast_reference_time"}
+        put(file, "run", ("run",), runs, units="hours since 2020-01-01", **about)
+        if form == "period":
+            put(file, "step", ("step",), leads, units="days", standard_name="forecast_period")
+        else:
+            put(file, "time", ("run", "step"), runs[:, None] + leads * 24)
+        put(file, "t", ("run", "step"), values)
+    return values
+
+
+@pytest.mark.parametrize("form", ["period", "valid"])
+def test_runs_of_a_forecast_are_told_apart(tmp_path: Path, form: str) -> None:
+    values = write_runs(tmp_path / "file.nc", form=form)
+    source, table = read(tmp_path / "file.nc", grid=GridOptions(reference_time=True))
+    start = 1_577_836_800
+    assert table["reference_time"].to_pylist() == [start] * 4 + [start + 21_600] * 4
+    assert table["lead_time"].to_pylist() == [0.0, 6.0, 12.0, 18.0] * 2
+    hours = [time.timestamp() / 3600 - start / 3600 for time in table["time"].to_pylist()]
+    assert hours == [0, 6, 12, 18, 6, 12, 18, 24]
+    assert table["t"].to_pylist() == values.ravel().tolist()
+    feature = suggest_schema(source, "runs").feature("lead_time")
+    assert feature is not None
+    assert (feature.unit, feature.standard_name) == ("h", "forecast_period")
+
+
+def test_one_run_and_its_members_are_rows(tmp_path: Path) -> None:
+    write_grid(tmp_path / "file.nc", members=True)
+    with netCDF4.Dataset(tmp_path / "file.nc", "a") as file:
+        about = {"units": "hours since 2019-12-31", "standard_name": "forecast_reference_time"}
+        put(file, "reference_time", (), 12, **about)
+    _, table = read(tmp_path / "file.nc", grid=GridOptions(reference_time=True))
+    assert set(table["reference_time"].to_pylist()) == {1_577_836_800 - 43_200}
+    assert set(table["level"].to_pylist()) == {850, 700, 500}
+    leads = [12.0 if time.hour == 0 else 18.0 for time in table["time"].to_pylist()]
+    assert table["lead_time"].to_pylist() == leads
+
+
+def test_reference_time_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    write_grid(tmp_path / "file.nc")
+    with raises(InputError, expected="reference_time"):
+        read(tmp_path / "file.nc", grid=GridOptions(reference_time=True))
