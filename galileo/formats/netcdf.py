@@ -428,7 +428,9 @@ def _variable_slices(
 def _level_texts(dataset: Any, dim: str, *, size: int) -> list[str]:
     """The values of a dimension's coordinate if they are distinct, else its indices."""
     numbers = [str(number) for number in range(size)]
-    if dim not in dataset.variables or dataset[dim].dtype.kind not in MEASURED_KINDS:
+    if dim not in dataset.variables or dataset[dim].dims != (dim,):
+        return numbers
+    if dataset[dim].dtype.kind not in MEASURED_KINDS:
         return numbers
     texts = [f"{float(value):.10g}" for value in dataset[dim].values]
     return texts if len(set(texts)) == size else numbers

@@ -21,6 +21,7 @@ from galileo.optional_imports import library
 FEATURE_TYPES = (
     *("point", "timeseries", "trajectory", "profile", "timeseriesprofile", "trajectoryprofile"),
 )
+ROLES = ("timeseries_id", "trajectory_id", "profile_id")
 VERTICALS = (
     *("depth", "height", "altitude", "air_pressure", "sea_water_pressure", "model_level_number"),
     *("height_above_mean_sea_level", "height_above_reference_ellipsoid"),
@@ -50,7 +51,9 @@ def attribute(variable: Any, name: str) -> str:
 def is_sampled(dataset: Any) -> bool:
     """Whether the file has stations, trajectories or profiles, by its conventions."""
     kind = str(dataset.attrs.get("featureType", "")).lower()
-    return kind in FEATURE_TYPES or "argo" in str(dataset.attrs.get("Conventions", "")).lower()
+    is_argo = "argo" in str(dataset.attrs.get("Conventions", "")).lower()
+    roles = {attribute(variable, "cf_role") for variable in dataset.variables.values()}
+    return kind in FEATURE_TYPES or is_argo or bool(roles & {*ROLES})
 
 
 def is_quality(variable: Any) -> bool:

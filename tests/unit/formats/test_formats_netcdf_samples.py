@@ -257,6 +257,13 @@ def test_samples_of_a_single_instance_are_rows(tmp_path: Path, kind: str) -> Non
     check(tmp_path / "file.nc", [node])
 
 
+def test_samples_are_known_by_the_role_of_their_names(tmp_path: Path) -> None:
+    nodes = made_up("profile", np.random.default_rng(6))
+    with netCDF4.Dataset(tmp_path / "file.nc", "w") as file:
+        write_padded(file, "profile", nodes)
+    check(tmp_path / "file.nc", nodes)
+
+
 def test_samples_in_slabs_of_any_size_are_the_same(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     nodes = made_up("timeSeriesProfile", random)
@@ -457,6 +464,21 @@ def test_levels_and_members_of_a_grid_are_rows(tmp_path: Path, members: bool, na
     wanted = np.broadcast_to(levels[None, :, None, None], values.shape)[known]
     assert table["level"].to_pylist() == wanted.tolist()
     assert source.left_out() == ["ground"]
+
+
+def test_level_variable_of_two_dimensions_names_no_variables(tmp_path: Path) -> None:
+    """Without a featureType, depths of each profile are no coordinate of the levels."""
+    with netCDF4.Dataset(tmp_path / "file.nc", "w") as file:
+        file.createDimension("profile", 2)
+        file.createDimension("depth", 3)
+        for name in ("lat", "lon", "time"):
+            put(file, name, ("profile",), [1.0, 2.0])
+        put(file, "depth", ("profile", "depth"), np.arange(6.0).reshape(2, 3))
+        put(file, "temp", ("profile", "depth"), np.arange(6.0).reshape(2, 3))
+    _, table = read(tmp_path / "file.nc")
+    assert table["temp_depth_2"].to_pylist() == [2.0, 5.0]
+    _, table = read(tmp_path / "file.nc", grid=GridOptions(rows=["depth"]))
+    assert table["depth"].to_pylist() == table["temp"].to_pylist() == list(range(6))
 
 
 def test_row_dimension_that_is_not_there_is_refused(tmp_path: Path) -> None:
