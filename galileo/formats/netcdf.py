@@ -124,8 +124,8 @@ def _reader(
         InputError: its coordinates span no grid.
     """
     with open() as dataset:
-        dataset, named, repeated = _prepared(dataset, mapping)
         try:
+            dataset, named, repeated = _prepared(dataset, mapping)
             grid = find_grid(dataset, named)
         except InputError as error:
             if error.details.get("expected") != "coordinate":
@@ -469,7 +469,7 @@ def _of_group(open: Callable[[str], Reader], wanted: str, *, groups: Sequence[st
     reader = open(wanted)
     if wanted or len(groups) == 1 or reader.coordinates.error is None:
         return reader
-    if len(groups) > GROUPS_MAX:
+    if len(groups) - 1 > GROUPS_MAX:
         raise _several(f"{len(groups) - 1:,} groups", groups[1:])
     placed: dict[str, Reader] = {}
     for group in groups[1:]:

@@ -165,7 +165,8 @@ def with_run(dataset: Any, mapping: Mapping) -> Any:
         raise InputError(
             "found no variable with the standard_name forecast_reference_time among "
             f"{format_names([str(known) for known in dataset.variables])}",
-            expected="reference_time",
+            expected="coordinate",
+            variable=REFERENCE_TIME,
         )
     reference = _micros(dataset[name])
     if reference.dtype.kind == "f":
@@ -177,6 +178,8 @@ def with_run(dataset: Any, mapping: Mapping) -> Any:
         valid = reference.copy(data=np.full(reference.shape, micros(mapping.constant_time)))
     else:
         time = mapping.time or _best(dataset, "time", fits=_is_time, usual=TIMES)
+        if time not in dataset.variables:
+            raise unknown_name("variable", time, [str(known) for known in dataset.variables])
         valid = _micros(dataset[time])
     return dataset.drop_vars([*RUN_ATTRIBUTES], errors="ignore").assign_coords(
         {

@@ -204,6 +204,28 @@ def test_ingest_with_create_names_what_it_left_out(
     assert run("ingest", fresh_name("tagged"), str(file), "--create", *mapped).stderr == ""
 
 
+def test_ingest_takes_levels_and_runs_as_rows(run: Run, tmp_path: Path, fresh_name: Fresh) -> None:
+    netcdf = pytest.importorskip("netCDF4")
+    path, columns, rows = tmp_path / "runs.nc", fresh_name("columns"), fresh_name("rows")
+    with netcdf.Dataset(path, "w") as file:
+        for dim, size in {"time": 2, "level": 300, "lat": 1, "lon": 1}.items():
+            file.createDimension(dim, size)
+            file.createVariable(dim, "i4", (dim,))[:] = range(size)
+        reference = file.createVariable("run", "i4", ())
+        reference.standard_name, reference[...] = "forecast_reference_time", 0
+        reference.units = file["time"].units = "hours since 2020-01-01"
+        file["lat"].units, file["lon"].units = "degrees_north", "degrees_east"
+        for name, dims in (("t", ("time", "level", "lat", "lon")), ("s", ("time", "lat", "lon"))):
+            file.createVariable(name, "f4", dims)[:] = 1.0
+    printed = run("ingest", columns, str(path), "--create").stderr
+    assert "not taken from runs.nc: t (300 levels), run; --rows DIMENSION" in printed
+    options = ("--create", "--rows", "level", "--reference-time")
+    assert "600 observations stored" in run("ingest", rows, str(path), *options).stdout
+    assert values(run("--json", "count", rows, "level < 10 AND lead_time = 1"))["count"] == 10
+    refused = run("ingest", rows, str(path), "--rows", "levels", fails=2).stderr
+    assert "there is no dimension 'levels'; did you mean 'level'?" in refused
+
+
 def test_ingest_says_what_was_chosen_and_left_out(
     run: Run, tmp_path: Path, fresh_name: Fresh
 ) -> None:

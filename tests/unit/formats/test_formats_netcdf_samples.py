@@ -17,7 +17,7 @@ import pytest
 from expected_errors import raises
 
 from galileo.errors import InputError, UnknownProperty
-from galileo.formats import GridOptions, Mapping, Source, open_source, suggest_schema
+from galileo.formats import GridOptions, Mapping, Source, netcdf, open_source, suggest_schema
 from galileo.formats.netcdf import open_netcdf
 
 netCDF4 = pytest.importorskip("netCDF4", reason="netCDF4 is not installed")
@@ -530,6 +530,15 @@ def test_group_has_to_be_named_if_several_have_places(tmp_path: Path) -> None:
         read(tmp_path / "file.nc", grid=GridOptions(group="B"))
 
 
+def test_group_has_to_be_named_among_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_groups(tmp_path / "file.nc", "PRODUCT")
+    monkeypatch.setattr(netcdf, "GROUPS_MAX", 2)
+    assert read(tmp_path / "file.nc")[1].num_rows == 8
+    monkeypatch.setattr(netcdf, "GROUPS_MAX", 1)
+    with raises(InputError, expected="group", candidates=["PRODUCT", "METADATA"]):
+        read(tmp_path / "file.nc")
+
+
 def test_group_with_a_dimension_of_its_own_has_no_coordinates_of_its_parent(tmp_path: Path) -> None:
     write_grid(tmp_path / "file.nc")
     with netCDF4.Dataset(tmp_path / "file.nc", "a") as file:
@@ -543,6 +552,9 @@ def test_group_with_a_dimension_of_its_own_has_no_coordinates_of_its_parent(tmp_
 # --- forecasts --------------------------------------------------------------------------------
 
 
+RUN = {"standard_name": "forecast_reference_time"}
+
+
 def write_runs(path: Path, *, form: str) -> Any:
     """Two runs, six hours apart, with four leads of six hours; returns the values (run, lead)."""
     values = np.arange(8.0).reshape(2, 4)
@@ -552,8 +564,7 @@ def write_runs(path: Path, *, form: str) -> Any:
         put(file, "lat", (), 10.0)
         put(file, "lon", (), 20.0)
         runs, leads = np.array([0.0, 6.0]), np.array([0.0, 0.25, 0.5, 0.75])
-        about = {"standard_name": "forecast_reference_time"}
-        put(file, "run", ("run",), runs, units="hours since 2020-01-01", **about)
+        put(file, "run", ("run",), runs, units="hours since 2020-01-01", **RUN)
         if form == "period":
             put(file, "step", ("step",), leads, units="days", standard_name="forecast_period")
         else:
@@ -580,8 +591,7 @@ def test_runs_of_a_forecast_are_told_apart(tmp_path: Path, form: str) -> None:
 def test_one_run_and_its_members_are_rows(tmp_path: Path) -> None:
     write_grid(tmp_path / "file.nc", members=True)
     with netCDF4.Dataset(tmp_path / "file.nc", "a") as file:
-        about = {"units": "hours since 2019-12-31", "standard_name": "forecast_reference_time"}
-        put(file, "reference_time", (), 12, **about)
+        put(file, "reference_time", (), 12, units="hours since 2019-12-31", **RUN)
     _, table = read(tmp_path / "file.nc", grid=GridOptions(reference_time=True))
     assert set(table["reference_time"].to_pylist()) == {1_577_836_800 - 43_200}
     assert set(table["level"].to_pylist()) == {850, 700, 500}
@@ -591,5 +601,13 @@ def test_one_run_and_its_members_are_rows(tmp_path: Path) -> None:
 
 def test_reference_time_that_is_not_there_is_refused(tmp_path: Path) -> None:
     write_grid(tmp_path / "file.nc")
-    with raises(InputError, expected="reference_time"):
-        read(tmp_path / "file.nc", grid=GridOptions(reference_time=True))
+    run = GridOptions(reference_time=True)
+    with raises(InputError, expected="coordinate", variable="reference_time"):
+        read(tmp_path / "file.nc", grid=run)
+    with netCDF4.Dataset(tmp_path / "file.nc", "a") as file:
+        group = file.createGroup("runs")
+        put(group, "run", (), 0, units="hours since 2020-01-01", **RUN)
+    _, table = read(tmp_path / "file.nc", grid=run)  # Of the group that has all of them.
+    assert set(table["lead_time"].to_pylist()) == {0.0, 6.0}
+    with raises(UnknownProperty, variable="tim", nearest="time"):
+        read(tmp_path / "file.nc", "time=tim", grid=GridOptions(reference_time=True, group="runs"))
