@@ -182,9 +182,7 @@ class RetentionRunner:
             settled = self._settled(shard).meet(compared)
             if not self._cleaner.is_due(shard, settled):
                 return
-        until = self._until_held(
-            shard, settled
-        )  # So are they here, if there is something to clean.
+        until = self._until_held(shard, settled)  # So are they here, if something is to be cleaned.
         if until is None:
             return
         with self._working:

@@ -89,9 +89,8 @@ class TableCleaner:
 
     def _bounds(self, shard: VersionedShard, settled: Cursor) -> Iterator[tuple[int, int]]:
         """The own partitions with files that may be removed, and where the last of these ends."""
-        dropped = (
-            shard.dropped()
-        )  # Also what another leader has dropped, where files end elsewhere.
+        # Also what another leader has dropped, where files end elsewhere.
+        dropped = shard.dropped()
         for partition, journal in sorted(shard.own.items()):
             ends = [file.last for file in journal.log_files() if file.sealed]
             bound = max((end for end in ends if end <= settled[partition]), default=0)

@@ -437,18 +437,20 @@ async def test_long_queries_are_parsed_off_the_event_loop(
     assert threading.get_ident() not in threads
 
 
+def described(text: str, unit: str = "") -> list[Feature]:
+    return [Feature(f"f{number}", unit, description=text) for number in range(FEATURES_MAX)]
+
+
 async def test_large_definition_reaches_all_nodes_at_once(company: Any) -> None:
     """Its texts are longer within the row of the system table than in the call."""
-    unit = '"' * 1_900
-    schema = Schema("large", [Feature(f"f{number}", unit) for number in range(FEATURES_MAX)])
+    schema = Schema("large", described('"' * 1_000))
     await create(company, "b", schema)
     for name in "abc":
         assert company[name].node.catalog.names == ["large"]
 
 
 async def test_definition_beyond_its_bound_is_refused(company: Any) -> None:
-    unit = "\u00e9" * 1_900
-    schema = Schema("large", [Feature(f"f{number}", unit) for number in range(FEATURES_MAX)])
+    schema = Schema("large", described("\U0001f30a" * 900, unit="\U0001f30a" * 64))
     text = json.dumps(schema.to_dict(), ensure_ascii=False)
     request = cluster_pb2.CreateDatasetRequest(schema_json=text)
     refused = await error(company["b"].cluster.CreateDataset(request))
@@ -458,7 +460,7 @@ async def test_definition_beyond_its_bound_is_refused(company: Any) -> None:
 
 async def test_definitions_of_many_bytes_are_stored_by_several_commits(company: Any) -> None:
     names = [f"large-{number}" for number in range(6)]
-    features = [Feature(f"f{number}", "u" * 1_900) for number in range(FEATURES_MAX)]
+    features = described("u" * 1_000)
     leader = company["a"].node
     texts = [Schema(name, features).to_json() for name in names]
     changes = [
