@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from galileo.client.cluster_caller import topology_of
+from galileo.client.interleaving import interleaved
 from galileo.dht.topology import NodeInfo
 from galileo.errors import GalileoError, InputError, NotPermitted, UnknownDataset
 from galileo.wire.caller import Caller
@@ -47,33 +47,10 @@ class CleaningReport:
 async def clean(caller: Caller, dataset: str) -> AsyncGenerator[CleaningReport, None]:
     """See `AsyncClient.clean_dataset`."""
     topology = await caller.call(topology_of)
-    queue: asyncio.Queue[CleaningReport | BaseException | None] = asyncio.Queue()
-
-    async def follow(node: NodeInfo) -> None:
-        try:
-            async with aclosing(_of_node(caller, node, dataset)) as reports:
-                async for report in reports:
-                    queue.put_nowait(report)
-        except BaseException as error:
-            queue.put_nowait(error)
-            raise
-        queue.put_nowait(None)
-
-    tasks = [asyncio.ensure_future(follow(node)) for node in topology.nodes]
-    left = len(tasks)
-    try:
-        while left:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    nodes = [_of_node(caller, node, dataset) for node in topology.nodes]
+    async with aclosing(interleaved(nodes, at_once=len(nodes))) as reports:
+        async for report in reports:
+            yield report
 
 
 async def _of_node(

@@ -27,6 +27,7 @@ import pyarrow as pa
 from galileo.client import completeness, decode
 from galileo.client.cluster_caller import ANSWER_S
 from galileo.client.ingestion import Progress
+from galileo.client.interleaving import cancel_all, interleaved
 from galileo.client.results import Labels, QueryEnd
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import IncompleteAnswer, TransientError, Unavailable
@@ -274,37 +275,12 @@ async def _run(
         completeness.check_complete(state.end)
 
 
-async def _endpoint_parts(
+def _endpoint_parts(
     caller: Caller, head: query_pb2.QueryHead, endpoints: Sequence[query_pb2.QueryEndpoint]
 ) -> AsyncGenerator[query_pb2.QueryPart, None]:
     """The parts of the answers of owners as they arrive, each with a tail at its end."""
-    queue: asyncio.Queue[query_pb2.QueryPart | Exception | None]
-    queue = asyncio.Queue(ENDPOINTS_AT_ONCE)
-    waiting = iter(endpoints)
-
-    async def read_next() -> None:
-        try:
-            for endpoint in waiting:
-                async with aclosing(_endpoint_answer(caller, head, endpoint)) as parts:
-                    async for part in parts:
-                        await queue.put(part)
-            await queue.put(None)
-        except Exception as error:
-            await queue.put(error)
-
-    count = min(ENDPOINTS_AT_ONCE, len(endpoints))
-    running = [asyncio.create_task(read_next()) for _ in range(count)]
-    try:
-        while count:
-            part = await queue.get()
-            if isinstance(part, Exception):
-                raise part
-            if part is None:
-                count -= 1
-            else:
-                yield part
-    finally:
-        await cancel_all(running)
+    answers = (_endpoint_answer(caller, head, endpoint) for endpoint in endpoints)
+    return interleaved(answers, at_once=min(ENDPOINTS_AT_ONCE, len(endpoints)))
 
 
 async def _endpoint_answer(
@@ -349,7 +325,7 @@ async def select(
                 if report is not None:
                     rows += read_stream(part.observations).num_rows
                     report(rows)
-        table = in_order(table_of(chunks, needed.described_schema(schema)), options.order_by)
+        table = in_order(table_of(chunks, needed.described_schema(schema)), options)
         return marked(table.select(names), missing)
 
     return await caller.call(attempt)
@@ -444,15 +420,3 @@ async def gather_or_cancel(calls: Iterable[Coroutine[Any, Any, Result]]) -> list
         return await asyncio.gather(*tasks)
     finally:
         await cancel_all(tasks)
-
-
-async def cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancels the tasks, and returns when all have ended.
-
-    Where they have ended before, as in an iterator that is dropped after its loop was closed, it
-    does not wait.
-    """
-    for task in tasks:
-        task.cancel()
-    if not all(task.done() for task in tasks):
-        await asyncio.gather(*tasks, return_exceptions=True)

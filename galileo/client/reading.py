@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.client.ingestion import Progress
-from galileo.client.queries import ENDPOINTS_AT_ONCE, PART_S, cancel_all, with_progress
+from galileo.client.interleaving import cancel_all
+from galileo.client.queries import ENDPOINTS_AT_ONCE, PART_S, with_progress
 from galileo.client.routing import Router
 from galileo.cursor import joined_changes
 from galileo.errors import HistoryChanged, InputError
@@ -58,7 +59,7 @@ async def read(
     pieces = read_batches(router, labels, exact=exact, options=needed, at_once=ENDPOINTS_AT_ONCE)
     tables = [table async for table in with_progress(pieces, progress)]
     whole = pa.concat_tables([needed.described_schema(schema).empty_table(), *tables])
-    first = in_order(whole, options.order_by).slice(0, options.limit)
+    first = in_order(whole, options).slice(0, options.limit)
     return marked(first.select(options.names(schema)), labels.missing)
 
 

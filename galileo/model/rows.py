@@ -76,6 +76,10 @@ class RowOptions:
         """The column of the order."""
         return self.order_by.removeprefix("-")
 
+    @property
+    def is_descending(self) -> bool:
+        return self.order_by.startswith("-")
+
     def names(self, schema: Schema) -> tuple[str, ...]:
         """The columns of the answer."""
         return self.columns or tuple(schema.observation_schema.names)
@@ -178,33 +182,28 @@ class FirstRows:
         if name != TIME:
             return self._is_before(labels.column(name).cast(self._edge.type))
         buckets = labels.column("bucket")
-        if self._is_descending:
+        if self._options.is_descending:
             buckets = pc.add(buckets, pa.scalar(width_us - 1, pa.duration("us")))
         return self._is_before(buckets)
-
-    @property
-    def _is_descending(self) -> bool:
-        return self._options.order_by.startswith("-")
 
     def _is_before(self, column: pa.Array | pa.ChunkedArray) -> pa.Array:
         """Mask of values before that of the last buffered row."""
         assert self._edge is not None
         if not self._edge.is_valid:
             return pc.is_valid(column)
-        compare = pc.greater if self._is_descending else pc.less
+        compare = pc.greater if self._options.is_descending else pc.less
         return compare(column, self._edge).fill_null(False)
 
     def _compact(self, limit: int) -> None:
-        top = in_order(pa.concat_tables(self._held), self._options.order_by).slice(0, limit)
+        top = in_order(pa.concat_tables(self._held), self._options).slice(0, limit)
         self._held, self._rows = [top], top.num_rows
         if top.num_rows == limit:
             self._edge = top.column(self._options.ordered)[limit - 1]
 
 
-def in_order(table: pa.Table, order_by: str) -> pa.Table:
-    """The rows in an order of `RowOptions`; stable."""
-    if not order_by:
+def in_order(table: pa.Table, options: RowOptions) -> pa.Table:
+    """The rows in the order of the options; stable."""
+    if not options.order_by:
         return table
-    direction = "descending" if order_by.startswith("-") else "ascending"
-    keys = [(order_by.removeprefix("-"), direction)]
-    return table.take(pc.sort_indices(table, sort_keys=keys))
+    direction = "descending" if options.is_descending else "ascending"
+    return table.take(pc.sort_indices(table, sort_keys=[(options.ordered, direction)]))

@@ -208,7 +208,7 @@ async def test_select_limit_and_order_equal_a_simple_model(
     options = RowOptions(columns[random.integers(len(columns))], limit, order)
     query = parse(text, cluster.schema)
     matches = whole.filter(pa.array(query.match_observations(whole)))
-    expected = in_order(matches, order).slice(0, limit)
+    expected = in_order(matches, RowOptions(order_by=order)).slice(0, limit)
     ordered = by or "time"
     value_of = dict(zip(*(whole.column(n).to_pylist() for n in ("station", ordered)), strict=True))
     labels = await cluster.ask(text)
@@ -252,7 +252,7 @@ async def test_select_in_order_with_limit_reads_fewer_time_buckets(
     monkeypatch.setattr(query_limits, "ROWS_PER_PIECE", 1)
     monkeypatch.setattr(query_limits, "LABELS_PER_PART", 10)
     monkeypatch.setattr(query_limits, "STEP_S", -1.0)
-    whole = in_order(make_observations(600), "time")
+    whole = in_order(make_observations(600), RowOptions(order_by="time"))
     for number in range(20):
         await cluster.ingest(whole.slice(30 * number, 30), batch=number)
     real, reads = PartitionJournal.read, list[int]()
