@@ -175,7 +175,7 @@ def _ingest_file(
         _report_created(output, client.schema(dataset), source, options)
         if (left_out := source.left_out()) and not source.mapping.features:
             words = f"galileo: not taken from {path.name}: {format_names(left_out)}"
-            has_levels = source.format == "netcdf" and " levels)" in words
+            has_levels = source.format == "netcdf" and source.has_levels_left_out
             remedy = "; --rows DIMENSION takes the levels as rows, in a new dataset"
             output.note(words + remedy * has_levels)
     output.value(

@@ -69,13 +69,15 @@ class _Sent:
         rows: of the batch.
         size: their bytes.
         first, last: of a keyed dataset, the bounds of their time buckets; else no bucket is within.
-        keys: the first halves of the hashes of their keys, sorted; None until they are compared.
+        hashes: of their keys; None until they are needed.
+        keys: the first halves of these, sorted; None until they are compared.
     """
 
     rows: pa.Table
     size: int
     first: float = math.inf
     last: float = -math.inf
+    hashes: npt.NDArray[np.uint64] | None = None
     keys: npt.NDArray[np.uint64] | None = None
 
     @classmethod
@@ -94,9 +96,15 @@ class _Sent:
             for each in known
         )
 
+    def hashed(self, schema: Schema) -> npt.NDArray[np.uint64]:
+        """The hashes of the keys; for a thread."""
+        if self.hashes is None:
+            self.hashes = keyed.hashes_of(schema, self.rows)
+        return self.hashes
+
     def _sorted_keys(self, schema: Schema) -> npt.NDArray[np.uint64]:
         if self.keys is None:
-            self.keys = np.sort(keyed.hashes_of(schema, self.rows)[:, 0])
+            self.keys = np.sort(self.hashed(schema)[:, 0])
         return self.keys
 
 
@@ -126,8 +134,7 @@ async def send_all(
                 sent = _Sent.of(sending.schema, batch.table)
                 times.note(batch.table)
                 if sending.keys is not None:
-                    hashes = await asyncio.to_thread(keyed.hashes_of, sending.schema, batch.table)
-                    sending.keys.append(hashes)
+                    sending.keys.append(await asyncio.to_thread(sent.hashed, sending.schema))
                 while _is_full(running, sent.size) or await _overlaps(sending, running, sent):
                     batches += await _some(running, progress)
                 if is_request:  # In order: another request is refused before its first new batch.

@@ -162,11 +162,20 @@ class Source:
 
     def left_out(self) -> list[str]:
         """What the file has and the features do not read, by name, with the number of levels."""
-        read = _names_read(self.bindings)
-        bases = [split_name(info.name)[0] for info in self.variables() if info.name not in read]
-        levels = Counter(bases).items()
+        levels = self._levels_left_out().items()
         named = [f"{base} ({count} levels)" if count > 1 else base for base, count in levels]
         return [*named, *self._reader.others]
+
+    @property
+    def has_levels_left_out(self) -> bool:
+        """Whether the features do not read several levels of a variable."""
+        return any(count > 1 for count in self._levels_left_out().values())
+
+    def _levels_left_out(self) -> Counter[str]:
+        read = _names_read(self.bindings)
+        return Counter(
+            split_name(info.name)[0] for info in self.variables() if info.name not in read
+        )
 
     def samples(self, names: Sequence[str]) -> dict[str, list[Any]]:
         """Some values of variables from the first rows; empty if the file has no rows."""

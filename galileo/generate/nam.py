@@ -17,9 +17,8 @@ import pyarrow as pa
 from galileo.errors import InputError
 from galileo.generate.lambert import GRID_218, Floats
 from galileo.model.schema import Feature, Schema
-from galileo.model.times import MICROS, TIME_TYPE, Duration, Instant, micros
+from galileo.model.times import HOUR_US, TIME_TYPE, Duration, Instant, micros
 
-HOUR_US = 3600 * MICROS
 DAY_H, YEAR_H = 24.0, 365.2425 * 24.0
 ROWS_PER_BATCH = 65_536
 

@@ -13,14 +13,13 @@ import pyarrow as pa
 from galileo.errors import InputError
 from galileo.generate.lambert import Floats
 from galileo.model.schema import Feature, Schema
-from galileo.model.times import MICROS, Duration, Instant, micros, times_from_micros
+from galileo.model.times import HOUR_US, MICROS, Duration, Instant, micros, times_from_micros
 
 STATIONS = 400
 SOUTH, NORTH, WEST, EAST = 31.0, 47.0, -108.0, -92.0
 MINUTES_LATE_MAX = 10
 """A station reports at some minute of its own past the hour."""
 
-_HOUR_US = 3600 * MICROS
 _YEAR_H = 365.2425 * 24.0
 _WAVES = 12
 _KM_PER_DEGREE = 111.2
@@ -62,7 +61,7 @@ class StationsLike:
     def reports(self, time: Instant) -> pa.Table:
         """The reports of one hour, one from each station; `time` is the beginning of the hour."""
         moment_us = micros(time)
-        air, moisture, wind = self._fields(moment_us / _HOUR_US)
+        air, moisture, wind = self._fields(moment_us / HOUR_US)
         times_us = moment_us + self._minute * 60 * MICROS
         return pa.table(
             [

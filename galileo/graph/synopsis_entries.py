@@ -20,7 +20,7 @@ import numpy.typing as npt
 from galileo.geo import geohash
 from galileo.graph.columns import Array
 from galileo.model.schema import Feature, Schema
-from galileo.model.times import MICROS
+from galileo.model.times import DAY_US
 from galileo.query.columns import Columns, Mask
 from galileo.query.zone_maps import FeatureZones, Zones
 
@@ -28,7 +28,6 @@ Keys = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int64]
 
 _PRECISION_MAX = 3
-_DAY_US = 86_400 * MICROS
 _MONTH_DAYS = 32
 _TIME_BITS = 40
 _LEADING_BITS = 4
@@ -58,7 +57,7 @@ class EntryGrid:
 def grids(schema: Schema) -> tuple[EntryGrid, ...]:
     """From fine to coarse, each nested in the next; the last has at most 32 entries."""
     fine = min(_PRECISION_MAX, schema.geohash_precision)
-    day = max(_DAY_US, schema.time_bucket_us)
+    day = max(DAY_US, schema.time_bucket_us)
     month = _MONTH_DAYS * day
     steps = [(fine, day), (fine, month), (min(fine, 2), month), (1, month), (1, None)]
     return tuple(dict.fromkeys(EntryGrid(precision, width) for precision, width in steps))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from galileo.errors import InputError
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.schema import Feature, Schema
-from galileo.model.times import MICROS, Duration, seconds
+from galileo.model.times import DAY_US, MICROS, Duration, seconds
 from galileo.model.windows import SIZE_MAX_US
 
 
@@ -68,7 +68,6 @@ MEASURES_MAX = 64
 STATISTICS_MAX = 512
 """Statistics of one answer, of all features together."""
 OBSERVATIONS = "observations"
-DAY_US = 86_400 * MICROS
 _WEEK_US = 7 * DAY_US
 _MONDAY_US = -3 * DAY_US
 """1969-12-29."""
@@ -198,9 +197,9 @@ def cell(precision: int | None = None, *, bits: int | None = None) -> CellKey:
 def window(width: Duration) -> WindowKey:
     """A key of `aggregate`: the time window of an observation.
 
-    Windows follow each other without gaps, in UTC. Those of months and years begin with a calendar
-    month, and those of whole weeks on a Monday. All others begin at whole multiples of their width
-    after 1970-01-01T00:00:00Z.
+    Windows follow each other without gaps, in UTC. Windows of months and years begin with a
+    calendar month, and windows of whole weeks begin on a Monday. All other windows begin at whole
+    multiples of their width after 1970-01-01T00:00:00Z.
 
     Args:
         width: such as "15m", "1h", "1d", "1w", "1mo", "3mo" or "1y", a number of seconds, or a

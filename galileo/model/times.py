@@ -19,6 +19,7 @@ from galileo.errors import InputError
 
 MICROS = 1_000_000
 HOUR_US = 3_600 * MICROS
+DAY_US = 24 * HOUR_US
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 NAT = -(1 << 63)
 TIME_MIN_US = -62_135_596_800 * MICROS

@@ -158,37 +158,37 @@ class Expression(_Combinable):
         return self._with("+", other)
 
     def __radd__(self, other: Any) -> Expression:
-        return Expression({"op": "+", "args": [_operand(other, str(self)), self.tree]})
+        return self._behind(other, "+")
 
     def __sub__(self, other: Any) -> Expression:
         return self._with("-", other)
 
     def __rsub__(self, other: Any) -> Expression:
-        return Expression({"op": "-", "args": [_operand(other, str(self)), self.tree]})
+        return self._behind(other, "-")
 
     def __mul__(self, other: Any) -> Expression:
         return self._with("*", other)
 
     def __rmul__(self, other: Any) -> Expression:
-        return Expression({"op": "*", "args": [_operand(other, str(self)), self.tree]})
+        return self._behind(other, "*")
 
     def __truediv__(self, other: Any) -> Expression:
         return self._with("/", other)
 
     def __rtruediv__(self, other: Any) -> Expression:
-        return Expression({"op": "/", "args": [_operand(other, str(self)), self.tree]})
+        return self._behind(other, "/")
 
     def __mod__(self, other: Any) -> Expression:
         return self._with("%", other)
 
     def __rmod__(self, other: Any) -> Expression:
-        return Expression({"op": "%", "args": [_operand(other, str(self)), self.tree]})
+        return self._behind(other, "%")
 
     def __pow__(self, other: Any) -> Expression:
         return self._with("^", other)
 
     def __rpow__(self, other: Any) -> Expression:
-        return Expression({"op": "^", "args": [_operand(other, str(self)), self.tree]})
+        return self._behind(other, "^")
 
     def __neg__(self) -> Expression:
         return -1 * self
@@ -239,6 +239,9 @@ class Expression(_Combinable):
 
     def _with(self, op: str, other: Any) -> Expression:
         return Expression({"op": op, "args": [self.tree, _operand(other, str(self))]})
+
+    def _behind(self, other: Any, op: str) -> Expression:
+        return Expression({"op": op, "args": [_operand(other, str(self)), self.tree]})
 
     def _compared(self, op: str, value: Any) -> Condition:
         return self._about(op, self._value(value))

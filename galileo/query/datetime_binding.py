@@ -12,7 +12,7 @@ from typing import Any
 
 from galileo.errors import InputError, UnsupportedQuery
 from galileo.model.schema import Schema
-from galileo.model.times import MICROS, micros, seconds
+from galileo.model.times import DAY_US, MICROS, micros, seconds
 from galileo.query import time_predicates
 from galileo.query.operands import DATETIME, PropertyRef, is_property, mismatch, property_ref
 from galileo.query.predicates import Span
@@ -27,7 +27,6 @@ FUNCTIONS = (
     "t_equals",
     "t_intersects",
 )
-DAY_US = 86_400 * MICROS
 
 _MIRRORED = {"t_after": "t_before", "t_before": "t_after"}
 _WANTED = "TIMESTAMP('2012-03-01T06:00:00Z') or DATE('2012-03-01')"
