@@ -126,7 +126,10 @@ def _words(writers: int) -> str:
 
 
 def _of_one_partition(client: Client) -> tuple[str, ...]:
-    """Keys of which the table stores all or none, as the dataset does with all of one block."""
+    """Keys in one partition of the table; a call stores all of them or none.
+
+    In the dataset, all keys are in one block, so the same holds.
+    """
     [table] = [table for table in client.tables() if table.name == TABLE.name]
     names = [f"counter-{number}" for number in range(TOGETHER * 64)]
     places = partitions_of(table, hashes_of(table, pa.table({"id": names})))
@@ -183,7 +186,7 @@ def _increase_dataset(client: Client, keys: Sequence[str]) -> tuple[bool, float]
 
 
 def _next(keys: Sequence[str], seen: pa.Table) -> dict[str, list[object]]:
-    """The next value of each counter, all of which have the same one."""
+    """The next value of the counters, which are all equal."""
     [value] = {*seen["value"].to_pylist()} or {0}
     return {"id": [*keys], "value": [value + 1] * len(keys)}
 

@@ -2,8 +2,8 @@
 
 One node in this process, whose clock is moved. Each day new values replace one to five percent of
 the rows, chosen at random; then the node cleans, and merges files, as it does in the background. It
-has one partition. Rows are few, and sizes of files are in proportion to them: those of the current
-rows would fill `SEGMENTS` files, as 1 GiB does with the sizes that nodes have by default.
+has one partition. The files are as small as the number of rows demands: the current rows fill
+`SEGMENTS` files, as 1 GiB of rows does with the file sizes that nodes have by default.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def measure(bench: Bench, schema: Schema, rows: pa.Table) -> Iterator[Figure]:
     least = asyncio.run(_stored_once(bench.directory / "once", schema, rows))
     used = asyncio.run(_corrected(bench, schema, rows, segment_bytes=least // SEGMENTS))
     yield Figure(
-        f"bytes of {rows.num_rows:,} rows of which 1 to 5 % are replaced a day, in the second year",
+        f"bytes of {rows.num_rows:,} rows, 1 to 5 % replaced each day, in the second year",
         "B",
         Spread.of(used[YEAR:]),
         (Peer("the same rows, stored once", Spread.of([least])),),

@@ -1,7 +1,7 @@
 """Corrections of a keyed dataset, compared with a dataset without a key, PostgreSQL and DuckDB.
 
-Stations report once an hour; the key of a reading is its station and hour. Four parts, of which
-the area `deletions` has the second one:
+Stations report once an hour; the key of a reading is its station and hour. The benchmark has four
+parts; the second one is the area `deletions`:
 
 - Index of a node, in this process: keys with many revisions, before and after these are cleaned.
   DuckDB has the same versions in memory, and chooses the newest of each key in the query. Its key

@@ -21,7 +21,7 @@ class Sizes:
         copied: (observations in a batch, batches) that are ingested as COPY does.
         keyed: rows of a table.
         corrected: rows that are corrected for two years.
-        deleted: observations of which one in a hundred is deleted in a run.
+        deleted: observations; a run deletes one in a hundred.
         conditional: increments of one row in a run.
         counted: increments of many rows, in all.
         local, nearby, unseen: subscriptions with shared parameters, each with its own place, and

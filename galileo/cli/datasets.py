@@ -158,8 +158,8 @@ def drop(session: Session, *, name: str, yes: bool) -> None:
 def clean(session: Session, *, name: str) -> None:
     """Erase the bytes of deleted and replaced observations of the dataset or table NAME now.
 
-    All nodes rewrite their files. Labels, cursors and pages from before expire. Ctrl-C ends it, and
-    what was erased stays so. The exit code is 1 if a node did not answer or failed; then repeat the
+    All nodes rewrite their files. Older labels, cursors and pages expire. Ctrl-C ends the work and
+    keeps what was erased. The exit code is 1 if a node did not answer or failed; then repeat the
     command. Backups keep the bytes.
 
     \b

@@ -1798,9 +1798,10 @@ class BlockingCalls(BlockingBase):
     def clean_dataset(self, dataset: str) -> Iterator[CleaningReport]:
         """Has all nodes erase the bytes of deleted and replaced observations now.
 
-        Nodes do so by themselves where much was deleted; this waits for nothing. Labels, cursors
-        and pages from before expire, and continuous queries that are behind begin anew. Closing the
-        iterator ends it; what was erased before stays so. Backups are not changed.
+        Nodes also erase by themselves where much was deleted. This call does not wait for readers:
+        older labels, cursors and pages expire, and the readers of continuous queries that are
+        behind begin anew. Closing the iterator ends the work and keeps what was erased. Backups do
+        not change.
 
         Args:
             dataset: the name of a dataset or table.
