@@ -122,6 +122,7 @@ async def test_pages_that_were_cleaned_are_gone_and_the_layer_is_read_again(
             await sea.clean()
             with pytest.raises(HTTPError) as caught:
                 await read_layer(following)
-            assert caught.value.code == 410
+            with caught.value as gone:
+                assert gone.code == 410
             features = await read_layer(items)
             assert sorted(tuple(pair) for _, *pair in features) == await matching(sea)

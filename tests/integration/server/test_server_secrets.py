@@ -227,8 +227,11 @@ def look_at_metrics(planted: Planted) -> None:
     outputs = []
     for url in planted.metrics:
         for path in ("metrics", "ready", "live", UNKNOWN_TOKEN):
-            with contextlib.suppress(urllib.error.HTTPError):
-                outputs.append(urllib.request.urlopen(f"{url}/{path}", timeout=WITHIN_S).read())
+            try:
+                with urllib.request.urlopen(f"{url}/{path}", timeout=WITHIN_S) as reply:
+                    outputs.append(reply.read())
+            except urllib.error.HTTPError as refused:
+                refused.close()
     planted.outputs["metrics"] = b"\n".join(outputs).decode()
     assert planted.outputs["metrics"].count("# TYPE galileo_calls_refused") == 2
 
