@@ -1,9 +1,9 @@
 """The index of a table: where the versions of each key are.
 
-Each partition has a memtable and sorted runs, as in an LSM tree: newer runs have later commits, and
-each run is sorted by the hash of the key, then by the commit since which the version counts. A
-reader takes what is there when it begins; it never changes. `maintain` merges runs. A version takes
-29 bytes.
+Each partition has sorted runs, as in an LSM tree: newer runs have later commits, and each run is
+sorted by the hash of the key, then by the commit since which the version counts. A reader takes
+what is there when it begins; it never changes. The writer merges the small runs of the memtable,
+`maintain` the others. A version takes 29 bytes.
 
 A version is stored in the commit since which it counts, or once more in a later one
 (`galileo.node.table_cleaner`).
@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from galileo.model.sort_keys import differs, merge_order, sort_order
 from galileo.node.peers import PARTS_SCHEMA
 
 MEMTABLE_VERSIONS = 4_096
-"""Versions of a partition that are not sorted before they are read."""
+"""Versions at which the memtable of a partition becomes a run that `maintain` merges."""
 _EVERY = 2**62
 """A sequence past every commit."""
 GROWTH = 2
@@ -143,29 +142,25 @@ class _Partition:
 
     Attributes:
         runs: sorted by key, the oldest first.
-        memtable: versions of later commits in their order.
-        waiting: how many these are.
+        memtable: small runs of later commits; each is large compared with the newer ones.
     """
 
     runs: tuple[Versions, ...] = ()
     memtable: tuple[Versions, ...] = ()
-    waiting: int = 0
-
-    @property
-    def sorted_runs(self) -> tuple[Versions, ...]:
-        """The runs, with one of the memtable."""
-        return (*self.runs, _sorted(self.memtable)) if self.memtable else self.runs
 
     def runs_after(self, after: int) -> tuple[Versions, ...]:
-        """Sorted runs that have all versions since the commits past one."""
-        newer = list(takewhile(lambda part: part.sequence[-1] > after, reversed(self.memtable)))
-        return (*self.runs, _sorted(newer[::-1])) if newer else self.runs
+        """Runs that have all versions since the commits past one."""
+        newer = (run for run in self.memtable if run.sequence.max() > after)
+        return (*self.runs, *newer)
 
     def with_commits(self, versions: Versions) -> _Partition:
-        memtable, waiting = (*self.memtable, versions), self.waiting + len(versions)
-        if waiting < MEMTABLE_VERSIONS:
-            return _Partition(self.runs, memtable, waiting)
-        return _Partition((*self.runs, _sorted(memtable)))
+        memtable = (*self.memtable, versions.sorted_by_key())
+        if sum(map(len, memtable)) >= MEMTABLE_VERSIONS:
+            return _Partition((*self.runs, _merged(memtable)))
+        first = _first_to_merge([len(run) for run in memtable])
+        if first is not None:
+            memtable = (*memtable[:first], _merged(memtable[first:]))
+        return _Partition(self.runs, memtable)
 
 
 _NOTHING = _Partition()
@@ -295,7 +290,7 @@ class TableIndex:
     def drop_before(self, partition: int, sequence: int) -> None:
         """Removes the versions that are stored in the commits of a partition before a sequence."""
         with self._merging, self._writing:
-            runs = self._of(partition).sorted_runs
+            runs = self._of(partition).runs_after(0)
             left = tuple(run.take(run.sequence >= sequence) for run in runs)
             self._partitions[partition] = _Partition(tuple(run for run in left if len(run)))
             self._dropped = self._dropped.join({partition: sequence - 1})
@@ -379,13 +374,8 @@ def _in_order(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return hashes[np.argsort(hashes[:, 0])]
 
 
-def _sorted(parts: Sequence[Versions]) -> Versions:
-    """The versions of several parts, the older first, sorted by key."""
-    return Versions.concatenate(parts).sorted_by_key()
-
-
 def _merged(parts: Sequence[Versions]) -> Versions:
-    """As `_sorted`, of parts that are sorted themselves."""
+    """The versions of runs, the older first, sorted by key."""
     whole = Versions.concatenate(parts)
     return whole.take(merge_order([whole.high, whole.low, whole.since]))
 

@@ -166,22 +166,23 @@ def _unsorted(self):
     return self
 
 
-def _sorted_by_place(self):
-    return self.take(np.lexsort((self.row, self.sequence, self.low, self.high)))
+def _merged_by_place(parts):
+    whole = Versions.concatenate(parts)
+    return whole.take(np.lexsort((whole.row, whole.sequence, whole.low, whole.high)))
 
 
 @pytest.mark.parametrize(
-    ("name", "mutant"),
+    ("where", "name", "mutant"),
     [
-        ("newest", _newest_is_the_first),
-        ("first_of_keys", _keys_by_one_half),
-        ("sorted_by_key", _unsorted),
-        ("sorted_by_key", _sorted_by_place),
+        (Versions, "newest", _newest_is_the_first),
+        (Versions, "first_of_keys", _keys_by_one_half),
+        (Versions, "sorted_by_key", _unsorted),
+        (table_index, "_merged", _merged_by_place),
     ],
 )
-def test_histories_convict_a_mutant_of_the_index(name: str, mutant, monkeypatch) -> None:
+def test_histories_convict_a_mutant_of_the_index(where, name: str, mutant, monkeypatch) -> None:
     monkeypatch.setattr(table_index, "MEMTABLE_VERSIONS", 8)
-    monkeypatch.setattr(Versions, name, mutant)
+    monkeypatch.setattr(where, name, mutant)
     with pytest.raises((AssertionError, KeyError)):
         histories(20)
 
@@ -251,10 +252,22 @@ def test_runs_stay_few_and_memory_is_told() -> None:
         batch = pa.RecordBatch.from_arrays(arrays, schema=PATHS)
         index.insert_many(batch, Commits.of(0, [sequence]), np.array([2_000]))
         index.maintain()
-    sizes = [len(run) for run in index._of(0).sorted_runs]
+    sizes = [len(run) for run in index._of(0).runs_after(0)]
     assert sum(sizes) == index.count(0) == 199 * 2_000
     assert len(sizes) < 10, sizes
     assert index.memory_bytes() == 29 * index.count(0)
+
+
+def test_commits_of_one_version_make_few_runs() -> None:
+    """A read merges the runs of a memtable, so their number must not grow with the commits."""
+    index = TableIndex()
+    for sequence in range(1, 2_000):
+        insert(index, [(0, sequence, [{"high": 1, "low": 2, "since": 0, "deleted": False}])])
+        assert len(index._of(0).runs_after(0)) <= 2 * sequence.bit_length()
+        assert len(index._of(0).runs_after(sequence - 1)) == 1
+    assert index.find(0, np.array([[1, 2]], dtype=np.uint64), until=1_500).sequence.tolist() == [
+        1_500
+    ]
 
 
 def test_rows_that_follow_each_other_are_one_part() -> None:
