@@ -42,6 +42,7 @@ class TableCleaner:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
+        self._enough = dict[tuple[str, int], tuple[int, int]]()
 
     def clean(
         self,
@@ -63,10 +64,9 @@ class TableCleaner:
         for partition, bound in self._bounds(shard, settled):
             if is_over():
                 return
-            kept = shard.version_index.versions(partition, until=bound).kept(bound)
             place = f"{shard.schema.key}/p{partition}"
             try:
-                if not _is_worth_it(shard, partition, kept, bound):
+                if (kept := self._worth_keeping(shard, partition, bound)) is None:
                     continue
                 # Without what has replaced them, older versions would count again.
                 hangs_over = shard.version_index.versions(partition, until=bound).overhanging(bound)
@@ -83,9 +83,24 @@ class TableCleaner:
     def is_due(self, shard: VersionedShard, settled: Cursor) -> bool:
         """Whether there is something to clean; a part of what `clean` does, without its commits."""
         return any(
-            _is_worth_it(shard, p, shard.version_index.versions(p, until=bound).kept(bound), bound)
-            for p, bound in self._bounds(shard, settled)
+            self._worth_keeping(shard, partition, bound) is not None
+            for partition, bound in self._bounds(shard, settled)
         )
+
+    def _worth_keeping(self, shard: VersionedShard, partition: int, bound: int) -> Versions | None:
+        """What counts at a bound, if that is at most half of what is stored; else None."""
+        place, dropped = (shard.schema.key, partition), shard.dropped()[partition]
+        count = shard.version_index.count(partition, until=bound)
+        at, enough = self._enough.get(place, (dropped, 0))
+        if at == dropped and WEIGHED_MAX < count < enough:
+            return None
+        kept = shard.version_index.versions(partition, until=bound).kept(bound)
+        if _is_worth_it(shard, partition, kept, bound):
+            self._enough.pop(place, None)
+            return kept
+        # Each further version supersedes at most one of those that count.
+        self._enough[place] = dropped, count + (2 * len(kept) - count) // 3
+        return None
 
     def _bounds(self, shard: VersionedShard, settled: Cursor) -> Iterator[tuple[int, int]]:
         """The own partitions with files that may be removed, and where the last of these ends."""

@@ -24,6 +24,7 @@ from galileo.hashing import hash128
 from galileo.model.reader import POSITIONS, reader_key
 from galileo.model.schema import Feature, Schema
 from galileo.model.table import Table
+from galileo.node import table_cleaner
 from galileo.node.catalog import Catalog
 from galileo.node.peers import TableTask
 from galileo.node.retention_runner import RetentionRunnerOptions
@@ -260,6 +261,49 @@ def test_the_bound_of_a_drop_within_a_file_outlasts_a_restart(tmp_path: Path) ->
             shard.check_kept([0], Cursor({0: 2}))
             with pytest.raises(DataExpired):
                 shard.check_kept([0], Cursor({0: 1}))
+
+
+@pytest.mark.parametrize("seed", keep_quick(range(6), 0))
+def test_a_cleaner_does_not_look_before_enough_has_come(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cleans whenever one without memory would, and seldom looks at the versions."""
+    monkeypatch.setattr(table_cleaner, "WEIGHED_MAX", 8)
+    chance, looks, kept = random.Random(seed), list[int](), Versions.kept
+
+    def look(self: Versions, bound: int) -> Versions:
+        looks.append(bound)
+        return kept(self, bound)
+
+    with (
+        Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        catalog = Catalog(store, executor=threads, syncing=threads, machines=LoneOwner())
+        catalog.adopt(TABLE)
+        shard = catalog.table_shard("ships")
+        shard.attach(0, journal := store.journal("ships", 0))
+        cleaner, calm, in_vain = TableCleaner(catalog), 0, 0
+        for number in range(200):
+            if number % 25 == 0:
+                phase, first = chance.randrange(3), number
+            is_deletion = phase == 1
+            key = number if phase == 0 else first - 1 - number % 25
+            if phase == 2:
+                key = chance.randrange(1 + number)
+            commit_alone(shard, {0: [version_of(key, number + 1, deleted=is_deletion)]})
+            journal.seal()
+            settled = shard.published()
+            expected = TableCleaner(catalog).is_due(shard, settled)
+            looks.clear()
+            monkeypatch.setattr(Versions, "kept", look)
+            assert cleaner.is_due(shard, settled) == expected
+            monkeypatch.setattr(Versions, "kept", kept)
+            if not expected:
+                calm, in_vain = calm + 1, in_vain + len(looks)
+            if expected and chance.random() < 0.3:
+                cleaner.clean(shard, settled, is_over=lambda: False)
+        assert in_vain < calm / 2
 
 
 @pytest.mark.parametrize("rounds_min", keep_quick([8, 20], 8))
