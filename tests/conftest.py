@@ -21,7 +21,7 @@ import galileo
 from galileo.cluster import stop_evaluator
 from galileo.spark.runtime_dir import RuntimeDir
 
-EXAMPLES = {"quick": 10, "all": 100}
+EXAMPLES = {"quick": 6, "all": 100}
 for profile, examples in EXAMPLES.items():
     settings.register_profile(
         profile,

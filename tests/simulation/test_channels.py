@@ -14,7 +14,6 @@ from replica_nodes import topology_of, until
 from simulator.channel_mutants import CHANNEL_MUTANTS, run_channel_variant
 from simulator.channel_world import (
     KEYED_FROM,
-    MODES,
     OF_QUERIES,
     REPLICATED_EVERY,
     Plan,
@@ -28,10 +27,10 @@ from galileo.dht.topology import Topology
 from galileo.node.query_limits import FAILOVER_RETRY_S
 
 SEEDS, PART = 600, 50
-SEEDS_QUICK = range(REPLICATED_EVERY - len(MODES), REPLICATED_EVERY)
-"""One of each mode, some of them with rows of tables, the last one with copies."""
+SEEDS_QUICK = (11, 14, 15, 16, 17, 19, 20)
+"""Short worlds, one of each mode: the first one with rows of tables, one with copies."""
 KEYED_SEEDS = 280
-KEYED_QUICK = (1, 4, 9)
+KEYED_QUICK = (1, 9, 11)
 """With histories: one whose pairs leave, and one of a repetitive channel, with copies."""
 LAST_ONE_GONE = 3954
 """The last subscription of a partition of a repetitive channel goes after its last execution."""
@@ -114,7 +113,7 @@ def test_repetitive_channel_without_subscriptions_is_not_executed() -> None:
 
 
 @pytest.mark.parametrize("seeds", [SEEDS_QUICK, *seeds_in_parts(SEEDS, PART)])
-def test_channels_random_worlds_keep_all_promises(seeds: range) -> None:
+def test_channels_random_worlds_keep_all_promises(seeds: Sequence[int]) -> None:
     counters = sum(map(play, seeds), Counter[str]())
     assert not [name for name in EXPECTED if not counters[name]]
 

@@ -14,7 +14,7 @@ from simulator.delivery_world import FAULTS, run_deliveries
 from simulator.loop import Violation
 
 SEEDS, PART = 300, 25
-SEEDS_QUICK = 2
+SEEDS_QUICK = 1
 MUTANT_SEEDS = 3
 CONVICTED_FROM = {
     "fence-ignored": 12,

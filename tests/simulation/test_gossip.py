@@ -9,7 +9,7 @@ from parameters import keep_quick, seeds_in_parts
 from simulator.gossip_world import GOSSIP_MUTANTS, measure_gossip, run_gossip
 
 SEEDS, PART = 2_000, 250
-SEEDS_QUICK = range(18, 28)
+SEEDS_QUICK = range(18, 24)
 """Short worlds that together have everything that is expected."""
 MUTANT_SEEDS_MAX = 200
 CONVICTED_FROM = {

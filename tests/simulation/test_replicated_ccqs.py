@@ -14,7 +14,7 @@ from simulator.replicated_mutants import REPLICATED_VARIANTS
 from simulator.replicated_world import run_replicated
 
 SEEDS, PART = 300, 30
-SEEDS_QUICK = 2
+SEEDS_QUICK = 1
 MUTANT_SEEDS = 10
 CONVICTED_FROM = {
     "scans_uncommitted": 4,
@@ -38,6 +38,7 @@ SLOW_MUTANTS = {
     "leads_before_it_is_open",
     "publishes_appended",
     "scans_other_epochs",
+    "scans_without_lease",
 }
 """Mutants whose conviction takes longer than half a second."""
 SOMETIMES = (

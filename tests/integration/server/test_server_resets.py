@@ -167,10 +167,10 @@ async def test_who_folds_updates_has_what_matches_whatever_is_cleaned(
 
 async def begin_slow_reset(sea: Sea) -> tuple[Reader, Reader]:
     """Two readers of a query, of which the second begins anew in small parts."""
-    await sea.write(60)
+    await sea.write(25)
     ccq = await submit(sea)
     quick, slow = Reader(sea, ccq), Reader(sea, ccq, labels_max=4)
-    await sea.write(40)
+    await sea.write(15)
     await quick.acknowledge()
     assert not ccq.initial.frontier.covers(await sea.clean()), "the quick reader has it all"
     update = await slow.fetch()
