@@ -14,7 +14,7 @@ import numpy.typing as npt
 from galileo.errors import InputError
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.schema import Feature, Schema
-from galileo.model.times import DAY_US, MICROS, Duration, seconds
+from galileo.model.times import DAY_US, MICROS, Duration, first_window_us, seconds
 from galileo.model.windows import SIZE_MAX_US
 
 
@@ -68,9 +68,6 @@ MEASURES_MAX = 64
 STATISTICS_MAX = 512
 """Statistics of one answer, of all features together."""
 OBSERVATIONS = "observations"
-_WEEK_US = 7 * DAY_US
-_MONDAY_US = -3 * DAY_US
-"""1969-12-29."""
 _MONTHS_BEFORE_1970 = 12 * 1970
 _MONTHS_MAX = 1_200
 _CALENDAR = re.compile(
@@ -119,28 +116,24 @@ class WindowKey:
             return f"window:{self.months}mo" if months else f"window:{years}y"
         return f"window:{self.width_us / MICROS:.6f}".rstrip("0").rstrip(".") + "s"
 
-    @property
-    def _origin_us(self) -> int:
-        return 0 if self.width_us % _WEEK_US else _MONDAY_US
-
     def numbers(self, times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The number of the window of each time, in their order."""
         if self.months:
             return (_months(times_us // DAY_US) + _MONTHS_BEFORE_1970) // self.months
-        return (times_us - self._origin_us) // self.width_us
+        return (times_us - first_window_us(self.width_us)) // self.width_us
 
     def begins(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """When windows begin, in microseconds."""
         if self.months:
             months = (numbers * self.months - _MONTHS_BEFORE_1970).astype("datetime64[M]")
             return months.astype("datetime64[D]").astype(np.int64) * DAY_US
-        return numbers * self.width_us + self._origin_us
+        return numbers * self.width_us + first_window_us(self.width_us)
 
     def holds_whole(self, bucket_us: int) -> bool:
         """Whether no time bucket of that width lies in two windows."""
         if self.months:
             return DAY_US % bucket_us == 0
-        return self.width_us % bucket_us == 0 and self._origin_us % bucket_us == 0
+        return self.width_us % bucket_us == 0 and first_window_us(self.width_us) % bucket_us == 0
 
 
 def _months(days: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

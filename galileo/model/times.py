@@ -20,6 +20,9 @@ from galileo.errors import InputError
 MICROS = 1_000_000
 HOUR_US = 3_600 * MICROS
 DAY_US = 24 * HOUR_US
+_WEEK_US = 7 * DAY_US
+_MONDAY_US = -3 * DAY_US
+"""1969-12-29."""
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 NAT = -(1 << 63)
 TIME_MIN_US = -62_135_596_800 * MICROS
@@ -401,3 +404,8 @@ def iso_column(values_us: npt.NDArray[np.int64]) -> pa.Array:
         exact = pc.binary_join_element_wise(times, ".", digits, "Z", "")
         texts = pc.if_else(pa.array(fractions != 0), exact, texts)
     return texts.take(pa.array(inverse))
+
+
+def first_window_us(width_us: int) -> int:
+    """The start of window 0 of those of a width: 1970-01-01, or 1969-12-29 for whole weeks."""
+    return 0 if width_us % _WEEK_US else _MONDAY_US

@@ -1,8 +1,10 @@
 """Tumbling and sliding windows over the event time of labels, and the progress of a reader.
 
 Windows are numbered: window k begins k times `slide_us` after 1970-01-01 UTC, or before it if k is
-negative. A label belongs to the windows that contain the *start* of its time bucket, whatever the
-bucket's width: to exactly one tumbling window, and to size / slide sliding ones.
+negative. If `slide_us` is a whole number of weeks, it begins so long after Monday 1969-12-29, as
+windows of `aggregate` do. A label belongs to the windows that contain the *start* of its time
+bucket, whatever the bucket's width: to exactly one tumbling window, and to size / slide sliding
+ones.
 
 The *event clock* is the start of the newest time bucket that was committed. It depends on data
 alone, not on the clock of a machine. A window closes once the clock is `lateness` past its end.
@@ -29,7 +31,15 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.errors import InputError
-from galileo.model.times import MICROS, TIME_MAX_US, TIME_MIN_US, Duration, duration_text, seconds
+from galileo.model.times import (
+    MICROS,
+    TIME_MAX_US,
+    TIME_MIN_US,
+    Duration,
+    duration_text,
+    first_window_us,
+    seconds,
+)
 
 SIZE_MAX_US = 36_525 * 86_400 * MICROS
 """A hundred years."""
@@ -241,7 +251,7 @@ class Window:
             >>> counts.tolist()
             [1, 1, 2]
         """
-        last, sizes = _count_distinct(buckets // self.slide_us)
+        last, sizes = _count_distinct((buckets - self._first_us) // self.slide_us)
         numbers = runs_to_array(_windows_over(last, self.overlap))
         sums = np.concatenate(([0], np.cumsum(sizes)))
         until = np.searchsorted(last, numbers + self.overlap - 1, side="right")
@@ -255,7 +265,11 @@ class Window:
             >>> galileo.Window.tumbling("1h").last_closed(7_200_000_000)
             1
         """
-        return (clock_us - self.size_us - self.lateness_us) // self.slide_us
+        return (clock_us - self._first_us - self.size_us - self.lateness_us) // self.slide_us
+
+    @property
+    def _first_us(self) -> int:
+        return first_window_us(self.slide_us)
 
     def is_reachable(self, progress: WindowProgress) -> bool:
         """Whether the progress is possible for these windows: its times are valid.
@@ -266,7 +280,11 @@ class Window:
             True
         """
         first, last = TIME_MIN_US - self.size_us, TIME_MAX_US
-        starts = [n * self.slide_us for at, count in progress.open for n in (at, at + count - 1)]
+        starts = [
+            self._first_us + n * self.slide_us
+            for at, count in progress.open
+            for n in (at, at + count - 1)
+        ]
         clock = [] if progress.clock_us is None else [progress.clock_us]
         return all(first <= moment <= last for moment in (*starts, *clock))
 
@@ -280,7 +298,9 @@ class Window:
         """
         if not progress.open:
             return None
-        return progress.open[0][0] * self.slide_us + self.size_us + self.lateness_us
+        return (
+            self._first_us + progress.open[0][0] * self.slide_us + self.size_us + self.lateness_us
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -403,6 +423,7 @@ def advance_windows(
     Returns:
         The progress after the answer, and the changes.
     """
+    first_us = first_window_us(window.slide_us)
     touched = [window.counts(buckets), window.counts(withdrawn)]
     held = [runs_to_array(progress.open), *(of_some for of_some, _ in touched)]
     numbers = np.unique(np.concatenate(held))
@@ -412,14 +433,14 @@ def advance_windows(
     after_us = progress.clock_us
     if not more or len(numbers) > OPEN_WINDOWS_MAX:
         # No window with labels, of an earlier answer either, begins later than all of its labels.
-        begun = numbers[-1:] * window.slide_us
+        begun = first_us + numbers[-1:] * window.slide_us
         known = [progress.clock_us, clock_us, *begun.tolist()]
         known += [int(buckets.max())] if len(buckets) else []
         after_us = max((bound_us for bound_us in known if bound_us is not None), default=None)
     was_over, is_over = _over(window, numbers, progress.clock_us), _over(window, numbers, after_us)
     states = np.where(was_over, _REOPENED, np.where(is_over, _CLOSED, _OPEN)).astype(np.uint8)
     shown = is_over | (labels > 0) | (taken_back > 0)
-    starts = numbers[shown] * window.slide_us
+    starts = first_us + numbers[shown] * window.slide_us
     columns = (starts, labels[shown], taken_back[shown], states[shown])
     changes = WindowChanges(after_us, window.size_us, *columns)
     return WindowProgress(after_us, array_to_runs(numbers[~is_over])), changes

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import galileo
 from galileo.errors import InputError
+from galileo.model import grouping
 from galileo.model.times import TIME_MAX_US, TIME_MIN_US, micros
 from galileo.model.windows import (
     OPEN_WINDOWS_MAX,
@@ -24,7 +25,9 @@ from galileo.model.windows import (
 )
 
 H = 3_600_000_000
+WEEK = 7 * 24 * H
 MONTH = 30 * 24 * H
+MONDAY = micros("1969-12-29")
 
 
 def late(window: Window, start: int, clock_us: int | None) -> bool:
@@ -36,6 +39,7 @@ class Naive:
 
     def __init__(self, window: Window) -> None:
         self.window = window
+        self.first_us = 0 if window.slide_us % WEEK else MONDAY
         self.clock_us: int | None = None
         self.held: dict[int, list[int]] = {}
 
@@ -66,7 +70,7 @@ class Naive:
     def counts(self, buckets: list[int]) -> dict[int, int]:
         counts: dict[int, int] = {}
         for bucket in buckets:
-            start = bucket - bucket % self.window.slide_us
+            start = bucket - (bucket - self.first_us) % self.window.slide_us
             while start + self.window.size_us > bucket:
                 counts[start] = counts.get(start, 0) + 1
                 start -= self.window.slide_us
@@ -75,7 +79,7 @@ class Naive:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Window:
-    slide = draw(st.sampled_from([1, 7, 60_000_000, H, 24 * H, MONTH]))
+    slide = draw(st.sampled_from([1, 7, 60_000_000, H, 24 * H, WEEK, 2 * WEEK, MONTH]))
     overlap = draw(st.sampled_from([1, 1, 2, 6, 24]))
     lateness = draw(st.sampled_from([0, 1, slide // 3, slide, 30 * slide]))
     return Window("sliding", slide * overlap, slide, lateness)
@@ -113,7 +117,8 @@ def test_advance_windows_random_answers_equals_loop_over_labels(history):
             (one.start_us, one.labels, one.withdrawn, one.state) for one in changes.to_list()
         ] == expected
         assert changes.clock_us == progress.clock_us == naive.clock_us
-        assert (runs_to_array(progress.open) * window.slide_us).tolist() == sorted(naive.held)
+        starts = naive.first_us + runs_to_array(progress.open) * window.slide_us
+        assert starts.tolist() == sorted(naive.held)
 
 
 @given(st.sets(st.integers(-1_000, 1_000)))
@@ -122,6 +127,34 @@ def test_array_to_runs_random_numbers_round_trip(numbers):
     found = array_to_runs(ascending)
     assert runs_to_array(found).tolist() == ascending.tolist()
     assert all(end + count < start for (end, count), (start, _) in pairwise(found))
+
+
+@pytest.mark.parametrize(
+    ("window", "start"),
+    [
+        (Window.tumbling("1w"), "2014-03-10"),
+        (Window.tumbling("7d"), "2014-03-10"),
+        (Window.sliding("4w", slide="1w"), "2014-02-17"),
+        (Window.sliding("7d", slide="1d"), "2014-03-07"),
+    ],
+)
+def test_windows_of_whole_weeks_begin_on_mondays(window: Window, start: str) -> None:
+    bucket_us = micros("2014-03-13T12:00Z")  # A Thursday.
+    _, changes = advance_windows(
+        window, WindowProgress(), buckets=np.array([bucket_us]), clock_us=None, more=False
+    )
+    assert changes.to_list()[0].start_us == micros(start)
+    if window.kind == "tumbling":
+        key = grouping.window(7 * 86_400)
+        assert key.begins(key.numbers(np.array([bucket_us]))).tolist() == changes.starts.tolist()
+    progress, _ = advance_windows(
+        window, WindowProgress(), buckets=np.array([bucket_us]), clock_us=None, more=False
+    )
+    assert window.next_close_us(progress) == changes.to_list()[0].end_us
+    assert window.is_reachable(progress)
+    clock_us = changes.to_list()[0].end_us
+    assert window.last_closed(clock_us) == progress.open[0][0]
+    assert window.last_closed(clock_us - 1) == progress.open[0][0] - 1
 
 
 def test_window_counts_wide_bucket_counts_at_its_start():
