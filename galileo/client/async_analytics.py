@@ -210,7 +210,7 @@ class AsyncAnalytics(Calls):
                 "sum", "min", "max", "mean", "std" (of a sample; null of one value), "median",
                 percentiles such as "p90" and "p2.5", and the values "first" and "last" in time: of
                 several at the first time the least, of several at the last time the greatest. Those
-                of a bool count it as 0 and 1; a text feature has "count" alone.
+                of a bool count it as 0 and 1. A text feature has "count", "first" and "last".
             require_complete: whether a partial answer is an error.
 
         Raises:

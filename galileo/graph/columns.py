@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from galileo.errors import InternalError
 from galileo.graph.arena import gather
@@ -238,6 +239,12 @@ class StringDictionary:
     def code(self, text: str) -> int:
         """The code of a text; an unused code if the text is unknown."""
         return self._codes.get(text, len(self._values))
+
+    def ranked(self, codes: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+        """The rank of each code among these by its text, and the code of each rank."""
+        used, places = np.unique(codes, return_inverse=True)
+        order = pc.array_sort_indices(self._all().take(pa.array(used))).to_numpy()
+        return np.argsort(order).take(places), used.take(order)
 
     def bind(self, columns: Columns) -> Columns:
         """The columns with the dictionaries of their codes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,10 +21,10 @@ from galileo.graph.group_keys import (
     type_of,
 )
 from galileo.graph.group_values import GroupValues
-from galileo.graph.groups import PARTS, Groups, Measure, groups_of_observations
+from galileo.graph.groups import PARTS, Extremes, Groups, Measure, groups_of_observations
 from galileo.model.grouping import OBSERVATIONS, FeatureKey, Grouping, Key, known, parts_of
 from galileo.model.schema import Feature, Schema
-from galileo.query.columns import from_arrow
+from galileo.query.columns import NULL_CODE, TextColumn, from_arrow
 
 GROUPS_MAX = 1_000_000
 """Groups of one answer."""
@@ -74,16 +73,19 @@ class GroupMerger:
             keys += columns_from_array(key, arrays.pop(0), self._texts)
         observations = arrays.pop(0).to_numpy()
         measures = []
-        for _, statistics in self._grouping.statistics:
-            count, parts = arrays.pop(0).to_numpy(), {}
-            for name in parts_of(statistics):
-                width = len(PARTS[name].missing(np.dtype(np.float64)))
-                parts[name] = tuple(arrays.pop(0).to_numpy() for _ in range(width))
+        for name, statistics in self._grouping.statistics:
+            count, parts, texts = arrays.pop(0).to_numpy(), {}, self._texts_of(name)
+            for part in parts_of(statistics):
+                width = len(PARTS[part].missing(np.dtype(np.float64)))
+                each = [arrays.pop(0) for _ in range(width)]
+                if texts is not None:
+                    each[-1], *_ = columns_from_array(FeatureKey(name), each[-1], texts)
+                parts[part] = tuple(map(np.asarray, each))
             has_values = any(known(name).share is not None for name in statistics)
             values = (
                 GroupValues.from_arrow(*(arrays.pop(0) for _ in range(3))) if has_values else None
             )
-            measures.append(Measure(count, parts, values))
+            measures.append(Measure(count, parts, values, texts))
         self._add(Groups(tuple(keys), observations, tuple(measures)))
 
     def _add(self, groups: Groups) -> None:
@@ -127,9 +129,13 @@ class GroupMerger:
             assert feature is not None, "the grouping was not checked"
             nothing = from_arrow(pa.nulls(count, feature.arrow_type))
             ones = np.ones(count, dtype=np.int64)
-            measures.append(Measure.of(nothing, ones, statistics, times=ones))
+            texts = self._texts_of(name)
+            measures.append(Measure.of(nothing, ones, statistics, times=ones, texts=texts))
         keys = tuple(np.zeros(0, dtype=np.int64) for _ in range(width))
         return Groups(keys, np.zeros(count, dtype=np.int64), tuple(measures))
+
+    def _texts_of(self, name: str) -> StringDictionary | None:
+        return self._texts if type_of(FeatureKey(name), self._schema) == "text" else None
 
     def partial(self) -> pa.Table:
         """The groups for `add_table` of another node: keys, observations, parts of statistics."""
@@ -138,7 +144,9 @@ class GroupMerger:
         names = [*(f"key{number}" for number in range(len(self._keys))), OBSERVATIONS]
         for number, measure in enumerate(whole.measures):
             values = {} if measure.values is None else measure.values.to_arrow(len(whole))
-            parts = [measure.count, *itertools.chain(*measure.parts.values())]
+            parts: list[Any] = [measure.count]
+            for arrays in measure.parts.values():
+                parts += [*arrays[:-1], _sent_values(measure, arrays[-1])]
             columns += [*map(pa.array, parts), *values.values()]
             names += [f"part{number}.{at}" for at in range(len(parts) + len(values))]
         return pa.table(columns, names=names)
@@ -200,9 +208,19 @@ def _statistics(measure: Measure, names: Sequence[str], feature: Feature) -> lis
     return columns
 
 
+def _sent_values(measure: Measure, values: Extremes) -> Any:
+    """Values of a part; texts for their codes."""
+    if measure.texts is None:
+        return values
+    codes = np.where(measure.count > 0, values, NULL_CODE).astype(np.int32)
+    return measure.texts.bound(TextColumn(codes, pa.array([], pa.string()))).to_arrow()
+
+
 def _statistic(measure: Measure, name: str, feature: Feature) -> pa.Array:
     if name == "count":
         return pa.array(measure.count)
+    if measure.texts is not None:
+        return _sent_values(measure, _FOLDS[name](measure))
     with np.errstate(invalid="ignore", divide="ignore"):
         values = _FOLDS[name](measure)
     if feature.type == "bool" and values.dtype == np.int64:

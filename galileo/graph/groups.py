@@ -56,11 +56,13 @@ class Measure:
         parts: others of `PARTS` that are needed, arrays of shape (k,).
         values: of which percentiles are computed; None if none are needed. Merging changes their
             sketches, so that a measure is merged once.
+        texts: of a text feature, whose values in `parts` are codes in this dictionary.
     """
 
     count: Ints
     parts: Mapping[str, Arrays]
     values: GroupValues | None = None
+    texts: StringDictionary | None = None
 
     @classmethod
     def of(
@@ -70,6 +72,7 @@ class Measure:
         statistics: Sequence[str],
         *,
         times: Ints | None = None,
+        texts: StringDictionary | None = None,
     ) -> Measure:
         """The values of a column, each a group of `weights` observations.
 
@@ -78,15 +81,19 @@ class Measure:
             weights: shape (k,).
             statistics: of `STATISTICS`, and percentiles.
             times: of observations, microseconds; needed by "first" and "last".
+            texts: to which texts are added; needed by "first" and "last" of texts.
         """
         valid = column.valid
         is_complete = bool(valid.all())
         count: Ints = weights if is_complete else np.where(valid, weights, np.int64(0))
+        is_text = isinstance(column, TextColumn)
         if isinstance(column, TextColumn):
-            return cls(count, {})
-        values: Extremes = column.numbers
-        if isinstance(column, IntColumn | BoolColumn):
+            column = column if texts is None else texts.encode(column)
+            values: Extremes = column.codes.astype(np.int64)
+        elif isinstance(column, IntColumn | BoolColumn):
             values = column.values.astype(np.int64, copy=False)
+        else:
+            values = column.numbers
         parts: dict[str, Arrays] = {}
         for name in parts_of(statistics):
             part = PARTS[name]
@@ -97,16 +104,29 @@ class Measure:
                 each = tuple(np.where(valid, array, missing) for array, missing in pairs)
             parts[name] = each
         is_needed = any(known(name).share is not None for name in statistics)
-        return cls(count, parts, GroupValues.of(values, valid, weights) if is_needed else None)
+        each_value = GroupValues.of(values, valid, weights) if is_needed else None
+        return cls(count, parts, each_value, texts if is_text else None)
 
     def merged(self, numbers: Ints, size: int) -> Measure:
         """The parts of groups by their number, below `size`."""
         merging = Merging(numbers, size, self.count)
         return Measure(
             _sums(numbers, self.count, size).astype(np.int64),
-            {name: PARTS[name].fold(merging, *arrays) for name, arrays in self.parts.items()},
+            {name: self._folded(name, merging) for name in self.parts},
             None if self.values is None else self.values.renumbered(numbers),
+            self.texts,
         )
+
+    def _folded(self, name: str, merging: Merging) -> Arrays:
+        if self.texts is None:
+            return PARTS[name].fold(merging, *self.parts[name])
+        times, codes = self.parts[name]
+        known, ranks = self.count > 0, codes.copy()
+        ranks[known], by_rank = self.texts.ranked(codes[known])
+        times, ranks = PARTS[name].fold(merging, times, ranks)
+        known = (ranks >= 0) & (ranks < len(by_rank))
+        ranks[known] = by_rank[ranks[known]]
+        return times, ranks
 
     def take(self, rows: Ints, size: int) -> Measure:
         """Some of `size` groups; no other one has a value."""
@@ -118,7 +138,7 @@ class Measure:
             numbers = np.zeros(size, dtype=np.int64)
             numbers[rows] = np.arange(len(rows))
             values = values.renumbered(numbers)
-        return Measure(self.count.take(rows), parts, values)
+        return Measure(self.count.take(rows), parts, values, self.texts)
 
     @staticmethod
     def concat(measures: Sequence[Measure]) -> Measure:
@@ -133,6 +153,7 @@ class Measure:
                 for name in measures[0].parts
             },
             GroupValues.concat(values, [len(m.count) for m in measures]) if values else None,
+            measures[0].texts,
         )
 
     def reduced(self) -> Measure:
@@ -376,7 +397,8 @@ def groups_of_observations(table: pa.Table, grouping: Grouping, texts: StringDic
             column = features[key.name]
             keys += key_columns(texts.encode(column) if isinstance(column, TextColumn) else column)
     times = column_micros(table.column("time")) if grouping.needs_times else None
-    return Groups(tuple(keys), weights, _measures(features, weights, grouping, times=times))
+    measures = _measures(features, weights, grouping, times=times, texts=texts)
+    return Groups(tuple(keys), weights, measures)
 
 
 def _cells(table: pa.Table, bits: int) -> Ints:
@@ -392,8 +414,9 @@ def _measures(
     grouping: Grouping,
     *,
     times: Ints | None = None,
+    texts: StringDictionary | None = None,
 ) -> tuple[Measure, ...]:
     return tuple(
-        Measure.of(features[name], weights, statistics, times=times)
+        Measure.of(features[name], weights, statistics, times=times, texts=texts)
         for name, statistics in grouping.statistics
     )

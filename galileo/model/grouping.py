@@ -48,8 +48,9 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "last": Statistic("Value of a feature at the last time.", ("last",)),
     }
 )
-"""By name, besides percentiles such as p90; `graph.group_merger` computes them. A text has only
-"count"."""
+"""By name, besides percentiles such as p90; `graph.group_merger` computes them."""
+OF_TEXTS = frozenset({"count", "first", "last"})
+"""Statistics that texts have."""
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)", re.ASCII)
 
 
@@ -391,11 +392,11 @@ def _feature(schema: Schema, name: str) -> Feature:
 
 
 def _check_statistics(feature: Feature, statistics: Sequence[str]) -> None:
-    numeric = [name for name in statistics if name != "count" and _is_known(name)]
+    numeric = [name for name in statistics if name not in OF_TEXTS and _is_known(name)]
     if feature.type == "text" and numeric:
         raise InputError(
             f"expected a feature with numbers for {numeric[0]}, got {feature.name!r}, which has "
-            "texts; of texts there is only count",
+            "texts; of texts there are count, first and last",
             expected="numeric_feature",
             feature=feature.name,
             statistic=numeric[0],

@@ -40,7 +40,8 @@ SCHEMA = Schema(
 START_US = micros("1969-12-31T20:00:00Z")
 OF_PATHS = ["count", "sum", "min", "max", "mean", "std", "median", "p90", "p2.5"]
 ALL = [*OF_PATHS, "first", "last"]
-STATISTICS = {"t": ALL, "n": ALL, "wet": ALL, "station": "count"}
+OF_TEXTS = ["count", "first", "last"]
+STATISTICS = {"t": ALL, "n": ALL, "wet": ALL, "station": OF_TEXTS}
 STATISTICS_OF_PATHS = {"t": OF_PATHS, "n": OF_PATHS, "wet": OF_PATHS, "station": "count"}
 KEYS = (
     "cell:1",
@@ -65,7 +66,7 @@ def observations(count: int, seed: int) -> pa.Table:
     columns = {
         "latitude": random.uniform(-60, 60, count).round(1),
         "longitude": random.uniform(-180, 180, count).round(1),
-        "time": times_from_micros(START_US + random.integers(0, 12 * 3600, count) * 1_000_000),
+        "time": times_from_micros(START_US + random.integers(0, 48, count) * 900_000_000),
         "t": some(random.choice([-math.inf, -1.5, -0.0, 0.0, 2.25, 300.0], count)),
         "n": some(random.choice([-(2**40), -3, 0, 7, 2**40], count)),
         "station": some(random.choice(["", "a", "ä", "zz"], count)),
@@ -130,14 +131,15 @@ def statistics_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for name in ("t", "n", "wet", "station"):
         values = [row[name] for row in rows if row[name] is not None]
         found[f"{name}_count"] = len(values)
-        if name == "station":
-            continue
-        total = float(sum(values))
-        found[f"{name}_sum"] = total if values else None
-        found[f"{name}_mean"] = total / len(values) if values else None
-        found[f"{name}_min"] = min(values, default=None)
-        found[f"{name}_max"] = max(values, default=None)
-        found |= {f"{name}_{s}": one for s, one in spread_of([float(v) for v in values]).items()}
+        if name != "station":
+            total = float(sum(values))
+            found[f"{name}_sum"] = total if values else None
+            found[f"{name}_mean"] = total / len(values) if values else None
+            found[f"{name}_min"] = min(values, default=None)
+            found[f"{name}_max"] = max(values, default=None)
+            found |= {
+                f"{name}_{s}": one for s, one in spread_of([float(v) for v in values]).items()
+            }
         at = {row["time"] for row in rows if row[name] is not None}
         for statistic, end in (("first", min), ("last", max)):
             time = end(at, default=None)
