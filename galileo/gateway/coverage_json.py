@@ -78,21 +78,20 @@ def encode(
 
 def parameter(feature: Feature) -> dict[str, Any]:
     """The parameter of a feature; texts are by language."""
-    known = QUDT_UNITS.get(feature.unit)
-    identity = {"id": QUDT_UNIT + known} if known else {}
-    unit = {"label": {"en": feature.unit}, "symbol": feature.unit, **identity}
-    return {
+    document: dict[str, Any] = {
         "type": "Parameter",
         "id": feature.name,
         "description": {"en": feature.description or feature.name},
         "observedProperty": _observed_property(feature),
-        **({"unit": unit} if feature.unit else {}),
-        **(
-            {"categoryEncoding": {meaning: value for value, meaning in feature.flags.items()}}
-            if feature.flags
-            else {}
-        ),
     }
+    if feature.flags:  # A parameter with categories must not have a unit by the standard.
+        document["categoryEncoding"] = {name: value for value, name in feature.flags.items()}
+    elif feature.unit:
+        known = QUDT_UNITS.get(feature.unit)
+        identity = {"id": QUDT_UNIT + known} if known else {}
+        label = {"label": {"en": feature.unit}, "symbol": feature.unit}
+        document["unit"] = label | identity
+    return document
 
 
 def _observed_property(feature: Feature) -> dict[str, Any]:

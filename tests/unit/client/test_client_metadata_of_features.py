@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from generated_schemas import NUMBERS, schemas, schemas_of, tables
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rdflib import RDF, RDFS, Graph, Namespace, URIRef
 
 from galileo.client.geo_files import write_geoparquet
 from galileo.client.grids import to_xarray
@@ -24,7 +24,9 @@ from galileo.formats.memory import open_grid, open_table
 from galileo.formats.source import Source
 from galileo.model.feature_metadata import from_field, with_metadata
 from galileo.model.schema import Feature, Schema
-from galileo.rdf import to_rdf
+from galileo.rdf import terms, to_rdf
+
+GALILEO = Namespace(terms.NS)
 
 repeated = settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -121,6 +123,22 @@ def test_csv_with_a_line_of_units_brings_back_the_units(
     source = open_source(path, mapping=Mapping.of(None, csv=CsvOptions(units=True)))
     found = {variable.name: variable.about.unit for variable in source.variables()}
     assert found == {feature.name: feature.unit for feature in schema.features}
+    assert_same_rows(source, schema, table)
+
+
+@pytest.mark.parametrize("format", ["csv", "ndjson", "geojson"])
+@repeated
+@given(case=cases)
+def test_files_without_types_bring_back_equal_rows(
+    tmp_path: Path, format: str, case: tuple[Schema, pa.Table]
+) -> None:
+    schema, table = case
+    path = tmp_path / f"rows.{format}"
+    with path.open("wb") as sink:
+        writer = WRITERS[format](sink, table.schema)
+        writer.write(table)
+        writer.close()
+    assert_same_rows(open_source(path), schema, table)
 
 
 def test_csv_has_no_line_of_units_unless_it_is_asked_for(tmp_path: Path) -> None:
@@ -146,12 +164,26 @@ def test_metadata_of_arrow_fields_are_attributes_of_cf(tmp_path: Path) -> None:
     assert dict(from_field(read.field("qc")).flags) == qc.flags
 
 
-def test_rdf_and_json_say_what_describes_features() -> None:
-    qc = Feature("qc", type="int", flags={1: "good"}, standard_name="quality_flag")
-    schema = Schema("buoys", [Feature("t", unit="degC", description='"sea"'), qc])
-    text = to_rdf._dataset(schema).decode()
-    assert "<http://qudt.org/schema/qudt/hasUnit> <http://qudt.org/vocab/unit/DEG_C>" in text
-    assert "standard_name/quality_flag>" in text
-    assert '#comment> "\\"sea\\""' in text
-    assert '#label> "good"' in text
-    assert json.loads(schema.to_json())["features"][1]["flags"] == {"1": "good"}
+@repeated
+@given(schema=schemas)
+def test_rdf_brings_back_what_describes_indexed_features(schema: Schema) -> None:
+    graph = Graph(bind_namespaces="none").parse(data=to_rdf._dataset(schema).decode(), format="nt")
+    root = URIRef(terms.VERTEX + schema.name)
+    read = {}
+    for iri in graph.objects(root, GALILEO.hasFeature):
+        flags = {
+            graph.value(flag, RDF.value).toPython(): str(graph.value(flag, RDFS.label))
+            for flag in graph.objects(iri, GALILEO.flag)
+        }
+        name, unit = str(graph.value(iri, GALILEO.name)), str(graph.value(iri, GALILEO.unit) or "")
+        standard_name = str(graph.value(iri, GALILEO.standardName) or "")
+        description = str(graph.value(iri, RDFS.comment) or "")
+        read[name] = (unit, standard_name.removeprefix(terms.STANDARD_NAME), description, flags)
+        qudt = graph.value(iri, URIRef(terms.QUDT + "hasUnit"))
+        known = terms.QUDT_UNITS.get(unit)
+        assert qudt == (URIRef(terms.QUDT_UNIT + known) if known else None)
+    assert read == {
+        feature.name: (feature.unit, feature.standard_name, feature.description, feature.flags)
+        for feature in schema.indexed
+    }
+    assert Schema.from_json(schema.to_json()) == schema

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from typing import Any
@@ -11,6 +12,9 @@ import pyarrow as pa
 import pytest
 from covjson_pydantic.coverage import Coverage, CoverageCollection
 from expected_errors import raises
+from generated_schemas import schemas, tables
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import galileo
 from galileo.errors import InputError
@@ -18,6 +22,7 @@ from galileo.gateway import coverage_json
 from galileo.gateway.coverage_json import DATA_TYPES, encode
 from galileo.gateway.crs import ALL, CRS84, EPSG_3857, EPSG_4326, Crs
 from galileo.model.times import iso, micros
+from galileo.rdf.terms import STANDARD_NAME
 
 SCHEMA = galileo.Schema(
     "weather",
@@ -132,6 +137,65 @@ def test_places_are_in_the_system_that_is_named(crs: Crs) -> None:
     }
     degrees = (table[name].to_numpy() for name in ("longitude", "latitude"))
     assert places == set(zip(*map(np.ndarray.tolist, crs.from_degrees(*degrees)), strict=True))
+
+
+@settings(max_examples=10)
+@given(case=schemas.flatmap(lambda schema: st.tuples(st.just(schema), tables(schema))))
+def test_random_observations_come_back_with_what_describes_them(
+    case: tuple[galileo.Schema, pa.Table],
+) -> None:
+    schema, table = case
+    data = b"".join(encode(table, schema.features, crs=CRS84, single=False))
+    CoverageCollection.model_validate_json(data)
+    document = json.loads(data)
+    read = [
+        read_feature(feature, document["parameters"][feature.name]) for feature in schema.features
+    ]
+    assert read == [
+        dataclasses.replace(feature, unit="") if feature.flags else feature
+        for feature in schema.features
+    ]
+    rows = [read_coverage(coverage, schema) for coverage in document["coverages"]]
+    order = [("latitude", "ascending")]
+    assert (
+        pa.concat_tables(rows)
+        .sort_by(order)
+        .equals(table.cast(schema.observation_schema).sort_by(order))
+    )
+
+
+def read_feature(feature: galileo.Feature, parameter: dict[str, Any]) -> galileo.Feature:
+    """The feature with what a parameter says of it, which is not its type and its index."""
+    observed = parameter["observedProperty"]
+    flags = {value: meaning for meaning, value in parameter.get("categoryEncoding", {}).items()}
+    assert [one["id"] for one in observed.get("categories", [])] == [*flags.values()]
+    description = parameter["description"]["en"]
+    return dataclasses.replace(
+        feature,
+        unit=parameter.get("unit", {}).get("symbol", ""),
+        standard_name=observed["id"].removeprefix(STANDARD_NAME)
+        if observed["id"].startswith(STANDARD_NAME)
+        else "",
+        description="" if description == feature.name else description,
+        flags=flags,
+    )
+
+
+def read_coverage(coverage: dict[str, Any], schema: galileo.Schema) -> pa.Table:
+    axes = {axis: each["values"] for axis, each in coverage["domain"]["axes"].items()}
+    count = len(axes["t"])
+    times = [micros(time) for time in axes["t"]]
+    columns = {
+        "latitude": pa.array(axes["y"] * count),
+        "longitude": pa.array(axes["x"] * count),
+        "time": pa.array(times, pa.timestamp("us", "UTC")),
+    }
+    for feature in schema.features:
+        values = coverage["ranges"][feature.name]["values"]
+        if feature.type == "bool":
+            values = [None if value is None else value == 1 for value in values]
+        columns[feature.name] = pa.array(values, feature.arrow_type)
+    return pa.table(columns, schema=schema.observation_schema)
 
 
 def test_pole_in_web_mercator_and_too_many_series_are_refused(

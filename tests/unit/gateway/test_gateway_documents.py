@@ -16,6 +16,8 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+from generated_schemas import schemas
+from hypothesis import given, settings
 
 import galileo
 from galileo import errors
@@ -30,6 +32,7 @@ from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.problems import STATUSES, problem_of, status_of
 from galileo.gateway.routes import ROUTES, path_parameters
+from galileo.rdf.terms import STANDARD_NAME
 from galileo.wire.tls_credentials import TlsFiles
 
 URL = "http://gateway.example"
@@ -136,6 +139,26 @@ def test_schema_document_names_every_column() -> None:
     columns = {*SCHEMA.observation_schema.names, "geometry"} - {"latitude", "longitude"}
     assert set(document["properties"]) == columns
     assert document["properties"]["temperature"]["x-ogc-unit"] == "K"
+
+
+@settings(max_examples=10)
+@given(schema=schemas)
+def test_schema_document_says_what_describes_each_feature(schema: galileo.Schema) -> None:
+    document = json.loads(json.dumps(documents.item_schema(URL, schema)))
+    types = {"boolean": "bool", "string": "text", "integer": "int"}
+    for feature in schema.features:
+        members = document["properties"][feature.name]
+        flags = {int(value): name for value, name in members.get("x-galileo-flags", {}).items()}
+        read = galileo.Feature(
+            members["title"],
+            unit=members.get("x-ogc-unit", ""),
+            type=types.get(members["type"], feature.type),
+            indexed=feature.indexed,
+            standard_name=members.get("x-ogc-definition", "").removeprefix(STANDARD_NAME),
+            description=members.get("description", ""),
+            flags=flags,
+        )
+        assert read == feature
 
 
 def test_every_error_has_a_status() -> None:
