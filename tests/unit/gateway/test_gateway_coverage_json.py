@@ -192,8 +192,9 @@ def read_coverage(coverage: dict[str, Any], schema: galileo.Schema) -> pa.Table:
     }
     for feature in schema.features:
         values = coverage["ranges"][feature.name]["values"]
-        if feature.type == "bool":
-            values = [None if value is None else value == 1 for value in values]
+        python_type = {"bool": bool, "float": float, "float32": float}.get(feature.type)
+        if python_type is not None:
+            values = [None if value is None else python_type(value) for value in values]
         columns[feature.name] = pa.array(values, feature.arrow_type)
     return pa.table(columns, schema=schema.observation_schema)
 
