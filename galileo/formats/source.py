@@ -144,7 +144,7 @@ class Source:
             f"{b.feature}: the unit {b.about.unit!r} of {b.expression} is unknown, so the values "
             f"were taken as {units[b.feature]!r}"
             for b in self.bindings
-            if units.get(b.feature) not in ("", b.about.unit) and not is_known(b.about.unit)
+            if units.get(b.feature, "") not in ("", b.about.unit) and not is_known(b.about.unit)
         ]
         return [*map(GalileoWarning, notes), *self._sentinels.warnings()]
 

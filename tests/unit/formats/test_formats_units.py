@@ -88,6 +88,7 @@ def test_unknown_unit_of_a_file_is_left_out_with_a_warning(path: Path) -> None:
     with pytest.warns(GalileoWarning, match="t: left out of its description: the unit 'psu'"):
         [feature] = suggest_schema(source, "sea").features
     assert feature.unit == ""
+    assert source.warnings() == []
     known = open_source(path, schema=KELVIN)
     assert next(known.batches()).column("t").to_pylist() == [1.0]
     [warning] = known.warnings()
