@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -210,7 +211,11 @@ def _named(dataset: Any, standard_name: str) -> Any:
 def _best(
     dataset: Any, coordinate: str, *, fits: Callable[[Any], bool], usual: Sequence[str]
 ) -> str:
-    """Of the matching variables, the one whose dimensions most data variables have."""
+    """Of the matching variables, the one whose dimensions most data variables have.
+
+    In files of stations, trajectories and profiles, what most data variables name as theirs comes
+    first: samples may have places and times beside those of their profile.
+    """
     names = [str(name) for name in dataset.variables if fits(dataset[name])]
     if not names:
         projected = [
@@ -227,12 +232,17 @@ def _best(
             variable=coordinate,
         )
     ranks = {name: rank for rank, name in enumerate(usual)}
+    named = Counter[str]()
+    if is_sampled(dataset):
+        for each in dataset.data_vars.values():
+            named.update({*attribute(each, "coordinates").split(), *map(str, each.dims)})
 
-    def merit(name: str) -> tuple[bool, int, int]:
+    def merit(name: str) -> tuple[bool, int, int, int]:
         variable = dataset[name]
         users = sum(set(variable.dims) <= set(dataset[v].dims) for v in dataset.data_vars)
         standard = attribute(variable, "standard_name") == coordinate
-        return standard or name.lower() in ranks, users, -ranks.get(name.lower(), len(usual))
+        rank = -ranks.get(name.lower(), len(usual))
+        return standard or name.lower() in ranks, named[name], users, rank
 
     return max(names, key=merit)
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from expected_errors import raises
+from sensor_files import write_glider
 
 from galileo.errors import InputError, UnknownProperty
 from galileo.formats import GridOptions, Mapping, Source, netcdf, open_source, suggest_schema
@@ -290,6 +291,16 @@ def test_vertical_and_names_are_described(tmp_path: Path) -> None:
     assert name is not None
     assert (depth.unit, depth.standard_name, depth.description) == ("m", "depth", "depth")
     assert name.type == "text"
+
+
+def test_samples_with_places_and_times_of_their_own_have_those(tmp_path: Path) -> None:
+    write_glider(tmp_path / "glider.nc")
+    _, table = read(tmp_path / "glider.nc")
+    with xarray.open_dataset(tmp_path / "glider.nc", decode_times=False) as dataset:
+        for name, column in {"lat": "latitude", "lon": "longitude", "depth": "depth"}.items():
+            assert table[column].to_pylist() == dataset[name].values.tolist()
+        times = [time.timestamp() for time in table["time"].to_pylist()]
+        assert times == dataset["time"].values.tolist()
 
 
 # --- ragged arrays that are damaged ------------------------------------------------------------
