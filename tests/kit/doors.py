@@ -195,8 +195,20 @@ def _csv(question: Question) -> str:
 
 
 def _feature(text: str) -> galileo.Feature:
-    name, unit, kind = (*text.split(":"), "", "")[:3]
-    return galileo.Feature(name, unit, kind or "float")  # type: ignore[arg-type]
+    return galileo.Feature(**_feature_members(text))
+
+
+def _feature_members(text: str) -> dict[str, Any]:
+    """Of "qc::int:1-good,4-bad"."""
+    name, unit, kind, flags = (*text.split(":"), "", "", "")[:4]
+    pairs = (flag.partition("-") for flag in _split(flags))
+    meanings = {int(value): meaning for value, _, meaning in pairs}
+    return {"name": name, "unit": unit, "type": kind or "float", "flags": meanings}
+
+
+def _feature_word(text: str) -> str:
+    """A feature as the command takes it, which has flags in JSON."""
+    return json.dumps(_feature_members(text)) if text.count(":") == 3 else text
 
 
 # --- doors ---------------------------------------------------------------------------------------
@@ -284,7 +296,10 @@ class CommandDoor:
             file.write_text(_csv(question), encoding="utf-8")
             words.append(str(file))
         repeated = {"dataset": ["--feature"], "table": ["--column"]}.get(question.verb, [])
-        words += [part for word in question.words for part in (*repeated, word)]
+        given = [*question.words]
+        if question.verb in ("dataset", "extend"):
+            given = [_feature_word(word) for word in given]
+        words += [part for word in given for part in (*repeated, word)]
         for option, value in question.options.items():
             words += _words(question.verb, option, value)
         words += ["--", question.where] if question.where else []
